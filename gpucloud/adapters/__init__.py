@@ -1,0 +1,1 @@
+"""Ports made real: one module for each third party."""

@@ -1,0 +1,1 @@
+"""The embedded cloud: nodes that are real SSH servers on this machine."""

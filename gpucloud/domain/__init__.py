@@ -1,0 +1,1 @@
+"""The rules: values and pure decisions, standard library only."""

@@ -1,0 +1,101 @@
+"""The two files through which supervisor and agent speak: `desired.json` down, `status.json` up.
+
+Both are levels: written whole, as often as one likes. The agent refuses a `Desired` whose epoch is lower
+than the highest that it has seen, and never starts the same attempt twice.
+All paths live under `~/.gpucloud` on the node:
+
+    lib/gpucloud-<sha>.zip     the package, shipped
+    agent/desired.json         Desired, by the supervisor
+    agent/status.json          Status, by the agent, several times a second while something changes
+    code/<sha>/                synced code
+    attempts/<number>/         launcher.log, rank-<r>.log, stop.json, progress.json, left-<rank>.json, done.json
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+from gpucloud.domain.node import Notice
+
+
+class Stop(str, Enum):
+    """What the supervisor wants of the running attempt."""
+
+    NO = "no"
+    SAVE = "save"  # ranks save at a common step, then leave
+    KILL = "kill"  # the whole process tree, now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One attempt on one node: `argv` run in `directory` with `env` added; secrets are in `env`, the file is 0600."""
+
+    attempt: int
+    argv: tuple[str, ...]
+    directory: str
+    env: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desired:
+    """The level that the supervisor wants of a node."""
+
+    epoch: int
+    launch: Launch | None
+    stop: Stop
+    paid_until: datetime | None
+
+
+class RunState(str, Enum):
+    """The node's part in one attempt."""
+
+    RUNNING = "running"
+    EXITED = "exited"
+
+
+class Outcome(str, Enum):
+    """How the node's part ended. Files in the attempt's folder decide before the exit code does."""
+
+    DONE = "done"  # `run.done()` was called, or exit 0 of a script that does not use the library
+    LEFT = "left"  # every rank saved and left (exit 75)
+    FAILED = "failed"  # anything else, when nobody asked for the end
+    KILLED = "killed"  # we killed it, or the agent that watched it died
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What rank 0's script reports through `gpucloud.resume`; `phase` is one of start, train, save, evaluate."""
+
+    step: int
+    first_step: int
+    total_steps: int | None
+    loss: float | None
+    phase: str
+    committed_step: int | None
+    step_seconds: float | None  # median of the last steps
+    age_s: float  # seconds since the script last wrote it, by the node's clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStatus:
+    """The node's part in the newest attempt."""
+
+    attempt: int
+    state: RunState
+    outcome: Outcome | None
+    exit_code: int | None
+    progress: Progress | None
+    failed_rank: int | None  # the first local rank that failed, as a global rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What the agent says of its node. `beat` rises with every write; `epoch` is the highest seen."""
+
+    beat: int
+    epoch: int
+    boot_id: str
+    notice: Notice | None
+    attempt: AttemptStatus | None

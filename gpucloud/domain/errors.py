@@ -1,0 +1,158 @@
+"""Every error that a user can meet, with its exit code and a hint.
+
+    GpucloudError                     1   our bug, or not mapped
+    ├── UsageError                    2   job file, command line
+    │   ├── JobFileError              2   many problems, each with file:line:column
+    │   └── PlanRefused               2   the plan cannot work; says which number must move
+    ├── CredentialsError              3
+    ├── LeaseHeld                     4   another supervisor holds the job
+    ├── ToolMissing                   5
+    ├── BudgetTooSmall               10
+    ├── NoCapacity                   11
+    ├── ProvisionError               13
+    ├── NodeError                    14   bootstrap, gate, SSH
+    │   ├── HostUnreachable          14
+    │   ├── HostKeyMismatch          14
+    │   └── RemoteCommandFailed      14
+    ├── StoreError                   15
+    └── CleanupIncomplete            30   names what still costs money
+
+A job that ends is not an error: its exit code comes from `ExitReason` (state.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class GpucloudError(Exception):
+    """What failed, on what, with which value; `hint` is one command or one edit."""
+
+    code = "internal"
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(GpucloudError):
+    """The command line or the job file cannot be understood."""
+
+    code = "usage"
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One fault in a job file; `line` and `column` count from 1."""
+
+    file: str
+    line: int
+    column: int
+    path: str
+    message: str
+    hint: str | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}:{self.column}"
+        text = f"{where}: {self.path}: {self.message}" if self.path else f"{where}: {self.message}"
+        return f"{text} ({self.hint})" if self.hint else text
+
+
+class JobFileError(UsageError):
+    """A job file with one or more problems, all of them."""
+
+    code = "job_file"
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = problems
+
+
+class PlanRefused(UsageError):
+    """The plan cannot work; the hint names the number that must move."""
+
+    code = "plan_refused"
+
+
+class CredentialsError(GpucloudError):
+    """The cloud does not know the caller."""
+
+    code = "credentials"
+    exit_code = 3
+
+
+class LeaseHeld(GpucloudError):
+    """Another supervisor holds the job; the message names owner, host and age."""
+
+    code = "lease_held"
+    exit_code = 4
+
+
+class ToolMissing(GpucloudError):
+    """A program or plugin is not there; the hint is the command that installs it."""
+
+    code = "tool_missing"
+    exit_code = 5
+
+
+class BudgetTooSmall(GpucloudError):
+    """The budget cannot pay for a start, a save and the teardown."""
+
+    code = "budget"
+    exit_code = 10
+
+
+class NoCapacity(GpucloudError):
+    """The cloud has no machines of that kind now."""
+
+    code = "no_capacity"
+    exit_code = 11
+
+
+class ProvisionError(GpucloudError):
+    """Terraform or the cloud's own calls failed."""
+
+    code = "provision"
+    exit_code = 13
+
+
+class NodeError(GpucloudError):
+    """A node does not do what a node must."""
+
+    code = "node"
+    exit_code = 14
+
+
+class HostUnreachable(NodeError):
+    """No SSH answer within the deadline, or the connection was lost."""
+
+    code = "host_unreachable"
+
+
+class HostKeyMismatch(NodeError):
+    """The host's key is not the pinned one; nothing was sent."""
+
+    code = "host_key_mismatch"
+
+
+class RemoteCommandFailed(NodeError):
+    """A command on a node ended with a non-zero exit code."""
+
+    code = "remote_command"
+
+
+class StoreError(GpucloudError):
+    """The object store does not answer, or refuses."""
+
+    code = "store"
+    exit_code = 15
+
+
+class CleanupIncomplete(GpucloudError):
+    """Something may still cost money; the message names it and until when."""
+
+    code = "cleanup_incomplete"
+    exit_code = 30

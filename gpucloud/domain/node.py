@@ -1,0 +1,72 @@
+"""Nodes as the cloud lists them, and what the cloud says when it takes one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+from gpucloud.domain.offer import Pool
+
+
+class NodeState(str, Enum):
+    """The cloud's own word on a node."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    TERMINATED = "terminated"
+
+
+class EndCause(str, Enum):
+    """Why a node ended; decides what is charged."""
+
+    INTERRUPTED = "interrupted"  # the cloud took it
+    SCHEDULE = "schedule"  # the prepaid time was over
+    CHOICE = "choice"  # we ended it
+    CRASH = "crash"  # the embedded cloud itself died
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One machine of a node group. `host_key` is `ssh-ed25519 AAAA…`, pinned; None until it is known.
+
+    `address` and `port` are where SSH listens for the supervisor; `private_address` is what the other
+    nodes reach; `interface` carries traffic between nodes (`GLOO_SOCKET_IFNAME`).
+    """
+
+    id: str
+    pool: Pool
+    state: NodeState
+    launched_at: datetime
+    address: str
+    port: int
+    user: str
+    private_address: str
+    interface: str
+    host_key: str | None = None
+    detached: bool = False
+    ended_at: datetime | None = None
+    end_cause: EndCause | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView:
+    """A node group as listed: its level, its shut-off time and every node alive or lately ended."""
+
+    exists: bool
+    size: int
+    armed_until: datetime | None
+    nodes: tuple[Node, ...]
+
+    @property
+    def alive(self) -> tuple[Node, ...]:
+        """Nodes that may cost money."""
+        return tuple(node for node in self.nodes if node.state is not NodeState.TERMINATED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """The cloud will take the node at `at` (EC2: `spot/instance-action`)."""
+
+    action: str
+    at: datetime

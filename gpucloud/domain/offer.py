@@ -1,0 +1,62 @@
+"""Offers: what can be rented, and which to take first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+
+from gpucloud.domain.job import Market, Resources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Instance type × zone × market: what has one price at a time."""
+
+    instance_type: str
+    zone: str
+    market: Market
+
+    def __str__(self) -> str:
+        return f"{self.instance_type} {self.market.value} in {self.zone}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A pool with its price per node-hour as of a time; `cap_usd_per_hour` is the price it cannot pass.
+
+    `gpu` is None where the type has no GPU (the embedded fleet's nodes): `gpus` then counts worker slots.
+    """
+
+    pool: Pool
+    usd_per_hour: Decimal
+    cap_usd_per_hour: Decimal
+    as_of: datetime
+    gpus: int
+    gpu: str | None = None
+    vram_gib: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricePoint:
+    """From `since` on, the pool costs `usd_per_hour` per node."""
+
+    since: datetime
+    usd_per_hour: Decimal
+
+
+def matches(offer: Offer, wanted: Resources) -> bool:
+    """Whether the offer's machines do what the job asked for."""
+    return (
+        offer.pool.market is wanted.market
+        and offer.gpus >= wanted.gpus
+        and (not wanted.gpu or offer.gpu in wanted.gpu)
+        and (wanted.vram_gib is None or (offer.vram_gib or 0) >= wanted.vram_gib)
+        and (not wanted.regions or any(offer.pool.zone.startswith(r) for r in wanted.regions))
+    )
+
+
+def rank(offers: tuple[Offer, ...], wanted: Resources) -> tuple[Offer, ...]:
+    """Offers that match, the cheapest first; equal prices in the order of their names."""
+    fitting = [offer for offer in offers if matches(offer, wanted)]
+    return tuple(sorted(fitting, key=lambda o: (o.usd_per_hour, o.pool.instance_type, o.pool.zone)))

@@ -1,0 +1,173 @@
+"""The job's one state object: state, lease and fence at once (DESIGN §6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from enum import Enum
+
+from gpucloud.domain.node import EndCause
+from gpucloud.domain.offer import Pool
+
+
+class JobStatus(str, Enum):
+    """Where a job stands, as users see it."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will be done for the job."""
+        return self in (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED)
+
+
+class ExitReason(str, Enum):
+    """Why an attempt, or the job, ended; answers status, exit code and retry in one place."""
+
+    SUCCEEDED = "succeeded"
+    USER_ERROR = "user_error"
+    INTERRUPTED = "interrupted"
+    NO_CAPACITY = "no_capacity"
+    LOST = "lost"
+    HUNG = "hung"
+    BUDGET = "budget"
+    DEADLINE = "deadline"
+    STOPPED = "stopped"
+
+    @property
+    def retried(self) -> bool:
+        """Whether another attempt follows by itself."""
+        return self in (ExitReason.INTERRUPTED, ExitReason.LOST, ExitReason.HUNG)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of `gpucloud train` when the job ends for this reason (DESIGN §10)."""
+        return _EXIT_CODES[self]
+
+    @property
+    def status(self) -> JobStatus:
+        """The job's status when it ends for this reason."""
+        if self is ExitReason.SUCCEEDED:
+            return JobStatus.SUCCEEDED
+        return JobStatus.STOPPED if self is ExitReason.STOPPED else JobStatus.FAILED
+
+
+_EXIT_CODES = {
+    ExitReason.SUCCEEDED: 0,
+    ExitReason.USER_ERROR: 20,
+    ExitReason.INTERRUPTED: 21,
+    ExitReason.NO_CAPACITY: 11,
+    ExitReason.LOST: 21,
+    ExitReason.HUNG: 21,
+    ExitReason.BUDGET: 10,
+    ExitReason.DEADLINE: 12,
+    ExitReason.STOPPED: 130,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The supervisor that holds the lease; `started` tells a process from a later one with its pid."""
+
+    id: str
+    host: str
+    pid: int
+    started: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A node in an attempt, with its node rank."""
+
+    node_id: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One launch on one set of nodes; `first_step` is the first step run, `last_step` the last one seen."""
+
+    number: int
+    members: tuple[Member, ...]
+    started_at: datetime
+    first_step: int | None = None
+    last_step: int | None = None
+    ended_at: datetime | None = None
+    reason: ExitReason | None = None
+
+
+class InterruptionKind(str, Enum):
+    """How a node was taken."""
+
+    NOTICE = "notice"
+    LOST = "lost"
+    FROZEN = "frozen"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interruption:
+    """One node taken from one attempt; `resumed_at` is when the next attempt made its first step."""
+
+    node_id: str
+    kind: InterruptionKind
+    attempt: int
+    noticed_at: datetime
+    resumed_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLife:
+    """A node that the job has paid for, from its launch to its end; `charged` once its charge is in the ledger."""
+
+    node_id: str
+    pool: Pool
+    launched_at: datetime
+    ended_at: datetime | None = None
+    end_cause: EndCause | None = None
+    charged: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRef:
+    """The newest committed checkpoint: its step, and the SHA-256 of its manifest."""
+
+    step: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """Everything that must outlive the supervisor. Written whole, by compare-and-swap only."""
+
+    job: str
+    created_at: datetime
+    budget_usd: Decimal
+    spec_sha256: str
+    epoch: int = 0
+    seq: int = 0
+    nonce: str = ""
+    owner: Owner | None = None
+    status: JobStatus = JobStatus.WAITING
+    exit_reason: ExitReason | None = None
+    message: str | None = None
+    pool: Pool | None = None
+    group: str | None = None
+    paid_until: datetime | None = None
+    attempts: tuple[Attempt, ...] = ()
+    interruptions: tuple[Interruption, ...] = ()
+    nodes: tuple[NodeLife, ...] = ()
+    checkpoint: CheckpointRef | None = None
+    drilled: bool = False
+    torn_down: bool = False
+    ended_at: datetime | None = None
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The attempt that has not ended, if any."""
+        return self.attempts[-1] if self.attempts and self.attempts[-1].reason is None else None

@@ -1,0 +1,138 @@
+"""What the use cases need from the world, in our words; adapters implement these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from gpucloud.domain.job import Market
+from gpucloud.domain.node import GroupView, Node
+from gpucloud.domain.offer import Offer, Pool, PricePoint
+
+
+class Clock(Protocol):
+    """Time and waiting; the only `now` and `sleep` that use cases know."""
+
+    def now(self) -> datetime:
+        """Return the time, aware, UTC."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """What a Terraform module is given; the same variables for every cloud, none of them secret."""
+
+    name: str
+    region: str
+    zones: tuple[str, ...]
+    node_type: str
+    market: Market
+    tags: tuple[tuple[str, str], ...]
+    public_key: str
+    store: str
+
+
+class Provisioner(Protocol):
+    """Terraform, or the embedded cloud's own function where Terraform is absent. Raises ProvisionError."""
+
+    def ensure(self, spec: ClusterSpec, *, story: Callable[[str], None]) -> str:
+        """Make what costs nothing (a node group of size 0) and return the group's name; may be repeated."""
+        ...
+
+    def destroy(self, name: str, *, story: Callable[[str], None]) -> None:
+        """Remove everything that `ensure` made; what is gone already is no error."""
+        ...
+
+
+class NodeGroup(Protocol):
+    """A group of nodes whose size is a level. Every call may be repeated. Raises ProvisionError."""
+
+    def describe(self, group: str) -> GroupView:
+        """Return the group as the cloud lists it now; `exists=False` when there is none."""
+        ...
+
+    def arm(self, group: str, until: datetime) -> None:
+        """Set the shut-off: at `until` the cloud sets the size to 0 and ends every node, by itself."""
+        ...
+
+    def resize(self, group: str, size: int, pool: Pool) -> None:
+        """Set the level: nodes of `pool` are started, or the newest ended, until `size` undetached ones live."""
+        ...
+
+    def detach(self, group: str, node_id: str) -> None:
+        """Stop counting a node that is being taken: the level starts another one now."""
+        ...
+
+    def terminate(self, group: str, node_id: str) -> None:
+        """End one node by choice; the level starts another one unless it was lowered."""
+        ...
+
+    def purge(self, group: str) -> None:
+        """Set the level to 0, end every node, and return when none is alive."""
+        ...
+
+    def interrupt(self, group: str, node_id: str, *, notice: bool) -> None:
+        """Ask the cloud to take a node, as a drill."""
+        ...
+
+
+class MarketData(Protocol):
+    """Prices."""
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Return every offer with its price now."""
+        ...
+
+    def prices(self, pool: Pool, start: datetime, end: datetime) -> tuple[PricePoint, ...]:
+        """Return the pool's price points that cover start..end, in order; the first is at or before `start`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """A remote command that ended."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+
+
+class Host(Protocol):
+    """One node over SSH. Raises HostUnreachable, HostKeyMismatch."""
+
+    node: Node
+
+    def run(self, argv: tuple[str, ...], *, stdin: bytes = b"", timeout_s: float = 30.0) -> Completed:
+        """Run argv (quoted word by word, never a shell string) and return when it ended."""
+        ...
+
+    def sync(self, root: Path, target: str) -> str:
+        """Make `<target>/<sha256 of the manifest>` equal to the tree at `root` (ignore files respected); return that path."""
+        ...
+
+    def interact(self, argv: tuple[str, ...]) -> int:
+        """Connect this terminal to a remote shell (or argv) and return its exit code."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+class Shell(Protocol):
+    """Opens hosts; keeps one connection to each, checks that it answers, and reopens it when it was lost."""
+
+    def host(self, node: Node) -> Host:
+        """Return the node's host, connected within the deadline, its key pinned."""
+        ...
+
+    def close(self) -> None:
+        """Close every connection."""
+        ...

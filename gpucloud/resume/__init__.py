@@ -1,0 +1,1 @@
+"""Exact resume for training scripts: `import gpucloud.resume as resume`."""

@@ -1,0 +1,10 @@
+"""Objects under keys, in a directory or in S3, behind one contract.
+
+`open_store(url)` returns an `ObjectStore`; a plain path or `file:///…` is a directory, `s3://bucket/prefix` is S3.
+"""
+
+from __future__ import annotations
+
+from gpucloud.store.contract import Conflict, ObjectStore, Stored, open_store
+
+__all__ = ["Conflict", "ObjectStore", "Stored", "open_store"]

@@ -1,0 +1,1 @@
+"""The one composition root: job and environment in, adapters out."""
