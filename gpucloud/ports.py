@@ -114,7 +114,7 @@ class Host(Protocol):
         ...
 
     def sync(self, root: Path, target: str) -> str:
-        """Make `<target>/<sha256 of the manifest>` equal to the tree at `root` (ignore files respected); return that path."""
+        """Make `<target>/<sha256 of manifest>` equal to the tree at `root`; return that path (ignore files count)."""
         ...
 
     def interact(self, argv: tuple[str, ...]) -> int:

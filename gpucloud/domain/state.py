@@ -7,6 +7,7 @@ from datetime import datetime
 from decimal import Decimal
 from enum import Enum
 
+from gpucloud.domain.agentstatus import Stop
 from gpucloud.domain.node import EndCause
 from gpucloud.domain.offer import Pool
 
@@ -91,11 +92,19 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One launch on one set of nodes; `first_step` is the first step run, `last_step` the last one seen."""
+    """One launch on one set of nodes; `first_step` is the first step run, `last_step` the last one seen.
+
+    `port` is where the ranks meet, on the node of rank 0. `condemned` is why we are ending it, written down before
+    anything is done, when, and how firmly.
+    """
 
     number: int
     members: tuple[Member, ...]
+    port: int
     started_at: datetime
+    condemned: ExitReason | None = None
+    condemned_at: datetime | None = None
+    ordered: Stop = Stop.NO
     first_step: int | None = None
     last_step: int | None = None
     ended_at: datetime | None = None
@@ -149,12 +158,15 @@ class JobState:
     created_at: datetime
     budget_usd: Decimal
     spec_sha256: str
+    cap_usd_per_hour: Decimal = Decimal(0)
+    lease_s: float = 15.0
     epoch: int = 0
     seq: int = 0
     nonce: str = ""
     owner: Owner | None = None
     status: JobStatus = JobStatus.WAITING
     exit_reason: ExitReason | None = None
+    exit_code: int | None = None
     message: str | None = None
     pool: Pool | None = None
     group: str | None = None
@@ -163,6 +175,7 @@ class JobState:
     interruptions: tuple[Interruption, ...] = ()
     nodes: tuple[NodeLife, ...] = ()
     checkpoint: CheckpointRef | None = None
+    reopened_after: int = 0
     drilled: bool = False
     torn_down: bool = False
     ended_at: datetime | None = None

@@ -1,0 +1,131 @@
+"""What can be done for a job, as values; every one may be done twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from gpucloud.domain.agentstatus import Stop
+from gpucloud.domain.state import ExitReason, Interruption
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provision:
+    """Have the cloud's free parts made: a group of size 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """Move the shut-off to `until`, on the cloud first."""
+
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resize:
+    """Set the level of the group."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """Start the bootstrap of these nodes; it goes on beside everything else."""
+
+    node_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """Write to these nodes' agents what is wanted of them."""
+
+    node_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAttempt:
+    """Write down the next attempt with its members in rank order; `Tell` then starts it."""
+
+    number: int
+    node_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteInterruptions:
+    """Write down which nodes are being taken or are lost, and have the level start others now."""
+
+    interruptions: tuple[Interruption, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndAttempt:
+    """Write down that the attempt is to end, how and why; `Tell` then ends it."""
+
+    how: Stop
+    reason: ExitReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseAttempt:
+    """The attempt is over on every member; a reason that is not retried ends the job too."""
+
+    reason: ExitReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replace:
+    """End these nodes by choice; the level starts others."""
+
+    node_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drill:
+    """Have the cloud take this node, as a rehearsal."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """The job is over; `exit_code` where the reason's own does not say enough."""
+
+    reason: ExitReason
+    message: str | None = None
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TearDown:
+    """End every machine, close the ledger, remove the group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Nothing to do but to look again."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """There is nothing left to do for this goal."""
+
+
+Action = (
+    Provision
+    | Arm
+    | Resize
+    | Prepare
+    | Tell
+    | OpenAttempt
+    | NoteInterruptions
+    | EndAttempt
+    | CloseAttempt
+    | Replace
+    | Drill
+    | Finish
+    | TearDown
+    | Wait
+    | Done
+)

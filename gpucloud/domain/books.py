@@ -1,0 +1,119 @@
+"""How the job's state changes: with what was seen, and with what is about to be done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from gpucloud.domain.action import CloseAttempt, EndAttempt, Finish, NoteInterruptions, OpenAttempt
+from gpucloud.domain.node import Node, NodeState
+from gpucloud.domain.reconcile import progress_of
+from gpucloud.domain.seen import Seen
+from gpucloud.domain.state import Attempt, Interruption, JobState, JobStatus, Member, NodeLife
+
+
+def record(seen: Seen) -> JobState:
+    """Return the state with what was seen written into it: nodes, steps, resumptions, the newest checkpoint."""
+    state = _with_steps(seen)
+    return replace(
+        state,
+        nodes=with_lives(state.nodes, seen.group.nodes),
+        paid_until=seen.group.armed_until if seen.group.exists else None,
+        checkpoint=seen.checkpoint or state.checkpoint,
+    )
+
+
+def with_lives(lives: tuple[NodeLife, ...], nodes: tuple[Node, ...]) -> tuple[NodeLife, ...]:
+    """Return the lives with every listed node added or brought up to date."""
+    known = {life.node_id: life for life in lives}
+    for node in nodes:
+        life = known.get(node.id) or NodeLife(node_id=node.id, pool=node.pool, launched_at=node.launched_at)
+        if node.state is NodeState.TERMINATED and life.ended_at is None:
+            life = replace(life, ended_at=node.ended_at or node.launched_at, end_cause=node.end_cause)
+        known[node.id] = life
+    return tuple(known.values())
+
+
+def open_attempt(state: JobState, action: OpenAttempt, port: int, now: datetime) -> JobState:
+    """Return the state with the next attempt opened."""
+    members = tuple(Member(node_id=node_id, rank=rank) for rank, node_id in enumerate(action.node_ids))
+    attempt = Attempt(number=action.number, members=members, port=port, started_at=now)
+    return replace(state, attempts=(*state.attempts, attempt))
+
+
+def order_end(state: JobState, action: EndAttempt, now: datetime) -> JobState:
+    """Return the state in which the open attempt is condemned; the first reason stays."""
+    attempt = state.attempts[-1]
+    return _with_attempt(
+        state,
+        replace(
+            attempt,
+            condemned=attempt.condemned or action.reason,
+            condemned_at=attempt.condemned_at or now,
+            ordered=action.how,
+        ),
+    )
+
+
+def close_attempt(state: JobState, action: CloseAttempt, now: datetime) -> JobState:
+    """Return the state with the attempt closed, and the job ended too where its reason is not retried."""
+    closed = _with_attempt(state, replace(state.attempts[-1], ended_at=now, reason=action.reason))
+    waiting = replace(closed, status=JobStatus.WAITING)
+    return waiting if action.reason.retried else finish(waiting, Finish(reason=action.reason), now)
+
+
+def note_interruptions(state: JobState, action: NoteInterruptions) -> JobState:
+    """Return the state with the interruptions added."""
+    return replace(state, interruptions=(*state.interruptions, *action.interruptions))
+
+
+def finish(state: JobState, action: Finish, now: datetime) -> JobState:
+    """Return the state of a job that is over; its machines may still have to be ended."""
+    return replace(
+        state,
+        status=action.reason.status,
+        exit_reason=action.reason,
+        exit_code=action.exit_code if action.exit_code is not None else action.reason.exit_code,
+        message=action.message,
+        ended_at=now,
+    )
+
+
+def reopen(state: JobState) -> JobState:
+    """Return the state of an ended job that goes on: its attempts, money and checkpoints stay."""
+    return replace(
+        state,
+        status=JobStatus.WAITING,
+        exit_reason=None,
+        exit_code=None,
+        message=None,
+        ended_at=None,
+        torn_down=False,
+        reopened_after=len(state.attempts),
+    )
+
+
+def _with_attempt(state: JobState, attempt: Attempt) -> JobState:
+    return replace(state, attempts=(*state.attempts[:-1], attempt))
+
+
+def _with_steps(seen: Seen) -> JobState:
+    state, attempt = seen.state, seen.state.attempt
+    progress = progress_of(attempt, seen) if attempt is not None else None
+    if attempt is None or progress is None:
+        return state
+    stepped = progress.step >= progress.first_step
+    attempt = replace(
+        attempt,
+        first_step=progress.first_step,
+        last_step=max(progress.step, attempt.last_step or 0) if stepped else attempt.last_step,
+    )
+    running = replace(_with_attempt(state, attempt), status=JobStatus.RUNNING)
+    return replace(running, interruptions=_resumed(running, attempt, seen.now)) if stepped else running
+
+
+def _resumed(state: JobState, attempt: Attempt, now: datetime) -> tuple[Interruption, ...]:
+    return tuple(
+        replace(i, resumed_at=now) if i.resumed_at is None and i.attempt < attempt.number else i
+        for i in state.interruptions
+    )

@@ -1,0 +1,149 @@
+"""What nodes cost: charges from prices and lives, and their sums.
+
+The rules are AWS's for Linux spot instances (EC2 user guide, "Billing for interrupted Spot Instances" and "Amazon
+EC2 pricing"): per second, at the zone's own price at each moment, 60 seconds at the least, and nothing for an
+instance that EC2 itself interrupts in its first hour.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from decimal import ROUND_HALF_UP, Decimal
+
+from gpucloud.domain.job import Market
+from gpucloud.domain.node import EndCause
+from gpucloud.domain.offer import Pool, PricePoint
+from gpucloud.domain.state import Attempt, NodeLife
+
+ZERO = Decimal(0)
+_HOUR = Decimal(3600)
+_SMALLEST = Decimal("0.00000001")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How a cloud bills: the least time of a node, and how young a node may be taken without a charge."""
+
+    minimum: timedelta = timedelta(seconds=60)
+    free_when_taken_within: timedelta = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """One metered interval of one node at one price; `attempt` is None before there was any."""
+
+    node_id: str
+    attempt: int | None
+    pool: Pool
+    start: datetime
+    end: datetime
+    usd_per_hour: Decimal
+    usd: Decimal
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spend:
+    """The money of a job: spent + promised + left = budget.
+
+    `promised` is what the machines that live now may still cost until `paid_until`, at the highest price that
+    they can have. `forecast_usd` is what the whole job will have cost at today's price, None when unknown.
+    """
+
+    budget_usd: Decimal
+    spent_usd: Decimal
+    promised_usd: Decimal
+    forecast_usd: Decimal | None = None
+
+    @property
+    def left_usd(self) -> Decimal:
+        """What is neither spent nor promised; below zero only if a price passed its cap."""
+        return self.budget_usd - self.spent_usd - self.promised_usd
+
+
+def meter(
+    life: NodeLife,
+    prices: tuple[PricePoint, ...],
+    attempts: tuple[Attempt, ...],
+    now: datetime,
+    terms: Terms = Terms(),
+) -> tuple[Charge, ...]:
+    """Return the node's charges from its launch to its end, or to `now` while it lives.
+
+    Whole seconds, rounded up; cut where the price changes and where an attempt ended, so that every charge has one
+    price and one attempt. Time between two attempts belongs to the later one.
+    """
+    end = life.ended_at or now
+    seconds = max(math.ceil((end - life.launched_at).total_seconds()), int(terms.minimum.total_seconds()))
+    end = life.launched_at + timedelta(seconds=seconds)
+    free = _is_free(life, terms)
+    cuts = {point.since for point in prices} | {a.ended_at for a in attempts if a.ended_at is not None}
+    inner = sorted(cut for cut in (_whole_second(life, c) for c in cuts) if life.launched_at < cut < end)
+    edges = [life.launched_at, *inner, end]
+    return tuple(
+        _charge(life, start, stop, prices, attempts, free=free)
+        for start, stop in itertools.pairwise(edges)
+        if stop > start
+    )
+
+
+def total(charges: Iterable[Charge]) -> Decimal:
+    """Return the sum of the charges, in USD."""
+    return sum((charge.usd for charge in charges), ZERO)
+
+
+def usd_for(usd_per_hour: Decimal, span: timedelta) -> Decimal:
+    """Return the price of a span, to 1e-8 USD."""
+    seconds = Decimal(span.days * 86400 + span.seconds) + Decimal(span.microseconds) / 1_000_000
+    return (usd_per_hour * seconds / _HOUR).quantize(_SMALLEST, ROUND_HALF_UP)
+
+
+def _is_free(life: NodeLife, terms: Terms) -> bool:
+    return (
+        life.end_cause is EndCause.INTERRUPTED
+        and life.pool.market is Market.SPOT
+        and life.ended_at is not None
+        and life.ended_at - life.launched_at < terms.free_when_taken_within
+    )
+
+
+def _whole_second(life: NodeLife, moment: datetime) -> datetime:
+    return life.launched_at + timedelta(seconds=math.ceil((moment - life.launched_at).total_seconds()))
+
+
+def _charge(
+    life: NodeLife,
+    start: datetime,
+    end: datetime,
+    prices: tuple[PricePoint, ...],
+    attempts: tuple[Attempt, ...],
+    *,
+    free: bool,
+) -> Charge:
+    price = _price_at(start, prices)
+    charge = Charge(
+        node_id=life.node_id,
+        attempt=_attempt_at(life, start, attempts),
+        pool=life.pool,
+        start=start,
+        end=end,
+        usd_per_hour=price,
+        usd=usd_for(price, end - start),
+    )
+    return replace(charge, usd=ZERO, note="taken in its first hour: not charged") if free else charge
+
+
+def _price_at(moment: datetime, prices: tuple[PricePoint, ...]) -> Decimal:
+    known = [point for point in prices if point.since <= moment]
+    return (known[-1] if known else prices[0]).usd_per_hour
+
+
+def _attempt_at(life: NodeLife, moment: datetime, attempts: tuple[Attempt, ...]) -> int | None:
+    for attempt in attempts:
+        if attempt.ended_at is None or moment < _whole_second(life, attempt.ended_at):
+            return attempt.number
+    return attempts[-1].number if attempts else None

@@ -1,0 +1,97 @@
+"""What a decision is made from: the goal, the rules, and everything that was seen at one tick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import Enum
+
+from gpucloud.domain.agentstatus import Status
+from gpucloud.domain.node import GroupView, Node
+from gpucloud.domain.prepaid import Wall
+from gpucloud.domain.state import CheckpointRef, ExitReason, JobState
+
+
+class Until(str, Enum):
+    """How far the user wants the job to go now."""
+
+    READY = "ready"  # machines up and prepared
+    FINISHED = "finished"
+
+
+class Readiness(str, Enum):
+    """How far a node's bootstrap is."""
+
+    NO = "no"
+    PREPARING = "preparing"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What the user wants: fixed for one supervisor."""
+
+    nodes: int
+    until: Until = Until.FINISHED
+    keep: bool = False
+    drill: bool = False
+    deadline_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long to wait for what, before believing the worst."""
+
+    silent: timedelta = timedelta(seconds=3)
+    settle: timedelta = timedelta(seconds=1)
+    save: timedelta = timedelta(seconds=60)
+    hang_at_least: timedelta = timedelta(seconds=60)
+    hang_steps: float = 20.0
+    fruitless_attempts: int = 5
+    bootstrap_tries: int = 2
+    drill_at: float = 0.4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The lengths that decisions use."""
+
+    wall: Wall = field(default_factory=Wall)
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSeen:
+    """One node as the cloud lists it and as it answers.
+
+    `silent_for` is zero when it answered at this tick; `told` is whether its agent has read what we want of it.
+    """
+
+    node: Node
+    readiness: Readiness = Readiness.NO
+    error: str | None = None
+    status: Status | None = None
+    silent_for: timedelta = timedelta(0)
+    told: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """Everything that a decision needs, the time included.
+
+    `payable_until` is what the budget can promise now for the goal's nodes (prepaid.paid_until); None: not a start.
+    `wanted_end` is why the user, from this terminal or another, wants the job to end. `failed_for` is how long ago
+    the first member of the attempt was seen to have failed, `uneven_for` how long some members are over and some not.
+    """
+
+    now: datetime
+    state: JobState
+    group: GroupView
+    nodes: tuple[NodeSeen, ...] = ()
+    payable_until: datetime | None = None
+    wanted_end: ExitReason | None = None
+    checkpoint: CheckpointRef | None = None
+    failed_for: timedelta | None = None
+    uneven_for: timedelta | None = None
+    failed_bootstraps: int = 0
