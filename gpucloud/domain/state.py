@@ -158,7 +158,8 @@ class JobState:
     created_at: datetime
     budget_usd: Decimal
     spec_sha256: str
-    cap_usd_per_hour: Decimal = Decimal(0)
+    pool: Pool
+    cap_usd_per_hour: Decimal
     lease_s: float = 15.0
     epoch: int = 0
     seq: int = 0
@@ -168,7 +169,6 @@ class JobState:
     exit_reason: ExitReason | None = None
     exit_code: int | None = None
     message: str | None = None
-    pool: Pool | None = None
     group: str | None = None
     paid_until: datetime | None = None
     attempts: tuple[Attempt, ...] = ()

@@ -1,0 +1,173 @@
+"""The typer root: commands and options. What a command does is imported when it runs, so that `--help` is quick."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from gpucloud import __version__
+
+app = typer.Typer(
+    name="gpucloud",
+    help="Train models on interruptible cloud GPUs, inside a budget that cannot be exceeded.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+local = typer.Typer(help="The embedded cloud: have it take machines.", rich_markup_mode=None, no_args_is_help=True)
+app.add_typer(local, name="local")
+
+Target = Annotated[
+    Optional[str],  # noqa: UP045  (typer reads this at run time on Python 3.10)
+    typer.Argument(metavar="[JOB|FILE]", help="A job's name, or a job file; gpucloud.yaml here if left out."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON object.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"gpucloud {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version and leave.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Write a traceback of our own faults to the log.")] = False,
+) -> None:
+    """Train models on interruptible cloud GPUs, inside a budget that cannot be exceeded."""
+    del version, debug
+
+
+@app.command()
+def up(target: Target = None, as_json: Json = False) -> None:
+    """Start the job's machines, prepaid and prepared, without training."""
+    from gpucloud.cli import training
+
+    raise typer.Exit(training.up(target, as_json=as_json))
+
+
+@app.command()
+def train(
+    target: Target = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the machines up at the end, prepaid.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return at once; the job goes on.")] = False,
+    drill: Annotated[bool, typer.Option("--drill", help="Have one machine taken once, in mid-run.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a job to its end, or continue it: machines, code, training, interruptions, teardown, cost."""
+    from gpucloud.cli import training
+
+    raise typer.Exit(training.train(target, keep=keep, detach=detach, drill=drill, as_json=as_json))
+
+
+@app.command()
+def status(target: Target = None, as_json: Json = False) -> None:
+    """Say where a job stands; without a job, list all."""
+    from gpucloud.cli import asking
+
+    raise typer.Exit(asking.status(target, as_json=as_json))
+
+
+@app.command()
+def cost(target: Target = None, as_json: Json = False) -> None:
+    """Say what a job has cost, may still cost, and has left."""
+    from gpucloud.cli import asking
+
+    raise typer.Exit(asking.cost(target, as_json=as_json))
+
+
+@app.command()
+def logs(
+    target: Target = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    attempt: Annotated[Optional[int], typer.Option(help="Only this attempt.")] = None,  # noqa: UP045
+    rank: Annotated[Optional[int], typer.Option(help="Only this rank; 0 is what `train` shows.")] = None,  # noqa: UP045
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Write the output of a job's script."""
+    from gpucloud.cli import asking
+
+    raise typer.Exit(asking.logs(target, follow=follow, attempt=attempt, rank=rank, as_json=as_json))
+
+
+@app.command()
+def ssh(
+    target: Target = None,
+    command: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="[-- COMMAND...]", help="A command instead of a shell."),
+    ] = None,
+    node: Annotated[Optional[str], typer.Option(help="Which node; the first if left out.")] = None,  # noqa: UP045
+) -> None:
+    """Open a shell on one of the job's machines."""
+    from gpucloud.cli import asking
+
+    raise typer.Exit(asking.ssh(target, node, tuple(command or ())))
+
+
+@app.command()
+def down(target: Target = None, as_json: Json = False) -> None:
+    """Save and end a job, end its machines, and show that nothing is left."""
+    from gpucloud.cli import training
+
+    raise typer.Exit(training.down(target, as_json=as_json))
+
+
+@app.command()
+def reconcile(target: Target = None, as_json: Json = False) -> None:
+    """Make one pass for a job and leave: for cron and CI schedules."""
+    from gpucloud.cli import training
+
+    raise typer.Exit(training.reconcile(target, as_json=as_json))
+
+
+@app.command()
+def init(
+    name: Annotated[Optional[str], typer.Argument(help="The job's name; this folder's if left out.")] = None,  # noqa: UP045
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a commented job file, gpucloud.yaml."""
+    from gpucloud.cli import writing
+
+    raise typer.Exit(writing.init(name, force=force, as_json=as_json))
+
+
+@app.command()
+def schema() -> None:
+    """Write the JSON Schema of job files."""
+    from gpucloud.cli import writing
+
+    raise typer.Exit(writing.schema())
+
+
+@local.command()
+def interrupt(
+    target: Target = None,
+    node: Annotated[Optional[str], typer.Option(help="Which node; the first if left out.")] = None,  # noqa: UP045
+    now: Annotated[bool, typer.Option("--now", help="Take it without notice.")] = False,
+    freeze: Annotated[bool, typer.Option("--freeze", help="Stop it silently instead.")] = False,
+) -> None:
+    """Take a node of the embedded fleet, with a notice unless told otherwise."""
+    from gpucloud.cli import asking
+
+    raise typer.Exit(asking.interrupt(target, node, notice=not now, freeze=freeze))
+
+
+@local.command()
+def weather(
+    target: Target = None,
+    seed: Annotated[int, typer.Option(help="Where the random times start.")] = 0,
+    mean: Annotated[str, typer.Option(help="Mean time between interruptions, such as 30s.")] = "30s",
+    unannounced: Annotated[float, typer.Option(min=0, max=1, help="Share of them without notice.")] = 0.0,
+) -> None:
+    """Take nodes of the embedded fleet at random times, the same for the same seed."""
+    from gpucloud.cli import asking
+
+    raise typer.Exit(asking.weather(target, seed=seed, mean=mean, unannounced=unannounced))

@@ -1,0 +1,122 @@
+"""`status`, `cost`, `logs`, `ssh` and the embedded fleet's own commands: they ask, and supervise nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+
+from gpucloud.cli.render import (
+    VERSION,
+    cost_json,
+    cost_text,
+    jobs_text,
+    report_json,
+    report_text,
+    say,
+    say_json,
+)
+from gpucloud.cli.target import known_job
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.node import Node, NodeState
+from gpucloud.wiring import Gpucloud, KnownJob
+
+
+def status(target: str | None, *, as_json: bool) -> int:
+    """Say where one job stands, or all that are known; return the exit code."""
+    cloud = Gpucloud()
+    if target is None:
+        reports = [cloud.asker(known).report() for known in cloud.home.known()]
+        if as_json:
+            say_json({"jobs": [report_json(report) for report in reports]})
+        else:
+            say(jobs_text(reports))
+        return 0
+    report = cloud.asker(known_job(cloud, target)).report()
+    if as_json:
+        say_json({"jobs": [report_json(report)]})
+    else:
+        say(report_text(report))
+    return 0
+
+
+def cost(target: str | None, *, as_json: bool) -> int:
+    """Say what a job has cost, charge by charge; return the exit code."""
+    cloud = Gpucloud()
+    report = cloud.asker(known_job(cloud, target)).report()
+    if as_json:
+        say_json(cost_json(report))
+    else:
+        say(cost_text(report))
+    return 0
+
+
+def logs(target: str | None, *, follow: bool, attempt: int | None, rank: int | None, as_json: bool) -> int:
+    """Write the output of a job's ranks, to its end with `follow`; return the exit code."""
+    cloud = Gpucloud()
+    asker = cloud.asker(known_job(cloud, target))
+    for part, data in asker.output(attempt=attempt, rank=rank, follow=follow):
+        text = data.decode(errors="replace")
+        if as_json:
+            for line in text.splitlines():
+                say(json.dumps({"version": VERSION, "attempt": part.attempt, "rank": part.rank, "line": line}))
+        else:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+    return 0
+
+
+def ssh(target: str | None, node_id: str | None, command: tuple[str, ...]) -> int:
+    """Open a shell on a node, or run a command there; return its exit code."""
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    node = _node(cloud, known, node_id)
+    shell = cloud.shell(known.name)
+    try:
+        return shell.host(node).interact(command)
+    finally:
+        shell.close()
+
+
+def interrupt(target: str | None, node_id: str | None, *, notice: bool, freeze: bool) -> int:
+    """Have the embedded cloud take or freeze a node; return the exit code."""
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    node = _node(cloud, known, node_id)
+    group = _group_of(cloud, known)
+    if freeze:
+        cloud.group().freeze(group, node.id)
+    else:
+        cloud.group().interrupt(group, node.id, notice=notice)
+    say(f"{node.id}: {'frozen' if freeze else 'notice given' if notice else 'taken'}")
+    return 0
+
+
+def weather(target: str | None, *, seed: int, mean: timedelta, unannounced: float) -> int:
+    """Have the embedded cloud take nodes at random times drawn from a seed; return the exit code."""
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    cloud.group().schedule_interruptions(
+        _group_of(cloud, known), seed=seed, mean_s=mean.total_seconds(), unannounced=unannounced
+    )
+    say(f"{known.name}: nodes are taken every {mean.total_seconds():g} s on average, seed {seed}")
+    return 0
+
+
+def _group_of(cloud: Gpucloud, known: KnownJob) -> str:
+    group = cloud.asker(known).state().group
+    if group is None:
+        raise UsageError(f"{known.name} has no machines", hint=f"gpucloud up {known.name}")
+    return group
+
+
+def _node(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
+    """Return the node that is meant; the first one without a name."""
+    listed = cloud.group().describe(_group_of(cloud, known)).alive
+    running = [node for node in listed if node.state is NodeState.RUNNING]
+    if not running:
+        raise UsageError(f"{known.name} has no machine that is up", hint=f"gpucloud status {known.name}")
+    found = [node for node in running if node_id is None or node.id == node_id]
+    if not found:
+        raise UsageError(f"{known.name} has no node {node_id}", hint=f"one of {', '.join(n.id for n in running)}")
+    return found[0]

@@ -1,0 +1,96 @@
+"""Ctrl-C and termination: asked about on a terminal, obeyed at once elsewhere."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from gpucloud.cli.onlookers import Onlooker
+from gpucloud.cli.render import tell
+from gpucloud.domain.state import ExitReason
+
+_QUESTION = "[s]top the job (save, then end the machines), [d]etach (it goes on in the background), or [c]ontinue? "
+
+
+class Leave(Exception):
+    """The user leaves; the job is left as it is. `exit_code` is 130 or 143."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+class Detach(Exception):
+    """The user leaves, and the job is to go on in the background."""
+
+
+class Interrupts:
+    """What the user's signals mean; `wanted_end` is asked at every pass."""
+
+    def __init__(self, onlooker: Onlooker) -> None:
+        self._onlooker = onlooker
+        self._pressed = 0
+        self._end: ExitReason | None = None
+
+    def wanted_end(self) -> ExitReason | None:
+        """Return why the user wants the job to end, None if not. Raises Leave or Detach."""
+        if self._pressed and self._end is None:
+            self._pressed = 0
+            self._ask()
+        return self._end
+
+    def press(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal: the first Ctrl-C on a terminal is a question, any other leaves now."""
+        del frame
+        if number != signal.SIGINT or self._pressed or self._end is not None or not _can_ask():
+            raise Leave(128 + number)
+        self._pressed += 1
+
+    def _ask(self) -> None:
+        self._onlooker.pause()
+        try:
+            answer = _answer()
+        finally:
+            self._onlooker.go_on()
+        if answer == "d":
+            raise Detach
+        if answer == "s":
+            self._end = ExitReason.STOPPED
+
+
+@contextmanager
+def obeyed(onlooker: Onlooker) -> Iterator[Interrupts]:
+    """Have signals mean what `Interrupts` says while the block runs."""
+    interrupts = Interrupts(onlooker)
+    before = {number: signal.signal(number, interrupts.press) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupts
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _answer() -> str:
+    """Return s, d or c; a second Ctrl-C leaves."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        while True:
+            sys.stderr.write(_QUESTION)
+            sys.stderr.flush()
+            word = sys.stdin.readline().strip().lower()[:1]
+            if word in ("s", "d", "c"):
+                return word
+            if not word:
+                tell("")
+                return "c"
+    except KeyboardInterrupt:
+        raise Leave(130) from None
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,95 @@
+"""The live display on a terminal: the story scrolls, and a panel beneath shows where the job stands."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from gpucloud.cli.progress import Snapshot, snapshot
+from gpucloud.domain.action import Action
+from gpucloud.domain.ledger import Spend
+from gpucloud.domain.quantities import format_span, format_usd
+from gpucloud.domain.seen import Seen
+
+
+class LiveOnlooker:
+    """Story lines above, a panel below, on standard error."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> LiveOnlooker:
+        """Take the last lines of the terminal."""
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give the terminal back as it was, the story stays."""
+        self._live.stop()
+
+    def pause(self) -> None:
+        """Take the panel away."""
+        self._live.stop()
+
+    def go_on(self) -> None:
+        """Show the panel again."""
+        self._live.start()
+
+    def story(self, line: str) -> None:
+        """Print the line above the panel."""
+        self._console.print(Text(f"{datetime.now(timezone.utc):%H:%M:%S} ", style="dim") + Text(line))
+
+    def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
+        """Draw the panel anew."""
+        self._live.update(_panel(snapshot(seen, action, spend)))
+
+    def output(self, attempt: int, rank: int, text: str) -> None:
+        """Print rank 0's lines above the panel."""
+        del attempt
+        if rank == 0:
+            for line in text.splitlines():
+                self._console.print(Text("  | ", style="dim") + Text(line))
+
+
+def _panel(now: Snapshot) -> Panel:
+    title = f"{now.job} · attempt {now.attempt}" if now.attempt else now.job
+    return Panel(Group(_progress(now), _money(now), _nodes(now)), title=title, title_align="left")
+
+
+def _progress(now: Snapshot) -> Table:
+    row = Table.grid(padding=(0, 2))
+    cells: list[Text | ProgressBar] = [Text(now.phase, style="bold")]
+    if now.step is not None:
+        cells.append(Text(f"step {now.step}" + (f" of {now.total_steps}" if now.total_steps else "")))
+    if now.step is not None and now.total_steps:
+        cells.append(ProgressBar(total=now.total_steps, completed=now.step, width=24))
+    if now.loss is not None:
+        cells.append(Text(f"loss {now.loss:.4f}"))
+    if now.time_left is not None:
+        cells.append(Text(f"{format_span(now.time_left)} to go"))
+    if now.committed_step is not None:
+        cells.append(Text(f"saved at {now.committed_step}", style="green"))
+    row.add_row(*cells)
+    return row
+
+
+def _money(now: Snapshot) -> Text:
+    until = f" until {now.paid_until:%H:%M:%S} UTC" if now.paid_until else ""
+    return Text(
+        f"spent {format_usd(now.spend.spent_usd)}   promised {format_usd(now.spend.promised_usd)}{until}"
+        f"   left {format_usd(now.spend.left_usd)} of {format_usd(now.spend.budget_usd)}"
+    )
+
+
+def _nodes(now: Snapshot) -> Table:
+    rows = Table.grid(padding=(0, 2))
+    for node in now.nodes:
+        rows.add_row(Text(node.node_id), Text(node.zone), Text(node.word))
+    return rows

@@ -1,0 +1,110 @@
+"""Who looks on while a job is supervised: plain lines for logs and CI, a live display for a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Protocol
+
+from gpucloud.cli.progress import Snapshot, snapshot
+from gpucloud.cli.render import tell
+from gpucloud.domain.quantities import format_span, format_usd
+
+if TYPE_CHECKING:
+    from gpucloud.domain.action import Action
+    from gpucloud.domain.ledger import Spend
+    from gpucloud.domain.seen import Seen
+
+_PLAIN_EVERY_S = 5.0
+
+
+class Onlooker(Protocol):
+    """A watcher that can be paused while the user is asked something."""
+
+    def __enter__(self) -> Onlooker:
+        """Begin to show."""
+        ...
+
+    def __exit__(self, *_: object) -> None:
+        """Stop showing."""
+        ...
+
+    def pause(self) -> None:
+        """Leave the terminal alone."""
+        ...
+
+    def go_on(self) -> None:
+        """Show again."""
+        ...
+
+    def story(self, line: str) -> None:
+        """Something happened."""
+        ...
+
+    def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
+        """One pass was made."""
+        ...
+
+    def output(self, attempt: int, rank: int, text: str) -> None:
+        """A rank wrote whole lines."""
+        ...
+
+
+def onlooker() -> Onlooker:
+    """Return the live display on a terminal, plain lines elsewhere."""
+    if sys.stderr.isatty():
+        from gpucloud.cli.live import LiveOnlooker
+
+        return LiveOnlooker()
+    return PlainOnlooker()
+
+
+class PlainOnlooker:
+    """One line an event, and one line of progress now and then."""
+
+    def __init__(self) -> None:
+        self._said: Snapshot | None = None
+        self._at = 0.0
+
+    def __enter__(self) -> PlainOnlooker:
+        """Nothing to set up."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to take down."""
+
+    def pause(self) -> None:
+        """Nothing to hide."""
+
+    def go_on(self) -> None:
+        """Nothing to show again."""
+
+    def story(self, line: str) -> None:
+        """Write the line with the time."""
+        tell(f"{datetime.now(timezone.utc):%H:%M:%S} {line}")
+
+    def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
+        """Write a line of progress when there is some, not more often than every few seconds."""
+        now = snapshot(seen, action, spend)
+        if now.step is None or now == self._said or time.monotonic() - self._at < _PLAIN_EVERY_S:
+            return
+        self._said, self._at = now, time.monotonic()
+        self.story(line_of(now))
+
+    def output(self, attempt: int, rank: int, text: str) -> None:
+        """Write rank 0's lines; the others' are kept for `gpucloud logs`."""
+        del attempt
+        if rank == 0:
+            tell("\n".join(f"  | {line}" for line in text.splitlines()))
+
+
+def line_of(now: Snapshot) -> str:
+    """Return progress in one line."""
+    parts = [f"{now.phase}: step {now.step}" + (f" of {now.total_steps}" if now.total_steps else "")]
+    if now.loss is not None:
+        parts.append(f"loss {now.loss:.4f}")
+    if now.time_left is not None:
+        parts.append(f"{format_span(now.time_left)} to go")
+    parts.append(f"spent {format_usd(now.spend.spent_usd)}, left {format_usd(now.spend.left_usd)}")
+    return ", ".join(parts)

@@ -1,0 +1,86 @@
+"""What a display shows of one pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from gpucloud.domain.action import Action, Wait
+from gpucloud.domain.ledger import Spend
+from gpucloud.domain.node import NodeState
+from gpucloud.domain.reconcile import progress_of
+from gpucloud.domain.seen import NodeSeen, Readiness, Seen
+from gpucloud.usecases.forecast import time_left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLine:
+    """One node: its id, where it is, and its state in one word."""
+
+    node_id: str
+    zone: str
+    word: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One pass, ready to be shown."""
+
+    job: str
+    phase: str
+    attempt: int | None
+    step: int | None
+    first_step: int | None
+    total_steps: int | None
+    loss: float | None
+    time_left: timedelta | None
+    committed_step: int | None
+    spend: Spend
+    paid_until: datetime | None
+    nodes: tuple[NodeLine, ...]
+
+
+def snapshot(seen: Seen, action: Action, spend: Spend) -> Snapshot:
+    """Return what is to be shown of the pass."""
+    attempt = seen.state.attempt
+    progress = progress_of(attempt, seen) if attempt else None
+    return Snapshot(
+        job=seen.state.job,
+        phase=_phase(seen, action, progress.phase if progress else None),
+        attempt=attempt.number if attempt else None,
+        step=progress.step if progress else None,
+        first_step=progress.first_step if progress else None,
+        total_steps=progress.total_steps if progress else None,
+        loss=progress.loss if progress else None,
+        time_left=time_left(seen),
+        committed_step=progress.committed_step if progress else None,
+        spend=spend,
+        paid_until=seen.state.paid_until,
+        nodes=tuple(_node_line(node, seen) for node in seen.nodes if node.node.state is not NodeState.TERMINATED),
+    )
+
+
+def _phase(seen: Seen, action: Action, reported: str | None) -> str:
+    if seen.state.status.ended:
+        return "tearing down"
+    if seen.state.attempt is not None:
+        return reported or "launch"
+    return action.why if isinstance(action, Wait) else "machines"
+
+
+def _node_line(node: NodeSeen, seen: Seen) -> NodeLine:
+    return NodeLine(node_id=node.node.id, zone=node.node.pool.zone, word=_word(node, seen))
+
+
+def _word(node: NodeSeen, seen: Seen) -> str:
+    members = {m.node_id: m.rank for m in seen.state.attempt.members} if seen.state.attempt else {}
+    if node.status is not None and node.status.notice is not None:
+        return f"notice: goes at {node.status.notice.at:%H:%M:%S}"
+    if node.silent_for:
+        return f"silent for {node.silent_for.total_seconds():.0f} s"
+    if node.node.state is NodeState.PENDING:
+        return "booting"
+    if node.node.id in members:
+        return f"in the attempt, node rank {members[node.node.id]}"
+    words = {Readiness.NO: "up", Readiness.PREPARING: "bootstrap", Readiness.READY: "ready"}
+    return words.get(node.readiness, "bootstrap failed")

@@ -1,0 +1,210 @@
+"""`up`, `train`, `down` and `reconcile`: the commands that supervise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from gpucloud.cli.interrupts import Detach, Interrupts, Leave, obeyed
+from gpucloud.cli.onlookers import Onlooker, onlooker
+from gpucloud.cli.render import plan_json, plan_text, report_json, report_text, say, say_json, tell
+from gpucloud.cli.target import Target, known_job, read_target
+from gpucloud.domain.errors import CleanupIncomplete, GpucloudError, LeaseHeld
+from gpucloud.domain.job import Job
+from gpucloud.domain.seen import Goal, Until
+from gpucloud.domain.state import ExitReason, JobState
+from gpucloud.usecases.jobs import Asker
+from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.lease import take
+from gpucloud.usecases.report import JobReport
+from gpucloud.usecases.start import Start, adopt
+from gpucloud.usecases.supervise import supervisor
+from gpucloud.wiring import Gpucloud, KnownJob
+
+
+def up(target: str | None, *, as_json: bool) -> int:
+    """Have the machines up, prepaid and prepared; return the exit code."""
+    cloud = Gpucloud()
+    read, start = _started(cloud, target)
+    goal = Goal(nodes=read.job.resources.nodes, until=Until.READY)
+    return _supervise(cloud, read, start, goal, as_json=as_json)
+
+
+def train(target: str | None, *, keep: bool, detach: bool, drill: bool, as_json: bool) -> int:
+    """Run the job to its end, or start or continue it in the background; return the exit code."""
+    cloud = Gpucloud()
+    read, start = _started(cloud, target)
+    if detach:
+        return _detach(cloud, read, start, keep=keep, drill=drill, as_json=as_json)
+    goal = Goal(nodes=read.job.resources.nodes, keep=keep, drill=drill)
+    return _supervise(cloud, read, start, goal, as_json=as_json)
+
+
+def down(target: str | None, *, as_json: bool) -> int:
+    """Save and end the job, end its machines, and show that nothing is left; return the exit code."""
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    asker = cloud.asker(known)
+    state = asker.state()
+    while not (state.status.ended and state.torn_down):
+        if asker.supervisor() is None:
+            _end_here(cloud, known, state)
+        else:
+            tell(f"asking {asker.supervisor()} to end {known.name}")
+            asker.ask_to_end()
+            _await_end(asker)
+        state = asker.state()
+    return _prove_empty(cloud, known, asker, as_json=as_json)
+
+
+def reconcile(target: str | None, *, as_json: bool) -> int:
+    """Make one pass for the job from nothing but what is stored and seen; return the exit code."""
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    read = read_target(cloud, str(known.file))
+    jobs = JobStore(cloud.store(known.store), known.name)
+    lease = take(jobs, cloud.clock)
+    goal = _with_deadline(Goal(nodes=read.job.resources.nodes), read.job, lease.state)
+    with onlooker() as shown, supervisor(cloud.world(read.job, known.name), goal, lease, shown, lambda: None) as one:
+        one.settle()
+    return _answer(cloud.asker(known).report(), as_json=as_json)
+
+
+def _started(cloud: Gpucloud, target: str | None) -> tuple[Target, Start]:
+    read = read_target(cloud, target)
+    start = cloud.starter(read.job).start(read.job, read.spec)
+    cloud.home.remember(KnownJob(name=start.name, store=cloud.store(read.job.store).url, file=read.file.resolve()))
+    tell(plan_text(start.plan))
+    for line in start.changed:
+        tell(f"changed: {line}")
+    for line in cloud.remarks():
+        tell(line)
+    return read, start
+
+
+def _supervise(cloud: Gpucloud, read: Target, start: Start, goal: Goal, *, as_json: bool) -> int:
+    asker = cloud.asker(_known(cloud, read, start))
+    try:
+        with onlooker() as shown, obeyed(shown) as interrupts:
+            _run(cloud, read, start, goal, shown, interrupts)
+    except Leave as leave:
+        _say_what_lives(asker.report())
+        return leave.exit_code
+    except Detach:
+        return _detach(cloud, read, start, keep=goal.keep, drill=goal.drill, as_json=as_json)
+    return _answer(asker.report(), as_json=as_json)
+
+
+def _run(cloud: Gpucloud, read: Target, start: Start, goal: Goal, shown: Onlooker, interrupts: Interrupts) -> None:
+    world = cloud.world(read.job, start.name)
+    lease = take(world.jobs, cloud.clock)
+    going_on = adopt(lease.state, read.job, read.spec, start.plan)
+    goal = _with_deadline(goal, read.job, going_on)
+    with supervisor(world, goal, lease, shown, interrupts.wanted_end) as one:
+        world.jobs.withdraw_request()
+        world.jobs.keep_spec(read.spec)
+        lease.write(going_on)
+        one.run()
+
+
+def _with_deadline(goal: Goal, job: Job, state: JobState) -> Goal:
+    return replace(goal, deadline_at=state.created_at + job.deadline) if job.deadline else goal
+
+
+def _known(cloud: Gpucloud, read: Target, start: Start) -> KnownJob:
+    return KnownJob(name=start.name, store=cloud.store(read.job.store).url, file=read.file)
+
+
+def _answer(report: JobReport, *, as_json: bool) -> int:
+    if as_json:
+        say_json(report_json(report))
+    else:
+        say(report_text(report))
+    return report.exit_code or 0
+
+
+def _say_what_lives(report: JobReport) -> None:
+    tell(f"left {report.job} as it is")
+    if report.nodes:
+        until = f" until {report.paid_until:%H:%M:%S} UTC" if report.paid_until else ""
+        tell(f"alive and paid{until}, then off by themselves: {', '.join(node.id for node in report.nodes)}")
+        tell(f"`gpucloud train {report.job}` goes on, `gpucloud down {report.job}` ends them now")
+    else:
+        tell("no machines are alive")
+
+
+def _detach(cloud: Gpucloud, read: Target, start: Start, *, keep: bool, drill: bool, as_json: bool) -> int:
+    """Start this command again in a session of its own, its story in a file; wait until it holds the job."""
+    log = cloud.home.log(start.name)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    flags = [flag for flag, on in (("--keep", keep), ("--drill", drill)) if on]
+    with log.open("ab") as out:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "gpucloud", "train", str(read.file.resolve()), "--json", *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    asker = cloud.asker(_known(cloud, read, start))
+    _await_supervisor(cloud, asker, child, log)
+    if as_json:
+        say_json({**report_json(asker.report()), "plan": plan_json(start.plan), "log": str(log)})
+    else:
+        say(f"{start.name} goes on in the background (process {child.pid})")
+        tell(f"`gpucloud logs -f {start.name}` follows it, `gpucloud status {start.name}` says where it stands")
+    return 0
+
+
+def _await_supervisor(cloud: Gpucloud, asker: Asker, child: subprocess.Popen[bytes], log: Path) -> None:
+    while asker.supervisor() is None:
+        code = child.poll()
+        if code is not None:
+            if asker.state().status.ended:
+                return
+            raise LeaseHeld(f"the background supervisor ended at once with code {code}", hint=f"see {log}")
+        cloud.clock.sleep(0.05)
+
+
+def _await_end(asker: Asker) -> None:
+    """Wait while somebody supervises the job and it is not torn down."""
+    while asker.supervisor() is not None:
+        state = asker.state()
+        if state.status.ended and state.torn_down:
+            return
+        asker.clock.sleep(0.2)
+
+
+def _end_here(cloud: Gpucloud, known: KnownJob, state: JobState) -> None:
+    job = _job_of(cloud, known, state)
+    world = cloud.world(job, known.name)
+    goal = Goal(nodes=job.resources.nodes)
+    with (
+        onlooker() as shown,
+        supervisor(world, goal, take(world.jobs, cloud.clock), shown, lambda: ExitReason.STOPPED) as one,
+    ):
+        one.run()
+
+
+def _job_of(cloud: Gpucloud, known: KnownJob, state: JobState) -> Job:
+    """Return the job file's job; without a readable one, what is enough to end machines."""
+    try:
+        return cloud.read_job(known.file)
+    except GpucloudError:
+        tell(f"{known.file} cannot be read any more: ending the machines without it")
+        return Job(name=known.name, run="true", budget_usd=state.budget_usd, source=known.file, code=Path.cwd())
+
+
+def _prove_empty(cloud: Gpucloud, known: KnownJob, asker: Asker, *, as_json: bool) -> int:
+    left = cloud.leftovers(known.name)
+    if left:
+        raise CleanupIncomplete(f"still listed: {', '.join(left)}", hint=f"gpucloud down {known.name}")
+    report = asker.report()
+    if as_json:
+        say_json({**report_json(report), "left_over": []})
+    else:
+        say(report_text(report))
+        tell("listed again: no machines, no node group")
+    return 0

@@ -1,0 +1,176 @@
+"""Doing: one action on the world and in the books. Intent is written down first; everything may be done twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gpucloud.domain import books
+from gpucloud.domain.action import (
+    Action,
+    Arm,
+    CloseAttempt,
+    Done,
+    Drill,
+    EndAttempt,
+    Finish,
+    NoteInterruptions,
+    OpenAttempt,
+    Prepare,
+    Provision,
+    Replace,
+    Resize,
+    TearDown,
+    Tell,
+    Wait,
+)
+from gpucloud.domain.errors import CleanupIncomplete, HostUnreachable, NodeError, ProvisionError
+from gpucloud.domain.seen import Seen
+from gpucloud.domain.state import InterruptionKind
+from gpucloud.ports import ClusterSpec
+from gpucloud.usecases.cashier import Cashier
+from gpucloud.usecases.lease import Lease
+from gpucloud.usecases.lookout import LogReader, read_node
+from gpucloud.usecases.prepare import Preparer
+from gpucloud.usecases.story import tell_story
+from gpucloud.usecases.world import Watcher, World
+
+
+@dataclass(slots=True)
+class Actor:
+    """Carries decisions out for one job."""
+
+    world: World
+    lease: Lease
+    preparer: Preparer
+    cashier: Cashier
+    logs: LogReader
+    watcher: Watcher
+
+    def act(self, action: Action, seen: Seen) -> None:
+        """Do it. Errors of the cloud and of nodes come through as GpucloudError."""
+        line = tell_story(action, seen)
+        if line:
+            self.watcher.story(line)
+        match action:
+            case Provision() | Arm() | Resize() | Replace() | Drill() | TearDown():
+                self._on_the_cloud(action)
+            case Prepare(node_ids=node_ids):
+                for node_id in node_ids:
+                    self.preparer.start(node_id)
+            case Tell(node_ids=node_ids):
+                self._tell(node_ids)
+            case OpenAttempt() | NoteInterruptions() | EndAttempt() | CloseAttempt() | Finish():
+                self._in_the_books(action, seen)
+            case Wait() | Done():
+                pass
+
+    def _on_the_cloud(self, action: Provision | Arm | Resize | Replace | Drill | TearDown) -> None:
+        state, group = self.lease.state, self.world.group
+        name = state.group or ""
+        match action:
+            case Provision():
+                made = self.world.provisioner.ensure(self._cluster(), story=self.watcher.story)
+                self.lease.write(replace(self.lease.state, group=made))
+            case Arm(until=until):
+                # The cloud first: a state that promises more than the cloud enforces would be a lie.
+                group.arm(name, until)
+                self.lease.write(replace(self.lease.state, paid_until=until))
+            case Resize(size=size):
+                group.resize(name, size, state.pool)
+            case Replace(node_ids=node_ids):
+                for node_id in node_ids:
+                    group.terminate(name, node_id)
+            case Drill(node_id=node_id):
+                self.lease.write(replace(state, drilled=True))
+                group.interrupt(name, node_id, notice=True)
+            case TearDown():
+                self._tear_down()
+
+    def _in_the_books(
+        self, action: OpenAttempt | NoteInterruptions | EndAttempt | CloseAttempt | Finish, seen: Seen
+    ) -> None:
+        state = self.lease.state
+        match action:
+            case OpenAttempt():
+                self.lease.write(books.open_attempt(state, action, self._free_port(action), seen.now))
+            case NoteInterruptions():
+                self.lease.write(books.note_interruptions(state, action))
+                self._make_room(action)
+            case EndAttempt():
+                self.lease.write(books.order_end(state, action, seen.now))
+            case CloseAttempt():
+                self._read_to_the_end(seen)
+                self.lease.write(books.close_attempt(state, action, seen.now))
+            case Finish():
+                self.lease.write(books.finish(state, action, seen.now))
+
+    def _cluster(self) -> ClusterSpec:
+        pool = self.lease.state.pool
+        return ClusterSpec(
+            name=self.world.name,
+            region=pool.zone[:-1],
+            zones=(pool.zone,),
+            node_type=pool.instance_type,
+            market=pool.market,
+            tags=(*self.world.job.tags, ("gpucloud:job", self.world.name)),
+            public_key=self.world.public_key,
+            store=self.world.store.url,
+        )
+
+    def _tell(self, node_ids: tuple[str, ...]) -> None:
+        for node_id in node_ids:
+            try:
+                self.preparer.tell(node_id, self.lease.state)
+            except HostUnreachable:
+                continue  # the next pass sees it silent, or tells it then
+
+    def _make_room(self, action: NoteInterruptions) -> None:
+        name = self.lease.state.group or ""
+        for interruption in action.interruptions:
+            if interruption.kind is InterruptionKind.FROZEN:
+                self.world.group.terminate(name, interruption.node_id)
+            elif interruption.kind is InterruptionKind.NOTICE:
+                self.world.group.detach(name, interruption.node_id)
+
+    def _free_port(self, action: OpenAttempt) -> int:
+        return self.preparer.free_port(action.node_ids[0])
+
+    def _read_to_the_end(self, seen: Seen) -> None:
+        attempt = seen.state.attempt
+        alive = {node.id: node for node in seen.group.alive}
+        for member in attempt.members if attempt else ():
+            if member.node_id not in alive:
+                continue
+            try:
+                host = self.world.shell.host(alive[member.node_id])
+                read_node(host, member.node_id, attempt, self.world.job.resources.gpus, self.logs, last=True)
+            except NodeError:
+                continue  # gone meanwhile: what had been read of it is kept
+        self.logs.flush()
+
+    def _tear_down(self) -> None:
+        """End the machines, bill them, and only then forget the group that lists them."""
+        name = self.lease.state.group
+        if name is not None:
+            try:
+                self.world.group.purge(name)
+                self._bill(name)
+                self.world.provisioner.destroy(self.world.name, story=self.watcher.story)
+            except ProvisionError as error:
+                raise self._incomplete(name, error) from error
+        self.lease.write(replace(self.lease.state, torn_down=True, paid_until=None, group=None))
+
+    def _bill(self, name: str) -> None:
+        listed = self.world.group.describe(name)
+        now = self.world.clock.now()
+        lives = books.with_lives(self.lease.state.nodes, listed.nodes)
+        self.lease.write(self.cashier.settle(replace(self.lease.state, nodes=lives), now))
+
+    def _incomplete(self, name: str, error: ProvisionError) -> CleanupIncomplete:
+        until = self.lease.state.paid_until
+        alive = ", ".join(life.node_id for life in self.lease.state.nodes if life.ended_at is None)
+        ends = f"; they end by themselves at {until:%H:%M:%S} UTC" if until else ""
+        return CleanupIncomplete(
+            f"group {name} could not be removed: {error}; may be alive: {alive or 'nothing known'}{ends}",
+            hint=f"gpucloud down {self.world.name}",
+        )

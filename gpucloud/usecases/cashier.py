@@ -1,0 +1,80 @@
+"""What a job has cost, may still cost and has left, from its state, its ledger and the market's prices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from gpucloud.domain.ledger import ZERO, Charge, Spend, Terms, meter, total, usd_for
+from gpucloud.domain.prepaid import Wall, paid_until
+from gpucloud.domain.state import JobState, NodeLife
+from gpucloud.ports import MarketData
+from gpucloud.usecases.jobstore import JobStore
+
+
+class Cashier:
+    """Counts one job's money. Charges of nodes that have ended are in the ledger; the others run."""
+
+    def __init__(self, jobs: JobStore, market: MarketData, terms: Terms | None = None) -> None:
+        self._jobs = jobs
+        self._market = market
+        self._terms = terms or Terms()
+        self._billed: dict[str, Decimal] = {}
+
+    def charges(self, state: JobState, now: datetime) -> tuple[Charge, ...]:
+        """Return every charge: those in the ledger, and those of nodes not yet in it up to `now`."""
+        billed = self._jobs.charges()
+        known = {charge.node_id for charge in billed}
+        running = (self._meter(life, state, now) for life in state.nodes if life.node_id not in known)
+        return (*billed, *(charge for charges in running for charge in charges))
+
+    def settle(self, state: JobState, now: datetime) -> JobState:
+        """Write the charges of every node that has ended into the ledger, and return the state that says so."""
+        lives = tuple(self._settled(life, state, now) for life in state.nodes)
+        return replace(state, nodes=lives)
+
+    def spend(self, state: JobState, now: datetime, forecast: timedelta | None = None) -> Spend:
+        """Return the money now; `forecast` is how long the job is thought to go on."""
+        spent = sum((self._cost(life, state, now) for life in state.nodes), ZERO)
+        alive = [life for life in state.nodes if life.ended_at is None]
+        return Spend(
+            budget_usd=state.budget_usd,
+            spent_usd=spent,
+            promised_usd=self._promised(state, alive, now),
+            forecast_usd=None if forecast is None else spent + self._running_cost(alive, now, forecast),
+        )
+
+    def payable_until(self, state: JobState, nodes: int, now: datetime, wall: Wall) -> datetime | None:
+        """Return until when `nodes` nodes can be promised, or those alive if they are more."""
+        alive = sum(life.ended_at is None for life in state.nodes)
+        left = state.budget_usd - self.spend(state, now).spent_usd
+        return paid_until(
+            now, left_usd=left, nodes=max(nodes, alive), cap_usd_per_hour=state.cap_usd_per_hour, wall=wall
+        )
+
+    def _settled(self, life: NodeLife, state: JobState, now: datetime) -> NodeLife:
+        if life.ended_at is None or life.charged:
+            return life
+        self._jobs.bill(life.node_id, self._meter(life, state, now))
+        return replace(life, charged=True)
+
+    def _cost(self, life: NodeLife, state: JobState, now: datetime) -> Decimal:
+        if life.ended_at is None:
+            return total(self._meter(life, state, now))
+        if life.node_id not in self._billed:
+            self._billed[life.node_id] = total(self._meter(life, state, now))
+        return self._billed[life.node_id]
+
+    def _meter(self, life: NodeLife, state: JobState, now: datetime) -> tuple[Charge, ...]:
+        prices = self._market.prices(life.pool, life.launched_at, life.ended_at or now)
+        return meter(life, prices, state.attempts, now, self._terms)
+
+    def _promised(self, state: JobState, alive: list[NodeLife], now: datetime) -> Decimal:
+        if not alive or state.paid_until is None or state.paid_until <= now:
+            return ZERO
+        return usd_for(state.cap_usd_per_hour * len(alive), state.paid_until - now)
+
+    def _running_cost(self, alive: list[NodeLife], now: datetime, span: timedelta) -> Decimal:
+        rates = (self._market.prices(life.pool, now, now)[-1].usd_per_hour for life in alive)
+        return usd_for(sum(rates, ZERO), span)

@@ -1,0 +1,17 @@
+"""How long a job will still take, from its own pace."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from gpucloud.domain.reconcile import progress_of
+from gpucloud.domain.seen import Seen
+
+
+def time_left(seen: Seen) -> timedelta | None:
+    """Return the time to the last step at the pace of the last steps; None while it cannot be known."""
+    attempt = seen.state.attempt
+    progress = progress_of(attempt, seen) if attempt else None
+    if progress is None or progress.total_steps is None or progress.step_seconds is None:
+        return None
+    return timedelta(seconds=max(0, progress.total_steps - progress.step) * progress.step_seconds)

@@ -1,0 +1,68 @@
+"""Questions about jobs that may be asked from any terminal at any time: report, logs, and the wish to end one."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.state import ExitReason, JobState
+from gpucloud.ports import Clock, MarketData, NodeGroup
+from gpucloud.usecases.cashier import Cashier
+from gpucloud.usecases.jobstore import JobStore, LogPart, Request
+from gpucloud.usecases.lease import is_over
+from gpucloud.usecases.report import JobReport, report
+
+_LOOK_S = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asker:
+    """Answers questions about one job; changes nothing but to leave a request."""
+
+    jobs: JobStore
+    market: MarketData
+    group: NodeGroup
+    clock: Clock
+
+    def state(self) -> JobState:
+        """Return the job's state; UsageError when there is no such job."""
+        loaded = self.jobs.load()
+        if loaded is None:
+            raise UsageError(f"there is no job {self.jobs.job!r} in {self.jobs.store.url}", hint="gpucloud status")
+        return loaded[0]
+
+    def report(self) -> JobReport:
+        """Return where the job stands, what it has cost, and which machines live."""
+        state = self.state()
+        now = self.clock.now()
+        cashier = Cashier(self.jobs, self.market)
+        listed = self.group.describe(state.group) if state.group else None
+        return report(state, cashier.spend(state, now), cashier.charges(state, now), listed, self.supervisor())
+
+    def supervisor(self) -> str | None:
+        """Return who supervises the job now, None when nobody does."""
+        loaded = self.jobs.load()
+        if loaded is None or loaded[0].owner is None or is_over(*loaded):
+            return None
+        return f"process {loaded[0].owner.pid} on {loaded[0].owner.host}"
+
+    def ask_to_end(self) -> None:
+        """Ask whoever supervises the job to save, end it and tear down."""
+        by = f"{getpass.getuser()}@{socket.gethostname()}"
+        self.jobs.ask(Request(end=ExitReason.STOPPED, by=by, at=self.clock.now()))
+
+    def output(self, *, attempt: int | None, rank: int | None, follow: bool) -> Iterator[tuple[LogPart, bytes]]:
+        """Yield the kept output in order; with `follow`, go on until the job has ended and all is told."""
+        told: set[str] = set()
+        while True:
+            ended = self.state().status.ended
+            for part in self.jobs.log_parts(attempt):
+                if part.key not in told and rank in (None, part.rank):
+                    told.add(part.key)
+                    yield part, self.jobs.read_log(part)
+            if not follow or ended:
+                return
+            self.clock.sleep(_LOOK_S)

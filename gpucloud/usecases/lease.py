@@ -1,0 +1,136 @@
+"""The lease on a job: one supervisor writes its state, and every write is a compare-and-swap (DESIGN §6)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import uuid
+from dataclasses import replace
+from datetime import timedelta
+
+from gpucloud import processes
+from gpucloud.domain.errors import LeaseHeld, StoreError
+from gpucloud.domain.state import JobState, Owner
+from gpucloud.ports import Clock
+from gpucloud.store import Conflict, Stored
+from gpucloud.usecases.jobstore import JobStore
+
+
+class Lease:
+    """A job's state, held by this process. Use as a context: it is renewed beside and given back at the end."""
+
+    def __init__(self, jobs: JobStore, clock: Clock, state: JobState, version: str) -> None:
+        self._jobs = jobs
+        self._clock = clock
+        self._state = state
+        self._version = version
+        self._lock = threading.RLock()
+        self._end = threading.Event()
+        self._lost: LeaseHeld | None = None
+        self._thread = threading.Thread(target=self._renew_for_ever, name="lease", daemon=True)
+
+    @property
+    def state(self) -> JobState:
+        """The state as this process knows it."""
+        return self._state
+
+    def remember(self, state: JobState) -> None:
+        """Take the state over; it is written with the next write or renewal."""
+        with self._lock:
+            self._state = state
+
+    def write(self, state: JobState) -> None:
+        """Write the state now. LeaseHeld when another supervisor has taken the job over."""
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
+            self._state = replace(state, seq=state.seq + 1, nonce=uuid.uuid4().hex)
+            try:
+                self._version = self._jobs.replace(self._state, self._version)
+            except Conflict:
+                self._version = self._resolve()
+
+    def __enter__(self) -> Lease:
+        """Start renewing."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop renewing and give the lease back; the state stays."""
+        self._end.set()
+        self._thread.join()
+        if self._lost is None:
+            self.write(replace(self._state, owner=None))
+
+    def _resolve(self) -> str:
+        """A refused write was ours if the nonce says so: its reply was lost on the way."""
+        loaded = self._jobs.load()
+        if loaded is not None and loaded[0].nonce == self._state.nonce:
+            return loaded[1].version
+        self._lost = _held(self._jobs.job, loaded[0].owner if loaded else None, loaded[1] if loaded else None)
+        raise self._lost
+
+    def _renew_for_ever(self) -> None:
+        while not self._end.wait(self._state.lease_s / 5):
+            try:
+                self.write(self._state)
+            except LeaseHeld:
+                return
+            except StoreError:
+                continue  # the next write tries again; the lease itself ends by the store's clock
+
+
+def take(jobs: JobStore, clock: Clock) -> Lease:
+    """Return the lease on the job. LeaseHeld while another supervisor has it and is alive.
+
+    A holder on this host whose process is gone is replaced at once, any other one when its lease is over by the
+    store's own clock.
+    """
+    loaded = jobs.load()
+    if loaded is None:
+        raise StoreError(f"there is no job {jobs.job!r} in {jobs.store.url}")
+    state, stored = loaded
+    if state.owner is not None and not is_over(state, stored):
+        raise _held(jobs.job, state.owner, stored)
+    taken = replace(state, epoch=state.epoch + 1, owner=_me(clock), seq=state.seq + 1, nonce=uuid.uuid4().hex)
+    try:
+        version = jobs.replace(taken, stored.version)
+    except Conflict:
+        again = jobs.load()
+        if again is None or again[0].nonce != taken.nonce:
+            raise _held(jobs.job, again[0].owner if again else None, again[1] if again else None) from None
+        version = again[1].version
+    return Lease(jobs, clock, taken, version)
+
+
+def is_over(state: JobState, stored: Stored) -> bool:
+    """Whether nobody holds the job any more."""
+    owner = state.owner
+    if owner is None:
+        return True
+    if owner.host == socket.gethostname() and not processes.alive(owner.pid, owner.started):
+        return True
+    return stored.store_time - stored.modified >= timedelta(seconds=state.lease_s)
+
+
+def _me(clock: Clock) -> Owner:
+    pid = os.getpid()
+    return Owner(
+        id=uuid.uuid4().hex,
+        host=socket.gethostname(),
+        pid=pid,
+        started=processes.started(pid) or "",
+        since=clock.now(),
+    )
+
+
+def _held(job: str, owner: Owner | None, stored: Stored | None) -> LeaseHeld:
+    if owner is None or stored is None:
+        return LeaseHeld(f"another supervisor took {job} over", hint=f"gpucloud status {job}")
+    age = (stored.store_time - stored.modified).total_seconds()
+    return LeaseHeld(
+        f"{job} is supervised by process {owner.pid} on {owner.host} since {owner.since:%H:%M:%S} UTC"
+        f" (last sign {age:.0f} s ago)",
+        hint=f"gpucloud logs -f {job} follows it, gpucloud down {job} ends it; a dead holder is replaced by itself",
+    )

@@ -1,0 +1,161 @@
+"""Looking: the cloud's list, every node's answer and its new output, in one pass with a deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from gpucloud.domain.agentstatus import Outcome, Status
+from gpucloud.domain.errors import NodeError
+from gpucloud.domain.node import GroupView, Node, NodeState
+from gpucloud.domain.reconcile import is_over, members_of, part_of, progress_of
+from gpucloud.domain.seen import Goal, NodeSeen, Readiness, Seen
+from gpucloud.domain.state import Attempt, CheckpointRef, ExitReason, JobState
+from gpucloud.store.commits import newest_commit
+from gpucloud.usecases.cashier import Cashier
+from gpucloud.usecases.lookout import LogReader, read_node
+from gpucloud.usecases.prepare import Preparer
+from gpucloud.usecases.world import World
+
+_ANSWER_S = 1.0  # how long one pass waits for a node; one that is late is silent at this pass
+_BEAT = timedelta(seconds=4)  # an agent that writes nothing for so long is dead, whatever SSH says
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is known of one node from earlier passes."""
+
+    answered_at: datetime
+    status: Status | None = None
+    beat_at: datetime | None = None
+    asked: Future[Status | None] | None = None
+
+
+@dataclass(slots=True)
+class _Since:
+    """When something about the open attempt was first seen."""
+
+    attempt: int = 0
+    failed: datetime | None = None
+    uneven: datetime | None = None
+
+
+@dataclass(slots=True)
+class Observer:
+    """Sees a job's world, pass after pass; remembers what a single look cannot tell."""
+
+    world: World
+    goal: Goal
+    preparer: Preparer
+    cashier: Cashier
+    logs: LogReader
+    wanted_end: Callable[[], ExitReason | None]
+    pool: ThreadPoolExecutor
+    _memory: dict[str, _Memory] = field(default_factory=dict)
+    _since: _Since = field(default_factory=_Since)
+    _checkpoint: tuple[int | None, CheckpointRef | None] = (None, None)
+
+    def observe(self, state: JobState) -> Seen:
+        """Return what is seen now."""
+        now = self.world.clock.now()
+        group = self._list_group(state)
+        self._ask(group, state, now)
+        nodes = tuple(self._node(node, state, now) for node in group.nodes)
+        seen = Seen(
+            now=now,
+            state=state,
+            group=group,
+            nodes=nodes,
+            payable_until=self.cashier.payable_until(state, self.goal.nodes, now, self.world.rules.wall),
+            wanted_end=self._wanted_end(now),
+            failed_bootstraps=self.preparer.failures,
+        )
+        return self._with_times(state.attempt, seen) if state.attempt is not None else seen
+
+    def _list_group(self, state: JobState) -> GroupView:
+        if state.group is None:
+            return GroupView(exists=False, size=0, armed_until=None, nodes=())
+        return self.world.group.describe(state.group)
+
+    def _ask(self, group: GroupView, state: JobState, now: datetime) -> None:
+        asked = []
+        for node in group.nodes:
+            memory = self._memory.setdefault(node.id, _Memory(answered_at=now))
+            if node.state is NodeState.RUNNING and self.preparer.readiness(node.id) is Readiness.READY:
+                if memory.asked is None:
+                    memory.asked = self.pool.submit(self._read, node, state)
+                asked.append(memory.asked)
+            else:
+                memory.answered_at = now
+        wait(asked, timeout=_ANSWER_S)
+        after = self.world.clock.now()
+        for memory in self._memory.values():
+            if memory.asked is not None and memory.asked.done():
+                self._take(memory, memory.asked, after)
+                memory.asked = None
+
+    def _read(self, node: Node, state: JobState) -> Status | None:
+        host = self.world.shell.host(node)
+        return read_node(host, node.id, state.attempt, self.world.job.resources.gpus, self.logs)
+
+    def _take(self, memory: _Memory, answer: Future[Status | None], now: datetime) -> None:
+        if isinstance(answer.exception(), NodeError):
+            return
+        status = answer.result()
+        memory.answered_at = now
+        if status is not None and (memory.status is None or status.beat != memory.status.beat):
+            memory.beat_at = now
+            memory.status = status
+
+    def _node(self, node: Node, state: JobState, now: datetime) -> NodeSeen:
+        memory = self._memory[node.id]
+        readiness = self.preparer.readiness(node.id)
+        if readiness is Readiness.READY and memory.beat_at and now - memory.beat_at > _BEAT and memory.asked is None:
+            self.preparer.forget(node.id)
+            memory.beat_at = None
+            readiness = Readiness.NO
+        silence = now - memory.answered_at
+        return NodeSeen(
+            node=node,
+            readiness=readiness,
+            error=self.preparer.error(node.id),
+            status=memory.status,
+            silent_for=silence if silence > timedelta(seconds=_ANSWER_S / 2) else timedelta(0),
+            told=self.preparer.is_told(node, memory.status, state),
+        )
+
+    def _wanted_end(self, now: datetime) -> ExitReason | None:
+        wanted = self.wanted_end()
+        request = self.world.jobs.request() if wanted is None else None
+        if wanted is not None or request is not None:
+            return wanted or (request.end if request else None)
+        late = self.goal.deadline_at is not None and now >= self.goal.deadline_at
+        return ExitReason.DEADLINE if late else None
+
+    def _with_times(self, attempt: Attempt, seen: Seen) -> Seen:
+        members = members_of(attempt, seen)
+        parts = [part_of(attempt, member) for member in members]
+        overs = {is_over(attempt, member) for member in members}
+        since = self._since if self._since.attempt == attempt.number else _Since(attempt=attempt.number)
+        failed = any(part is not None and part.outcome is Outcome.FAILED for part in parts)
+        since.failed = (since.failed or seen.now) if failed else None
+        since.uneven = (since.uneven or seen.now) if len(overs) == 2 else None
+        self._since = since
+        return replace(
+            seen,
+            checkpoint=self._newest(attempt, seen),
+            failed_for=seen.now - since.failed if since.failed else None,
+            uneven_for=seen.now - since.uneven if since.uneven else None,
+        )
+
+    def _newest(self, attempt: Attempt, seen: Seen) -> CheckpointRef | None:
+        """The manifest is read again only when the script says that it has committed another step."""
+        progress = progress_of(attempt, seen)
+        committed = progress.committed_step if progress else None
+        if committed is not None and committed != self._checkpoint[0]:
+            newest = newest_commit(self.world.store, self.world.jobs.checkpoints)
+            ref = CheckpointRef(step=newest[0], sha256=newest[1]) if newest else None
+            self._checkpoint = (committed, ref)
+        return self._checkpoint[1]

@@ -1,0 +1,142 @@
+"""Making nodes ready in the background, bootstrap and code, and telling their agents what is wanted of them."""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from gpucloud.domain.agentstatus import Desired, Launch, Status, Stop, desired_to_json
+from gpucloud.domain.errors import GpucloudError, NodeError
+from gpucloud.domain.launch import AttemptStart, Place, launches
+from gpucloud.domain.node import GroupView, Node
+from gpucloud.domain.seen import Readiness
+from gpucloud.domain.state import Attempt, JobState
+from gpucloud.usecases.bootstrap import Bootstrapped, bootstrap, wanted_for
+from gpucloud.usecases.world import Watcher, World
+
+_FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
+_WRITE = 'umask 077; cat >"$1.new" && mv -f "$1.new" "$1"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A node that is ready for attempts; `code` is where its copy of the code lies."""
+
+    bootstrapped: Bootstrapped
+    code: str
+
+
+@dataclass(slots=True)
+class Preparer:
+    """Prepares nodes beside everything else, and knows what each is to be told."""
+
+    world: World
+    watcher: Watcher
+    pool: ThreadPoolExecutor
+    failures: int = 0
+    _work: dict[str, Future[Prepared]] = field(default_factory=dict)
+    _nodes: dict[str, Node] = field(default_factory=dict)
+
+    def see(self, group: GroupView) -> None:
+        """Remember where the nodes are."""
+        self._nodes.update({node.id: node for node in group.nodes})
+
+    def start(self, node_id: str) -> None:
+        """Begin to prepare the node; nothing happens when that has begun already."""
+        if node_id not in self._work:
+            self._work[node_id] = self.pool.submit(self._prepare, self._nodes[node_id])
+
+    def forget(self, node_id: str) -> None:
+        """Prepare the node again when it is asked for next: its agent does not answer."""
+        self._work.pop(node_id, None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a preparation goes on."""
+        return any(not work.done() for work in self._work.values())
+
+    def readiness(self, node_id: str) -> Readiness:
+        """Return how far the node is. A fault of ours in its preparation is raised here."""
+        work = self._work.get(node_id)
+        if work is None:
+            return Readiness.NO
+        if not work.done():
+            return Readiness.PREPARING
+        error = work.exception()
+        if error is not None and not isinstance(error, GpucloudError):
+            raise error
+        return Readiness.READY if error is None else Readiness.FAILED
+
+    def error(self, node_id: str) -> str | None:
+        """Return why the node could not be prepared."""
+        work = self._work.get(node_id)
+        error = work.exception() if work is not None and work.done() else None
+        return str(error) if error is not None else None
+
+    def is_told(self, node: Node, status: Status | None, state: JobState) -> bool:
+        """Whether the node's agent has read what is wanted of it."""
+        if status is None or self.readiness(node.id) is not Readiness.READY:
+            return False
+        return status.desired_sha256 == hashlib.sha256(self._wanted(node.id, state)).hexdigest()
+
+    def tell(self, node_id: str, state: JobState) -> None:
+        """Write what is wanted of the node to its agent. Raises HostUnreachable."""
+        host = self.world.shell.host(self._nodes[node_id])
+        done = host.run(("sh", "-c", _WRITE, "sh", ".gpucloud/agent/desired.json"), stdin=self._wanted(node_id, state))
+        if done.exit_code != 0:
+            raise NodeError(f"{node_id}: cannot write desired.json: {done.stderr.decode(errors='replace').strip()}")
+
+    def free_port(self, node_id: str) -> int:
+        """Return a TCP port that is free on the node now. Raises NodeError."""
+        host = self.world.shell.host(self._nodes[node_id])
+        done = host.run((self._work[node_id].result().bootstrapped.python, "-c", _FREE_PORT))
+        if done.exit_code != 0:
+            raise NodeError(f"{node_id}: no free port: {done.stderr.decode(errors='replace').strip()}")
+        return int(done.stdout)
+
+    def _prepare(self, node: Node) -> Prepared:
+        try:
+            host = self.world.shell.host(node)
+            code = host.sync(self.world.job.code, ".gpucloud/code")
+            wanted = wanted_for(self.world.job, package=self.world.package, code=code, secrets=self.world.secrets)
+            done = bootstrap(host, wanted, self.world.package, self.world.clock)
+        except GpucloudError:
+            self.failures += 1
+            raise
+        for finding in done.findings:
+            self.watcher.story(f"{node.id}: {finding}")
+        return Prepared(bootstrapped=done, code=code)
+
+    def _wanted(self, node_id: str, state: JobState) -> bytes:
+        attempt = state.attempt
+        ranks = {member.node_id: member.rank for member in attempt.members} if attempt else {}
+        launch = self._launch(node_id, ranks[node_id], attempt) if attempt and node_id in ranks else None
+        desired = Desired(
+            epoch=state.epoch,
+            launch=launch,
+            stop=attempt.ordered if attempt and launch else Stop.NO,
+            paid_until=state.paid_until,
+        )
+        return desired_to_json(desired).encode()
+
+    def _launch(self, node_id: str, rank: int, attempt: Attempt) -> Launch:
+        start = AttemptStart(
+            number=attempt.number,
+            port=attempt.port,
+            store_url=self.world.store.url,
+            checkpoints=self.world.jobs.checkpoints,
+        )
+        places = tuple(self._place(member.node_id, node_id) for member in attempt.members)
+        return launches(self.world.job, start, places, secrets=self.world.secrets)[rank]
+
+    def _place(self, member: str, reader: str) -> Place:
+        """Paths differ from node to node; of the others, which may be gone, only the address matters to the reader."""
+        ready = self._work[member if self.readiness(member) is Readiness.READY else reader].result()
+        return Place(
+            node=self._nodes[member],
+            python=ready.bootstrapped.python,
+            package=ready.bootstrapped.package_path,
+            code=ready.code,
+            root=ready.bootstrapped.root,
+        )

@@ -1,0 +1,60 @@
+"""What is said of a job: one frozen value, rendered as text or JSON elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from gpucloud.domain.ledger import Charge, Spend
+from gpucloud.domain.node import GroupView, Node
+from gpucloud.domain.state import (
+    Attempt,
+    CheckpointRef,
+    ExitReason,
+    Interruption,
+    JobState,
+    JobStatus,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """A job as users see it. `nodes` are those alive; `charges` are all so far."""
+
+    job: str
+    status: JobStatus
+    exit_reason: ExitReason | None
+    exit_code: int | None
+    message: str | None
+    supervisor: str | None
+    attempts: tuple[Attempt, ...]
+    interruptions: tuple[Interruption, ...]
+    last_step: int | None
+    checkpoint: CheckpointRef | None
+    spend: Spend
+    paid_until: datetime | None
+    nodes: tuple[Node, ...]
+    charges: tuple[Charge, ...]
+
+
+def report(
+    state: JobState, spend: Spend, charges: tuple[Charge, ...], group: GroupView | None, supervisor: str | None
+) -> JobReport:
+    """Return the report on a job's state."""
+    steps = [attempt.last_step for attempt in state.attempts if attempt.last_step is not None]
+    return JobReport(
+        job=state.job,
+        status=state.status,
+        exit_reason=state.exit_reason,
+        exit_code=state.exit_code,
+        message=state.message,
+        supervisor=supervisor,
+        attempts=state.attempts,
+        interruptions=state.interruptions,
+        last_step=max(steps) if steps else None,
+        checkpoint=state.checkpoint,
+        spend=spend,
+        paid_until=state.paid_until,
+        nodes=group.alive if group else (),
+        charges=charges,
+    )

@@ -1,0 +1,121 @@
+"""Starting or continuing a job: which run, on which offer, under which budget; nothing is rented yet."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, replace
+
+from gpucloud.domain import books
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.job import Job
+from gpucloud.domain.ledger import ZERO, total
+from gpucloud.domain.plan import Plan, make_plan
+from gpucloud.domain.prepaid import Wall
+from gpucloud.domain.state import ExitReason, JobState
+from gpucloud.ports import Clock, MarketData
+from gpucloud.store import Conflict, ObjectStore
+from gpucloud.usecases.cashier import Cashier
+from gpucloud.usecases.jobstore import JobStore, job_names
+
+# Ends that a new run follows; after any other end the same job goes on from its checkpoint.
+_CLOSED = (ExitReason.SUCCEEDED, ExitReason.USER_ERROR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A run that can be supervised now. `changed` says what differs from the job file of its last start."""
+
+    name: str
+    plan: Plan
+    continues: bool
+    changed: tuple[str, ...] = ()
+
+
+def current_run(store: ObjectStore, name: str) -> tuple[str, JobState] | None:
+    """Return the newest run of a job (`digits`, `digits-2`, …) with its state; None when there is none."""
+    runs = [(number, run) for run in job_names(store) if (number := _run_number(name, run))]
+    if not runs:
+        return None
+    newest = max(runs)[1]
+    loaded = JobStore(store, newest).load()
+    return (newest, loaded[0]) if loaded else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starter:
+    """Starts jobs in one store, at one market's prices."""
+
+    store: ObjectStore
+    market: MarketData
+    clock: Clock
+    wall: Wall
+
+    def start(self, job: Job, spec: bytes) -> Start:
+        """Make the run's state, or find the unfinished one, and return it with its plan.
+
+        Raises PlanRefused, NoCapacity, BudgetTooSmall before anything is written.
+        """
+        found = current_run(self.store, job.name)
+        if found is not None and not is_closed(found[1]):
+            return self._continue(job, spec, *found)
+        number = _run_number(job.name, found[0]) + 1 if found else 1
+        return self._create(job, spec, job.name if number == 1 else f"{job.name}-{number}")
+
+    def _create(self, job: Job, spec: bytes, name: str) -> Start:
+        now = self.clock.now()
+        plan = make_plan(replace(job, name=name), self.market.offers(), now, self.wall, spent_usd=ZERO)
+        state = JobState(
+            job=name,
+            created_at=now,
+            budget_usd=job.budget_usd,
+            spec_sha256=_sha256(spec),
+            pool=plan.offer.pool,
+            cap_usd_per_hour=plan.offer.cap_usd_per_hour,
+        )
+        try:
+            JobStore(self.store, name).create(state, spec)
+        except Conflict:
+            raise UsageError(f"{name} was started elsewhere just now", hint="the same command again") from None
+        return Start(name=name, plan=plan, continues=False)
+
+    def _continue(self, job: Job, spec: bytes, name: str, state: JobState) -> Start:
+        now = self.clock.now()
+        spent = total(Cashier(JobStore(self.store, name), self.market).charges(state, now))
+        plan = make_plan(replace(job, name=name), self.market.offers(), now, self.wall, spent_usd=spent)
+        return Start(name=name, plan=plan, continues=True, changed=_changes(job, spec, state))
+
+
+def is_closed(state: JobState) -> bool:
+    """Whether the next `train` starts a new run instead of going on with this one."""
+    return state.exit_reason in _CLOSED
+
+
+def _run_number(name: str, run: str) -> int:
+    """1 for the job's first run, n for `name-n`, 0 for another job."""
+    if run == name:
+        return 1
+    m = re.fullmatch(re.escape(name) + r"-(\d+)", run)
+    return int(m[1]) if m and int(m[1]) >= 2 else 0
+
+
+def _changes(job: Job, spec: bytes, state: JobState) -> tuple[str, ...]:
+    changes = []
+    if _sha256(spec) != state.spec_sha256:
+        changes.append("the job file differs from the one of the last start: resuming is best effort, not exact")
+    if job.budget_usd != state.budget_usd:
+        changes.append(f"budget: {state.budget_usd} → {job.budget_usd} USD")
+    return tuple(changes)
+
+
+def adopt(state: JobState, job: Job, spec: bytes, plan: Plan) -> JobState:
+    """Return the state as it goes on under the job file of now: its budget, and the plan's offer if it has no group."""
+    going_on = books.reopen(state) if state.status.ended else state
+    adopted = replace(going_on, budget_usd=job.budget_usd, spec_sha256=_sha256(spec))
+    if adopted.group is not None:
+        return adopted
+    return replace(adopted, pool=plan.offer.pool, cap_usd_per_hour=plan.offer.cap_usd_per_hour)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

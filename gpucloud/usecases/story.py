@@ -1,0 +1,73 @@
+"""What an action means to the person who looks on, in one line or none."""
+
+from __future__ import annotations
+
+from gpucloud.domain.action import (
+    Action,
+    Arm,
+    CloseAttempt,
+    Done,
+    Drill,
+    EndAttempt,
+    Finish,
+    NoteInterruptions,
+    OpenAttempt,
+    Prepare,
+    Provision,
+    Replace,
+    Resize,
+    TearDown,
+    Tell,
+    Wait,
+)
+from gpucloud.domain.seen import Seen
+from gpucloud.domain.state import ExitReason, Interruption, InterruptionKind
+
+
+def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911, PLR0912  (one flat match)
+    """Return the line, None when the action is not news."""
+    match action:
+        case Provision():
+            return "making the node group (size 0: costs nothing)"
+        case Arm(until=until):
+            return f"machines are paid until {until:%H:%M:%S} UTC and shut themselves off then"
+        case Resize(size=size):
+            return f"asking for {size} × {seen.state.pool}"
+        case Prepare(node_ids=node_ids):
+            return f"preparing {', '.join(node_ids)}"
+        case OpenAttempt(number=number, node_ids=node_ids):
+            return f"attempt {number} starts on {', '.join(node_ids)}"
+        case NoteInterruptions(interruptions=interruptions):
+            return "; ".join(_interrupted(i) for i in interruptions)
+        case EndAttempt(reason=reason):
+            return f"ending the attempt: {reason.value}"
+        case CloseAttempt(reason=reason):
+            return _closed(reason, seen)
+        case Replace(node_ids=node_ids):
+            return f"replacing {', '.join(node_ids)}"
+        case Drill(node_id=node_id):
+            return f"drill: asking the cloud to take {node_id}"
+        case Finish(reason=reason, message=message):
+            return f"the job ends: {reason.value}{': ' + message if message else ''}"
+        case TearDown():
+            return "ending every machine"
+        case Tell() | Wait() | Done():
+            return None
+
+
+def _interrupted(interruption: Interruption) -> str:
+    match interruption.kind:
+        case InterruptionKind.NOTICE:
+            return f"{interruption.node_id} has a notice: saving, and asking for another machine now"
+        case InterruptionKind.LOST:
+            return f"{interruption.node_id} is gone without notice"
+        case InterruptionKind.FROZEN:
+            return f"{interruption.node_id} does not answer while others do: it is given up"
+
+
+def _closed(reason: ExitReason, seen: Seen) -> str:
+    attempt = seen.state.attempts[-1]
+    step = f" at step {attempt.last_step}" if attempt.last_step else ""
+    saved = seen.checkpoint or seen.state.checkpoint
+    kept = f", checkpoint at step {saved.step}" if saved else ""
+    return f"attempt {attempt.number} ended{step}: {reason.value}{kept}"

@@ -1,0 +1,110 @@
+"""Supervision: observe, write down, decide, act; again until nothing is left to do. Crash-only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gpucloud.domain import books
+from gpucloud.domain.action import Action, Done, Wait
+from gpucloud.domain.reconcile import decide
+from gpucloud.domain.seen import Goal
+from gpucloud.domain.state import ExitReason, JobState
+from gpucloud.usecases.act import Actor
+from gpucloud.usecases.cashier import Cashier
+from gpucloud.usecases.forecast import time_left
+from gpucloud.usecases.lease import Lease
+from gpucloud.usecases.lookout import LogReader
+from gpucloud.usecases.observe import Observer
+from gpucloud.usecases.prepare import Preparer
+from gpucloud.usecases.world import Watcher, World
+
+_FLUSH_S = 1.0
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """One supervisor of one job, holding its lease."""
+
+    world: World
+    goal: Goal
+    lease: Lease
+    observer: Observer
+    actor: Actor
+    cashier: Cashier
+    logs: LogReader
+    watcher: Watcher
+
+    def tick(self) -> Action:
+        """Make one pass and return what was done."""
+        seen = self.observer.observe(self.lease.state)
+        recorded = self.cashier.settle(books.record(seen), seen.now)
+        if recorded.nodes != self.lease.state.nodes:
+            self.lease.write(recorded)  # a machine is in the books before anything else is done about it
+        self.lease.remember(recorded)
+        action = decide(self.goal, seen, self.world.rules)
+        self.watcher.tick(seen, action, self.cashier.spend(recorded, seen.now, time_left(seen)))
+        self.actor.act(action, seen)
+        return action
+
+    def settle(self) -> None:
+        """Tick until there is nothing to do but to wait for the job itself."""
+        while not isinstance(action := self.tick(), Done):
+            if isinstance(action, Wait):
+                if not self.observer.preparer.busy:
+                    break
+                self.world.clock.sleep(self.world.period_s)
+        self.logs.flush()
+
+    def run(self) -> JobState:
+        """Tick until nothing is left to do for the goal; return the state then."""
+        flushed = self.world.clock.now()
+        while not isinstance(action := self.tick(), Done):
+            if isinstance(action, Wait):
+                self.world.clock.sleep(self.world.period_s)
+            now = self.world.clock.now()
+            if (now - flushed).total_seconds() >= _FLUSH_S:
+                self.logs.flush()
+                flushed = now
+        self.logs.flush()
+        return self.lease.state
+
+
+@contextmanager
+def supervisor(
+    world: World, goal: Goal, lease: Lease, watcher: Watcher, wanted_end: Callable[[], ExitReason | None]
+) -> Iterator[Supervisor]:
+    """Give a supervisor whose threads and connections end with the block; the lease is taken already."""
+    readers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="read")
+    makers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="prepare")
+    cashier = Cashier(world.jobs, world.market)
+    logs = LogReader(world.jobs, watcher.output)
+    preparer = Preparer(world=world, watcher=watcher, pool=makers)
+    observer = Observer(
+        world=world,
+        goal=goal,
+        preparer=preparer,
+        cashier=cashier,
+        logs=logs,
+        wanted_end=wanted_end,
+        pool=readers,
+    )
+    actor = Actor(world=world, lease=lease, preparer=preparer, cashier=cashier, logs=logs, watcher=watcher)
+    try:
+        with lease:
+            yield Supervisor(
+                world=world,
+                goal=goal,
+                lease=lease,
+                observer=observer,
+                actor=actor,
+                cashier=cashier,
+                logs=logs,
+                watcher=watcher,
+            )
+    finally:
+        world.shell.close()
+        readers.shutdown(wait=False, cancel_futures=True)
+        makers.shutdown(wait=False, cancel_futures=True)

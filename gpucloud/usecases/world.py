@@ -1,0 +1,56 @@
+"""The ports that supervising a job needs, in one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpucloud.domain.action import Action
+from gpucloud.domain.job import Job
+from gpucloud.domain.ledger import Spend
+from gpucloud.domain.seen import Rules, Seen
+from gpucloud.ports import Clock, MarketData, NodeGroup, Provisioner, Shell
+from gpucloud.store import ObjectStore
+from gpucloud.usecases.bootstrap import Package
+from gpucloud.usecases.jobstore import JobStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Everything outside, for one job. `secrets` are the values of the job's secret names."""
+
+    job: Job
+    name: str
+    clock: Clock
+    store: ObjectStore
+    provisioner: Provisioner
+    group: NodeGroup
+    market: MarketData
+    shell: Shell
+    public_key: str
+    package: Package
+    rules: Rules
+    period_s: float
+    secrets: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def jobs(self) -> JobStore:
+        """The job's objects."""
+        return JobStore(self.store, self.name)
+
+
+class Watcher(Protocol):
+    """Who looks on while a job is supervised."""
+
+    def story(self, line: str) -> None:
+        """Something happened, in one line."""
+        ...
+
+    def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
+        """One pass was made."""
+        ...
+
+    def output(self, attempt: int, rank: int, text: str) -> None:
+        """A rank wrote whole lines."""
+        ...
