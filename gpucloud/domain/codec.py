@@ -1,0 +1,120 @@
+"""Frozen dataclasses as JSON text and back, strictly: anything but what `to_json` wrote is `Malformed`."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+class Malformed(ValueError):
+    """The text is not the value that was expected; the message names the path."""
+
+
+def to_json(value: object) -> str:
+    """Return one line of JSON. Times must be aware; a float that is not finite becomes a string ("nan", "inf")."""
+    return json.dumps(_plain(value), allow_nan=False, separators=(",", ":"))
+
+
+def from_json(kind: type[T], text: str | bytes) -> T:
+    """Return the value that `text` holds; every key must be there, and no other. Raises Malformed."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"{kind.__name__}: {error}") from error
+    value: T = _value(kind, data, kind.__name__)
+    return value
+
+
+def _plain(value: object) -> object:
+    match value:
+        case Enum():
+            return value.value
+        case datetime():
+            return value.isoformat()
+        case float() if not math.isfinite(value):
+            return str(value)
+        case tuple():
+            return [_plain(item) for item in value]
+        case _ if is_dataclass(value):
+            return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        case _:
+            return value
+
+
+def _value(kind: Any, data: object, path: str) -> Any:
+    origin = get_origin(kind)
+    if origin in (Union, UnionType):
+        return None if data is None else _value(_without_none(kind), data, path)
+    if origin is tuple:
+        return _tuple(get_args(kind), data, path)
+    if is_dataclass(kind):
+        return _record(kind, data, path)
+    if issubclass(kind, Enum):
+        return _parsed(kind, data, path)
+    if kind is datetime:
+        return _time(data, path)
+    if kind is float:
+        return _float(data, path)
+    if type(data) is not kind:  # `type`, because a bool is an int to isinstance
+        raise Malformed(f"{path}: expected {kind.__name__}, found {_shown(data)}")
+    return data
+
+
+def _without_none(kind: Any) -> Any:
+    (only,) = (argument for argument in get_args(kind) if argument is not NoneType)
+    return only
+
+
+def _tuple(arguments: tuple[Any, ...], data: object, path: str) -> tuple[Any, ...]:
+    if not isinstance(data, list):
+        raise Malformed(f"{path}: expected a list, found {_shown(data)}")
+    kinds = [arguments[0]] * len(data) if arguments[-1] is Ellipsis else list(arguments)
+    if len(kinds) != len(data):
+        raise Malformed(f"{path}: expected {len(kinds)} items, found {len(data)}")
+    return tuple(_value(kind, item, f"{path}[{i}]") for i, (kind, item) in enumerate(zip(kinds, data, strict=True)))
+
+
+def _record(kind: Any, data: object, path: str) -> Any:
+    if not isinstance(data, dict):
+        raise Malformed(f"{path}: expected an object, found {_shown(data)}")
+    hints = get_type_hints(kind)
+    names = [field.name for field in fields(kind)]
+    if set(data) != set(names):
+        raise Malformed(f"{path}: keys differ: {sorted(set(data) ^ set(names))}")
+    return kind(**{name: _value(hints[name], data[name], f"{path}.{name}") for name in names})
+
+
+def _parsed(kind: Any, data: object, path: str) -> Any:
+    try:
+        return kind(data)
+    except ValueError as error:
+        raise Malformed(f"{path}: {error}") from error
+
+
+def _time(data: object, path: str) -> datetime:
+    if not isinstance(data, str):
+        raise Malformed(f"{path}: expected a time, found {_shown(data)}")
+    try:
+        time = datetime.fromisoformat(data)
+    except ValueError as error:
+        raise Malformed(f"{path}: {error}") from error
+    if time.tzinfo is None:
+        raise Malformed(f"{path}: a time without its zone: {data}")
+    return time
+
+
+def _float(data: object, path: str) -> float:
+    if type(data) in (int, float) or data in ("nan", "inf", "-inf"):
+        return float(data)  # type: ignore[arg-type]
+    raise Malformed(f"{path}: expected a number, found {_shown(data)}")
+
+
+def _shown(data: object) -> str:
+    return repr(data)[:60]
