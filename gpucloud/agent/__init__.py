@@ -1,1 +1,1 @@
-"""gpucloud's process on a node: standard library only, shipped as the zip of the package."""
+"""What runs on a node: keeps the node at the level that the supervisor wants; standard library only."""

@@ -8,7 +8,8 @@ All paths live under `~/.gpucloud` on the node:
     agent/desired.json         Desired, by the supervisor
     agent/status.json          Status, by the agent, several times a second while something changes
     code/<sha>/                synced code
-    attempts/<number>/         launcher.log, rank-<r>.log, stop.json, progress.json, left-<rank>.json, done.json
+    attempts/<number>/         launcher.log, rank-<rank>.log, stop.json, progress.json, left-<rank>.json,
+                               done-<rank>.json, exit.json (the agent's verdict); <number> has four digits
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
+from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.node import Notice
 
 
@@ -99,3 +101,23 @@ class Status:
     boot_id: str
     notice: Notice | None
     attempt: AttemptStatus | None
+
+
+def desired_to_json(desired: Desired) -> str:
+    """Return the text of `desired.json`. It may hold secrets: write it with mode 0600."""
+    return to_json(desired)
+
+
+def desired_from_json(text: str | bytes) -> Desired:
+    """Return what the supervisor wants; raises Malformed (a ValueError) for anything torn or unknown."""
+    return from_json(Desired, text)
+
+
+def status_to_json(status: Status) -> str:
+    """Return the text of `status.json`."""
+    return to_json(status)
+
+
+def status_from_json(text: str | bytes) -> Status:
+    """Return what the agent says; raises Malformed (a ValueError) for anything torn or unknown."""
+    return from_json(Status, text)

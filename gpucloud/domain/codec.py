@@ -1,109 +1,134 @@
-"""Frozen dataclasses to JSON and back, strictly.
-
-Times are ISO 8601 UTC, money is a decimal string, enums are their values, tuples are lists; what does not fit
-raises `ValueError` naming the field. Unknown fields are ignored, so that an older program reads a newer state.
-"""
+"""Frozen dataclasses as JSON text and back, strictly: anything but what `to_json` wrote is `Malformed`."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import types
-from datetime import datetime, timezone
+import math
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from enum import Enum
+from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-Json = Any  # what json.loads returns
 
 
-def dumps(value: object) -> bytes:
-    """Return the value as JSON bytes, keys in the order of its fields."""
-    return json.dumps(plain(value), separators=(",", ":")).encode()
+class Malformed(ValueError):
+    """The text is not the value that was expected; the message names the path."""
 
 
-def loads(kind: type[T], data: bytes) -> T:
-    """Return the value of type `kind` that `dumps` wrote; ValueError when it is torn or of another shape."""
-    return value_of(kind, json.loads(data))
+def to_json(value: object) -> str:
+    """Return one line of JSON. Times must be aware; a float that is not finite becomes a string ("nan", "inf")."""
+    return json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
 
 
-def plain(value: object) -> Json:
-    """Return the value as what `json` writes: dictionaries, lists, strings, numbers."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    if isinstance(value, datetime):
-        return value.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")
-    if isinstance(value, tuple):
-        return [plain(item) for item in value]
+def from_json(kind: type[T], text: str | bytes) -> T:
+    """Return the value that `text` holds. Raises Malformed."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"{kind.__name__}: {error}") from error
+    value: T = _value(kind, data, kind.__name__)
     return value
 
 
-def value_of(kind: type[T], data: Json) -> T:
-    """Return `data`, as `json` read it, as a value of type `kind`."""
-    result: T = _decode(kind, data, kind.__name__)
-    return result
+def plain(value: object) -> Any:
+    """Return the value as what `json` writes: dictionaries, lists, strings, numbers."""
+    match value:
+        case Enum():
+            return value.value
+        case datetime():
+            return value.isoformat()
+        case Decimal():
+            return format(value, "f")
+        case float() if not math.isfinite(value):
+            return str(value)
+        case tuple():
+            return [plain(item) for item in value]
+        case _ if is_dataclass(value):
+            return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        case _:
+            return value
 
 
-def _decode(kind: Any, data: Json, path: str) -> Any:
+def _value(kind: Any, data: object, path: str) -> Any:
     origin = get_origin(kind)
-    if origin in (Union, types.UnionType):
-        return _decode_optional(kind, data, path)
+    if origin in (Union, UnionType):
+        return None if data is None else _value(_without_none(kind), data, path)
     if origin is tuple:
-        return _decode_tuple(get_args(kind), data, path)
-    if dataclasses.is_dataclass(kind):
-        return _decode_record(kind, data, path)
-    try:
-        return _decode_scalar(kind, data)
-    except (TypeError, ValueError, InvalidOperation) as error:
-        raise ValueError(f"{path}: {data!r} is not a {getattr(kind, '__name__', kind)}") from error
-
-
-def _decode_optional(kind: Any, data: Json, path: str) -> Any:
-    if data is None:
-        return None
-    inner = next(arm for arm in get_args(kind) if arm is not types.NoneType)
-    return _decode(inner, data, path)
-
-
-def _decode_tuple(arms: tuple[Any, ...], data: Json, path: str) -> Any:
-    if not isinstance(data, list):
-        raise ValueError(f"{path}: {data!r} is not a list")  # noqa: TRY004  (one error type for bad data)
-    if len(arms) == 2 and arms[1] is Ellipsis:
-        return tuple(_decode(arms[0], item, f"{path}[{i}]") for i, item in enumerate(data))
-    if len(arms) != len(data):
-        raise ValueError(f"{path}: {len(data)} items where {len(arms)} are wanted")
-    return tuple(_decode(arm, item, path) for arm, item in zip(arms, data, strict=True))
-
-
-def _decode_record(kind: Any, data: Json, path: str) -> Any:
-    if not isinstance(data, dict):
-        raise ValueError(f"{path}: {data!r} is not an object")  # noqa: TRY004
-    hints = get_type_hints(kind)
-    known = {
-        f.name: _decode(hints[f.name], data[f.name], f"{path}.{f.name}")
-        for f in dataclasses.fields(kind)
-        if f.name in data
-    }
-    try:
-        return kind(**known)
-    except TypeError as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
-def _decode_scalar(kind: Any, data: Json) -> Any:
-    if kind is Decimal and isinstance(data, str):
-        return Decimal(data)
-    if kind is datetime and isinstance(data, str):
-        return datetime.fromisoformat(data.replace("Z", "+00:00"))
-    if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind(data)
-    if kind not in (str, int, float, bool) or type(data) is not kind:
-        raise TypeError(kind)
+        return _tuple(get_args(kind), data, path)
+    if is_dataclass(kind):
+        return _record(kind, data, path)
+    if issubclass(kind, Enum):
+        return _parsed(kind, data, path)
+    if kind is datetime:
+        return _time(data, path)
+    if kind is float:
+        return _float(data, path)
+    if kind is Decimal:
+        return _decimal(data, path)
+    if type(data) is not kind:  # `type`, because a bool is an int to isinstance
+        raise Malformed(f"{path}: expected {kind.__name__}, found {_shown(data)}")
     return data
+
+
+def _without_none(kind: Any) -> Any:
+    (only,) = (argument for argument in get_args(kind) if argument is not NoneType)
+    return only
+
+
+def _tuple(arguments: tuple[Any, ...], data: object, path: str) -> tuple[Any, ...]:
+    if not isinstance(data, list):
+        raise Malformed(f"{path}: expected a list, found {_shown(data)}")
+    kinds = [arguments[0]] * len(data) if arguments[-1] is Ellipsis else list(arguments)
+    if len(kinds) != len(data):
+        raise Malformed(f"{path}: expected {len(kinds)} items, found {len(data)}")
+    return tuple(_value(kind, item, f"{path}[{i}]") for i, (kind, item) in enumerate(zip(kinds, data, strict=True)))
+
+
+def _record(kind: Any, data: object, path: str) -> Any:
+    if not isinstance(data, dict):
+        raise Malformed(f"{path}: expected an object, found {_shown(data)}")
+    hints = get_type_hints(kind)
+    missing = [f.name for f in fields(kind) if f.name not in data and f.default is f.default_factory is MISSING]
+    if missing:
+        raise Malformed(f"{path}: {', '.join(missing)} missing")
+    names = [field.name for field in fields(kind) if field.name in data]
+    return kind(**{name: _value(hints[name], data[name], f"{path}.{name}") for name in names})
+
+
+def _parsed(kind: Any, data: object, path: str) -> Any:
+    try:
+        return kind(data)
+    except ValueError as error:
+        raise Malformed(f"{path}: {error}") from error
+
+
+def _time(data: object, path: str) -> datetime:
+    if not isinstance(data, str):
+        raise Malformed(f"{path}: expected a time, found {_shown(data)}")
+    try:
+        time = datetime.fromisoformat(data)
+    except ValueError as error:
+        raise Malformed(f"{path}: {error}") from error
+    if time.tzinfo is None:
+        raise Malformed(f"{path}: a time without its zone: {data}")
+    return time
+
+
+def _float(data: object, path: str) -> float:
+    if type(data) in (int, float) or data in ("nan", "inf", "-inf"):
+        return float(data)  # type: ignore[arg-type]
+    raise Malformed(f"{path}: expected a number, found {_shown(data)}")
+
+
+def _decimal(data: object, path: str) -> Decimal:
+    try:
+        return Decimal(data) if isinstance(data, str) else Decimal(_float(data, path))
+    except InvalidOperation as error:
+        raise Malformed(f"{path}: expected a sum, found {_shown(data)}") from error
+
+
+def _shown(data: object) -> str:
+    return repr(data)[:60]

@@ -56,19 +56,19 @@ class JobStore:
         if stored is None:
             return None
         try:
-            return codec.loads(JobState, stored.data), stored
+            return codec.from_json(JobState, stored.data), stored
         except ValueError as error:
             raise StoreError(f"{self.store.url}/{self._root}/state.json is damaged: {error}") from error
 
     def create(self, state: JobState, spec: bytes) -> str:
         """Write the first state and the job file as it was; Conflict when the job exists."""
-        version = self.store.put(f"{self._root}/state.json", codec.dumps(state), if_absent=True)
+        version = self.store.put(f"{self._root}/state.json", _bytes(state), if_absent=True)
         self.store.put(f"{self._root}/spec.yaml", spec)
         return version
 
     def replace(self, state: JobState, version: str) -> str:
         """Write the state over that version and return the new one; Conflict when another was written."""
-        return self.store.put(f"{self._root}/state.json", codec.dumps(state), if_version=version)
+        return self.store.put(f"{self._root}/state.json", _bytes(state), if_version=version)
 
     def spec(self) -> bytes | None:
         """Return the job file as it was when the job was last started."""
@@ -82,7 +82,7 @@ class JobStore:
     def bill(self, node_id: str, charges: tuple[Charge, ...]) -> None:
         """Write a node's final charges, once: a second writer finds them there."""
         try:
-            self.store.put(f"{self._root}/ledger/{node_id}.json", codec.dumps(_Bill(charges=charges)), if_absent=True)
+            self.store.put(f"{self._root}/ledger/{node_id}.json", _bytes(_Bill(charges=charges)), if_absent=True)
         except Conflict:
             return
 
@@ -92,17 +92,17 @@ class JobStore:
         for key in self.store.list(f"{self._root}/ledger/"):
             stored = self.store.get(key)
             if stored is not None:
-                found += codec.loads(_Bill, stored.data).charges
+                found += codec.from_json(_Bill, stored.data).charges
         return tuple(found)
 
     def ask(self, request: Request) -> None:
         """Leave a request for the supervisor."""
-        self.store.put(f"{self._root}/request.json", codec.dumps(request))
+        self.store.put(f"{self._root}/request.json", _bytes(request))
 
     def request(self) -> Request | None:
         """Return the request that stands, if any."""
         stored = self.store.get(f"{self._root}/request.json")
-        return codec.loads(Request, stored.data) if stored else None
+        return codec.from_json(Request, stored.data) if stored else None
 
     def withdraw_request(self) -> None:
         """Remove the request: it was carried out, or a new start makes it void."""
@@ -140,3 +140,7 @@ def job_names(store: ObjectStore) -> tuple[str, ...]:
     """Return the names of all jobs in the store."""
     found = (re.fullmatch(r"jobs/([^/]+)/state\.json", key) for key in store.list("jobs/"))
     return tuple(m[1] for m in found if m)
+
+
+def _bytes(value: object) -> bytes:
+    return codec.to_json(value).encode()

@@ -1,0 +1,53 @@
+"""gpucloud itself as one zip, which nodes run and training scripts import from."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from pathlib import Path
+
+import gpucloud
+
+_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows: equal files make equal bytes
+
+# Written for any Python 3, so that an old one can say what it is.
+_MAIN = """\
+import sys
+
+if sys.version_info < (3, 10):
+    import json
+
+    print(json.dumps({"python": sys.executable, "version": sys.version_info[:3]}))
+    sys.exit(0)
+
+from gpucloud.agent.__main__ import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def package_zip() -> tuple[bytes, str]:
+    """Return the zip and its SHA-256; the same source always gives the same bytes.
+
+    `python3 <zip> agent|facts|layer …` runs it, `PYTHONPATH=<zip>` makes `import gpucloud.resume` work.
+    """
+    root = Path(gpucloud.__file__).parent
+    sources = {"__main__.py": _MAIN.encode()}
+    for path in root.rglob("*.py"):
+        name = path.relative_to(root)
+        if name.parts[0] != "bundled":
+            sources[f"gpucloud/{name.as_posix()}"] = path.read_bytes()
+    data = _archive(sources)
+    return data, hashlib.sha256(data).hexdigest()
+
+
+def _archive(sources: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    # Stored, not deflated: zlib's output differs between its versions, and imports from the zip are faster.
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in sorted(sources.items()):
+            entry = zipfile.ZipInfo(name, date_time=_DATE)
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, data)
+    return buffer.getvalue()

@@ -1,0 +1,64 @@
+"""`python3 <zip> agent|facts|layer`, or `python -m gpucloud.agent` with the same words."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from gpucloud.agent import daemon, facts, layer
+from gpucloud.domain.codec import to_json
+
+
+def main(arguments: list[str]) -> int:
+    """Carry out one command and return its exit code; answers go to stdout as one line."""
+    options = _parser().parse_args(arguments)
+    root = Path(options.root).expanduser().absolute()
+    match options.command:
+        case "agent":
+            _say(_start_agent(root, options))
+        case "facts":
+            _say(to_json(facts.gather(root, package=_package(), digest=options.setup)))
+        case _:
+            return _build_layer(root)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gpucloud-node", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True)
+    agent = commands.add_parser("agent", help="start this node's agent, detached; say `started` or `already`")
+    agent.add_argument("--replace", action="store_true", help="end an agent that runs another version first")
+    agent.add_argument("--power-off", nargs=argparse.REMAINDER, default=[], help="run at the end of the paid time")
+    probe = commands.add_parser("facts", help="print what the node is and has, as JSON")
+    probe.add_argument("--setup", default="", help="the digest of the job's setup")
+    build = commands.add_parser("layer", help="run a job's setup, given as JSON on standard input")
+    for command in (agent, probe, build):
+        command.add_argument("--root", default="~/.gpucloud")
+    return parser
+
+
+def _start_agent(root: Path, options: argparse.Namespace) -> str:
+    package = facts.package_sha256(_package())
+    return daemon.start(root, package=package, power_off=tuple(options.power_off), replace=options.replace)
+
+
+def _build_layer(root: Path) -> int:
+    failure = layer.build(root, layer.Order(**json.load(sys.stdin)))
+    _say(failure or "ready")
+    return 0 if failure is None else 1
+
+
+def _package() -> Path | None:
+    """Return the zip that this code was read from; None when it was not read from one."""
+    path = Path(sys.argv[0]).absolute()
+    return path if path.suffix == ".zip" and path.is_file() else None
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

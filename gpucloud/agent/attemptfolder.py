@@ -1,0 +1,120 @@
+"""The files of one attempt, which workers write and the agent reads, and the other way round."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import fields, replace
+from datetime import datetime
+from pathlib import Path
+
+from gpucloud.agent.wholefile import read_tail, read_text, write_whole
+from gpucloud.domain.agentstatus import AttemptStatus, Outcome, Progress
+from gpucloud.domain.codec import Malformed, from_json, to_json
+
+LEFT_EXIT_CODE = 75  # "saved and left on a notice" (DESIGN §10); EX_TEMPFAIL of sysexits.h
+
+_FAILED_RANK = re.compile(r"Root Cause \(first observed failure\):.*?^\s*rank\s*:\s*(\d+)", re.DOTALL | re.MULTILINE)
+
+
+class AttemptFolder:
+    """`attempts/<number>`; every read accepts that a file is absent or torn."""
+
+    def __init__(self, attempts: Path, number: int) -> None:
+        self.number = number
+        self.path = attempts / f"{number:04d}"
+        self._progress_signature: tuple[int, int] | None = None
+        self._progress: tuple[Progress, float] | None = None
+
+    def create(self) -> None:
+        """Make the folder, once and for all; FileExistsError when the attempt was ever begun here."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700)
+
+    def ask_to_stop(self, reason: str, at: datetime) -> None:
+        """Write `stop.json` unless it is there: workers save at a common step and leave."""
+        path = self.path / "stop.json"
+        if not path.exists():
+            write_whole(path, json.dumps({"reason": reason, "at": at.isoformat()}))
+
+    def all_said(self, word: str, ranks: tuple[int, ...]) -> bool:
+        """Whether `<word>-<rank>.json` is there for every rank; for unknown ranks, whether there is any."""
+        if not ranks:
+            return any(self.path.glob(f"{word}-*.json"))
+        return all((self.path / f"{word}-{rank}.json").exists() for rank in ranks)
+
+    def outcome(self, ranks: tuple[int, ...], exit_code: int | None, *, killed: bool) -> Outcome:
+        """Return how the node's part ended: the workers' files decide before the exit code does."""
+        if self.all_said("done", ranks):
+            return Outcome.DONE
+        if self.all_said("left", ranks):
+            return Outcome.LEFT
+        if killed or exit_code is None:
+            return Outcome.KILLED
+        if exit_code == 0:
+            return Outcome.DONE
+        return Outcome.LEFT if exit_code == LEFT_EXIT_CODE else Outcome.FAILED
+
+    def failed_rank(self) -> int | None:
+        """Return the rank that torchrun saw fail first; None when its log does not say."""
+        found = _FAILED_RANK.findall(read_tail(self.path / "launcher.log", 65536))
+        return int(found[-1]) if found else None
+
+    def progress(self) -> Progress | None:
+        """Return the last whole `progress.json`, with its age by the node's clock."""
+        self._read_progress()
+        if self._progress is None:
+            return None
+        progress, written_at = self._progress
+        return replace(progress, age_s=max(0.0, time.time() - written_at))
+
+    def verdict(self) -> AttemptStatus | None:
+        """Return what the agent wrote when the attempt ended; None when it never did."""
+        text = read_text(self.path / "exit.json")
+        try:
+            return from_json(AttemptStatus, text) if text is not None else None
+        except Malformed:
+            return None
+
+    def write_verdict(self, status: AttemptStatus) -> None:
+        """Write `exit.json`; a later agent reads it."""
+        write_whole(self.path / "exit.json", to_json(status))
+
+    def _read_progress(self) -> None:
+        path = self.path / "progress.json"
+        try:
+            stat = path.stat()
+            signature = (stat.st_mtime_ns, stat.st_ino)
+            if signature == self._progress_signature:
+                return
+            self._progress = _progress(path.read_bytes())
+        except (OSError, ValueError):
+            return  # absent or torn: the last whole one stands
+        self._progress_signature = signature
+
+
+def newest(attempts: Path) -> int:
+    """Return the highest attempt number that was ever begun here; 0 for none."""
+    try:
+        return max((int(path.name) for path in attempts.iterdir() if path.name.isdecimal()), default=0)
+    except OSError:
+        return 0
+
+
+def _progress(text: bytes) -> tuple[Progress, float]:
+    """Return the progress and the time of writing in seconds since 1970; ValueError for anything torn."""
+    data = json.loads(text)
+    if not isinstance(data, dict):
+        raise Malformed("progress.json: not an object")
+    # The library on the node may be newer than this agent: keys that are not known here are passed over.
+    known = {field.name: data.get(field.name) for field in fields(Progress)}
+    return from_json(Progress, json.dumps({**known, "age_s": 0.0})), _seconds(data.get("written_at"))
+
+
+def _seconds(written_at: object) -> float:
+    if isinstance(written_at, str):
+        return datetime.fromisoformat(written_at).timestamp()
+    if isinstance(written_at, (int, float)):
+        return float(written_at)
+    raise Malformed(f"progress.json: written_at: {written_at!r}")

@@ -1,0 +1,114 @@
+"""What the agent does next, from what is wanted, what runs and what time is paid for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+
+from gpucloud.domain.agentstatus import Desired, Launch, Stop
+from gpucloud.domain.node import Notice
+
+_SAVE_AHEAD = timedelta(seconds=60)
+_SAVE_SHARE = 0.2  # of a short lease: else it would be spent on saving
+
+
+class Wall(Enum):
+    """Where the node stands in the time that is paid for."""
+
+    FAR = "far"
+    NEAR = "near"  # time to save
+    PASSED = "passed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepaid:
+    """The time until which the node is paid for, and when that was first heard."""
+
+    until: datetime
+    heard_at: datetime
+
+    def wall(self, now: datetime) -> Wall:
+        """Return where `now` stands: NEAR begins 60 s before the end, or at its last fifth if that is shorter."""
+        if now >= self.until:
+            return Wall.PASSED
+        ahead = min(_SAVE_AHEAD, _SAVE_SHARE * (self.until - self.heard_at))
+        return Wall.NEAR if now >= self.until - ahead else Wall.FAR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """Everything that the decision needs; `running` is an attempt's number, `newest` the highest ever begun here."""
+
+    desired: Desired | None
+    running: int | None
+    newest: int
+    notice: Notice | None
+    prepaid: Prepaid | None
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Start the attempt."""
+
+    launch: Launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """Ask the workers to save and leave before `at`."""
+
+    reason: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End the running attempt's whole process tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class PowerOff:
+    """End the node: its paid time is over and nothing runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Nothing to do."""
+
+
+Action = Start | Save | Kill | PowerOff | Rest
+
+
+def decide(seen: Seen) -> Action:
+    """Return the next action; it may be carried out any number of times."""
+    wall = seen.prepaid.wall(seen.now) if seen.prepaid else Wall.FAR
+    if seen.running is not None:
+        return _of_running(seen, seen.running, wall)
+    if wall is Wall.PASSED:
+        return PowerOff()
+    desired = seen.desired
+    # A number at or below the newest was begun before: it never starts twice, whatever became of it.
+    if desired is None or desired.launch is None or desired.launch.attempt <= seen.newest:
+        return Rest()
+    return Start(launch=desired.launch) if desired.stop is Stop.NO and wall is Wall.FAR else Rest()
+
+
+def _of_running(seen: Seen, running: int, wall: Wall) -> Action:
+    if wall is Wall.PASSED or _is_unwanted(seen.desired, running):
+        return Kill()
+    if seen.notice is not None:
+        return Save(reason="notice", at=seen.notice.at)
+    if wall is Wall.NEAR and seen.prepaid is not None:
+        return Save(reason="budget", at=seen.prepaid.until)
+    if seen.desired is not None and seen.desired.stop is Stop.SAVE:
+        return Save(reason="stop", at=seen.now)
+    return Rest()
+
+
+def _is_unwanted(desired: Desired | None, running: int) -> bool:
+    """Whether the supervisor wants another attempt, none, or this one dead; silence is no such wish."""
+    if desired is None:
+        return False
+    return desired.launch is None or desired.launch.attempt != running or desired.stop is Stop.KILL

@@ -1,0 +1,121 @@
+"""The interruption notice of this node, from the instance metadata service (IMDSv2)."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
+
+from gpucloud.domain.node import Notice
+from gpucloud.domain.notice import notice_from
+
+_TOKEN_TTL_S = 21600  # the longest that IMDSv2 grants
+_ABSENT_LIMIT_S = 30.0  # a host that never had a metadata service is asked this often at last
+_INSTANCE_ACTION = "/latest/meta-data/spot/instance-action"
+
+
+class MetadataClient:
+    """IMDSv2 over one kept connection; the token is renewed at 80 % of its life."""
+
+    def __init__(self, endpoint: str, *, timeout_s: float = 1.0) -> None:
+        url = urlsplit(endpoint)
+        self._connection = http.client.HTTPConnection(url.hostname or "169.254.169.254", url.port, timeout=timeout_s)
+        self._token: str | None = None
+        self._renew_at = 0.0
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Return the status and the body. Raises OSError or HTTPException when nobody answers."""
+        status, body = self._get_with_token(path)
+        if status == 401:  # the service was restarted and knows our token no more
+            self._token = None
+            status, body = self._get_with_token(path)
+        return status, body
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _get_with_token(self, path: str) -> tuple[int, str]:
+        if self._token is None or time.monotonic() > self._renew_at:
+            ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_TTL_S)}
+            status, token = self._request("PUT", "/latest/api/token", ttl)
+            if status != 200:
+                return status, token
+            self._token = token
+            self._renew_at = time.monotonic() + 0.8 * _TOKEN_TTL_S
+        return self._request("GET", path, {"X-aws-ec2-metadata-token": self._token})
+
+    def _request(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
+        try:
+            return self._exchange(method, path, headers)
+        except (ConnectionError, http.client.HTTPException):
+            # A kept connection is closed by the other side when it was idle: once more on a new one.
+            return self._exchange(method, path, headers)
+
+    def _exchange(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
+        try:
+            self._connection.request(method, path, headers=headers)
+            with self._connection.getresponse() as response:
+                return response.status, response.read(65536).decode("utf-8", errors="replace")
+        except (OSError, http.client.HTTPException):
+            self._connection.close()
+            raise
+
+
+class NoticeWatcher:
+    """Asks the metadata service every `period_s`; `notice` is the first one seen, and stays."""
+
+    def __init__(self, client: MetadataClient, *, period_s: float, on_notice: Callable[[], None]) -> None:
+        self.notice: Notice | None = None
+        self._client = client
+        self._period_s = period_s
+        self._on_notice = on_notice
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="notice", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch, in a thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and close the connection."""
+        self._stop.set()
+        self._thread.join()
+        self._client.close()
+
+    def _watch(self) -> None:
+        pause_s, was_there = self._period_s, False
+        while not self._stop.wait(pause_s):
+            try:
+                status, body = self._client.get(_INSTANCE_ACTION)
+            except (OSError, http.client.HTTPException):
+                # Once there, always there: a moment's silence must not slow the watch down.
+                pause_s = self._period_s if was_there else min(2 * pause_s, _ABSENT_LIMIT_S)
+                continue
+            was_there, pause_s = True, self._period_s
+            if status == 200 and self.notice is None:
+                self.notice = notice_from(body)
+                if self.notice is not None:
+                    self._on_notice()
+
+
+def watcher_from(environ: Mapping[str, str], on_notice: Callable[[], None]) -> NoticeWatcher | None:
+    """Return a watcher as the environment says; None where AWS_EC2_METADATA_DISABLED is true.
+
+    AWS_EC2_METADATA_SERVICE_ENDPOINT moves the service, GPUCLOUD_NOTICE_POLL_S sets the period (default 1 s).
+    """
+    if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        return None
+    endpoint = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254"
+    period_s = _positive(environ.get("GPUCLOUD_NOTICE_POLL_S"), default=1.0)
+    return NoticeWatcher(MetadataClient(endpoint), period_s=period_s, on_notice=on_notice)
+
+
+def _positive(text: str | None, *, default: float) -> float:
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        return default
+    return value if value > 0 else default

@@ -1,0 +1,167 @@
+"""The agent's loop: what is wanted, what is so, what to do about it; then say how it stands."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from gpucloud import processes
+from gpucloud.agent.attemptfolder import AttemptFolder, newest
+from gpucloud.agent.decide import Action, Kill, PowerOff, Prepaid, Rest, Save, Seen, Start, decide
+from gpucloud.agent.levels import Inbox, Outbox
+from gpucloud.agent.running import CANNOT_RUN, RunningAttempt, sweep
+from gpucloud.domain.agentstatus import AttemptStatus, Launch, Outcome, RunState, Status
+from gpucloud.domain.node import Notice
+
+# Each look costs about 0.3 ms of a core that sleeps otherwise: 20 a second are 0.6 %.
+_POLL_S = 0.05
+
+
+class Agent:
+    """One node's part; `root` is `~/.gpucloud`. All it knows is in files: it may be killed and started at any time."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        notice: Callable[[], Notice | None],
+        power_off: tuple[str, ...],
+        rest: Callable[[float], None],
+    ) -> None:
+        folder = root / "agent"
+        self._attempts = root / "attempts"
+        self._inbox = Inbox(folder)
+        self._outbox = Outbox(folder)
+        self._notice = notice
+        self._power_off = power_off
+        self._rest = rest
+        self._boot_id = processes.boot_id()
+        self._prepaid: Prepaid | None = None
+        self._powered_off = False
+        self._running: RunningAttempt | None = None
+        self._newest = newest(self._attempts)
+        self._attempt = self._recover()
+
+    def run(self) -> None:
+        """Reconcile for ever."""
+        complaint = ""
+        while True:
+            try:
+                self.tick()
+            except OSError as error:
+                # A full or failing disk: go on, the next tick may do better. Said once, not fifty times a second.
+                if str(error) != complaint:
+                    complaint = str(error)
+                    sys.stderr.write(f"{datetime.now(timezone.utc).isoformat()} {complaint}\n")
+            self._rest(_POLL_S)
+
+    def tick(self) -> None:
+        """One pass: observe, decide, act, report."""
+        self._inbox.poll()
+        now = datetime.now(timezone.utc)
+        self._renew(now)
+        action = decide(
+            Seen(
+                desired=self._inbox.desired,
+                running=self._running.folder.number if self._running else None,
+                newest=self._newest,
+                notice=self._notice(),
+                prepaid=self._prepaid,
+                now=now,
+            )
+        )
+        try:
+            self._act(action)
+        finally:
+            self._advance()
+            self._report()
+
+    def _recover(self) -> AttemptStatus | None:
+        """Sweep what an agent that died left running, and return how the newest attempt stands."""
+        if self._newest == 0:
+            return None
+        folder = AttemptFolder(self._attempts, self._newest)
+        found = folder.verdict()
+        if found is not None:
+            return found
+        while not sweep(folder):
+            time.sleep(_POLL_S)
+        return self._close(folder, _ended(folder, Outcome.KILLED, None))
+
+    def _renew(self, now: datetime) -> None:
+        until = self._inbox.desired.paid_until if self._inbox.desired else None
+        if until is None:
+            self._prepaid = None
+        elif self._prepaid is None or self._prepaid.until != until:
+            self._prepaid = Prepaid(until=until, heard_at=now)
+            self._powered_off = False
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Start(launch=launch):
+                self._newest = launch.attempt
+                self._begin(launch)
+            case Save(reason=reason, at=at):
+                if self._running:
+                    self._running.folder.ask_to_stop(reason, at)
+            case Kill():
+                if self._running:
+                    self._running.kill()
+            case PowerOff():
+                self._end_node()
+            case Rest():
+                pass
+
+    def _begin(self, launch: Launch) -> None:
+        folder = AttemptFolder(self._attempts, launch.attempt)
+        try:
+            self._running = RunningAttempt(launch, folder)
+        except OSError as error:
+            # No folder could be made: the attempt will not run here, and the supervisor must hear it.
+            sys.stderr.write(f"attempt {launch.attempt}: {error}\n")
+            self._attempt = _ended(folder, Outcome.FAILED, CANNOT_RUN)
+
+    def _end_node(self) -> None:
+        if self._power_off and not self._powered_off:
+            self._powered_off = True
+            subprocess.Popen(self._power_off, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def _advance(self) -> None:
+        if self._running is None:
+            return
+        self._attempt = self._running.advance()
+        if self._attempt.state is RunState.EXITED:
+            folder, self._running = self._running.folder, None
+            self._close(folder, self._attempt)
+
+    def _close(self, folder: AttemptFolder, status: AttemptStatus) -> AttemptStatus:
+        # Unwritten on a full disk, the verdict still stands in this process; a later agent would say KILLED.
+        with contextlib.suppress(OSError):
+            folder.write_verdict(status)
+        return status
+
+    def _report(self) -> None:
+        status = Status(
+            beat=0,
+            epoch=self._inbox.epoch,
+            boot_id=self._boot_id,
+            notice=self._notice(),
+            attempt=self._attempt,
+        )
+        self._outbox.publish(status, now_s=time.monotonic())
+
+
+def _ended(folder: AttemptFolder, outcome: Outcome, exit_code: int | None) -> AttemptStatus:
+    return AttemptStatus(
+        attempt=folder.number,
+        state=RunState.EXITED,
+        outcome=outcome,
+        exit_code=exit_code,
+        progress=folder.progress(),
+        failed_rank=None,
+    )

@@ -1,0 +1,115 @@
+"""The process tree of one attempt."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from gpucloud import processes
+from gpucloud.agent.attemptfolder import AttemptFolder
+from gpucloud.agent.wholefile import write_whole
+from gpucloud.domain.agentstatus import AttemptStatus, Launch, RunState
+
+CANNOT_RUN = 127  # what a shell answers when it cannot start a command
+
+_MARK = "GPUCLOUD_ATTEMPT_DIR"
+
+
+class RunningAttempt:
+    """An attempt that was begun by this process; `status` says RUNNING until nothing of it is alive."""
+
+    def __init__(self, launch: Launch, folder: AttemptFolder) -> None:
+        """Make the folder and start the launcher; FileExistsError when the attempt was begun before."""
+        folder.create()
+        self.folder = folder
+        self._ranks = tuple(int(rank) for rank in dict(launch.env).get("GPUCLOUD_RANKS", "").split())
+        self._exit_code: int | None = None
+        self._killing = False
+        self._launcher = self._start(launch)
+
+    def kill(self) -> None:
+        """Ask for the end; `advance` brings it about."""
+        self._killing = True
+
+    def advance(self) -> AttemptStatus:
+        """Look after the processes, and return how the attempt stands."""
+        self._reap()
+        over = self._exit_code is not None or self._killing or self._only_launcher_left()
+        if over and sweep(self.folder):
+            self._reap()
+            return self._verdict()
+        return AttemptStatus(
+            attempt=self.folder.number,
+            state=RunState.RUNNING,
+            outcome=None,
+            exit_code=None,
+            progress=self.folder.progress(),
+            failed_rank=None,
+        )
+
+    def _start(self, launch: Launch) -> subprocess.Popen[bytes] | None:
+        env = {**os.environ, **dict(launch.env), _MARK: str(self.folder.path)}
+        log_path = self.folder.path / "launcher.log"
+        try:
+            with log_path.open("ab") as log:
+                return subprocess.Popen(
+                    launch.argv,
+                    cwd=launch.directory,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except (OSError, ValueError) as error:
+            self._exit_code = CANNOT_RUN
+            _note(self.folder, f"cannot start {launch.argv[0]} in {launch.directory}: {error}\n")
+            return None
+
+    def _reap(self) -> None:
+        """Collect every child that ended: as subreaper the agent is the parent of each orphan."""
+        while self._launcher is not None:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                ended = None
+            if ended is None:
+                return
+            if ended.si_pid == self._launcher.pid:
+                self._exit_code = self._launcher.wait()
+            else:
+                os.waitpid(ended.si_pid, 0)
+
+    def _only_launcher_left(self) -> bool:
+        """Whether every rank wrote its last word and is gone: torchrun's own exit (0.4 s) needs no waiting for."""
+        if self._launcher is None or not self._ranks:
+            return False
+        if not any(self.folder.all_said(word, self._ranks) for word in ("done", "left")):
+            return False
+        return not processes.descendants(self._launcher.pid)
+
+    def _verdict(self) -> AttemptStatus:
+        failed = self._exit_code not in (0, None) and not self._killing
+        return AttemptStatus(
+            attempt=self.folder.number,
+            state=RunState.EXITED,
+            outcome=self.folder.outcome(self._ranks, self._exit_code, killed=self._killing),
+            exit_code=self._exit_code,
+            progress=self.folder.progress(),
+            failed_rank=self.folder.failed_rank() if failed else None,
+        )
+
+
+def sweep(folder: AttemptFolder, *, limit_s: float = 0.25) -> bool:
+    """SIGKILL everything of the attempt; False when something is still alive after `limit_s` (call again).
+
+    The mark is the attempt's folder, because nodes of the embedded fleet may share one process table.
+    """
+    return processes.kill_below(os.getpid(), mark=(_MARK, str(folder.path)), limit_s=limit_s)
+
+
+def _note(folder: AttemptFolder, text: str) -> None:
+    try:
+        write_whole(folder.path / "launcher.log", text)
+    except OSError:
+        return  # the status says 127 all the same

@@ -1,0 +1,39 @@
+"""Files that appear whole: written beside, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:
+    """Replace the file at once; a reader finds the old text or the new one. Raises OSError, and leaves no rest."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def read_text(path: Path) -> str | None:
+    """Return the file's text; None when it is not there or cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def read_tail(path: Path, size: int) -> str:
+    """Return at most the last `size` bytes of the file as text; empty when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            return file.read(size).decode("utf-8", errors="replace")
+    except OSError:
+        return ""

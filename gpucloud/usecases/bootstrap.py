@@ -1,0 +1,169 @@
+"""Makes a node fit for a job: facts, the steps that are needed, facts again; may be repeated and killed anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from gpucloud.domain.bootstrap import (
+    STEPS,
+    Bare,
+    Command,
+    Facts,
+    Step,
+    Wanted,
+    check,
+    check_torch,
+    findings,
+    job_python,
+    lock_record,
+    package_path,
+    parse_probe,
+    probe,
+    require_python,
+    setup_digest,
+    setup_files,
+    ship,
+)
+from gpucloud.domain.codec import Malformed
+from gpucloud.domain.errors import NodeError, RemoteCommandFailed
+from gpucloud.domain.job import Job
+from gpucloud.domain.launch import Script, parse_run
+from gpucloud.ports import Clock, Completed, Host
+
+_SHOWN_LINES = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """The zip that nodes run; `sha256` names it there."""
+
+    data: bytes
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bootstrapped:
+    """A node that is fit: where things lie on it, what was changed and how long each step took (seconds).
+
+    `changed` is empty when everything was there. `lock` holds JSON values only.
+    """
+
+    python: str
+    package_path: str
+    root: str
+    findings: tuple[str, ...]
+    changed: tuple[str, ...]
+    seconds: tuple[tuple[str, float], ...]
+    lock: dict[str, object]
+
+
+def wanted_for(job: Job, *, package: Package, code: str, secrets: Mapping[str, str]) -> Wanted:
+    """Return what the job needs of a node where its code lies at `code`; reads the files that `setup` names."""
+    files = tuple(
+        (name, (job.code / name).read_bytes()) for name in setup_files(job.setup or "") if (job.code / name).is_file()
+    )
+    return Wanted(
+        package=package.sha256,
+        code=code,
+        setup=job.setup,
+        setup_digest=setup_digest(job.setup or "", files, code),
+        env=(*job.env, *secrets.items()),
+        torchrun=isinstance(parse_run(job.run), Script),
+        gpus=job.resources.gpus,
+        asks_for_gpus=bool(job.resources.gpu) or job.resources.vram_gib is not None,
+    )
+
+
+def bootstrap(host: Host, wanted: Wanted, package: Package, clock: Clock) -> Bootstrapped:
+    """Return the fit node. Raises NodeError (with the last lines of a failed command), HostUnreachable."""
+    work = _Work(host, wanted, package, clock)
+    facts = work.facts()
+    check(facts, wanted)
+    for step in STEPS:
+        facts = work.make(step, facts)
+    check_torch(facts, wanted)
+    return Bootstrapped(
+        python=job_python(facts),
+        package_path=package_path(facts.root, wanted.package),
+        root=facts.root,
+        findings=findings(facts, work.skew),
+        changed=tuple(work.changed),
+        seconds=tuple(work.seconds),
+        lock=lock_record(facts, wanted),
+    )
+
+
+class _Work:
+    """One node's bootstrap under way."""
+
+    def __init__(self, host: Host, wanted: Wanted, package: Package, clock: Clock) -> None:
+        self.changed: list[str] = []
+        self.seconds: list[tuple[str, float]] = []
+        self.skew = timedelta(0)
+        self._host = host
+        self._wanted = wanted
+        self._package = package
+        self._clock = clock
+        self._answer = Completed(exit_code=0, stdout=b"", stderr=b"")
+
+    def facts(self) -> Facts:
+        """Return the node's facts; the package is shipped on the way if it is not there."""
+        started = self._clock.now()
+        found = self._probe()
+        self._took("facts", started)
+        if isinstance(found, Facts) and found.package == self._wanted.package:
+            return found
+        require_python(found.python, found.version)
+        started = self._clock.now()
+        self._run("package", ship(found.python or "", self._package.sha256, self._package.data))
+        self.changed.append("package")
+        found = self._probe()
+        self._took("package", started)
+        if isinstance(found, Bare):  # it is there and does not run: its complaint is on stderr
+            raise self._failed("facts", self._answer)
+        return found
+
+    def make(self, step: Step, facts: Facts) -> Facts:
+        """Return the facts after the step, which is left out if nothing needs it."""
+        if step.needed(facts, self._wanted) is None:
+            return facts
+        started = self._clock.now()
+        for command in step.commands(facts, self._wanted):
+            self._run(step.name, command)
+        after = self.facts()
+        self._took(step.name, started)
+        reason = step.needed(after, self._wanted)
+        if reason is not None:
+            raise NodeError(f"{self._host.node.id}: {step.name}: {reason}, even after it was done", hint=None)
+        self.changed.append(step.name)
+        return after
+
+    def _probe(self) -> Facts | Bare:
+        before = self._clock.now()
+        self._answer = self._host.run(probe(self._wanted).argv)
+        after = self._clock.now()
+        try:
+            found = parse_probe(self._answer.stdout)
+        except Malformed as error:
+            raise self._failed("facts", self._answer) from error
+        if isinstance(found, Facts):
+            self.skew = found.time - (before + (after - before) / 2)
+        return found
+
+    def _run(self, name: str, command: Command) -> None:
+        completed = self._host.run(command.argv, stdin=command.stdin, timeout_s=command.timeout_s)
+        if completed.exit_code != 0:
+            raise self._failed(name, completed)
+
+    def _failed(self, name: str, completed: Completed) -> RemoteCommandFailed:
+        output = (completed.stdout + completed.stderr).decode("utf-8", errors="replace").strip()
+        lines = "\n".join(output.splitlines()[-_SHOWN_LINES:])
+        return RemoteCommandFailed(
+            f"{self._host.node.id}: {name} ended with exit code {completed.exit_code}:\n{lines}",
+            hint="mend `setup:` in the job file" if name == "setup" else "run the command again",
+        )
+
+    def _took(self, name: str, started: datetime) -> None:
+        self.seconds.append((name, (self._clock.now() - started).total_seconds()))
