@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,43 +50,38 @@ def alive(pid: int, start: str) -> bool:
 
 def descendants(pid: int) -> tuple[int, ...]:
     """Return the pids of everything below `pid`, without itself."""
-    children: dict[int, list[int]] = {}
-    for process in listing():
-        children.setdefault(process.parent, []).append(process.pid)
-    found: list[int] = []
-    queue = [pid]
-    while queue:
-        below = children.get(queue.pop(), [])
-        found += below
-        queue += below
-    return tuple(found)
+    return tuple(_below({pid}, listing()))
 
 
 def marked(name: str, value: str) -> tuple[int, ...]:
-    """Return the pids of all processes, save this one, that were started with NAME=value in their environment."""
-    entry = f"{name}={value}"
-    return tuple(p.pid for p in listing() if p.pid != os.getpid() and _has_entry(p.pid, entry))
+    """Return the pids of all processes, save this one, that were started with NAME=value in their environment.
+
+    macOS hides the environment of programs that are part of the system: there only their parents are found.
+    """
+    bearing = _bearing(f"{name}={value}")
+    return tuple(p.pid for p in listing() if p.pid in bearing and p.pid != os.getpid())
 
 
 def kill_below(pid: int, *, mark: tuple[str, str] | None = None, limit_s: float = 5.0) -> bool:
-    """SIGKILL everything below `pid` and everything that bears `mark`, again until nothing is left.
+    """SIGKILL everything below `pid`, everything that bears `mark` and everything below that, until nothing is left.
 
-    Returns False when something was still alive after `limit_s`. `pid` itself is spared.
+    Returns False when something was still alive after `limit_s`. `pid` itself and this process are spared.
     """
-    deadline = time.monotonic() + limit_s
-    while True:
-        targets = set(descendants(pid))
-        if mark is not None:
-            targets |= set(marked(*mark))
-        targets -= {pid, os.getpid()}
-        if not targets:
-            return True
-        if time.monotonic() > deadline:
-            return False
-        for target in targets:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(target, signal.SIGKILL)
-        time.sleep(0.005)
+    return _kill(lambda: _tree({pid}, mark) - {pid}, limit_s)
+
+
+def kill_marked(mark: tuple[str, str], *, limit_s: float = 5.0) -> bool:
+    """SIGKILL everything that bears `mark` and everything below it, until nothing is left; False after `limit_s`.
+
+    All are stopped before any is killed: the orphans of a killed process would no longer be found below it.
+    """
+    _stop(lambda: _tree(set(), mark))
+    return _kill(lambda: _tree(set(), mark), limit_s)
+
+
+def stop_tree(pid: int, *, mark: tuple[str, str] | None = None) -> None:
+    """SIGSTOP `pid`, everything below it, everything that bears `mark` and everything below that."""
+    _stop(lambda: _tree({pid}, mark))
 
 
 def adopt_orphans() -> None:
@@ -124,26 +119,74 @@ def _read_stat(pid: int) -> Process | None:
 
 
 def _from_ps() -> Iterator[Process]:
-    text = subprocess.run(
-        ["ps", "-axo", "pid=,ppid=,stat=,lstart="], capture_output=True, text=True, check=False
-    ).stdout
-    for line in text.splitlines():
+    for line in _ps("-axo", "pid=,ppid=,stat=,lstart="):
         pid, parent, stat, start = line.split(None, 3)
         if not stat.startswith("Z"):
-            yield Process(int(pid), int(parent), start)
+            yield Process(int(pid), int(parent), start.strip())
 
 
-def _has_entry(pid: int, entry: str) -> bool:
-    if _LINUX:
-        try:
-            environ = (_PROC / str(pid) / "environ").read_bytes()
-        except OSError:
-            return False
-        return os.fsencode(entry) in environ.split(b"\0")
-    shown = subprocess.run(
-        ["ps", "-Eww", "-o", "command=", "-p", str(pid)],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout
-    return f" {entry} " in f"{shown} "
+def _tree(roots: set[int], mark: tuple[str, str] | None) -> set[int]:
+    if mark is not None:
+        roots = roots | set(marked(*mark))
+    return (roots | _below(roots, listing())) - {os.getpid()}
+
+
+def _below(roots: set[int], processes: tuple[Process, ...]) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for process in processes:
+        children.setdefault(process.parent, []).append(process.pid)
+    found: set[int] = set()
+    queue = list(roots)
+    while queue:
+        below = children.get(queue.pop(), [])
+        found.update(below)
+        queue += below
+    return found
+
+
+def _kill(targets: Callable[[], set[int]], limit_s: float) -> bool:
+    deadline = time.monotonic() + limit_s
+    empty = 0
+    # Twice empty: a process whose parent ends while the list is being read is below nobody in that list.
+    while empty < 2:
+        found = targets()
+        empty = 0 if found else empty + 1
+        if found:
+            if time.monotonic() > deadline:
+                return False
+            _signal(found, signal.SIGKILL)
+            time.sleep(0.005)
+    return True
+
+
+def _stop(targets: Callable[[], set[int]]) -> None:
+    stopped: set[int] = set()
+    while not (found := targets()) <= stopped:
+        _signal(found - stopped, signal.SIGSTOP)
+        stopped |= found
+
+
+def _signal(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _bearing(entry: str) -> set[int]:
+    if not _LINUX:
+        shown = _ps("-axEww", "-o", "pid=,command=")
+        return {int(line.split(None, 1)[0]) for line in shown if f" {entry} " in f"{line} "}
+    wanted = os.fsencode(entry)
+    return {int(name) for name in os.listdir(_PROC) if name.isdigit() and wanted in _environment(name)}
+
+
+def _environment(pid: str) -> list[bytes]:
+    try:
+        return (_PROC / pid / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _ps(*options: str) -> list[str]:
+    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}  # the form of dates must not change between two calls
+    return subprocess.run(["ps", *options], capture_output=True, text=True, check=False, env=env).stdout.splitlines()

@@ -1,0 +1,228 @@
+"""The embedded cloud's one background process: makes the world equal to the records, again and again.
+
+It is level-triggered and crash-only. What shall be is in the records (`folder`), what comes next is decided by `level`,
+and this process does it. Nodes hold a pipe that it alone can write to: when it dies, however it dies, they end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import selectors
+import time
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from gpucloud.adapters.local import node
+from gpucloud.adapters.local.folder import Folder
+from gpucloud.adapters.local.level import settle
+from gpucloud.adapters.local.machine import Machine
+from gpucloud.adapters.local.records import GroupRecord, NodeRecord, Settings, ended
+from gpucloud.domain.node import EndCause, NodeState
+
+_TICK_S = 0.03
+_BOOTING_TICK_S = 0.005
+_HEARTBEAT_S = 1.0
+_PAUSE_S = 2.0
+"""How long a group starts nothing after one of its nodes died while it booted."""
+
+_log = logging.getLogger("gpucloud.cloud")
+
+
+class Daemon:
+    """Keeps every group of one folder; `lock` is the daemon's lock, held and handed over by whoever started it."""
+
+    def __init__(self, folder: Folder, lock: int) -> None:
+        self._folder = folder
+        self._lock = lock
+        self._pipe, self._held_end = os.pipe()
+        self._selector = selectors.DefaultSelector()
+        self._settings = Settings()
+        self._groups: dict[str, GroupRecord] = {}
+        self._machines: dict[str, Machine] = {}
+        self._paused: dict[str, float] = {}
+        self._seen: int | None = None
+        self._beat_at = float("-inf")
+
+    def run(self) -> None:
+        """Work until every group has size 0 and no node lives, or until the folder is gone."""
+        try:
+            self._bury()
+            while not self._retired():
+                self._tick()
+        except FileNotFoundError:
+            if self._folder.exists:
+                raise
+            _log.warning("the folder is gone")
+        finally:
+            for machine in self._machines.values():
+                machine.end()
+
+    def _bury(self) -> None:
+        """Mark what an earlier daemon left as ended when that daemon was last seen, and see to it that it is."""
+        last_seen = datetime.fromtimestamp(os.fstat(self._lock).st_mtime + _HEARTBEAT_S, timezone.utc)
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        with self._folder.locked():
+            left = [(name, n) for name in self._folder.groups() for n in self._folder.nodes(name) if n.alive]
+        for name, record in left:
+            while not node.sweep(record.id):
+                _log.error("%s does not end", record.id)
+            self._save_end(name, record.id, EndCause.CRASH, max(record.launched_at, min(last_seen, _now())))
+
+    def _retired(self) -> bool:
+        if self._machines or any(group.size for group in self._groups.values()):
+            return False
+        # Under the lock: a change is either seen here, or its author finds the daemon's lock free and starts another.
+        with self._folder.locked():
+            self._load()
+            if any(group.size for group in self._groups.values()):
+                return False
+            os.close(self._lock)
+            return True
+
+    def _tick(self) -> None:
+        self._beat()
+        if self._folder.changes() != self._seen:
+            with self._folder.locked():
+                self._load()
+        for machine in list(self._machines.values()):
+            self._observe(machine)
+        for name in list(self._groups):
+            self._settle(name)
+        for machine in list(self._machines.values()):
+            self._carry_out(machine)
+        self._wait()
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now - self._beat_at >= _HEARTBEAT_S:
+            os.utime(self._lock)
+            self._beat_at = now
+
+    def _load(self) -> None:
+        self._seen = self._folder.changes()
+        self._settings = self._folder.settings()
+        found = ((name, self._folder.group(name)) for name in self._folder.groups())
+        self._groups = {name: group for name, group in found if group is not None}
+        for machine in self._machines.values():
+            machine.group = self._groups.get(machine.group.name, machine.group)
+            record = self._folder.node(machine.group.name, machine.record.id)
+            # A group that was removed by hand takes its nodes with it.
+            machine.record = record or replace(machine.record, ending=EndCause.CHOICE)
+
+    def _observe(self, machine: Machine) -> None:
+        record = machine.record
+        if machine.died and record.ending is None:
+            self._change(machine, replace(record, ending=EndCause.CRASH))
+            _log.warning("%s died by itself", record.id)
+        elif record.state is NodeState.PENDING and machine.greets():
+            self._change(machine, replace(record, state=NodeState.RUNNING))
+        elif machine.group.user_data and record.user_data_exit is None:
+            code = machine.user_data_exit()
+            if code is not None:
+                self._change(machine, replace(record, user_data_exit=code))
+
+    def _change(self, machine: Machine, wanted: NodeRecord) -> None:
+        """Write what the daemon alone decides: state, exit code and, unless there is one, the cause of the end."""
+        with self._folder.locked():
+            now = self._folder.node(machine.group.name, wanted.id)
+            if now is None:
+                return
+            machine.record = replace(
+                now,
+                state=wanted.state,
+                ending=now.ending or wanted.ending,
+                user_data_exit=wanted.user_data_exit,
+            )
+            self._folder.save_node(machine.group.name, machine.record)
+
+    def _settle(self, name: str) -> None:
+        group = self._groups[name]
+        machines = self._of(name)
+        step = settle(group, machines, _now(), self._settings.notice_s)
+        may_start = self._paused.get(name, 0.0) <= time.monotonic()
+        if step.group == group and step.nodes == machines and not (step.starts and may_start):
+            return
+        with self._folder.locked():
+            self._load()
+            if name not in self._groups:
+                return
+            before = self._of(name)
+            step = settle(self._groups[name], before, _now(), self._settings.notice_s)
+            for old, new in zip(before, step.nodes, strict=True):
+                if old != new:
+                    self._machines[new.id].record = new
+                    self._folder.save_node(name, new)
+            self._groups[name] = step.group
+            self._folder.save_group(step.group)
+            for _ in range(step.starts if may_start else 0):
+                self._start(name)
+
+    def _of(self, name: str) -> tuple[NodeRecord, ...]:
+        return tuple(machine.record for machine in self._machines.values() if machine.group.name == name)
+
+    def _start(self, name: str) -> None:
+        group = replace(self._groups[name], launched=self._groups[name].launched + 1)
+        machine = Machine(self._folder, group, [m.record for m in self._machines.values()], _now())
+        self._groups[name] = group
+        self._machines[machine.record.id] = machine
+        self._folder.save_group(group)
+        self._folder.save_node(name, machine.record)
+        server = self._settings.server or node.server_command()
+        try:
+            machine.start(server, self._pipe)
+        except OSError as error:  # seen as a node that died while it booted
+            _log.error("%s cannot start: %s", machine.record.id, error)
+        self._selector.register(machine.metadata, selectors.EVENT_READ, machine.metadata)
+        _log.info("%s started in %s at %s:%d", machine.record.id, name, machine.record.address, machine.record.port)
+
+    def _carry_out(self, machine: Machine) -> None:
+        record = machine.record
+        if record.ending is None:
+            if record.frozen:
+                machine.freeze()
+            return
+        if record.ending is EndCause.CRASH and record.state is NodeState.PENDING:
+            self._paused[machine.group.name] = time.monotonic() + _PAUSE_S
+        self._selector.unregister(machine.metadata)
+        if not machine.end():
+            self._selector.register(machine.metadata, selectors.EVENT_READ, machine.metadata)
+            _log.error("%s does not end", record.id)
+            return
+        del self._machines[record.id]
+        self._save_end(machine.group.name, record.id, record.ending, _now())
+        _log.info("%s ended: %s", record.id, record.ending.value)
+
+    def _save_end(self, name: str, node_id: str, cause: EndCause, at: datetime) -> None:
+        with self._folder.locked():
+            group, record = self._folder.group(name), self._folder.node(name, node_id)
+            if group is not None and record is not None:
+                record = replace(record, ending=record.ending or cause)
+                self._folder.save_node(name, ended(record, group, at))
+
+    def _wait(self) -> None:
+        booting = any(machine.record.state is NodeState.PENDING for machine in self._machines.values())
+        for key, _ in self._selector.select(_BOOTING_TICK_S if booting else _TICK_S):
+            key.data.handle_request()
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def main() -> None:
+    """Run the daemon; both options are required, `--lock` is the descriptor of its locked lock file."""
+    parser = argparse.ArgumentParser(prog="gpucloud.adapters.local.daemon")
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--lock", type=int, required=True)
+    options = parser.parse_args()
+    os.set_inheritable(options.lock, False)  # noqa: FBT003  (positional in the standard library)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    Daemon(Folder(options.root), options.lock).run()
+
+
+if __name__ == "__main__":
+    main()

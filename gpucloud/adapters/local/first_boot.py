@@ -1,0 +1,36 @@
+"""Runs a node's user data beside the process that it becomes; a script of its own, standard library only.
+
+`python first_boot.py NODE-FOLDER COMMAND…`: the user data is a child of COMMAND, and so is ended with it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def main(folder: Path, command: list[str]) -> None:
+    """Start the user data and become `command`."""
+    if os.fork() == 0:
+        # The sockets and pipes are the command's: held here, they would outlive it.
+        os.closerange(3, os.sysconf("SC_OPEN_MAX") if sys.platform == "darwin" else 1024)
+        run(folder)
+        os._exit(0)
+    os.execv(command[0], command)  # noqa: S606  (without a shell: that is the point)
+
+
+def run(folder: Path) -> None:
+    """Run `user-data` in the node's home; its output is in `user-data.log`, its exit code in `user-data.exit`."""
+    with (folder / "user-data.log").open("wb") as log:
+        ended = subprocess.run(
+            ["/bin/sh", str(folder / "user-data")], stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
+        )
+    beside = folder / "user-data.part"
+    beside.write_text(str(ended.returncode))
+    beside.replace(folder / "user-data.exit")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

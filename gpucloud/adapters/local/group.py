@@ -1,0 +1,165 @@
+"""Node groups of the embedded cloud: every call changes a record and sees to it that the daemon lives."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from gpucloud import processes
+from gpucloud.adapters.local.folder import Folder
+from gpucloud.adapters.local.kick import kick
+from gpucloud.adapters.local.node import MARK
+from gpucloud.adapters.local.records import GroupRecord, NodeRecord, Schedule, noticed
+from gpucloud.domain.errors import ProvisionError
+from gpucloud.domain.node import EndCause, GroupView
+from gpucloud.domain.offer import Pool
+
+_PURGE_S = 30.0
+_POLL_S = 0.01
+
+
+class LocalNodeGroup:
+    """Implements `NodeGroup` over the folder `root`, and what only an emulated cloud can do: `freeze`, a schedule.
+
+    `clock_factor` and `server` are kept in the folder: how much faster than EC2's 120 s a node is taken, and the
+    command of the nodes' SSH server. Left out, they stay as they are.
+    """
+
+    def __init__(self, root: Path, *, clock_factor: float | None = None, server: tuple[str, ...] | None = None) -> None:
+        self._folder = Folder(root)
+        if clock_factor is not None or server is not None:
+            self._folder.create()
+            with self._folder.locked():
+                old = self._folder.settings()
+                new = replace(old, clock_factor=clock_factor or old.clock_factor, server=server or old.server)
+                if new != old:
+                    self._folder.save_settings(new)
+
+    @property
+    def notice_seconds(self) -> float:
+        """Seconds between a notice and the node's end (a notice names whole seconds: up to one more)."""
+        return self._folder.settings().notice_s
+
+    def describe(self, group: str) -> GroupView:
+        """Return the group as its records say; repairs it when the daemon has died."""
+        record, nodes = self._read(group)
+        if record is None:
+            return GroupView(exists=False, size=0, armed_until=None, nodes=())
+        self._keep(record, nodes)
+        listed = tuple(node.listed() for node in nodes)
+        return GroupView(exists=True, size=record.size, armed_until=record.armed_until, nodes=listed)
+
+    def arm(self, group: str, until: datetime) -> None:
+        """Set the shut-off; a time that has passed counts as this moment."""
+        with self._changing(group) as record:
+            self._folder.save_group(replace(record, armed_until=max(until, _now())))
+
+    def resize(self, group: str, size: int, pool: Pool) -> None:
+        """Set the level; ProvisionError when it is above 0 and no shut-off lies ahead."""
+        with self._changing(group) as record:
+            if size > 0 and (record.armed_until is None or record.armed_until <= _now()):
+                raise ProvisionError(
+                    f"{group}: no node starts without a shut-off time ahead (it is {record.armed_until})",
+                    hint="arm the group first",
+                )
+            self._folder.save_group(replace(record, size=size, pool=pool))
+
+    def detach(self, group: str, node_id: str) -> None:
+        """Stop counting the node: the level starts another one now."""
+        self._change(group, node_id, lambda node: replace(node, detached=True))
+
+    def terminate(self, group: str, node_id: str) -> None:
+        """End the node by choice."""
+        self._change(group, node_id, lambda node: replace(node, ending=node.ending or EndCause.CHOICE))
+
+    def purge(self, group: str) -> None:
+        """Set the level to 0, end every node, and return when no process of them is left; no group is no error."""
+        if self._read(group)[0] is None:
+            return
+        with self._changing(group) as record:
+            self._folder.save_group(replace(record, size=0))
+            ending = [node for node in self._folder.nodes(group) if node.alive]
+            for node in ending:
+                self._folder.save_node(group, replace(node, ending=node.ending or EndCause.CHOICE))
+        deadline = time.monotonic() + _PURGE_S
+        while alive := self.describe(group).alive:
+            if time.monotonic() > deadline:
+                raise _still_alive(group, [node.id for node in alive])
+            time.sleep(_POLL_S)
+        left = [node.id for node in ending if processes.marked(MARK, node.id)]
+        if left:
+            raise _still_alive(group, left)
+
+    def interrupt(self, group: str, node_id: str, *, notice: bool) -> None:
+        """Take the node after `notice_seconds` with a notice, or at once without one."""
+        if notice:
+            self._change(group, node_id, lambda node: noticed(node, _now(), self.notice_seconds))
+        else:
+            self._change(group, node_id, lambda node: replace(node, ending=node.ending or EndCause.INTERRUPTED))
+
+    def freeze(self, group: str, node_id: str) -> None:
+        """Stop every process of the node (SIGSTOP): it stays listed as running and answers nothing."""
+        self._change(group, node_id, lambda node: replace(node, frozen=True))
+
+    def schedule_interruptions(self, group: str, *, seed: int, mean_s: float, unannounced: float = 0.0) -> None:
+        """Take one of the group's nodes every `mean_s` seconds on average while its size is above 0.
+
+        The gaps are exponential; `unannounced` is the share, 0 to 1, that comes without notice. Equal seeds give
+        equal gaps, kinds and choices. A new schedule replaces the old one.
+        """
+        if mean_s <= 0 or not 0 <= unannounced <= 1:
+            raise ProvisionError(
+                f"no schedule has mean_s={mean_s} and unannounced={unannounced}",
+                hint="mean_s is above 0, unannounced from 0 to 1",
+            )
+        with self._changing(group) as record:
+            schedule = Schedule(seed=seed, mean_s=mean_s, unannounced=unannounced)
+            self._folder.save_group(replace(record, schedule=schedule))
+
+    def _read(self, group: str) -> tuple[GroupRecord | None, tuple[NodeRecord, ...]]:
+        try:
+            with self._folder.locked():
+                return self._folder.group(group), self._folder.nodes(group)
+        except FileNotFoundError:
+            return None, ()
+
+    @contextlib.contextmanager
+    def _changing(self, group: str) -> Iterator[GroupRecord]:
+        try:
+            with self._folder.locked():
+                record = self._folder.group(group)
+                if record is None:
+                    raise _no_group(group)
+                yield record
+        except FileNotFoundError as error:
+            raise _no_group(group) from error
+        self._keep(*self._read(group))
+
+    def _change(self, group: str, node_id: str, change: Callable[[NodeRecord], NodeRecord]) -> None:
+        """Change a node that is alive; one that has ended stays as it is."""
+        with self._changing(group):
+            node = self._folder.node(group, node_id)
+            if node is None:
+                raise ProvisionError(f"{group} has no node {node_id}", hint="take an id from the group's list")
+            if node.alive:
+                self._folder.save_node(group, change(node))
+
+    def _keep(self, record: GroupRecord | None, nodes: tuple[NodeRecord, ...]) -> None:
+        if record is not None and (record.size > 0 or any(node.alive for node in nodes)):
+            kick(self._folder)
+
+
+def _no_group(group: str) -> ProvisionError:
+    return ProvisionError(f"there is no node group {group}", hint="make the cluster first")
+
+
+def _still_alive(group: str, ids: list[str]) -> ProvisionError:
+    return ProvisionError(f"{group}: {', '.join(ids)} still alive after {_PURGE_S:.0f} s", hint="repeat the command")
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

@@ -1,0 +1,58 @@
+"""Starts the embedded cloud's daemon unless it lives."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+
+from gpucloud.adapters.local.folder import Folder
+from gpucloud.adapters.local.node import import_path
+from gpucloud.domain.errors import ProvisionError
+
+# An interpreter without site-packages (10 ms) forks once more and ends, so that the daemon is nobody's child:
+# nobody has to wait for it, and it outlives whoever asked for it.
+_ORPHAN = "import os, sys\nif os.fork() == 0:\n    os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def kick(folder: Folder) -> None:
+    """See to it that the daemon lives; ProvisionError when it cannot be started.
+
+    The daemon lives as long as it holds its lock, and is born with it: whoever gets the lock starts the daemon and
+    hands the lock over as an open file, so that there is no moment at which a second one could start.
+    """
+    lock = os.open(folder.daemon_lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    else:
+        _start(folder, lock)
+    finally:
+        os.close(lock)
+
+
+def _start(folder: Folder, lock: int) -> None:
+    daemon = (sys.executable, "-m", "gpucloud.adapters.local.daemon", "--root", str(folder.root), "--lock", str(lock))
+    try:
+        with folder.log.open("ab") as log:
+            subprocess.run(
+                (sys.executable, "-I", "-S", "-c", _ORPHAN, *daemon),
+                env=_environment(),
+                cwd=folder.root,  # `-m` searches there first: it must not be a folder with a `random.py` of the user's
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(lock,),
+                start_new_session=True,
+                check=True,
+            )
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ProvisionError(f"cannot start the embedded cloud: {error}", hint=f"look into {folder.log}") from error
+
+
+def _environment() -> dict[str, str]:
+    """Return the daemon's environment: no secret of the caller's, and no mark of a node that the caller may be on."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    return {**kept, "LANG": "C.UTF-8", **import_path()}

@@ -1,0 +1,126 @@
+"""A live node as the daemon holds it: its newest record, its process and its metadata service."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Collection
+from datetime import datetime
+
+from gpucloud.adapters.local import node
+from gpucloud.adapters.local.folder import Folder
+from gpucloud.adapters.local.imds import Instance, Metadata
+from gpucloud.adapters.local.records import GroupRecord, NodeRecord
+from gpucloud.domain.errors import ProvisionError
+from gpucloud.domain.job import Market
+
+
+class Machine:
+    """One node from its launch to its end; `record` and `group` are kept up to date by the daemon."""
+
+    def __init__(self, folder: Folder, group: GroupRecord, others: Collection[NodeRecord], now: datetime) -> None:
+        """Reserve an id, an address, a port and a host key; nothing runs yet. OSError when there is no free port."""
+        if group.pool is None:
+            raise ProvisionError(f"{group.name} has a size and no pool", hint="set the size again")
+        self._listener = node.listen({o.address for o in others}, {o.port for o in others})
+        address, port = self._listener.getsockname()[:2]
+        self._host_key = node.new_host_key()
+        self._metadata = Metadata(address, self._instance)
+        self._folder = folder.node_folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._greeting: socket.socket | None = None
+        self._frozen = False
+        self.group = group
+        self.record = NodeRecord(
+            id=node.new_id(),
+            number=group.launched,
+            pool=group.pool,
+            launched_at=now,
+            address=address,
+            port=port,
+            user=node.user_name(),
+            interface=node.interface(),
+            host_key=self._host_key.public,
+        )
+
+    def start(self, server: tuple[str, ...], parent_pipe: int) -> None:
+        """Start the node's processes; OSError when that fails."""
+        boot = node.Boot(
+            id=self.record.id,
+            folder=self._folder(self.group.name, self.record.id),
+            server=server,
+            public_key=self.group.public_key,
+            host_key=self._host_key,
+            user_data=self.group.user_data,
+            metadata=self._metadata.url,
+        )
+        self._process = node.start(boot, self._listener, parent_pipe)
+
+    @property
+    def metadata(self) -> Metadata:
+        """The node's metadata service; `handle_request` is to be called when it is readable."""
+        return self._metadata
+
+    @property
+    def died(self) -> bool:
+        """Whether the node's first process has ended by itself."""
+        return self._process is None or self._process.poll() is not None
+
+    def greets(self) -> bool:
+        """Whether an SSH server answers; looks without waiting. The socket listens before the server runs."""
+        try:
+            if self._greeting is None:
+                self._greeting = socket.create_connection((self.record.address, self.record.port), timeout=1.0)
+                self._greeting.settimeout(0.0)
+            said = self._greeting.recv(4)
+        except BlockingIOError:
+            return False
+        except OSError:  # refused or reset: tried again next time, until the process is seen to be dead
+            said = b""
+        self._close_greeting()
+        return said == b"SSH-"
+
+    def user_data_exit(self) -> int | None:
+        """Return the exit code of the user data once it has ended."""
+        path = self._folder(self.group.name, self.record.id) / "user-data.exit"
+        return int(path.read_text()) if path.exists() else None
+
+    def freeze(self) -> None:
+        """Stop every process of the node, once."""
+        if not self._frozen and self._process is not None:
+            node.freeze(self.record.id, self._process)
+            self._frozen = True
+
+    def end(self) -> bool:
+        """End the node's processes, sockets and disk; False when a process was still there after some seconds."""
+        gone = node.sweep(self.record.id) if self._process is None else node.destroy(self.record.id, self._process)
+        if gone:
+            self._listener.close()
+            self._metadata.server_close()
+            self._close_greeting()
+            # As on EC2 nothing of the local disk is left. It may be large: the other nodes do not wait for it.
+            home = self._folder(self.group.name, self.record.id) / "home"
+            threading.Thread(target=shutil.rmtree, args=(home,), kwargs={"ignore_errors": True}).start()
+        return gone
+
+    def _close_greeting(self) -> None:
+        if self._greeting is not None:
+            with contextlib.suppress(OSError):
+                self._greeting.close()
+            self._greeting = None
+
+    def _instance(self) -> Instance:
+        record = self.record
+        return Instance(
+            id=record.id,
+            instance_type=record.pool.instance_type,
+            region=self.group.region,
+            zone=record.pool.zone,
+            spot=record.pool.market is Market.SPOT,
+            address=record.address,
+            noticed_at=record.noticed_at,
+            taken_at=record.taken_at,
+        )

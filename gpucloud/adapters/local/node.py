@@ -1,0 +1,190 @@
+"""One embedded node: its sockets, keys and files, its process tree, and that tree's end."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+import gpucloud
+from gpucloud import processes
+
+MARK = "GPUCLOUD_NODE"
+"""The variable that every process of a node bears, with the node's id."""
+
+_FIRST_BOOT = Path(__file__).with_name("first_boot.py")
+
+
+@dataclass(frozen=True, slots=True)
+class HostKey:
+    """An Ed25519 pair: the private half as an OpenSSH file, the public one as `ssh-ed25519 AAAA…`."""
+
+    private: bytes
+    public: str
+
+
+def new_id() -> str:
+    """Return an id in EC2's form, never used before."""
+    return f"i-0{secrets.token_hex(8)}"
+
+
+def new_host_key() -> HostKey:
+    """Return a fresh pair."""
+    key = Ed25519PrivateKey.generate()
+    return HostKey(
+        key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()),
+        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode(),
+    )
+
+
+def user_name() -> str:
+    """Return the name of the account that nodes run as."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # containers run as numbers without a name
+        return str(os.getuid())
+
+
+def interface() -> str:
+    """Return the name of the loopback interface, which carries the traffic between nodes."""
+    return "lo" if sys.platform.startswith("linux") else "lo0"
+
+
+def listen(addresses: Collection[str], ports: Collection[int]) -> socket.socket:
+    """Return a socket that listens on an address and a port that no live node has.
+
+    On Linux each node has an address of its own (all of 127.0.0.0/8 binds there); elsewhere they share 127.0.0.1.
+    """
+    free = (f"127.0.{k // 200}.{10 + k % 200}" for k in range(5000))
+    address = next(candidate for candidate in free if candidate not in addresses)
+    while True:
+        try:
+            listener = socket.create_server((address, 0), backlog=256)
+        except OSError:
+            if address == "127.0.0.1":
+                raise
+            address = "127.0.0.1"
+            continue
+        if listener.getsockname()[1] not in ports:
+            return listener
+        listener.close()
+
+
+def import_path() -> dict[str, str]:
+    """Return PYTHONPATH where this package is not installed, else nothing."""
+    parent = Path(gpucloud.__file__).resolve().parent.parent
+    installed = {Path(sysconfig.get_path(scheme)).resolve() for scheme in ("purelib", "platlib")}
+    return {} if parent in installed else {"PYTHONPATH": str(parent)}
+
+
+def server_command() -> tuple[str, ...]:
+    """Return the command of the SSH server, without its options."""
+    return (sys.executable, "-m", "gpucloud.adapters.local.sshd")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boot:
+    """What a node is started from. `folder` is made; `user_data` is a shell script, empty for none."""
+
+    id: str
+    folder: Path
+    server: tuple[str, ...]
+    public_key: str
+    host_key: HostKey
+    user_data: str
+    metadata: str
+
+    @property
+    def home(self) -> Path:
+        """The node's home folder."""
+        return self.folder / "home"
+
+    def argv(self, listener: int, parent_pipe: int) -> tuple[str, ...]:
+        """Return the node's command line; both numbers are descriptors that it inherits."""
+        server = (
+            *self.server,
+            *("--fd", str(listener)),
+            *("--host-key", str(self.folder / "host_key")),
+            *("--authorized-keys", str(self.folder / "authorized_keys")),
+            *("--home", str(self.home)),
+            *("--parent-pipe", str(parent_pipe)),
+        )
+        if not self.user_data:
+            return server
+        return (sys.executable, "-I", "-S", str(_FIRST_BOOT), str(self.folder), *server)
+
+    def environment(self) -> dict[str, str]:
+        """Return the node's whole environment: nothing of the caller's, so that no secret of theirs is in it."""
+        search = (str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin")
+        return {
+            "PATH": os.pathsep.join(search),
+            "LANG": "C.UTF-8",
+            "HOME": str(self.home),
+            "USER": user_name(),
+            "LOGNAME": user_name(),
+            MARK: self.id,
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.metadata,
+            "GPUCLOUD_PYTHON": sys.executable,
+            **import_path(),
+        }
+
+
+def start(boot: Boot, listener: socket.socket, parent_pipe: int) -> subprocess.Popen[bytes]:
+    """Write the node's files and start its process, which takes over `listener`; the caller's copy is closed."""
+    boot.home.mkdir(parents=True)
+    _write_private(boot.folder / "host_key", boot.host_key.private)
+    _write_private(boot.folder / "authorized_keys", f"{boot.public_key}\n".encode())
+    if boot.user_data:
+        _write_private(boot.folder / "user-data", boot.user_data.encode())
+    with listener, (boot.folder / "console.log").open("wb") as console:
+        return subprocess.Popen(
+            boot.argv(listener.fileno(), parent_pipe),
+            env=boot.environment(),
+            cwd=boot.home,
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=console,
+            pass_fds=(listener.fileno(), parent_pipe),
+            start_new_session=True,
+        )
+
+
+def destroy(node_id: str, process: subprocess.Popen[bytes]) -> bool:
+    """End the node at once with everything that it started; False when something was still there after 5 s.
+
+    Its first process is stopped, then everything below it killed, then the process itself: as long as it is there
+    it is the parent of every orphan of the node (Linux), so that nothing escapes.
+    """
+    if process.poll() is None:
+        process.send_signal(signal.SIGSTOP)
+        processes.kill_below(process.pid, mark=(MARK, node_id))
+        process.kill()
+        process.wait()
+    return sweep(node_id)
+
+
+def sweep(node_id: str) -> bool:
+    """End whatever bears the node's mark, with everything below it; False when something was left after 5 s."""
+    return processes.kill_marked((MARK, node_id))
+
+
+def freeze(node_id: str, process: subprocess.Popen[bytes]) -> None:
+    """Stop every process of the node, so that it answers nothing and yet is there."""
+    processes.stop_tree(process.pid, mark=(MARK, node_id))
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)

@@ -1,0 +1,281 @@
+"""What every `NodeGroup` promises, over the fake and the embedded cloud."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from gpucloud.adapters.local.group import LocalNodeGroup
+from gpucloud.adapters.local.provision import ensure_group
+from gpucloud.domain.errors import ProvisionError
+from gpucloud.domain.job import Market
+from gpucloud.domain.node import EndCause, GroupView, Node, NodeState
+from gpucloud.domain.offer import Pool
+from gpucloud.ports import Clock, ClusterSpec, NodeGroup
+from tests.fakes.node_group import FakeNodeGroup
+
+GROUP = "gpucloud-contract"
+POOL = Pool(instance_type="local.p3.2xlarge", zone="us-east-2a", market=Market.SPOT)
+OTHER_POOL = Pool(instance_type="local.p2.xlarge", zone="us-east-2b", market=Market.ON_DEMAND)
+STAND_IN = Path(__file__).parent.parent / "standins" / "ssh_banner.py"
+
+
+class WallClock:
+    def now(self) -> datetime:
+        return datetime.now(timezone.utc)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class SteppedClock:
+    def __init__(self) -> None:
+        self._now = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+
+    def now(self) -> datetime:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += timedelta(seconds=seconds)
+
+
+@dataclass
+class Cloud:
+    """One implementation with an empty group in it."""
+
+    nodes: NodeGroup
+    clock: Clock
+
+    def until(self, wanted: Callable[[GroupView], bool], limit_s: float = 15.0) -> GroupView:
+        """Return the first listing that is as wanted."""
+        deadline = self.clock.now() + timedelta(seconds=limit_s)
+        while not wanted(view := self.nodes.describe(GROUP)):
+            assert self.clock.now() < deadline, f"never so; last seen: {view}"
+            self.clock.sleep(0.01)
+        return view
+
+    def arm(self, seconds: float = 600.0) -> datetime:
+        until = self.clock.now() + timedelta(seconds=seconds)
+        self.nodes.arm(GROUP, until)
+        return until
+
+    def started(self, size: int) -> tuple[Node, ...]:
+        """Arm, set the level and return the nodes once they run."""
+        self.arm()
+        self.nodes.resize(GROUP, size, POOL)
+        return running(self.until(lambda view: len(running(view)) == size))
+
+
+def running(view: GroupView) -> tuple[Node, ...]:
+    return tuple(node for node in view.nodes if node.state is NodeState.RUNNING)
+
+
+def find(view: GroupView, node: Node) -> Node:
+    (found,) = (n for n in view.nodes if n.id == node.id)
+    return found
+
+
+def ended(node: Node) -> Callable[[GroupView], bool]:
+    return lambda view: find(view, node).state is NodeState.TERMINATED
+
+
+def fake(path: Path) -> Cloud:
+    clock = SteppedClock()
+    nodes = FakeNodeGroup(clock, notice_s=1.0, boot_s=0.2)
+    nodes.create(GROUP)
+    return Cloud(nodes, clock)
+
+
+def embedded(path: Path) -> Cloud:
+    root = path / "cloud"
+    nodes = LocalNodeGroup(root, clock_factor=240.0, server=(sys.executable, str(STAND_IN)))
+    spec = ClusterSpec(
+        name=GROUP,
+        region="us-east-2",
+        zones=("us-east-2a", "us-east-2b"),
+        node_type="local.p3.2xlarge",
+        market=Market.SPOT,
+        tags=(("gpucloud:job", "contract"),),
+        public_key="ssh-ed25519 AAAA",
+        store=str(path / "store"),
+    )
+    assert ensure_group(root, spec) == GROUP
+    return Cloud(nodes, WallClock())
+
+
+@pytest.fixture(params=[fake, embedded], ids=["fake", "embedded"])
+def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cloud]:
+    made = request.param(tmp_path)
+    yield made
+    made.nodes.purge(GROUP)
+
+
+def test_a_group_that_was_never_made_does_not_exist_and_has_nothing_to_purge(cloud: Cloud) -> None:
+    cloud.nodes.purge("gpucloud-other")
+    assert cloud.nodes.describe("gpucloud-other") == GroupView(exists=False, size=0, armed_until=None, nodes=())
+
+
+def test_a_group_that_was_never_made_cannot_be_armed_or_sized(cloud: Cloud) -> None:
+    with pytest.raises(ProvisionError):
+        cloud.nodes.arm("gpucloud-other", cloud.clock.now())
+    with pytest.raises(ProvisionError):
+        cloud.nodes.resize("gpucloud-other", 0, POOL)
+
+
+def test_a_new_group_costs_nothing(cloud: Cloud) -> None:
+    assert cloud.nodes.describe(GROUP) == GroupView(exists=True, size=0, armed_until=None, nodes=())
+
+
+def test_no_node_starts_before_the_shut_off_is_armed(cloud: Cloud) -> None:
+    with pytest.raises(ProvisionError):
+        cloud.nodes.resize(GROUP, 1, POOL)
+    cloud.nodes.arm(GROUP, cloud.clock.now() - timedelta(seconds=1))
+    with pytest.raises(ProvisionError):
+        cloud.nodes.resize(GROUP, 1, POOL)
+    assert cloud.nodes.describe(GROUP).nodes == ()
+
+
+def test_the_shut_off_time_can_be_read_back(cloud: Cloud) -> None:
+    until = cloud.arm(600)
+    assert cloud.nodes.describe(GROUP).armed_until == until
+
+
+def test_the_level_is_reached_with_nodes_that_differ(cloud: Cloud) -> None:
+    before = cloud.clock.now()
+    nodes = cloud.started(2)
+    assert cloud.nodes.describe(GROUP).size == 2
+    assert len({node.id for node in nodes}) == 2
+    assert len({(node.address, node.port) for node in nodes}) == 2
+    assert len({node.host_key for node in nodes}) == 2
+    for node in nodes:
+        assert node.pool == POOL
+        assert before <= node.launched_at <= cloud.clock.now()
+        assert node.host_key is not None
+        assert node.host_key.startswith("ssh-ed25519 ")
+        assert (node.detached, node.ended_at, node.end_cause) == (False, None, None)
+
+
+def test_setting_the_same_level_again_changes_nothing(cloud: Cloud) -> None:
+    nodes = cloud.started(2)
+    cloud.nodes.resize(GROUP, 2, POOL)
+    cloud.clock.sleep(0.2)
+    assert cloud.nodes.describe(GROUP).nodes == nodes
+
+
+def test_a_lower_level_ends_the_newest_by_choice(cloud: Cloud) -> None:
+    (old,) = cloud.started(1)
+    cloud.nodes.resize(GROUP, 2, OTHER_POOL)
+    new = next(n for n in running(cloud.until(lambda view: len(running(view)) == 2)) if n.id != old.id)
+    assert new.pool == OTHER_POOL
+    cloud.nodes.resize(GROUP, 1, OTHER_POOL)
+    view = cloud.until(ended(new))
+    assert view.alive == (old,)
+    assert find(view, new).end_cause is EndCause.CHOICE
+    assert find(view, new).ended_at is not None
+
+
+def test_a_terminated_node_is_replaced_while_the_level_stands(cloud: Cloud) -> None:
+    (first,) = cloud.started(1)
+    cloud.nodes.terminate(GROUP, first.id)
+    view = cloud.until(lambda view: ended(first)(view) and len(running(view)) == 1)
+    assert find(view, first).end_cause is EndCause.CHOICE
+    assert view.alive[0].id != first.id
+
+
+def test_a_detached_node_is_ended_by_its_id_and_not_replaced(cloud: Cloud) -> None:
+    old, _ = sorted(cloud.started(2), key=lambda node: node.launched_at)
+    cloud.nodes.detach(GROUP, old.id)
+    cloud.nodes.resize(GROUP, 1, POOL)
+    cloud.nodes.terminate(GROUP, old.id)
+    view = cloud.until(lambda view: len(view.alive) == 1 and ended(old)(view))
+    assert view.size == 1
+    assert find(view, old).end_cause is EndCause.CHOICE
+
+
+def test_a_detached_node_lives_on_while_its_replacement_starts(cloud: Cloud) -> None:
+    (old,) = cloud.started(1)
+    cloud.nodes.detach(GROUP, old.id)
+    view = cloud.until(lambda view: len(running(view)) == 2)
+    assert [node.detached for node in view.alive] == [True, False]
+
+
+def test_a_detached_node_is_not_ended_by_the_level_but_by_a_purge(cloud: Cloud) -> None:
+    (old,) = cloud.started(1)
+    cloud.nodes.detach(GROUP, old.id)
+    cloud.nodes.resize(GROUP, 0, POOL)
+    view = cloud.until(lambda view: all(node.id == old.id for node in view.alive))
+    assert find(view, old).state is NodeState.RUNNING
+    cloud.nodes.purge(GROUP)
+    assert cloud.nodes.describe(GROUP).alive == ()
+
+
+def test_a_node_with_a_notice_lives_until_it_is_taken_and_is_then_replaced(cloud: Cloud) -> None:
+    (old,) = cloud.started(1)
+    asked = cloud.clock.now()
+    cloud.nodes.interrupt(GROUP, old.id, notice=True)
+    assert cloud.nodes.describe(GROUP).alive == (old,)
+    view = cloud.until(lambda view: ended(old)(view) and len(running(view)) == 1)
+    taken = find(view, old)
+    assert taken.end_cause is EndCause.INTERRUPTED
+    assert taken.ended_at is not None
+    assert taken.ended_at >= asked + timedelta(seconds=0.4)
+
+
+def test_a_node_taken_without_notice_is_gone_and_replaced(cloud: Cloud) -> None:
+    (old,) = cloud.started(1)
+    cloud.nodes.interrupt(GROUP, old.id, notice=False)
+    view = cloud.until(lambda view: ended(old)(view) and len(running(view)) == 1)
+    assert find(view, old).end_cause is EndCause.INTERRUPTED
+
+
+def test_the_shut_off_ends_every_node_by_itself_and_keeps_the_group_down(cloud: Cloud) -> None:
+    detached = cloud.started(2)[0]
+    cloud.nodes.detach(GROUP, detached.id)
+    until = cloud.arm(0.3)
+    view = cloud.until(lambda view: view.alive == ())
+    assert view.size == 0
+    assert {node.end_cause for node in view.nodes} == {EndCause.SCHEDULE}
+    assert all(node.ended_at is not None and node.ended_at <= until for node in view.nodes)
+    with pytest.raises(ProvisionError):
+        cloud.nodes.resize(GROUP, 1, POOL)
+
+
+def test_a_later_shut_off_keeps_the_nodes(cloud: Cloud) -> None:
+    nodes = cloud.started(1)
+    cloud.arm(0.5)
+    cloud.arm(600)
+    cloud.clock.sleep(0.7)
+    assert cloud.nodes.describe(GROUP).alive == nodes
+
+
+def test_after_a_purge_nothing_is_alive_and_the_ended_are_still_listed(cloud: Cloud) -> None:
+    nodes = cloud.started(2)
+    cloud.nodes.purge(GROUP)
+    view = cloud.nodes.describe(GROUP)
+    assert (view.size, view.alive) == (0, ())
+    assert {node.id for node in view.nodes} == {node.id for node in nodes}
+    assert {node.end_cause for node in view.nodes} == {EndCause.CHOICE}
+    cloud.nodes.purge(GROUP)
+    assert cloud.nodes.describe(GROUP) == view
+
+
+def test_nothing_happens_to_a_node_that_has_ended(cloud: Cloud) -> None:
+    (node,) = cloud.started(1)
+    cloud.nodes.purge(GROUP)
+    view = cloud.nodes.describe(GROUP)
+    cloud.nodes.terminate(GROUP, node.id)
+    cloud.nodes.detach(GROUP, node.id)
+    cloud.nodes.interrupt(GROUP, node.id, notice=False)
+    assert cloud.nodes.describe(GROUP) == view
+
+
+def test_a_node_that_never_was_is_an_error(cloud: Cloud) -> None:
+    for act in (cloud.nodes.terminate, cloud.nodes.detach):
+        with pytest.raises(ProvisionError):
+            act(GROUP, "i-00000000000000000")
