@@ -20,7 +20,7 @@ class Level(str, Enum):
 def surroundings(world: int) -> dict[str, Any]:
     """Return what exactness depends on besides the checkpoint."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {"world": world, "torch": torch.__version__, "device": device}
+    return {"world": world, "torch": str(torch.__version__), "device": device}
 
 
 def promised(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Level, str]:

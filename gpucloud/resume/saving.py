@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from gpucloud.domain.errors import GpucloudError
+from gpucloud.domain.errors import CredentialsError, StoreError
 from gpucloud.domain.manifest import Commit, Manifest, Piece
 from gpucloud.resume.cadence import Cadence, Moment, is_due
 from gpucloud.resume.checkpoints import Checkpoints, Fenced
@@ -72,7 +72,7 @@ class Saver:
         files = self._state.capture(self._ranks.rank, self._ranks.world, extra)
         try:
             pieces = [self._checkpoints.upload(commit, name, data) for name, data in files]
-        except GpucloudError as error:
+        except (StoreError, CredentialsError) as error:
             say(f"rank {self._ranks.rank} could not save step {commit.step}: {error} ({error.hint})")
             return b""
         return json.dumps([[piece.key, piece.size, piece.sha256] for piece in pieces]).encode()
@@ -89,7 +89,7 @@ class Saver:
         except Fenced as error:
             say(str(error))
             return _FENCED
-        except GpucloudError as error:
+        except (StoreError, CredentialsError) as error:
             say(f"step {commit.step} could not be committed: {error} ({error.hint})")
             return _DROPPED
         return _COMMITTED
@@ -97,5 +97,5 @@ class Saver:
     def _collect(self) -> None:
         try:
             self._checkpoints.collect()
-        except GpucloudError as error:
+        except (StoreError, CredentialsError) as error:
             say(f"older checkpoints could not be deleted, the next save tries again: {error}")
