@@ -1,1 +1,19 @@
-"""Exact resume for training scripts: `import gpucloud.resume as resume`."""
+"""Exact resume for training scripts: `import gpucloud.resume as resume`.
+
+    run = resume.init(model=ddp, optimizer=opt, scheduler=sched)   # place, cadence, attempt come from the job
+    loader = run.loader(dataset, global_batch=256)
+    for batch in loader:                                           # continues at the exact sample
+        loss = train_step(batch)
+        run.step(loss=loss)                                        # saves when due; leaves on a notice
+    run.done()
+
+Outside gpucloud the same script keeps its checkpoints in `./.gpucloud-checkpoints` and continues from them.
+"""
+
+from __future__ import annotations
+
+from gpucloud.resume.checkpoints import Fenced
+from gpucloud.resume.loader import Loader
+from gpucloud.resume.run import Run, init
+
+__all__ = ["Fenced", "Loader", "Run", "init"]

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
-from gpucloud.store.contract import Conflict, ObjectStore, Stored, open_store
+from gpucloud.store.commits import newest_commit
+from gpucloud.store.contract import Conflict, ObjectStore, Stored
+from gpucloud.store.opening import open_store
 
-__all__ = ["Conflict", "ObjectStore", "Stored", "open_store"]
+__all__ = ["Conflict", "ObjectStore", "Stored", "newest_commit", "open_store"]

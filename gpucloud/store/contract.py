@@ -1,10 +1,15 @@
-"""What every object store promises, and the one place that picks an implementation."""
+"""What every object store promises: whole objects under keys, and writes with a condition."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
+
+from gpucloud.domain.errors import StoreError
+
+RESERVED = ".gpucloud-"
+"""File names that begin so belong to the store itself: no key may have them, no listing shows them."""
 
 
 class Conflict(Exception):
@@ -25,7 +30,11 @@ class Stored:
 
 
 class ObjectStore(Protocol):
-    """Whole objects under `/`-separated keys. Errors: `StoreError` when the store does not answer or refuses."""
+    """Whole objects under `/`-separated keys. Errors: `StoreError` when the store does not answer or refuses.
+
+    Versions tell contents apart. In S3 they are ETags, equal for equal bytes: a writer that must tell its own
+    write from another's puts a nonce in.
+    """
 
     url: str
 
@@ -53,6 +62,9 @@ class ObjectStore(Protocol):
         ...
 
 
-def open_store(url: str) -> ObjectStore:
-    """Return the store at `url` (`s3://bucket/prefix`, `file:///path` or a path); StoreError for any other scheme."""
-    raise NotImplementedError
+def checked(key: str) -> str:
+    """Return the key; StoreError when it is absolute, or has an empty, `.`, `..` or reserved part."""
+    parts = key.split("/")
+    if "\0" in key or any(part in {"", ".", ".."} or part.startswith(RESERVED) for part in parts):
+        raise StoreError(f"{key!r} cannot be a key", hint="use names separated by single slashes, none of them '..'")
+    return key

@@ -1,0 +1,190 @@
+"""Checkpoints as keys: their grammar, the manifest that commits one, what to restore first and what may be deleted.
+
+gen/000007.json                     an attempt's generation and the commit that it began from, written once
+data/000007/000001200/<name>        objects of generation 7 at step 1200
+commit/000007/000001200.json        the manifest; once it exists, the checkpoint counts
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+LEAST_KEPT = 2
+"""However few a job wants to keep: one may turn out damaged."""
+
+_FORMAT = 1
+_GENERATION_KEY = re.compile(r"gen/(\d{6,})\.json")
+_COMMIT_KEY = re.compile(r"commit/(\d{6,})/(\d{9,})\.json")
+_DATA_KEY = re.compile(r"data/(\d{6,})/(\d{9,})/[^/]+")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Commit:
+    """Names a checkpoint: the generation that wrote it, and the number of steps done."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One object of a checkpoint: its key under the prefix, its size and the SHA-256 (hex) of its bytes."""
+
+    key: str
+    size: int
+    sha256: str
+
+    def matches(self, data: bytes) -> bool:
+        """Whether these are the bytes that were written."""
+        return len(data) == self.size and hashlib.sha256(data).hexdigest() == self.sha256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A whole checkpoint: its objects, how many ranks wrote it and what a resume from it can promise."""
+
+    commit: Commit
+    world: int
+    level: str
+    pieces: tuple[Piece, ...]
+
+
+def generation_key(generation: int) -> str:
+    """Return the key of a generation's record."""
+    return f"gen/{generation:06d}.json"
+
+
+def commit_key(commit: Commit) -> str:
+    """Return the key of a manifest."""
+    return f"commit/{commit.generation:06d}/{commit.step:09d}.json"
+
+
+def data_key(commit: Commit, name: str) -> str:
+    """Return the key of one of a checkpoint's objects."""
+    return f"data/{commit.generation:06d}/{commit.step:09d}/{name}"
+
+
+def generations(keys: Iterable[str]) -> tuple[int, ...]:
+    """Return the generations among the keys, the newest first."""
+    return tuple(sorted((int(m[1]) for m in map(_GENERATION_KEY.fullmatch, keys) if m), reverse=True))
+
+
+def commits(keys: Iterable[str]) -> tuple[Commit, ...]:
+    """Return the commits among the keys, the highest first."""
+    found = (Commit(int(m[1]), int(m[2])) for m in map(_COMMIT_KEY.fullmatch, keys) if m)
+    return tuple(sorted(found, reverse=True))
+
+
+def restore_order(keys: Iterable[str], base_of: Callable[[int], Commit | None]) -> Iterator[Commit]:
+    """Yield commits, the one to restore first: a generation's own, then its base, then those of the next older one.
+
+    A generation's base comes before what an older generation committed later: that came from a writer which
+    had been replaced. `base_of` is asked only when the generation's own commits are used up.
+    """
+    names = tuple(keys)
+    there = commits(names)
+    seen: set[Commit] = set()
+    for generation in generations(names):
+        for commit in _chain(generation, there, base_of):
+            if commit not in seen:
+                seen.add(commit)
+                yield commit
+
+
+def collectable(keys: Iterable[str], *, generation: int, base: Commit | None, keep: int) -> tuple[str, ...]:
+    """Return the keys that generation's writer may delete, in the order to delete them: manifests before data.
+
+    Kept are the first `keep` (at least two) checkpoints in the order of restoring, and the base always. Nothing
+    may be deleted while a newer generation exists: its base could be among them.
+    """
+    names = tuple(keys)
+    if any(newer > generation for newer in generations(names)):
+        return ()
+    there = commits(names)
+    order = dict.fromkeys(_chain(generation, there, lambda _: base))
+    order.update(dict.fromkeys(there))
+    present = [commit for commit in order if commit in there]
+    kept = set(present[: max(keep, LEAST_KEPT)]) | {base}
+    newest = max((c for c in there if c.generation == generation), default=Commit(generation, -1))
+    doomed = [commit_key(commit) for commit in present if commit not in kept]
+    data = [name for name, owner in _data(names) if owner not in kept and owner < newest]
+    return (*doomed, *data)
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """Return the manifest as sealed JSON."""
+    pieces = [{"key": p.key, "size": p.size, "sha256": p.sha256} for p in manifest.pieces]
+    return seal(
+        {
+            "format": _FORMAT,
+            "generation": manifest.commit.generation,
+            "step": manifest.commit.step,
+            "world": manifest.world,
+            "level": manifest.level,
+            "pieces": pieces,
+        }
+    )
+
+
+def read_manifest(data: bytes) -> Manifest:
+    """Return the manifest; ValueError when the bytes are not one, whole and unchanged."""
+    body = unseal(data)
+    try:
+        if body["format"] != _FORMAT:
+            raise ValueError(f"format {body['format']!r} is not known")
+        return Manifest(
+            commit=Commit(int(body["generation"]), int(body["step"])),
+            world=int(body["world"]),
+            level=str(body["level"]),
+            pieces=tuple(Piece(key=p["key"], size=p["size"], sha256=p["sha256"]) for p in body["pieces"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a manifest: {error!r}") from error
+
+
+def generation_bytes(*, base: Commit | None, owner: str) -> bytes:
+    """Return a generation's record; `owner` must tell this writer from every other."""
+    return seal({"base": [base.generation, base.step] if base else None, "owner": owner})
+
+
+def read_base(data: bytes) -> Commit | None:
+    """Return the commit that a generation began from; ValueError when the record is damaged."""
+    body = unseal(data)
+    try:
+        return Commit(int(body["base"][0]), int(body["base"][1])) if body["base"] else None
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"not a generation's record: {error!r}") from error
+
+
+def seal(body: dict[str, Any]) -> bytes:
+    """Return JSON that carries the hash of its own body, so that one changed bit is noticed."""
+    text = json.dumps(body, sort_keys=True)
+    return json.dumps({"body": body, "sha256": hashlib.sha256(text.encode()).hexdigest()}, sort_keys=True).encode()
+
+
+def unseal(data: bytes) -> dict[str, Any]:
+    """Return what `seal` was given; ValueError when the bytes are not exactly what it returned."""
+    sealed = json.loads(data)
+    body = sealed.get("body") if isinstance(sealed, dict) else None
+    if not isinstance(body, dict) or seal(body) != data:
+        raise ValueError("damaged")
+    return body
+
+
+def _chain(generation: int, there: tuple[Commit, ...], base_of: Callable[[int], Commit | None]) -> Iterator[Commit]:
+    yield from (commit for commit in there if commit.generation == generation)
+    base = base_of(generation)
+    if base is not None:
+        yield base
+
+
+def _data(names: tuple[str, ...]) -> Iterator[tuple[str, Commit]]:
+    for name in names:
+        match = _DATA_KEY.fullmatch(name)
+        if match:
+            yield name, Commit(int(match[1]), int(match[2]))

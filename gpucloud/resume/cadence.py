@@ -1,0 +1,65 @@
+"""When to save: pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gpucloud.domain.errors import UsageError
+
+INTERRUPTED_EVERY_S = 7200.0
+"""Assumed mean time between interruptions, until one is measured: cautious for spot GPU pools."""
+
+FIRST_SAVE_S = 2.0
+"""A fresh job saves this early, so that its first minutes are not lost and a store that refuses is found out."""
+
+_LEAST_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cadence:
+    """At most one of the two is set; neither means auto."""
+
+    every_s: float | None = None
+    every_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What the decision looks at, in seconds; `cost_s` is what the last save (or the restore) took."""
+
+    step: int
+    since_start_s: float
+    since_save_s: float
+    cost_s: float
+    anything_saved: bool
+
+
+def read_cadence(text: str) -> Cadence:
+    """Return the cadence of `auto`, a number of seconds, or `steps:100`. Raises UsageError."""
+    if text == "auto":
+        return Cadence()
+    kind, _, count = text.rpartition(":")
+    try:
+        if kind == "steps" and int(count) > 0:
+            return Cadence(every_steps=int(count))
+        if not kind and 0 < float(count) < math.inf:
+            return Cadence(every_s=float(count))
+    except ValueError:
+        pass
+    raise UsageError(f"cannot save every {text!r}", hint="write auto, a number of seconds, or steps:100")
+
+
+def is_due(cadence: Cadence, moment: Moment) -> bool:
+    """Whether to save after this step.
+
+    Auto is Young's interval sqrt(2 × cost × time between interruptions), never shorter than the save itself.
+    """
+    if cadence.every_steps is not None:
+        return moment.step % cadence.every_steps == 0
+    if cadence.every_s is not None:
+        return moment.since_save_s >= cadence.every_s
+    if not moment.anything_saved and moment.since_start_s >= FIRST_SAVE_S:
+        return moment.since_save_s >= FIRST_SAVE_S
+    interval = max(moment.cost_s, math.sqrt(2 * moment.cost_s * INTERRUPTED_EVERY_S), _LEAST_S)
+    return moment.since_save_s >= interval

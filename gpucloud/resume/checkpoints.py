@@ -1,0 +1,138 @@
+"""The commit protocol over an object store: generations, objects, the manifest last, and what goes afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from gpucloud.domain.errors import GpucloudError
+from gpucloud.domain.manifest import (
+    Commit,
+    Manifest,
+    Piece,
+    collectable,
+    commit_key,
+    data_key,
+    generation_bytes,
+    generation_key,
+    generations,
+    manifest_bytes,
+    read_manifest,
+    restore_order,
+)
+from gpucloud.store import Conflict, ObjectStore
+from gpucloud.store.commits import base_of, listed, under
+
+_READERS = 4
+
+
+class Fenced(GpucloudError):
+    """A newer attempt has taken over; this one must not go on."""
+
+    code = "fenced"
+
+
+class Checkpoints:
+    """All checkpoints of one job under `prefix`. Every call may raise StoreError; damage never raises."""
+
+    def __init__(self, store: ObjectStore, prefix: str, *, keep: int) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._keep = keep
+        self._base: Commit | None = None
+        self.generation = 0
+
+    def candidates(self) -> Iterator[Manifest]:
+        """Yield the manifests that can be read, the one to restore first."""
+        for commit in restore_order(listed(self._store, self._prefix), self._base_of):
+            stored = self._store.get(self._key(commit_key(commit)))
+            manifest = _readable(stored.data) if stored else None
+            if manifest is not None and manifest.commit == commit:
+                yield manifest
+
+    def fetch(self, manifest: Manifest) -> tuple[bytes, ...] | None:
+        """Return the checkpoint's objects in the manifest's order; None when one is missing or not as written."""
+        if len(manifest.pieces) < 2:
+            found = [self._fetch(piece) for piece in manifest.pieces]
+        else:
+            with ThreadPoolExecutor(_READERS) as pool:
+                found = list(pool.map(self._fetch, manifest.pieces))
+        whole = tuple(data for data in found if data is not None)
+        return whole if len(whole) == len(found) else None
+
+    def begin(self, *, base: Commit | None, attempt: int) -> bool:
+        """Allocate this attempt's generation, at least `attempt`; False when the store ignores conditions.
+
+        Then the number comes from the clock instead, and two writers at once are no longer told apart for certain.
+        """
+        self._base = base
+        owner = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(8)}"
+        record = generation_bytes(base=base, owner=owner)
+        known = generations(listed(self._store, self._prefix))
+        self.generation = max(attempt, known[0] + 1 if known else 1)
+        while not self._put_absent(generation_key(self.generation), record):
+            self.generation += 1
+        # The same write again must be refused. White space makes it another content, so that a store
+        # cannot take it for a repeated request; one that ignores conditions now holds a useless record, no more.
+        if not self._put_absent(generation_key(self.generation), record + b"\n"):
+            return True
+        self.generation = time.time_ns() // 1_000_000
+        self._store.put(self._key(generation_key(self.generation)), record)
+        return False
+
+    def upload(self, commit: Commit, name: str, data: memoryview) -> Piece:
+        """Write one object of a checkpoint, durably."""
+        key = data_key(commit, name)
+        digest = hashlib.sha256(data).hexdigest()
+        self._store.put(self._key(key), data)
+        return Piece(key=key, size=len(data), sha256=digest)
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make the checkpoint count. Raises Fenced when a newer generation exists or this step is committed."""
+        newest = generations(listed(self._store, self._prefix))[:1]
+        if newest and newest[0] > self.generation:
+            raise self._fenced(newest[0])
+        if not self._put_absent(commit_key(manifest.commit), manifest_bytes(manifest)):
+            raise self._fenced(self.generation)
+
+    def collect(self) -> None:
+        """Delete what is no longer needed, and what was never committed; nothing once a newer generation exists."""
+        keys = self._store.list(self._key(""))
+        names = (key[len(self._key("")) :] for key in keys)
+        for name in collectable(names, generation=self.generation, base=self._base, keep=self._keep):
+            self._store.delete(self._key(name))
+
+    def _base_of(self, generation: int) -> Commit | None:
+        return base_of(self._store, self._prefix, generation)
+
+    def _fetch(self, piece: Piece) -> bytes | None:
+        stored = self._store.get(self._key(piece.key))
+        return stored.data if stored is not None and piece.matches(stored.data) else None
+
+    def _put_absent(self, key: str, data: bytes) -> bool:
+        try:
+            self._store.put(self._key(key), data, if_absent=True)
+        except Conflict:
+            return False
+        return True
+
+    def _fenced(self, generation: int) -> Fenced:
+        return Fenced(
+            f"generation {generation} has taken over from generation {self.generation}",
+            hint="another attempt of this job runs: end one of the two",
+        )
+
+    def _key(self, key: str) -> str:
+        return under(self._prefix, key)
+
+
+def _readable(data: bytes) -> Manifest | None:
+    try:
+        return read_manifest(data)
+    except ValueError:
+        return None

@@ -1,0 +1,41 @@
+"""The attempt's folder on the node, through which a script and the agent speak."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFolder:
+    """Files that appear whole. Without a folder, nothing is written and nobody asks for a stop."""
+
+    path: Path | None
+
+    def write(self, name: str, content: dict[str, Any]) -> None:
+        """Write a JSON file."""
+        if self.path is not None:
+            beside = self.path / f".{name}.{os.getpid()}"
+            beside.write_text(json.dumps(content))
+            beside.replace(self.path / name)
+
+    def stop_asked(self) -> bool:
+        """Whether this node's agent wants the ranks to save and leave."""
+        return self.path is not None and (self.path / "stop.json").exists()
+
+    def stop_reason(self) -> str:
+        """Return why, in one word; `another node` when this node was not asked."""
+        try:
+            return str(json.loads((self.path or Path()).joinpath("stop.json").read_text())["reason"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "another node"
+
+
+def say(text: str) -> None:
+    """Tell the user one line of the story."""
+    sys.stderr.write(f"gpucloud: {text}\n")
+    sys.stderr.flush()

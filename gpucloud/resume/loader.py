@@ -1,0 +1,157 @@
+"""The training data in one order for ever: the same global batches on any number of ranks, from any step on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from gpucloud.domain.errors import UsageError
+from gpucloud.resume import randomness
+
+Place = tuple[int, int]
+"""Epoch and index: what a sample's randomness depends on, beside the seed."""
+
+
+class Loader:
+    """Batches without end, epoch after epoch; `for` ends when the run's `total_steps` are done.
+
+    Each rank gets its strided share of a global batch. Samples that do not fill the last batch of an epoch are left
+    out of that epoch. `batches` counts from 0 over all epochs and is what a checkpoint keeps.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        global_batch: int,
+        ranks: tuple[int, int],
+        seed: int,
+        shuffle: bool = True,
+        options: dict[str, Any],
+    ) -> None:
+        self._rank, self._world = ranks
+        self._samples = _count(dataset)
+        _check(global_batch, self._world, self._samples)
+        self.global_batch = global_batch
+        self.batches = 0
+        self.steps_per_epoch = self._samples // global_batch
+        self._seed = seed
+        self._shuffle = shuffle
+        # The generator of its own keeps DataLoader from drawing from the script's.
+        self._torch_loader = DataLoader(
+            Seeded(dataset, seed), batch_sampler=_Rest(self._rest), generator=torch.Generator(), **options
+        )
+        self.begin: Callable[[], None] = lambda: None
+        self.ended: Callable[[], bool] = lambda: False
+        self._again = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, from 0, of the batch handed out last."""
+        return max(self.batches - 1, 0) // self.steps_per_epoch
+
+    def __len__(self) -> int:
+        """The number of batches in an epoch."""
+        return self.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield batches from where the run stands."""
+        while not self.ended():
+            self._again = False
+            batches = iter(self._torch_loader)
+            self.begin()
+            for batch in batches:
+                self.batches += 1
+                yield batch
+                if self._again or self.ended():
+                    break
+
+    def go_back(self) -> None:
+        """Begin again at the position that was loaded, when the next batch is asked for."""
+        self._again = True
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position as epoch and samples of it used, which hold for another global batch too."""
+        epoch, batch = divmod(self.batches, self.steps_per_epoch)
+        return {"epoch": epoch, "used": batch * self.global_batch, "global_batch": self.global_batch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue from a position."""
+        self.batches = state["epoch"] * self.steps_per_epoch + state["used"] // self.global_batch
+
+    def _rest(self) -> Iterator[list[Place]]:
+        epoch, first = divmod(self.batches, self.steps_per_epoch)
+        order = self._order(epoch)
+        for batch in range(first, self.steps_per_epoch):
+            start = batch * self.global_batch
+            yield [(epoch, i) for i in order[start + self._rank : start + self.global_batch : self._world]]
+
+    def _order(self, epoch: int) -> list[int]:
+        if not self._shuffle:
+            return list(range(self._samples))
+        generator = torch.Generator().manual_seed(randomness.mix(self._seed, epoch) >> 1)
+        order: list[int] = torch.randperm(self._samples, generator=generator).tolist()
+        return order
+
+
+class Seeded(Dataset[Any]):
+    """A data set whose every sample draws from generators seeded by (seed, epoch, index).
+
+    So an augmentation does not depend on worker, order or number of ranks. A data set that fetches whole batches
+    (`__getitems__`) is seeded once a batch, by its first sample.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+
+    def __getitems__(self, places: list[Place]) -> Any:
+        """Return the samples at these places; the generators are left as they were."""
+        together = getattr(self._dataset, "__getitems__", None)
+        with randomness.kept():
+            if together is not None:
+                randomness.seed_sample(randomness.mix(self._seed, *places[0]))
+                return together([index for _, index in places])
+            return [self._sample(place) for place in places]
+
+    def __getitem__(self, place: Place) -> Any:
+        """Return one sample."""
+        return self.__getitems__([place])[0]
+
+    def _sample(self, place: Place) -> Any:
+        randomness.seed_sample(randomness.mix(self._seed, *place))
+        return self._dataset[place[1]]
+
+
+class _Rest:
+    """A batch sampler that begins each iteration where the loader stands."""
+
+    def __init__(self, rest: Callable[[], Iterator[list[Place]]]) -> None:
+        self._rest = rest
+
+    def __iter__(self) -> Iterator[list[Place]]:
+        return self._rest()
+
+
+def _count(dataset: Dataset[Any]) -> int:
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise UsageError(
+            f"a {type(dataset).__name__} cannot be continued at an exact sample",
+            hint="give `loader` a data set with __len__ and __getitem__",
+        )
+    return len(dataset)
+
+
+def _check(global_batch: int, world: int, samples: int) -> None:
+    if global_batch < 1 or global_batch % world:
+        raise UsageError(
+            f"global_batch={global_batch} cannot be split over {world} ranks", hint=f"choose a multiple of {world}"
+        )
+    if samples < global_batch:
+        raise UsageError(
+            f"the data set has {samples} samples, fewer than global_batch={global_batch}",
+            hint="choose a smaller global_batch",
+        )

@@ -1,0 +1,88 @@
+"""What rank 0 reports of the run while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from gpucloud.resume.folder import AttemptFolder
+
+_REMEMBERED = 20  # steps, for the median
+_LEAST_S = 0.2  # between two files within one phase
+
+
+class Standing(Protocol):
+    """Where a run stands; what does not change while the steps are counted is read when it is written."""
+
+    steps_done: int
+    total_steps: int | None
+
+    @property
+    def committed_step(self) -> int:
+        """The newest checkpoint's step, 0 without one."""
+        ...
+
+
+class Progress:
+    """Writes `progress.json`: at every change of phase at once, else five times a second at most."""
+
+    def __init__(self, folder: AttemptFolder, standing: Standing) -> None:
+        self._folder = folder
+        self._standing = standing
+        self._first_step = standing.steps_done + 1
+        self._phase = "start"
+        self._loss: Any = None
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        self._stepped_at = time.monotonic()
+        self._written_at = 0.0
+        self.write()
+
+    def batch_wanted(self) -> None:
+        """Training begins, or begins again: what was before does not count as a step's time."""
+        self._stepped_at = time.monotonic()
+
+    def stepped(self, loss: Any) -> None:
+        """A step was done; `loss` is a number or a tensor, looked at only when it is written."""
+        now = time.monotonic()
+        self._seconds.append(now - self._stepped_at)
+        self._stepped_at = now
+        if loss is not None:
+            self._loss = loss.detach() if hasattr(loss, "detach") else loss  # or it would hold the whole graph
+        if self._phase != "train" or now - self._written_at >= _LEAST_S:
+            self._phase = "train"
+            self.write()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Report the phase while inside; its time does not count as a step's."""
+        before, self._phase = self._phase, name
+        self.write()
+        try:
+            yield
+        finally:
+            self._phase = before
+            self._stepped_at = time.monotonic()
+            self.write()
+
+    def write(self) -> None:
+        """Report now."""
+        if self._folder.path is None:
+            return
+        self._written_at = time.monotonic()
+        self._folder.write(
+            "progress.json",
+            {
+                "step": self._standing.steps_done,
+                "first_step": self._first_step,
+                "total_steps": self._standing.total_steps,
+                "loss": float(self._loss) if self._loss is not None else None,
+                "phase": self._phase,
+                "committed_step": self._standing.committed_step or None,
+                "step_seconds": statistics.median(self._seconds) if self._seconds else None,
+                "written_at": time.time(),
+            },
+        )

@@ -1,0 +1,85 @@
+"""Every random number generator of this process: seeded, captured, put back."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_WORD = 2**64 - 1
+
+
+def seed_all(seed: int, rank: int) -> None:
+    """Seed torch (CUDA too), Python and, where it is loaded, NumPy, differently on every rank."""
+    mixed = mix(seed, rank)
+    torch.manual_seed(mixed >> 1)
+    random.seed(mixed)
+    numpy = _numpy()
+    if numpy is not None:
+        numpy.seed(mixed & 0xFFFFFFFF)
+
+
+def seed_sample(mixed: int) -> None:
+    """Seed what a data set draws from (the CPU generators), cheaply enough for every sample."""
+    torch.default_generator.manual_seed(mixed >> 1)
+    random.seed(mixed)
+    numpy = _numpy()
+    if numpy is not None:
+        numpy.seed(mixed & 0xFFFFFFFF)
+
+
+def capture() -> dict[str, Any]:
+    """Return the state of every generator."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    numpy = _numpy()
+    if numpy is not None:
+        state["numpy"] = numpy.get_state()
+    return state
+
+
+def put_back(state: dict[str, Any]) -> None:
+    """Set every generator that is here and was captured."""
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    numpy = _numpy()
+    if "numpy" in state and numpy is not None:
+        numpy.set_state(state["numpy"])
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Leave the CPU generators as they were, whatever happens inside."""
+    numpy = _numpy()
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    numpy_state = numpy.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        if numpy is not None:
+            numpy.set_state(numpy_state)
+
+
+def mix(*numbers: int) -> int:
+    """Return 64 well-mixed bits of the numbers (the finalizer of SplitMix64, once for each)."""
+    mixed = 0
+    for number in numbers:
+        mixed = (mixed + number + 0x9E3779B97F4A7C15) & _WORD
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _WORD
+        mixed ^= mixed >> 31
+    return mixed
+
+
+def _numpy() -> Any:
+    numpy = sys.modules.get("numpy")
+    return numpy.random if numpy is not None else None

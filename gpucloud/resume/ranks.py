@@ -1,0 +1,70 @@
+"""The ranks of this attempt, talking beside the training traffic on a gloo group of their own."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from gpucloud.domain.errors import UsageError
+
+_TIMEOUT = timedelta(minutes=30)  # rank 0 may evaluate for a while before it comes to the next step
+
+
+class Ranks:
+    """This process among `world`. Every method with a result is called by all ranks, in the same order."""
+
+    def __init__(self) -> None:
+        self.rank, self.world = 0, 1
+        self._group: dist.ProcessGroup | None = None
+        if dist.is_available() and dist.is_initialized():
+            self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UsageError(
+                "this is one of several ranks, but there is no process group",
+                hint="call torch.distributed.init_process_group() before gpucloud.resume.init()",
+            )
+        if self.world > 1:
+            self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+
+    def highest(self, *numbers: int) -> tuple[int, ...]:
+        """Return, for each place, the highest number that any rank gave."""
+        if self._group is None:
+            return numbers
+        values = torch.tensor(numbers, dtype=torch.int64)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._group)
+        return tuple(values.tolist())
+
+    def shared(self, data: bytes) -> bytes:
+        """Return rank 0's bytes."""
+        (size,) = self.highest(len(data) if self.rank == 0 else 0)
+        if self._group is None or size == 0:
+            return data if self.rank == 0 else b""
+        values = torch.empty(size, dtype=torch.uint8)
+        if self.rank == 0:
+            values = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        dist.broadcast(values, src=0, group=self._group)
+        return bytes(values.tolist())
+
+    def gathered(self, data: bytes) -> tuple[bytes, ...]:
+        """Return every rank's bytes, in the order of ranks."""
+        if self._group is None:
+            return (data,)
+        (size,) = self.highest(len(data) + 8)
+        padded = torch.frombuffer(bytearray(len(data).to_bytes(8, "big") + data).ljust(size, b"\0"), dtype=torch.uint8)
+        parts = [torch.empty(size, dtype=torch.uint8) for _ in range(self.world)]
+        dist.all_gather(parts, padded, group=self._group)
+        return tuple(_unpadded(bytes(part.tolist())) for part in parts)
+
+    def close(self) -> None:
+        """Give the side group back; every rank must have come here."""
+        if self._group is not None:
+            self.highest(0)
+            dist.destroy_process_group(self._group)
+            self._group = None
+
+
+def _unpadded(data: bytes) -> bytes:
+    return data[8 : 8 + int.from_bytes(data[:8], "big")]

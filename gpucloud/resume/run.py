@@ -1,0 +1,242 @@
+"""A training run that can be interrupted at any step and continues exactly there."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
+
+from gpucloud.domain.errors import StoreError, UsageError
+from gpucloud.domain.manifest import Commit
+from gpucloud.resume import randomness
+from gpucloud.resume.checkpoints import Checkpoints
+from gpucloud.resume.folder import AttemptFolder, say
+from gpucloud.resume.loader import Loader
+from gpucloud.resume.progress import Progress
+from gpucloud.resume.promise import Level, lower, promised, surroundings
+from gpucloud.resume.ranks import Ranks
+from gpucloud.resume.restoring import Restored, find
+from gpucloud.resume.saving import Saver
+from gpucloud.resume.settings import Settings, read_settings
+from gpucloud.resume.state import TrainingState
+from gpucloud.store import open_store
+
+SAVED_AND_LEFT = 75
+"""Exit code of a rank that saved and left because it was asked to."""
+
+_TRIES = 3
+_LEAST_COST_S = 0.05
+
+
+def init(
+    *,
+    model: Any,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    total_steps: int | None = None,
+    seed: int = 0,
+    **others: Any,
+) -> Run:
+    """Return the run, its state restored from the newest whole checkpoint, or fresh.
+
+    Call it on every rank, after the process group and everything with state is made. `others` are further objects
+    with state_dict() and load_state_dict(). `seed` orders the data and seeds every rank's random number generators.
+    Raises UsageError when the checkpoint does not fit, StoreError when the store does not answer.
+    """
+    settings = read_settings()
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **others}
+    state = TrainingState({name: part for name, part in parts.items() if part is not None})
+    rebuckets = isinstance(model, DistributedDataParallel) and (model.static_graph or not model.find_unused_parameters)
+    return Run(settings, state, total_steps=total_steps, seed=seed, rebuckets=rebuckets)
+
+
+class Run:
+    """One attempt's part of a job, on this rank. Steps count from 1; `steps_done` is the last one done."""
+
+    def __init__(
+        self, settings: Settings, state: TrainingState, *, total_steps: int | None, seed: int, rebuckets: bool
+    ) -> None:
+        self.total_steps = total_steps
+        self.level = Level.EXACT
+        self._settings = settings
+        self._state = state
+        self._seed = seed
+        self._folder = AttemptFolder(settings.folder)
+        self._ranks = Ranks()
+        self._loader: Loader | None = None
+        self._checkpoints = Checkpoints(open_store(settings.store), settings.prefix, keep=settings.keep)
+        restored = find(self._checkpoints, self._ranks)
+        self._own = self._put_back(restored) if restored else {}
+        self.steps_done = restored.commit.step if restored else 0
+        # DDP regroups its gradients after the first backward pass. Sums of three or more numbers then round
+        # differently, so the first step after a resume is done once in vain and taken back.
+        self._in_vain = restored if rebuckets and self._ranks.world > 2 else None
+        self._randomness_set = False
+        self._set_randomness()
+        self._saver = Saver(
+            self._checkpoints,
+            state,
+            self._ranks,
+            committed=self.steps_done,
+            cost_s=max(restored.seconds if restored else 0.0, _LEAST_COST_S),
+        )
+        self._progress = Progress(self._folder if self._ranks.rank == 0 else AttemptFolder(None), self)
+        if self._ranks.rank == 0:
+            self._begin(restored)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, from 0, of the loader's last batch."""
+        return self._loader.epoch if self._loader else 0
+
+    @property
+    def committed_step(self) -> int:
+        """The step of the newest checkpoint that counts; 0 when there is none."""
+        return self._saver.committed
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        *,
+        global_batch: int,
+        num_workers: int = 0,
+        shuffle: bool = True,
+        **options: Any,
+    ) -> Loader:
+        """Return the run's batches, from the next one on; `options` go to torch's DataLoader.
+
+        `global_batch` is the number of samples in a step over all ranks: keep it, and the same samples make the
+        same steps on any number of ranks. Raises UsageError when it cannot be split, or for a second loader.
+        """
+        if self._loader is not None:
+            raise UsageError("a run has one loader", hint="use torch's DataLoader for evaluation data")
+        loader = Loader(
+            dataset,
+            global_batch=global_batch,
+            ranks=(self._ranks.rank, self._ranks.world),
+            seed=self._seed,
+            shuffle=shuffle,
+            options={"num_workers": num_workers, **options},
+        )
+        position = self._own.get("loader")
+        if position:
+            loader.load_state_dict(position)
+            if position["global_batch"] != global_batch:
+                self._lower(Level.BEST_EFFORT, f"global_batch {position['global_batch']} → {global_batch}")
+        loader.begin = self._begin_batches
+        loader.ended = lambda: self.total_steps is not None and self.steps_done >= self.total_steps
+        self._loader = loader
+        return loader
+
+    def step(self, *, loss: Any = None) -> None:
+        """Say that a step is done; `loss` (number or tensor) is for reports.
+
+        Saves when it is due. When the agent of any node asks, all ranks save this step and leave: SystemExit(75).
+        Raises Fenced when another attempt has taken over.
+        """
+        if self._in_vain and self._loader:
+            self._take_back(self._in_vain, self._loader)
+            return
+        self.steps_done += 1
+        self._progress.stepped(loss)
+        stop, due, generation = self._agree()
+        if stop:
+            self._leave(generation)
+        if due:
+            self._save(generation)
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Report that something else than training goes on inside (`evaluate`), so that nobody takes it for a hang."""
+        return self._progress.phase(name)
+
+    def done(self) -> None:
+        """Commit the final state, then say that the job is done: nothing else counts as success. Raises StoreError."""
+        _, _, generation = self._agree()
+        if not any(self._save(generation) for _ in range(_TRIES)):
+            raise StoreError(
+                f"the final checkpoint, of step {self.steps_done}, could not be committed",
+                hint="start the job again: it continues from its last checkpoint",
+            )
+        self._progress.write()
+        self._folder.write(f"done-{self._ranks.rank}.json", self._standing())
+        self._ranks.close()
+
+    def _put_back(self, restored: Restored) -> dict[str, Any]:
+        content = restored.content(self._ranks.rank)
+        self._state.fit(content, restored.commit.step)
+        level, why = promised(content.own["surroundings"], surroundings(self._ranks.world))
+        self._lower(lower(level, Level(restored.manifest.level)), why)
+        if content.own_rank != self._ranks.rank or content.own["surroundings"]["world"] != self._ranks.world:
+            del content.own["randomness"]
+        return content.own
+
+    def _begin(self, restored: Restored | None) -> None:
+        base = restored.commit if restored else None
+        if not self._checkpoints.begin(base=base, attempt=self._settings.attempt):
+            say("this store ignores conditional writes: two attempts at once would not notice each other")
+        if restored:
+            say(f"resumed from step {restored.commit.step}, {self.level.value} (attempt {self._settings.attempt})")
+
+    def _lower(self, level: Level, why: str) -> None:
+        if why and self._ranks.rank == 0 and lower(level, self.level) is not self.level:
+            say(f"this resume is {level.value}, not exact: {why}")
+        self.level = lower(level, self.level)
+
+    def _begin_batches(self) -> None:
+        # Whatever the script drew since `init`, the first batch finds the generators as the last step left them.
+        if not self._randomness_set:
+            self._set_randomness()
+            self._randomness_set = True
+        self._progress.batch_wanted()
+
+    def _set_randomness(self) -> None:
+        if "randomness" in self._own:
+            randomness.put_back(self._own["randomness"])
+        else:
+            randomness.seed_all(randomness.mix(self._seed, self.steps_done), self._ranks.rank)
+
+    def _take_back(self, restored: Restored, loader: Loader) -> None:
+        self._own = self._put_back(restored)
+        loader.load_state_dict(self._own["loader"])
+        loader.go_back()
+        self._in_vain = None
+        self._randomness_set = False
+
+    def _agree(self) -> tuple[int, int, int]:
+        """Return, the same on all ranks: whether to stop, whether a save is due, this attempt's generation."""
+        leads = self._ranks.rank == 0
+        due = leads and self._saver.due(self._settings.cadence, self.steps_done)
+        stop = self._folder.stop_asked()
+        agreed = self._ranks.highest(int(stop), int(due), self._checkpoints.generation)
+        return agreed[0], agreed[1], agreed[2]
+
+    def _save(self, generation: int) -> bool:
+        level = self.level if self._loader else Level.BEST_EFFORT
+        with self._progress.phase("save"):
+            return self._saver.save(
+                Commit(generation, self.steps_done),
+                level,
+                {
+                    "randomness": randomness.capture(),
+                    "loader": self._loader.state_dict() if self._loader else None,
+                    "surroundings": surroundings(self._ranks.world),
+                },
+            )
+
+    def _leave(self, generation: int) -> None:
+        if not any(self._save(generation) for _ in range(_TRIES)) and self._ranks.rank == 0:
+            say(f"step {self.steps_done} could not be saved: the job continues from step {self.committed_step}")
+        self._folder.write(f"left-{self._ranks.rank}.json", self._standing())
+        if self._ranks.rank == 0:
+            say(f"asked to stop ({self._folder.stop_reason()}): saved step {self.committed_step}, leaving")
+        self._ranks.close()
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
+        raise SystemExit(SAVED_AND_LEFT)
+
+    def _standing(self) -> dict[str, int]:
+        return {"rank": self._ranks.rank, "step": self.steps_done, "committed_step": self.committed_step}

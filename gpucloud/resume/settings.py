@@ -1,0 +1,45 @@
+"""What the launcher tells a training script, read from its environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpucloud.domain.errors import UsageError
+from gpucloud.resume.cadence import Cadence, read_cadence
+
+_ALONE = "./.gpucloud-checkpoints"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Where checkpoints go, when, how many are kept; `folder` is where this node's agent looks, None without one."""
+
+    store: str
+    prefix: str
+    attempt: int
+    folder: Path | None
+    cadence: Cadence
+    keep: int
+
+
+def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
+    """Return the settings; without a launcher, checkpoints go to `./.gpucloud-checkpoints`. Raises UsageError."""
+    folder = env.get("GPUCLOUD_ATTEMPT_DIR")
+    return Settings(
+        store=env.get("GPUCLOUD_STORE", _ALONE),
+        prefix=env.get("GPUCLOUD_CHECKPOINTS", ""),
+        attempt=_number(env, "GPUCLOUD_ATTEMPT", 1),
+        folder=Path(folder) if folder else None,
+        cadence=read_cadence(env.get("GPUCLOUD_CHECKPOINT_EVERY", "auto")),
+        keep=_number(env, "GPUCLOUD_CHECKPOINT_KEEP", 3),
+    )
+
+
+def _number(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, str(default))
+    if not text.isdigit():
+        raise UsageError(f"{name}={text!r} is not a number", hint=f"set {name} to a whole number, or not at all")
+    return int(text)

@@ -1,0 +1,98 @@
+"""State as JSON with its tensors apart: nothing is pickled, so nothing can be executed on reading."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections import Counter
+from typing import Any
+
+import torch
+
+from gpucloud.domain.errors import UsageError
+
+Tensors = dict[str, torch.Tensor]
+
+_PLAIN = (type(None), bool, int, float, str)
+_KIND = "$"
+
+
+def encode(value: Any, name: str, tensors: Tensors) -> Any:
+    """Return the value as JSON; its tensors are added to `tensors` (not copied) under names that begin with `name`.
+
+    Raises UsageError, with the place in the value, for what JSON and tensors cannot hold.
+    """
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, torch.Tensor):
+        tensors[name] = _whole(value, name)
+        return {_KIND: "tensor", "name": name}
+    if isinstance(value, dict):
+        return _encode_dict(value, name, tensors)
+    if isinstance(value, (list, tuple)):
+        items = [encode(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else {_KIND: "tuple", "items": items}
+    if isinstance(value, bytes):
+        return {_KIND: "bytes", "data": base64.b64encode(value).decode()}
+    return _encode_numpy(value, name)
+
+
+def decode(value: Any, tensors: Tensors) -> Any:
+    """Return what `encode` was given, tuples and key types included; KeyError when a tensor is not there."""
+    if isinstance(value, list):
+        return [decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _KIND not in value:
+        return {key: decode(item, tensors) for key, item in value.items()}
+    return _decode_kind(value, tensors)
+
+
+def _encode_dict(value: dict[Any, Any], name: str, tensors: Tensors) -> Any:
+    items = [(key, encode(item, f"{name}.{key}", tensors)) for key, item in value.items()]
+    if not isinstance(value, Counter) and all(type(key) is str and key != _KIND for key in value):
+        return dict(items)
+    kind = "counter" if isinstance(value, Counter) else "dict"
+    return {_KIND: kind, "items": [[encode(key, name, tensors), item] for key, item in items]}
+
+
+def _decode_kind(value: dict[str, Any], tensors: Tensors) -> Any:
+    kind = value[_KIND]
+    if kind == "tensor":
+        return tensors[value["name"]]
+    if kind == "bytes":
+        return base64.b64decode(value["data"])
+    if kind == "numpy":
+        return _decode_numpy(value)
+    if kind == "tuple":
+        return tuple(decode(item, tensors) for item in value["items"])
+    pairs = {decode(key, tensors): decode(item, tensors) for key, item in value["items"]}
+    return Counter(pairs) if kind == "counter" else pairs
+
+
+def _whole(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    if tensor.layout is not torch.strided or tensor.is_quantized or hasattr(tensor, "full_tensor"):
+        raise UsageError(
+            f"cannot save {name}: a {tensor.layout} {type(tensor).__name__}",
+            hint="give `init` replicated dense tensors; sharded state (FSDP) is not supported",
+        )
+    return tensor.detach()
+
+
+def _encode_numpy(value: Any, name: str) -> Any:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)) and not value.dtype.hasobject:
+        data = base64.b64encode(value.tobytes()).decode()
+        scalar = isinstance(value, numpy.generic)
+        return {_KIND: "numpy", "dtype": value.dtype.str, "shape": list(value.shape), "data": data, "scalar": scalar}
+    raise UsageError(
+        f"cannot save {name}: a {type(value).__name__}",
+        hint="let its state_dict() return tensors, numbers, strings, lists and dicts",
+    )
+
+
+def _decode_numpy(value: dict[str, Any]) -> Any:
+    import numpy as np  # noqa: PLC0415 - late: a script without NumPy never comes here
+
+    array = np.frombuffer(base64.b64decode(value["data"]), dtype=value["dtype"]).reshape(value["shape"]).copy()
+    return array[()] if value["scalar"] else array

@@ -1,0 +1,25 @@
+"""The one place that picks an object store by its URL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from gpucloud.domain.errors import StoreError
+from gpucloud.store.contract import ObjectStore
+from gpucloud.store.directory import DirectoryStore
+from gpucloud.store.s3 import S3Store
+
+
+def open_store(url: str) -> ObjectStore:
+    """Return the store at `url` (`s3://bucket/prefix`, `file:///path` or a path); StoreError for any other scheme."""
+    scheme, _, rest = url.partition("://")
+    if not rest:
+        if not url or scheme != url:
+            raise StoreError(f"{url!r} names no store", hint="write s3://bucket/prefix, file:///path or a path")
+        return DirectoryStore(Path(url).expanduser())
+    if scheme == "s3":
+        return S3Store(url)
+    if scheme == "file" and rest.startswith("/"):
+        return DirectoryStore(Path(unquote(urlsplit(url).path)))
+    raise StoreError(f"{url!r} names no store", hint="write s3://bucket/prefix, file:///path or a path")

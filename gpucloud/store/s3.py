@@ -1,0 +1,184 @@
+"""The object store in S3, or in anything that speaks its protocol with conditional writes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from gpucloud.domain.errors import CredentialsError, StoreError, ToolMissing
+from gpucloud.store.contract import Conflict, Stored, checked
+
+_CONDITION_FAILED = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
+_MISSING = {"NoSuchKey", "404"}
+_UNKNOWN_CALLER = {
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidToken",
+    "TokenRefreshRequired",
+    "UnrecognizedClientException",
+}
+_HINTS = {
+    "NoSuchBucket": "make the bucket, or correct the store's URL",
+    "AccessDenied": "let this identity get, put, list and delete objects below the store's prefix",
+    "403": "let this identity get, put, list and delete objects below the store's prefix",
+    "PermanentRedirect": "set AWS_REGION to the bucket's region",
+    "NotImplemented": "this endpoint lacks conditional writes: use one that has If-None-Match and If-Match",
+}
+_AT_ONCE = 64 * 2**20  # larger objects go up in parts, several at a time
+
+
+class S3Store:
+    """Objects below `s3://bucket/prefix`. Versions are ETags; store time is the `Date` of the reply.
+
+    `AWS_ENDPOINT_URL` and everything else of the AWS environment is honoured. Raises CredentialsError when the
+    caller is unknown, ToolMissing without boto3, StoreError for all else.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            import boto3.exceptions  # noqa: PLC0415 - late: nodes and scripts without S3 do not have it
+            import boto3.session  # noqa: PLC0415
+            import botocore.config  # noqa: PLC0415
+            import botocore.exceptions  # noqa: PLC0415
+        except ImportError as error:
+            raise ToolMissing(f"{url} needs boto3", hint="pip install boto3") from error
+        parts = urlsplit(url)
+        self.url = url.rstrip("/")
+        self._bucket = parts.netloc
+        self._prefix = checked(parts.path.strip("/")) + "/" if parts.path.strip("/") else ""
+        self._client_error = botocore.exceptions.ClientError
+        self._errors = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, boto3.exceptions.Boto3Error)
+        session = boto3.session.Session()
+        with self._explained("open", url):
+            self._client = _make_client(session, botocore.config.Config)
+
+    def get(self, key: str) -> Stored | None:
+        """Return the object, or None when there is none."""
+        name = self._name(key)
+        with self._explained("read", key):
+            try:
+                reply = self._client.get_object(Bucket=self._bucket, Key=name)
+            except self._client_error as error:
+                if _code(error) in _MISSING:
+                    return None
+                raise
+            with contextlib.closing(reply["Body"]) as body:
+                data = body.read()
+        return Stored(data=data, version=reply["ETag"], modified=reply["LastModified"], store_time=_date(reply))
+
+    def put(
+        self,
+        key: str,
+        data: bytes | memoryview,
+        *,
+        if_absent: bool = False,
+        if_version: str | None = None,
+    ) -> str:
+        """Write the object whole and durably, and return its version; a condition that fails raises `Conflict`."""
+        name = self._name(key)
+        if not if_absent and if_version is None:
+            with self._explained("write", key):
+                return self._put_whole(name, data)
+        condition = {"IfNoneMatch": "*"} if if_absent else {"IfMatch": if_version}
+        body = bytes(data)
+        with self._explained("write", key):
+            try:
+                return str(self._client.put_object(Bucket=self._bucket, Key=name, Body=body, **condition)["ETag"])
+            except self._errors as error:
+                failed = _code(error) in _CONDITION_FAILED | _MISSING
+                if failed and not _retried(error):
+                    raise Conflict(key) from error
+                # The reply to an earlier try may have been lost: then what is there is what we wrote.
+                version = self._version_if_equal(name, body)
+                if version is not None:
+                    return version
+                if failed:
+                    raise Conflict(key) from error
+                raise
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """Return every key that starts with `prefix`, sorted."""
+        with self._explained("list", prefix):
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=self._prefix + prefix
+            )
+            names = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
+        return tuple(sorted(name[len(self._prefix) :] for name in names))
+
+    def delete(self, key: str) -> None:
+        """Remove the object; one that is gone already is no error."""
+        with self._explained("remove", key):
+            self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _name(self, key: str) -> str:
+        return self._prefix + checked(key)
+
+    def _put_whole(self, name: str, data: bytes | memoryview) -> str:
+        if len(data) <= _AT_ONCE:
+            return str(self._client.put_object(Bucket=self._bucket, Key=name, Body=bytes(data))["ETag"])
+        self._client.upload_fileobj(io.BytesIO(data), self._bucket, name)
+        return str(self._client.head_object(Bucket=self._bucket, Key=name)["ETag"])
+
+    def _version_if_equal(self, name: str, data: bytes) -> str | None:
+        try:
+            reply = self._client.get_object(Bucket=self._bucket, Key=name)
+        except self._client_error as error:
+            if _code(error) in _MISSING:
+                return None
+            raise
+        with contextlib.closing(reply["Body"]) as body:
+            return str(reply["ETag"]) if body.read() == data else None
+
+    @contextlib.contextmanager
+    def _explained(self, verb: str, what: str) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            code = _code(error)
+            # botocore's own classes for credentials that it cannot find or refresh, SSO included.
+            if code in _UNKNOWN_CALLER or any(word in type(error).__name__ for word in ("Credential", "SSO", "Token")):
+                message = f"cannot {verb} {what} in {self.url}: {error}"
+                raise CredentialsError(message, hint="log in to AWS: `aws configure` or `aws sso login`") from error
+            hint = _HINTS.get(code, "check the network and the store's URL, then try again")
+            raise StoreError(f"cannot {verb} {what} in {self.url}: {error}", hint=hint) from error
+
+
+def _make_client(session: Any, config: Any) -> Any:
+    timing = config(connect_timeout=5, read_timeout=60, retries={"mode": "standard", "max_attempts": 5})
+    client = session.client("s3", config=timing)
+    if ".amazonaws." in client.meta.endpoint_url:
+        return client
+    client.close()
+    # Other servers answer 501 or MissingContentLength to botocore's default trailing checksums, and seldom have
+    # a host name for each bucket.
+    plain = config(
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "path"},
+    )
+    return session.client("s3", config=timing.merge(plain))
+
+
+def _code(error: Any) -> str:
+    response = getattr(error, "response", None)
+    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+
+
+def _retried(error: Any) -> bool:
+    return bool(error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0))
+
+
+def _date(reply: Any) -> datetime:
+    header = reply["ResponseMetadata"]["HTTPHeaders"].get("date")
+    return parsedate_to_datetime(header) if header else datetime.now(timezone.utc)
