@@ -104,13 +104,11 @@ def format_size(size: int) -> str:
     """Return "512 B", "1.5 KiB" or "40 GiB": powers of 1024, at most one digit after the point."""
     if abs(size) < 1024:
         return f"{size} B"
-    units = iter(("KiB", "MiB", "GiB"))
+    units = iter(("KiB", "MiB", "GiB", "TiB"))
     value, unit = Decimal(size) / 1024, next(units)
     # 1023.95 would be shown as 1024.0: it belongs to the next unit.
-    while abs(value) >= Decimal("1023.95"):
-        value, unit = value / 1024, next(units, "TiB")
-        if unit == "TiB":
-            break
+    while abs(value) >= Decimal("1023.95") and unit != "TiB":
+        value, unit = value / 1024, next(units)
     return f"{value:.1f}".removesuffix(".0") + f" {unit}"
 
 
