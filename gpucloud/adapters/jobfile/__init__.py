@@ -1,0 +1,9 @@
+"""The job file: YAML in, a frozen `Job` or every problem at once out."""
+
+from __future__ import annotations
+
+from gpucloud.adapters.jobfile.reader import read_job, spec_sha256
+from gpucloud.adapters.jobfile.sample import sample_job
+from gpucloud.adapters.jobfile.schema import json_schema
+
+__all__ = ["json_schema", "read_job", "sample_job", "spec_sha256"]

@@ -1,0 +1,205 @@
+"""A YAML document as plain values, each with its place in the file.
+
+Built from PyYAML's events, so that nothing is constructed, aliases cannot grow, and nesting has a bound. Unquoted
+words mean what YAML 1.1 says (`no` is false); dates, sexagesimal numbers and the like stay text. A number keeps the
+way it is written: 1.10 is `Decimal("1.10")`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import yaml
+
+from gpucloud.adapters.jobfile.fault import Fault, Mark, Path, Unreadable, quoted
+
+_DEEPEST = 12
+_NO_KEY = "\0"  # no file holds it
+_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NULL = re.compile(r"~|null|Null|NULL|")
+_TRUE = re.compile(r"yes|Yes|YES|true|True|TRUE|on|On|ON")
+_FALSE = re.compile(r"no|No|NO|false|False|FALSE|off|Off|OFF")
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+_DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,17})\.[0-9]{1,18}")
+_MESSAGES = (
+    ("found character '\\t'", "a tab cannot begin a word: YAML is indented with spaces"),
+    ("mapping values are not allowed", "a colon is not expected here: indent it as the line above, or quote the text"),
+    ("could not find expected ':'", "a colon is missing after the key above this line"),
+    ("found unexpected end of stream", "a quote is opened and never closed"),
+)
+
+
+@dataclass(slots=True)
+class Document:
+    """The file's values (mapping, list, str, int, Decimal, bool, None), where keys and values stand, and faults."""
+
+    root: Any = None
+    values: dict[Path, Mark] = field(default_factory=dict)
+    keys: dict[Path, Mark] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+
+    def place(self, path: Path) -> Mark:
+        """Return where the value at `path` stands, or the nearest value around it."""
+        return self.values[self.known(path)]
+
+    def known(self, path: Path) -> Path:
+        """Return the longest beginning of `path` that stands in the file."""
+        while path and path not in self.values:
+            path = path[:-1]
+        return path
+
+
+def parse(text: str) -> Document:
+    """Return the text's only document; `Unreadable` when it is not YAML."""
+    match = _UNPRINTABLE.search(text)
+    if match is not None:
+        before = text[: match.start()]
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        raise Unreadable(line, column, f"a character that text does not have: U+{ord(match[0]):04X}")
+    return _Builder(_events(text)).document()
+
+
+def _events(text: str) -> list[Any]:
+    loader = yaml.SafeLoader(text)
+    events: list[Any] = []
+    try:
+        while loader.check_event():
+            events.append(loader.get_event())  # type: ignore[no-untyped-call]
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        raise Unreadable(line, column, _in_our_words(error)) from error
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        # PyYAML lets chr() fail on "\U00110000".
+        mark = loader.get_mark()
+        raise Unreadable(mark.line + 1, mark.column + 1, "this cannot be read as YAML") from error
+    finally:
+        loader.dispose()
+    return events
+
+
+class _Builder:
+    def __init__(self, events: list[Any]) -> None:
+        self._events = events
+        self._at = 0
+        self._found = Document()
+
+    def document(self) -> Document:
+        self._next()  # the stream's start
+        if self._ahead(yaml.StreamEndEvent):
+            raise Unreadable(1, 1, "the file is empty", "gpucloud init writes a sample")
+        self._next()  # the document's start
+        self._found.root = self._node(())
+        self._next()  # the document's end
+        if not self._ahead(yaml.StreamEndEvent):
+            line, column = _place(self._events[self._at])
+            raise Unreadable(line, column, "a second document begins here: one file is one job")
+        return self._found
+
+    def _node(self, path: Path) -> Any:
+        event = self._next()
+        line, column = _place(event)
+        mark = Mark(line=line, column=column, text=_written(event))
+        self._found.values.setdefault(path, mark)
+        if len(path) > _DEEPEST:
+            raise Unreadable(line, column, f"nested more than {_DEEPEST} deep")
+        if isinstance(event, yaml.AliasEvent):
+            return self._refuse(path, mark, f"*{event.anchor} is an alias, which is not read here: write the value out")
+        if event.anchor is not None:
+            self._refuse(path, mark, f"&{event.anchor} is an anchor, which is not read here: remove it")
+        if event.tag is not None:
+            self._refuse(path, mark, "a value with a YAML tag (!…) is not read here: remove the tag")
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(path)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self._sequence(path)
+        return self._scalar(path, event, mark)
+
+    def _mapping(self, path: Path) -> dict[str, Any]:
+        built: dict[str, Any] = {}
+        while not self._ahead(yaml.MappingEndEvent):
+            key, mark = self._key(path)
+            here = (*path, key)
+            if key in built:
+                self._refuse(here, mark, f"is there twice, first on line {self._found.keys[here].line}")
+                self._node(here)
+            elif key == _NO_KEY:
+                self._node(here)
+            else:
+                self._found.keys[here] = mark
+                built[key] = self._node(here)
+        self._next()
+        return built
+
+    def _key(self, path: Path) -> tuple[str, Mark]:
+        """Return the next key as it is written, whatever YAML would make of it; `_NO_KEY` when it is not a word."""
+        event = self._events[self._at]
+        line, column = _place(event)
+        mark = Mark(line=line, column=column, text=_written(event))
+        if not isinstance(event, yaml.ScalarEvent):
+            self._refuse(path, mark, "a key must be a word")
+            self._node((*path, _NO_KEY))
+            return _NO_KEY, mark
+        self._next()
+        if event.anchor is not None or event.tag is not None:
+            self._refuse((*path, event.value), mark, "a key has no anchor and no tag")
+        if event.value == "<<" and event.style is None:
+            self._refuse(path, mark, "<< merges another mapping, which is not read here: write the keys out")
+            return _NO_KEY, mark
+        return event.value, mark
+
+    def _sequence(self, path: Path) -> list[Any]:
+        built: list[Any] = []
+        while not self._ahead(yaml.SequenceEndEvent):
+            built.append(self._node((*path, len(built))))
+        self._next()
+        return built
+
+    def _scalar(self, path: Path, event: yaml.ScalarEvent, mark: Mark) -> Any:
+        value = _meaning(event.value) if event.style is None else event.value
+        if value is None:
+            self._refuse(path, self._found.keys.get(path, mark), "has no value: write one, or remove the key")
+        return value
+
+    def _next(self) -> Any:
+        self._at += 1
+        return self._events[self._at - 1]
+
+    def _ahead(self, kind: type[yaml.Event]) -> bool:
+        return isinstance(self._events[self._at], kind)
+
+    def _refuse(self, path: Path, mark: Mark, message: str) -> None:
+        self._found.faults.append(Fault(path=path, mark=mark, message=message))
+
+
+def _meaning(text: str) -> str | int | Decimal | bool | None:
+    """Return what an unquoted word means."""
+    if _NULL.fullmatch(text):
+        return None
+    if _TRUE.fullmatch(text) or _FALSE.fullmatch(text):
+        return bool(_TRUE.fullmatch(text))
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return Decimal(text) if _DECIMAL.fullmatch(text) else text
+
+
+def _written(event: Any) -> str:
+    """Return a scalar as it is written, roughly; nothing for a list or a mapping."""
+    if not isinstance(event, yaml.ScalarEvent):
+        return ""
+    return event.value if event.style is None else quoted(event.value)
+
+
+def _place(event: Any) -> tuple[int, int]:
+    return event.start_mark.line + 1, event.start_mark.column + 1
+
+
+def _in_our_words(error: yaml.MarkedYAMLError) -> str:
+    problem = error.problem or "it cannot be read"
+    for theirs, ours in _MESSAGES:
+        if theirs in problem:
+            return ours
+    return f"this is not YAML: {quoted(problem)[1:-1]}"

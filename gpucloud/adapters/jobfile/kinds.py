@@ -1,0 +1,102 @@
+"""The kinds of values that job-file keys take, for pydantic to read and for JSON Schema to describe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema, core_schema
+
+from gpucloud.adapters.jobfile import values
+from gpucloud.domain.job import Cloud as CloudName
+from gpucloud.domain.job import Market as MarketName
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """Reads a value with `parse` and with nothing else, so that every message is ours."""
+
+    parse: Callable[[object], object]
+    schema: Schema
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return pydantic's form of `parse`."""
+        del source, handler
+        return core_schema.no_info_plain_validator_function(self.parse)
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
+        """Return the JSON Schema."""
+        del core, handler
+        return dict(self.schema)
+
+
+def _string(pattern: str | None = None, *examples: str) -> Schema:
+    shape: Schema = {"pattern": f"^({pattern})$"} if pattern else {"minLength": 1}
+    return {"type": "string", **shape, **({"examples": list(examples)} if examples else {})}
+
+
+def _whole(low: int, high: int) -> Read:
+    return Read(values.whole(low, high), {"type": "integer", "minimum": low, "maximum": high})
+
+
+def _list_of(item: Schema) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [item, {"type": "array", "items": item, "uniqueItems": True}]})
+
+
+def _mapping_of(key: str, value: Schema) -> WithJsonSchema:
+    return WithJsonSchema({"type": "object", "propertyNames": {"pattern": f"^({key})$"}, "additionalProperties": value})
+
+
+_LINE = r"[^\n]+"
+_SPAN = r"\s*([0-9.]+\s*[A-Za-z]+\s*)+"
+_USD = r"\s*(\$ ?[0-9.]+|[0-9.]+ ?[Uu][Ss][Dd])\s*"
+_SCALAR: Schema = {"type": ["string", "number"]}
+_OUTPUT = _string(r"[^/~\n][^\n]*")
+
+_GPU = Read(values.matching(values.GPU, "the name of a GPU, such as A100"), _string(values.GPU))
+_REGION = Read(values.matching(values.REGION, "a region, such as us-west-2"), _string(values.REGION))
+_SECRET = Read(values.matching(values.SECRET, "the name of a secret: A–Z, 0–9 and _"), _string(values.SECRET))
+_KEY = Read(values.tag, {})
+_VALUE = Read(values.tag_value, {})
+
+Text = Annotated[str, Read(values.text, _string())]
+Line = Annotated[str, Read(values.line, _string(_LINE))]
+Name = Annotated[str, Read(values.name, _string(values.NAME))]
+Cloud = Annotated[CloudName, Read(values.one_of(CloudName), {"enum": [cloud.value for cloud in CloudName]})]
+Market = Annotated[MarketName, Read(values.one_of(MarketName), {"enum": [market.value for market in MarketName]})]
+Usd = Annotated[Decimal, Read(values.usd, _string(_USD, "20 USD"))]
+Span = Annotated[timedelta, Read(values.span, _string(_SPAN, "12h", "90 min", "2d 3h"))]
+Nodes = Annotated[int, _whole(1, 64)]
+GpusPerNode = Annotated[int, _whole(1, 16)]
+Keep = Annotated[int, _whole(2, 1000)]
+Gib = Annotated[int, Read(values.gib, {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 4096}, _string()]})]
+Cadence = Annotated[
+    timedelta | int | None,
+    Read(values.cadence, _string(rf"auto|[1-9][0-9]* steps?|{_SPAN}", "auto", "10 min", "100 steps")),
+]
+Store = Annotated[str, Read(values.store, _string(_LINE, "s3://bucket/prefix"))]
+GpuModels = Annotated[tuple[Annotated[str, _GPU], ...], BeforeValidator(values.listed), _list_of(_GPU.schema)]
+Regions = Annotated[tuple[Annotated[str, _REGION], ...], BeforeValidator(values.listed), _list_of(_REGION.schema)]
+Secrets = Annotated[tuple[Annotated[str, _SECRET], ...], BeforeValidator(values.listed), _list_of(_SECRET.schema)]
+Outputs = Annotated[
+    tuple[Annotated[str, Read(values.output, _OUTPUT)], ...], BeforeValidator(values.listed), _list_of(_OUTPUT)
+]
+Tags = Annotated[
+    dict[Annotated[str, _KEY], Annotated[str, _VALUE]], BeforeValidator(values.mapped), _mapping_of(_LINE, _SCALAR)
+]
+Env = Annotated[
+    dict[Annotated[str, Read(values.variable, {})], Annotated[str, Read(values.text_or_empty, {})]],
+    BeforeValidator(values.mapped),
+    _mapping_of(values.VARIABLE, _SCALAR),
+]
+Data = Annotated[
+    dict[Annotated[str, Read(values.store, {})], Annotated[str, Read(values.target, {})]],
+    BeforeValidator(values.mapped),
+    _mapping_of(_LINE, _string(r"/[^\n]+")),
+]

@@ -1,0 +1,82 @@
+"""Pydantic's findings, in our words and at their place in the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from gpucloud.adapters.jobfile.document import Document
+from gpucloud.adapters.jobfile.fault import Fault, Mark, Path, Refused, Wanted, quoted
+from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys, ResourcesKeys
+from gpucloud.adapters.jobfile.values import nearest
+
+_MODELS: Mapping[Path, type[BaseModel]] = {
+    (): JobKeys,
+    ("resources",): ResourcesKeys,
+    ("checkpoint",): CheckpointKeys,
+}
+
+
+def faults(error: ValidationError, document: Document) -> Iterator[Fault]:
+    """Yield one fault for each of pydantic's findings."""
+    for finding in error.errors(include_url=False):
+        yield _fault(finding["type"], finding["loc"], finding.get("ctx", {}), document)
+
+
+def shown(path: Path) -> str:
+    """Return the path as people write it: `resources.gpu[0]`, `data["s3://bucket/set"]`."""
+    return "".join(map(_step, path)).removeprefix(".")
+
+
+def _step(part: str | int) -> str:
+    if isinstance(part, int):
+        return f"[{part}]"
+    return f".{part}" if re.fullmatch(r"[\w-]+", part) else f"[{quoted(part)}]"
+
+
+def _fault(kind: str, place: Path, context: Mapping[str, Any], document: Document) -> Fault:
+    if place and place[-1] == "[key]":
+        path = place[:-1]
+        return _refusal(path, document.keys[path], context.get("error"))
+    if kind == "missing":
+        return Fault(path=place, mark=document.place(place[:-1]), message="is required")
+    if kind == "extra_forbidden":
+        return Fault(path=place, mark=document.keys[place], message="is not a key here", hint=_nearest_key(place))
+    path = document.known(place)
+    return _refusal(path, document.values[path], context.get("error"))
+
+
+def _refusal(path: Path, mark: Mark, error: object) -> Fault:
+    if isinstance(error, Wanted):
+        return _wrong_kind(path, mark, str(error))
+    hint = error.hint if isinstance(error, Refused) else None
+    return Fault(path=path, mark=mark, message=str(error), hint=hint)
+
+
+def _wrong_kind(path: Path, mark: Mark, wanted: str) -> Fault:
+    if not mark.text:
+        return Fault(path=path, mark=mark, message=f"must be {wanted}, not a list or a mapping")
+    hint = None
+    if wanted == "text":
+        hint = f"without quotes it means yes or no in YAML: write {quoted(mark.text)}"
+    return Fault(path=path, mark=mark, message=f"must be {wanted}, not {quoted(mark.text)[1:-1]}", hint=hint)
+
+
+def _nearest_key(place: Path) -> str | None:
+    """Return a hint with the key that was probably meant, here or in another mapping."""
+    here, word = place[:-1], str(place[-1])
+    for path, model in _MODELS.items():
+        if word in model.model_fields:
+            return f'did you mean "{shown((*path, word))}"?'
+    for path in (here, *(other for other in _MODELS if other != here)):
+        hint = nearest(word, _dotted(path, _MODELS[path].model_fields, here))
+        if hint:
+            return hint
+    return None
+
+
+def _dotted(model: Path, keys: Iterable[str], here: Path) -> list[str]:
+    return list(keys) if model == here else [shown((*model, key)) for key in keys]

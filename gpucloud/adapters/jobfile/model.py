@@ -1,0 +1,77 @@
+"""The job file's keys: the one place that names them, with what each is for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from gpucloud.adapters.jobfile import kinds
+from gpucloud.adapters.jobfile.fault import Wanted
+from gpucloud.domain.job import CheckpointPolicy, Cloud, Resources
+
+_RESOURCES = Resources()
+_CHECKPOINT = CheckpointPolicy()
+
+
+def _keys(value: object) -> object:
+    if not isinstance(value, dict | BaseModel):
+        raise Wanted("a mapping of keys to values")
+    return value
+
+
+class _Keys(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ResourcesKeys(_Keys):
+    """The machines wanted."""
+
+    nodes: kinds.Nodes = Field(default=_RESOURCES.nodes, description="Machines.")
+    gpus: kinds.GpusPerNode = Field(
+        default=_RESOURCES.gpus, description="GPUs per machine; each gets one worker process."
+    )
+    gpu: kinds.GpuModels = Field(default=_RESOURCES.gpu, description="GPU models that will do; any when left out.")
+    vram_gib: kinds.Gib | None = Field(default=None, description="Least memory per GPU, in GiB.")
+    market: kinds.Market = Field(
+        default=_RESOURCES.market, description="spot: cheap and interruptible. on_demand: neither."
+    )
+    regions: kinds.Regions = Field(default=_RESOURCES.regions, description="Regions that will do; any when left out.")
+
+
+class CheckpointKeys(_Keys):
+    """When checkpoints are saved and how many stay."""
+
+    every: kinds.Cadence = Field(default=None, description="auto, a span of time, or a number of steps.")
+    keep: kinds.Keep = Field(default=_CHECKPOINT.keep, description="Newest checkpoints that are kept.")
+
+
+class JobKeys(_Keys):
+    """One gpucloud job."""
+
+    name: kinds.Name = Field(description="The job's name, unique within the store.")
+    run: kinds.Text = Field(description="A Python script with its arguments (torchrun starts it), or a command line.")
+    budget: kinds.Usd = Field(description="The most that the job may cost, over all its attempts. Never exceeded.")
+    cloud: kinds.Cloud = Field(default=Cloud.LOCAL, description="Where machines come from.")
+    resources: Annotated[ResourcesKeys, BeforeValidator(_keys)] = Field(
+        default=ResourcesKeys(), description="The machines wanted."
+    )
+    code: kinds.Line = Field(default=".", description="The folder that is copied to the nodes, relative to this file.")
+    setup: kinds.Text | None = Field(default=None, description="A command line that runs once per node before the job.")
+    store: kinds.Store | None = Field(
+        default=None, description="Where state, logs and checkpoints are kept: s3://bucket/prefix or a folder."
+    )
+    checkpoint: Annotated[CheckpointKeys, BeforeValidator(_keys)] = Field(
+        default=CheckpointKeys(), description="When checkpoints are saved and how many stay."
+    )
+    deadline: kinds.Span | None = Field(
+        default=None, description="The longest that the job may take, waiting included."
+    )
+    data: kinds.Data = Field(default_factory=dict, description="Data sets: where they are, and their folder on nodes.")
+    outputs: kinds.Outputs = Field(default=(), description="Files and folders that are brought home when the job ends.")
+    tags: kinds.Tags = Field(default_factory=dict, description="Tags for everything made in the cloud.")
+    env: kinds.Env = Field(default_factory=dict, description="Environment variables of the script. Not for secrets.")
+    secrets: kinds.Secrets = Field(
+        default=(),
+        description="Names of variables that are taken from the caller's environment and never written down.",
+    )

@@ -1,0 +1,140 @@
+"""Reads a job file: its bytes, its YAML, its keys, its surroundings, and at last the `Job`."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from gpucloud.adapters.jobfile import document, messages, rules
+from gpucloud.adapters.jobfile.document import Document
+from gpucloud.adapters.jobfile.fault import Fault, Unreadable
+from gpucloud.adapters.jobfile.fault import Path as Key
+from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys
+from gpucloud.domain.errors import JobFileError, Problem
+from gpucloud.domain.job import CheckpointPolicy, Job, Resources
+
+_LARGEST = 256 * 1024
+
+
+def read_job(path: Path) -> Job:
+    """Return the job in the file at `path`; JobFileError with every problem at once."""
+    try:
+        found = document.parse(_text(path))
+        keys, faults = _check(found, _folder(path))
+    except Unreadable as error:
+        raise JobFileError((_problem(path, error.fault),)) from error
+    if keys is None or faults:
+        ordered = sorted(faults, key=lambda fault: (fault.mark.line, fault.mark.column))
+        raise JobFileError(tuple(_problem(path, fault) for fault in ordered))
+    return _job(keys, path)
+
+
+def spec_sha256(path: Path) -> str:
+    """Return the SHA-256 of the job file's bytes, in hex; JobFileError when it cannot be read."""
+    try:
+        return hashlib.sha256(_data(path)).hexdigest()
+    except Unreadable as error:
+        raise JobFileError((_problem(path, error.fault),)) from error
+
+
+def _text(path: Path) -> str:
+    data = _data(path)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start]
+        line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
+        raise Unreadable(line, column, f"byte 0x{data[error.start]:02X} is not UTF-8") from error
+
+
+def _data(path: Path) -> bytes:
+    if not path.exists():
+        raise Unreadable(1, 1, "there is no such file", "gpucloud init writes a sample")
+    if not path.is_file():
+        raise Unreadable(1, 1, "is not a file")
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST + 1)
+    except OSError as error:
+        raise Unreadable(1, 1, f"cannot be read: {error.strerror}") from error
+    if len(data) > _LARGEST:
+        raise Unreadable(1, 1, f"is larger than {_LARGEST // 1024} KiB: is this a job file?")
+    return data
+
+
+def _check(found: Document, folder: Path) -> tuple[JobKeys | None, list[Fault]]:
+    """Return the keys, where they are all right, and every fault; one fault per place, the first that was found."""
+    if not isinstance(found.root, dict):
+        mark = found.place(())
+        raise Unreadable(mark.line, mark.column, 'a job file is a mapping of keys to values, such as "name: digits"')
+    faults = list(found.faults)
+    keys = None
+    try:
+        keys = JobKeys.model_validate(found.root)
+    except ValidationError as error:
+        faults += _new(messages.faults(error, found), faults)
+    faults += _new(rules.broken(found.root, folder, lambda key, text: _at(found, key, text)), faults)
+    return keys, faults
+
+
+def _new(found: Any, known: list[Fault]) -> list[Fault]:
+    covered = {fault.path for fault in known if fault.path}
+    return [fault for fault in found if not any(fault.path[: len(path)] == path for path in covered)]
+
+
+def _at(found: Document, key: Key, message: str) -> Fault:
+    known = found.known(key)
+    return Fault(path=known, mark=found.values[known], message=message)
+
+
+def _problem(path: Path, fault: Fault) -> Problem:
+    return Problem(
+        file=str(path),
+        line=fault.mark.line,
+        column=fault.mark.column,
+        path=messages.shown(fault.path),
+        message=fault.message,
+        hint=fault.hint,
+    )
+
+
+def _folder(path: Path) -> Path:
+    return path.absolute().parent
+
+
+def _job(keys: JobKeys, path: Path) -> Job:
+    folder = _folder(path)
+    return Job(
+        name=keys.name,
+        run=keys.run,
+        budget_usd=keys.budget,
+        source=path.absolute(),
+        code=rules.beside(folder, keys.code),
+        cloud=keys.cloud,
+        resources=Resources(**dict(keys.resources)),
+        setup=keys.setup,
+        store=None if keys.store is None else _place(keys.store, folder),
+        checkpoint=_policy(keys.checkpoint),
+        deadline=keys.deadline,
+        data=tuple((_place(source, folder), target) for source, target in keys.data.items()),
+        outputs=keys.outputs,
+        tags=tuple(keys.tags.items()),
+        env=tuple(keys.env.items()),
+        secrets=keys.secrets,
+    )
+
+
+def _policy(keys: CheckpointKeys) -> CheckpointPolicy:
+    if isinstance(keys.every, int):
+        return CheckpointPolicy(every_steps=keys.every, keep=keys.keep)
+    return CheckpointPolicy(every=keys.every, keep=keys.keep)
+
+
+def _place(written: str, folder: Path) -> str:
+    """Return `s3://…` as it is, and a path as an absolute one."""
+    if "://" in written:
+        return written.removeprefix("file://")
+    return str(rules.beside(folder, written))

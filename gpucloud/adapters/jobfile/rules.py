@@ -1,0 +1,95 @@
+"""Rules that one value alone cannot answer: they look at two keys, or at the disk beside the job file.
+
+They look at the raw values, so that their faults are found together with the others.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpucloud.adapters.jobfile.fault import Fault, quoted
+from gpucloud.adapters.jobfile.fault import Path as Key
+
+Report = Callable[[Key, str], Fault]
+
+
+def broken(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:
+    """Yield what is wrong between keys, and between the file and its `folder`."""
+    yield from _code(root, folder, fault)
+    yield from _run(root, folder, fault)
+    yield from _store(root, fault)
+    yield from _data(root, folder, fault)
+    yield from _secrets(root, fault)
+
+
+def beside(folder: Path, written: str) -> Path:
+    """Return the absolute path of what a job file names: relative to its folder, `~` being the home folder."""
+    return Path(os.path.abspath(folder / os.path.expanduser(written)))  # noqa: PTH100, PTH111  these never raise
+
+
+def script_of(run: str) -> str | None:
+    """Return the Python script that `run` starts, or None when it is a command line."""
+    words = run.split(maxsplit=1)
+    return words[0] if words and words[0].endswith(".py") else None
+
+
+def _code(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:
+    code = root.get("code")
+    if isinstance(code, str) and not _is_folder(beside(folder, code)):
+        yield fault(("code",), f"there is no folder {quoted(code)} beside the job file")
+
+
+def _run(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:
+    run, code = root.get("run"), root.get("code", ".")
+    if not isinstance(run, str) or not isinstance(code, str):
+        return
+    script = script_of(run)
+    if "\n" not in run.strip() or script is not None:
+        try:
+            shlex.split(run)
+        except ValueError:
+            yield fault(("run",), f"{quoted(run)} has a quote that is never closed")
+            return
+    place = beside(folder, code)
+    if script is None or not _is_folder(place):
+        return
+    if script.startswith("/") or ".." in script.split("/"):
+        yield fault(("run",), f"{quoted(script)} is not a script inside the code folder")
+    elif not os.path.isfile(place / script):  # noqa: PTH113  answers False for every name that no file can have
+        yield fault(("run",), f"there is no script {quoted(script)} in the code folder")
+
+
+def _store(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
+    store = root.get("store")
+    if root.get("cloud") == "aws" and isinstance(store, str) and not store.startswith("s3://"):
+        yield fault(("store",), "must be s3://bucket/prefix for cloud: aws, since nodes cannot reach a folder here")
+
+
+def _data(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:
+    data = root.get("data")
+    if not isinstance(data, dict):
+        return
+    targets: dict[str, str] = {}
+    for source, target in data.items():
+        if "://" not in source and not os.path.exists(beside(folder, source)):  # noqa: PTH110  never raises
+            yield fault(("data", source), f"there is no file or folder {quoted(source)} beside the job file")
+        if isinstance(target, str) and target.rstrip("/") in targets:
+            first = targets[target.rstrip("/")]
+            yield fault(("data", source), f"{quoted(target)} is taken by {quoted(first)}")
+        elif isinstance(target, str):
+            targets[target.rstrip("/")] = source
+
+
+def _secrets(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
+    env, secrets = root.get("env"), root.get("secrets")
+    for at, name in enumerate(secrets if isinstance(secrets, list) else [secrets]):
+        if isinstance(env, dict) and isinstance(name, str) and name in env:
+            yield fault(("secrets", at), f"{quoted(name)} is in env too: keep it in one of them")
+
+
+def _is_folder(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112  answers False for every name that no folder can have

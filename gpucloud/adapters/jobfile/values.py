@@ -1,0 +1,222 @@
+"""How each job-file value is read: a plain value in, ours out; `Refused` or `Wanted` when the key does not take it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import TypeVar
+
+from gpucloud.adapters.jobfile.fault import Refused, Wanted, quoted
+from gpucloud.domain import quantities
+
+E = TypeVar("E", bound=Enum)
+
+NAME = r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?"
+SECRET = r"[A-Z_][A-Z0-9_]*"  # noqa: S105  a pattern
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+REGION = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+GPU = r"[A-Za-z0-9][A-Za-z0-9._ -]*"
+_STEPS = re.compile(r"([1-9][0-9]{0,11}) steps?")
+_BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^/]+)*/?")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# Set for every worker by the launcher and by us: another value would break the job in ways that are hard to see.
+_RESERVED = re.compile(r"(GROUP_|LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|GPUCLOUD_.*")
+
+
+def nearest(word: str, options: Iterable[str]) -> str | None:
+    """Return a hint with the option most like `word`, if one is."""
+    close = difflib.get_close_matches(word.lower(), options, n=1)
+    return f'did you mean "{close[0]}"?' if close else None
+
+
+def text(value: object) -> str:
+    """Return a scalar as it is written; `Refused` for an empty one."""
+    if isinstance(value, bool) or not isinstance(value, str | int | Decimal):
+        raise Wanted("text")
+    written = format(value, "f") if isinstance(value, Decimal) else str(value)
+    if not written.strip():
+        raise Refused("is empty")
+    return _clean(written)
+
+
+def text_or_empty(value: object) -> str:
+    """Return a scalar as it is written, an empty one too."""
+    return "" if value == "" else text(value)
+
+
+def whole(low: int, high: int) -> Callable[[object], int]:
+    """Return the reader of whole numbers from `low` to `high`."""
+
+    def read(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise Wanted(f"a whole number from {low} to {high}")
+        return value
+
+    return read
+
+
+def one_of(options: type[E]) -> Callable[[object], E]:
+    """Return the reader of the words that are an enum's values."""
+    words = [str(option.value) for option in options]
+
+    def read(value: object) -> E:
+        word = text(value)
+        if word not in words:
+            raise Refused(f"{quoted(word)} is not one of {', '.join(words)}", hint=nearest(word, words))
+        return options(word)
+
+    return read
+
+
+def _clean(written: str) -> str:
+    bad = _CONTROL.search(written)
+    if bad:
+        raise Refused(f"{quoted(written)} holds the control character U+{ord(bad[0]):04X}")
+    return written
+
+
+def line(value: object) -> str:
+    """Return a scalar that is one line, as it is written."""
+    written = text(value)
+    if "\n" in written:
+        raise Refused(f"{quoted(written)} is more than one line")
+    return written
+
+
+def matching(pattern: str, what: str) -> Callable[[object], str]:
+    """Return the reader of lines that match a pattern; `what` is what they then are."""
+
+    def read(value: object) -> str:
+        written = line(value)
+        if not re.fullmatch(pattern, written):
+            raise Refused(f"{quoted(written)} is not {what}")
+        return written
+
+    return read
+
+
+def name(value: object) -> str:
+    """Return a job's name."""
+    written = line(value)
+    if re.fullmatch(NAME, written):
+        return written
+    near = re.sub(r"[^a-z0-9]+", "-", written.lower())[:40].strip("-")
+    raise Refused(
+        f"{quoted(written)} is not a name: a–z, 0–9 and hyphens inside, at most 40",
+        hint=f'did you mean "{near}"?' if near else None,
+    )
+
+
+def usd(value: object) -> Decimal:
+    """Return a sum of money above 0."""
+    usd = quantities.parse_usd(line(value))
+    if usd == 0:
+        raise Refused("must be more than 0 USD")
+    return usd
+
+
+def span(value: object) -> timedelta:
+    """Return a span of at least a second."""
+    span = quantities.parse_span(line(value))
+    if span < timedelta(seconds=1):
+        raise Refused("must be at least 1s")
+    return span
+
+
+def gib(value: object) -> int:
+    """Return whole GiB, from a bare number too."""
+    gib = value if type(value) is int else quantities.parse_gib(line(value))
+    if not 1 <= gib <= 4096:
+        raise Refused("must be from 1 to 4096 GiB")
+    return gib
+
+
+def cadence(value: object) -> timedelta | int | None:
+    """Return a span, a number of steps, or None for auto."""
+    written = line(value)
+    if written == "auto":
+        return None
+    steps = _STEPS.fullmatch(written)
+    if steps:
+        return int(steps[1])
+    try:
+        return span(written)
+    except ValueError as error:
+        wanted = 'auto, a span of time such as "10 min", or "100 steps"'
+        raise Refused(f"{quoted(written)} is not {wanted}", hint=nearest(written, ("auto",))) from error
+
+
+def variable(value: object) -> str:
+    """Return the name of an environment variable that the user may set."""
+    name = matching(VARIABLE, "the name of an environment variable")(value)
+    if _RESERVED.fullmatch(name):
+        raise Refused(f"{name} is set by gpucloud")
+    return name
+
+
+def tag(value: object) -> str:
+    """Return a tag's key."""
+    written = line(value)
+    if len(written) > 128:
+        raise Refused(f"{quoted(written)} is longer than 128 characters")
+    if written.lower().startswith(("aws:", "gpucloud:")):
+        raise Refused(f"{quoted(written)} begins with a reserved prefix")
+    return written
+
+
+def tag_value(value: object) -> str:
+    """Return a tag's value."""
+    written = text_or_empty(value)
+    if "\n" in written or len(written) > 256:
+        raise Refused(f"{quoted(written)} is not one line of at most 256 characters")
+    return written
+
+
+def store(value: object) -> str:
+    """Return `s3://bucket/prefix`, `file:///path` or a path."""
+    written = line(value)
+    if "://" not in written or written.startswith("file:///"):
+        return written
+    if not _BUCKET.fullmatch(written):
+        raise Refused(f"{quoted(written)} is not a place: write s3://bucket/prefix or a folder")
+    return written.rstrip("/")
+
+
+def target(value: object) -> str:
+    """Return an absolute path on the nodes."""
+    written = line(value)
+    if not written.startswith("/") or ".." in written.split("/") or not written.strip("/"):
+        raise Refused(f"{quoted(written)} is not an absolute path on the nodes, such as /data")
+    return written
+
+
+def output(value: object) -> str:
+    """Return a relative path that stays inside."""
+    written = line(value)
+    if written.startswith(("/", "~")) or ".." in written.split("/"):
+        raise Refused(f"{quoted(written)} is not a path inside the code folder")
+    return written
+
+
+def listed(value: object) -> object:
+    """Return a list, made of a lone scalar where need be; its items are read later."""
+    if isinstance(value, dict):
+        raise Wanted("a list")
+    if not isinstance(value, list):
+        return (value,)
+    scalars = [item for item in value if not isinstance(item, dict | list)]
+    twice = next((item for at, item in enumerate(scalars) if item in scalars[:at]), None)
+    if twice is not None:
+        raise Refused(f"{quoted(str(twice))} is there twice")
+    return value
+
+
+def mapped(value: object) -> object:
+    """Return a mapping; its keys and values are read later."""
+    if not isinstance(value, dict):
+        raise Wanted("a mapping of keys to values")
+    return value

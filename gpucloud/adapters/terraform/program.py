@@ -1,0 +1,84 @@
+"""The Terraform program: where it is, whether it is new enough, and the environment it runs in."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import gpucloud
+from gpucloud.domain.errors import ToolMissing
+
+_LEAST = (1, 5)
+_INSTALL = (
+    "install Terraform 1.5 or newer (https://developer.hashicorp.com/terraform/install), or set GPUCLOUD_TERRAFORM"
+)
+# Variables that would change what a command means, or put other text where events are expected.
+_UNWANTED = re.compile(r"TF_(VAR_.*|CLI_ARGS.*|WORKSPACE|DATA_DIR|LOG.*)")
+
+
+def find_terraform(env: Mapping[str, str] | None = None) -> Path | None:
+    """Return the program that GPUCLOUD_TERRAFORM names (ToolMissing when it is not there), else the one on PATH."""
+    env = os.environ if env is None else env
+    named = env.get("GPUCLOUD_TERRAFORM")
+    found = shutil.which(named or "terraform", path=env.get("PATH"))
+    if named and found is None:
+        raise ToolMissing(f"GPUCLOUD_TERRAFORM names {named}, which is not a program", hint=_INSTALL)
+    return Path(found).absolute() if found else None
+
+
+def require_terraform(env: Mapping[str, str], cache: Path) -> Path:
+    """Return the program, checked to be new enough; `cache` is the file that remembers the check."""
+    program = find_terraform(env)
+    if program is None:
+        raise ToolMissing("Terraform is not installed", hint=_INSTALL)
+    stamp = f"{program} {program.stat().st_mtime_ns}"
+    if _remembered(cache) != stamp:
+        version = _version(program, env)
+        if tuple(int(part) for part in version.split(".")[:2]) < _LEAST:
+            raise ToolMissing(f"{program} is Terraform {version}, which is too old", hint=_INSTALL)
+        cache.write_text(stamp)
+    return program
+
+
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for Terraform: quiet, unattended, the caller's settings that would break it left out."""
+    kept = {name: value for name, value in env.items() if not _UNWANTED.fullmatch(name)}
+    config = kept.get("TF_CLI_CONFIG_FILE")
+    if config and not Path(config).is_file():
+        del kept["TF_CLI_CONFIG_FILE"]  # Terraform would only warn, in the middle of its events
+    if "GPUCLOUD_PYTHON" not in kept:
+        kept["GPUCLOUD_PYTHON"] = sys.executable
+        package = str(Path(gpucloud.__file__).resolve().parent.parent)
+        kept["PYTHONPATH"] = os.pathsep.join(filter(None, (package, kept.get("PYTHONPATH"))))
+    return kept | {"CHECKPOINT_DISABLE": "1", "TF_IN_AUTOMATION": "1", "TF_INPUT": "0"}
+
+
+def _remembered(cache: Path) -> str | None:
+    try:
+        return cache.read_text()
+    except FileNotFoundError:
+        return None
+
+
+def _version(program: Path, env: Mapping[str, str]) -> str:
+    try:
+        done = subprocess.run(
+            [str(program), "version", "-json"],
+            env=environment(env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=60,
+            check=True,
+        )
+        version = str(json.loads(done.stdout)["terraform_version"])
+    except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError) as error:
+        raise ToolMissing(f"{program} does not answer as Terraform does: {error}", hint=_INSTALL) from error
+    if not re.match(r"\d+\.\d+", version):
+        raise ToolMissing(f"{program} has no version that can be read: {version}", hint=_INSTALL)
+    return version

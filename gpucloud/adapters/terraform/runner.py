@@ -1,0 +1,139 @@
+"""python_terraform, wrapped once: every command runs to its end, in a session of its own, into a log file.
+
+The package builds the command line; how it runs and reports is replaced, since version 0.10.1 shares the caller's
+process group, buffers all output, hides failures, and takes any misspelt method for a command.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from python_terraform import IsFlagged, Terraform
+
+from gpucloud.adapters.terraform import events, keeper
+from gpucloud.domain.errors import ProvisionError
+
+_POLL_S = 0.01
+_LOGS_KEPT = 20
+FLAG = IsFlagged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A command that ended well: what it wrote, and where that is kept."""
+
+    text: str
+    log: Path
+
+    @property
+    def events(self) -> tuple[events.Event, ...]:
+        """The JSON events among its lines."""
+        return tuple(event for event in map(events.parse, self.text.splitlines()) if event is not None)
+
+
+class Runner(Terraform):  # type: ignore[misc]  # the package has no types
+    """Runs Terraform commands in one folder, under one lock; `story` is told while they run."""
+
+    def __init__(
+        self,
+        program: Path,
+        folder: Path,
+        *,
+        env: Mapping[str, str],
+        lock_fd: int,
+        story: Callable[[str], None],
+        limit_s: float,
+    ) -> None:
+        self._env = env
+        self._lock_fd = lock_fd
+        self._story = story
+        self._limit_s = limit_s
+        super().__init__(working_dir=str(folder), terraform_bin_path=str(program))
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what is not there; the package would run it as a command."""
+        raise AttributeError(name)
+
+    def read_state_file(self, file_path: str | None = None) -> None:  # noqa: ARG002  the package's signature
+        """Read nothing: `show -json` answers for every backend."""
+        self.tfstate = None
+
+    def cmd(self, cmd: str, *args: str, **options: Any) -> Finished:
+        """Run one command and return what it wrote; ProvisionError, with Terraform's own words, when it fails.
+
+        Ctrl-C once: Terraform finishes its call, then KeyboardInterrupt. Twice, or `limit_s` over: Terraform is left
+        to finish by itself, and the next command waits for it.
+        """
+        log = self._new_log(cmd)
+        argv: list[str] = self.generate_cmd_string(cmd, *args, **options)
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", keeper.__file__, str(self._lock_fd), *argv],
+                cwd=self.working_dir,
+                env=dict(self._env),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                pass_fds=(self._lock_fd,),
+                start_new_session=True,
+            )
+        code = self._patiently(process, log)
+        finished = Finished(text=log.read_text(errors="replace"), log=log)
+        if code != 0:
+            raise _failure(cmd, code, finished)
+        return finished
+
+    def _patiently(self, process: subprocess.Popen[bytes], log: Path) -> int:
+        with log.open(errors="replace") as lines:
+            try:
+                return self._follow(process, lines)
+            except KeyboardInterrupt:
+                self._story("finishing Terraform's call; Ctrl-C again leaves it to finish by itself")
+                self._follow(process, lines)
+                raise
+
+    def _follow(self, process: subprocess.Popen[bytes], lines: TextIO) -> int:
+        """Tell the story until the process has ended, and return its exit code."""
+        deadline = time.monotonic() + self._limit_s
+        line = ""
+        while True:
+            ended = process.poll()
+            line += (read := lines.readline())
+            if line.endswith("\n"):
+                self._tell(line)
+                line = ""
+            elif not read:
+                if ended is not None:
+                    return ended
+                if time.monotonic() > deadline:
+                    raise ProvisionError(
+                        f"Terraform has not ended after {self._limit_s:.0f} s; it goes on by itself",
+                        hint=f"see {lines.name}; the same command again waits for it",
+                    )
+                time.sleep(_POLL_S)
+
+    def _tell(self, line: str) -> None:
+        event = events.parse(line)
+        told = events.tell(event) if event is not None else None
+        if told is not None:
+            self._story(told)
+
+    def _new_log(self, cmd: str) -> Path:
+        logs = Path(self.working_dir) / "logs"
+        logs.mkdir(exist_ok=True)
+        old = sorted(logs.glob("*.jsonl"))
+        for path in old[:-_LOGS_KEPT]:
+            path.unlink()
+        number = 1 + (int(old[-1].name.partition("-")[0]) if old else 0)
+        return logs / f"{number:06d}-{cmd}.jsonl"
+
+
+def _failure(cmd: str, code: int, finished: Finished) -> ProvisionError:
+    said = events.errors(finished.events) or (events.plain(finished.text) or f"exit code {code}",)
+    return ProvisionError(f"terraform {cmd}: " + "\n".join(said), hint=f"see {finished.log}")

@@ -1,0 +1,122 @@
+"""Money, spans of time and sizes, as people write and read them."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from decimal import Decimal
+
+_LARGEST_USD = Decimal(1_000_000)
+_LONGEST = timedelta(days=366)
+_LARGEST_SIZE = 1024**5  # 1 PiB
+
+_NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,12})?"
+_USD = re.compile(rf"(?:({_NUMBER}) ?USD|\$ ?({_NUMBER}))", re.IGNORECASE)
+_SPAN_PART = re.compile(rf"\s*({_NUMBER})\s*([a-z]+)", re.IGNORECASE)
+_SIZE = re.compile(rf"({_NUMBER}) ?([KMGTkmgt]i?B|B)")
+
+_SECOND, _MINUTE, _HOUR, _DAY = 1, 60, 3600, 86400
+_SPAN_UNITS = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), _SECOND),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), _MINUTE),
+    **dict.fromkeys(("h", "hr", "hour", "hours"), _HOUR),
+    **dict.fromkeys(("d", "day", "days"), _DAY),
+}
+_SIZE_UNITS = {
+    "b": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)},
+}
+
+
+def parse_usd(text: str) -> Decimal:
+    """Return a sum of US dollars, 0 to 1,000,000, from "20 USD" or "$20"; ValueError says the right form."""
+    match = _USD.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f'{_quoted(text)} is not a sum of money: write it like "20 USD" or "0.5 USD"')
+    usd = Decimal(match[1] or match[2])
+    if usd > _LARGEST_USD:
+        raise ValueError(f"{_quoted(text)} is too much: the most is {_LARGEST_USD} USD")
+    return usd
+
+
+def parse_span(text: str) -> timedelta:
+    """Return a span of at most 366 days from "12h", "90 min", "2d 3h" or "1h30m"; ValueError says the right form."""
+    parts = _SPAN_PART.findall(text)
+    rest = _SPAN_PART.sub("", text).strip()
+    units = [_SPAN_UNITS.get(unit.lower()) for _, unit in parts]
+    known = [unit for unit in units if unit is not None]
+    if not parts or rest or len(known) < len(units) or known != sorted(set(known), reverse=True):
+        raise ValueError(f'{_quoted(text)} is not a span of time: write it like "12h", "90 min", "30s" or "2d 3h"')
+    microseconds = sum(Decimal(number) * unit * 1_000_000 for (number, _), unit in zip(parts, known, strict=True))
+    if microseconds > _LONGEST // timedelta(microseconds=1):
+        raise ValueError(f"{_quoted(text)} is too long: the longest span is {_LONGEST.days}d")
+    return timedelta(microseconds=int(microseconds))
+
+
+def parse_size(text: str) -> int:
+    """Return bytes, at most 1 PiB, from "40 GiB" or "500 MB" (powers of 1000); ValueError says the right form."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f'{_quoted(text)} is not a size: write it like "40 GiB" or "512 MiB"')
+    size = Decimal(match[1]) * _SIZE_UNITS[match[2].lower()]
+    if size > _LARGEST_SIZE:
+        raise ValueError(f"{_quoted(text)} is too large: the largest size is 1024 TiB")
+    if size != int(size):
+        raise ValueError(f"{_quoted(text)} is not a whole number of bytes")
+    return int(size)
+
+
+def parse_gib(text: str) -> int:
+    """Return whole GiB from "40 GiB"; ValueError says the right form."""
+    size = parse_size(text)
+    if size % 1024**3:
+        raise ValueError(f'{_quoted(text)} is not a whole number of GiB: write it like "40 GiB"')
+    return size // 1024**3
+
+
+def format_usd(usd: Decimal) -> str:
+    """Return "20.00 USD" or "0.0312 USD": two digits after the point, more where a small sum needs them."""
+    places = 2
+    if usd and abs(usd) < 1:
+        places = max(2, 2 - usd.adjusted())
+        if (usd * 10**2) % 1 == 0:
+            places = 2
+    return f"{usd:.{places}f} USD"
+
+
+def format_span(span: timedelta) -> str:
+    """Return "4.2 s", "12 min 5 s", "1 h 32 min" or "2 d 3 h": the two largest units."""
+    if span < timedelta(0):
+        return f"-{format_span(-span)}"
+    tenths = round(span / timedelta(milliseconds=100))
+    if tenths < _MINUTE * 10:
+        whole, tenth = divmod(tenths, 10)
+        return f"{whole}.{tenth} s" if tenth else f"{whole} s"
+    if (seconds := round(span.total_seconds())) < _HOUR:
+        return _two(seconds, _MINUTE, "min", "s")
+    if (minutes := round(seconds / _MINUTE)) < _DAY // _MINUTE:
+        return _two(minutes, _HOUR // _MINUTE, "h", "min")
+    return _two(round(seconds / _HOUR), _DAY // _HOUR, "d", "h")
+
+
+def format_size(size: int) -> str:
+    """Return "512 B", "1.5 KiB" or "40 GiB": powers of 1024, at most one digit after the point."""
+    if abs(size) < 1024:
+        return f"{size} B"
+    units = iter(("KiB", "MiB", "GiB", "TiB"))
+    value, unit = Decimal(size) / 1024, next(units)
+    # 1023.95 would be shown as 1024.0: it belongs to the next unit.
+    while abs(value) >= Decimal("1023.95") and unit != "TiB":
+        value, unit = value / 1024, next(units)
+    return f"{value:.1f}".removesuffix(".0") + f" {unit}"
+
+
+def _two(count: int, per: int, large: str, small: str) -> str:
+    whole, rest = divmod(count, per)
+    return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
+
+
+def _quoted(text: str) -> str:
+    shown = text if len(text) <= 40 else f"{text[:39]}…"
+    return f'"{shown}"'
