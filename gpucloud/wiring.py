@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from gpucloud.usecases.start import Starter
     from gpucloud.usecases.world import World
 
+__all__ = ["Gpucloud", "Home", "KnownJob", "job_schema", "read_secrets", "sample_job"]
+
 RULES = Rules(wall=Wall(), limits=Limits(save=timedelta(seconds=60)))
 _TICK_S = 0.1
 
@@ -114,15 +116,17 @@ class Gpucloud:
         """Return what is emulated, or done in another way than users might think."""
         from gpucloud.adapters.terraform import find_terraform
 
-        factor = self.group().clock_factor
-        emulated = f"embedded fleet: nodes are processes of this machine; a notice of 120 s runs as {120 / factor:g} s"
+        seconds = self.group().notice_seconds
+        emulated = f"embedded fleet: nodes are processes of this machine; a notice of 120 s runs as {seconds:g} s"
         without = "Terraform is not on PATH: the embedded fleet's group is made without it"
         return (emulated,) if find_terraform() else (emulated, without)
 
     def leftovers(self, name: str) -> tuple[str, ...]:
         """Return what the cloud still lists for a job: its group, and nodes alive in it."""
-        listed = self.group().describe(f"gpucloud-{name}")
-        return (f"group gpucloud-{name}", *(node.id for node in listed.alive)) if listed.exists else ()
+        from gpucloud.usecases.world import cluster_of
+
+        listed = self.group().describe(cluster_of(name))
+        return (f"group {cluster_of(name)}", *(node.id for node in listed.alive)) if listed.exists else ()
 
     def _terraform_env(self) -> dict[str, str]:
         """What terraform/local's commands inherit; nothing of it is secret."""
@@ -132,6 +136,20 @@ class Gpucloud:
             "GPUCLOUD_PYTHON": sys.executable,
             "PYTHONPATH": package_parent,
         }
+
+
+def sample_job(name: str) -> str:
+    """Return the commented job file that `gpucloud init` writes."""
+    from gpucloud.adapters import jobfile
+
+    return jobfile.sample_job(name)
+
+
+def job_schema() -> dict[str, object]:
+    """Return the JSON Schema of job files."""
+    from gpucloud.adapters import jobfile
+
+    return jobfile.json_schema()
 
 
 def read_secrets(job: Job) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ class Inbox:
 
     def __init__(self, folder: Path) -> None:
         self.desired: Desired | None = None
+        self.sha256 = ""
         self._path = folder / "desired.json"
         self._epoch_path = folder / "epoch"
         self._signature: tuple[int, int, int] | None = None
@@ -37,7 +39,8 @@ class Inbox:
 
     def _take(self) -> None:
         try:
-            desired = desired_from_json(self._path.read_bytes())
+            data = self._path.read_bytes()
+            desired = desired_from_json(data)
         except (OSError, Malformed):
             return
         if desired.epoch < self.epoch:
@@ -46,6 +49,7 @@ class Inbox:
             self.epoch = desired.epoch
             self._remember()
         self.desired = desired
+        self.sha256 = hashlib.sha256(data).hexdigest()
 
     def _remember(self) -> None:
         try:

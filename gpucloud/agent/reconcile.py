@@ -149,6 +149,7 @@ class Agent:
         status = Status(
             beat=0,
             epoch=self._inbox.epoch,
+            desired_sha256=self._inbox.sha256,
             boot_id=self._boot_id,
             notice=self._notice(),
             attempt=self._attempt,

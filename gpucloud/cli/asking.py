@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import timedelta
 
 from gpucloud.cli.render import (
     VERSION,
@@ -19,6 +18,7 @@ from gpucloud.cli.render import (
 from gpucloud.cli.target import known_job
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.node import Node, NodeState
+from gpucloud.domain.quantities import parse_span
 from gpucloud.wiring import Gpucloud, KnownJob
 
 
@@ -92,14 +92,16 @@ def interrupt(target: str | None, node_id: str | None, *, notice: bool, freeze: 
     return 0
 
 
-def weather(target: str | None, *, seed: int, mean: timedelta, unannounced: float) -> int:
+def weather(target: str | None, *, seed: int, mean: str, unannounced: float) -> int:
     """Have the embedded cloud take nodes at random times drawn from a seed; return the exit code."""
     cloud = Gpucloud()
     known = known_job(cloud, target)
-    cloud.group().schedule_interruptions(
-        _group_of(cloud, known), seed=seed, mean_s=mean.total_seconds(), unannounced=unannounced
-    )
-    say(f"{known.name}: nodes are taken every {mean.total_seconds():g} s on average, seed {seed}")
+    try:
+        mean_s = parse_span(mean).total_seconds()
+    except ValueError as error:
+        raise UsageError(f"--mean: {error}") from error
+    cloud.group().schedule_interruptions(_group_of(cloud, known), seed=seed, mean_s=mean_s, unannounced=unannounced)
+    say(f"{known.name}: nodes are taken every {mean_s:g} s on average, seed {seed}")
     return 0
 
 

@@ -94,10 +94,14 @@ class AttemptStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What the agent says of its node. `beat` rises with every write; `epoch` is the highest seen."""
+    """What the agent says of its node. `beat` rises with every write; `epoch` is the highest seen.
+
+    `desired_sha256` is of the `desired.json` that the agent goes by, empty before the first one.
+    """
 
     beat: int
     epoch: int
+    desired_sha256: str
     boot_id: str
     notice: Notice | None
     attempt: AttemptStatus | None

@@ -154,7 +154,7 @@ def _env(member: _Member) -> tuple[tuple[str, str], ...]:
         "GPUCLOUD_CHECKPOINTS": start.checkpoints,
         "GPUCLOUD_CHECKPOINT_EVERY": _cadence(job.checkpoint),
         "GPUCLOUD_CHECKPOINT_KEEP": str(job.checkpoint.keep),
-        "GPUCLOUD_ATTEMPT": f"{job.name}/{start.number}",
+        "GPUCLOUD_ATTEMPT": str(start.number),
         "GPUCLOUD_ATTEMPT_DIR": attempt_folder(place.root, start.number),
     }
     return tuple(sorted({**wanted, **ours, **_ranks(member)}.items()))

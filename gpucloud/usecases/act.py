@@ -107,7 +107,7 @@ class Actor:
     def _cluster(self) -> ClusterSpec:
         pool = self.lease.state.pool
         return ClusterSpec(
-            name=self.world.name,
+            name=self.world.cluster,
             region=pool.zone[:-1],
             zones=(pool.zone,),
             node_type=pool.instance_type,
@@ -155,7 +155,7 @@ class Actor:
             try:
                 self.world.group.purge(name)
                 self._bill(name)
-                self.world.provisioner.destroy(self.world.name, story=self.watcher.story)
+                self.world.provisioner.destroy(self.world.cluster, story=self.watcher.story)
             except ProvisionError as error:
                 raise self._incomplete(name, error) from error
         self.lease.write(replace(self.lease.state, torn_down=True, paid_until=None, group=None))

@@ -35,9 +35,19 @@ class World:
     secrets: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def cluster(self) -> str:
+        """The name of the job's machines, and of what Terraform makes for them."""
+        return cluster_of(self.name)
+
+    @property
     def jobs(self) -> JobStore:
         """The job's objects."""
         return JobStore(self.store, self.name)
+
+
+def cluster_of(job: str) -> str:
+    """Return the name of a job's cluster."""
+    return f"gpucloud-{job}"
 
 
 class Watcher(Protocol):
