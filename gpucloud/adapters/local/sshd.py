@@ -1,0 +1,204 @@
+"""The embedded cloud's node: an SSH server for one user, which ends with everything that was started through it.
+
+    python -m gpucloud.adapters.local.sshd --fd N --host-key FILE --authorized-keys FILE --home DIR --parent-pipe FD
+
+`--fd` is a listening socket. The node ends on SIGTERM, and when the other end of `--parent-pipe` is closed, which
+the kernel does for a cloud that was killed. Its `GPUCLOUD_NODE` marks its processes, detached ones too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import getpass
+import logging
+import os
+import pwd
+import selectors
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+import paramiko
+from paramiko.common import (
+    AUTH_FAILED,
+    AUTH_SUCCESSFUL,
+    OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED,
+    OPEN_SUCCEEDED,
+)
+
+from gpucloud import processes
+from gpucloud.adapters.local.children import Children
+from gpucloud.adapters.local.session import NodeTransport, Session, Terminal, node_transport
+from gpucloud.adapters.local.sftp import NodeFiles
+
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+_BACKLOG = 256
+_LOGIN_S = 30.0
+
+
+class NodeServer(paramiko.ServerInterface):
+    """Answers what a client asks for on one connection: sessions for the one user, by public key; no forwarding."""
+
+    def __init__(self, authorized_keys: Path, home: Path, children: Children) -> None:
+        self._keys = _keys(authorized_keys)
+        self._home = home
+        self._children = children
+        self._sessions: dict[int, Session] = {}
+
+    def get_allowed_auths(self, username: str) -> str:  # noqa: ARG002
+        """Public keys only."""
+        return "publickey"
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        """Accept an authorized key for this process's user; the library then demands a proof of it."""
+        known = username in _user_names() and key.get_base64() in self._keys
+        return AUTH_SUCCESSFUL if known else AUTH_FAILED
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        """Open sessions, nothing else."""
+        if kind != "session":
+            return OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
+        self._sessions[chanid] = Session(self._home, self._children)
+        return OPEN_SUCCEEDED
+
+    def check_channel_env_request(self, channel: paramiko.Channel, name: bytes, value: bytes) -> bool:
+        """Take a variable for the command to come."""
+        self._sessions[channel.get_id()].env[os.fsdecode(name)] = os.fsdecode(value)
+        return True
+
+    def check_channel_pty_request(  # noqa: PLR0913, PLR0917
+        self,
+        channel: paramiko.Channel,
+        term: bytes,
+        width: int,
+        height: int,
+        pixelwidth: int,  # noqa: ARG002
+        pixelheight: int,  # noqa: ARG002
+        modes: bytes,  # noqa: ARG002
+    ) -> bool:
+        """Give the command to come a terminal."""
+        self._sessions[channel.get_id()].terminal = Terminal(os.fsdecode(term), width or 80, height or 24)
+        return True
+
+    def check_channel_window_change_request(
+        self,
+        channel: paramiko.Channel,
+        width: int,
+        height: int,
+        pixelwidth: int,  # noqa: ARG002
+        pixelheight: int,  # noqa: ARG002
+    ) -> bool:
+        """Resize the terminal."""
+        terminal = self._sessions[channel.get_id()].terminal
+        if terminal is not None:
+            terminal.resize(width, height)
+        return terminal is not None
+
+    def check_channel_shell_request(self, channel: paramiko.Channel) -> bool:
+        """Start a shell."""
+        return self._start(channel, None)
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        """Start a command."""
+        return self._start(channel, command)
+
+    def _start(self, channel: paramiko.Channel, command: bytes | None) -> bool:
+        session = self._sessions[channel.get_id()]
+        thread = threading.Thread(target=session.run, args=(channel, command), daemon=True)
+        node_transport(channel).start_after_reply(thread.start)
+        return True
+
+
+class _Node:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._host_key = paramiko.Ed25519Key.from_private_key_file(str(options.host_key))
+        self._authorized_keys: Path = options.authorized_keys
+        self._home: Path = options.home
+        self._children = Children()
+
+    def serve(self, listener: socket.socket, endings: tuple[int, ...]) -> None:
+        """Accept connections until one of `endings` can be read."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(listener, selectors.EVENT_READ)
+            for ending in endings:
+                selector.register(ending, selectors.EVENT_READ)
+            while True:
+                if any(key.fileobj is not listener for key, _ in selector.select()):
+                    return
+                connection, _ = listener.accept()
+                threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport = NodeTransport(connection)
+        transport.add_server_key(self._host_key)
+        transport.set_subsystem_handler("sftp", paramiko.SFTPServer, NodeFiles, home=self._home)
+        try:
+            transport.start_server(server=NodeServer(self._authorized_keys, self._home, self._children))
+            _await_login(transport)
+        except (paramiko.SSHException, EOFError, OSError):
+            transport.close()
+            connection.close()
+
+
+def _await_login(transport: paramiko.Transport) -> None:
+    """A client that connects and then does nothing must not keep a thread and a socket for ever."""
+    deadline = time.monotonic() + _LOGIN_S
+    while transport.is_active() and not transport.is_authenticated():
+        if time.monotonic() > deadline:
+            raise EOFError
+        time.sleep(0.1)
+
+
+def _keys(file: Path) -> frozenset[str]:
+    """Return the base64 parts of an authorized_keys file; options before the key's type are skipped."""
+    words = [line.split() for line in file.read_text().splitlines() if not line.startswith("#")]
+    return frozenset(word for line in words for word in line if word.startswith("AAAA"))
+
+
+def _user_names() -> frozenset[str]:
+    names = {getpass.getuser()}
+    with contextlib.suppress(KeyError):
+        names.add(pwd.getpwuid(os.getuid()).pw_name)
+    return frozenset(names)
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="sshd")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--host-key", type=Path, required=True)
+    parser.add_argument("--authorized-keys", type=Path, required=True)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--parent-pipe", type=int, required=True)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Serve until told to end; then end everything below, and leave."""
+    options = _options(argv)
+    told, tell = os.pipe()
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        os.write(tell, b".")
+
+    # SIGHUP has a handler so that commands start with its default action even under nohup.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+    processes.adopt_orphans()
+    listener = socket.socket(fileno=options.fd)
+    listener.listen(_BACKLOG)
+    listener.settimeout(0)
+    _Node(options).serve(listener, (told, options.parent_pipe))
+    listener.close()
+    name = os.environ.get("GPUCLOUD_NODE")
+    processes.kill_below(os.getpid(), mark=("GPUCLOUD_NODE", name) if name else None)
+    os._exit(0)  # connections and their threads need no farewell: this is a machine that is switched off
+
+
+if __name__ == "__main__":
+    main()

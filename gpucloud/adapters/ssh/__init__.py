@@ -1,0 +1,6 @@
+"""SSH to the nodes: the only door to paramiko on the supervisor's side."""
+
+from gpucloud.adapters.ssh.keys import generate_key
+from gpucloud.adapters.ssh.shell import SshShell
+
+__all__ = ["SshShell", "generate_key"]

@@ -1,0 +1,65 @@
+"""What paramiko and the socket raise, in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import paramiko
+from paramiko.ssh_exception import IncompatiblePeer, MessageOrderError
+
+from gpucloud.domain.errors import HostKeyMismatch, HostUnreachable, NodeError
+from gpucloud.domain.node import Node
+
+LIBRARY_ERRORS = (paramiko.SSHException, OSError, EOFError)
+
+
+@contextmanager
+def translated(node: Node) -> Iterator[None]:
+    """Raise NodeErrors in place of the library's."""
+    try:
+        yield
+    except LIBRARY_ERRORS as error:
+        raise node_error(error, node) from error
+
+
+def node_error(error: Exception, node: Node) -> NodeError:
+    """Return what a library error means for the user."""
+    where = f"{node.id} ({node.address}:{node.port})"
+    match error:
+        case paramiko.PasswordRequiredException():
+            return HostUnreachable(
+                f"{where}: the private key is locked by a passphrase",
+                hint="use a key without one, or one made by gpucloud",
+            )
+        case paramiko.AuthenticationException():
+            return HostUnreachable(
+                f"{where}: refused the key of user {node.user}",
+                hint=f"add the public key to {node.user}'s authorized_keys",
+            )
+        case paramiko.BadHostKeyException():
+            return key_mismatch(node)
+        case IncompatiblePeer() if "host key" in str(error):
+            return key_mismatch(node)
+        case _:
+            return HostUnreachable(f"{where}: {_reason(error)}")
+
+
+def key_mismatch(node: Node) -> HostKeyMismatch:
+    """Return the error for a host that does not prove the pinned key."""
+    return HostKeyMismatch(
+        f"{node.id} ({node.address}:{node.port}): the host key is not the pinned one; nothing was sent",
+        hint="another machine has this address now, or somebody listens in: end the node and start a new one",
+    )
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether a booting node may cause this: nobody listens yet, too many handshakes, cut off, no answer."""
+    final = (paramiko.AuthenticationException, paramiko.BadHostKeyException, IncompatiblePeer, MessageOrderError)
+    return isinstance(error, LIBRARY_ERRORS) and not isinstance(error, final)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error) or type(error).__name__

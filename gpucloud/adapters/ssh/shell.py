@@ -1,0 +1,222 @@
+"""Commands on nodes over SSH: one connection a node, reopened when it was lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import threading
+import time
+from pathlib import Path
+
+import paramiko
+
+from gpucloud.adapters.ssh.connection import Connection, connect
+from gpucloud.adapters.ssh.failures import LIBRARY_ERRORS, may_pass, node_error, translated
+from gpucloud.adapters.ssh.terminal import attach
+from gpucloud.adapters.sync import sync_tree
+from gpucloud.domain.errors import HostUnreachable, NodeError, UsageError
+from gpucloud.domain.node import Node
+from gpucloud.ports import Completed
+
+HANDSHAKES = 8  # stock sshd drops some of 10 and more (MaxStartups 10:30:100)
+_ATTEMPT_S = 10.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_CHUNK_BYTES = 1 << 17
+_UNNAMED_SIGNAL = 128
+
+
+class SshShell:
+    """Opens hosts with the private key in `key_file`.
+
+    A node that does not listen yet is tried again for `connect_timeout_s`. `python` is the interpreter that nodes run
+    for a code sync; `cache` a folder that keeps hashes of local files between runs.
+    """
+
+    def __init__(
+        self, key_file: Path, *, connect_timeout_s: float = 15.0, python: str = "python3", cache: Path | None = None
+    ) -> None:
+        self.python = python
+        self.cache = cache
+        self.connect_timeout_s = connect_timeout_s
+        self._key_file = key_file
+        self._hosts: dict[str, SshHost] = {}
+        self._lock = threading.Lock()
+        self._handshakes = threading.BoundedSemaphore(HANDSHAKES)
+        self._closed = threading.Event()
+
+    def host(self, node: Node) -> SshHost:
+        """Return the node's host, connected. Raises HostUnreachable, HostKeyMismatch."""
+        with self._lock:
+            host = self._hosts.get(node.id)
+            if host is None or not host.reaches(node):
+                if host is not None:
+                    host.close()
+                host = self._hosts[node.id] = SshHost(self, node)
+        host.connect()
+        return host
+
+    def close(self) -> None:
+        """Close every connection; no host can be used after."""
+        self._closed.set()
+        with self._lock:
+            hosts = tuple(self._hosts.values())
+        for host in hosts:
+            host.close()
+
+    def open(self, node: Node) -> Connection:
+        """Return a new connection, trying again while the failure is one of a node that boots."""
+        key = self._key()
+        deadline = time.monotonic() + self.connect_timeout_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                with self._handshakes:
+                    return connect(node, key, limit_s=max(0.5, min(_ATTEMPT_S, deadline - time.monotonic())))
+            except LIBRARY_ERRORS as error:
+                if not may_pass(error) or time.monotonic() + pause_s > deadline:
+                    raise node_error(error, node) from error
+            if self._closed.wait(pause_s):
+                raise HostUnreachable(f"{node.id}: the shell was closed")
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _key(self) -> paramiko.PKey:
+        if self._closed.is_set():
+            raise HostUnreachable("the shell was closed")
+        try:
+            return paramiko.PKey.from_path(self._key_file)
+        except (*LIBRARY_ERRORS, ValueError, TypeError) as error:
+            raise NodeError(
+                f"cannot use the private key {self._key_file}: {error}", hint="name a private key without a passphrase"
+            ) from error
+
+
+class SshHost:
+    """One node over SSH; implements `gpucloud.ports.Host`."""
+
+    def __init__(self, shell: SshShell, node: Node) -> None:
+        self.node = node
+        self._shell = shell
+        self._connection: Connection | None = None
+        self._lock = threading.Lock()
+
+    def reaches(self, node: Node) -> bool:
+        """Whether this host is that node, where it is now."""
+        mine = (self.node.address, self.node.port, self.node.user, self.node.host_key)
+        return mine == (node.address, node.port, node.user, node.host_key)
+
+    def connect(self) -> Connection:
+        """Return the connection; a new one if there is none or it was lost."""
+        with self._lock:
+            if self._connection is None or not self._connection.alive:
+                self._drop()
+                self._connection = self._shell.open(self.node)
+            return self._connection
+
+    def run(self, argv: tuple[str, ...], *, stdin: bytes = b"", timeout_s: float = 30.0) -> Completed:
+        """Run argv and return when it ended. A death by signal n is exit code 128 + n, as in a shell.
+
+        A command is never sent twice. Raises HostUnreachable when the connection is lost (a silent node: within 5 s)
+        and when the command did not end in `timeout_s`; it is hung up then.
+        """
+        connection = self.connect()
+        with translated(self.node), connection.channel(timeout_s) as channel:
+            completed = _Exchange(channel, stdin).complete(_command(argv), timeout_s)
+        if completed is None:
+            raise HostUnreachable(f"{self.node.id}: `{_shown(argv)}` did not end within {timeout_s:g} s")
+        return self._judged(completed, connection)
+
+    def sync(self, root: Path, target: str) -> str:
+        """Make `<target>/<sha256 of the manifest>` equal to the tree at `root`; see `sync_tree`."""
+        return sync_tree(self, root, target, python=self._shell.python, cache=self._shell.cache)
+
+    def interact(self, argv: tuple[str, ...]) -> int:
+        """Connect this terminal to a remote shell (or argv) and return its exit code."""
+        connection = self.connect()
+        with translated(self.node), connection.channel(self._shell.connect_timeout_s) as channel:
+            exit_code = attach(channel, _command(argv) if argv else None)
+        return self._judged(Completed(exit_code=exit_code, stdout=b"", stderr=b""), connection).exit_code
+
+    def close(self) -> None:
+        """Close the connection; the next call opens a new one."""
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _judged(self, completed: Completed, connection: Connection) -> Completed:
+        """The library says -1 for "no exit status came": the shell was killed, or the connection was lost."""
+        if completed.exit_code >= 0:
+            return completed
+        if not connection.answers():
+            raise HostUnreachable(f"{self.node.id} ({self.node.address}:{self.node.port}): the connection was lost")
+        return Completed(exit_code=_UNNAMED_SIGNAL, stdout=completed.stdout, stderr=completed.stderr)
+
+
+class _Exchange:
+    """One command's three streams, moved at the same time so that none can fill up and block another."""
+
+    def __init__(self, channel: paramiko.Channel, stdin: bytes) -> None:
+        self._channel = channel
+        self._stdin = memoryview(stdin)
+        self._stderr: list[bytes] = []
+        self._expired = threading.Event()
+
+    def complete(self, command: bytes, limit_s: float) -> Completed | None:
+        """Return the command's end; None when it had to be cut off."""
+        timer = threading.Timer(limit_s, self._expire)
+        timer.daemon = True
+        timer.start()
+        try:
+            return self._complete(command)
+        except LIBRARY_ERRORS:
+            if not self._expired.is_set():
+                raise
+            return None
+        finally:
+            timer.cancel()
+
+    def _complete(self, command: bytes) -> Completed | None:
+        self._channel.exec_command(command)
+        threads = [threading.Thread(target=work, daemon=True) for work in (self._feed, self._read_stderr)]
+        for thread in threads:
+            thread.start()
+        stdout = []
+        while chunk := self._channel.recv(_CHUNK_BYTES):
+            stdout.append(chunk)
+        threads[1].join()
+        exit_code = self._channel.recv_exit_status()
+        if self._expired.is_set():
+            return None
+        return Completed(exit_code=exit_code, stdout=b"".join(stdout), stderr=b"".join(self._stderr))
+
+    def _feed(self) -> None:
+        # A command need not read its input to the end.
+        with contextlib.suppress(*LIBRARY_ERRORS):
+            for start in range(0, len(self._stdin), _CHUNK_BYTES):
+                self._channel.sendall(bytes(self._stdin[start : start + _CHUNK_BYTES]))
+            self._channel.shutdown_write()
+
+    def _read_stderr(self) -> None:
+        while chunk := self._channel.recv_stderr(_CHUNK_BYTES):
+            self._stderr.append(chunk)
+
+    def _expire(self) -> None:
+        self._expired.set()
+        with contextlib.suppress(*LIBRARY_ERRORS):
+            self._channel.close()
+
+
+def _command(argv: tuple[str, ...]) -> bytes:
+    """Return what the node's login shell reads. It stays and reports, so that a death by signal has a number."""
+    if any("\0" in word for word in argv):
+        raise UsageError("a word of a command holds a NUL character")
+    return os.fsencode(f"{shlex.join(argv)}; exit $?")
+
+
+def _shown(argv: tuple[str, ...]) -> str:
+    """Words may be long or secret: name the program only."""
+    return f"{argv[0]} …" if len(argv) > 1 else argv[0]

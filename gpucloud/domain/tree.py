@@ -1,0 +1,71 @@
+"""A code folder as a manifest: what is in it, and what differs between two of them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+FILE = 0o100644
+PROGRAM = 0o100755
+LINK = 0o120777
+FOLDER = 0o040755
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One file, link or empty folder; `path` is relative, its parts joined by `/`.
+
+    As in git, `mode` is one of four values, so that two machines with different umasks agree, and a
+    link's content is its target. A folder has no content (`sha256` None); only empty ones are listed.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    mode: int
+    sha256: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Every entry of a tree, sorted by path; make it with `manifest`."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def sha256(self) -> str:
+        """The tree's name: over paths, modes and contents; times do not count."""
+        digest = hashlib.sha256()
+        for entry in self.entries:
+            # A path cannot hold a NUL, so the lines cannot be read in two ways.
+            line = f"{entry.mode:o} {entry.sha256 or '-'} {entry.path}\0"
+            digest.update(line.encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
+
+    @property
+    def size(self) -> int:
+        """The bytes of all contents."""
+        return sum(entry.size for entry in self.entries)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What must be sent and what deleted to make one tree from another; paths, sorted."""
+
+    send: tuple[str, ...]
+    delete: tuple[str, ...]
+
+
+def manifest(entries: tuple[Entry, ...]) -> Manifest:
+    """Return the manifest of a tree with these entries."""
+    return Manifest(entries=tuple(sorted(entries, key=lambda entry: entry.path)))
+
+
+def difference(old: Manifest, new: Manifest) -> Difference:
+    """Return how `new` differs from `old`; a file with another time only does not differ."""
+    before = {entry.path: (entry.mode, entry.sha256) for entry in old.entries}
+    after = {entry.path: (entry.mode, entry.sha256) for entry in new.entries}
+    return Difference(
+        send=tuple(path for path, what in sorted(after.items()) if before.get(path) != what),
+        delete=tuple(sorted(before.keys() - after.keys())),
+    )
