@@ -66,7 +66,7 @@ class Gpucloud:
         """Return SSH with the key of the job's cluster."""
         from gpucloud.adapters.ssh import SshShell
 
-        return SshShell(self.home.key(job))
+        return SshShell(self.home.key(job), python=sys.executable, cache=self.home.root / "cache")
 
     def starter(self, job: Job) -> Starter:
         """Return what starts jobs in the job's store."""

@@ -30,6 +30,7 @@ class Machine:
         self._host_key = node.new_host_key()
         self._metadata = Metadata(address, self._instance)
         self._folder = folder.node_folder
+        self._layers = folder.root / "layers"
         self._process: subprocess.Popen[bytes] | None = None
         self._greeting: socket.socket | None = None
         self._frozen = False
@@ -56,6 +57,7 @@ class Machine:
             host_key=self._host_key,
             user_data=self.group.user_data,
             metadata=self._metadata.url,
+            layers=self._layers,
         )
         self._process = node.start(boot, self._listener, parent_pipe)
 

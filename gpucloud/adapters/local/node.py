@@ -56,6 +56,10 @@ def user_name() -> str:
         return str(os.getuid())
 
 
+# Notices run faster here than on EC2, so that agents look for them more often than each second.
+_NOTICE_POLL_S = "0.2"
+
+
 def interface() -> str:
     """Return the name of the loopback interface, which carries the traffic between nodes."""
     return "lo" if sys.platform.startswith("linux") else "lo0"
@@ -95,7 +99,10 @@ def server_command() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
-    """What a node is started from. `folder` is made; `user_data` is a shell script, empty for none."""
+    """What a node is started from. `folder` is made; `user_data` is a shell script, empty for none.
+
+    `layers` keeps what jobs' `setup` made, for all nodes of this machine.
+    """
 
     id: str
     folder: Path
@@ -104,6 +111,7 @@ class Boot:
     host_key: HostKey
     user_data: str
     metadata: str
+    layers: Path
 
     @property
     def home(self) -> Path:
@@ -135,7 +143,9 @@ class Boot:
             "LOGNAME": user_name(),
             MARK: self.id,
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.metadata,
+            "GPUCLOUD_NOTICE_POLL_S": _NOTICE_POLL_S,
             "GPUCLOUD_PYTHON": sys.executable,
+            "GPUCLOUD_LAYERS": str(self.layers),
             **import_path(),
         }
 
