@@ -31,7 +31,7 @@ def sync_tree(host: Host, root: Path, target: str, *, python: str = "python3", c
         try:
             tree = read_tree(root, hashes)
             _Transfer(host, root, target, tree, python).make()
-        except TreeChanged as error:  # noqa: PERF203
+        except TreeChanged as error:
             changed = str(error)
         else:
             return f"{target}/{tree.sha256}"

@@ -139,9 +139,9 @@ def parse_probe(stdout: bytes) -> Facts | Bare:
     lines = stdout.strip().splitlines()
     last = lines[-1] if lines else b""
     try:
-        return from_json(Bare, last)
-    except Malformed:
         return from_json(Facts, last)
+    except Malformed:
+        return from_json(Bare, last)
 
 
 def ship(python: str, sha256: str, package: bytes) -> Command:

@@ -25,9 +25,10 @@ from gpucloud.domain.action import (
 )
 from gpucloud.domain.errors import CleanupIncomplete, HostUnreachable, NodeError, ProvisionError
 from gpucloud.domain.seen import Seen
-from gpucloud.domain.state import InterruptionKind
+from gpucloud.domain.state import ExitReason, InterruptionKind
 from gpucloud.ports import ClusterSpec
 from gpucloud.usecases.cashier import Cashier
+from gpucloud.usecases.failure import last_words
 from gpucloud.usecases.lease import Lease
 from gpucloud.usecases.lookout import LogReader, read_node
 from gpucloud.usecases.prepare import Preparer
@@ -100,6 +101,7 @@ class Actor:
                 self.lease.write(books.order_end(state, action, seen.now))
             case CloseAttempt():
                 self._read_to_the_end(seen)
+                self._explain(action, seen)
                 self.lease.write(books.close_attempt(state, action, seen.now))
             case Finish():
                 self.lease.write(books.finish(state, action, seen.now))
@@ -147,6 +149,17 @@ class Actor:
             except NodeError:
                 continue  # gone meanwhile: what had been read of it is kept
         self.logs.flush()
+
+    def _explain(self, action: CloseAttempt, seen: Seen) -> None:
+        attempt = seen.state.attempt
+        if attempt is None or action.reason is not ExitReason.USER_ERROR:
+            return
+        try:
+            words = last_words(attempt, seen, self.world.jobs, self.world.shell)
+        except NodeError:
+            return
+        if words:
+            self.watcher.story(words)
 
     def _tear_down(self) -> None:
         """End the machines, bill them, and only then forget the group that lists them."""

@@ -61,6 +61,7 @@ class Observer:
         """Return what is seen now."""
         now = self.world.clock.now()
         group = self._list_group(state)
+        self.preparer.see(group)
         self._ask(group, state, now)
         nodes = tuple(self._node(node, state, now) for node in group.nodes)
         seen = Seen(

@@ -16,6 +16,7 @@ from gpucloud.usecases.bootstrap import Bootstrapped, bootstrap, wanted_for
 from gpucloud.usecases.world import Watcher, World
 
 _FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
+_ROOT = ".gpucloud/"  # the agent's folder as commands see it: they run in the node's home
 _WRITE = 'umask 077; cat >"$1.new" && mv -f "$1.new" "$1"'
 
 
@@ -98,7 +99,7 @@ class Preparer:
     def _prepare(self, node: Node) -> Prepared:
         try:
             host = self.world.shell.host(node)
-            code = host.sync(self.world.job.code, ".gpucloud/code")
+            code = host.sync(self.world.job.code, f"{_ROOT}code")
             wanted = wanted_for(self.world.job, package=self.world.package, code=code, secrets=self.world.secrets)
             done = bootstrap(host, wanted, self.world.package, self.world.clock)
         except GpucloudError:
@@ -106,7 +107,7 @@ class Preparer:
             raise
         for finding in done.findings:
             self.watcher.story(f"{node.id}: {finding}")
-        return Prepared(bootstrapped=done, code=code)
+        return Prepared(bootstrapped=done, code=f"{done.root}/{code.removeprefix(_ROOT)}")
 
     def _wanted(self, node_id: str, state: JobState) -> bytes:
         attempt = state.attempt

@@ -74,7 +74,7 @@ class LocalNodeGroup:
 
     def terminate(self, group: str, node_id: str) -> None:
         """End the node by choice."""
-        self._change(group, node_id, lambda node: replace(node, ending=node.ending or EndCause.CHOICE))
+        self._change(group, node_id, _ended_by_choice)
 
     def purge(self, group: str) -> None:
         """Set the level to 0, end every node, and return when no process of them is left; no group is no error."""
@@ -163,3 +163,7 @@ def _still_alive(group: str, ids: list[str]) -> ProvisionError:
 
 def _now() -> datetime:
     return datetime.now(timezone.utc)
+
+
+def _ended_by_choice(node: NodeRecord) -> NodeRecord:
+    return replace(node, detached=True, ending=node.ending or EndCause.CHOICE)

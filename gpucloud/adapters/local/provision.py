@@ -1,7 +1,7 @@
 """Makes and removes node groups of the embedded cloud; called by its Terraform module, or without Terraform.
 
 `python -m gpucloud.adapters.local.provision ensure|destroy` reads GPUCLOUD_HOME (a folder) and GPUCLOUD_CLUSTER, JSON
-with name, region, zones, node_type, market, tags, access (the public key) and store, and prints {"group_name": …}.
+with name, region, zones, node_type, market, tags, access (public_key, cidr) and store, and prints {"group_name": …}.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _cluster(text: str) -> tuple[ClusterSpec, str]:
             node_type=raw["node_type"],
             market=Market(raw["market"]),
             tags=tuple(sorted(raw["tags"].items())),
-            public_key=raw["access"],
+            public_key=raw["access"]["public_key"],
             store=raw["store"],
         )
         return spec, raw.get("user_data") or ""
