@@ -171,7 +171,8 @@ def spend_text(spend: Spend) -> str:
 def report_text(report: JobReport) -> str:
     """Return a job's report: status, attempts, interruptions, machines and money."""
     head = f"{report.job}: {report.status.value}"
-    head += f" ({report.exit_reason.value})" if report.exit_reason else ""
+    if report.exit_reason and report.exit_reason.value != report.status.value:
+        head += f" ({report.exit_reason.value})"
     head += f", supervised by {report.supervisor}" if report.supervisor else ""
     parts = [head]
     if report.message:

@@ -52,7 +52,7 @@ class OpenAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteInterruptions:
-    """Write down which nodes are being taken or are lost, and have the level start others now."""
+    """Write down which nodes are being taken or are lost."""
 
     interruptions: tuple[Interruption, ...]
 
@@ -70,6 +70,13 @@ class CloseAttempt:
     """The attempt is over on every member; a reason that is not retried ends the job too."""
 
     reason: ExitReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detach:
+    """Stop counting a node that is being taken: the level starts another one while it still saves."""
+
+    node_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +129,7 @@ Action = (
     | NoteInterruptions
     | EndAttempt
     | CloseAttempt
+    | Detach
     | Replace
     | Drill
     | Finish

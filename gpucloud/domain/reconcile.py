@@ -6,12 +6,13 @@ doing it: the next tick, here or elsewhere, sees the world as it is then and dec
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from gpucloud.domain.action import (
     Action,
     Arm,
     CloseAttempt,
+    Detach,
     Done,
     Drill,
     EndAttempt,
@@ -74,6 +75,7 @@ def _during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:
     return (
         _order(attempt, members, seen, rules.limits)
         or _tell(seen)
+        or _make_room(seen, rules.limits)
         or _prepare(seen, rules.limits)
         or _renew(seen, rules.wall)
         or _drill(attempt, goal, seen, rules.limits)
@@ -208,11 +210,36 @@ def _can_renew(seen: Seen) -> bool:
     return seen.payable_until is not None and (until is None or seen.payable_until > until)
 
 
+def _make_room(seen: Seen, limits: Limits) -> Action | None:
+    """Ask for another machine while the one with a notice still saves: if the budget has the money for both."""
+    noticed = [n for n in seen.nodes if n.status is not None and n.status.notice is not None]
+    counted = [n.node.id for n in noticed if not _is_gone(n) and not n.node.detached]
+    if counted and seen.payable_with_another is not None:
+        return _lower(seen, seen.payable_with_another) or Detach(node_id=counted[0])
+    frozen = tuple(n.node.id for n in seen.nodes if _is_lost(n, seen, limits))
+    return Replace(node_ids=frozen) if frozen else None
+
+
+def _is_lost(node: NodeSeen, seen: Seen, limits: Limits) -> bool:
+    known = {i.node_id for i in seen.state.interruptions if i.kind is InterruptionKind.FROZEN}
+    silent = node.silent_for >= limits.silent and node.node.id in known
+    return silent and not _is_gone(node) and not node.node.detached
+
+
+def _lower(seen: Seen, payable: datetime) -> Arm | None:
+    """The shut-off comes closer when more machines are alive than it was reckoned for."""
+    until = seen.group.armed_until
+    return Arm(until=payable) if until is not None and until - payable > timedelta(seconds=1) else None
+
+
 def _renew(seen: Seen, wall: Wall) -> Arm | None:
-    """Renewed when half of the horizon is gone, and only if it is worth a call."""
+    """Renewed when half of the horizon is gone, and only if it is worth a call; lowered whenever it must be."""
     until, payable = seen.group.armed_until, seen.payable_until
     if payable is None or until is None:
         return None
+    lower = _lower(seen, payable)
+    if lower is not None:
+        return lower
     worth = payable - until >= min(timedelta(seconds=60), wall.horizon / 4)
     return Arm(until=payable) if worth and until - seen.now < wall.horizon / 2 else None
 
@@ -274,10 +301,11 @@ def _capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
     unfit = tuple(n.node.id for n in seen.nodes if _is_unfit(n, seen, rules.limits))
     if unfit:
         return Replace(node_ids=unfit)
-    taken = tuple(n for n in seen.nodes if not _is_gone(n) and not n.node.detached and n.status and n.status.notice)
-    if taken:
-        return NoteInterruptions(interruptions=tuple(_early(n, seen) for n in taken))
-    return None
+    known = {i.node_id for i in seen.state.interruptions}
+    news = tuple(n for n in seen.nodes if n.status and n.status.notice and not _is_gone(n) and n.node.id not in known)
+    if news:
+        return NoteInterruptions(interruptions=tuple(_early(n, seen) for n in news))
+    return _make_room(seen, rules.limits)
 
 
 def _must_arm(goal: Goal, seen: Seen, wall: Wall) -> bool:

@@ -80,7 +80,8 @@ class NodeSeen:
 class Seen:
     """Everything that a decision needs, the time included.
 
-    `payable_until` is what the budget can promise now for the goal's nodes (prepaid.paid_until); None: not a start.
+    `payable_until` is what the budget can promise now for the goal's nodes, or those alive if they are more
+    (prepaid.paid_until); None: not worth a start. `payable_with_another` is the same with one more machine.
     `wanted_end` is why the user, from this terminal or another, wants the job to end. `failed_for` is how long ago
     the first member of the attempt was seen to have failed, `uneven_for` how long some members are over and some not.
     """
@@ -90,6 +91,7 @@ class Seen:
     group: GroupView
     nodes: tuple[NodeSeen, ...] = ()
     payable_until: datetime | None = None
+    payable_with_another: datetime | None = None
     wanted_end: ExitReason | None = None
     checkpoint: CheckpointRef | None = None
     failed_for: timedelta | None = None

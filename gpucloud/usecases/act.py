@@ -9,6 +9,7 @@ from gpucloud.domain.action import (
     Action,
     Arm,
     CloseAttempt,
+    Detach,
     Done,
     Drill,
     EndAttempt,
@@ -25,7 +26,7 @@ from gpucloud.domain.action import (
 )
 from gpucloud.domain.errors import CleanupIncomplete, HostUnreachable, NodeError, ProvisionError
 from gpucloud.domain.seen import Seen
-from gpucloud.domain.state import ExitReason, InterruptionKind
+from gpucloud.domain.state import ExitReason
 from gpucloud.ports import ClusterSpec
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.failure import last_words
@@ -53,7 +54,7 @@ class Actor:
         if line:
             self.watcher.story(line)
         match action:
-            case Provision() | Arm() | Resize() | Replace() | Drill() | TearDown():
+            case Provision() | Arm() | Resize() | Detach() | Replace() | Drill() | TearDown():
                 self._on_the_cloud(action)
             case Prepare(node_ids=node_ids):
                 for node_id in node_ids:
@@ -65,7 +66,7 @@ class Actor:
             case Wait() | Done():
                 pass
 
-    def _on_the_cloud(self, action: Provision | Arm | Resize | Replace | Drill | TearDown) -> None:
+    def _on_the_cloud(self, action: Provision | Arm | Resize | Detach | Replace | Drill | TearDown) -> None:
         state, group = self.lease.state, self.world.group
         name = state.group or ""
         match action:
@@ -78,6 +79,8 @@ class Actor:
                 self.lease.write(replace(self.lease.state, paid_until=until))
             case Resize(size=size):
                 group.resize(name, size, state.pool)
+            case Detach(node_id=node_id):
+                group.detach(name, node_id)
             case Replace(node_ids=node_ids):
                 for node_id in node_ids:
                     group.terminate(name, node_id)
@@ -96,7 +99,6 @@ class Actor:
                 self.lease.write(books.open_attempt(state, action, self._free_port(action), seen.now))
             case NoteInterruptions():
                 self.lease.write(books.note_interruptions(state, action))
-                self._make_room(action)
             case EndAttempt():
                 self.lease.write(books.order_end(state, action, seen.now))
             case CloseAttempt():
@@ -125,14 +127,6 @@ class Actor:
                 self.preparer.tell(node_id, self.lease.state)
             except HostUnreachable:
                 continue  # the next pass sees it silent, or tells it then
-
-    def _make_room(self, action: NoteInterruptions) -> None:
-        name = self.lease.state.group or ""
-        for interruption in action.interruptions:
-            if interruption.kind is InterruptionKind.FROZEN:
-                self.world.group.terminate(name, interruption.node_id)
-            elif interruption.kind is InterruptionKind.NOTICE:
-                self.world.group.detach(name, interruption.node_id)
 
     def _free_port(self, action: OpenAttempt) -> int:
         return self.preparer.free_port(action.node_ids[0])

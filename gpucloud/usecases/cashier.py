@@ -45,12 +45,14 @@ class Cashier:
             forecast_usd=None if forecast is None else spent + self._running_cost(alive, now, forecast),
         )
 
-    def payable_until(self, state: JobState, nodes: int, now: datetime, wall: Wall) -> datetime | None:
-        """Return until when `nodes` nodes can be promised, or those alive if they are more."""
+    def payable_until(
+        self, state: JobState, nodes: int, now: datetime, wall: Wall, *, another: int = 0
+    ) -> datetime | None:
+        """Return until when `nodes` nodes, or those alive if they are more, can be promised, with `another` ones."""
         alive = sum(life.ended_at is None for life in state.nodes)
         left = state.budget_usd - self.spend(state, now).spent_usd
         return paid_until(
-            now, left_usd=left, nodes=max(nodes, alive), cap_usd_per_hour=state.cap_usd_per_hour, wall=wall
+            now, left_usd=left, nodes=max(nodes, alive) + another, cap_usd_per_hour=state.cap_usd_per_hour, wall=wall
         )
 
     def _settled(self, life: NodeLife, state: JobState, now: datetime) -> NodeLife:

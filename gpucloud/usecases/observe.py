@@ -70,6 +70,9 @@ class Observer:
             group=group,
             nodes=nodes,
             payable_until=self.cashier.payable_until(state, self.goal.nodes, now, self.world.rules.wall),
+            payable_with_another=self.cashier.payable_until(
+                state, self.goal.nodes, now, self.world.rules.wall, another=1
+            ),
             wanted_end=self._wanted_end(now),
             failed_bootstraps=self.preparer.failures,
         )

@@ -6,6 +6,7 @@ from gpucloud.domain.action import (
     Action,
     Arm,
     CloseAttempt,
+    Detach,
     Done,
     Drill,
     EndAttempt,
@@ -43,6 +44,8 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
             return f"ending the attempt: {reason.value}"
         case CloseAttempt(reason=reason):
             return _closed(reason, seen)
+        case Detach(node_id=node_id):
+            return f"asking for another machine in place of {node_id}"
         case Replace(node_ids=node_ids):
             return f"replacing {', '.join(node_ids)}"
         case Drill(node_id=node_id):
@@ -58,7 +61,7 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
 def _interrupted(interruption: Interruption) -> str:
     match interruption.kind:
         case InterruptionKind.NOTICE:
-            return f"{interruption.node_id} has a notice: saving, and asking for another machine now"
+            return f"{interruption.node_id} has a notice: saving"
         case InterruptionKind.LOST:
             return f"{interruption.node_id} is gone without notice"
         case InterruptionKind.FROZEN:
