@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import PurePosixPath
 
 from gpucloud.domain.agentstatus import Launch
@@ -154,6 +153,7 @@ def _env(member: _Member) -> tuple[tuple[str, str], ...]:
         "GPUCLOUD_CHECKPOINTS": start.checkpoints,
         "GPUCLOUD_CHECKPOINT_EVERY": _cadence(job.checkpoint),
         "GPUCLOUD_CHECKPOINT_KEEP": str(job.checkpoint.keep),
+        "GPUCLOUD_JOB": job.name,
         "GPUCLOUD_ATTEMPT": str(start.number),
         "GPUCLOUD_ATTEMPT_DIR": attempt_folder(place.root, start.number),
     }
@@ -182,7 +182,7 @@ def _ranks(member: _Member) -> dict[str, str]:
 def _cadence(policy: CheckpointPolicy) -> str:
     if policy.every_steps is not None:
         return f"steps:{policy.every_steps}"
-    return "auto" if policy.every is None else f"{policy.every / timedelta(seconds=1):g}"
+    return "auto" if policy.every is None else f"{policy.every.total_seconds():.15g}"
 
 
 def _needs_shell(run: str) -> bool:

@@ -1,0 +1,377 @@
+"""The agent as a real daemon, over real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import sys
+import time
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from gpucloud import processes
+from gpucloud.adapters.package import package_zip
+from gpucloud.domain.agentstatus import Outcome, RunState, Stop
+from gpucloud.domain.job import Job, Market, Resources
+from gpucloud.domain.launch import AttemptStart, Place, launches
+from gpucloud.domain.node import Node, NodeState
+from gpucloud.domain.offer import Pool
+from tests.standins.agent_node import AgentNode, wait_until
+from tests.standins.metadata_service import MetadataService
+
+# A launcher with every kind of child that outlives a plain kill; each says when it is ready.
+HARD_TO_KILL = """
+import os, signal, subprocess, sys, time
+def ready(name):
+    open(os.path.join(os.environ["GPUCLOUD_ATTEMPT_DIR"], name), "w").close()
+deaf = "import signal, time; [signal.signal(s, signal.SIG_IGN) for s in (15, 1, 2)]; time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", deaf])
+subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        ready("daemon")
+        time.sleep(600)
+    os._exit(0)
+if "BARE" in os.environ and os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execve(sys.executable, [sys.executable, "-c", deaf], {})
+    os._exit(0)
+ready("all")
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    data, sha256 = package_zip()
+    path = tmp_path_factory.mktemp("lib") / f"gpucloud-{sha256}.zip"
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture
+def node(tmp_path, package):
+    node = AgentNode(tmp_path, package)
+    yield node
+    node.destroy()
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def in_seconds(seconds):
+    return datetime.now(timezone.utc) + timedelta(seconds=seconds)
+
+
+def test_a_second_start_says_already_and_the_first_agent_goes_on(node):
+    assert node.start() == "started"
+    first = node.pid
+    assert node.start() == "already"
+    assert node.start("--replace") == "already"
+    assert node.pid == first
+    assert processes.started(first)
+
+
+def test_the_agent_has_no_terminal_no_open_pipe_and_a_session_that_is_not_its_callers(node):
+    node.start()
+    assert os.getsid(node.pid) != os.getsid(0)
+    files = Path(f"/proc/{node.pid}/fd")
+    log = node.root / "agent" / "agent.log"
+    assert [(files / name).readlink() for name in "012"] == [Path("/dev/null"), log, log]
+
+
+def test_the_beat_rises_within_a_second_even_when_nothing_happens(node):
+    node.start()
+    beat = node.status().beat
+    node.wait_for(lambda s: s.beat > beat, "a heartbeat", 1.0)
+
+
+def test_a_command_that_exits_0_is_done_and_its_output_is_in_the_launcher_log(node):
+    node.start()
+    node.want(node.launch(1, "/bin/sh", "-c", 'echo "$WORD"; pwd', WORD="a b"))
+    attempt = node.wait_exited(1).attempt
+    assert (attempt.outcome, attempt.exit_code) == (Outcome.DONE, 0)
+    assert (node.folder(1) / "launcher.log").read_text() == f"a b\n{node.root}\n"
+
+
+def test_a_command_that_exits_otherwise_failed_and_75_means_left(node):
+    node.start()
+    node.want(node.launch(1, "/bin/sh", "-c", "exit 3"))
+    attempt = node.wait_exited(1).attempt
+    assert (attempt.outcome, attempt.exit_code) == (Outcome.FAILED, 3)
+    node.want(node.launch(2, "/bin/sh", "-c", "exit 75"))
+    assert node.wait_exited(2).attempt.outcome is Outcome.LEFT
+
+
+def test_a_command_that_cannot_be_started_failed_and_the_log_says_why(node):
+    node.start()
+    node.want(node.launch(1, "/no/such/program"))
+    attempt = node.wait_exited(1).attempt
+    assert (attempt.outcome, attempt.exit_code) == (Outcome.FAILED, 127)
+    assert "/no/such/program" in (node.folder(1) / "launcher.log").read_text()
+
+
+def test_last_words_of_all_local_ranks_decide_before_the_exit_code_does(node):
+    node.start()
+    words = 'cd "$GPUCLOUD_ATTEMPT_DIR"; touch left-2.json left-3.json; exit 1'
+    node.want(node.launch(1, "/bin/sh", "-c", words, GPUCLOUD_RANKS="2 3"))
+    assert node.wait_exited(1).attempt.outcome is Outcome.LEFT
+    one_missing = 'cd "$GPUCLOUD_ATTEMPT_DIR"; touch left-2.json; exit 1'
+    node.want(node.launch(2, "/bin/sh", "-c", one_missing, GPUCLOUD_RANKS="2 3"))
+    assert node.wait_exited(2).attempt.outcome is Outcome.FAILED
+
+
+def test_a_launcher_whose_workers_all_left_is_not_waited_for(node):
+    node.start()
+    node.want(
+        node.launch(1, "/bin/sh", "-c", 'touch "$GPUCLOUD_ATTEMPT_DIR/left-0.json"; exec sleep 600', GPUCLOUD_RANKS="0")
+    )
+    assert node.wait_exited(1, limit_s=3).attempt.outcome is Outcome.LEFT
+    assert node.alive(1) == ()
+
+
+@pytest.mark.parametrize("how", ["kill", "no launch", "next attempt"])
+def test_the_end_leaves_nothing_alive_whatever_the_tree_does(node, how):
+    node.start()
+    # BARE: one child more, which also threw away the environment, and with it our mark.
+    node.want(node.python(1, HARD_TO_KILL, BARE="1"))
+    wait_until(lambda: (node.folder(1) / "all").exists() and (node.folder(1) / "daemon").exists(), "the tree")
+    wait_until(lambda: len(processes.descendants(node.pid)) == 5, "every child")
+    tree = processes.descendants(node.pid)
+    begun = time.monotonic()
+    match how:
+        case "kill":
+            node.want(node.python(1, HARD_TO_KILL, BARE="1"), stop=Stop.KILL)
+        case "no launch":
+            node.want(None)
+        case _:
+            node.want(node.launch(2, "/bin/sh", "-c", "exec sleep 600"))
+            node.wait_running(2)
+    if how != "next attempt":
+        attempt = node.wait_exited(1).attempt
+        assert (attempt.outcome, attempt.failed_rank) == (Outcome.KILLED, None)
+    assert time.monotonic() - begun < 1.0  # 0.3 s on an idle machine
+    assert node.alive(1) == ()
+    assert [pid for pid in tree if processes.started(pid)] == []
+
+
+def test_what_a_finished_script_left_behind_is_killed_too(node):
+    node.start()
+    node.want(node.launch(1, "/bin/sh", "-c", "setsid sleep 600 & exit 0"))
+    assert node.wait_exited(1).attempt.outcome is Outcome.DONE
+    assert node.alive(1) == ()
+
+
+def test_an_attempt_whose_agent_died_is_swept_and_reported_killed_by_the_next_agent(node):
+    node.start()
+    launch = node.python(1, HARD_TO_KILL)
+    node.want(launch)
+    wait_until((node.folder(1) / "all").exists, "the tree")
+    node.sigkill()
+    assert node.alive(1) != ()
+    assert node.start() == "started"
+    attempt = node.status().attempt
+    assert (attempt.attempt, attempt.state, attempt.outcome) == (1, RunState.EXITED, Outcome.KILLED)
+    assert node.alive(1) == ()
+
+
+def test_the_same_attempt_is_never_started_twice_not_even_by_another_agent(node):
+    node.start()
+    launch = node.launch(1, "/bin/sh", "-c", 'echo once >>"$GPUCLOUD_ATTEMPT_DIR/../count"')
+    node.want(launch)
+    before = node.wait_exited(1)
+    node.want(launch, epoch=2)
+    node.wait_for(lambda s: s.epoch == 2, "the new epoch")
+    node.sigkill()
+    node.start()
+    beat = node.status().beat
+    status = node.wait_for(lambda s: s.beat > beat + 1, "two heartbeats")
+    assert (node.root / "attempts" / "count").read_text() == "once\n"
+    assert status.attempt == before.attempt
+
+
+def test_a_lower_epoch_is_refused_by_this_agent_and_by_the_next(node):
+    node.start()
+    running = node.launch(1, "/bin/sh", "-c", "exec sleep 600")
+    node.want(running, epoch=5)
+    node.wait_running(1)
+    node.want(None, epoch=4)
+    beat = node.status().beat
+    status = node.wait_for(lambda s: s.beat > beat + 1, "two heartbeats")
+    assert (status.epoch, status.attempt.state) == (5, RunState.RUNNING)
+    node.sigkill()
+    node.start()
+    node.want(node.launch(2, "/bin/true"), epoch=4)
+    beat = node.status().beat
+    assert node.wait_for(lambda s: s.beat > beat + 1, "two heartbeats").attempt.attempt == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"epoch": 9, "launch"', "[]", '{"epoch":9,"launch":null,"stop":"perhaps","paid_until":null}']
+)
+def test_a_torn_desired_changes_nothing(node, text):
+    node.start()
+    node.want(node.launch(1, "/bin/sh", "-c", "exec sleep 600"))
+    node.wait_running(1)
+    node.write_desired(text)
+    beat = node.status().beat
+    status = node.wait_for(lambda s: s.beat > beat + 1, "two heartbeats")
+    assert (status.epoch, status.attempt.state) == (1, RunState.RUNNING)
+    node.want(None)
+    node.wait_exited(1)
+
+
+def test_a_stop_asks_once_and_the_supervisor_decides_about_the_grace(node):
+    node.start()
+    launch = node.launch(1, "/bin/sh", "-c", "exec sleep 600")
+    node.want(launch)
+    node.wait_running(1)
+    node.want(launch, stop=Stop.SAVE)
+    stop = node.folder(1) / "stop.json"
+    wait_until(stop.exists, "stop.json")
+    written = stop.read_text()
+    assert json.loads(written)["reason"] == "stop"
+    beat = node.status().beat
+    assert node.wait_for(lambda s: s.beat > beat + 1, "heartbeats").attempt.state is RunState.RUNNING
+    assert stop.read_text() == written
+
+
+def test_a_notice_is_in_the_status_and_in_stop_json_within_a_second(node):
+    with MetadataService() as service:
+        node.env.pop("AWS_EC2_METADATA_DISABLED")
+        node.env |= {"AWS_EC2_METADATA_SERVICE_ENDPOINT": service.endpoint, "GPUCLOUD_NOTICE_POLL_S": "0.2"}
+        node.start()
+        node.want(node.launch(1, "/bin/sh", "-c", "exec sleep 600"))
+        node.wait_running(1)
+        wait_until(lambda: len(service.requests) > 2, "two polls")
+        assert service.requests.count("PUT") == 1
+        service.forget_tokens()
+        service.action = '{"action": "terminate", "time": "2026-11-20T12:02:00Z"}'
+        status = node.wait_for(lambda s: s.notice is not None, "the notice", 1.0)
+        wait_until((node.folder(1) / "stop.json").exists, "stop.json", 1.0)
+        assert status.notice.at == datetime(2026, 11, 20, 12, 2, tzinfo=timezone.utc)
+        stop = json.loads((node.folder(1) / "stop.json").read_text())
+        assert stop == {"reason": "notice", "at": "2026-11-20T12:02:00+00:00"}
+        node.sigkill()
+
+
+def test_paid_time_that_ends_saves_first_then_kills_then_powers_off(node):
+    off = node.root / "off"
+    node.start("--power-off", "/bin/sh", "-c", f'echo off >>"{off}"')
+    launch = node.launch(1, "/bin/sh", "-c", "exec sleep 600")
+    until = in_seconds(2.0)
+    node.want(launch, paid_until=until)
+    node.wait_running(1)
+    stop = node.folder(1) / "stop.json"
+    wait_until(stop.exists, "stop.json", 3)
+    assert datetime.now(timezone.utc) < until
+    assert json.loads(stop.read_text()) == {"reason": "budget", "at": until.isoformat()}
+    assert not off.exists()
+    assert node.wait_exited(1, limit_s=3).attempt.outcome is Outcome.KILLED
+    assert datetime.now(timezone.utc) >= until
+    wait_until(off.exists, "the power-off")
+    beat = node.status().beat
+    node.wait_for(lambda s: s.beat > beat + 1, "two heartbeats")
+    assert off.read_text() == "off\n"
+
+
+def test_a_longer_lease_keeps_the_attempt_running(node):
+    node.start()
+    launch = node.launch(1, "/bin/sh", "-c", "exec sleep 600")
+    node.want(launch, paid_until=in_seconds(3))
+    node.wait_running(1)
+    node.want(launch, paid_until=in_seconds(600))
+    until = time.monotonic() + 3.5
+    node.wait_for(lambda s: time.monotonic() > until, "the old lease to be over")
+    assert node.status().attempt.state is RunState.RUNNING
+    assert not (node.folder(1) / "stop.json").exists()
+
+
+def test_progress_is_passed_on_with_its_age_and_a_torn_one_is_passed_over(node):
+    node.start()
+    node.want(node.launch(1, "/bin/sh", "-c", "exec sleep 600"))
+    node.wait_running(1)
+    path = node.folder(1) / "progress.json"
+    progress = {
+        "step": 7, "first_step": 5, "total_steps": None, "loss": float("nan"), "phase": "train",
+        "committed_step": 4, "step_seconds": 0.25, "written_at": time.time() - 10, "of_a_later_version": 1,
+    }  # fmt: skip
+    path.write_text(json.dumps(progress))
+    seen = node.wait_for(lambda s: s.attempt.progress is not None, "progress").attempt.progress
+    assert (seen.step, seen.first_step, seen.committed_step, seen.phase) == (7, 5, 4, "train")
+    assert 10 <= seen.age_s < 13
+    path.write_text('{"step": 8, "first')
+    beat = node.status().beat
+    assert node.wait_for(lambda s: s.beat > beat + 1, "two heartbeats").attempt.progress.step == 7
+
+
+def test_an_agent_of_another_version_is_replaced(node, tmp_path):
+    node.start()
+    old = node.pid
+    other = tmp_path / "other.zip"
+    other.write_bytes(node.package.read_bytes() + b"\0")  # an archive may have a tail: same code, other hash
+    node.package = other
+    assert node.start() == "already"
+    assert node.start("--replace") == "started"
+    assert node.pid != old
+    assert processes.started(old) is None
+
+
+def test_torchrun_with_a_script_that_raises_failed_with_its_rank_and_one_traceback(node, tmp_path, free_port):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, time\n"
+        "print('rank', os.environ['RANK'])\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    raise ValueError('no such layer')\n"
+        "time.sleep(600)\n"
+    )
+    node.start()
+    node.want(_torchrun(node, script, free_port, tmp_path))
+    attempt = node.wait_exited(1, limit_s=60).attempt
+    assert (attempt.outcome, attempt.failed_rank, attempt.exit_code) == (Outcome.FAILED, 1, 1)
+    logs = "".join(path.read_text() for path in sorted(node.folder(1).glob("*.log")))
+    assert len(re.findall("ValueError: no such layer", logs)) == 1
+    assert (node.folder(1) / "rank-0.log").read_text() == "rank 0\n"
+    assert node.alive(1) == ()
+
+
+def test_torchrun_with_a_script_that_saves_and_leaves_has_left(node, tmp_path, free_port):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "folder = os.environ['GPUCLOUD_ATTEMPT_DIR']\n"
+        "while not os.path.exists(folder + '/stop.json'):\n"
+        "    time.sleep(0.01)\n"
+        "open(folder + '/left-' + os.environ['RANK'] + '.json', 'w').close()\n"
+        "time.sleep(0.2)\n"
+        "sys.exit(75)\n"
+    )
+    node.start()
+    launch = _torchrun(node, script, free_port, tmp_path)
+    node.want(launch)
+    wait_until((node.folder(1) / "rank-1.log").exists, "the workers", 60)
+    node.want(launch, stop=Stop.SAVE)
+    assert node.wait_exited(1, limit_s=20).attempt.outcome is Outcome.LEFT
+
+
+def _torchrun(node, script, port, code):
+    here = Node(
+        id="n1", pool=Pool(instance_type="cpu", zone="a", market=Market.SPOT), state=NodeState.RUNNING,
+        launched_at=in_seconds(0), address="127.0.0.1", port=22, user="me", private_address="127.0.0.1", interface="lo",
+    )  # fmt: skip
+    job = Job(name="t", run=script.name, budget_usd=Decimal(1), source=script, code=code, resources=Resources(gpus=2))
+    place = Place(node=here, python=sys.executable, package=str(node.package), code=str(code), root=str(node.root))
+    start = AttemptStart(number=1, port=port, store_url="file:///nowhere", checkpoints="c")
+    return launches(job, start, (place,), {})[0]

@@ -1,0 +1,243 @@
+"""Bootstrap over a host that is this machine with another home."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+from datetime import datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from gpucloud.adapters.package import package_zip
+from gpucloud.domain.errors import NodeError, RemoteCommandFailed
+from gpucloud.domain.job import Job, Market, Resources
+from gpucloud.domain.node import Node, NodeState
+from gpucloud.domain.offer import Pool
+from gpucloud.ports import Completed
+from gpucloud.usecases.bootstrap import Package, bootstrap, wanted_for
+from tests.standins.agent_node import AgentNode
+
+
+class SystemClock:
+    def now(self):
+        return datetime.now(timezone.utc)
+
+    def sleep(self, seconds):
+        raise AssertionError("bootstrap waits for nothing")
+
+
+class HereHost:
+    """Runs commands on this machine; `fail_at` breaks the connection instead of the n-th command."""
+
+    def __init__(self, home: Path, **env: str):
+        self.node = Node(
+            id="n1", pool=Pool(instance_type="cpu", zone="a", market=Market.SPOT), state=NodeState.RUNNING,
+            launched_at=datetime.now(timezone.utc), address="127.0.0.1", port=22, user="me",
+            private_address="127.0.0.1", interface="lo",
+        )  # fmt: skip
+        self.env = {
+            **os.environ, "HOME": str(home), "GPUCLOUD_PYTHON": sys.executable, "AWS_EC2_METADATA_DISABLED": "true",
+            **env,
+        }  # fmt: skip
+        self.home = home
+        self.commands: list[tuple[str, ...]] = []
+        self.fail_at: int | None = None
+
+    def run(self, argv, *, stdin=b"", timeout_s=30.0):
+        self.commands.append(argv)
+        if len(self.commands) == self.fail_at:
+            raise ConnectionResetError
+        done = subprocess.run(argv, input=stdin, capture_output=True, timeout=timeout_s, env=self.env, cwd=self.home)
+        return Completed(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+@pytest.fixture(scope="module")
+def package():
+    data, sha256 = package_zip()
+    return Package(data=data, sha256=sha256)
+
+
+@pytest.fixture
+def code(tmp_path):
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "requirements.txt").write_text("numpy\n")
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    yield home
+    AgentNode(home, Path()).destroy()
+
+
+def job(code, run="train.py", **changes):
+    return Job(name="j", run=run, budget_usd=Decimal(1), source=code / "j.yaml", code=code, **changes)
+
+
+def fit(host, package, job, secrets=None):
+    wanted = wanted_for(job, package=package, code=str(job.code), secrets=secrets or {})
+    return bootstrap(host, wanted, package, SystemClock())
+
+
+def test_a_bare_node_gets_package_and_agent_and_a_second_run_changes_nothing_in_one_round_trip(home, code, package):
+    host = HereHost(home)
+    first = fit(host, package, job(code))
+    assert first.changed == ("package", "agent")
+    assert (first.python, first.root) == (sys.executable, str(home / ".gpucloud"))
+    assert Path(first.package_path).read_bytes() == package.data
+    assert "no NVIDIA device: CPU, gloo" in first.findings
+    host.commands.clear()
+    second = fit(host, package, job(code))
+    assert (second.changed, len(host.commands)) == ((), 1)
+    assert second.lock == first.lock == json.loads(json.dumps(first.lock))
+    assert sum(seconds for _, seconds in second.seconds) < 2  # 0.15 s on an idle machine
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7])
+def test_a_bootstrap_cut_off_at_any_command_is_finished_by_the_next(home, code, package, n):
+    host = HereHost(home)
+    wanted = job(code, setup="echo run >>runs")
+    host.fail_at = n
+    with pytest.raises(ConnectionResetError):
+        fit(host, package, wanted)
+    host.fail_at = None
+    again = fit(host, package, wanted)
+    assert fit(host, package, wanted).changed == ()
+    assert again.python == fit(host, package, wanted).python
+    assert (code / "runs").read_text() == "run\n"
+
+
+def test_a_package_that_arrives_torn_is_not_there(home, code, package):
+    host = HereHost(home)
+    torn = Package(data=package.data[:-1], sha256=package.sha256)
+    with pytest.raises(RemoteCommandFailed, match="arrived torn"):
+        fit(host, torn, job(code))
+    assert list((home / ".gpucloud").glob("**/*.zip*")) == []
+
+
+def test_a_package_that_rotted_on_the_node_is_shipped_again(home, code, package):
+    host = HereHost(home)
+    path = Path(fit(host, package, job(code)).package_path)
+    path.write_bytes(b"\0" * len(package.data))
+    assert fit(host, package, job(code)).changed[0] == "package"
+    assert path.read_bytes() == package.data
+
+
+def test_setup_runs_once_in_a_layer_over_the_nodes_python_and_its_programs_find_it(home, code, package):
+    _wheel(code / "greeter-1-py3-none-any.whl")
+    host = HereHost(home)
+    setup = 'pip install --no-index -q greeter-1-py3-none-any.whl && echo "$VIRTUAL_ENV $TOKEN" >seen'
+    wanted = job(code, setup=setup, env=(("TOKEN", "t0k"),))
+    done = fit(host, package, wanted, {"SECRET": "s3cret"})
+    assert "setup" in done.changed
+    layer = Path(done.python).parent.parent
+    assert (code / "seen").read_text() == f"{layer} t0k\n"
+    assert subprocess.run([layer / "bin" / "greet"], capture_output=True, text=True).stdout == "hello\n"
+    shown = subprocess.run(
+        [done.python, "-c", "import sys, greeter, numpy; print(sys.prefix)"], capture_output=True, text=True
+    )
+    assert shown.stdout == f"{layer}\n"
+    assert fit(host, package, wanted).changed == ()
+    assert not any("s3cret" in word for argv in host.commands for word in argv)
+
+
+def test_a_setup_that_fails_shows_its_last_lines_and_is_run_again_next_time(home, code, package):
+    host = HereHost(home)
+    wanted = job(
+        code, setup="for i in $(seq 100); do echo line $i; done; [ -f mended ] || { echo no such wheel >&2; exit 9; }"
+    )
+    with pytest.raises(RemoteCommandFailed) as caught:
+        fit(host, package, wanted)
+    assert "no such wheel" in caught.value.message
+    assert "exit code 9" in caught.value.message
+    assert "line 99" in caught.value.message
+    assert "line 50\n" not in caught.value.message
+    (code / "mended").touch()
+    assert fit(host, package, wanted).changed == ("setup",)
+
+
+def test_two_nodes_that_share_their_layers_run_setup_once(tmp_path, code, package):
+    layers = str(tmp_path / "layers")
+    homes = [tmp_path / "h1", tmp_path / "h2"]
+    results = []
+
+    def work(home):
+        home.mkdir()
+        wanted = job(code, setup="echo run >>runs")
+        results.append(fit(HereHost(home, GPUCLOUD_LAYERS=layers), package, wanted).python)
+
+    threads = [threading.Thread(target=work, args=(home,)) for home in homes]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        for home in homes:
+            AgentNode(home, Path()).destroy()
+    assert len(results) == 2
+    assert results[0] == results[1]
+    assert (code / "runs").read_text() == "run\n"
+
+
+def test_other_requirements_are_another_layer(home, code, package):
+    host = HereHost(home)
+    wanted = job(code, setup="cat requirements.txt")
+    first = fit(host, package, wanted).python
+    (code / "requirements.txt").write_text("numpy>=1\n")
+    assert fit(host, package, wanted).python != first
+
+
+def test_a_job_that_asks_for_a_gpu_is_refused_by_a_node_without_one(home, code, package):
+    with pytest.raises(NodeError, match="0 NVIDIA devices, the job needs 1"):
+        fit(HereHost(home), package, job(code, resources=Resources(gpu=("A100",))))
+
+
+def test_a_driver_that_does_not_answer_is_named(home, code, package, tmp_path):
+    _stand_in_nvidia_smi(tmp_path, "echo couldn\\'t communicate with the NVIDIA driver; exit 9")
+    host = HereHost(home, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(NodeError, match="exit code 9: couldn't communicate with the NVIDIA driver"):
+        fit(host, package, job(code))
+
+
+def test_the_devices_of_a_stand_in_nvidia_smi_are_in_the_lock_record(home, code, package, tmp_path):
+    _stand_in_nvidia_smi(tmp_path, "echo 'NVIDIA H200, 143771, 580.95.05'; echo 'NVIDIA H200, 143771, 580.95.05'")
+    host = HereHost(home, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    done = fit(host, package, job(code, resources=Resources(gpus=2, gpu=("H200",))))
+    assert done.lock["gpus"] == [{"name": "NVIDIA H200", "memory_mib": 143771, "driver": "580.95.05"}] * 2
+    assert done.findings == ()
+
+
+def test_a_node_without_python_is_named_with_a_hint(home, code, package):
+    with pytest.raises(NodeError, match="no python3 on the node") as caught:
+        fit(HereHost(home, GPUCLOUD_PYTHON="/no/python"), package, job(code))
+    assert "GPUCLOUD_PYTHON" in caught.value.hint
+
+
+def _stand_in_nvidia_smi(folder, script):
+    path = folder / "nvidia-smi"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def _wheel(path):
+    info = "greeter-1.dist-info"
+    files = {
+        "greeter.py": "def main():\n    print('hello')\n",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: greeter\nVersion: 1\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": "[console_scripts]\ngreet = greeter:main\n",
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+        archive.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"]))

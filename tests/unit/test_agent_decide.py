@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from gpucloud.agent.decide import Kill, PowerOff, Prepaid, Rest, Save, Seen, Start, Wall, decide
+from gpucloud.domain.agentstatus import Desired, Launch, Stop
+from gpucloud.domain.node import Notice
+
+NOW = datetime(2026, 1, 1, 12, 0, tzinfo=timezone.utc)
+LATER = NOW + timedelta(minutes=2)
+NOTICE = Notice(action="terminate", at=LATER)
+
+
+def launch(number):
+    return Launch(attempt=number, argv=("true",), directory="/", env=())
+
+
+def want(number, stop=Stop.NO):
+    return Desired(epoch=1, launch=launch(number) if number else None, stop=stop, paid_until=None)
+
+
+def lease(left_s, length_s=1800):
+    until = NOW + timedelta(seconds=left_s)
+    return Prepaid(until=until, heard_at=until - timedelta(seconds=length_s))
+
+
+def see(desired, *, running=None, newest=0, notice=None, prepaid=None):
+    newest = max(newest, running or 0)
+    return Seen(desired=desired, running=running, newest=newest, notice=notice, prepaid=prepaid, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("seen", "action"),
+    [
+        (see(None), Rest()),
+        (see(want(None)), Rest()),
+        (see(want(1)), Start(launch=launch(1))),
+        (see(want(5), newest=4), Start(launch=launch(5))),
+        (see(want(4), newest=4), Rest()),
+        (see(want(3), newest=4), Rest()),
+        (see(want(1, Stop.SAVE)), Rest()),
+        (see(want(1, Stop.KILL)), Rest()),
+        (see(want(1), prepaid=lease(600)), Start(launch=launch(1))),
+        (see(want(1), prepaid=lease(30)), Rest()),
+        (see(want(1), prepaid=lease(0)), PowerOff()),
+        (see(None, prepaid=lease(-5)), PowerOff()),
+    ],
+)
+def test_an_idle_node_starts_what_is_new_wanted_and_paid_for(seen, action):
+    assert decide(seen) == action
+
+
+@pytest.mark.parametrize(
+    ("seen", "action"),
+    [
+        (see(want(1), running=1), Rest()),
+        (see(None, running=1), Rest()),
+        (see(want(None), running=1), Kill()),
+        (see(want(2), running=1), Kill()),
+        (see(want(1, Stop.KILL), running=1), Kill()),
+        (see(want(1, Stop.SAVE), running=1), Save(reason="stop", at=NOW)),
+        (see(want(1), running=1, notice=NOTICE), Save(reason="notice", at=LATER)),
+        (see(want(1, Stop.SAVE), running=1, notice=NOTICE), Save(reason="notice", at=LATER)),
+        (see(want(1, Stop.KILL), running=1, notice=NOTICE), Kill()),
+        (see(want(1), running=1, prepaid=lease(61)), Rest()),
+        (see(want(1), running=1, prepaid=lease(60)), Save(reason="budget", at=NOW + timedelta(seconds=60))),
+        (see(want(1), running=1, prepaid=lease(0)), Kill()),
+    ],
+)
+def test_a_running_attempt_ends_when_it_is_unwanted_unpaid_or_asked_to_leave(seen, action):
+    assert decide(seen) == action
+
+
+@pytest.mark.parametrize(
+    ("left_s", "length_s", "wall"),
+    [
+        (61, 300, Wall.FAR),
+        (60, 300, Wall.NEAR),
+        (7, 30, Wall.FAR),
+        (6, 30, Wall.NEAR),
+        (0.001, 30, Wall.NEAR),
+        (0, 30, Wall.PASSED),
+    ],
+)
+def test_saving_begins_60_s_before_the_end_or_at_the_last_fifth_of_a_short_lease(left_s, length_s, wall):
+    assert lease(left_s, length_s).wall(NOW) is wall
