@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,19 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.local.group import LocalNodeGroup
-from gpucloud.adapters.local.provision import ensure_group
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job import Market
 from gpucloud.domain.node import EndCause, GroupView, Node, NodeState
 from gpucloud.domain.offer import Pool
-from gpucloud.ports import Clock, ClusterSpec, NodeGroup
+from gpucloud.ports import Clock, NodeGroup
 from tests.fakes.node_group import FakeNodeGroup
+from tests.standins.embedded import make_cloud
 
 GROUP = "gpucloud-contract"
 POOL = Pool(instance_type="local.p3.2xlarge", zone="us-east-2a", market=Market.SPOT)
 OTHER_POOL = Pool(instance_type="local.p2.xlarge", zone="us-east-2b", market=Market.ON_DEMAND)
-STAND_IN = Path(__file__).parent.parent / "standins" / "ssh_banner.py"
 
 
 class WallClock:
@@ -93,20 +90,7 @@ def fake(path: Path) -> Cloud:
 
 
 def embedded(path: Path) -> Cloud:
-    root = path / "cloud"
-    nodes = LocalNodeGroup(root, clock_factor=240.0, server=(sys.executable, str(STAND_IN)))
-    spec = ClusterSpec(
-        name=GROUP,
-        region="us-east-2",
-        zones=("us-east-2a", "us-east-2b"),
-        node_type="local.p3.2xlarge",
-        market=Market.SPOT,
-        tags=(("gpucloud:job", "contract"),),
-        public_key="ssh-ed25519 AAAA",
-        store=str(path / "store"),
-    )
-    assert ensure_group(root, spec) == GROUP
-    return Cloud(nodes, WallClock())
+    return Cloud(make_cloud(path / "cloud", GROUP), WallClock())
 
 
 @pytest.fixture(params=[fake, embedded], ids=["fake", "embedded"])

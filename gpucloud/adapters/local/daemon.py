@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from gpucloud import processes
 from gpucloud.adapters.local import node
 from gpucloud.adapters.local.folder import Folder
 from gpucloud.adapters.local.level import settle
@@ -63,14 +64,13 @@ class Daemon:
     def _bury(self) -> None:
         """Mark what an earlier daemon left as ended when that daemon was last seen, and see to it that it is."""
         last_seen = datetime.fromtimestamp(os.fstat(self._lock).st_mtime + _HEARTBEAT_S, timezone.utc)
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         with self._folder.locked():
             left = [(name, n) for name in self._folder.groups() for n in self._folder.nodes(name) if n.alive]
         for name, record in left:
             while not node.sweep(record.id):
                 _log.error("%s does not end", record.id)
             self._save_end(name, record.id, EndCause.CRASH, max(record.launched_at, min(last_seen, _now())))
+        self._folder.daemon_pid.write_text(f"{os.getpid()}\n")
 
     def _retired(self) -> bool:
         if self._machines or any(group.size for group in self._groups.values()):
@@ -117,6 +117,8 @@ class Daemon:
         record = machine.record
         if machine.died and record.ending is None:
             self._change(machine, replace(record, ending=EndCause.CRASH))
+            if record.state is NodeState.PENDING:
+                self._paused[machine.group.name] = time.monotonic() + _PAUSE_S
             _log.warning("%s died by itself", record.id)
         elif record.state is NodeState.PENDING and machine.greets():
             self._change(machine, replace(record, state=NodeState.RUNNING))
@@ -177,7 +179,7 @@ class Daemon:
         except OSError as error:  # seen as a node that died while it booted
             _log.error("%s cannot start: %s", machine.record.id, error)
         self._selector.register(machine.metadata, selectors.EVENT_READ, machine.metadata)
-        _log.info("%s started in %s at %s:%d", machine.record.id, name, machine.record.address, machine.record.port)
+        _log.info("%s launched in %s at %s:%d", machine.record.id, name, machine.record.address, machine.record.port)
 
     def _carry_out(self, machine: Machine) -> None:
         record = machine.record
@@ -185,14 +187,13 @@ class Daemon:
             if record.frozen:
                 machine.freeze()
             return
-        if record.ending is EndCause.CRASH and record.state is NodeState.PENDING:
-            self._paused[machine.group.name] = time.monotonic() + _PAUSE_S
         self._selector.unregister(machine.metadata)
         if not machine.end():
             self._selector.register(machine.metadata, selectors.EVENT_READ, machine.metadata)
             _log.error("%s does not end", record.id)
             return
         del self._machines[record.id]
+        node.end_orphans({machine.pid for machine in self._machines.values() if machine.pid})
         self._save_end(machine.group.name, record.id, record.ending, _now())
         _log.info("%s ended: %s", record.id, record.ending.value)
 
@@ -219,6 +220,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--lock", type=int, required=True)
     options = parser.parse_args()
+    processes.adopt_orphans()
     os.set_inheritable(options.lock, False)  # noqa: FBT003  (positional in the standard library)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     Daemon(Folder(options.root), options.lock).run()

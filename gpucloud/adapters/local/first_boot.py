@@ -1,6 +1,7 @@
-"""Runs a node's user data beside the process that it becomes; a script of its own, standard library only.
+"""Runs a node's user data beside the process that it becomes.
 
-`python first_boot.py NODE-FOLDER COMMAND…`: the user data is a child of COMMAND, and so is ended with it.
+`python -m gpucloud.adapters.local.first_boot NODE-FOLDER COMMAND…`: the user data is a child of COMMAND, and so is
+ended with it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from gpucloud import processes
+
 
 def main(folder: Path, command: list[str]) -> None:
     """Start the user data and become `command`."""
+    processes.adopt_orphans()  # holds across exec: what the user data leaves behind meanwhile stays below `command`
     if os.fork() == 0:
         # The sockets and pipes are the command's: held here, they would outlive it.
         os.closerange(3, os.sysconf("SC_OPEN_MAX") if sys.platform == "darwin" else 1024)

@@ -41,6 +41,7 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.daemon_lock = root / "daemon.lock"
+        self.daemon_pid = root / "daemon.pid"
         self.log = root / "daemon.log"
         self._lock = root / "lock"
         self._groups = root / "groups"

@@ -47,9 +47,10 @@ class LocalNodeGroup:
     def describe(self, group: str) -> GroupView:
         """Return the group as its records say; repairs it when the daemon has died."""
         record, nodes = self._read(group)
+        if _needs_daemon(record, nodes) and kick(self._folder):
+            record, nodes = self._read(group)
         if record is None:
             return GroupView(exists=False, size=0, armed_until=None, nodes=())
-        self._keep(record, nodes)
         listed = tuple(node.listed() for node in nodes)
         return GroupView(exists=True, size=record.size, armed_until=record.armed_until, nodes=listed)
 
@@ -137,7 +138,8 @@ class LocalNodeGroup:
                 yield record
         except FileNotFoundError as error:
             raise _no_group(group) from error
-        self._keep(*self._read(group))
+        if _needs_daemon(*self._read(group)):
+            kick(self._folder)
 
     def _change(self, group: str, node_id: str, change: Callable[[NodeRecord], NodeRecord]) -> None:
         """Change a node that is alive; one that has ended stays as it is."""
@@ -148,9 +150,9 @@ class LocalNodeGroup:
             if node.alive:
                 self._folder.save_node(group, change(node))
 
-    def _keep(self, record: GroupRecord | None, nodes: tuple[NodeRecord, ...]) -> None:
-        if record is not None and (record.size > 0 or any(node.alive for node in nodes)):
-            kick(self._folder)
+
+def _needs_daemon(record: GroupRecord | None, nodes: tuple[NodeRecord, ...]) -> bool:
+    return record is not None and (record.size > 0 or any(node.alive for node in nodes))
 
 
 def _no_group(group: str) -> ProvisionError:

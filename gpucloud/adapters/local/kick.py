@@ -6,6 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 
 from gpucloud.adapters.local.folder import Folder
 from gpucloud.adapters.local.node import import_path
@@ -14,21 +15,42 @@ from gpucloud.domain.errors import ProvisionError
 # An interpreter without site-packages (10 ms) forks once more and ends, so that the daemon is nobody's child:
 # nobody has to wait for it, and it outlives whoever asked for it.
 _ORPHAN = "import os, sys\nif os.fork() == 0:\n    os.execv(sys.argv[1], sys.argv[1:])"
+_LIMIT_S = 20.0
+_STARTS = 2
+_POLL_S = 0.005
 
 
-def kick(folder: Folder) -> None:
-    """See to it that the daemon lives; ProvisionError when it cannot be started.
+def kick(folder: Folder) -> bool:
+    """Return when the daemon lives: whether that took a start. ProvisionError when it does not start.
+
+    A daemon that has started has dealt with what an earlier one left: records read after that are true.
 
     The daemon lives as long as it holds its lock, and is born with it: whoever gets the lock starts the daemon and
     hands the lock over as an open file, so that there is no moment at which a second one could start.
     """
+    deadline = time.monotonic() + _LIMIT_S
+    starts, waited = int(_start_unless_alive(folder)), False
+    while not folder.daemon_pid.exists():
+        if starts > _STARTS or time.monotonic() > deadline:
+            raise ProvisionError("the embedded cloud does not start", hint=f"look into {folder.log}")
+        time.sleep(_POLL_S)
+        waited = True
+        # A daemon with little to do may have come and gone meanwhile: then its file is there, and its lock is free.
+        if not folder.daemon_pid.exists():
+            starts += _start_unless_alive(folder)
+    return waited
+
+
+def _start_unless_alive(folder: Folder) -> bool:
     lock = os.open(folder.daemon_lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return
+        return False
     else:
+        folder.daemon_pid.unlink(missing_ok=True)
         _start(folder, lock)
+        return True
     finally:
         os.close(lock)
 

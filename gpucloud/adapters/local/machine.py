@@ -67,6 +67,11 @@ class Machine:
         return self._metadata
 
     @property
+    def pid(self) -> int | None:
+        """The node's first process, once it was started."""
+        return self._process.pid if self._process else None
+
+    @property
     def died(self) -> bool:
         """Whether the node's first process has ended by itself."""
         return self._process is None or self._process.poll() is not None

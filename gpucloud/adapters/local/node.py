@@ -23,8 +23,6 @@ from gpucloud import processes
 MARK = "GPUCLOUD_NODE"
 """The variable that every process of a node bears, with the node's id."""
 
-_FIRST_BOOT = Path(__file__).with_name("first_boot.py")
-
 
 @dataclass(frozen=True, slots=True)
 class HostKey:
@@ -130,7 +128,7 @@ class Boot:
         )
         if not self.user_data:
             return server
-        return (sys.executable, "-I", "-S", str(_FIRST_BOOT), str(self.folder), *server)
+        return (sys.executable, "-m", "gpucloud.adapters.local.first_boot", str(self.folder), *server)
 
     def environment(self) -> dict[str, str]:
         """Return the node's whole environment: nothing of the caller's, so that no secret of theirs is in it."""
@@ -187,6 +185,19 @@ def destroy(node_id: str, process: subprocess.Popen[bytes]) -> bool:
 def sweep(node_id: str) -> bool:
     """End whatever bears the node's mark, with everything below it; False when something was left after 5 s."""
     return processes.kill_marked((MARK, node_id))
+
+
+def end_orphans(nodes: Collection[int]) -> None:
+    """End the children of this process, and everything below them, whose pids are not in `nodes`.
+
+    This process adopts what a node leaves behind whose first process was killed by somebody else: it may bear no mark.
+    """
+    own = os.getpid()
+    while orphans := [p.pid for p in processes.listing() if p.parent == own and p.pid not in nodes]:
+        for pid in orphans:
+            processes.kill_below(pid)
+            os.kill(pid, signal.SIGKILL)  # it is there, as a zombie at least, until it is waited for
+            os.waitpid(pid, 0)
 
 
 def freeze(node_id: str, process: subprocess.Popen[bytes]) -> None:

@@ -1,0 +1,60 @@
+"""An embedded cloud whose nodes run a stand-in for the SSH server, and ways to look at it from outside."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gpucloud.adapters.local.group import LocalNodeGroup
+from gpucloud.adapters.local.provision import ensure_group
+from gpucloud.domain.job import Market
+from gpucloud.domain.node import GroupView, Node, NodeState
+from gpucloud.ports import ClusterSpec
+
+STAND_IN = (sys.executable, str(Path(__file__).with_name("ssh_banner.py")))
+
+
+def make_cloud(
+    root: Path,
+    group: str,
+    *,
+    user_data: str = "",
+    clock_factor: float = 240.0,
+    server: tuple[str, ...] | None = STAND_IN,
+) -> LocalNodeGroup:
+    """Return a cloud with one empty group; its notices are 0.5 s long (and up to a second more)."""
+    spec = ClusterSpec(
+        name=group,
+        region="us-east-2",
+        zones=("us-east-2a", "us-east-2b"),
+        node_type="local.p3.2xlarge",
+        market=Market.SPOT,
+        tags=(("gpucloud:job", "contract"),),
+        public_key="ssh-ed25519 AAAA",
+        store="/nowhere",
+    )
+    assert ensure_group(root, spec, user_data=user_data) == group
+    return LocalNodeGroup(root, clock_factor=clock_factor, server=server)
+
+
+def poll(wanted: Callable[[], bool], limit_s: float = 10.0) -> None:
+    """Return as soon as it is as wanted; fail after `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    while not wanted():
+        assert time.monotonic() < deadline, "never so"
+        time.sleep(0.01)
+
+
+def running(view: GroupView) -> tuple[Node, ...]:
+    return tuple(node for node in view.nodes if node.state is NodeState.RUNNING)
+
+
+def daemons(root: Path) -> list[int]:
+    """Return the pids of the daemons that work on `root`."""
+    shown = subprocess.run(["ps", "-axww", "-o", "pid=,command="], capture_output=True, text=True).stdout
+    lines = (line.split(None, 1) for line in shown.splitlines())
+    wanted = f"-m gpucloud.adapters.local.daemon --root {root} "
+    return [int(pid) for pid, command in lines if wanted in f"{command} "]

@@ -1,0 +1,167 @@
+"""The embedded cloud's decisions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+from gpucloud.adapters.local.level import settle
+from gpucloud.adapters.local.records import (
+    GroupRecord,
+    NodeRecord,
+    Schedule,
+    Settings,
+    ended,
+    group_from,
+    node_from,
+    noticed,
+    settings_from,
+    to_json,
+)
+from gpucloud.domain.job import Market
+from gpucloud.domain.node import EndCause, NodeState
+from gpucloud.domain.offer import Pool
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+POOL = Pool(instance_type="local.p3.2xlarge", zone="us-east-2a", market=Market.SPOT)
+GROUP = GroupRecord(
+    name="gpucloud-digits",
+    region="us-east-2",
+    zones=("us-east-2a",),
+    node_type="local.p3.2xlarge",
+    market=Market.SPOT,
+    tags=(("gpucloud:job", "digits"),),
+    public_key="ssh-ed25519 AAAA",
+    store="/store",
+    size=2,
+    pool=POOL,
+    armed_until=NOW + timedelta(hours=1),
+    launched=2,
+)
+
+
+def node(number: int) -> NodeRecord:
+    return NodeRecord(
+        id=f"i-{number:017x}",
+        number=number,
+        pool=POOL,
+        launched_at=NOW - timedelta(minutes=5),
+        address=f"127.0.0.{10 + number}",
+        port=2200 + number,
+        user="me",
+        interface="lo",
+        host_key="ssh-ed25519 AAAA",
+        state=NodeState.RUNNING,
+    )
+
+
+TWO = (node(1), node(2))
+
+
+def endings(group: GroupRecord, nodes: tuple[NodeRecord, ...], now: datetime = NOW) -> list[EndCause | None]:
+    return [n.ending for n in settle(group, nodes, now, 4.0).nodes]
+
+
+def test_a_group_at_its_level_needs_nothing() -> None:
+    step = settle(GROUP, TWO, NOW, 4.0)
+    assert (step.group, step.nodes, step.starts) == (GROUP, TWO, 0)
+
+
+def test_missing_nodes_are_started() -> None:
+    assert settle(GROUP, (), NOW, 4.0).starts == 2
+
+
+def test_detached_ending_and_ended_nodes_are_replaced() -> None:
+    for changed in (
+        replace(node(1), detached=True),
+        replace(node(1), ending=EndCause.CHOICE),
+        replace(node(1), state=NodeState.TERMINATED, ending=EndCause.CRASH),
+    ):
+        assert settle(GROUP, (changed, node(2)), NOW, 4.0).starts == 1
+
+
+def test_the_newest_surplus_is_ended_whatever_the_order() -> None:
+    assert endings(replace(GROUP, size=1), (node(2), node(1))) == [EndCause.CHOICE, None]
+
+
+def test_nothing_starts_unarmed_or_at_the_shut_off() -> None:
+    assert settle(replace(GROUP, armed_until=None), (), NOW, 4.0).starts == 0
+    step = settle(replace(GROUP, armed_until=NOW), TWO, NOW, 4.0)
+    assert (step.group.size, step.starts) == (0, 0)
+    assert [n.ending for n in step.nodes] == [EndCause.SCHEDULE, EndCause.SCHEDULE]
+
+
+def test_a_node_is_taken_when_its_time_comes_and_not_before() -> None:
+    nodes = (replace(node(1), taken_at=NOW), node(2))
+    assert endings(GROUP, nodes, NOW - timedelta(microseconds=1)) == [None, None]
+    assert endings(GROUP, nodes) == [EndCause.INTERRUPTED, None]
+
+
+def test_what_ended_first_keeps_its_cause() -> None:
+    nodes = (replace(node(1), ending=EndCause.CHOICE, taken_at=NOW), node(2))
+    assert endings(replace(GROUP, armed_until=NOW), nodes) == [EndCause.CHOICE, EndCause.SCHEDULE]
+
+
+def test_a_notice_names_a_whole_second_no_sooner_than_promised_and_stays() -> None:
+    once = noticed(node(1), NOW + timedelta(microseconds=1), 4.0)
+    assert once.taken_at == NOW + timedelta(seconds=5)
+    assert noticed(once, NOW + timedelta(seconds=3), 4.0) == once
+    assert noticed(node(1), NOW, 4.0).taken_at == NOW + timedelta(seconds=4)
+
+
+def test_the_shut_off_is_not_charged_beyond_its_time() -> None:
+    scheduled = replace(node(1), ending=EndCause.SCHEDULE)
+    group = replace(GROUP, armed_until=NOW)
+    assert ended(scheduled, group, NOW + timedelta(hours=8)).ended_at == NOW
+    assert ended(replace(scheduled, ending=EndCause.CHOICE), group, NOW + timedelta(hours=8)).ended_at == NOW + (
+        timedelta(hours=8)
+    )
+
+
+def schedule_of(seed: int, unannounced: float) -> list[tuple[float, int, bool]]:
+    """Play the schedule: when each interruption came, which of the two nodes it took, whether it was announced."""
+    group = replace(GROUP, schedule=Schedule(seed=seed, mean_s=10.0, unannounced=unannounced))
+    group = settle(group, TWO, NOW, 4.0).group
+    events = []
+    for _ in range(200):
+        assert group.schedule is not None
+        assert group.schedule.next_at is not None
+        now = group.schedule.next_at
+        step = settle(replace(group, armed_until=now + timedelta(hours=1)), TWO, now, 4.0)
+        ((index, victim),) = [(i, n) for i, n in enumerate(step.nodes) if n != TWO[i]]
+        events.append(((now - NOW).total_seconds(), index, victim.taken_at is not None))
+        group = step.group
+    return events
+
+
+def test_equal_seeds_give_equal_interruptions() -> None:
+    assert schedule_of(7, 0.5) == schedule_of(7, 0.5)
+    assert schedule_of(7, 0.5) != schedule_of(8, 0.5)
+
+
+def test_interruptions_come_at_the_mean_to_every_node_and_announced_as_asked() -> None:
+    events = schedule_of(7, 0.25)
+    assert 8.0 < events[-1][0] / 200 < 12.0
+    assert 70 < sum(index for _, index, _ in events) < 130
+    assert 30 < sum(not announced for *_, announced in events) < 70
+    assert all(announced for *_, announced in schedule_of(7, 0.0))
+    assert not any(announced for *_, announced in schedule_of(7, 1.0))
+
+
+def test_the_schedule_rests_while_the_size_is_0() -> None:
+    schedule = Schedule(seed=1, mean_s=10.0, unannounced=1.0, next_at=NOW)
+    group = settle(replace(GROUP, size=0, schedule=schedule), (), NOW, 4.0).group
+    assert group.schedule == Schedule(seed=1, mean_s=10.0, unannounced=1.0)
+
+
+def test_records_survive_being_written() -> None:
+    group = replace(GROUP, schedule=Schedule(seed=1, mean_s=9.5, unannounced=0.1, drawn=3, next_at=NOW))
+    record = replace(noticed(node(1), NOW, 4.0), ending=EndCause.CRASH, ended_at=NOW, user_data_exit=3, frozen=True)
+    assert group_from(to_json(group)) == group
+    assert group_from(to_json(replace(GROUP, pool=None, armed_until=None))) == replace(
+        GROUP, pool=None, armed_until=None
+    )
+    assert node_from(to_json(record)) == record
+    settings = Settings(clock_factor=12.5, server=("sshd", "-D"))
+    assert settings_from(to_json(settings)) == settings
+    assert settings_from(to_json(Settings())) == Settings()
