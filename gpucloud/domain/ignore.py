@@ -88,12 +88,13 @@ def _stars(glob: str, at: int) -> tuple[str, int] | None:
     end = at
     while end < len(glob) and glob[end] == "*":
         end += 1
-    starts_part = at == 0 or glob[at - 1] == "/"
-    if end - at == 2 and starts_part:
+    # git compares what stands before the first special character apart, so that `a**/b` spans folders too.
+    starts_part = glob[:at].endswith("/") or ("/" in glob and not set(glob[:at]) & set("*?[\\")) or at == 0
+    if end - at >= 2 and starts_part:
         if glob[end : end + 1] == "/":
             return "(?:.*/)?", end + 1
         if end == len(glob):
-            return ".*" if at == 0 else ".+", end
+            return ".*", end
     return "[^/]*", end
 
 
@@ -133,11 +134,11 @@ _CLASSES = {
 
 
 def _member(glob: str, at: int) -> tuple[str, int]:
-    """Return one character of a class, or one range; a range that runs backwards has no members."""
+    """Return one character of a class, or one range; of one that runs backwards git takes the first character."""
     low, end = _literal(glob, at)
     if glob[end : end + 1] == "-" and glob[end + 1 : end + 2] not in ("]", ""):
         high, end = _literal(glob, end + 1)
-        return (f"{re.escape(low)}-{re.escape(high)}" if low <= high else ""), end
+        return (f"{re.escape(low)}-{re.escape(high)}" if low <= high else re.escape(low)), end
     return re.escape(low), end
 
 

@@ -49,13 +49,18 @@ def node_at(port: int, host_key: str | None, *, name: str = "n1") -> Node:
 
 
 @contextlib.contextmanager
-def embedded_server(folder: Path, *, name: str = "n1", env: dict[str, str] | None = None) -> Iterator[Server]:
+def embedded_server(
+    folder: Path, *, name: str = "n1", env: dict[str, str] | None = None, port: int = 0
+) -> Iterator[Server]:
     host_key, public = _keys(folder)
     home = folder / "home"
     home.mkdir(exist_ok=True)
     (folder / "authorized_keys").write_text(public + "\n")
     ours, theirs = os.pipe()
-    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(128)
         command = [sys.executable, "-m", "gpucloud.adapters.local.sshd", "--fd", str(listener.fileno())]
         command += ["--host-key", str(folder / "host"), "--authorized-keys", str(folder / "authorized_keys")]
         command += ["--home", str(home), "--parent-pipe", str(ours)]
@@ -72,7 +77,8 @@ def embedded_server(folder: Path, *, name: str = "n1", env: dict[str, str] | Non
     finally:
         with contextlib.suppress(OSError):
             os.close(theirs)
-        process.send_signal(signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
         process.terminate()
         process.wait(10)
 

@@ -6,9 +6,11 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import paramiko
+from paramiko.common import cMSG_CHANNEL_REQUEST
 
 from gpucloud.adapters.ssh.failures import LIBRARY_ERRORS, key_mismatch
 from gpucloud.domain.errors import HostKeyMismatch
@@ -20,6 +22,7 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 CHANNELS = 10  # stock sshd: MaxSessions 10
 PROBE_EVERY_S = 2.0
 SILENCE_STEPS, STEP_S = 12, 0.25  # 3 s
+_FULL_PAUSE_S = 0.2
 _RSA_PROOFS = ("rsa-sha2-512", "rsa-sha2-256")
 
 
@@ -29,7 +32,7 @@ class Connection:
     Neither `set_keepalive` (awaits no reply) nor TCP (a stopped process acknowledges) finds a dead peer.
     """
 
-    def __init__(self, node: Node, transport: paramiko.Transport, sock: _HeardSocket) -> None:
+    def __init__(self, node: Node, transport: _Transport, sock: _HeardSocket) -> None:
         self._transport = transport
         self._sock = sock
         self._slots = threading.BoundedSemaphore(CHANNELS)
@@ -48,14 +51,20 @@ class Connection:
         if not self._slots.acquire(timeout=limit_s):
             raise TimeoutError(f"all {CHANNELS} channels of the connection were busy for {limit_s:.0f} s")
         try:
-            channel = self._transport.open_session(timeout=limit_s)
+            channel = self._open(time.monotonic() + limit_s)
             try:
                 yield channel
             finally:
-                with contextlib.suppress(*LIBRARY_ERRORS):
-                    channel.close()
+                self.hang_up(channel)
         finally:
             self._slots.release()
+
+    def hang_up(self, channel: paramiko.Channel) -> None:
+        """Close a channel; end its command if that still runs, since OpenSSH would let it run on."""
+        with contextlib.suppress(*LIBRARY_ERRORS):
+            if not channel.exit_status_ready():
+                self._transport.send_signal(channel, "TERM")
+            channel.close()
 
     def answers(self) -> bool:
         """Ask the node for a sign of life; False, and the connection closed, when nothing came for 3 s."""
@@ -75,6 +84,16 @@ class Connection:
         self._closing.set()
         self._transport.close()
         self._sock.close()
+
+    def _open(self, deadline: float) -> paramiko.Channel:
+        """A server that has no session left may have one soon: an abandoned command holds its own until it ends."""
+        while True:
+            left_s = max(0.1, deadline - time.monotonic())
+            try:
+                return self._transport.open_session(timeout=left_s)
+            except paramiko.ChannelException:
+                if left_s <= _FULL_PAUSE_S or self._closing.wait(_FULL_PAUSE_S):
+                    raise
 
     def _watch(self) -> None:
         while not self._closing.wait(PROBE_EVERY_S):
@@ -108,7 +127,7 @@ def connect(node: Node, key: paramiko.PKey, *, limit_s: float) -> Connection:
     with contextlib.ExitStack() as undo:
         sock = _HeardSocket.connected(node.address, node.port, limit_s)
         undo.callback(sock.close)
-        transport = paramiko.Transport(sock)
+        transport = _Transport(sock)
         undo.callback(transport.close)
         transport.get_security_options().key_types = _RSA_PROOFS if kind == "ssh-rsa" else (kind,)
         transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = limit_s
@@ -120,6 +139,18 @@ def connect(node: Node, key: paramiko.PKey, *, limit_s: float) -> Connection:
         transport.auth_publickey(node.user, key)
         undo.pop_all()
     return Connection(node, transport, sock)
+
+
+class _Transport(paramiko.Transport):
+    def send_signal(self, channel: paramiko.Channel, name: str) -> None:
+        """Send a signal to a channel's command (RFC 4254, 6.9); the library knows no such request."""
+        message = paramiko.Message()
+        message.add_byte(cMSG_CHANNEL_REQUEST)
+        message.add_int(channel.remote_chanid)
+        message.add_string("signal")
+        message.add_byte(b"\0")  # a reply is not wanted
+        message.add_string(name)
+        self._send_user_message(message)  # type: ignore[attr-defined]
 
 
 class _HeardSocket(socket.socket):

@@ -121,7 +121,7 @@ class SshHost:
         """
         connection = self.connect()
         with translated(self.node), connection.channel(timeout_s) as channel:
-            completed = _Exchange(channel, stdin).complete(_command(argv), timeout_s)
+            completed = _Exchange(connection, channel, stdin).complete(_command(argv), timeout_s)
         if completed is None:
             raise HostUnreachable(f"{self.node.id}: `{_shown(argv)}` did not end within {timeout_s:g} s")
         return self._judged(completed, connection)
@@ -159,7 +159,8 @@ class SshHost:
 class _Exchange:
     """One command's three streams, moved at the same time so that none can fill up and block another."""
 
-    def __init__(self, channel: paramiko.Channel, stdin: bytes) -> None:
+    def __init__(self, connection: Connection, channel: paramiko.Channel, stdin: bytes) -> None:
+        self._connection = connection
         self._channel = channel
         self._stdin = memoryview(stdin)
         self._stderr: list[bytes] = []
@@ -206,8 +207,7 @@ class _Exchange:
 
     def _expire(self) -> None:
         self._expired.set()
-        with contextlib.suppress(*LIBRARY_ERRORS):
-            self._channel.close()
+        self._connection.hang_up(self._channel)
 
 
 def _command(argv: tuple[str, ...]) -> bytes:
