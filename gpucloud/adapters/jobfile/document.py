@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
-from gpucloud.adapters.jobfile.fault import Fault, Mark, Path, Unreadable, quoted
+from gpucloud.adapters.jobfile.fault import Fault, Mark, Path, Unreadable, brief, quoted
 
 _DEEPEST = 12
-_NO_KEY = "\0"  # no file holds it
+NO_KEY = "\0"  # no file holds it
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NULL = re.compile(r"~|null|Null|NULL|")
 _TRUE = re.compile(r"yes|Yes|YES|true|True|TRUE|on|On|ON")
@@ -65,9 +65,16 @@ def parse(text: str) -> Document:
 def _events(text: str) -> list[Any]:
     loader = yaml.SafeLoader(text)
     events: list[Any] = []
+    depth = 0
     try:
         while loader.check_event():
-            events.append(loader.get_event())  # type: ignore[no-untyped-call]
+            event = loader.get_event()  # type: ignore[no-untyped-call]
+            events.append(event)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                # At once, since PyYAML's time grows with the square of the depth.
+                place = _mark(event)
+                raise Unreadable(place.line, place.column, f"nested more than {_DEEPEST} deep")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
@@ -95,17 +102,14 @@ class _Builder:
         self._found.root = self._node(())
         self._next()  # the document's end
         if not self._ahead(yaml.StreamEndEvent):
-            line, column = _place(self._events[self._at])
-            raise Unreadable(line, column, "a second document begins here: one file is one job")
+            mark = _mark(self._events[self._at])
+            raise Unreadable(mark.line, mark.column, "a second document begins here: one file is one job")
         return self._found
 
     def _node(self, path: Path) -> Any:
         event = self._next()
-        line, column = _place(event)
-        mark = Mark(line=line, column=column, text=_written(event))
+        mark = _mark(event)
         self._found.values.setdefault(path, mark)
-        if len(path) > _DEEPEST:
-            raise Unreadable(line, column, f"nested more than {_DEEPEST} deep")
         if isinstance(event, yaml.AliasEvent):
             return self._refuse(path, mark, f"*{event.anchor} is an alias, which is not read here: write the value out")
         if event.anchor is not None:
@@ -126,7 +130,7 @@ class _Builder:
             if key in built:
                 self._refuse(here, mark, f"is there twice, first on line {self._found.keys[here].line}")
                 self._node(here)
-            elif key == _NO_KEY:
+            elif key == NO_KEY:
                 self._node(here)
             else:
                 self._found.keys[here] = mark
@@ -135,20 +139,21 @@ class _Builder:
         return built
 
     def _key(self, path: Path) -> tuple[str, Mark]:
-        """Return the next key as it is written, whatever YAML would make of it; `_NO_KEY` when it is not a word."""
+        """Return the next key as it is written, whatever YAML would make of it; `NO_KEY` when it is not a word."""
         event = self._events[self._at]
-        line, column = _place(event)
-        mark = Mark(line=line, column=column, text=_written(event))
+        mark = _mark(event)
         if not isinstance(event, yaml.ScalarEvent):
+            known = len(self._found.faults)
+            self._node((*path, NO_KEY))
+            del self._found.faults[known:]
             self._refuse(path, mark, "a key must be a word")
-            self._node((*path, _NO_KEY))
-            return _NO_KEY, mark
+            return NO_KEY, mark
         self._next()
         if event.anchor is not None or event.tag is not None:
             self._refuse((*path, event.value), mark, "a key has no anchor and no tag")
         if event.value == "<<" and event.style is None:
             self._refuse(path, mark, "<< merges another mapping, which is not read here: write the keys out")
-            return _NO_KEY, mark
+            return NO_KEY, mark
         return event.value, mark
 
     def _sequence(self, path: Path) -> list[Any]:
@@ -186,15 +191,13 @@ def _meaning(text: str) -> str | int | Decimal | bool | None:
     return Decimal(text) if _DECIMAL.fullmatch(text) else text
 
 
-def _written(event: Any) -> str:
-    """Return a scalar as it is written, roughly; nothing for a list or a mapping."""
-    if not isinstance(event, yaml.ScalarEvent):
-        return ""
-    return event.value if event.style is None else quoted(event.value)
-
-
-def _place(event: Any) -> tuple[int, int]:
-    return event.start_mark.line + 1, event.start_mark.column + 1
+def _mark(event: Any) -> Mark:
+    line, column = event.start_mark.line + 1, event.start_mark.column + 1
+    if isinstance(event, yaml.ScalarEvent):
+        text = event.value if event.style is None else quoted(event.value)
+        return Mark(line=line, column=column, text=text)
+    text = "a mapping" if isinstance(event, yaml.MappingStartEvent) else "a list"
+    return Mark(line=line, column=column, text=text, scalar=False)
 
 
 def _in_our_words(error: yaml.MarkedYAMLError) -> str:
@@ -202,4 +205,4 @@ def _in_our_words(error: yaml.MarkedYAMLError) -> str:
     for theirs, ours in _MESSAGES:
         if theirs in problem:
             return ours
-    return f"this is not YAML: {quoted(problem)[1:-1]}"
+    return f"this is not YAML: {brief(problem, 100)}"

@@ -9,11 +9,12 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Where something stands, counted from 1, and how it is written there."""
+    """Where something stands, counted from 1, and what is written there, or that it is "a list" or "a mapping"."""
 
     line: int
     column: int
     text: str = ""
+    scalar: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,5 +49,10 @@ class Wanted(ValueError):
 
 def quoted(text: str) -> str:
     """Return the text in quotes, on one line, shortened when it is long."""
-    shown = text if len(text) <= 40 else f"{text[:39]}…"
-    return '"' + "".join(c if c.isprintable() else "�" for c in shown) + '"'
+    return f'"{brief(text)}"'
+
+
+def brief(text: str, most: int = 40) -> str:
+    """Return the text on one line, shortened when it is long."""
+    shown = text if len(text) <= most else f"{text[: most - 1]}…"
+    return "".join(c if c.isprintable() else "�" for c in shown)

@@ -8,9 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from gpucloud.adapters.jobfile.document import Document
-from gpucloud.adapters.jobfile.fault import Fault, Mark, Path, Refused, Wanted, quoted
+from gpucloud.adapters.jobfile.document import NO_KEY, Document
+from gpucloud.adapters.jobfile.fault import Fault, Mark, Path, Refused, Wanted, brief, quoted
 from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys, ResourcesKeys
+from gpucloud.adapters.jobfile.rules import KEY
 from gpucloud.adapters.jobfile.values import nearest
 
 _MODELS: Mapping[Path, type[BaseModel]] = {
@@ -34,11 +35,13 @@ def shown(path: Path) -> str:
 def _step(part: str | int) -> str:
     if isinstance(part, int):
         return f"[{part}]"
+    if part == NO_KEY:
+        return ""
     return f".{part}" if re.fullmatch(r"[\w-]+", part) else f"[{quoted(part)}]"
 
 
 def _fault(kind: str, place: Path, context: Mapping[str, Any], document: Document) -> Fault:
-    if place and place[-1] == "[key]":
+    if place and place[-1] == KEY:
         path = place[:-1]
         return _refusal(path, document.keys[path], context.get("error"))
     if kind == "missing":
@@ -57,12 +60,12 @@ def _refusal(path: Path, mark: Mark, error: object) -> Fault:
 
 
 def _wrong_kind(path: Path, mark: Mark, wanted: str) -> Fault:
-    if not mark.text:
-        return Fault(path=path, mark=mark, message=f"must be {wanted}, not a list or a mapping")
     hint = None
-    if wanted == "text":
+    if mark.scalar and wanted == "text":
         hint = f"without quotes it means yes or no in YAML: write {quoted(mark.text)}"
-    return Fault(path=path, mark=mark, message=f"must be {wanted}, not {quoted(mark.text)[1:-1]}", hint=hint)
+    elif re.fullmatch(r'"[0-9]+"', mark.text):
+        hint = "remove the quotes"
+    return Fault(path=path, mark=mark, message=f"must be {wanted}, not {brief(mark.text)}", hint=hint)
 
 
 def _nearest_key(place: Path) -> str | None:

@@ -16,7 +16,7 @@ from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys
 from gpucloud.domain.errors import JobFileError, Problem
 from gpucloud.domain.job import CheckpointPolicy, Job, Resources
 
-_LARGEST = 256 * 1024
+_LARGEST = 64 * 1024
 
 
 def read_job(path: Path) -> Job:
@@ -86,6 +86,8 @@ def _new(found: Any, known: list[Fault]) -> list[Fault]:
 
 
 def _at(found: Document, key: Key, message: str) -> Fault:
+    if key[-1] == rules.KEY:
+        return Fault(path=key[:-1], mark=found.keys[key[:-1]], message=message)
     known = found.known(key)
     return Fault(path=known, mark=found.values[known], message=message)
 

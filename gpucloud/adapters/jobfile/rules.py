@@ -14,6 +14,7 @@ from typing import Any
 from gpucloud.adapters.jobfile.fault import Fault, quoted
 from gpucloud.adapters.jobfile.fault import Path as Key
 
+KEY = "[key]"  # at the end of a path: the key itself, as pydantic writes it
 Report = Callable[[Key, str], Fault]
 
 
@@ -76,7 +77,7 @@ def _data(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Faul
     targets: dict[str, str] = {}
     for source, target in data.items():
         if "://" not in source and not os.path.exists(beside(folder, source)):  # noqa: PTH110  never raises
-            yield fault(("data", source), f"there is no file or folder {quoted(source)} beside the job file")
+            yield fault(("data", source, KEY), f"there is no file or folder {quoted(source)} beside the job file")
         if isinstance(target, str) and target.rstrip("/") in targets:
             first = targets[target.rstrip("/")]
             yield fault(("data", source), f"{quoted(target)} is taken by {quoted(first)}")

@@ -14,7 +14,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _plain(node: Any) -> Any:
-    """Return the schema without titles made up from names, and without null: a key with no value is refused."""
+    """Return the schema without made-up titles, and without null: a key with no value is refused."""
     if isinstance(node, list):
         return [_plain(item) for item in node if item != {"type": "null"}]
     if not isinstance(node, dict):
@@ -25,4 +25,6 @@ def _plain(node: Any) -> Any:
 
 
 def _made_up(key: str, value: object) -> bool:
-    return (key == "title" and isinstance(value, str)) or (key == "default" and value is None)
+    return (key == "title" and isinstance(value, str)) or (
+        key == "default" and (value is None or isinstance(value, dict))
+    )

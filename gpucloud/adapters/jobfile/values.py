@@ -179,7 +179,7 @@ def tag_value(value: object) -> str:
 def store(value: object) -> str:
     """Return `s3://bucket/prefix`, `file:///path` or a path."""
     written = line(value)
-    if "://" not in written or written.startswith("file:///"):
+    if not re.match(r"\w+:/", written) or written.startswith("file:///"):
         return written
     if not _BUCKET.fullmatch(written):
         raise Refused(f"{quoted(written)} is not a place: write s3://bucket/prefix or a folder")

@@ -1,0 +1,87 @@
+"""What runs on a bare node, and what the CLI starts with, imports no more than it may."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpucloud
+
+PACKAGE = Path(gpucloud.__file__).parent
+# Refuses every module that is neither in the standard library nor ours.
+BLOCKER = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top != "gpucloud" and top not in sys.stdlib_module_names:
+            raise ImportError("third party: " + name)
+sys.meta_path.insert(0, Blocker())
+"""
+IMPORT = "import importlib; [importlib.import_module(name) for name in sys.argv[1:]]"
+HEAVY = ("torch", "numpy", "boto3", "botocore", "paramiko", "python_terraform")
+
+
+def modules(*places: str) -> list[str]:
+    files = [file for place in places for file in sorted(PACKAGE.glob(place))]
+    names = [".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in files]
+    return [name.removesuffix(".__init__") for name in names]
+
+
+def run(code: str, *arguments: str, isolated: bool = True) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, *(["-S"] if isolated else []), "-c", code, *arguments]
+    return subprocess.run(argv, cwd=PACKAGE.parent, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        ("__init__.py", "processes.py"),
+        ("domain/**/*.py",),
+        ("ports.py",),
+        ("usecases/**/*.py",),
+        ("agent/**/*.py",),
+        ("wiring.py",),
+    ],
+    ids=lambda places: places[-1],
+)
+def test_it_imports_the_standard_library_and_gpucloud_only(places: tuple[str, ...]) -> None:
+    names = modules(*places)
+    assert names
+    done = run(BLOCKER + IMPORT, *names)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_blocker_blocks() -> None:
+    done = run(BLOCKER + IMPORT, "yaml", isolated=False)
+    assert "ImportError: third party: yaml" in done.stderr
+
+
+def test_the_package_itself_imports_nothing() -> None:
+    done = run("import sys; before = set(sys.modules); import gpucloud; print(sorted(set(sys.modules) - before))")
+    assert done.stdout == "['gpucloud']\n", done.stderr
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import atexit, runpy, sys\n"
+        f"atexit.register(lambda: print('heavy:', [name for name in {HEAVY!r} if name in sys.modules]))\n"
+        "sys.argv = ['gpucloud', '--help']\n"
+        "runpy.run_module('gpucloud', run_name='__main__')\n"
+    )
+    done = run(code, isolated=False)
+    assert done.returncode == 0, done.stderr
+    assert "heavy: []" in done.stdout
+
+
+@pytest.mark.parametrize("module", ["gpucloud.adapters.jobfile"])
+def test_reading_a_job_file_imports_nothing_heavy(module: str) -> None:
+    code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
+    assert run(code, isolated=False).stdout == "[]\n"
+
+
+def test_the_licence_is_there() -> None:
+    assert "Apache License" in (PACKAGE.parent / "LICENSE").read_text()

@@ -1,0 +1,330 @@
+"""A job file becomes a Job; the sample documents every key and agrees with the schema."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpucloud.adapters.bundled import bundled
+from gpucloud.adapters.jobfile import json_schema, read_job, sample_job, spec_sha256
+from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys, ResourcesKeys
+from gpucloud.domain.errors import JobFileError, Problem, UsageError
+from gpucloud.domain.job import CheckpointPolicy, Cloud, Job, Market, Resources
+
+SAMPLE = bundled("templates", "gpucloud.yaml").read_text(encoding="utf-8")
+# A "#" with no space after it hides a key that the reader of the sample may want.
+FULL_SAMPLE = re.sub(r"(?m)^(\s*)#(?=[a-z])", r"\1", SAMPLE)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").touch()
+    return tmp_path
+
+
+def read(folder: Path, text: str) -> Job:
+    (folder / "job.yaml").write_text(text, encoding="utf-8")
+    return read_job(folder / "job.yaml")
+
+
+def test_the_least_job_takes_every_default_from_the_domain(folder: Path) -> None:
+    job = read(folder, "name: digits\nrun: train.py\nbudget: 20 USD\n")
+    assert job == Job(name="digits", run="train.py", budget_usd=Decimal(20), source=folder / "job.yaml", code=folder)
+
+
+def test_every_key_reaches_the_job(folder: Path) -> None:
+    (folder / "src").mkdir()
+    (folder / "src" / "train.py").touch()
+    (folder / "set").mkdir()
+    job = read(
+        folder,
+        """
+name: digits
+cloud: ssh
+resources: {nodes: 4, gpus: 8, gpu: [A100, RTX 4090], vram_gib: 40, market: on_demand, regions: us-west-2}
+code: src
+setup: |
+  pip install -r requirements.txt
+  echo "it's ready"
+run: train.py --lr 0.1
+store: results/store
+checkpoint: {every: 100 steps, keep: 5}
+budget: $0.5
+deadline: 1h 30m
+data: {s3://bucket/imagenet/: /data, set: /set}
+outputs: results/
+tags: {project: vision, cost: 007}
+env: {OMP_NUM_THREADS: 1, RATE: 1.10, EMPTY: "", WHEN: 2024-01-01, HOME_DIR: "${HOME}", AT: 12:30:00}
+secrets: [HF_TOKEN, WANDB_API_KEY]
+""",
+    )
+    assert job == Job(
+        name="digits",
+        cloud=Cloud.SSH,
+        resources=Resources(
+            nodes=4,
+            gpus=8,
+            gpu=("A100", "RTX 4090"),
+            vram_gib=40,
+            market=Market.ON_DEMAND,
+            regions=("us-west-2",),
+        ),
+        source=folder / "job.yaml",
+        code=folder / "src",
+        setup='pip install -r requirements.txt\necho "it\'s ready"\n',
+        run="train.py --lr 0.1",
+        store=str(folder / "results/store"),
+        checkpoint=CheckpointPolicy(every_steps=100, keep=5),
+        budget_usd=Decimal("0.5"),
+        deadline=timedelta(minutes=90),
+        data=(("s3://bucket/imagenet", "/data"), (str(folder / "set"), "/set")),
+        outputs=("results/",),
+        tags=(("project", "vision"), ("cost", "007")),
+        env=(
+            ("OMP_NUM_THREADS", "1"),
+            ("RATE", "1.10"),
+            ("EMPTY", ""),
+            ("WHEN", "2024-01-01"),
+            ("HOME_DIR", "${HOME}"),
+            ("AT", "12:30:00"),
+        ),
+        secrets=("HF_TOKEN", "WANDB_API_KEY"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "attribute", "value"),
+    [
+        ("checkpoint: {every: auto}", "checkpoint", CheckpointPolicy()),
+        ("checkpoint: {every: 10 min}", "checkpoint", CheckpointPolicy(every=timedelta(minutes=10))),
+        ("checkpoint: {every: 1 step}", "checkpoint", CheckpointPolicy(every_steps=1)),
+        ("resources: {vram_gib: 80 GiB}", "resources", Resources(vram_gib=80)),
+        ("resources: {gpu: 4090}", "resources", Resources(gpu=("4090",))),
+        ("store: s3://bucket/a/b/", "store", "s3://bucket/a/b"),
+        ("store: file:///var/store", "store", "/var/store"),
+        ("store: /var/../store", "store", "/store"),
+        ("deadline: 2d 3h", "deadline", timedelta(hours=51)),
+        ("env: {NO: y}", "env", (("NO", "y"),)),
+    ],
+)
+def test_a_value_is_read_as_people_write_it(folder: Path, line: str, attribute: str, value: object) -> None:
+    assert getattr(read(folder, f"name: a\nrun: train.py\nbudget: 1 USD\n{line}\n"), attribute) == value
+
+
+@pytest.mark.parametrize("run", ["python -m trainer --lr 1", "bash -c 'a; b'", "echo x > y.py", "|\n  it's fine\n  b"])
+def test_a_command_line_needs_no_script(folder: Path, run: str) -> None:
+    text = f"name: a\nrun: {run}\nbudget: 1 USD\n"
+    assert read(folder, text).run.splitlines()[0] == run.removeprefix("|\n  ").splitlines()[0]
+
+
+def test_a_byte_order_mark_and_windows_line_ends_do_no_harm(folder: Path) -> None:
+    (folder / "job.yaml").write_bytes(b"\xef\xbb\xbfname: a\r\nrun: train.py\r\nbudget: 1 USD\r\n")
+    assert read_job(folder / "job.yaml").name == "a"
+
+
+def test_the_home_folder_may_be_written_as_a_tilde(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    assert read(folder, "name: a\nrun: train.py\nbudget: 1 USD\nstore: ~/store\n").store == str(folder / "store")
+
+
+def test_the_spec_hash_is_that_of_the_files_bytes(folder: Path) -> None:
+    (folder / "job.yaml").write_bytes(b"abc")
+    assert spec_sha256(folder / "job.yaml") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_the_sample_reads_as_it_is_written(folder: Path) -> None:
+    job = read(folder, sample_job("my-job"))
+    assert (job.name, job.cloud, job.resources.nodes, job.code) == ("my-job", Cloud.LOCAL, 2, folder)
+
+
+def test_the_sample_with_every_key_reads_too(folder: Path) -> None:
+    job = read(folder, FULL_SAMPLE)
+    assert job.secrets == ("HF_TOKEN",)
+    assert job.data == (("s3://my-bucket/imagenet", "/data"),)
+
+
+def test_the_sample_documents_exactly_the_keys_that_there_are() -> None:
+    sample = yaml.safe_load(FULL_SAMPLE)
+    assert set(sample) == set(JobKeys.model_fields)
+    assert set(sample["resources"]) == set(ResourcesKeys.model_fields)
+    assert set(sample["checkpoint"]) == set(CheckpointKeys.model_fields)
+
+
+def test_every_key_of_the_sample_has_a_comment_above_it() -> None:
+    lines = SAMPLE.splitlines()
+    keys = [at for at, line in enumerate(lines) if re.match(r"\s*#?[a-z_]+:", line)]
+    bare = [lines[at] for at in keys if not lines[at - 1].lstrip().startswith("# ") and not lines[at].endswith(":")]
+    assert bare == []
+
+
+@pytest.mark.parametrize("name", ["My Job", "", "a" * 41, "a: b", "-"])
+def test_a_sample_is_not_written_under_a_name_that_cannot_be_read(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        sample_job(name)
+    assert caught.value.hint
+
+
+def test_the_schema_describes_every_key() -> None:
+    schema = json_schema()
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    models = {"CheckpointKeys": CheckpointKeys, "ResourcesKeys": ResourcesKeys}
+    assert set(schema["properties"]) == set(JobKeys.model_fields)
+    for name, model in models.items():
+        assert set(schema["$defs"][name]["properties"]) == set(model.model_fields)
+    shapes = [schema, *schema["$defs"].values()]
+    described = [
+        shape | schema["$defs"].get(shape.get("$ref", "").rpartition("/")[2], {})
+        for s in shapes
+        for shape in s["properties"].values()
+    ]
+    assert [shape for shape in described if not shape.get("description")] == []
+
+
+def test_the_schema_accepts_the_sample_with_every_key() -> None:
+    schema = json_schema()
+    assert list(violations(yaml.safe_load(FULL_SAMPLE), schema, schema)) == []
+    assert list(violations(yaml.safe_load(SAMPLE), schema, schema)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"bugdet": "1 USD"}, "bugdet"),
+        ({"budget": "20"}, "budget"),
+        ({"budget": 20}, "budget"),
+        ({"name": "My Job"}, "name"),
+        ({"resources": {"nodes": 0}}, "resources.nodes"),
+        ({"resources": {"market": "sopt"}}, "resources.market"),
+        ({"resources": {"gpu": [1]}}, "resources.gpu"),
+        ({"checkpoint": {"keep": 1}}, "checkpoint.keep"),
+        ({"checkpoint": {"every": "often"}}, "checkpoint.every"),
+        ({"env": {"1A": "x"}}, "env.1A"),
+        ({"secrets": ["hf"]}, "secrets"),
+        ({"data": {"s3://bucket": "data"}}, "data.s3://bucket"),
+        ({"store": None}, "store"),
+    ],
+)
+def test_the_schema_refuses_what_the_reader_refuses(change: dict[str, Any], where: str) -> None:
+    schema = json_schema()
+    assert list(violations({"name": "a", "run": "x", "budget": "1 USD", **change}, schema, schema)) == [where]
+
+
+def test_the_schema_demands_what_is_required() -> None:
+    schema = json_schema()
+    assert list(violations({}, schema, schema)) == ["name", "run", "budget"]
+
+
+TYPES: dict[str, Any] = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float)}
+
+
+def violations(value: Any, shape: dict[str, Any], root: dict[str, Any], path: str = "") -> Any:
+    """Yield the path of everything that JSON Schema would refuse; only the words that our schema uses."""
+    known = {"type", "enum", "minLength", "minimum", "maximum", "pattern", "anyOf", "$ref", "items", "uniqueItems"}
+    known |= {"properties", "required", "additionalProperties", "propertyNames"}
+    notes = {"description", "default", "examples", "title", "$schema", "$defs"}
+    assert set(shape) <= known | notes, f"{path}: a word that this checker does not know"
+    if "$ref" in shape:
+        shape = root["$defs"][shape["$ref"].rpartition("/")[2]] | {k: v for k, v in shape.items() if k != "$ref"}
+    if not _fits(value, shape, root):
+        yield path
+    elif isinstance(value, dict):
+        yield from _inside(value, shape, root, path)
+
+
+def _fits(value: Any, shape: dict[str, Any], root: dict[str, Any]) -> bool:
+    types = shape.get("type", [])
+    allowed = tuple(TYPES[name] for name in ([types] if isinstance(types, str) else types))
+    if "anyOf" in shape and not any(not list(violations(value, one, root)) for one in shape["anyOf"]):
+        return False
+    if types and not any(isinstance(value, one) for one in allowed):
+        return False
+    if isinstance(value, str) and not (
+        re.search(shape.get("pattern", ""), value) and len(value) >= shape.get("minLength", 0)
+    ):
+        return False
+    if isinstance(value, int) and not shape.get("minimum", value) <= value <= shape.get("maximum", value):
+        return False
+    if isinstance(value, list) and any(list(violations(one, shape.get("items", {}), root)) for one in value):
+        return False
+    return value in shape.get("enum", [value])
+
+
+def _inside(value: dict[str, Any], shape: dict[str, Any], root: dict[str, Any], path: str) -> Any:
+    yield from (f"{path}.{key}".lstrip(".") for key in shape.get("required", []) if key not in value)
+    for key, item in value.items():
+        place = f"{path}.{key}".lstrip(".")
+        more = shape.get("additionalProperties", {})
+        if not re.search(shape.get("propertyNames", {}).get("pattern", ""), key):
+            yield place
+        elif key in shape.get("properties", {}):
+            yield from violations(item, shape["properties"][key], root, place)
+        elif more is False:
+            yield place
+        else:
+            yield from violations(item, more, root, place)
+
+
+PIECES = (
+    *"\n\t :-[]{}#&*!|>'\"%@`,?~\0\x1b\ufeff\u2028é😀",
+    *("\n  ", "no", "null", "\\U00110000", '"\\ud800"', "<<: ", "&a ", "*a", "!!python/name:os", "---\n", "...\n"),
+    *("? ", "%YAML 1.1\n", "- ", "9" * 5000, "../", "/", "s3://", "\r", "[" * 20, "? " * 20, "- " * 20),
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_sample_brings_a_job_or_problems_with_their_places(folder: Path, data: st.DataObject) -> None:
+    text = data.draw(st.sampled_from([SAMPLE, FULL_SAMPLE]))
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.one_of(st.just(start), st.integers(start, min(len(text), start + 30))))
+        text = text[:start] + data.draw(st.one_of(st.sampled_from(PIECES), st.text(max_size=5))) + text[end:]
+    (folder / "job.yaml").write_bytes(text.encode("utf-8", "surrogatepass"))
+    _job_or_problems(folder / "job.yaml")
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=200))
+def test_any_bytes_bring_a_job_or_problems(folder: Path, data: bytes) -> None:
+    (folder / "job.yaml").write_bytes(data)
+    _job_or_problems(folder / "job.yaml")
+
+
+ANY_VALUE = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.dates()),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=6), inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values=st.dictionaries(st.sampled_from(sorted(JobKeys.model_fields)), ANY_VALUE, max_size=6))
+def test_any_values_bring_a_job_or_problems(folder: Path, values: dict[str, Any]) -> None:
+    sound = {"name": "a", "run": "train.py", "budget": "1 USD"}
+    (folder / "job.yaml").write_text(yaml.safe_dump(sound | values), encoding="utf-8")
+    _job_or_problems(folder / "job.yaml")
+
+
+def _job_or_problems(path: Path) -> None:
+    problems: tuple[Problem, ...] = ()
+    try:
+        job = read_job(path)
+    except JobFileError as error:
+        problems = error.problems
+    else:
+        assert job.budget_usd > 0
+        assert job.code.is_absolute()
+        return
+    assert problems
+    assert all(problem.line >= 1 and problem.column >= 1 for problem in problems)
+    assert [
+        str(problem) for problem in problems if not problem.message.isprintable() or "ydantic" in str(problem)
+    ] == []

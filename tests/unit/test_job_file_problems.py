@@ -1,0 +1,355 @@
+"""Every kind of broken job file brings exactly these problems, each with its line and column."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpucloud.adapters.jobfile import read_job, spec_sha256
+from gpucloud.domain.errors import JobFileError
+
+HEAD = "name: a\nrun: train.py\nbudget: 1 USD\n"
+
+BROKEN: list[tuple[str, list[str]]] = [
+    ("", ["1:1: the file is empty (gpucloud init writes a sample)"]),
+    ("# only a comment\n", ["1:1: the file is empty (gpucloud init writes a sample)"]),
+    ("just words\n", ['1:1: a job file is a mapping of keys to values, such as "name: digits"']),
+    ("- a\n- b\n", ['1:1: a job file is a mapping of keys to values, such as "name: digits"']),
+    ("42\n", ['1:1: a job file is a mapping of keys to values, such as "name: digits"']),
+    ("null\n", ['1:1: a job file is a mapping of keys to values, such as "name: digits"']),
+    ("name: a\n---\nname: b\n", ["2:1: a second document begins here: one file is one job"]),
+    ("name: a\n...\nmore\n", ["3:1: this is not YAML: expected '<document start>', but found '<scalar>'"]),
+    ('name: "a\n', ["2:1: a quote is opened and never closed"]),
+    ("name: 'a\nrun: b\n", ["3:1: a quote is opened and never closed"]),
+    ("name: a\n\trun: b\n", ["2:1: a tab cannot begin a word: YAML is indented with spaces"]),
+    ("name: a: b\n", ["1:8: a colon is not expected here: indent it as the line above, or quote the text"]),
+    ("name: [a\n", ["2:1: this is not YAML: expected ',' or ']', but got '<stream end>'"]),
+    ("{name: a\n", ["2:1: this is not YAML: expected ',' or '}', but got '<stream end>'"]),
+    ("name: a\n  run: b\n", ["2:6: a colon is not expected here: indent it as the line above, or quote the text"]),
+    ("name: @a\n", ["1:7: this is not YAML: found character '@' that cannot start any token"]),
+    ("name: a\nrun\nbudget: 1 USD\n", ["3:1: a colon is missing after the key above this line"]),
+    (
+        "%YAML 9.0\n---\nname: a\n",
+        ["1:1: this is not YAML: found incompatible YAML document (version 1.* is required)"],
+    ),
+    ("name: a\x00b\n", ["1:8: a character that text does not have: U+0000"]),
+    ("name: a\x1b[31m\n", ["1:8: a character that text does not have: U+001B"]),
+    ('name: "\\U00110000"\n', ["1:10: this cannot be read as YAML"]),
+    ('name: "\\q"\n', ["1:9: this is not YAML: found unknown escape character 'q'"]),
+    (
+        "a: [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]\n",
+        ["1:15: nested more than 12 deep"],
+    ),
+    ("a: {b: {c: {d: {e: {f: {g: {h: {i: {j: {k: {l: {m: {n: 1}}}}}}}}}}}}}\n", ["1:48: nested more than 12 deep"]),
+    ("name: a\n", ["1:1: run: is required", "1:1: budget: is required"]),
+    ("{}\n", ["1:1: name: is required", "1:1: run: is required", "1:1: budget: is required"]),
+    (HEAD + "bugdet: 2 USD\n", ['4:1: bugdet: is not a key here (did you mean "budget"?)']),
+    (HEAD + "nodes: 4\n", ['4:1: nodes: is not a key here (did you mean "resources.nodes"?)']),
+    (HEAD + "keep: 4\n", ['4:1: keep: is not a key here (did you mean "checkpoint.keep"?)']),
+    (HEAD + "zzz: 1\n", ["4:1: zzz: is not a key here"]),
+    (HEAD + "resources: {gpuss: 1}\n", ['4:13: resources.gpuss: is not a key here (did you mean "gpus"?)']),
+    (HEAD + "resources: {budget: 1}\n", ['4:13: resources.budget: is not a key here (did you mean "budget"?)']),
+    (HEAD + "checkpoint:\n  evry: auto\n", ['5:3: checkpoint.evry: is not a key here (did you mean "every"?)']),
+    (HEAD + "name: b\n", ["4:1: name: is there twice, first on line 1"]),
+    (HEAD + "env: {A: 1, A: 2}\n", ["4:13: env.A: is there twice, first on line 4"]),
+    (HEAD + "1: x\n", ["4:1: 1: is not a key here"]),
+    (HEAD + "no: x\n", ["4:1: no: is not a key here"]),
+    (HEAD + "? [a]\n: b\n", ["4:3: a key must be a word"]),
+    (HEAD + "? {a: b}\n: c\n", ["4:3: a key must be a word"]),
+    (HEAD + "<<: {cloud: aws}\n", ["4:1: << merges another mapping, which is not read here: write the keys out"]),
+    (HEAD + "Cloud: aws\n", ['4:1: Cloud: is not a key here (did you mean "cloud"?)']),
+    (
+        HEAD + "env: &e {A: 1}\ntags: *e\n",
+        [
+            "4:6: env: &e is an anchor, which is not read here: remove it",
+            "5:7: tags: *e is an alias, which is not read here: write the value out",
+        ],
+    ),
+    (
+        HEAD + "setup: !!python/object/apply:os.system [id]\n",
+        ["4:8: setup: a value with a YAML tag (!…) is not read here: remove the tag"],
+    ),
+    (HEAD + "setup: !secret x\n", ["4:8: setup: a value with a YAML tag (!…) is not read here: remove the tag"]),
+    (HEAD + "*name : x\n", ["4:1: a key must be a word"]),
+    (
+        HEAD + "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n",
+        [
+            "4:4: a: &a is an anchor, which is not read here: remove it",
+            "5:4: b: &b is an anchor, which is not read here: remove it",
+            "5:8: b[0]: *a is an alias, which is not read here: write the value out",
+            "5:12: b[1]: *a is an alias, which is not read here: write the value out",
+            "6:1: c: is not a key here",
+            "6:5: c[0]: *b is an alias, which is not read here: write the value out",
+            "6:9: c[1]: *b is an alias, which is not read here: write the value out",
+        ],
+    ),
+    (HEAD + "store:\n", ["4:1: store: has no value: write one, or remove the key"]),
+    (HEAD + "setup: ~\n", ["4:1: setup: has no value: write one, or remove the key"]),
+    (HEAD + "resources:\n", ["4:1: resources: has no value: write one, or remove the key"]),
+    (HEAD + "secrets: [A, ]\ngpu: \n", ["5:1: gpu: has no value: write one, or remove the key"]),
+    (HEAD + "outputs:\n  -\n  - a\n", ["5:4: outputs[0]: has no value: write one, or remove the key"]),
+    (HEAD + "env: {A: }\n", ["4:7: env.A: has no value: write one, or remove the key"]),
+    (
+        "name: My Job!\nrun: train.py\nbudget: 1 USD\n",
+        ['1:7: name: "My Job!" is not a name: a–z, 0–9 and hyphens inside, at most 40 (did you mean "my-job"?)'],
+    ),
+    (
+        "name: -a\nrun: train.py\nbudget: 1 USD\n",
+        ['1:7: name: "-a" is not a name: a–z, 0–9 and hyphens inside, at most 40 (did you mean "a"?)'],
+    ),
+    (
+        "name: " + "a" * 41 + "\nrun: train.py\nbudget: 1 USD\n",
+        [
+            f'1:7: name: "{"a" * 39}…" is not a name: a–z, 0–9 and hyphens inside, at most 40'
+            f' (did you mean "{"a" * 40}"?)'
+        ],
+    ),
+    (
+        "name: no\nrun: train.py\nbudget: 1 USD\n",
+        ['1:7: name: must be text, not no (without quotes it means yes or no in YAML: write "no")'],
+    ),
+    ("name: [a]\nrun: train.py\nbudget: 1 USD\n", ["1:7: name: must be text, not a list"]),
+    ('name: ""\nrun: train.py\nbudget: 1 USD\n', ["1:7: name: is empty"]),
+    (
+        'name: "!"\nrun: train.py\nbudget: 1 USD\n',
+        ['1:7: name: "!" is not a name: a–z, 0–9 and hyphens inside, at most 40'],
+    ),
+    (
+        "name: a\nrun: train.py\nbudget: 20\n",
+        ['3:9: budget: "20" is not a sum of money: write it like "20 USD" or "0.5 USD"'],
+    ),
+    ("name: a\nrun: train.py\nbudget: 0 USD\n", ["3:9: budget: must be more than 0 USD"]),
+    (
+        "name: a\nrun: train.py\nbudget: 20 EUR\n",
+        ['3:9: budget: "20 EUR" is not a sum of money: write it like "20 USD" or "0.5 USD"'],
+    ),
+    (
+        "name: a\nrun: train.py\nbudget: 2000000 USD\n",
+        ['3:9: budget: "2000000 USD" is too much: the most is 1000000 USD'],
+    ),
+    ("name: a\nrun: train.py\nbudget: {usd: 1}\n", ["3:9: budget: must be text, not a mapping"]),
+    ("name: a\nrun: trian.py --lr 1\nbudget: 1 USD\n", ['2:6: run: there is no script "trian.py" in the code folder']),
+    ("name: a\nrun: ../train.py\nbudget: 1 USD\n", ['2:6: run: "../train.py" is not a script inside the code folder']),
+    ("name: a\nrun: train.py 'x\nbudget: 1 USD\n", ['2:6: run: "train.py \'x" has a quote that is never closed']),
+    ("name: a\nrun: [train.py]\nbudget: 1 USD\n", ["2:6: run: must be text, not a list"]),
+    ('name: a\nrun: "train.py\\0"\nbudget: 1 USD\n', ['2:6: run: "train.py�" holds the control character U+0000']),
+    (HEAD + "cloud: asw\n", ['4:8: cloud: "asw" is not one of local, aws, ssh (did you mean "aws"?)']),
+    (HEAD + "cloud: gcp\n", ['4:8: cloud: "gcp" is not one of local, aws, ssh']),
+    (
+        HEAD + "cloud: aws\nstore: ./here\n",
+        ["5:8: store: must be s3://bucket/prefix for cloud: aws, since nodes cannot reach a folder here"],
+    ),
+    (HEAD + "code: nowhere\n", ['4:7: code: there is no folder "nowhere" beside the job file']),
+    (HEAD + "code: train.py\n", ['4:7: code: there is no folder "train.py" beside the job file']),
+    (HEAD + 'code: "a\\nb"\n', ['4:7: code: "a�b" is more than one line']),
+    (
+        HEAD + "store: s3:/bucket\nstore2: x\n",
+        [
+            '4:8: store: "s3:/bucket" is not a place: write s3://bucket/prefix or a folder',
+            '5:1: store2: is not a key here (did you mean "store"?)',
+        ],
+    ),
+    (
+        HEAD + "store: gs://bucket/x\n",
+        ['4:8: store: "gs://bucket/x" is not a place: write s3://bucket/prefix or a folder'],
+    ),
+    (HEAD + "store: s3://B/x\n", ['4:8: store: "s3://B/x" is not a place: write s3://bucket/prefix or a folder']),
+    (
+        HEAD + "store: s3://bucket//x\n",
+        ['4:8: store: "s3://bucket//x" is not a place: write s3://bucket/prefix or a folder'],
+    ),
+    (HEAD + "resources: {nodes: 0}\n", ["4:20: resources.nodes: must be a whole number from 1 to 64, not 0"]),
+    (HEAD + "resources: {nodes: 65}\n", ["4:20: resources.nodes: must be a whole number from 1 to 64, not 65"]),
+    (HEAD + "resources: {nodes: two}\n", ["4:20: resources.nodes: must be a whole number from 1 to 64, not two"]),
+    (
+        HEAD + 'resources: {nodes: "2"}\n',
+        ['4:20: resources.nodes: must be a whole number from 1 to 64, not "2" (remove the quotes)'],
+    ),
+    (HEAD + "resources: {nodes: 2.0}\n", ["4:20: resources.nodes: must be a whole number from 1 to 64, not 2.0"]),
+    (HEAD + "resources: {nodes: yes}\n", ["4:20: resources.nodes: must be a whole number from 1 to 64, not yes"]),
+    (HEAD + "resources: {gpus: 17}\n", ["4:19: resources.gpus: must be a whole number from 1 to 16, not 17"]),
+    (HEAD + "resources: {gpus: [1]}\n", ["4:19: resources.gpus: must be a whole number from 1 to 16, not a list"]),
+    (HEAD + "resources: 2\n", ["4:12: resources: must be a mapping of keys to values, not 2"]),
+    (HEAD + "resources: [nodes]\n", ["4:12: resources: must be a mapping of keys to values, not a list"]),
+    (HEAD + "resources: {gpu: {A100: 1}}\n", ["4:18: resources.gpu: must be a list, not a mapping"]),
+    (
+        HEAD + "resources: {gpu: [A100, on]}\n",
+        ['4:25: resources.gpu[1]: must be text, not on (without quotes it means yes or no in YAML: write "on")'],
+    ),
+    (HEAD + "resources: {gpu: [A100, A100]}\n", ['4:18: resources.gpu: "A100" is there twice']),
+    (HEAD + 'resources: {gpu: "*"}\n', ['4:18: resources.gpu: "*" is not the name of a GPU, such as A100']),
+    (
+        HEAD + "resources: {vram_gib: 80 GB}\n",
+        ['4:23: resources.vram_gib: "80 GB" is not a whole number of GiB: write it like "40 GiB"'],
+    ),
+    (HEAD + "resources: {vram_gib: 0}\n", ["4:23: resources.vram_gib: must be from 1 to 4096 GiB"]),
+    (
+        HEAD + "resources: {vram_gib: lots}\n",
+        ['4:23: resources.vram_gib: "lots" is not a size: write it like "40 GiB" or "512 MiB"'],
+    ),
+    (
+        HEAD + "resources: {market: sopt}\n",
+        ['4:21: resources.market: "sopt" is not one of spot, on_demand (did you mean "spot"?)'],
+    ),
+    (
+        HEAD + "resources: {market: on-demand}\n",
+        ['4:21: resources.market: "on-demand" is not one of spot, on_demand (did you mean "on_demand"?)'],
+    ),
+    (
+        HEAD + "resources: {regions: [US West]}\n",
+        ['4:23: resources.regions[0]: "US West" is not a region, such as us-west-2'],
+    ),
+    (
+        HEAD + "checkpoint: {every: 10}\n",
+        ['4:21: checkpoint.every: "10" is not auto, a span of time such as "10 min", or "100 steps"'],
+    ),
+    (
+        HEAD + "checkpoint: {every: atuo}\n",
+        [
+            '4:21: checkpoint.every: "atuo" is not auto, a span of time such as "10 min", or "100 steps"'
+            ' (did you mean "auto"?)'
+        ],
+    ),
+    (
+        HEAD + "checkpoint: {every: 0 steps}\n",
+        ['4:21: checkpoint.every: "0 steps" is not auto, a span of time such as "10 min", or "100 steps"'],
+    ),
+    (HEAD + "checkpoint: {keep: 1}\n", ["4:20: checkpoint.keep: must be a whole number from 2 to 1000, not 1"]),
+    (HEAD + "checkpoint: often\n", ["4:13: checkpoint: must be a mapping of keys to values, not often"]),
+    (
+        HEAD + "deadline: 12\n",
+        ['4:11: deadline: "12" is not a span of time: write it like "12h", "90 min", "30s" or "2d 3h"'],
+    ),
+    (HEAD + "deadline: 0s\n", ["4:11: deadline: must be at least 1s"]),
+    (
+        HEAD + "deadline: 2d 3d\n",
+        ['4:11: deadline: "2d 3d" is not a span of time: write it like "12h", "90 min", "30s" or "2d 3h"'],
+    ),
+    (HEAD + "deadline: 400d\n", ['4:11: deadline: "400d" is too long: the longest span is 366d']),
+    (
+        HEAD + "deadline: 1:30\n",
+        ['4:11: deadline: "1:30" is not a span of time: write it like "12h", "90 min", "30s" or "2d 3h"'],
+    ),
+    (HEAD + "data: s3://b/x\n", ["4:7: data: must be a mapping of keys to values, not s3://b/x"]),
+    (
+        HEAD + "data: {s3://bkt/x: data}\n",
+        ['4:20: data["s3://bkt/x"]: "data" is not an absolute path on the nodes, such as /data'],
+    ),
+    (
+        HEAD + "data: {s3://bkt/x: /a/../b}\n",
+        ['4:20: data["s3://bkt/x"]: "/a/../b" is not an absolute path on the nodes, such as /data'],
+    ),
+    (
+        HEAD + "data: {gs://b/x: /data}\n",
+        ['4:8: data["gs://b/x"]: "gs://b/x" is not a place: write s3://bucket/prefix or a folder'],
+    ),
+    (
+        HEAD + "data: {nowhere: /data}\n",
+        ['4:8: data.nowhere: there is no file or folder "nowhere" beside the job file'],
+    ),
+    (
+        HEAD + "data:\n  s3://bkt/a: /data\n  s3://bkt/b: /data/\n",
+        ['6:15: data["s3://bkt/b"]: "/data/" is taken by "s3://bkt/a"'],
+    ),
+    (HEAD + "data: {s3://bkt/x: [/a]}\n", ['4:20: data["s3://bkt/x"]: must be text, not a list']),
+    (HEAD + "outputs: [/etc]\n", ['4:11: outputs[0]: "/etc" is not a path inside the code folder']),
+    (HEAD + "outputs: [a, ../b]\n", ['4:14: outputs[1]: "../b" is not a path inside the code folder']),
+    (HEAD + "outputs: ~/x\n", ['4:10: outputs: "~/x" is not a path inside the code folder']),
+    (HEAD + "outputs: {a: b}\n", ["4:10: outputs: must be a list, not a mapping"]),
+    (HEAD + "tags: [a]\n", ["4:7: tags: must be a mapping of keys to values, not a list"]),
+    (HEAD + "tags: {aws:x: 1}\n", ['4:8: tags["aws:x"]: "aws:x" begins with a reserved prefix']),
+    (
+        HEAD + "tags: {a: yes}\n",
+        ['4:11: tags.a: must be text, not yes (without quotes it means yes or no in YAML: write "yes")'],
+    ),
+    (HEAD + "tags: {a: {b: c}}\n", ["4:11: tags.a: must be text, not a mapping"]),
+    (HEAD + "env: {1A: x}\n", ['4:7: env.1A: "1A" is not the name of an environment variable']),
+    (HEAD + "env: {RANK: 0}\n", ["4:7: env.RANK: RANK is set by gpucloud"]),
+    (HEAD + "env: {GPUCLOUD_HOME: /x}\n", ["4:7: env.GPUCLOUD_HOME: GPUCLOUD_HOME is set by gpucloud"]),
+    (
+        HEAD + "env: {DEBUG: on}\n",
+        ['4:14: env.DEBUG: must be text, not on (without quotes it means yes or no in YAML: write "on")'],
+    ),
+    (HEAD + "env: [A=1]\n", ["4:6: env: must be a mapping of keys to values, not a list"]),
+    (HEAD + "secrets: [hf_token]\n", ['4:11: secrets[0]: "hf_token" is not the name of a secret: A–Z, 0–9 and _']),
+    (HEAD + "secrets: HF TOKEN\n", ['4:10: secrets: "HF TOKEN" is not the name of a secret: A–Z, 0–9 and _']),
+    (HEAD + "secrets: [A, A]\n", ['4:10: secrets: "A" is there twice']),
+    (HEAD + "env: {A: 1}\nsecrets: [A]\n", ['5:11: secrets[0]: "A" is in env too: keep it in one of them']),
+    (HEAD + "secrets: {A: 1}\n", ["4:10: secrets: must be a list, not a mapping"]),
+    (
+        "nmae: a\nrun: trian.py\nbudget: 5\nresources:\n  nodes: none\n  market: cheap\ndeadline: soon\n",
+        [
+            "1:1: name: is required",
+            '1:1: nmae: is not a key here (did you mean "name"?)',
+            '2:6: run: there is no script "trian.py" in the code folder',
+            '3:9: budget: "5" is not a sum of money: write it like "20 USD" or "0.5 USD"',
+            "5:10: resources.nodes: must be a whole number from 1 to 64, not none",
+            '6:11: resources.market: "cheap" is not one of spot, on_demand',
+            '7:11: deadline: "soon" is not a span of time: write it like "12h", "90 min", "30s" or "2d 3h"',
+        ],
+    ),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def problems(data: bytes) -> list[str]:
+    path = Path("job.yaml")
+    path.write_bytes(data)
+    with pytest.raises(JobFileError) as caught:
+        read_job(path)
+    return [str(problem).removeprefix("job.yaml:") for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(("text", "expected"), BROKEN, ids=[repr(text)[-40:] for text, _ in BROKEN])
+def test_a_broken_file_is_explained(folder: Path, text: str, expected: list[str]) -> None:
+    assert problems(text.encode()) == expected
+
+
+def test_bytes_that_are_not_utf_8_are_placed(folder: Path) -> None:
+    assert problems(b"name: a\nrun: \xe9\n") == ["2:6: byte 0xE9 is not UTF-8"]
+
+
+def test_a_huge_file_is_refused_unread(folder: Path) -> None:
+    assert problems(b"a: b\n" * 20_000) == ["1:1: is larger than 64 KiB: is this a job file?"]
+
+
+def test_nesting_as_deep_as_the_file_is_long_is_refused(folder: Path) -> None:
+    assert problems(b"[" * (64 * 1024)) == ["1:13: nested more than 12 deep"]
+
+
+def test_a_bomb_of_aliases_does_not_grow(folder: Path) -> None:
+    lines = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
+    found = problems("\n".join(lines).encode())
+    assert "2:10: a1[0]: *a0 is an alias, which is not read here: write the value out" in found
+
+
+def test_a_missing_file_says_how_to_get_one(folder: Path) -> None:
+    with pytest.raises(
+        JobFileError, match=r"^nowhere\.yaml:1:1: there is no such file \(gpucloud init writes a sample\)$"
+    ):
+        read_job(Path("nowhere.yaml"))
+    with pytest.raises(JobFileError, match="there is no such file"):
+        spec_sha256(Path("nowhere.yaml"))
+
+
+def test_what_is_not_a_file_is_not_opened(folder: Path) -> None:
+    os.mkfifo("job.yaml")
+    for path in (Path("job.yaml"), folder):
+        with pytest.raises(JobFileError, match=":1:1: is not a file"):
+            read_job(path)
+
+
+def test_the_error_has_exit_code_2_and_names_each_problem_once(folder: Path) -> None:
+    Path("job.yaml").write_text("name: a\n")
+    with pytest.raises(JobFileError) as caught:
+        read_job(Path("job.yaml"))
+    assert caught.value.exit_code == 2
+    assert caught.value.message == "job.yaml:1:1: run: is required\njob.yaml:1:1: budget: is required"
