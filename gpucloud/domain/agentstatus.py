@@ -101,10 +101,10 @@ class Status:
 
     beat: int
     epoch: int
-    desired_sha256: str
     boot_id: str
     notice: Notice | None
     attempt: AttemptStatus | None
+    desired_sha256: str = ""
 
 
 def desired_to_json(desired: Desired) -> str:
