@@ -86,7 +86,6 @@ def terraform_over(stand_in: StandIn, *, limit_s: float = 60.0, **env: str) -> T
 
 
 def _spec(values: dict[str, object]) -> ClusterSpec:
-    assert values["access"]["cidr"] == "127.0.0.0/8"
     return ClusterSpec(
         name=values["name"],
         region=values["region"],
@@ -94,6 +93,6 @@ def _spec(values: dict[str, object]) -> ClusterSpec:
         node_type=values["node_type"],
         market=Market(values["market"]),
         tags=tuple(sorted(values["tags"].items())),
-        public_key=values["access"]["public_key"],
+        public_key=values["access"],
         store=values["store"],
     )

@@ -4,6 +4,7 @@
 # and PYTHONPATH come from the environment.
 
 locals {
+  # No firewall stands before this machine's own addresses: of `access`, the key is all that is needed.
   cluster = {
     name      = var.name
     region    = var.region
@@ -11,7 +12,7 @@ locals {
     node_type = var.node_type
     market    = var.market
     tags      = var.tags
-    access    = var.access
+    access    = var.access.public_key
     store     = var.store
   }
 }

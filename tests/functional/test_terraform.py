@@ -190,6 +190,31 @@ def test_a_terraform_that_hangs_is_left_behind_after_the_limit(stand_in: StandIn
     gc.collect()
 
 
+def test_the_story_tells_what_changed_and_nothing_when_nothing_did(stand_in: StandIn) -> None:
+    told: list[str] = []
+    terraform = terraform_over(stand_in)
+    terraform.ensure(SPEC, story=told.append)
+    assert told == ["Terraform made terraform_data.group", "Terraform made terraform_data.settings"]
+    terraform.ensure(SPEC, story=told.append)
+    assert len(told) == 2
+    terraform.destroy("digits", story=told.append)
+    assert told[2:] == ["Terraform removed terraform_data.settings", "Terraform removed terraform_data.group"]
+
+
+def test_the_variables_are_the_same_for_every_cloud(stand_in: StandIn) -> None:
+    terraform_over(stand_in).ensure(SPEC, story=quiet)
+    assert json.loads((stand_in.root / "work" / "digits" / "terraform.tfvars.json").read_text()) == {
+        "name": "digits",
+        "region": "local-1",
+        "zones": ["local-1a"],
+        "node_type": "cpu.2",
+        "market": "spot",
+        "tags": {},
+        "access": {"public_key": "ssh-ed25519 AAAA", "cidr": "127.0.0.0/8"},
+        "store": "/somewhere/store",
+    }
+
+
 def test_the_second_plan_shows_no_difference(stand_in: StandIn) -> None:
     terraform_over(stand_in).ensure(SPEC, story=quiet)
     done = subprocess.run(
