@@ -55,12 +55,14 @@ class Gpucloud:
     def provisioner(self) -> Provisioner:
         """Return Terraform where it is installed, else the function that its module calls."""
         from gpucloud.adapters.bundled import bundled
-        from gpucloud.adapters.local.provision import LocalProvisioner
+        from gpucloud.adapters.local.provision import EmbeddedProvisioner, LocalProvisioner
         from gpucloud.adapters.terraform import TerraformProvisioner, find_terraform
 
-        if find_terraform() is None:
-            return LocalProvisioner(self.home.cloud)
-        return TerraformProvisioner(bundled("terraform", "local"), self.home.terraform, self._terraform_env())
+        direct, terraform = LocalProvisioner(self.home.cloud), None
+        if find_terraform() is not None:
+            env = {**os.environ, "GPUCLOUD_HOME": str(self.home.root)}
+            terraform = TerraformProvisioner(bundled("terraform", "local"), self.home.terraform, env)
+        return EmbeddedProvisioner(direct, terraform, self.home.terraform)
 
     def shell(self, job: str) -> Shell:
         """Return SSH with the key of the job's cluster."""
@@ -127,15 +129,6 @@ class Gpucloud:
 
         listed = self.group().describe(cluster_of(name))
         return (f"group {cluster_of(name)}", *(node.id for node in listed.alive)) if listed.exists else ()
-
-    def _terraform_env(self) -> dict[str, str]:
-        """What terraform/local's commands inherit; nothing of it is secret."""
-        package_parent = str(Path(__file__).resolve().parent.parent)
-        return {
-            "GPUCLOUD_HOME": str(self.home.root),
-            "GPUCLOUD_PYTHON": sys.executable,
-            "PYTHONPATH": package_parent,
-        }
 
 
 def sample_job(name: str) -> str:

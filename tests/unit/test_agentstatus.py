@@ -61,7 +61,6 @@ def test_a_desired_torn_anywhere_is_malformed(length):
         ("launch", [], "Desired.launch: expected an object, found []"),
         ("launch", {"attempt": 1, "argv": "ls", "directory": "/", "env": []}, "argv: expected a list, found 'ls'"),
         ("launch", {"attempt": 1, "argv": [], "directory": "/", "env": [["A"]]}, "env[0]: expected 2 items, found 1"),
-        ("color", "red", "Desired: keys differ: ['color']"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_path(key, value, message):

@@ -1,7 +1,7 @@
 """Makes and removes node groups of the embedded cloud; called by its Terraform module, or without Terraform.
 
 `python -m gpucloud.adapters.local.provision ensure|destroy` reads GPUCLOUD_HOME (a folder) and GPUCLOUD_CLUSTER, JSON
-with name, region, zones, node_type, market, tags, access (public_key, cidr) and store, and prints {"group_name": …}.
+with name, region, zones, node_type, market, tags, access (the public key) and store, and prints {"group_name": …}.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +20,32 @@ from gpucloud.adapters.local.group import LocalNodeGroup
 from gpucloud.adapters.local.records import GroupRecord
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job import Market
-from gpucloud.ports import ClusterSpec
+from gpucloud.ports import ClusterSpec, Provisioner
+
+
+class EmbeddedProvisioner:
+    """Implements `Provisioner` with Terraform where there is one, and without it where there is none.
+
+    Terraform may be installed or removed while a cluster lives: what is destroyed is gone whoever made it.
+    `work_root` holds Terraform's folders.
+    """
+
+    def __init__(self, direct: LocalProvisioner, terraform: Provisioner | None, work_root: Path) -> None:
+        self._direct = direct
+        self._terraform = terraform
+        self._work_root = work_root
+
+    def ensure(self, spec: ClusterSpec, *, story: Callable[[str], None]) -> str:
+        """Make the node group of size 0 and return its name."""
+        return (self._terraform or self._direct).ensure(spec, story=story)
+
+    def destroy(self, name: str, *, story: Callable[[str], None]) -> None:
+        """End the group's nodes and remove it, with what Terraform remembers of it."""
+        if self._terraform is not None:
+            self._terraform.destroy(name, story=story)
+        self._direct.destroy(name, story=story)
+        if self._terraform is None:
+            shutil.rmtree(self._work_root / name, ignore_errors=True)
 
 
 class LocalProvisioner:
@@ -36,8 +62,8 @@ class LocalProvisioner:
 
     def destroy(self, name: str, *, story: Callable[[str], None]) -> None:
         """End the group's nodes and remove it."""
-        delete_group(self._root, name)
-        story(f"node group {name} is gone")
+        if delete_group(self._root, name):
+            story(f"node group {name} is gone")
 
 
 def ensure_group(root: Path, spec: ClusterSpec, *, user_data: str = "") -> str:
@@ -74,14 +100,15 @@ def ensure_group(root: Path, spec: ClusterSpec, *, user_data: str = "") -> str:
     return spec.name
 
 
-def delete_group(root: Path, name: str) -> None:
-    """End the group's nodes and remove every trace of it; what is gone already is no error."""
+def delete_group(root: Path, name: str) -> bool:
+    """End the group's nodes and remove every trace of it; return whether there was one."""
     folder = Folder(root)
-    if not folder.exists:
-        return
+    if not folder.exists or folder.group(name) is None:
+        return False
     LocalNodeGroup(root).purge(name)
     with folder.locked():
         folder.remove_group(name)
+    return True
 
 
 def main() -> None:
@@ -119,7 +146,7 @@ def _cluster(text: str) -> tuple[ClusterSpec, str]:
             node_type=raw["node_type"],
             market=Market(raw["market"]),
             tags=tuple(sorted(raw["tags"].items())),
-            public_key=raw["access"]["public_key"],
+            public_key=raw["access"],
             store=raw["store"],
         )
         return spec, raw.get("user_data") or ""
