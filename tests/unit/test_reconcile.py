@@ -1,0 +1,424 @@
+"""What is decided, case by case, and over the whole product of small worlds."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from gpucloud.domain.action import (
+    Arm,
+    CloseAttempt,
+    Detach,
+    Done,
+    Drill,
+    EndAttempt,
+    Finish,
+    NoteInterruptions,
+    OpenAttempt,
+    Prepare,
+    Provision,
+    Replace,
+    Resize,
+    TearDown,
+    Tell,
+    Wait,
+)
+from gpucloud.domain.agentstatus import Outcome, Stop
+from gpucloud.domain.node import EndCause, NodeState
+from gpucloud.domain.reconcile import decide, fruitless
+from gpucloud.domain.seen import Goal, Readiness, Rules, Until
+from gpucloud.domain.state import (
+    ExitReason,
+    Interruption,
+    InterruptionKind,
+    JobStatus,
+)
+from tests.unit.worlds import LATER, NOW, gone, opened, part, seen, state, up
+
+GOAL = Goal(nodes=2)
+RULES = Rules()
+
+
+def interruption(node_id, kind=InterruptionKind.NOTICE, attempt=1):
+    return Interruption(node_id=node_id, kind=kind, attempt=attempt, noticed_at=NOW)
+
+
+def running(*nodes, attempt=None, **changes):
+    """A world in which attempt 1 is open on a and b."""
+    known = changes.pop("interruptions", ())
+    return seen(*nodes, state=state(attempts=(attempt or opened("a", "b"),), interruptions=known), **changes)
+
+
+# Towards an attempt
+
+
+def test_without_a_group_it_is_made_first():
+    assert decide(GOAL, seen(exists=False, armed=None, group_size=0), RULES) == Provision()
+
+
+def test_the_shut_off_is_armed_before_the_level_is_set():
+    assert decide(GOAL, seen(armed=None, group_size=0), RULES) == Arm(until=LATER)
+
+
+def test_the_level_is_set_once_the_shut_off_is_read_back():
+    assert decide(GOAL, seen(group_size=0), RULES) == Resize(size=2)
+
+
+def test_nodes_that_run_are_prepared_and_pending_ones_are_waited_for():
+    nodes = (up("a", readiness=Readiness.NO), up("b", readiness=Readiness.NO, state=NodeState.PENDING))
+
+    assert decide(GOAL, seen(*nodes), RULES) == Prepare(node_ids=("a",))
+
+
+def test_the_attempt_opens_when_enough_nodes_are_ready_and_told():
+    assert decide(GOAL, seen(up("a"), up("b")), RULES) == OpenAttempt(number=1, node_ids=("a", "b"))
+
+
+def test_agents_are_told_before_an_attempt_opens():
+    assert decide(GOAL, seen(up("a"), up("b", told=False)), RULES) == Tell(node_ids=("b",))
+
+
+def test_up_is_done_when_the_machines_are_ready():
+    assert decide(replace(GOAL, until=Until.READY), seen(up("a"), up("b")), RULES) == Done()
+
+
+def test_members_that_stay_keep_their_order_so_that_rank_0_seldom_moves():
+    first = opened("b", "a", reason=ExitReason.INTERRUPTED, last_step=5)
+    world = seen(up("c"), up("b"), gone("a"), state=state(attempts=(first,)))
+
+    assert decide(GOAL, world, RULES) == OpenAttempt(number=2, node_ids=("b", "c"))
+
+
+def test_a_budget_that_cannot_pay_for_a_start_ends_the_job():
+    action = decide(GOAL, seen(up("a"), up("b"), payable_until=None), RULES)
+
+    assert isinstance(action, Finish)
+    assert action.reason is ExitReason.BUDGET
+
+
+def test_a_bootstrap_that_fails_once_costs_the_node_and_twice_the_job():
+    nodes = (up("a", readiness=Readiness.FAILED), up("b"))
+
+    assert decide(GOAL, seen(*nodes, failed_bootstraps=1), RULES) == Replace(node_ids=("a",))
+    assert decide(GOAL, seen(*nodes, failed_bootstraps=2), RULES) == Finish(
+        reason=ExitReason.USER_ERROR, message="no pip", exit_code=14
+    )
+
+
+def test_five_attempts_without_a_new_step_are_enough():
+    lost = tuple(
+        opened("a", "b", number=n, reason=ExitReason.LOST, last_step=7 if n == 1 else None) for n in range(1, 7)
+    )
+
+    assert fruitless(lost) == 5
+    assert isinstance(decide(GOAL, seen(up("a"), up("b"), state=state(attempts=lost)), RULES), Finish)
+
+
+def test_reopening_forgives_fruitless_attempts():
+    lost = tuple(opened("a", "b", number=n, reason=ExitReason.LOST) for n in range(1, 6))
+    world = seen(up("a"), up("b"), state=state(attempts=lost, reopened_after=5))
+
+    assert decide(GOAL, world, RULES) == OpenAttempt(number=6, node_ids=("a", "b"))
+
+
+def test_a_notice_before_any_attempt_is_written_down_and_another_machine_is_asked_for():
+    world = seen(up("a"), up("b", notice=True))
+    noted = replace(world, state=state(interruptions=(interruption("b", attempt=0),)))
+
+    assert decide(GOAL, world, RULES) == NoteInterruptions(interruptions=(interruption("b", attempt=0),))
+    assert decide(GOAL, noted, RULES) == Detach(node_id="b")
+
+
+# During an attempt
+
+
+def test_members_that_have_not_heard_are_told():
+    assert decide(GOAL, running(up("a", part(1)), up("b", told=False)), RULES) == Tell(node_ids=("b",))
+
+
+def test_a_running_attempt_is_left_alone():
+    assert decide(GOAL, running(up("a", part(1, step=3)), up("b", part(1))), RULES) == Wait(why="running")
+
+
+def test_a_notice_is_written_down_before_anything_is_done():
+    world = running(up("a", part(1)), up("b", part(1), notice=True))
+
+    assert decide(GOAL, world, RULES) == NoteInterruptions(interruptions=(interruption("b"),))
+
+
+def test_with_a_notice_another_machine_is_asked_for_at_once():
+    world = running(up("a", part(1)), up("b", part(1), notice=True), interruptions=(interruption("b"),))
+
+    assert decide(GOAL, world, RULES) == Detach(node_id="b")
+
+
+def test_the_shut_off_comes_closer_before_one_machine_more_is_asked_for():
+    sooner = NOW + timedelta(minutes=20)
+    world = running(
+        up("a", part(1)), up("b", part(1), notice=True), interruptions=(interruption("b"),), payable_with_another=sooner
+    )
+
+    assert decide(GOAL, world, RULES) == Arm(until=sooner)
+
+
+def test_a_machine_that_the_budget_cannot_pay_for_is_not_asked_for_early():
+    world = running(
+        up("a", part(1)), up("b", part(1), notice=True), interruptions=(interruption("b"),), payable_with_another=None
+    )
+
+    assert decide(GOAL, world, RULES) == Wait(why="running")
+
+
+def test_all_ranks_saved_and_left_after_a_notice_is_an_interruption():
+    left = (up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT), notice=True))
+
+    assert decide(GOAL, running(*left, interruptions=(interruption("b"),)), RULES) == CloseAttempt(
+        reason=ExitReason.INTERRUPTED
+    )
+
+
+def test_a_machine_gone_without_notice_ends_the_others_at_once():
+    world = running(up("a", part(1)), gone("b"))
+    noted = running(up("a", part(1)), gone("b"), interruptions=(interruption("b", InterruptionKind.LOST),))
+
+    assert decide(GOAL, world, RULES) == NoteInterruptions(
+        interruptions=(interruption("b", InterruptionKind.LOST),)
+    )
+    assert decide(GOAL, noted, RULES) == EndAttempt(how=Stop.KILL, reason=ExitReason.LOST)
+
+
+def test_an_attempt_with_a_lost_machine_is_lost_even_when_the_survivors_script_failed():
+    world = running(
+        up("a", part(1, Outcome.FAILED)), gone("b"), interruptions=(interruption("b", InterruptionKind.LOST),)
+    )
+
+    assert decide(GOAL, world, RULES) == CloseAttempt(reason=ExitReason.LOST)
+
+
+def test_a_silent_machine_is_believed_lost_only_when_another_one_answers():
+    limit = RULES.limits.silent.total_seconds()
+    frozen = running(up("a", part(1)), up("b", part(1), silent=limit))
+    offline = running(up("a", part(1), silent=limit), up("b", part(1), silent=limit))
+
+    assert decide(GOAL, frozen, RULES) == NoteInterruptions(
+        interruptions=(interruption("b", InterruptionKind.FROZEN),)
+    )
+    assert decide(GOAL, offline, RULES) == Wait(why="running")
+
+
+def test_a_frozen_machine_is_ended_by_name():
+    known = (interruption("b", InterruptionKind.FROZEN),)
+    attempt = opened("a", "b", condemned=ExitReason.LOST, ordered=Stop.KILL)
+    world = running(up("a", part(1, Outcome.KILLED)), up("b", part(1), silent=9), attempt=attempt, interruptions=known)
+
+    assert decide(GOAL, world, RULES) == Replace(node_ids=("b",))
+
+
+def test_a_script_that_raises_is_believed_after_the_cloud_was_given_a_moment():
+    failed = running(up("a", part(1, Outcome.FAILED)), up("b", part(1, Outcome.FAILED)))
+
+    assert isinstance(decide(GOAL, replace(failed, failed_for=timedelta(0)), RULES), Wait)
+    assert decide(GOAL, replace(failed, failed_for=RULES.limits.settle), RULES) == CloseAttempt(
+        reason=ExitReason.USER_ERROR
+    )
+
+
+def test_peers_of_a_script_that_raised_are_ended():
+    world = running(
+        up("a", part(1)), up("b", part(1, Outcome.FAILED)), failed_for=RULES.limits.settle
+    )
+
+    assert decide(GOAL, world, RULES) == EndAttempt(how=Stop.KILL, reason=ExitReason.USER_ERROR)
+
+
+def test_success_needs_every_member():
+    done = (up("a", part(1, Outcome.DONE)), up("b", part(1, Outcome.DONE)))
+
+    assert decide(GOAL, running(*done), RULES) == CloseAttempt(reason=ExitReason.SUCCEEDED)
+    assert decide(GOAL, running(done[0], up("b", part(1))), RULES) == Wait(why="running")
+
+
+def test_success_stays_success_whatever_was_ordered_meanwhile():
+    attempt = opened("a", "b", condemned=ExitReason.STOPPED, ordered=Stop.SAVE)
+    done = (up("a", part(1, Outcome.DONE)), up("b", part(1, Outcome.DONE)))
+
+    assert decide(GOAL, running(*done, attempt=attempt), RULES) == CloseAttempt(reason=ExitReason.SUCCEEDED)
+
+
+def test_the_user_is_obeyed_by_saving_first_and_killing_after_the_limit():
+    nodes = (up("a", part(1)), up("b", part(1)))
+    slow = opened(
+        "a", "b", condemned=ExitReason.STOPPED, condemned_at=NOW - RULES.limits.save, ordered=Stop.SAVE
+    )
+
+    assert decide(GOAL, running(*nodes, wanted_end=ExitReason.STOPPED), RULES) == EndAttempt(
+        how=Stop.SAVE, reason=ExitReason.STOPPED
+    )
+    assert decide(GOAL, running(*nodes, attempt=slow, wanted_end=ExitReason.STOPPED), RULES) == EndAttempt(
+        how=Stop.KILL, reason=ExitReason.STOPPED
+    )
+
+
+@pytest.mark.parametrize(
+    ("phase", "age_s", "hung"),
+    [("train", 61.0, True), ("train", 59.0, False), ("save", 999.0, False), ("evaluate", 999.0, False)],
+)
+def test_no_step_for_long_is_a_hang_only_while_training(phase, age_s, hung):
+    world = running(up("a", part(1, step=9, phase=phase, age_s=age_s)), up("b", part(1)))
+
+    wanted = EndAttempt(how=Stop.KILL, reason=ExitReason.HUNG) if hung else Wait(why="running")
+    assert decide(GOAL, world, RULES) == wanted
+
+
+def test_a_hang_is_not_armed_before_the_first_steps():
+    world = running(up("a", part(1, step=0, step_seconds=None, age_s=999.0)), up("b", part(1)))
+
+    assert decide(GOAL, world, RULES) == Wait(why="running")
+
+
+def test_a_machine_that_the_shut_off_ended_was_not_taken_by_the_cloud():
+    world = running(up("a", part(1)), gone("b", EndCause.SCHEDULE))
+
+    assert decide(GOAL, world, RULES) == EndAttempt(how=Stop.KILL, reason=ExitReason.LOST)
+
+
+def test_ranks_that_left_by_themselves_at_the_wall_ended_by_budget():
+    left = (up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT)))
+
+    assert decide(GOAL, running(*left, payable_until=LATER), RULES) == CloseAttempt(reason=ExitReason.BUDGET)
+    assert decide(
+        GOAL, running(*left, payable_until=LATER + timedelta(minutes=9)), RULES
+    ) == CloseAttempt(reason=ExitReason.INTERRUPTED)
+
+
+def test_the_prepaid_time_is_renewed_when_half_of_it_is_gone():
+    nodes = (up("a", part(1)), up("b", part(1)))
+    near, far = NOW + timedelta(minutes=14), NOW + timedelta(minutes=16)
+
+    assert decide(GOAL, running(*nodes, armed=near), RULES) == Arm(until=LATER)
+    assert decide(GOAL, running(*nodes, armed=far), RULES) == Wait(why="running")
+
+
+def test_the_prepaid_time_is_cut_when_it_promises_more_than_the_budget():
+    world = running(up("a", part(1)), up("b", part(1)), payable_until=NOW + timedelta(minutes=20))
+
+    assert decide(GOAL, world, RULES) == Arm(until=NOW + timedelta(minutes=20))
+
+
+def test_a_drill_takes_the_last_member_once_in_mid_run():
+    nodes = (up("a", part(1, step=40)), up("b", part(1)))
+    goal = replace(GOAL, drill=True)
+    drilled = replace(running(*nodes), state=state(attempts=(opened("a", "b"),), drilled=True))
+
+    assert decide(goal, running(up("a", part(1, step=39)), nodes[1]), RULES) == Wait(why="running")
+    assert decide(goal, running(*nodes), RULES) == Drill(node_id="b")
+    assert decide(goal, drilled, RULES) == Wait(why="running")
+
+
+# After the end
+
+
+def test_an_ended_job_is_torn_down_unless_it_succeeded_and_is_kept():
+    succeeded = seen(state=state(status=JobStatus.SUCCEEDED, exit_reason=ExitReason.SUCCEEDED))
+    failed = seen(state=state(status=JobStatus.FAILED, exit_reason=ExitReason.USER_ERROR))
+    kept = replace(GOAL, keep=True)
+
+    assert decide(GOAL, succeeded, RULES) == TearDown()
+    assert decide(kept, succeeded, RULES) == Done()
+    assert decide(kept, failed, RULES) == TearDown()
+    assert decide(GOAL, replace(failed, state=replace(failed.state, torn_down=True)), RULES) == Done()
+
+
+# The whole product of small worlds
+
+
+NODES = {
+    "none": lambda _: None,
+    "pending": lambda i: up(i, readiness=Readiness.NO, state=NodeState.PENDING),
+    "unprepared": lambda i: up(i, readiness=Readiness.NO),
+    "preparing": lambda i: up(i, readiness=Readiness.PREPARING),
+    "broken": lambda i: up(i, readiness=Readiness.FAILED),
+    "ready": lambda i: up(i),
+    "untold": lambda i: up(i, told=False),
+    "noticed": lambda i: up(i, part(1), notice=True),
+    "detached": lambda i: up(i, part(1), notice=True, detached=True),
+    "silent": lambda i: up(i, part(1), silent=9),
+    "running": lambda i: up(i, part(1, step=50)),
+    "done": lambda i: up(i, part(1, Outcome.DONE)),
+    "left": lambda i: up(i, part(1, Outcome.LEFT)),
+    "failed": lambda i: up(i, part(1, Outcome.FAILED)),
+    "killed": lambda i: up(i, part(1, Outcome.KILLED)),
+    "taken": lambda i: gone(i),
+    "shut off": lambda i: gone(i, EndCause.SCHEDULE),
+}
+ATTEMPTS = {
+    "none yet": (),
+    "open": (opened("a", "b"),),
+    "condemned": (opened("a", "b", condemned=ExitReason.STOPPED, condemned_at=NOW, ordered=Stop.SAVE),),
+    "killed": (opened("a", "b", condemned=ExitReason.LOST, condemned_at=NOW, ordered=Stop.KILL),),
+    "interrupted": (opened("a", "b", reason=ExitReason.INTERRUPTED, last_step=9),),
+}
+GROUPS = {
+    "absent": {"exists": False, "armed": None, "group_size": 0},
+    "unarmed": {"armed": None, "group_size": 0},
+    "armed": {"group_size": 0},
+    "wanted": {},
+}
+WISHES = {
+    "nothing": {},
+    "stop": {"wanted_end": ExitReason.STOPPED},
+    "poor": {"payable_until": None, "payable_with_another": None},
+    "failing": {"failed_for": timedelta(seconds=5), "failed_bootstraps": 1},
+}
+
+
+def worlds():
+    for attempts, a, b, group, wish in itertools.product(ATTEMPTS, NODES, NODES, GROUPS, WISHES):
+        nodes = tuple(n for n in (NODES[a]("a"), NODES[b]("b")) if n is not None)
+        yield (
+            f"attempt {attempts}, a {a}, b {b}, group {group}, {wish}",
+            seen(*nodes, state=state(attempts=ATTEMPTS[attempts]), **GROUPS[group], **WISHES[wish]),
+        )
+
+
+def test_no_world_breaks_what_must_always_hold():
+    count = 0
+    for name, world in worlds():
+        action = decide(GOAL, world, RULES)
+        broken = [text for text, holds in laws(world, action) if not holds]
+        assert not broken, f"{name}: {action} breaks: {broken}"
+        count += 1
+    assert count == len(ATTEMPTS) * len(NODES) ** 2 * len(GROUPS) * len(WISHES)
+
+
+def laws(world, action):
+    attempt = world.state.attempt
+    by_id = {n.node.id: n for n in world.nodes}
+    yield "machines start only behind a shut-off that lies ahead", not (
+        isinstance(action, Resize | Detach) and (world.group.armed_until is None or world.group.armed_until <= NOW)
+    )
+    yield "one attempt at a time", not (isinstance(action, OpenAttempt) and attempt is not None)
+    yield "an attempt opens on ready, told, untaken nodes", not isinstance(action, OpenAttempt) or all(
+        by_id[i].readiness is Readiness.READY and by_id[i].told and by_id[i].status.notice is None
+        for i in action.node_ids
+    )
+    yield "an attempt is closed only when it is open", not isinstance(action, CloseAttempt) or attempt is not None
+    yield "the job is never finished over an open attempt", not isinstance(action, Finish) or attempt is None
+    yield "success is every member's", action != CloseAttempt(reason=ExitReason.SUCCEEDED) or all(
+        by_id[i].status.attempt.outcome is Outcome.DONE for i in ("a", "b")
+    )
+    yield "orders only become firmer", not isinstance(action, EndAttempt) or (
+        action.how is Stop.KILL or attempt.ordered is Stop.NO
+    )
+    yield "nothing is promised beyond what is payable", not isinstance(action, Arm) or (
+        action.until in (world.payable_until, world.payable_with_another)
+    )
+    yield "nobody is told who is gone or silent", not isinstance(action, Tell) or all(
+        not by_id[i].silent_for and by_id[i].node.state is NodeState.RUNNING for i in action.node_ids
+    )
+    yield "without money nothing starts", world.payable_until is not None or not isinstance(
+        action, Resize | OpenAttempt | Arm | Detach
+    )

@@ -1,0 +1,113 @@
+"""Builds what a decision is made from, with short words."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+
+from gpucloud.domain.agentstatus import AttemptStatus, Outcome, Progress, RunState, Status
+from gpucloud.domain.job import Market
+from gpucloud.domain.node import EndCause, GroupView, Node, NodeState, Notice
+from gpucloud.domain.offer import Pool
+from gpucloud.domain.seen import NodeSeen, Readiness, Seen
+from gpucloud.domain.state import Attempt, JobState, Member
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
+POOL = Pool(instance_type="local.p2.xlarge", zone="us-east-2a", market=Market.SPOT)
+LATER = NOW + timedelta(minutes=30)
+
+
+def state(**changes):
+    plain = {
+        "job": "digits",
+        "created_at": NOW - timedelta(hours=1),
+        "budget_usd": Decimal(1),
+        "spec_sha256": "0" * 64,
+        "pool": POOL,
+        "cap_usd_per_hour": Decimal("0.9"),
+        "group": "gpucloud-digits",
+        "paid_until": LATER,
+    }
+    return JobState(**{**plain, **changes})
+
+
+def node(node_id, **changes):
+    plain = {
+        "id": node_id,
+        "pool": POOL,
+        "state": NodeState.RUNNING,
+        "launched_at": NOW - timedelta(minutes=5),
+        "address": "127.0.0.10",
+        "port": 2222,
+        "user": "me",
+        "private_address": "127.0.0.10",
+        "interface": "lo",
+        "host_key": "ssh-ed25519 AAAA",
+    }
+    return Node(**{**plain, **changes})
+
+
+def gone(node_id, cause=EndCause.INTERRUPTED):
+    return NodeSeen(node=node(node_id, state=NodeState.TERMINATED, ended_at=NOW, end_cause=cause))
+
+
+def progress(step=30, **changes):
+    plain = {
+        "step": step,
+        "first_step": 1,
+        "total_steps": 100,
+        "loss": 0.5,
+        "phase": "train",
+        "committed_step": None,
+        "step_seconds": 0.1,
+        "age_s": 0.1,
+    }
+    return Progress(**{**plain, **changes})
+
+
+def part(number=1, outcome=None, step=None, **changes):
+    return AttemptStatus(
+        attempt=number,
+        state=RunState.EXITED if outcome else RunState.RUNNING,
+        outcome=outcome,
+        exit_code=None,
+        progress=progress(step, **changes) if step is not None else None,
+        failed_rank=0 if outcome is Outcome.FAILED else None,
+    )
+
+
+def up(node_id, attempt=None, *, notice=False, readiness=Readiness.READY, silent=0.0, told=True, **changes):
+    """A node that is up, prepared and told, unless said otherwise."""
+    status = Status(
+        beat=1,
+        epoch=1,
+        boot_id="b",
+        notice=Notice(action="terminate", at=NOW + timedelta(minutes=2)) if notice else None,
+        attempt=attempt,
+    )
+    return NodeSeen(
+        node=node(node_id, **changes),
+        readiness=readiness,
+        error="no pip" if readiness is Readiness.FAILED else None,
+        status=status if readiness is Readiness.READY else None,
+        silent_for=timedelta(seconds=silent),
+        told=told,
+    )
+
+
+def opened(*node_ids, number=1, **changes):
+    members = tuple(Member(node_id=node_id, rank=rank) for rank, node_id in enumerate(node_ids))
+    return Attempt(number=number, members=members, port=29500, started_at=NOW - timedelta(minutes=1), **changes)
+
+
+def seen(*nodes, group_size=2, armed=LATER, exists=True, **changes):
+    plain = {
+        "now": NOW,
+        "state": state(),
+        "payable_until": LATER,
+        "payable_with_another": LATER,
+    }
+    group = GroupView(
+        exists=exists, size=group_size, armed_until=armed, nodes=tuple(item.node for item in nodes)
+    )
+    return Seen(**{**plain, "group": group, "nodes": tuple(nodes), **changes})
