@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import gpucloud.resume as resume
+from gpucloud import resume
 
 STEPS = 24
 
@@ -83,9 +83,7 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=STEPS)
     losses = Losses()
-    run = resume.init(
-        model=model, optimizer=optimizer, scheduler=scheduler, total_steps=STEPS, seed=3, losses=losses
-    )
+    run = resume.init(model=model, optimizer=optimizer, scheduler=scheduler, total_steps=STEPS, seed=3, losses=losses)
     started = run.steps_done
     torch.rand(3 + 5 * started)  # what a script draws before its loop must not matter
     for x, y in run.loader(Noisy(), global_batch=12, num_workers=args.workers):
