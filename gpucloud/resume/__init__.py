@@ -15,5 +15,8 @@ from __future__ import annotations
 from gpucloud.resume.checkpoints import Fenced
 from gpucloud.resume.loader import Loader
 from gpucloud.resume.run import Run, init
+from gpucloud.resume.startup import import_ahead
 
 __all__ = ["Fenced", "Loader", "Run", "init"]
+
+import_ahead()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 from typing import Any
 
@@ -21,6 +22,7 @@ from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.restoring import Restored, find
 from gpucloud.resume.saving import Saver
 from gpucloud.resume.settings import Settings, read_settings
+from gpucloud.resume.startup import end_quickly
 from gpucloud.resume.state import TrainingState
 from gpucloud.store import open_store
 
@@ -87,6 +89,11 @@ class Run:
         self._progress = Progress(self._folder if self._ranks.rank == 0 else AttemptFolder(None), self)
         if self._ranks.rank == 0:
             self._begin(restored)
+
+    @property
+    def rank(self) -> int:
+        """This process among all that train, from 0."""
+        return self._ranks.rank
 
     @property
     def epoch(self) -> int:
@@ -164,6 +171,7 @@ class Run:
         self._progress.write()
         self._folder.write(f"done-{self._ranks.rank}.json", self._standing())
         self._ranks.close()
+        atexit.register(end_quickly)
 
     def _put_back(self, restored: Restored) -> dict[str, Any]:
         content = restored.content(self._ranks.rank)
@@ -236,6 +244,7 @@ class Run:
         self._ranks.close()
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
+        atexit.register(end_quickly)
         raise SystemExit(SAVED_AND_LEFT)
 
     def _standing(self) -> dict[str, int]:

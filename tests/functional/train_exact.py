@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import gpucloud.resume as resume
+from gpucloud import resume
 
 STEPS = 24
 

@@ -1,0 +1,258 @@
+"""One suite over every object store."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from botocore.exceptions import ClientError, NoCredentialsError, ReadTimeoutError, SSOTokenLoadError
+from moto.server import ThreadedMotoServer
+
+from gpucloud.domain.errors import CredentialsError, StoreError
+from gpucloud.store import Conflict, open_store
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3(endpoint, monkeypatch, request):
+    for name, value in {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": "/nonexistent",
+        "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
+    }.items():
+        monkeypatch.setenv(name, value)
+    store = open_store(f"s3://bucket/{abs(hash(request.node.name))}/jobs")
+    if not _has_bucket(store):
+        store._client.create_bucket(Bucket="bucket")
+    yield store
+    store.close()
+
+
+def _has_bucket(store):
+    return any(bucket["Name"] == "bucket" for bucket in store._client.list_buckets()["Buckets"])
+
+
+@pytest.fixture(params=["directory", "s3"])
+def store(request, tmp_path):
+    if request.param == "s3":
+        return request.getfixturevalue("s3")
+    return open_store((tmp_path / "a store" / "below").as_uri())
+
+
+def test_what_was_put_is_got(store):
+    version = store.put("a/b.json", b"first")
+    stored = store.get("a/b.json")
+    assert (stored.data, stored.version) == (b"first", version)
+
+
+def test_a_memoryview_and_no_bytes_at_all_can_be_put(store):
+    store.put("view", memoryview(bytearray(b"12345"))[1:4])
+    store.put("empty", b"")
+    assert store.get("view").data == b"234"
+    assert store.get("empty").data == b""
+
+
+def test_what_is_not_there_is_none(store):
+    store.put("a/b", b"x")
+    assert store.get("a/c") is None
+    assert store.get("a") is None
+    assert store.get("a/b/c") is None
+
+
+def test_put_if_absent_keeps_what_is_there(store):
+    store.put("key", b"first", if_absent=True)
+    with pytest.raises(Conflict):
+        store.put("key", b"second", if_absent=True)
+    assert store.get("key").data == b"first"
+
+
+def test_put_if_version_replaces_only_that_version(store):
+    first = store.put("key", b"first")
+    second = store.put("key", b"second", if_version=first)
+    assert second != first
+    with pytest.raises(Conflict):
+        store.put("key", b"third", if_version=first)
+    assert store.get("key").data == b"second"
+
+
+def test_put_if_version_of_what_is_not_there_conflicts(store):
+    version = store.put("key", b"first")
+    store.delete("key")
+    with pytest.raises(Conflict):
+        store.put("key", b"second", if_version=version)
+    assert store.get("key") is None
+
+
+def test_keys_are_listed_by_prefix_in_order(store):
+    for key in ("b/2", "a/10", "a/1", "ab/3", "a/1x/y"):
+        store.put(key, b"")
+    assert store.list("a/") == ("a/1", "a/10", "a/1x/y")
+    assert store.list("a/1") == ("a/1", "a/10", "a/1x/y")
+    assert store.list("a") == ("a/1", "a/10", "a/1x/y", "ab/3")
+    assert store.list("") == ("a/1", "a/10", "a/1x/y", "ab/3", "b/2")
+    assert store.list("c/") == ()
+
+
+def test_deleting_twice_is_no_error(store):
+    store.put("a/b/c", b"x")
+    store.delete("a/b/c")
+    store.delete("a/b/c")
+    store.delete("never/was")
+    assert store.list("") == ()
+
+
+@pytest.mark.parametrize("key", ["", "/etc/passwd", "a/../b", "..", "a//b", "a/", "./a", "a\0b", "a/.gpucloud-lock"])
+def test_a_key_that_could_leave_the_store_is_refused(store, key):
+    for act in (lambda: store.put(key, b"x"), lambda: store.get(key), lambda: store.delete(key)):
+        with pytest.raises(StoreError, match="cannot be a key"):
+            act()
+
+
+def test_an_age_is_told_by_the_stores_own_clock(store):
+    store.put("key", b"x")
+    stored = store.get("key")
+    assert timedelta(seconds=-1) <= stored.store_time - stored.modified <= timedelta(seconds=60)
+    assert stored.store_time.tzinfo is not None
+
+
+def test_of_many_writers_one_wins_the_absent_key(store):
+    writers = 6
+    together = threading.Barrier(writers)
+
+    def write(number):
+        together.wait()
+        try:
+            store.put(f"race/{turn}", f"writer {number}".encode(), if_absent=True)
+        except Conflict:
+            return None
+        return f"writer {number}".encode()
+
+    with ThreadPoolExecutor(writers) as pool:
+        for turn in range(10):
+            winners = [w for w in pool.map(write, range(writers)) if w]
+            assert [store.get(f"race/{turn}").data] == winners
+
+
+def test_no_increment_by_compare_and_swap_is_lost(store):
+    store.put("counter", b"0")
+
+    def increment(number):
+        done = 0
+        while done < 10:
+            seen = store.get("counter")
+            try:
+                store.put("counter", b"%d" % (int(seen.data) + 1), if_version=seen.version)
+                done += 1
+            except Conflict:
+                continue
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(increment, range(4)))
+    assert store.get("counter").data == b"40"
+
+
+def test_an_unknown_scheme_is_refused():
+    for url in ("gs://bucket", "s3://", "", "file://host/path"):
+        with pytest.raises(StoreError, match="names no store"):
+            open_store(url)
+
+
+def _lose_reply(store, monkeypatch, *, retried):
+    """The next conditional write arrives, its reply is lost, and botocore's own retry (if any) meets the result."""
+    real = store._client.put_object
+
+    def put_object(**request):
+        real(**request)
+        if not retried:
+            raise ReadTimeoutError(endpoint_url="s3")
+        try:
+            return real(**request)
+        except ClientError as error:
+            error.response["ResponseMetadata"]["RetryAttempts"] = 1
+            raise
+
+    monkeypatch.setattr(store._client, "put_object", put_object)
+
+
+@pytest.mark.parametrize("retried", [True, False])
+def test_a_write_whose_reply_was_lost_is_no_conflict_with_itself(s3, monkeypatch, retried):
+    with monkeypatch.context() as lossy:
+        _lose_reply(s3, lossy, retried=retried)
+        version = s3.put("key", b"mine", if_absent=True)
+        assert s3.put("key", b"mine too", if_version=version) != version
+    assert s3.get("key").data == b"mine too"
+
+
+def test_a_retried_write_that_meets_anothers_bytes_is_a_conflict(s3, monkeypatch):
+    s3.put("key", b"theirs")
+
+    def refuse(**request):
+        raise ClientError({"Error": {"Code": "PreconditionFailed"}, "ResponseMetadata": {"RetryAttempts": 1}}, "Put")
+
+    monkeypatch.setattr(s3._client, "put_object", refuse)
+    with pytest.raises(Conflict):
+        s3.put("key", b"mine", if_absent=True)
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "hint"),
+    [
+        (NoCredentialsError(), CredentialsError, "log in"),
+        (SSOTokenLoadError(error_msg="gone"), CredentialsError, "log in"),
+        (ClientError({"Error": {"Code": "ExpiredToken"}}, "Get"), CredentialsError, "log in"),
+        (ClientError({"Error": {"Code": "AccessDenied"}}, "Get"), StoreError, "let this identity"),
+        (ReadTimeoutError(endpoint_url="s3"), StoreError, "network"),
+    ],
+)
+def test_every_error_of_the_library_becomes_ours_with_a_hint(s3, monkeypatch, raised, expected, hint):
+    def fail(*positional, **named):
+        raise raised
+
+    for name in ("get_object", "put_object", "delete_object", "get_paginator", "upload_fileobj"):
+        monkeypatch.setattr(s3._client, name, fail)
+    for act in (
+        lambda: s3.get("key"),
+        lambda: s3.put("key", b"x"),
+        lambda: s3.put("key", b"x", if_absent=True),
+        lambda: s3.put("key", bytes(65 * 2**20)),
+        lambda: s3.delete("key"),
+        lambda: s3.list(""),
+    ):
+        with pytest.raises(expected) as caught:
+            act()
+        assert type(caught.value) is expected
+        assert hint in caught.value.hint
+
+
+def test_a_bucket_that_is_not_there_is_named(s3):
+    other = open_store("s3://nothing-here/prefix")
+    for act in (lambda: other.get("key"), lambda: other.put("key", b"x", if_absent=True), lambda: other.list("")):
+        with pytest.raises(StoreError, match="nothing-here") as raised:
+            act()
+        assert "make the bucket" in raised.value.hint
+    other.close()
+
+
+def test_more_keys_than_a_page_holds_are_all_listed(s3):
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: s3.put(f"many/{n:04d}", b""), range(1005)))
+    assert len(s3.list("many/")) == 1005
+
+
+def test_an_object_larger_than_one_request_goes_up_in_parts(s3):
+    data = bytes(range(256)) * (66 * 2**12)
+    version = s3.put("large", memoryview(data))
+    stored = s3.get("large")
+    assert stored.version == version
+    assert stored.data == data

@@ -1,0 +1,63 @@
+"""What only the directory store can get wrong."""
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpucloud.domain.errors import StoreError
+from gpucloud.store import open_store
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(str(tmp_path / "store"))
+
+
+def test_the_version_changes_with_every_write_even_of_the_same_bytes(store, monkeypatch):
+    monkeypatch.setattr(time, "time_ns", lambda: 1_700_000_000_000_000_000)  # a clock that stands still
+    assert len({store.put("key", b"same") for _ in range(50)}) == 50
+
+
+def test_a_crashed_writer_leaves_nothing_that_is_listed_or_read(store, tmp_path):
+    code = (
+        "import os, sys; from gpucloud.store import open_store; from gpucloud.store import directory\n"
+        "directory._place = lambda *a, **k: os._exit(9)\n"
+        f"open_store({str(tmp_path / 'store')!r}).put('a/key', b'half')\n"
+    )
+    store.put("a/other", b"x")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
+    assert done.returncode == 9
+    assert len(list((tmp_path / "store" / "a").iterdir())) == 2
+    assert store.list("") == ("a/other",)
+    assert store.get("a/key") is None
+
+
+@pytest.mark.parametrize(("number", "hint"), [(errno.ENOSPC, "free some space"), (errno.EACCES, "writable")])
+def test_a_full_or_forbidden_disk_is_explained_and_leaves_the_old_object(store, monkeypatch, number, hint):
+    store.put("key", b"old")
+
+    def refuse(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", refuse)
+        with pytest.raises(StoreError, match=os.strerror(number)) as raised:
+            store.put("key", b"new")
+    assert hint in raised.value.hint
+    assert store.get("key").data == b"old"
+    assert sorted(path.name for path in store.root.iterdir()) == [".gpucloud-lock", "key"]
+
+
+def test_a_folder_made_by_delete_and_put_at_once_is_there(store):
+    for number in range(50):
+        store.put("a/b/key", b"%d" % number)
+        store.delete("a/b/key")
+    assert list(store.root.rglob("key")) == []
+    assert not (store.root / "a").exists()
