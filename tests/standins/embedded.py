@@ -53,8 +53,9 @@ def running(view: GroupView) -> tuple[Node, ...]:
 
 
 def daemons(root: Path) -> list[int]:
-    """Return the pids of the daemons that work on `root`."""
-    shown = subprocess.run(["ps", "-axww", "-o", "pid=,command="], capture_output=True, text=True).stdout
-    lines = (line.split(None, 1) for line in shown.splitlines())
-    wanted = f"-m gpucloud.adapters.local.daemon --root {root} "
-    return [int(pid) for pid, command in lines if wanted in f"{command} "]
+    """Return the pids of the daemons that work on `root`; a child that has not yet become its own program is none."""
+    shown = subprocess.run(["ps", "-axww", "-o", "pid=,ppid=,command="], capture_output=True, text=True).stdout
+    lines = (line.split(None, 2) for line in shown.splitlines())
+    wanted = f"{sys.executable} -m gpucloud.adapters.local.daemon --root {root} "
+    found = {int(pid): int(parent) for pid, parent, command in lines if command.startswith(wanted)}
+    return [pid for pid, parent in found.items() if parent not in found]

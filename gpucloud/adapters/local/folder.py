@@ -39,12 +39,12 @@ class Folder:
     """Records of one embedded cloud. Reads and writes belong inside `with locked():`, save single reads."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.daemon_lock = root / "daemon.lock"
-        self.daemon_pid = root / "daemon.pid"
-        self.log = root / "daemon.log"
-        self._lock = root / "lock"
-        self._groups = root / "groups"
+        self.root = root.absolute()  # the daemon works elsewhere
+        self.daemon_lock = self.root / "daemon.lock"
+        self.daemon_pid = self.root / "daemon.pid"
+        self.log = self.root / "daemon.log"
+        self._lock = self.root / "lock"
+        self._groups = self.root / "groups"
 
     @property
     def exists(self) -> bool:
@@ -135,7 +135,7 @@ class Folder:
             return parse(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ProvisionError(
                 f"{path} is damaged: {error}", hint=f"end this cloud's nodes and remove {self.root}"
             ) from error

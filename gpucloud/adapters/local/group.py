@@ -122,16 +122,14 @@ class LocalNodeGroup:
             self._folder.save_group(replace(record, schedule=schedule))
 
     def _read(self, group: str) -> tuple[GroupRecord | None, tuple[NodeRecord, ...]]:
-        try:
-            with self._folder.locked():
-                return self._folder.group(group), self._folder.nodes(group)
-        except FileNotFoundError:
-            return None, ()
+        with contextlib.suppress(FileNotFoundError), self._locked():
+            return self._folder.group(group), self._folder.nodes(group)
+        return None, ()
 
     @contextlib.contextmanager
     def _changing(self, group: str) -> Iterator[GroupRecord]:
         try:
-            with self._folder.locked():
+            with self._locked():
                 record = self._folder.group(group)
                 if record is None:
                     raise _no_group(group)
@@ -140,6 +138,20 @@ class LocalNodeGroup:
             raise _no_group(group) from error
         if _needs_daemon(*self._read(group)):
             kick(self._folder)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the folder's lock; FileNotFoundError when there is no folder, ProvisionError when it is not ours."""
+        try:
+            with self._folder.locked():
+                yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise ProvisionError(
+                f"the embedded cloud's folder {self._folder.root} cannot be used: {error}",
+                hint="set GPUCLOUD_HOME to a folder that you may write to",
+            ) from error
 
     def _change(self, group: str, node_id: str, change: Callable[[NodeRecord], NodeRecord]) -> None:
         """Change a node that is alive; one that has ended stays as it is."""

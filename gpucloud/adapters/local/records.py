@@ -136,7 +136,7 @@ def to_json(record: Settings | GroupRecord | NodeRecord) -> str:
 
 
 def settings_from(text: str) -> Settings:
-    """Return the settings; ValueError, KeyError or TypeError for anything else, as in the functions below."""
+    """Return the settings; ValueError, KeyError, TypeError or AttributeError when it is none, as in those below."""
     raw = json.loads(text)
     server = raw["server"]
     return Settings(clock_factor=raw["clock_factor"], server=None if server is None else tuple(server))

@@ -1,0 +1,121 @@
+"""Making and removing node groups, by call and by command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from gpucloud.adapters.local.folder import Folder
+from gpucloud.adapters.local.group import LocalNodeGroup
+from gpucloud.adapters.local.provision import LocalProvisioner, ensure_group
+from gpucloud.domain.errors import ProvisionError
+from gpucloud.domain.job import Market
+from gpucloud.ports import ClusterSpec
+
+SPEC = ClusterSpec(
+    name="gpucloud-digits",
+    region="us-east-2",
+    zones=("us-east-2a", "us-east-2b"),
+    node_type="local.p3.2xlarge",
+    market=Market.SPOT,
+    tags=(("gpucloud:job", "digits"),),
+    public_key="ssh-ed25519 AAAA",
+    store="/store",
+)
+CLUSTER = {
+    "name": "gpucloud-digits",
+    "region": "us-east-2",
+    "zones": ["us-east-2a", "us-east-2b"],
+    "node_type": "local.p3.2xlarge",
+    "market": "spot",
+    "tags": {"gpucloud:job": "digits"},
+    "access": "ssh-ed25519 AAAA",
+    "store": "/store",
+}
+
+
+def provision(action: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "gpucloud.adapters.local.provision", action]
+    return subprocess.run(argv, env=env, capture_output=True, text=True)
+
+
+def test_the_command_line_makes_the_same_group_as_the_call_and_removes_it(tmp_path: Path) -> None:
+    env = {"GPUCLOUD_HOME": str(tmp_path / "home"), "GPUCLOUD_CLUSTER": json.dumps(CLUSTER)}
+    ensure_group(tmp_path / "cloud", SPEC)
+    for _ in range(2):
+        made = provision("ensure", env)
+        assert (made.returncode, json.loads(made.stdout)) == (0, {"group_name": "gpucloud-digits"}), made.stderr
+    ours = Folder(tmp_path / "home" / "cloud").group("gpucloud-digits")
+    assert ours == Folder(tmp_path / "cloud").group("gpucloud-digits")
+    for _ in range(2):
+        removed = provision("destroy", env)
+        assert (removed.returncode, json.loads(removed.stdout)) == (0, {"group_name": "gpucloud-digits"})
+    assert Folder(tmp_path / "home" / "cloud").groups() == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "exit_code"),
+    [
+        ({"GPUCLOUD_HOME": ""}, 2),
+        ({"GPUCLOUD_CLUSTER": ""}, 2),
+        ({"GPUCLOUD_CLUSTER": "{"}, 2),
+        ({"GPUCLOUD_CLUSTER": "[]"}, 2),
+        ({"GPUCLOUD_CLUSTER": json.dumps({**CLUSTER, "market": "bazaar"})}, 2),
+        ({"GPUCLOUD_CLUSTER": json.dumps({**CLUSTER, "name": "../out"})}, 13),
+        ({"GPUCLOUD_HOME": "/proc/nowhere"}, 13),
+    ],
+)
+def test_what_cannot_be_done_is_said_with_a_hint_and_without_a_traceback(
+    tmp_path: Path, change: dict[str, str], exit_code: int
+) -> None:
+    env = {"GPUCLOUD_HOME": str(tmp_path / "home"), "GPUCLOUD_CLUSTER": json.dumps(CLUSTER), **change}
+    failed = provision("ensure", env)
+    assert (failed.returncode, failed.stdout) == (exit_code, "")
+    assert "hint: " in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_ensuring_again_changes_the_settings_and_keeps_the_level(tmp_path: Path) -> None:
+    told: list[str] = []
+    provisioner = LocalProvisioner(tmp_path)
+    assert provisioner.ensure(SPEC, story=told.append) == "gpucloud-digits"
+    until = datetime.now(timezone.utc) + timedelta(hours=1)
+    LocalNodeGroup(tmp_path).arm("gpucloud-digits", until)
+    changed = replace(SPEC, public_key="ssh-ed25519 BBBB")
+    assert provisioner.ensure(changed, story=told.append) == "gpucloud-digits"
+    group = Folder(tmp_path).group("gpucloud-digits")
+    assert group is not None
+    assert (group.public_key, group.armed_until) == ("ssh-ed25519 BBBB", until)
+    provisioner.destroy("gpucloud-digits", story=told.append)
+    provisioner.destroy("gpucloud-digits", story=told.append)
+    assert not LocalNodeGroup(tmp_path).describe("gpucloud-digits").exists
+    assert len(told) == 4
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "Upper", "x" * 64])
+def test_a_name_that_no_group_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ProvisionError):
+        ensure_group(tmp_path, replace(SPEC, name=name))
+    assert list((tmp_path / "groups").iterdir()) == []
+
+
+def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    ensure_group(tmp_path, SPEC)
+    path = tmp_path / "groups" / "gpucloud-digits" / "group.json"
+    for text in ("", "{}", "[1]", '{"name": "x"'):
+        path.write_text(text)
+        with pytest.raises(ProvisionError, match=str(path)):
+            LocalNodeGroup(tmp_path).describe("gpucloud-digits")
+
+
+def test_the_settings_of_the_cloud_are_kept_for_those_who_do_not_give_them(tmp_path: Path) -> None:
+    assert LocalNodeGroup(tmp_path / "cloud").notice_seconds == 4.0
+    assert not (tmp_path / "cloud").exists()
+    LocalNodeGroup(tmp_path / "cloud", clock_factor=60.0)
+    assert LocalNodeGroup(tmp_path / "cloud").notice_seconds == 2.0
