@@ -182,8 +182,9 @@ def _link_target(root: Path, link: Path) -> str:
             f"code: the link {name} -> {target} leaves {root}",
             hint=f"copy what it names into the folder, or add `/{name}` to .gpucloudignore",
         )
-    spelled = os.path.normpath(link.parent / target)
-    if not target.is_absolute() and (spelled == str(root) or spelled.startswith(f"{root}{os.sep}")):
+    # A target may come back in after it left (`../code/x`): on the node the folder has another name.
+    spelled = Path(os.path.normpath(link.parent.relative_to(root) / target))
+    if not target.is_absolute() and spelled.parts[:1] != ("..",):
         return str(target)
     return os.path.relpath(real, os.path.realpath(link.parent))
 

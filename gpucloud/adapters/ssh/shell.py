@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 import threading
@@ -21,6 +22,7 @@ from gpucloud.ports import Completed
 
 HANDSHAKES = 8  # stock sshd drops some of 10 and more (MaxStartups 10:30:100)
 _ATTEMPT_S = 10.0
+_REOPEN_S = 3.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _CHUNK_BYTES = 1 << 17
 _UNNAMED_SIGNAL = 128
@@ -29,8 +31,9 @@ _UNNAMED_SIGNAL = 128
 class SshShell:
     """Opens hosts with the private key in `key_file`.
 
-    A node that does not listen yet is tried again for `connect_timeout_s`. `python` is the interpreter that nodes run
-    for a code sync; `cache` a folder that keeps hashes of local files between runs.
+    A node that does not listen yet is tried again for `connect_timeout_s`, one that was connected before for 3 s at
+    most. `python` is the interpreter that nodes run for a code sync; `cache` a folder that keeps hashes of local files
+    between runs.
     """
 
     def __init__(
@@ -64,10 +67,10 @@ class SshShell:
         for host in hosts:
             host.close()
 
-    def open(self, node: Node) -> Connection:
+    def open(self, node: Node, limit_s: float) -> Connection:
         """Return a new connection, trying again while the failure is one of a node that boots."""
         key = self._key()
-        deadline = time.monotonic() + self.connect_timeout_s
+        deadline = time.monotonic() + limit_s
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
@@ -98,6 +101,7 @@ class SshHost:
         self.node = node
         self._shell = shell
         self._connection: Connection | None = None
+        self._was_up = False
         self._lock = threading.Lock()
 
     def reaches(self, node: Node) -> bool:
@@ -105,12 +109,14 @@ class SshHost:
         mine = (self.node.address, self.node.port, self.node.user, self.node.host_key)
         return mine == (node.address, node.port, node.user, node.host_key)
 
-    def connect(self) -> Connection:
+    def connect(self, limit_s: float = math.inf) -> Connection:
         """Return the connection; a new one if there is none or it was lost."""
+        limit_s = min(limit_s, self._shell.connect_timeout_s, _REOPEN_S if self._was_up else math.inf)
         with self._lock:
             if self._connection is None or not self._connection.alive:
                 self._drop()
-                self._connection = self._shell.open(self.node)
+                self._connection = self._shell.open(self.node, limit_s)
+                self._was_up = True
             return self._connection
 
     def run(self, argv: tuple[str, ...], *, stdin: bytes = b"", timeout_s: float = 30.0) -> Completed:
@@ -119,9 +125,11 @@ class SshHost:
         A command is never sent twice. Raises HostUnreachable when the connection is lost (a silent node: within 5 s)
         and when the command did not end in `timeout_s`; it is hung up then.
         """
-        connection = self.connect()
+        # The login shell stays and reports, so that a death by signal has a number: the library drops `exit-signal`.
+        command = _words(argv) + b"; exit $?"
+        connection = self.connect(timeout_s)
         with translated(self.node), connection.channel(timeout_s) as channel:
-            completed = _Exchange(connection, channel, stdin).complete(_command(argv), timeout_s)
+            completed = _Exchange(connection, channel, stdin).complete(command, timeout_s)
         if completed is None:
             raise HostUnreachable(f"{self.node.id}: `{_shown(argv)}` did not end within {timeout_s:g} s")
         return self._judged(completed, connection)
@@ -132,9 +140,11 @@ class SshHost:
 
     def interact(self, argv: tuple[str, ...]) -> int:
         """Connect this terminal to a remote shell (or argv) and return its exit code."""
+        # Nothing of ours between terminal and program: a shell there would die of Ctrl-C too.
+        command = b"exec " + _words(argv) if argv else None
         connection = self.connect()
         with translated(self.node), connection.channel(self._shell.connect_timeout_s) as channel:
-            exit_code = attach(channel, _command(argv) if argv else None)
+            exit_code = attach(channel, command)
         return self._judged(Completed(exit_code=exit_code, stdout=b"", stderr=b""), connection).exit_code
 
     def close(self) -> None:
@@ -210,11 +220,11 @@ class _Exchange:
         self._connection.hang_up(self._channel)
 
 
-def _command(argv: tuple[str, ...]) -> bytes:
-    """Return what the node's login shell reads. It stays and reports, so that a death by signal has a number."""
+def _words(argv: tuple[str, ...]) -> bytes:
+    """Return argv as the node's login shell must read it."""
     if any("\0" in word for word in argv):
         raise UsageError("a word of a command holds a NUL character")
-    return os.fsencode(f"{shlex.join(argv)}; exit $?")
+    return os.fsencode(shlex.join(argv))
 
 
 def _shown(argv: tuple[str, ...]) -> str:
