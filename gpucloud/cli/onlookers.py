@@ -106,5 +106,5 @@ def line_of(now: Snapshot) -> str:
         parts.append(f"loss {now.loss:.4f}")
     if now.time_left is not None:
         parts.append(f"{format_span(now.time_left)} to go")
-    parts.append(f"spent {format_usd(now.spend.spent_usd)}, left {format_usd(now.spend.left_usd)}")
+    parts.append(f"spent {format_usd(now.spend.spent_usd)} of {format_usd(now.spend.budget_usd)}")
     return ", ".join(parts)

@@ -139,6 +139,11 @@ def cost_json(report: JobReport) -> dict[str, Any]:
 
 def cost_text(report: JobReport) -> str:
     """Return a job's money as a table."""
+    return "\n".join([charges_text(report.charges), "", spend_text(report.spend)])
+
+
+def charges_text(charges: Sequence[Charge]) -> str:
+    """Return charges as a table, one a row."""
     rows = [("node", "attempt", "machine", "from", "seconds", "USD/h", "USD", "")]
     rows += [
         (
@@ -151,9 +156,9 @@ def cost_text(report: JobReport) -> str:
             f"{charge.usd:.6f}",
             charge.note,
         )
-        for charge in report.charges
+        for charge in charges
     ]
-    return "\n".join([table(rows), "", spend_text(report.spend)])
+    return table(rows)
 
 
 def spend_text(spend: Spend) -> str:
@@ -184,8 +189,10 @@ def report_text(report: JobReport) -> str:
         parts.append(table(rows))
     if report.checkpoint:
         parts.append(f"checkpoint at step {report.checkpoint.step}, manifest {report.checkpoint.sha256[:16]}")
-    parts.append(_nodes_text(report))
+    if report.charges:
+        parts.append(charges_text(report.charges))
     parts.append(spend_text(report.spend))
+    parts.append(_nodes_text(report))
     return "\n\n".join(parts)
 
 
@@ -279,6 +286,6 @@ def _interruption_row(interruption: Interruption) -> tuple[str, ...]:
 
 def _nodes_text(report: JobReport) -> str:
     if not report.nodes:
-        return "no machines"
+        return "no machines are alive"
     until = f", paid until {report.paid_until:%H:%M:%S} UTC" if report.paid_until else ""
     return f"{len(report.nodes)} machines{until}: " + ", ".join(node.id for node in report.nodes)

@@ -14,6 +14,7 @@ from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.jobstore import JobStore, LogPart, Request
 from gpucloud.usecases.lease import is_over
 from gpucloud.usecases.report import JobReport, report
+from gpucloud.usecases.world import cluster_of
 
 _LOOK_S = 0.3
 
@@ -39,7 +40,7 @@ class Asker:
         state = self.state()
         now = self.clock.now()
         cashier = Cashier(self.jobs, self.market)
-        listed = self.group.describe(state.group) if state.group else None
+        listed = self.group.describe(cluster_of(self.jobs.job))
         return report(state, cashier.spend(state, now), cashier.charges(state, now), listed, self.supervisor())
 
     def supervisor(self) -> str | None:

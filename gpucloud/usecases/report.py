@@ -38,7 +38,7 @@ class JobReport:
 
 
 def report(
-    state: JobState, spend: Spend, charges: tuple[Charge, ...], group: GroupView | None, supervisor: str | None
+    state: JobState, spend: Spend, charges: tuple[Charge, ...], group: GroupView, supervisor: str | None
 ) -> JobReport:
     """Return the report on a job's state."""
     steps = [attempt.last_step for attempt in state.attempts if attempt.last_step is not None]
@@ -55,6 +55,6 @@ def report(
         checkpoint=state.checkpoint,
         spend=spend,
         paid_until=state.paid_until,
-        nodes=group.alive if group else (),
+        nodes=group.alive,
         charges=charges,
     )

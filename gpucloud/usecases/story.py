@@ -31,7 +31,7 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
         case Provision():
             return "making the node group (size 0: costs nothing)"
         case Arm(until=until):
-            return f"machines are paid until {until:%H:%M:%S} UTC and shut themselves off then"
+            return f"paid until {until:%H:%M:%S} UTC: then the machines shut themselves off"
         case Resize(size=size):
             return f"asking for {size} × {seen.state.pool}"
         case Prepare(node_ids=node_ids):

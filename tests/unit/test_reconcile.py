@@ -184,9 +184,7 @@ def test_a_machine_gone_without_notice_ends_the_others_at_once():
     world = running(up("a", part(1)), gone("b"))
     noted = running(up("a", part(1)), gone("b"), interruptions=(interruption("b", InterruptionKind.LOST),))
 
-    assert decide(GOAL, world, RULES) == NoteInterruptions(
-        interruptions=(interruption("b", InterruptionKind.LOST),)
-    )
+    assert decide(GOAL, world, RULES) == NoteInterruptions(interruptions=(interruption("b", InterruptionKind.LOST),))
     assert decide(GOAL, noted, RULES) == EndAttempt(how=Stop.KILL, reason=ExitReason.LOST)
 
 
@@ -203,9 +201,7 @@ def test_a_silent_machine_is_believed_lost_only_when_another_one_answers():
     frozen = running(up("a", part(1)), up("b", part(1), silent=limit))
     offline = running(up("a", part(1), silent=limit), up("b", part(1), silent=limit))
 
-    assert decide(GOAL, frozen, RULES) == NoteInterruptions(
-        interruptions=(interruption("b", InterruptionKind.FROZEN),)
-    )
+    assert decide(GOAL, frozen, RULES) == NoteInterruptions(interruptions=(interruption("b", InterruptionKind.FROZEN),))
     assert decide(GOAL, offline, RULES) == Wait(why="running")
 
 
@@ -227,9 +223,7 @@ def test_a_script_that_raises_is_believed_after_the_cloud_was_given_a_moment():
 
 
 def test_peers_of_a_script_that_raised_are_ended():
-    world = running(
-        up("a", part(1)), up("b", part(1, Outcome.FAILED)), failed_for=RULES.limits.settle
-    )
+    world = running(up("a", part(1)), up("b", part(1, Outcome.FAILED)), failed_for=RULES.limits.settle)
 
     assert decide(GOAL, world, RULES) == EndAttempt(how=Stop.KILL, reason=ExitReason.USER_ERROR)
 
@@ -250,9 +244,7 @@ def test_success_stays_success_whatever_was_ordered_meanwhile():
 
 def test_the_user_is_obeyed_by_saving_first_and_killing_after_the_limit():
     nodes = (up("a", part(1)), up("b", part(1)))
-    slow = opened(
-        "a", "b", condemned=ExitReason.STOPPED, condemned_at=NOW - RULES.limits.save, ordered=Stop.SAVE
-    )
+    slow = opened("a", "b", condemned=ExitReason.STOPPED, condemned_at=NOW - RULES.limits.save, ordered=Stop.SAVE)
 
     assert decide(GOAL, running(*nodes, wanted_end=ExitReason.STOPPED), RULES) == EndAttempt(
         how=Stop.SAVE, reason=ExitReason.STOPPED
@@ -289,9 +281,9 @@ def test_ranks_that_left_by_themselves_at_the_wall_ended_by_budget():
     left = (up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT)))
 
     assert decide(GOAL, running(*left, payable_until=LATER), RULES) == CloseAttempt(reason=ExitReason.BUDGET)
-    assert decide(
-        GOAL, running(*left, payable_until=LATER + timedelta(minutes=9)), RULES
-    ) == CloseAttempt(reason=ExitReason.INTERRUPTED)
+    assert decide(GOAL, running(*left, payable_until=LATER + timedelta(minutes=9)), RULES) == CloseAttempt(
+        reason=ExitReason.INTERRUPTED
+    )
 
 
 def test_the_prepaid_time_is_renewed_when_half_of_it_is_gone():
@@ -341,7 +333,7 @@ NODES = {
     "unprepared": lambda i: up(i, readiness=Readiness.NO),
     "preparing": lambda i: up(i, readiness=Readiness.PREPARING),
     "broken": lambda i: up(i, readiness=Readiness.FAILED),
-    "ready": lambda i: up(i),
+    "ready": up,
     "untold": lambda i: up(i, told=False),
     "noticed": lambda i: up(i, part(1), notice=True),
     "detached": lambda i: up(i, part(1), notice=True, detached=True),
@@ -351,7 +343,7 @@ NODES = {
     "left": lambda i: up(i, part(1, Outcome.LEFT)),
     "failed": lambda i: up(i, part(1, Outcome.FAILED)),
     "killed": lambda i: up(i, part(1, Outcome.KILLED)),
-    "taken": lambda i: gone(i),
+    "taken": gone,
     "shut off": lambda i: gone(i, EndCause.SCHEDULE),
 }
 ATTEMPTS = {
@@ -397,28 +389,42 @@ def test_no_world_breaks_what_must_always_hold():
 def laws(world, action):
     attempt = world.state.attempt
     by_id = {n.node.id: n for n in world.nodes}
-    yield "machines start only behind a shut-off that lies ahead", not (
-        isinstance(action, Resize | Detach) and (world.group.armed_until is None or world.group.armed_until <= NOW)
+    yield (
+        "machines start only behind a shut-off that lies ahead",
+        not (
+            isinstance(action, Resize | Detach) and (world.group.armed_until is None or world.group.armed_until <= NOW)
+        ),
     )
     yield "one attempt at a time", not (isinstance(action, OpenAttempt) and attempt is not None)
-    yield "an attempt opens on ready, told, untaken nodes", not isinstance(action, OpenAttempt) or all(
-        by_id[i].readiness is Readiness.READY and by_id[i].told and by_id[i].status.notice is None
-        for i in action.node_ids
+    yield (
+        "an attempt opens on ready, told, untaken nodes",
+        not isinstance(action, OpenAttempt)
+        or all(
+            by_id[i].readiness is Readiness.READY and by_id[i].told and by_id[i].status.notice is None
+            for i in action.node_ids
+        ),
     )
     yield "an attempt is closed only when it is open", not isinstance(action, CloseAttempt) or attempt is not None
     yield "the job is never finished over an open attempt", not isinstance(action, Finish) or attempt is None
-    yield "success is every member's", action != CloseAttempt(reason=ExitReason.SUCCEEDED) or all(
-        by_id[i].status.attempt.outcome is Outcome.DONE for i in ("a", "b")
+    yield (
+        "success is every member's",
+        action != CloseAttempt(reason=ExitReason.SUCCEEDED)
+        or all(by_id[i].status.attempt.outcome is Outcome.DONE for i in ("a", "b")),
     )
-    yield "orders only become firmer", not isinstance(action, EndAttempt) or (
-        action.how is Stop.KILL or attempt.ordered is Stop.NO
+    yield (
+        "orders only become firmer",
+        not isinstance(action, EndAttempt) or (action.how is Stop.KILL or attempt.ordered is Stop.NO),
     )
-    yield "nothing is promised beyond what is payable", not isinstance(action, Arm) or (
-        action.until in (world.payable_until, world.payable_with_another)
+    yield (
+        "nothing is promised beyond what is payable",
+        not isinstance(action, Arm) or (action.until in (world.payable_until, world.payable_with_another)),
     )
-    yield "nobody is told who is gone or silent", not isinstance(action, Tell) or all(
-        not by_id[i].silent_for and by_id[i].node.state is NodeState.RUNNING for i in action.node_ids
+    yield (
+        "nobody is told who is gone or silent",
+        not isinstance(action, Tell)
+        or all(not by_id[i].silent_for and by_id[i].node.state is NodeState.RUNNING for i in action.node_ids),
     )
-    yield "without money nothing starts", world.payable_until is not None or not isinstance(
-        action, Resize | OpenAttempt | Arm | Detach
+    yield (
+        "without money nothing starts",
+        world.payable_until is not None or not isinstance(action, Resize | OpenAttempt | Arm | Detach),
     )

@@ -107,7 +107,5 @@ def seen(*nodes, group_size=2, armed=LATER, exists=True, **changes):
         "payable_until": LATER,
         "payable_with_another": LATER,
     }
-    group = GroupView(
-        exists=exists, size=group_size, armed_until=armed, nodes=tuple(item.node for item in nodes)
-    )
+    group = GroupView(exists=exists, size=group_size, armed_until=armed, nodes=tuple(item.node for item in nodes))
     return Seen(**{**plain, "group": group, "nodes": tuple(nodes), **changes})
