@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import random
+import signal
 import sys
 import time
 from pathlib import Path
@@ -16,8 +17,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gpucloud import resume
-
-STEPS = 24
 
 
 class Noisy(torch.utils.data.Dataset):
@@ -68,22 +67,25 @@ class Losses:
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--die-at", type=int, default=0)
+    parser.add_argument("--die-at", type=int, default=0, help="the last rank kills itself in this step")
+    parser.add_argument("--hold-at", type=int, default=0, help="wait in this step until OUT/go is there")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     distributed = "RANK" in os.environ
     if distributed:
         dist.init_process_group("gloo")
-    rank = dist.get_rank() if distributed else 0
+    rank, world = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
     torch.manual_seed(0)
     model = DistributedDataParallel(Model()) if distributed else Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=STEPS)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=args.steps)
     losses = Losses()
-    run = resume.init(model=model, optimizer=optimizer, scheduler=scheduler, total_steps=STEPS, seed=3, losses=losses)
+    run = resume.init(
+        model=model, optimizer=optimizer, scheduler=scheduler, total_steps=args.steps, seed=3, losses=losses
+    )
     started = run.steps_done
     torch.rand(3 + 5 * started)  # what a script draws before its loop must not matter
     for x, y in run.loader(Noisy(), global_batch=12, num_workers=args.workers):
@@ -93,9 +95,10 @@ def main():
         optimizer.step()
         scheduler.step()
         losses.seen.append(loss.item())
-        time.sleep(args.pause)
-        if run.steps_done + 1 == args.die_at and rank == 0:
-            os.kill(os.getpid(), 9)
+        if run.steps_done + 1 == args.die_at and rank == world - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while run.steps_done + 1 == args.hold_at and not (args.out / "go").exists():
+            time.sleep(0.002)
         run.step(loss=loss)
     run.done()
     digest = hashlib.sha256()
