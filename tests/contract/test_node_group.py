@@ -232,9 +232,9 @@ def test_the_shut_off_ends_every_node_by_itself_and_keeps_the_group_down(cloud: 
 
 def test_a_later_shut_off_keeps_the_nodes(cloud: Cloud) -> None:
     nodes = cloud.started(1)
-    cloud.arm(0.5)
+    cloud.arm(1.0)
     cloud.arm(600)
-    cloud.clock.sleep(0.7)
+    cloud.clock.sleep(1.2)
     assert cloud.nodes.describe(GROUP).alive == nodes
 
 
