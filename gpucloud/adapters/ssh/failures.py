@@ -11,6 +11,7 @@ from paramiko.ssh_exception import IncompatiblePeer, MessageOrderError
 from gpucloud.domain.errors import HostKeyMismatch, HostUnreachable, NodeError
 from gpucloud.domain.node import Node
 
+GONE = "the node may still boot, be gone, or be behind a firewall: see `gpucloud status`"
 LIBRARY_ERRORS = (paramiko.SSHException, OSError, EOFError)
 
 
@@ -42,7 +43,7 @@ def node_error(error: Exception, node: Node) -> NodeError:
         case IncompatiblePeer() if "host key" in str(error):
             return key_mismatch(node)
         case _:
-            return HostUnreachable(f"{where}: {_reason(error)}")
+            return HostUnreachable(f"{where}: {_reason(error)}", hint=GONE)
 
 
 def key_mismatch(node: Node) -> HostKeyMismatch:

@@ -13,7 +13,7 @@ from pathlib import Path
 import paramiko
 
 from gpucloud.adapters.ssh.connection import Connection, connect
-from gpucloud.adapters.ssh.failures import LIBRARY_ERRORS, may_pass, node_error, translated
+from gpucloud.adapters.ssh.failures import GONE, LIBRARY_ERRORS, may_pass, node_error, translated
 from gpucloud.adapters.ssh.terminal import attach
 from gpucloud.adapters.sync import sync_tree
 from gpucloud.domain.errors import HostUnreachable, NodeError, UsageError
@@ -131,7 +131,7 @@ class SshHost:
         with translated(self.node), connection.channel(timeout_s) as channel:
             completed = _Exchange(connection, channel, stdin).complete(command, timeout_s)
         if completed is None:
-            raise HostUnreachable(f"{self.node.id}: `{_shown(argv)}` did not end within {timeout_s:g} s")
+            raise HostUnreachable(f"{self.node.id}: `{_shown(argv)}` did not end within {timeout_s:g} s", hint=GONE)
         return self._judged(completed, connection)
 
     def sync(self, root: Path, target: str) -> str:
@@ -162,7 +162,9 @@ class SshHost:
         if completed.exit_code >= 0:
             return completed
         if not connection.answers():
-            raise HostUnreachable(f"{self.node.id} ({self.node.address}:{self.node.port}): the connection was lost")
+            raise HostUnreachable(
+                f"{self.node.id} ({self.node.address}:{self.node.port}): the connection was lost", hint=GONE
+            )
         return Completed(exit_code=_UNNAMED_SIGNAL, stdout=completed.stdout, stderr=completed.stderr)
 
 
