@@ -56,7 +56,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     gpus = []
     for line in text.strip().splitlines():
         name, memory, driver = (part.strip() for part in line.rsplit(",", 2))
-        gpus.append(Gpu(name=name, memory_mib=int(memory), driver=driver))
+        gpus.append(Gpu(name=name, memory_mib=int(memory) if memory.isdecimal() else 0, driver=driver))
     return tuple(gpus)
 
 
