@@ -15,8 +15,9 @@ from gpucloud.agent import daemon
 from gpucloud.agent.layer import layer_fact, torch_version
 from gpucloud.agent.wholefile import read_text
 from gpucloud.domain.agentstatus import RunState, status_from_json
-from gpucloud.domain.bootstrap import Facts, Gpu, layer_key
+from gpucloud.domain.bootstrap import Facts, Gpu
 from gpucloud.domain.codec import Malformed
+from gpucloud.domain.layer import layer_key
 
 _QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
 _GPU_TIMEOUT_S = 20.0  # a driver that hangs must not hang the bootstrap

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud.agent.wholefile import read_tail, read_text, write_whole
-from gpucloud.domain.bootstrap import Layer, layer_key
+from gpucloud.domain.bootstrap import Layer
+from gpucloud.domain.layer import layer_key
 
 _PIP = '#!/bin/sh\nexec "$(dirname "$0")/python" -m pip "$@"\n'
 
