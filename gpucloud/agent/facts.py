@@ -15,8 +15,9 @@ from gpucloud.agent import daemon
 from gpucloud.agent.layer import layer_fact, torch_version
 from gpucloud.agent.wholefile import read_text
 from gpucloud.domain.agentstatus import RunState, status_from_json
-from gpucloud.domain.bootstrap import Facts, Gpu, layer_key
+from gpucloud.domain.bootstrap import Facts, Gpu
 from gpucloud.domain.codec import Malformed
+from gpucloud.domain.layer import layer_key
 
 _QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
 _GPU_TIMEOUT_S = 20.0  # a driver that hangs must not hang the bootstrap
@@ -56,7 +57,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     gpus = []
     for line in text.strip().splitlines():
         name, memory, driver = (part.strip() for part in line.rsplit(",", 2))
-        gpus.append(Gpu(name=name, memory_mib=int(memory), driver=driver))
+        gpus.append(Gpu(name=name, memory_mib=int(memory) if memory.isdecimal() else 0, driver=driver))
     return tuple(gpus)
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud.agent.wholefile import read_tail, read_text, write_whole
-from gpucloud.domain.bootstrap import Layer, layer_key
+from gpucloud.domain.bootstrap import Layer
+from gpucloud.domain.layer import layer_key
 
 _PIP = '#!/bin/sh\nexec "$(dirname "$0")/python" -m pip "$@"\n'
 
@@ -80,10 +81,9 @@ def _layers(root: Path) -> Path:
 
 
 def _make_environment(folder: Path) -> None:
-    venv = [sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", str(folder)]
-    subprocess.run(venv, check=True, stdin=subprocess.DEVNULL)
-    # The base may be an environment itself, which `--system-site-packages` passes over. `addsitedir`, because
-    # a plain line would pass over the `.pth` files of what is installed there.
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, stdin=subprocess.DEVNULL)
+    # The layer sees exactly what the base sees, which may be an environment itself: `--system-site-packages` would
+    # show the system's packages in its place. `addsitedir` also follows the `.pth` files of what is installed there.
     lines = [f"import site; site.addsitedir({path!r})\n" for path in _site_paths()]
     (_site_packages(folder) / "base.pth").write_text("".join(lines))
     for name in ("pip", "pip3"):

@@ -20,6 +20,7 @@ from gpucloud.domain.node import Notice
 
 # Each look costs about 0.3 ms of a core that sleeps otherwise: 20 a second are 0.6 %.
 _POLL_S = 0.05
+_SWEEP_LIMIT_S = 5.0  # a process that the kernel holds (a lost disk, a lost GPU) must not keep the agent from reporting
 
 
 class Agent:
@@ -89,8 +90,8 @@ class Agent:
         found = folder.verdict()
         if found is not None:
             return found
-        while not sweep(folder):
-            time.sleep(_POLL_S)
+        if not sweep(folder, limit_s=_SWEEP_LIMIT_S):
+            sys.stderr.write(f"attempt {folder.number}: something of it cannot be killed\n")
         return self._close(folder, _ended(folder, Outcome.KILLED, None))
 
     def _renew(self, now: datetime) -> None:

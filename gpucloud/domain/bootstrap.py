@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -219,32 +216,6 @@ def lock_record(facts: Facts, wanted: Wanted) -> dict[str, object]:
         "layer": layer.key if layer else None,
         "gpus": [{"name": g.name, "memory_mib": g.memory_mib, "driver": g.driver} for g in facts.gpus or ()],
     }
-
-
-def setup_files(setup: str) -> tuple[str, ...]:
-    """Return the files that a setup text names and whose content decides what it installs, such as requirements.txt."""
-    return tuple(dict.fromkeys(re.findall(r"[\w./-]+\.(?:txt|toml|lock|in|cfg|ya?ml)\b", setup)))
-
-
-def setup_uses_tree(setup: str) -> bool:
-    """Whether a setup text installs from the synced tree itself (`pip install -e .`, `./install.sh`)."""
-    try:
-        words = shlex.split(setup, comments=True)
-    except ValueError:
-        return True
-    return any(word in (".", "-e", "--editable") or word.startswith(("./", ".[")) for word in words)
-
-
-def setup_digest(setup: str, files: tuple[tuple[str, bytes], ...], code: str) -> str:
-    """Return the hash of all that a layer depends on, save the interpreter; `code` counts if the tree is used."""
-    parts = [setup, code if setup_uses_tree(setup) else ""]
-    parts += [f"{name}={hashlib.sha256(data).hexdigest()}" for name, data in files]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def layer_key(digest: str, python: str, version: tuple[int, ...]) -> str:
-    """Return the layer's name: the same setup on the same interpreter is the same layer."""
-    return hashlib.sha256(json.dumps([digest, python, list(version)]).encode()).hexdigest()[:24]
 
 
 def _agent_needed(facts: Facts, wanted: Wanted) -> str | None:

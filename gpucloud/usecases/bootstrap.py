@@ -22,14 +22,13 @@ from gpucloud.domain.bootstrap import (
     parse_probe,
     probe,
     require_python,
-    setup_digest,
-    setup_files,
     ship,
 )
 from gpucloud.domain.codec import Malformed
 from gpucloud.domain.errors import NodeError, RemoteCommandFailed
 from gpucloud.domain.job import Job
 from gpucloud.domain.launch import Script, parse_run
+from gpucloud.domain.layer import setup_digest, setup_files
 from gpucloud.ports import Clock, Completed, Host
 
 _SHOWN_LINES = 20

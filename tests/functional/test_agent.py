@@ -132,12 +132,13 @@ def test_last_words_of_all_local_ranks_decide_before_the_exit_code_does(node):
     assert node.wait_exited(2).attempt.outcome is Outcome.FAILED
 
 
-def test_a_launcher_whose_workers_all_left_is_not_waited_for(node):
+def test_workers_that_said_their_last_word_are_waited_for_and_their_launcher_is_not(node):
     node.start()
-    node.want(
-        node.launch(1, "/bin/sh", "-c", 'touch "$GPUCLOUD_ATTEMPT_DIR/left-0.json"; exec sleep 600', GPUCLOUD_RANKS="0")
-    )
-    assert node.wait_exited(1, limit_s=3).attempt.outcome is Outcome.LEFT
+    worker = "touch left-0.json; sleep 0.5; touch worker-ended"
+    code = f'cd "$GPUCLOUD_ATTEMPT_DIR"; sh -c "{worker}"; exec sleep 600'
+    node.want(node.launch(1, "/bin/sh", "-c", code, GPUCLOUD_RANKS="0"))
+    assert node.wait_exited(1, limit_s=5).attempt.outcome is Outcome.LEFT
+    assert (node.folder(1) / "worker-ended").exists()
     assert node.alive(1) == ()
 
 

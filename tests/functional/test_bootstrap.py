@@ -124,10 +124,11 @@ def test_a_package_that_arrives_torn_is_not_there(home, code, package):
     assert list((home / ".gpucloud").glob("**/*.zip*")) == []
 
 
-def test_a_package_that_rotted_on_the_node_is_shipped_again(home, code, package):
+@pytest.mark.parametrize("changed", [lambda data: b"\0" * len(data), lambda data: data + b"\0"])
+def test_a_package_that_rotted_on_the_node_is_shipped_again(home, code, package, changed):
     host = HereHost(home)
     path = Path(fit(host, package, job(code)).package_path)
-    path.write_bytes(b"\0" * len(package.data))
+    path.write_bytes(changed(package.data))
     assert fit(host, package, job(code)).changed[0] == "package"
     assert path.read_bytes() == package.data
 
@@ -143,26 +144,29 @@ def test_setup_runs_once_in_a_layer_over_the_nodes_python_and_its_programs_find_
     assert (code / "seen").read_text() == f"{layer} t0k\n"
     assert subprocess.run([layer / "bin" / "greet"], capture_output=True, text=True).stdout == "hello\n"
     shown = subprocess.run(
-        [done.python, "-c", "import sys, greeter, numpy; print(sys.prefix)"], capture_output=True, text=True
+        [done.python, "-c", "import sys, greeter, pytest; print(sys.prefix, pytest.__file__)"],
+        capture_output=True,
+        text=True,
     )
-    assert shown.stdout == f"{layer}\n"
+    assert shown.stdout == f"{layer} {pytest.__file__}\n"
     assert fit(host, package, wanted).changed == ()
     assert not any("s3cret" in word for argv in host.commands for word in argv)
 
 
-def test_a_setup_that_fails_shows_its_last_lines_and_is_run_again_next_time(home, code, package):
+def test_a_setup_that_fails_shows_its_last_lines_and_begins_afresh_next_time(home, code, package):
     host = HereHost(home)
-    wanted = job(
-        code, setup="for i in $(seq 100); do echo line $i; done; [ -f mended ] || { echo no such wheel >&2; exit 9; }"
-    )
+    setup = """\
+for i in $(seq 100); do echo line $i; done
+[ -f mended ] || { touch "$VIRTUAL_ENV/rest"; echo no such wheel >&2; exit 9; }
+[ ! -e "$VIRTUAL_ENV/rest" ]
+"""
     with pytest.raises(RemoteCommandFailed) as caught:
-        fit(host, package, wanted)
-    assert "no such wheel" in caught.value.message
-    assert "exit code 9" in caught.value.message
-    assert "line 99" in caught.value.message
-    assert "line 50\n" not in caught.value.message
+        fit(host, package, job(code, setup=setup))
+    message = caught.value.message
+    assert "line 100\nno such wheel\n(exit code 9; all of it: " in message
+    assert "line 50\n" not in message
     (code / "mended").touch()
-    assert fit(host, package, wanted).changed == ("setup",)
+    assert fit(host, package, job(code, setup=setup)).changed == ("setup",)
 
 
 def test_two_nodes_that_share_their_layers_run_setup_once(tmp_path, code, package):
@@ -172,7 +176,7 @@ def test_two_nodes_that_share_their_layers_run_setup_once(tmp_path, code, packag
 
     def work(home):
         home.mkdir()
-        wanted = job(code, setup="echo run >>runs")
+        wanted = job(code, setup="sleep 0.5; echo run >>runs")
         results.append(fit(HereHost(home, GPUCLOUD_LAYERS=layers), package, wanted).python)
 
     threads = [threading.Thread(target=work, args=(home,)) for home in homes]
