@@ -25,6 +25,8 @@ def encode(value: Any, name: str, tensors: Tensors) -> Any:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, torch.Tensor):
+        while name in tensors:  # {"a": {"b": …}, "a.b": …}
+            name += "'"
         tensors[name] = _whole(value, name)
         return {_KIND: "tensor", "name": name}
     if isinstance(value, dict):

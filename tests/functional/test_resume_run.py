@@ -1,0 +1,345 @@
+"""One process: what a run writes, restores, refuses and survives."""
+
+import itertools
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gpucloud import resume
+from gpucloud.domain.errors import StoreError, UsageError
+from gpucloud.domain.manifest import Commit
+from gpucloud.resume.cadence import Cadence, Moment, is_due, read_cadence
+from gpucloud.resume.layout import pack, unpack
+from gpucloud.resume.loader import Loader
+from gpucloud.resume.tree import decode, encode
+from gpucloud.store.directory import DirectoryStore
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """The folder of an attempt whose store is beside it; saves every 2 steps."""
+    (tmp_path / "attempt").mkdir()
+    monkeypatch.setenv("GPUCLOUD_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("GPUCLOUD_CHECKPOINTS", "jobs/x/checkpoints")
+    monkeypatch.setenv("GPUCLOUD_ATTEMPT_DIR", str(tmp_path / "attempt"))
+    monkeypatch.setenv("GPUCLOUD_CHECKPOINT_EVERY", "steps:2")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    return tmp_path
+
+
+DATA = torch.utils.data.TensorDataset(torch.arange(40.0).reshape(20, 2))
+
+
+def begin(total_steps=None, width=2, **others):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(width, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+    optimizer = torch.optim.AdamW(model.parameters())
+    run = resume.init(model=model, optimizer=optimizer, total_steps=total_steps, **others)
+    return run, model, optimizer
+
+
+def train(run, model, optimizer, steps=None):
+    """Train up to a number of steps (or to the end) and return the losses."""
+    losses = []
+    for (batch,) in run.loader(DATA, global_batch=4):
+        loss = model(batch).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        run.step(loss=loss)
+        if run.steps_done == steps:
+            break
+    return losses
+
+
+def committed(job):
+    return sorted(int(path.stem) for path in (job / "store").glob("jobs/x/checkpoints/commit/*/*.json"))
+
+
+def report(job, name="progress.json"):
+    return json.loads((job / "attempt" / name).read_text())
+
+
+def test_a_run_continues_where_the_newest_commit_is(job):
+    whole = train(*begin(total_steps=9))
+    for path in sorted((job / "store").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    first = train(*begin(), steps=7)  # the commit of step 6 is the newest
+    run, model, optimizer = begin(total_steps=9)
+    assert run.steps_done == 6
+    assert first[:6] + train(run, model, optimizer) == whole
+
+
+def test_progress_tells_the_steps_the_phase_and_what_counts(job):
+    run, model, optimizer = begin(total_steps=5)
+    assert report(job)["phase"] == "start"
+    assert (report(job)["step"], report(job)["first_step"], report(job)["committed_step"]) == (0, 1, None)
+    losses = train(run, model, optimizer)
+    with run.phase("evaluate"):
+        assert report(job)["phase"] == "evaluate"
+    run.done()
+    last = report(job)
+    assert set(last) == {
+        "step", "first_step", "total_steps", "loss", "phase", "committed_step", "step_seconds", "written_at",
+    }  # fmt: skip
+    assert (last["step"], last["total_steps"], last["committed_step"], last["phase"]) == (5, 5, 5, "train")
+    assert last["loss"] == losses[-1]
+    assert 0 < last["step_seconds"] < 5
+    assert report(job, "done-0.json")["step"] == 5
+
+
+def test_a_run_that_is_asked_to_stop_saves_that_step_and_exits_with_75(job):
+    run, model, optimizer = begin(total_steps=9)
+    train(run, model, optimizer, steps=3)
+    (job / "attempt" / "stop.json").write_text('{"reason": "budget", "at": null}')
+    with pytest.raises(SystemExit) as left:
+        run.step()
+    assert left.value.code == 75
+    assert committed(job) == [2, 4]
+    assert report(job, "left-0.json") == {"rank": 0, "step": 4, "committed_step": 4}
+    assert not (job / "attempt" / "done-0.json").exists()
+
+
+def test_a_save_that_fails_is_dropped_and_training_goes_on(job, monkeypatch, capsys):
+    run, model, optimizer = begin(total_steps=6)
+    put = DirectoryStore.put
+
+    def refuse(self, key, data, **condition):
+        if "000000004" in key:
+            raise StoreError("no space left", hint="free some")
+        return put(self, key, data, **condition)
+
+    monkeypatch.setattr(DirectoryStore, "put", refuse)
+    train(run, model, optimizer)
+    run.done()
+    assert committed(job) == [2, 6]
+    assert "could not save step 4: no space left (free some)" in capsys.readouterr().err
+
+
+def test_a_job_is_not_done_while_its_final_state_cannot_be_saved(job, monkeypatch):
+    run, model, optimizer = begin(total_steps=3)
+    train(run, model, optimizer)
+
+    def refuse(self, key, data, **condition):
+        raise StoreError("no space left")
+
+    monkeypatch.setattr(DirectoryStore, "put", refuse)
+    with pytest.raises(StoreError, match="step 3"):
+        run.done()
+    assert not (job / "attempt" / "done-0.json").exists()
+
+
+def test_a_run_that_was_replaced_stops(job):
+    old, model, optimizer = begin()
+    train(old, model, optimizer, steps=2)
+    new, *_ = begin()
+    assert new.steps_done == 2
+    old.step()
+    with pytest.raises(resume.Fenced, match="another attempt"):
+        old.step()
+    assert committed(job) == [2]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+@pytest.mark.parametrize("kind", ["data", "commit"])
+def test_a_damaged_checkpoint_is_passed_over(job, damage, kind, capsys):
+    train(*begin(), steps=4)
+    (newest,) = (job / "store").glob(f"jobs/x/checkpoints/{kind}/**/000000004*" + ("/*" if kind == "data" else ""))
+    data = newest.read_bytes()
+    if damage == "flip":
+        newest.write_bytes(data[:-20] + bytes([data[-20] ^ 1]) + data[-19:])
+    elif damage == "cut":
+        newest.write_bytes(data[:-1])
+    else:
+        newest.unlink()
+    assert begin()[0].steps_done == 2
+    told = "the checkpoint of step 4 is damaged" in capsys.readouterr().err
+    assert told == (kind == "data")
+
+
+def test_when_everything_is_damaged_the_run_begins_anew(job):
+    train(*begin(), steps=4)
+    for path in (job / "store").glob("jobs/x/checkpoints/data/**/*.safetensors"):
+        path.write_bytes(b"rotten")
+    assert begin()[0].steps_done == 0
+
+
+def test_two_whole_checkpoints_and_the_base_are_kept(job, monkeypatch):
+    monkeypatch.setenv("GPUCLOUD_CHECKPOINT_KEEP", "1")
+    train(*begin(), steps=8)
+    assert committed(job) == [6, 8]
+    train(*begin(), steps=14)
+    assert committed(job) == [8, 12, 14]
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_its_step(job):
+    train(*begin(), steps=2)
+    with pytest.raises(UsageError, match="step 2 does not fit this script") as refused:
+        begin(width=5)
+    assert "new run" in refused.value.hint
+
+
+def test_what_has_no_state_is_refused_by_name(job):
+    with pytest.raises(UsageError, match=r"init\(metric=…\) was given a list"):
+        begin(metric=[])
+
+
+def test_a_state_that_json_cannot_hold_is_refused_by_its_place(job):
+    class Strange:
+        def state_dict(self):
+            return {"a": [object()]}
+
+        def load_state_dict(self, state):
+            raise AssertionError
+
+    run, *_ = begin(strange=Strange())
+    run.step()
+    with pytest.raises(UsageError, match=r"cannot save rank\.others\.strange\.a\.0: a object"):
+        run.step()
+
+
+def test_one_of_several_ranks_without_a_process_group_is_told_what_to_call(job, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="no process group") as refused:
+        begin()
+    assert "init_process_group" in refused.value.hint
+
+
+def test_outside_gpucloud_checkpoints_lie_in_the_working_folder(tmp_path, monkeypatch):
+    for name in ("STORE", "CHECKPOINTS", "ATTEMPT", "ATTEMPT_DIR", "CHECKPOINT_EVERY", "CHECKPOINT_KEEP"):
+        monkeypatch.delenv(f"GPUCLOUD_{name}", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    run, model, optimizer = begin(total_steps=2)
+    train(run, model, optimizer)
+    run.done()
+    assert (tmp_path / ".gpucloud-checkpoints" / "commit" / "000001" / "000000002.json").exists()
+    assert begin(total_steps=2)[0].steps_done == 2
+
+
+class Random(torch.utils.data.Dataset):
+    def __len__(self):
+        return 25
+
+    def __getitem__(self, index):
+        return index, torch.rand(()).item() + np.random.rand() + random.uniform(0, 1)
+
+
+def batches(rank, world, *, first=0, count=10, workers=0):
+    options = {"num_workers": workers, "collate_fn": sorted}
+    loader = Loader(Random(), global_batch=12, ranks=(rank, world), seed=5, options=options)
+    loader.load_state_dict({"epoch": first // 2, "used": first % 2 * 12, "global_batch": 12})
+    return list(itertools.islice(loader, count))
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_any_number_of_ranks_sees_the_same_global_batches_with_the_same_noise(world):
+    parts = [batches(rank, world) for rank in range(world)]
+    assert [sorted(itertools.chain(*step)) for step in zip(*parts, strict=True)] == batches(0, 1)
+
+
+def test_from_any_batch_on_the_order_is_the_same_with_and_without_workers():
+    whole = batches(0, 2)
+    for first in range(6):
+        assert batches(0, 2, first=first, count=4) == whole[first : first + 4]
+    assert batches(0, 2, first=3, count=4, workers=2) == whole[3:7]
+
+
+def test_every_epoch_has_each_sample_at_most_once_and_its_own_order():
+    indices = [[index for index, _ in batch] for batch in batches(0, 1, count=6)]
+    epochs = [indices[i] + indices[i + 1] for i in (0, 2, 4)]
+    assert all(len(set(epoch)) == 24 for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+def test_loading_draws_nothing_from_the_scripts_generators():
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    batches(0, 1)
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "batch", "message"),
+    [(DATA, 3, "cannot be split over 2"), (DATA, 22, "fewer than"), (iter([1]), 2, "exact sample")],
+)
+def test_data_that_cannot_be_continued_exactly_is_refused(dataset, batch, message):
+    with pytest.raises(UsageError, match=message):
+        Loader(dataset, global_batch=batch, ranks=(0, 2), seed=0, options={})
+
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+
+
+def test_tensors_of_every_kind_come_back_bit_for_bit():
+    tensors = {str(dtype): torch.tensor([[0, 1, 2], [3, 4, 5]]).to(dtype) for dtype in DTYPES}
+    tensors |= {"none": torch.empty(0, 3), "scalar": torch.tensor(2.5), "strided": torch.arange(12).reshape(3, 4).T}
+    tensors["nan"] = torch.tensor([float("nan"), float("-inf"), -0.0])
+    read, notes = unpack(bytes(pack(tensors, {"key": "value"})))
+    assert notes == {"key": "value"}
+    assert list(read) == list(tensors)
+    for name, tensor in tensors.items():
+        assert read[name].dtype == tensor.dtype
+        assert read[name].shape == tensor.shape
+        assert torch.equal(read[name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+
+
+def test_state_keeps_its_types():
+    value = {"a": (1, [2.5, None]), 3: {"$": "x"}, "nan": float("inf"), "b": b"\0\xff", "t": torch.ones(2), "f": True}
+    value |= {"n": np.arange(3, dtype=np.uint32), "s": np.float32(0.1), "deep": {"a.b": 1, "a": {"b": 2}}}
+    tensors = {}
+    read = decode(json.loads(json.dumps(encode(value, "x", tensors))), tensors)
+    assert read["t"].tolist() == [1, 1]
+    assert read["n"].dtype == np.uint32
+    assert read["n"].tolist() == [0, 1, 2]
+    assert isinstance(read["s"], np.float32)
+    del read["t"], read["n"], value["t"], value["n"]
+    assert read == value
+
+
+def test_two_tensors_whose_places_read_alike_are_not_mixed_up():
+    tensors = {}
+    written = encode({"a": {"b": torch.zeros(1)}, "a.b": torch.ones(1)}, "x", tensors)
+    read = decode(written, tensors)
+    assert (read["a"]["b"].item(), read["a.b"].item()) == (0, 1)
+
+
+def moment(**changed):
+    values = {"step": 7, "since_start_s": 100.0, "since_save_s": 10.0, "cost_s": 0.01, "anything_saved": True}
+    return Moment(**(values | changed))
+
+
+@pytest.mark.parametrize(
+    ("text", "changed", "due"),
+    [
+        ("steps:7", {}, True),
+        ("steps:7", {"step": 8}, False),
+        ("10", {}, True),
+        ("10.5", {}, False),
+        ("auto", {}, False),  # sqrt(2 × 0.01 × 7200) = 12 s
+        ("auto", {"since_save_s": 12.1}, True),
+        ("auto", {"since_save_s": 119, "cost_s": 1.0}, False),  # 120 s
+        ("auto", {"since_save_s": 121, "cost_s": 1.0}, True),
+        ("auto", {"since_start_s": 1.9, "since_save_s": 1.9, "anything_saved": False}, False),
+        ("auto", {"since_start_s": 2.1, "since_save_s": 2.1, "anything_saved": False}, True),
+    ],
+)
+def test_a_save_is_due_when_its_cost_and_the_risk_say_so(text, changed, due):
+    assert is_due(read_cadence(text), moment(**changed)) == due
+
+
+@pytest.mark.parametrize("text", ["", "often", "steps:0", "steps:x", "-1", "0", "nan", "inf", "10m"])
+def test_a_cadence_that_cannot_be_is_refused(text):
+    with pytest.raises(UsageError, match="cannot save every"):
+        read_cadence(text)
+
+
+def test_a_cadence_without_words_is_auto():
+    assert read_cadence("auto") == Cadence()
+    assert Commit(1, 2) < Commit(2, 1)
