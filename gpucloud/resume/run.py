@@ -71,14 +71,14 @@ class Run:
         self._ranks = Ranks()
         self._loader: Loader | None = None
         self._checkpoints = Checkpoints(open_store(settings.store), settings.prefix, keep=settings.keep)
-        restored = find(self._checkpoints, self._ranks)
-        self._own = self._put_back(restored) if restored else {}
+        with randomness.kept():  # what the script draws next is the same whether it resumes or not
+            restored = find(self._checkpoints, self._ranks)
+            self._own = self._put_back(restored) if restored else {}
         self.steps_done = restored.commit.step if restored else 0
         # DDP regroups its gradients after the first backward pass. Sums of three or more numbers then round
         # differently, so the first step after a resume is done once in vain and taken back.
         self._in_vain = restored if rebuckets and self._ranks.world > 2 else None
         self._randomness_set = False
-        self._set_randomness()
         self._saver = Saver(
             self._checkpoints,
             state,

@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 from gpucloud.domain.agentstatus import Outcome
 from gpucloud.domain.reconcile import members_of, part_of
-from gpucloud.domain.seen import Seen
+from gpucloud.domain.seen import NodeSeen, Seen
 from gpucloud.domain.state import Attempt
 from gpucloud.ports import Host, Shell
 from gpucloud.usecases.jobstore import JobStore
 
 _LINES = 40
+# What the other ranks say when one of them is gone: gloo's and NCCL's words, as torch 2.6 to 2.13 raises them.
+_PEER_LOST = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|gloo/transport|DistBackendError|NCCL (error|communicator)"
+    r"|Timed out waiting .* for (send|recv)",
+)
 
 
 def last_words(attempt: Attempt, seen: Seen, jobs: JobStore, shell: Shell) -> str | None:
-    """Return the end of the failed rank's output; None when it is rank 0's, which was shown as it came.
+    """Return the end of the output of the rank that failed first; None when that is rank 0's, shown as it came.
 
     Where no script wrote anything, the launcher's own output tells why it could not start.
     """
-    for node in members_of(attempt, seen):
-        part = part_of(attempt, node)
-        if node is None or part is None or part.outcome is not Outcome.FAILED:
-            continue
-        rank = part.failed_rank if part.failed_rank is not None else 0
-        text = _kept(jobs, attempt.number, rank)
-        if not text:
-            return _tail(f"the launcher on {node.node.id}", _launcher(shell.host(node.node), attempt.number))
-        return None if rank == 0 else _tail(f"rank {rank}", text)
-    return None
+    failed = {_rank_of(attempt, node): node for node in members_of(attempt, seen) if node and _failed(attempt, node)}
+    if not failed:
+        return None
+    texts = {rank: _kept(jobs, attempt.number, rank) for rank in failed}
+    rank = first_to_fail(texts)
+    if not texts[rank]:
+        node = failed[rank].node
+        return _tail(f"the launcher on {node.id}", _launcher(shell.host(node), attempt.number))
+    return None if rank == 0 else _tail(f"rank {rank}", texts[rank])
+
+
+def first_to_fail(texts: Mapping[int, str]) -> int:
+    """Return the rank whose output names a cause of its own; ranks that only lost a peer failed because of it."""
+    return min(texts, key=lambda rank: (_PEER_LOST.search(texts[rank][-4000:]) is not None, not texts[rank], rank))
+
+
+def _failed(attempt: Attempt, node: NodeSeen) -> bool:
+    part = part_of(attempt, node)
+    return part is not None and part.outcome is Outcome.FAILED
+
+
+def _rank_of(attempt: Attempt, node: NodeSeen) -> int:
+    part = part_of(attempt, node)
+    return part.failed_rank if part is not None and part.failed_rank is not None else 0
 
 
 def _kept(jobs: JobStore, attempt: int, rank: int) -> str:

@@ -1,0 +1,225 @@
+"""The main job through the real command line: real SSH nodes, real torchrun, real interruptions."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import time
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from tests.commandline import command_line, until, weights
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def line(tmp_path):
+    with command_line(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The weights of a run that nothing happened to."""
+    with command_line(tmp_path_factory.mktemp("plain")) as line:
+        answer = line.run("train", line.job(), "--json")
+        assert answer.code == 0, answer.stderr
+        assert [a["reason"] for a in answer.json["attempts"]] == ["succeeded"]
+        return weights(line)
+
+
+def nothing_is_left(line, job="small"):
+    assert line.nodes(job) == []
+    until(lambda: not line.processes(), f"processes are gone, not {line.processes()}", 15)
+
+
+def test_a_drilled_job_resumes_and_ends_with_the_weights_of_an_undisturbed_one(line, uninterrupted):
+    answer = line.run("train", line.job(), "--drill", "--json")
+
+    assert answer.code == 0, answer.stderr
+    told = answer.json
+    assert (told["version"], told["job"], told["status"], told["exit_reason"]) == (1, "small", "succeeded", "succeeded")
+    first, second = told["attempts"]
+    assert (first["reason"], second["reason"]) == ("interrupted", "succeeded")
+    assert second["first_step"] == first["last_step"] + 1
+    assert told["last_step"] == told["checkpoint"]["step"] == 40
+    assert re.fullmatch("[0-9a-f]{64}", told["checkpoint"]["sha256"])
+    (taken,) = told["interruptions"]
+    assert taken["kind"] == "notice"
+    assert taken["noticed_at"] < taken["resumed_at"]
+    assert weights(line) == uninterrupted
+    nothing_is_left(line)
+
+
+def test_every_cent_is_accounted_for(line):
+    told = line.run("train", line.job(), "--drill", "--json").json
+    cost = line.run("cost", "small", "--json").json
+
+    spend = {key: Decimal(value) for key, value in told["spend"].items() if value is not None}
+    charged = {
+        c["node"]: sum(Decimal(x["usd"]) for x in cost["charges"] if x["node"] == c["node"]) for c in cost["charges"]
+    }
+    taken = told["interruptions"][0]["node"]
+    assert len(charged) == 3
+    assert charged.pop(taken) == 0
+    assert all(usd >= Decimal("0.27") / 60 for usd in charged.values())
+    assert sum(charged.values()) == spend["spent_usd"]
+    assert spend["spent_usd"] + spend["promised_usd"] + spend["left_usd"] == spend["budget_usd"] == 1
+    assert sum(Decimal(row["usd"]) for row in cost["by_attempt"]) == spend["spent_usd"]
+
+
+def test_a_node_that_dies_without_notice_is_replaced_and_no_bit_is_lost(line, uninterrupted):
+    train = line.start("train", line.job(step_s=0.1), "--json")
+    until(lambda: line.step() >= 12, "step 12")
+    line.group.interrupt("gpucloud-small", line.nodes()[-1], notice=False)
+
+    assert train.wait(timeout=120) == 0, (line.folder / "err").read_text()
+    state = line.state()
+    assert [a["reason"] for a in state["attempts"]] == ["lost", "succeeded"]
+    assert [i["kind"] for i in state["interruptions"]] == ["lost"]
+    assert state["attempts"][1]["first_step"] > 1
+    assert weights(line) == uninterrupted
+    nothing_is_left(line)
+
+
+def test_a_supervisor_that_is_killed_is_followed_by_the_same_command(line, uninterrupted):
+    job = line.job(step_s=0.1)
+    first = line.start("train", job)
+    until(lambda: line.step() >= 3, "step 3")
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    before = line.nodes()
+
+    answer = line.run("train", job, "--json")
+
+    assert answer.code == 0, answer.stderr
+    assert [a["reason"] for a in answer.json["attempts"]] == ["succeeded"]
+    assert {life["node_id"] for life in line.state()["nodes"]} == set(before)
+    assert weights(line) == uninterrupted
+    nothing_is_left(line)
+
+
+def test_a_script_that_raises_ends_the_job_with_its_traceback_once(line):
+    answer = line.run("train", line.job(raises=(5, 1)), "--json")
+
+    assert answer.code == 20
+    assert answer.json["status"] == "failed"
+    assert answer.json["exit_reason"] == "user_error"
+    assert len(answer.json["attempts"]) == 1
+    assert answer.stderr.count("ValueError: the data has a hole") == 1
+    assert line.run("cost", "small", "--json").json["spend"]["promised_usd"] == "0"
+    nothing_is_left(line)
+
+
+def test_a_detached_job_is_followed_from_elsewhere_and_ended_by_down(line):
+    job = line.job(steps=2000, step_s=0.05)
+    detached = line.run("train", job, "--detach", "--json")
+    assert detached.code == 0, detached.stderr
+    follower = line.start("logs", "-f", "small", "--rank", "0")
+    until(lambda: "step 5\n" in (line.folder / "out").read_text(), "the log has step 5")
+
+    status = line.run("status", "small", "--json").json["jobs"][0]
+    assert status["status"] == "running"
+    assert status["supervisor"].startswith("process ")
+    twice = line.run("train", job, "--json")
+    assert twice.code == 4
+    assert twice.json["error"]["code"] == "lease_held"
+    down = line.run("down", "small", "--json")
+
+    assert down.code == 0, down.stderr
+    assert down.json["status"] == "stopped"
+    assert down.json["left_over"] == []
+    assert down.json["checkpoint"]["step"] == down.json["last_step"]
+    assert follower.wait(timeout=30) == 0
+    nothing_is_left(line)
+
+
+def test_up_then_train_uses_the_same_machines_and_keep_leaves_them(line):
+    job = line.job()
+    up = line.run("up", job, "--json")
+    assert up.code == 0, up.stderr
+    machines = sorted(node["id"] for node in up.json["nodes"])
+    assert len(machines) == 2
+
+    train = line.run("train", job, "--keep", "--json")
+    assert train.code == 0, train.stderr
+    assert sorted(node["id"] for node in train.json["nodes"]) == machines
+    assert Decimal(train.json["spend"]["promised_usd"]) > 0
+    shell = line.run("ssh", "small", "--", "sh", "-c", "echo $HOME")
+    assert shell.stdout.strip().endswith("/home")
+
+    down = line.run("down", job, "--json")
+    assert down.code == 0, down.stderr
+    assert down.json["status"] == "succeeded"
+    assert down.json["nodes"] == []
+    nothing_is_left(line)
+
+
+def test_without_terraform_the_first_command_works_and_says_so(tmp_path):
+    with command_line(tmp_path, PATH=path_without("terraform")) as line:
+        answer = line.run("train", line.job(), "--json")
+
+        assert answer.code == 0, answer.stderr
+        assert "Terraform is not on PATH" in answer.stderr
+        nothing_is_left(line)
+
+
+def path_without(program: str) -> str:
+    """PATH as it is, less every folder that holds the program."""
+    kept = [folder for folder in os.environ["PATH"].split(os.pathsep) if not (Path(folder) / program).exists()]
+    assert shutil.which("sh", path=os.pathsep.join(kept))
+    return os.pathsep.join(kept)
+
+
+def test_ctrl_c_without_a_terminal_leaves_at_once_and_says_what_lives(line):
+    job = line.job(steps=2000, step_s=0.05)
+    train = line.start("train", job)
+    until(lambda: line.step() >= 1, "step 1")
+    started = time.monotonic()
+    os.kill(train.pid, signal.SIGINT)
+
+    assert train.wait(timeout=20) == 130
+    assert time.monotonic() - started < 10
+    said = (line.folder / "err").read_text()
+    assert "alive and paid until" in said
+    assert all(node in said for node in line.nodes())
+    assert line.run("down", "small").code == 0
+    nothing_is_left(line)
+
+
+def test_a_finished_job_is_followed_by_a_new_run(line):
+    job = line.job(steps=3)
+    assert line.run("train", job).code == 0
+
+    again = line.run("train", job, "--json")
+
+    assert again.code == 0, again.stderr
+    assert again.json["job"] == "small-2"
+    assert {j["job"] for j in line.run("status", "--json").json["jobs"]} == {"small", "small-2"}
+
+
+def test_a_bad_job_file_creates_nothing(line):
+    file = Path(line.job())
+    file.write_text(file.read_text().replace("budget:", "bugdet:"))
+
+    answer = line.run("train", str(file))
+
+    assert answer.code == 2
+    assert "small.yaml:6:1" in answer.stderr
+    assert "budget" in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert not (line.home / "store").exists()
+    assert not (line.home / "cloud").exists()
+
+
+def test_a_budget_that_cannot_start_is_refused_with_the_least_sum(line):
+    answer = line.run("train", line.job(budget="0.01 USD"), "--json")
+
+    assert answer.code == 10
+    assert "need at least 0.1050 USD" in answer.json["error"]["message"]
+    assert line.state() is None
