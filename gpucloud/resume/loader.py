@@ -68,6 +68,7 @@ class Loader:
                 yield batch
                 if self._again or self.ended():
                     break
+        self.begin()  # for a run that was finished already: what follows finds the generators as they were
 
     def go_back(self) -> None:
         """Begin again at the position that was loaded, when the next batch is asked for."""

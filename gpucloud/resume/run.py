@@ -143,10 +143,12 @@ class Run:
         """Say that a step is done; `loss` (number or tensor) is for reports.
 
         Saves when it is due. When the agent of any node asks, all ranks save this step and leave: SystemExit(75).
+        With DDP over three or more ranks, the first step after a resume is taken back and its batch handed out again.
         Raises Fenced when another attempt has taken over.
         """
-        if self._in_vain and self._loader:
-            self._take_back(self._in_vain, self._loader)
+        in_vain, self._in_vain = self._in_vain, None
+        if in_vain and self._loader:
+            self._take_back(in_vain, self._loader)
             return
         self.steps_done += 1
         self._progress.stepped(loss)
@@ -211,7 +213,6 @@ class Run:
         self._own = self._put_back(restored)
         loader.load_state_dict(self._own["loader"])
         loader.go_back()
-        self._in_vain = None
         self._randomness_set = False
 
     def _agree(self) -> tuple[int, int, int]:

@@ -145,6 +145,14 @@ def test_a_killed_then_a_stopped_run_ends_with_the_same_bits(uninterrupted, tmp_
     assert [job.read(f"done-{rank}.json", rank)["step"] for rank in range(2)] == [24, 24]
 
 
+@pytest.mark.slow  # three launches
+def test_a_run_that_was_finished_ends_with_the_same_bits_again(uninterrupted, tmp_path):
+    job = Job(tmp_path / "job", 1)
+    assert [job.run(), job.run()] == [[0], [0]]
+    assert job.results()[0]["started"] == 24
+    assert digests(job.results()) == digests(uninterrupted(1))
+
+
 @pytest.mark.slow  # five launches of three ranks
 def test_three_ranks_are_exact_although_ddp_regroups_its_gradients(uninterrupted, tmp_path):
     job = Job(tmp_path / "job", 3)
@@ -171,10 +179,10 @@ def test_killed_at_random_again_and_again_the_bits_are_the_same(uninterrupted, t
     ranks = 1 + seed % 4
     job = Job(tmp_path / "job", ranks)
     for _ in range(2):
-        processes = job.start(every=f"steps:{chance.randint(1, 6)}")
+        processes = job.start("--pause", "0.03", every=f"steps:{chance.randint(1, 6)}")
         try:
             wait_for(lambda: step_of(job) >= 1)
-            time.sleep(chance.uniform(0, 0.4))
+            time.sleep(chance.uniform(0, 0.6))
         finally:
             end(chance.sample(processes, len(processes)))
     assert job.run("--workers", str(chance.randint(0, 2))) == [0] * ranks

@@ -69,6 +69,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds in every step")
     parser.add_argument("--die-at", type=int, default=0, help="the last rank kills itself in this step")
     parser.add_argument("--hold-at", type=int, default=0, help="wait in this step until OUT/go is there")
     args = parser.parse_args()
@@ -97,6 +98,7 @@ def main():
         losses.seen.append(loss.item())
         if run.steps_done + 1 == args.die_at and rank == world - 1:
             os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(args.pause)
         while run.steps_done + 1 == args.hold_at and not (args.out / "go").exists():
             time.sleep(0.002)
         run.step(loss=loss)
