@@ -42,11 +42,6 @@ class Manifest:
             digest.update(line.encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
-    @property
-    def size(self) -> int:
-        """The bytes of all contents."""
-        return sum(entry.size for entry in self.entries)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:

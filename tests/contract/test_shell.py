@@ -36,7 +36,10 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield Case(fake, node_at(22, None), node_at(22, None, name="nobody"))
         return
     with (embedded_server if request.param == "embedded" else openssh_server)(folder) as server:
-        shell = SshShell(server.key_file, connect_timeout_s=0.5, python=sys.executable)
+        patient = SshShell(server.key_file)
+        patient.host(server.node)  # the server is up from here on
+        patient.close()
+        shell = SshShell(server.key_file, connect_timeout_s=3, python=sys.executable)
         yield Case(shell, server.node, node_at(1, server.node.host_key, name="nobody"))
         shell.close()
 
