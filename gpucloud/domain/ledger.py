@@ -74,14 +74,14 @@ def meter(
 ) -> tuple[Charge, ...]:
     """Return the node's charges from its launch to its end, or to `now` while it lives.
 
-    Whole seconds, rounded up; cut where the price changes and where an attempt ended, so that every charge has one
-    price and one attempt. Time between two attempts belongs to the later one.
+    Whole seconds, rounded up; cut where the price changes and where an attempt ended that another one followed, so
+    that every charge has one price and one attempt. Time between two attempts belongs to the later one.
     """
     end = life.ended_at or now
     seconds = max(math.ceil((end - life.launched_at).total_seconds()), int(terms.minimum.total_seconds()))
     end = life.launched_at + timedelta(seconds=seconds)
     free = _is_free(life, terms)
-    cuts = {point.since for point in prices} | {a.ended_at for a in attempts if a.ended_at is not None}
+    cuts = {point.since for point in prices} | {a.ended_at for a in attempts[:-1] if a.ended_at is not None}
     inner = sorted(cut for cut in (_whole_second(life, c) for c in cuts) if life.launched_at < cut < end)
     edges = [life.launched_at, *inner, end]
     return tuple(
@@ -143,7 +143,7 @@ def _price_at(moment: datetime, prices: tuple[PricePoint, ...]) -> Decimal:
 
 
 def _attempt_at(life: NodeLife, moment: datetime, attempts: tuple[Attempt, ...]) -> int | None:
-    for attempt in attempts:
-        if attempt.ended_at is None or moment < _whole_second(life, attempt.ended_at):
+    for attempt in attempts[:-1]:
+        if attempt.ended_at is not None and moment < _whole_second(life, attempt.ended_at):
             return attempt.number
     return attempts[-1].number if attempts else None

@@ -1,0 +1,112 @@
+"""What nodes cost, against sums done by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpucloud.domain.job import Market
+from gpucloud.domain.ledger import Spend, meter, total, usd_for
+from gpucloud.domain.node import EndCause
+from gpucloud.domain.offer import PricePoint
+from gpucloud.domain.prepaid import Wall, least_budget_usd, paid_until
+from gpucloud.domain.state import ExitReason, NodeLife
+from tests.unit.worlds import NOW, POOL, opened
+
+PRICES = (PricePoint(since=NOW - timedelta(days=1), usd_per_hour=Decimal("0.36")),)
+
+
+def life(seconds, cause=None, **changes):
+    plain = {"node_id": "a", "pool": POOL, "launched_at": NOW}
+    if cause is not None:
+        plain |= {"ended_at": NOW + timedelta(seconds=seconds), "end_cause": cause}
+    return NodeLife(**{**plain, **changes})
+
+
+def cost(node, prices=PRICES, attempts=(), after=0):
+    return total(meter(node, prices, attempts, NOW + timedelta(seconds=after)))
+
+
+def test_a_node_costs_its_seconds_at_the_price():
+    assert cost(life(100, EndCause.CHOICE)) == Decimal("0.01")
+    assert cost(life(None), after=250) == Decimal("0.025")
+
+
+def test_parts_of_a_second_are_paid_whole_and_a_minute_at_the_least():
+    assert cost(life(100.2, EndCause.CHOICE)) == Decimal("0.0101")
+    assert cost(life(5, EndCause.CHOICE)) == Decimal("0.006")
+    assert cost(life(None), after=0) == Decimal("0.006")
+
+
+def test_a_node_that_the_cloud_takes_in_its_first_hour_is_free():
+    assert cost(life(3599, EndCause.INTERRUPTED)) == 0
+    assert cost(life(3600, EndCause.INTERRUPTED)) == Decimal("0.36")
+    assert cost(life(3599, EndCause.SCHEDULE)) == Decimal("0.3599")
+
+
+def test_on_demand_is_never_free():
+    on_demand = replace(POOL, market=Market.ON_DEMAND)
+
+    assert cost(life(100, EndCause.INTERRUPTED, pool=on_demand)) == Decimal("0.01")
+
+
+def test_each_second_has_the_price_of_its_time():
+    prices = (*PRICES, PricePoint(since=NOW + timedelta(seconds=60), usd_per_hour=Decimal("0.72")))
+
+    assert cost(life(100, EndCause.CHOICE), prices) == Decimal("0.006") + Decimal("0.008")
+
+
+def test_seconds_belong_to_the_attempt_that_they_were_spent_for():
+    first = opened("a", reason=ExitReason.INTERRUPTED, ended_at=NOW + timedelta(seconds=30))
+    second = opened("a", number=2, reason=ExitReason.SUCCEEDED, ended_at=NOW + timedelta(seconds=80))
+    charges = meter(life(100, EndCause.CHOICE), PRICES, (first, second), NOW)
+
+    assert [(c.attempt, c.usd) for c in charges] == [(1, Decimal("0.003")), (2, Decimal("0.007"))]
+
+
+@given(
+    seconds=st.integers(0, 10**6),
+    cuts=st.lists(st.integers(-100, 10**6), max_size=6, unique=True),
+    ends=st.lists(st.integers(0, 10**6), max_size=4, unique=True),
+)
+def test_however_it_is_cut_no_second_is_lost_or_charged_twice(seconds, cuts, ends):
+    prices = (
+        *PRICES,
+        *(PricePoint(since=NOW + timedelta(seconds=c), usd_per_hour=Decimal("0.36")) for c in sorted(cuts)),
+    )
+    attempts = tuple(
+        opened("a", number=n, reason=ExitReason.LOST, ended_at=NOW + timedelta(seconds=end))
+        for n, end in enumerate(sorted(ends), 1)
+    )
+    charges = meter(life(seconds, EndCause.CHOICE), prices, attempts, NOW)
+
+    assert charges[0].start == NOW
+    assert all(a.end == b.start for a, b in zip(charges, charges[1:], strict=False))
+    assert sum((c.end - c.start).total_seconds() for c in charges) == max(seconds, 60)
+    assert total(charges) == usd_for(Decimal("0.36"), timedelta(seconds=max(seconds, 60)))
+
+
+def test_spent_promised_and_left_make_the_budget():
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.3"), promised_usd=Decimal("0.25"))
+
+    assert spend.left_usd == Decimal("0.45")
+
+
+MONEY = st.decimals("0.01", "1000", places=2)
+
+
+@given(left=MONEY, nodes=st.integers(1, 64), cap=st.decimals("0.01", "100", places=2))
+def test_what_is_promised_until_the_shut_off_and_the_reserve_never_exceed_what_is_left(left, nodes, cap):
+    wall = Wall()
+    until = paid_until(NOW, left_usd=left, nodes=nodes, cap_usd_per_hour=cap, wall=wall)
+
+    if until is None:
+        assert left < least_budget_usd(nodes, cap, wall) + Decimal("0.000001")
+        return
+    assert wall.least <= until - NOW <= wall.horizon
+    promised = usd_for(cap * nodes, until - NOW) + usd_for(cap * nodes, wall.reserve)
+    assert promised <= left + Decimal("0.000001")
