@@ -136,3 +136,11 @@ class Shell(Protocol):
     def close(self) -> None:
         """Close every connection."""
         ...
+
+
+class Outputs(Protocol):
+    """Takes a job's results home."""
+
+    def bring_home(self, host: Host, code: str) -> tuple[str, ...]:
+        """Copy the outputs from the folder `code` on the host; return where they are now. NodeError, StoreError."""
+        ...

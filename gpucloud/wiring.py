@@ -86,6 +86,7 @@ class Gpucloud:
 
     def world(self, job: Job, name: str) -> World:
         """Return everything that supervising a run of the job needs. UsageError for a secret that is not set."""
+        from gpucloud.adapters.outputs import OutputsFolder
         from gpucloud.adapters.package import package_zip
         from gpucloud.adapters.ssh import generate_key
         from gpucloud.usecases.bootstrap import Package
@@ -101,6 +102,7 @@ class Gpucloud:
             group=self.group(),
             market=self.market(),
             shell=self.shell(name),
+            outputs=OutputsFolder(job.outputs, job.source.parent / "outputs" / name),
             public_key=generate_key(self.home.key(name)),
             package=Package(data=data, sha256=sha256),
             rules=RULES,

@@ -75,7 +75,7 @@ def _during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:
     return (
         _order(attempt, members, seen, rules.limits)
         or _tell(seen)
-        or _make_room(seen, rules.limits)
+        or _make_room(seen)
         or _prepare(seen, rules.limits)
         or _renew(seen, rules.wall)
         or _drill(attempt, goal, seen, rules.limits)
@@ -210,20 +210,17 @@ def _can_renew(seen: Seen) -> bool:
     return seen.payable_until is not None and (until is None or seen.payable_until > until)
 
 
-def _make_room(seen: Seen, limits: Limits) -> Action | None:
+def _make_room(seen: Seen) -> Action | None:
     """Ask for another machine while the one with a notice still saves: if the budget has the money for both."""
     noticed = [n for n in seen.nodes if n.status is not None and n.status.notice is not None]
     counted = [n.node.id for n in noticed if not _is_gone(n) and not n.node.detached]
     if counted and seen.payable_with_another is not None:
         return _lower(seen, seen.payable_with_another) or Detach(node_id=counted[0])
-    frozen = tuple(n.node.id for n in seen.nodes if _is_lost(n, seen, limits))
+    # Given up is given up: a frozen node that wakes later would bring its old ranks back.
+    given_up = {i.node_id for i in seen.state.interruptions if i.kind is InterruptionKind.FROZEN}
+    alive = tuple(n.node.id for n in seen.nodes if not _is_gone(n) and not n.node.detached)
+    frozen = tuple(node_id for node_id in alive if node_id in given_up)
     return Replace(node_ids=frozen) if frozen else None
-
-
-def _is_lost(node: NodeSeen, seen: Seen, limits: Limits) -> bool:
-    known = {i.node_id for i in seen.state.interruptions if i.kind is InterruptionKind.FROZEN}
-    silent = node.silent_for >= limits.silent and node.node.id in known
-    return silent and not _is_gone(node) and not node.node.detached
 
 
 def _lower(seen: Seen, payable: datetime) -> Arm | None:
@@ -305,7 +302,7 @@ def _capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
     news = tuple(n for n in seen.nodes if n.status and n.status.notice and not _is_gone(n) and n.node.id not in known)
     if news:
         return NoteInterruptions(interruptions=tuple(_early(n, seen) for n in news))
-    return _make_room(seen, rules.limits)
+    return _make_room(seen)
 
 
 def _must_arm(goal: Goal, seen: Seen, wall: Wall) -> bool:

@@ -24,7 +24,7 @@ from gpucloud.domain.action import (
     Tell,
     Wait,
 )
-from gpucloud.domain.errors import CleanupIncomplete, HostUnreachable, NodeError, ProvisionError
+from gpucloud.domain.errors import CleanupIncomplete, HostUnreachable, NodeError, ProvisionError, StoreError
 from gpucloud.domain.seen import Seen
 from gpucloud.domain.state import ExitReason
 from gpucloud.ports import ClusterSpec
@@ -104,6 +104,7 @@ class Actor:
             case CloseAttempt():
                 self._read_to_the_end(seen)
                 self._explain(action, seen)
+                self._bring_home(action, seen)
                 self.lease.write(books.close_attempt(state, action, seen.now))
             case Finish():
                 self.lease.write(books.finish(state, action, seen.now))
@@ -154,6 +155,22 @@ class Actor:
             return
         if words:
             self.watcher.story(words)
+
+    def _bring_home(self, action: CloseAttempt, seen: Seen) -> None:
+        """The outputs lie on the node of rank 0; without it, there are none to bring."""
+        attempt = seen.state.attempt
+        first = attempt.members[0].node_id if attempt is not None else ""
+        node = next((node for node in seen.group.alive if node.id == first), None)
+        code = self.preparer.code_on(first)
+        if action.reason.retried or node is None or code is None:
+            return
+        try:
+            brought = self.world.outputs.bring_home(self.world.shell.host(node), code)
+        except (NodeError, StoreError) as error:
+            self.watcher.story(f"the outputs could not be brought home: {error}")
+            return
+        for path in brought:
+            self.watcher.story(f"brought home: {path}")
 
     def _tear_down(self) -> None:
         """End the machines, bill them, and only then forget the group that lists them."""

@@ -116,11 +116,11 @@ class Observer:
     def _node(self, node: Node, state: JobState, now: datetime) -> NodeSeen:
         memory = self._memory[node.id]
         readiness = self.preparer.readiness(node.id)
-        if readiness is Readiness.READY and memory.beat_at and now - memory.beat_at > _BEAT and memory.asked is None:
-            self.preparer.forget(node.id)
+        silence = max(timedelta(0), now - memory.answered_at)
+        if readiness is Readiness.READY and not silence and memory.beat_at and now - memory.beat_at > _BEAT:
+            self.preparer.forget(node.id)  # the node answers, and its agent is dead: prepare it again
             memory.beat_at = None
             readiness = Readiness.NO
-        silence = now - memory.answered_at
         return NodeSeen(
             node=node,
             readiness=readiness,

@@ -88,6 +88,10 @@ class Preparer:
         if done.exit_code != 0:
             raise NodeError(f"{node_id}: cannot write desired.json: {done.stderr.decode(errors='replace').strip()}")
 
+    def code_on(self, node_id: str) -> str | None:
+        """Return where the node's copy of the code lies, None while it is not prepared."""
+        return self._work[node_id].result().code if self.readiness(node_id) is Readiness.READY else None
+
     def free_port(self, node_id: str) -> int:
         """Return a TCP port that is free on the node now. Raises NodeError."""
         host = self.world.shell.host(self._nodes[node_id])

@@ -10,7 +10,7 @@ from gpucloud.domain.action import Action
 from gpucloud.domain.job import Job
 from gpucloud.domain.ledger import Spend
 from gpucloud.domain.seen import Rules, Seen
-from gpucloud.ports import Clock, MarketData, NodeGroup, Provisioner, Shell
+from gpucloud.ports import Clock, MarketData, NodeGroup, Outputs, Provisioner, Shell
 from gpucloud.store import ObjectStore
 from gpucloud.usecases.bootstrap import Package
 from gpucloud.usecases.jobstore import JobStore
@@ -28,6 +28,7 @@ class World:
     group: NodeGroup
     market: MarketData
     shell: Shell
+    outputs: Outputs
     public_key: str
     package: Package
     rules: Rules

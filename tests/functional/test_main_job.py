@@ -203,6 +203,62 @@ def test_a_finished_job_is_followed_by_a_new_run(line):
     assert {j["job"] for j in line.run("status", "--json").json["jobs"]} == {"small", "small-2"}
 
 
+def test_setup_secrets_and_outputs_reach_the_script_and_come_home(line):
+    code = line.folder / "code"
+    setup = "setup: pip install --quiet --no-index --no-build-isolation ./own\n"
+    job = line.job(steps=3, extra=f"{setup}secrets: [HF_TOKEN]\noutputs: [results/, none]\nenv: {{COLOR: blue}}\n")
+    (code / "own").mkdir()
+    (code / "own" / "own.py").write_text("WORD = 'from the layer'\n")
+    (code / "own" / "setup.py").write_text(
+        "from setuptools import setup; setup(name='own', version='1', py_modules=['own'])"
+    )
+    script = (code / "train.py").read_text()
+    (code / "train.py").write_text(
+        f"import own, os\nprint(own.WORD, os.environ['COLOR'], len(os.environ['HF_TOKEN']))\n{script}"
+    )
+    assert line.run("train", job).code == 2
+    line.env["HF_TOKEN"] = "hf-canary-4711"
+
+    answer = line.run("train", job)
+
+    assert answer.code == 0, answer.stderr
+    assert "  | from the layer blue 14" in answer.stderr
+    assert (line.folder / "outputs" / "small" / "results" / "deep" / "rank").read_text() == "0"
+    kept = [path for path in line.home.rglob("*") if path.is_file() and b"hf-canary-4711" in path.read_bytes()]
+    assert kept == []
+    assert "hf-canary" not in answer.stdout + answer.stderr
+
+
+def test_a_frozen_node_is_given_up_and_the_job_goes_on(line, uninterrupted):
+    train = line.start("train", line.job(step_s=0.1), "--json")
+    until(lambda: line.step() >= 12, "step 12")
+    frozen = line.nodes()[-1]
+    assert line.run("local", "interrupt", "small", "--node", frozen, "--freeze").code == 0
+
+    assert train.wait(timeout=120) == 0, (line.folder / "err").read_text()
+    assert [(i["node_id"], i["kind"]) for i in line.state()["interruptions"]] == [(frozen, "frozen")]
+    assert [a["reason"] for a in line.state()["attempts"]] == ["lost", "succeeded"]
+    assert weights(line) == uninterrupted
+    nothing_is_left(line)
+
+
+def test_reconcile_carries_a_job_on_pass_by_pass(line, uninterrupted):
+    job = line.job()
+    first = line.start("train", job)
+    until(line.nodes, "machines")
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+
+    def ended():
+        answer = line.run("reconcile", "small", "--json")
+        assert answer.code == 0, answer.stderr
+        return answer.json["status"] == "succeeded"
+
+    until(ended, "the job has ended")
+    assert weights(line) == uninterrupted
+    nothing_is_left(line)
+
+
 def test_a_bad_job_file_creates_nothing(line):
     file = Path(line.job())
     file.write_text(file.read_text().replace("budget:", "bugdet:"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -85,7 +86,7 @@ def test_however_it_is_cut_no_second_is_lost_or_charged_twice(seconds, cuts, end
     charges = meter(life(seconds, EndCause.CHOICE), prices, attempts, NOW)
 
     assert charges[0].start == NOW
-    assert all(a.end == b.start for a, b in zip(charges, charges[1:], strict=False))
+    assert all(a.end == b.start for a, b in itertools.pairwise(charges))
     assert sum((c.end - c.start).total_seconds() for c in charges) == max(seconds, 60)
     assert total(charges) == usd_for(Decimal("0.36"), timedelta(seconds=max(seconds, 60)))
 
