@@ -93,9 +93,13 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A change: `needed` says why it must be made, or None; after `commands`, fresh facts must answer None."""
+    """A change: `needed` says why it must be made, or None; after `commands`, fresh facts must answer None.
+
+    The facts are not asked again where the commands' own success says as much (`proves_itself`).
+    """
 
     name: str
+    proves_itself: bool = False
     needed: Callable[[Facts, Wanted], str | None]
     commands: Callable[[Facts, Wanted], tuple[Command, ...]]
 
@@ -248,6 +252,7 @@ def _layer_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
 
 
 STEPS = (
-    Step(name="agent", needed=_agent_needed, commands=_agent_commands),
+    # The command returns when the agent has written its first status.
+    Step(name="agent", needed=_agent_needed, commands=_agent_commands, proves_itself=True),
     Step(name="setup", needed=_layer_needed, commands=_layer_commands),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 
 from gpucloud.domain.agentstatus import Desired, Launch, Status, Stop, desired_to_json
 from gpucloud.domain.errors import GpucloudError, NodeError
@@ -16,6 +17,8 @@ from gpucloud.usecases.bootstrap import Bootstrapped, bootstrap, wanted_for
 from gpucloud.usecases.world import Watcher, World
 
 _FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
+_ACKNOWLEDGED_IN = timedelta(seconds=0.5)
+_LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
 _ROOT = ".gpucloud/"  # the agent's folder as commands see it: they run in the node's home
 _WRITE = 'umask 077; cat >"$1.new" && mv -f "$1.new" "$1"'
 
@@ -35,9 +38,11 @@ class Preparer:
     world: World
     watcher: Watcher
     pool: ThreadPoolExecutor
+    syncs: ThreadPoolExecutor
     failures: int = 0
     _work: dict[str, Future[Prepared]] = field(default_factory=dict)
     _nodes: dict[str, Node] = field(default_factory=dict)
+    _told: dict[str, tuple[bytes, datetime]] = field(default_factory=dict)
 
     def see(self, group: GroupView) -> None:
         """Remember where the nodes are."""
@@ -51,6 +56,7 @@ class Preparer:
     def forget(self, node_id: str) -> None:
         """Prepare the node again when it is asked for next: its agent does not answer."""
         self._work.pop(node_id, None)
+        self._told.pop(node_id, None)
 
     @property
     def busy(self) -> bool:
@@ -79,12 +85,18 @@ class Preparer:
         """Whether the node's agent has read what is wanted of it."""
         if status is None or self.readiness(node.id) is not Readiness.READY:
             return False
-        return status.desired_sha256 == hashlib.sha256(self._wanted(node.id, state)).hexdigest()
+        wanted = self._wanted(node.id, state)
+        told, at = self._told.get(node.id, (b"", _LONG_AGO))
+        if told == wanted and self.world.clock.now() - at < _ACKNOWLEDGED_IN:
+            return True  # on its way: the agent reads many times a second
+        return status.desired_sha256 == hashlib.sha256(wanted).hexdigest()
 
     def tell(self, node_id: str, state: JobState) -> None:
         """Write what is wanted of the node to its agent. Raises HostUnreachable."""
+        wanted = self._wanted(node_id, state)
         host = self.world.shell.host(self._nodes[node_id])
-        done = host.run(("sh", "-c", _WRITE, "sh", ".gpucloud/agent/desired.json"), stdin=self._wanted(node_id, state))
+        done = host.run(("sh", "-c", _WRITE, "sh", f"{_ROOT}agent/desired.json"), stdin=wanted)
+        self._told[node_id] = (wanted, self.world.clock.now())
         if done.exit_code != 0:
             raise NodeError(f"{node_id}: cannot write desired.json: {done.stderr.decode(errors='replace').strip()}")
 
@@ -103,9 +115,13 @@ class Preparer:
     def _prepare(self, node: Node) -> Prepared:
         try:
             host = self.world.shell.host(node)
-            code = host.sync(self.world.job.code, f"{_ROOT}code")
-            wanted = wanted_for(self.world.job, package=self.world.package, code=code, secrets=self.world.secrets)
+            syncing = self.syncs.submit(host.sync, self.world.job.code, f"{_ROOT}code")
+            # The setup runs where the code is; without one, both go on side by side.
+            before = syncing.result() if self.world.job.setup else ""
+            job, secrets = self.world.job, self.world.secrets
+            wanted = wanted_for(job, package=self.world.package, code=before, secrets=secrets)
             done = bootstrap(host, wanted, self.world.package, self.world.clock)
+            code = syncing.result()
         except GpucloudError:
             self.failures += 1
             raise

@@ -41,7 +41,7 @@ class Supervisor:
         """Make one pass and return what was done."""
         seen = self.observer.observe(self.lease.state)
         recorded = self.cashier.settle(books.record(seen), seen.now)
-        if recorded.nodes != self.lease.state.nodes:
+        if _is_news(self.lease.state, recorded):
             self.lease.write(recorded)  # a machine is in the books before anything else is done about it
         self.lease.remember(recorded)
         action = decide(self.goal, seen, self.world.rules)
@@ -72,6 +72,12 @@ class Supervisor:
         return self.lease.state
 
 
+def _is_news(old: JobState, new: JobState) -> bool:
+    """Whether the state must be written now; steps alone can wait for the lease's next renewal."""
+    watched = ("nodes", "status", "interruptions", "checkpoint")
+    return any(getattr(old, name) != getattr(new, name) for name in watched)
+
+
 @contextmanager
 def supervisor(
     world: World, goal: Goal, lease: Lease, watcher: Watcher, wanted_end: Callable[[], ExitReason | None]
@@ -79,9 +85,10 @@ def supervisor(
     """Give a supervisor whose threads and connections end with the block; the lease is taken already."""
     readers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="read")
     makers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="prepare")
+    syncs = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sync")
     cashier = Cashier(world.jobs, world.market)
     logs = LogReader(world.jobs, watcher.output)
-    preparer = Preparer(world=world, watcher=watcher, pool=makers)
+    preparer = Preparer(world=world, watcher=watcher, pool=makers, syncs=syncs)
     observer = Observer(
         world=world,
         goal=goal,
@@ -106,5 +113,5 @@ def supervisor(
             )
     finally:
         world.shell.close()
-        readers.shutdown(wait=False, cancel_futures=True)
-        makers.shutdown(wait=False, cancel_futures=True)
+        for pool in (readers, makers, syncs):
+            pool.shutdown(wait=False, cancel_futures=True)
