@@ -1,4 +1,4 @@
-"""torchrun --nproc-per-node=2 train.py --epochs 20
+"""torchrun --nproc-per-node=2 train.py --epochs 15
 
 A small CNN learns handwritten digits, and may be interrupted at any step: the lines with `run` are all that takes.
 """
@@ -105,7 +105,7 @@ def fingerprint(model):
 
 def main():
     parser = argparse.ArgumentParser(description="Train a small CNN on handwritten digits.")
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=15)
     args = parser.parse_args()
 
     device = join()
