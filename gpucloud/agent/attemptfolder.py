@@ -69,6 +69,14 @@ class AttemptFolder:
         progress, written_at = self._progress
         return replace(progress, age_s=max(0.0, time.time() - written_at))
 
+    def output(self) -> tuple[tuple[int, int], ...]:
+        """Return the length in bytes of each rank's output, by global rank."""
+        try:
+            sizes = {path.name: path.stat().st_size for path in self.path.glob("rank-*.log")}
+        except OSError:
+            return ()
+        return tuple(sorted((int(name[5:-4]), size) for name, size in sizes.items() if name[5:-4].isdecimal()))
+
     def verdict(self) -> AttemptStatus | None:
         """Return what the agent wrote when the attempt ended; None when it never did."""
         text = read_text(self.path / "exit.json")

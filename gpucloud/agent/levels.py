@@ -92,15 +92,16 @@ class Outbox:
 def _milestones(status: Status) -> Status:
     """Return the status without what changes at every step."""
     attempt = status.attempt
-    if attempt is None or attempt.progress is None:
+    if attempt is None:
         return status
-    steady = replace(attempt.progress, step=0, loss=None, step_seconds=None, age_s=0.0)
-    return replace(status, attempt=replace(attempt, progress=steady))
+    progress = attempt.progress
+    steady = progress and replace(progress, step=0, loss=None, step_seconds=None, age_s=0.0)
+    return replace(status, attempt=replace(attempt, progress=steady, output=()))
 
 
-def _steps(status: Status) -> int | None:
-    progress = status.attempt.progress if status.attempt else None
-    return progress.step if progress else None
+def _steps(status: Status) -> tuple[object, ...]:
+    attempt = status.attempt
+    return (attempt.progress and attempt.progress.step, attempt.output) if attempt else ()
 
 
 def _overwrite(path: Path, text: str) -> None:

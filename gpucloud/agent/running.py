@@ -45,6 +45,7 @@ class RunningAttempt:
             exit_code=None,
             progress=self.folder.progress(),
             failed_rank=None,
+            output=self.folder.output(),
         )
 
     def _start(self, launch: Launch) -> subprocess.Popen[bytes] | None:
@@ -97,6 +98,7 @@ class RunningAttempt:
             exit_code=self._exit_code,
             progress=self.folder.progress(),
             failed_rank=self.folder.failed_rank() if failed else None,
+            output=self.folder.output(),
         )
 
 

@@ -82,7 +82,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStatus:
-    """The node's part in the newest attempt."""
+    """The node's part in the newest attempt; `output` is how many bytes each local rank has written."""
 
     attempt: int
     state: RunState
@@ -90,6 +90,7 @@ class AttemptStatus:
     exit_code: int | None
     progress: Progress | None
     failed_rank: int | None  # the first local rank that failed, as a global rank
+    output: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

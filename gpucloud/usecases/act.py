@@ -140,7 +140,8 @@ class Actor:
                 continue
             try:
                 host = self.world.shell.host(alive[member.node_id])
-                read_node(host, member.node_id, attempt, self.world.job.resources.gpus, self.logs, last=True)
+                while read_node(host, member.node_id, attempt, self.world.job.resources.gpus, self.logs)[1]:
+                    pass  # a long output comes in pieces
             except NodeError:
                 continue  # gone meanwhile: what had been read of it is kept
         self.logs.flush()

@@ -1,4 +1,4 @@
-"""Reading one node: its agent's status and the new output of its ranks, in one round trip."""
+"""Reading one node: what its agent says, and the new output of its ranks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpucloud.domain.agentstatus import Status, status_from_json
+from gpucloud.domain.agentstatus import RunState, Status, status_from_json
 from gpucloud.domain.state import Attempt
 from gpucloud.ports import Host
 from gpucloud.usecases.jobstore import JobStore
 
 _MOST = 1 << 20  # bytes of output of one rank that one pass takes
 _KEEP_AT = 1 << 16  # bytes after which read output goes to the store without waiting for the next flush
-_SCRIPT = """border=$1; most=$2; shift 2
-cat .gpucloud/agent/status.json 2>/dev/null
+_STATUS = ".gpucloud/agent/status.json"
+_READ = """border=$1; most=$2; shift 2
 while [ $# -gt 0 ]; do
   printf '%s' "$border"; tail -c "+$2" "$1" 2>/dev/null | head -c "$most"; shift 2
 done"""
@@ -34,6 +34,7 @@ class LogReader:
 
     jobs: JobStore
     output: Callable[[int, int, str], None]
+    taken: int = 0
     _ranks: dict[tuple[int, int], _Rank] = field(default_factory=dict)
 
     def offset(self, attempt: int, rank: int) -> int:
@@ -50,6 +51,7 @@ class LogReader:
             return
         known = self._ranks[attempt, rank]
         known.offset += len(whole)
+        self.taken += len(whole)
         known.unkept += whole
         self.output(attempt, rank, whole.decode(errors="replace"))
         if len(known.unkept) >= _KEEP_AT:
@@ -68,31 +70,41 @@ class LogReader:
 
 
 def read_node(
-    host: Host, node_id: str, attempt: Attempt | None, workers: int, logs: LogReader, *, last: bool = False
-) -> Status | None:
-    """Return what the node's agent says, None before it says anything; new output goes to `logs`.
+    host: Host, node_id: str, attempt: Attempt | None, workers: int, logs: LogReader
+) -> tuple[Status | None, bool]:
+    """Return what the node's agent says, None before it says anything, and whether there was new output for `logs`.
 
-    Raises HostUnreachable. A torn or foreign status reads as None.
+    Raises HostUnreachable. A torn or foreign status reads as None. Asking is one small command; output is fetched
+    only when the status tells of more than has been read, because asking goes on while the script needs the cores.
     """
-    ranks = _ranks(node_id, attempt, workers)
-    number = attempt.number if attempt else 0
+    done = host.run(("cat", _STATUS))
+    try:
+        status = status_from_json(done.stdout) if done.exit_code == 0 else None
+    except ValueError:
+        return None, False
+    part, before = status.attempt if status is not None else None, logs.taken
+    if attempt is not None and part is not None and part.attempt == attempt.number:
+        written = dict(part.output)
+        ranks = _ranks(node_id, attempt, workers)
+        behind = tuple(r for r in ranks if written.get(r, 0) > logs.offset(attempt.number, r))
+        read_output(host, attempt.number, behind, logs, last=part.state is RunState.EXITED)
+    return status, logs.taken > before
+
+
+def read_output(host: Host, number: int, ranks: tuple[int, ...], logs: LogReader, *, last: bool) -> None:
+    """Give new output of these ranks to `logs`; with `last`, an unfinished line too."""
+    if not ranks:
+        return
     files: list[str] = []
     for rank in ranks:
         files += [f".gpucloud/attempts/{number:04d}/rank-{rank}.log", str(logs.offset(number, rank) + 1)]
-    border = f"--{uuid.uuid4().hex}--"
-    done = host.run(("sh", "-c", _SCRIPT, "sh", border, str(_MOST), *files))
-    status, *outputs = done.stdout.split(border.encode())
-    for rank, data in zip(ranks, outputs, strict=False):
+    border = f"--{uuid.uuid4().hex}--"  # no output holds it by accident
+    done = host.run(("sh", "-c", _READ, "sh", border, str(_MOST), *files))
+    for rank, data in zip(ranks, done.stdout.split(border.encode())[1:], strict=False):
         logs.take(number, rank, data, last=last)
-    try:
-        return status_from_json(status) if status else None
-    except ValueError:
-        return None
 
 
-def _ranks(node_id: str, attempt: Attempt | None, workers: int) -> tuple[int, ...]:
+def _ranks(node_id: str, attempt: Attempt, workers: int) -> tuple[int, ...]:
     """The global ranks that run on the node: torchrun numbers them node by node."""
-    if attempt is None:
-        return ()
     nodes = [member.rank for member in attempt.members if member.node_id == node_id]
     return tuple(node * workers + local for node in nodes for local in range(workers))

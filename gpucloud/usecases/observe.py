@@ -102,7 +102,7 @@ class Observer:
 
     def _read(self, node: Node, state: JobState) -> Status | None:
         host = self.world.shell.host(node)
-        return read_node(host, node.id, state.attempt, self.world.job.resources.gpus, self.logs)
+        return read_node(host, node.id, state.attempt, self.world.job.resources.gpus, self.logs)[0]
 
     def _take(self, memory: _Memory, answer: Future[Status | None], now: datetime) -> None:
         if isinstance(answer.exception(), NodeError):

@@ -94,7 +94,9 @@ def bare_torchrun(folder: Path) -> float:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
     started = time.monotonic()
     ranks = [
-        subprocess.Popen([*argv, f"--node-rank={rank}", str(script)], env=env, stdout=subprocess.PIPE)
+        subprocess.Popen(
+            [*argv, f"--node-rank={rank}", str(script)], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
         for rank in (0, 1)
     ]
     assert ranks[0].stdout is not None
