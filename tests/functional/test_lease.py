@@ -1,0 +1,136 @@
+"""The lease over a real store: one writer, no lost update, a dead owner followed at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from gpucloud.adapters.clock import SystemClock
+from gpucloud.domain.errors import LeaseHeld
+from gpucloud.domain.state import JobStatus, Owner
+from gpucloud.store import Conflict, open_store
+from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.lease import take
+from tests.unit.worlds import NOW, state
+
+CLOCK = SystemClock()
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    jobs = JobStore(open_store(str(tmp_path)), "digits")
+    jobs.create(state(lease_s=0.5), b"name: digits\n")
+    return jobs
+
+
+def stranger(**changes):
+    plain = {"id": "x", "host": "elsewhere", "pid": 1, "started": "1", "since": NOW}
+    return Owner(**{**plain, **changes})
+
+
+def stored(jobs):
+    return jobs.load()[0]
+
+
+def test_a_second_supervisor_is_refused_and_told_who_holds_the_job(jobs):
+    with take(jobs, CLOCK), pytest.raises(LeaseHeld, match=f"process {os.getpid()} on "):
+        take(jobs, CLOCK)
+
+
+def test_a_lease_that_is_given_back_is_free_and_its_epoch_rises(jobs):
+    with take(jobs, CLOCK) as first:
+        assert first.state.epoch == 1
+    with take(jobs, CLOCK) as second:
+        assert second.state.epoch == 2
+    assert stored(jobs).owner is None
+
+
+def test_a_dead_process_of_this_host_is_followed_at_once(jobs):
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone.wait()
+    host = os.uname().nodename
+    current, found = jobs.load()
+    jobs.replace(replace(current, owner=stranger(host=host, pid=gone.pid), lease_s=999.0), found.version)
+
+    with take(jobs, CLOCK) as lease:
+        assert lease.state.owner.pid == os.getpid()
+
+
+def test_an_owner_elsewhere_is_followed_when_its_lease_is_over_by_the_stores_clock(jobs):
+    current, found = jobs.load()
+    jobs.replace(replace(current, owner=stranger()), found.version)
+
+    with pytest.raises(LeaseHeld, match="on elsewhere"):
+        take(jobs, CLOCK)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            with take(jobs, CLOCK) as lease:
+                assert lease.state.epoch == 1
+                return
+        except LeaseHeld:
+            time.sleep(0.05)
+    pytest.fail("the lease never ended")
+
+
+def test_a_held_lease_is_renewed_for_as_long_as_it_is_held(jobs):
+    with take(jobs, CLOCK):
+        first = jobs.load()[1].modified
+        deadline = time.monotonic() + 5
+        while (again := jobs.load()[1].modified) - first < timedelta(seconds=1):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert again > first
+
+
+def test_a_supervisor_that_was_followed_cannot_write_any_more(jobs):
+    with take(jobs, CLOCK) as lease:
+        current, found = jobs.load()
+        jobs.replace(replace(current, epoch=9, nonce="other", owner=stranger()), found.version)
+
+        with pytest.raises(LeaseHeld):
+            lease.write(replace(lease.state, status=JobStatus.RUNNING))
+        with pytest.raises(LeaseHeld):
+            lease.write(lease.state)
+    assert (stored(jobs).epoch, stored(jobs).nonce, stored(jobs).owner.host) == (9, "other", "elsewhere")
+
+
+def test_a_write_whose_reply_was_lost_is_known_again_by_its_nonce(jobs, monkeypatch):
+    with take(jobs, CLOCK) as lease:
+        real = JobStore.replace
+
+        def lost_reply(self, new, version):
+            real(self, new, version)
+            raise Conflict("the retry of a write that had been done")
+
+        monkeypatch.setattr(JobStore, "replace", lost_reply)
+        lease.write(replace(lease.state, status=JobStatus.RUNNING))
+        monkeypatch.undo()
+        lease.write(replace(lease.state, drilled=True))
+
+    assert stored(jobs).status is JobStatus.RUNNING
+    assert stored(jobs).drilled
+
+
+def test_the_ledger_takes_a_nodes_charges_once(jobs):
+    jobs.bill("a", ())
+    jobs.bill("a", ())
+
+    assert jobs.charges() == ()
+
+
+def test_kept_output_is_read_back_in_order_of_its_offsets(jobs):
+    jobs.append_log(1, 0, 6, b"world\n")
+    jobs.append_log(1, 0, 0, b"hello\n")
+    jobs.append_log(1, 0, 0, b"again\n")
+    jobs.append_log(2, 1, 0, b"other\n")
+
+    assert [jobs.read_log(part) for part in jobs.log_parts(1)] == [b"hello\n", b"world\n"]
+    assert jobs.log_length(1, 0) == 12
+    assert jobs.log_length(2, 0) == 0

@@ -1,0 +1,116 @@
+"""On a real terminal (a pty): the live display, and what Ctrl-C asks."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.commandline import command_line, until
+
+pytestmark = pytest.mark.timeout(200)
+
+
+class Terminal:
+    """A command on a pty: what it shows, and keys for it."""
+
+    def __init__(self, line, *arguments):
+        self._master, slave = pty.openpty()
+        env = {**line.env, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
+        self.process = subprocess.Popen(
+            line.argv(*arguments),
+            env=env,
+            cwd=line.folder,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+        )
+        line.started.append(self.process)
+        os.close(slave)
+        self.shown = ""
+
+    def wait_for(self, text, limit_s=90.0):
+        until(lambda: self._look() and text in self.shown, f"{text!r} in {self.shown[-2000:]!r}", limit_s)
+
+    def press_ctrl_c(self):
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def type(self, text):
+        os.write(self._master, text.encode())
+
+    def end(self, limit_s=60.0):
+        deadline = time.monotonic() + limit_s
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self._look()
+        self._look()
+        os.close(self._master)
+        return self.process.wait(timeout=1)
+
+    def _look(self):
+        while select.select([self._master], [], [], 0.05)[0]:
+            try:
+                data = os.read(self._master, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not data:
+                break
+            self.shown += data.decode(errors="replace")
+        return True
+
+
+@pytest.fixture
+def line(tmp_path):
+    with command_line(tmp_path) as found:
+        yield found
+
+
+def test_ctrl_c_asks_and_a_detached_job_goes_on_until_it_is_stopped(line):
+    job = line.job(steps=2000, step_s=0.05)
+    terminal = Terminal(line, "train", job)
+    terminal.wait_for("step 3")
+    terminal.wait_for("promised")
+
+    terminal.press_ctrl_c()
+    terminal.wait_for("[s]top the job")
+    terminal.type("d\n")
+    assert terminal.end() == 0
+    assert "goes on in the background" in terminal.shown
+    before = line.step()
+    until(lambda: line.step() > before, "more steps")
+
+    assert line.run("down", "small").code == 0
+    assert line.nodes() == []
+
+
+def test_ctrl_c_and_stop_saves_and_ends_the_machines(line):
+    terminal = Terminal(line, "train", line.job(steps=2000, step_s=0.05))
+    terminal.wait_for("step 3")
+
+    terminal.press_ctrl_c()
+    terminal.wait_for("[s]top the job")
+    terminal.type("s\n")
+
+    assert terminal.end() == 130
+    state = line.state()
+    assert state["exit_reason"] == "stopped"
+    assert state["checkpoint"]["step"] == state["attempts"][0]["last_step"]
+    assert line.nodes() == []
+
+
+def test_ctrl_c_twice_leaves_and_says_what_is_alive(line):
+    terminal = Terminal(line, "train", line.job(steps=2000, step_s=0.05))
+    terminal.wait_for("step 3")
+
+    terminal.press_ctrl_c()
+    terminal.wait_for("[s]top the job")
+    terminal.press_ctrl_c()
+
+    assert terminal.end() == 130
+    assert "alive and paid until" in terminal.shown
+    assert len(line.nodes()) == 2
