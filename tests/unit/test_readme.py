@@ -1,0 +1,58 @@
+"""README says what is so: its commands, its literal JSON and its job file."""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import Decimal
+from pathlib import Path
+
+import yaml
+from typer.main import get_command
+
+from gpucloud.cli.app import app
+from gpucloud.cli.render import VERSION, report_json
+from gpucloud.domain.ledger import Spend
+from gpucloud.domain.state import ExitReason
+from gpucloud.usecases.report import report
+from tests.unit.worlds import opened, seen, state
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def test_the_first_two_shell_blocks_are_one_line_each():
+    main_job, tests = blocks("sh")[:2]
+
+    assert main_job == "pip install -q '.[local]' && gpucloud train templates/jobs/digits.yaml --drill\n"
+    assert tests == "pip install -q '.[dev]' && python -m tests.check\n"
+
+
+def test_the_literal_json_has_the_keys_that_train_writes():
+    (literal,) = (json.loads(text) for text in blocks("json"))
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.5"), promised_usd=Decimal(0))
+    attempt = opened("a", reason=ExitReason.SUCCEEDED)
+    written = {"version": VERSION, **report_json(report(state(attempts=(attempt,)), spend, (), seen().group, None))}
+
+    assert literal.keys() == written.keys()
+    assert literal["attempts"][0].keys() == written["attempts"][0].keys()
+    assert literal["spend"].keys() == written["spend"].keys()
+    assert Decimal(literal["spend"]["spent_usd"]) + Decimal(literal["spend"]["left_usd"]) == 1
+
+
+def test_every_command_is_in_the_table_and_every_one_there_exists():
+    told = set(re.findall(r"gpucloud (\w+)", README.split("## The commands")[1].split("###")[0]))
+    known = set(get_command(app).commands)
+
+    assert told - {"yaml"} <= known
+    assert known <= told | {"logs", "cost", "schema", "local"}
+
+
+def test_the_job_file_shown_has_known_keys_only():
+    (shown,) = (yaml.safe_load(text) for text in blocks("yaml"))
+    sample = (Path(__file__).resolve().parents[2] / "templates" / "gpucloud.yaml").read_text()
+
+    assert all(re.search(rf"^#?{key}:", sample, re.MULTILINE) for key in shown)
