@@ -152,7 +152,10 @@ class CheckpointRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """Everything that must outlive the supervisor. Written whole, by compare-and-swap only."""
+    """Everything that must outlive the supervisor. Written whole, by compare-and-swap only.
+
+    An ended job still has machines until it is `torn_down`, unless the user wanted them `kept`.
+    """
 
     job: str
     created_at: datetime
@@ -178,6 +181,7 @@ class JobState:
     reopened_after: int = 0
     drilled: bool = False
     torn_down: bool = False
+    kept: bool = False
     ended_at: datetime | None = None
 
     @property

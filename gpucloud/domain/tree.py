@@ -1,4 +1,4 @@
-"""A code folder as a manifest: what is in it, and what differs between two of them."""
+"""A code folder as a manifest: what is in it, under one name."""
 
 from __future__ import annotations
 
@@ -43,24 +43,6 @@ class Manifest:
         return digest.hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """What must be sent and what deleted to make one tree from another; paths, sorted."""
-
-    send: tuple[str, ...]
-    delete: tuple[str, ...]
-
-
 def manifest(entries: tuple[Entry, ...]) -> Manifest:
     """Return the manifest of a tree with these entries."""
     return Manifest(entries=tuple(sorted(entries, key=lambda entry: entry.path)))
-
-
-def difference(old: Manifest, new: Manifest) -> Difference:
-    """Return how `new` differs from `old`; a file with another time only does not differ."""
-    before = {entry.path: (entry.mode, entry.sha256) for entry in old.entries}
-    after = {entry.path: (entry.mode, entry.sha256) for entry in new.entries}
-    return Difference(
-        send=tuple(path for path, what in sorted(after.items()) if before.get(path) != what),
-        delete=tuple(sorted(before.keys() - after.keys())),
-    )

@@ -81,14 +81,16 @@ class Starter:
 
     def _continue(self, job: Job, spec: bytes, name: str, state: JobState) -> Start:
         now = self.clock.now()
-        spent = total(Cashier(JobStore(self.store, name), self.market).charges(state, now))
+        spent = ZERO
+        if state.exit_reason not in _CLOSED:  # a teardown needs no budget
+            spent = total(Cashier(JobStore(self.store, name), self.market).charges(state, now))
         plan = make_plan(replace(job, name=name), self.market.offers(), now, self.wall, spent_usd=spent)
         return Start(name=name, plan=plan, continues=True, changed=_changes(job, spec, state))
 
 
 def is_closed(state: JobState) -> bool:
-    """Whether the next `train` starts a new run instead of going on with this one."""
-    return state.exit_reason in _CLOSED
+    """Whether the next `train` starts a new run instead of going on with this one: its end, or only its teardown."""
+    return state.exit_reason in _CLOSED and (state.torn_down or state.kept)
 
 
 def _run_number(name: str, run: str) -> int:
@@ -109,7 +111,12 @@ def _changes(job: Job, spec: bytes, state: JobState) -> tuple[str, ...]:
 
 
 def adopt(state: JobState, job: Job, spec: bytes, plan: Plan) -> JobState:
-    """Return the state as it goes on under the job file of now: its budget, and the plan's offer if it has no group."""
+    """Return the state as it goes on under the job file of now: its budget, and the plan's offer if it has no group.
+
+    A run that ended for good, and was not torn down, stays as it is.
+    """
+    if state.exit_reason in _CLOSED:
+        return state
     going_on = books.reopen(state) if state.status.ended else state
     adopted = replace(going_on, budget_usd=job.budget_usd, spec_sha256=_sha256(spec))
     if adopted.group is not None:

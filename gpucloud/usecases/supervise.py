@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpucloud.domain import books
 from gpucloud.domain.action import Action, Done, Wait
@@ -69,6 +69,8 @@ class Supervisor:
                 self.logs.flush()
                 flushed = now
         self.logs.flush()
+        if self.goal.keep and self.lease.state.status.ended:
+            self.lease.write(replace(self.lease.state, kept=True))
         return self.lease.state
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpucloud.domain.ignore import IgnoreRules
-from gpucloud.domain.tree import FILE, FOLDER, PROGRAM, Entry, Manifest, difference, manifest
+from gpucloud.domain.tree import FILE, FOLDER, PROGRAM, Entry, Manifest, manifest
 
 
 def file(path: str, content: str = "a", *, mode: int = FILE, mtime_ns: int = 0) -> Entry:
@@ -35,20 +35,6 @@ def test_order_and_times_do_not_change_the_name():
 )
 def test_name_changes_with(other: Entry):
     assert tree(file("a")).sha256 != tree(other).sha256
-
-
-def test_difference_names_what_to_send_and_what_to_delete():
-    old = tree(file("same"), file("changed"), file("touched"), file("gone"), file("now a program"))
-    new = tree(
-        file("same"),
-        file("changed", "b"),
-        file("touched", mtime_ns=9),
-        file("new"),
-        file("now a program", mode=PROGRAM),
-    )
-    found = difference(old, new)
-    assert found.send == ("changed", "new", "now a program")
-    assert found.delete == ("gone",)
 
 
 def test_path_that_is_no_utf8_has_a_name_too():

@@ -1,0 +1,113 @@
+"""Which run a start means: a new one, or the one that is not over yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from gpucloud.adapters.clock import SystemClock
+from gpucloud.adapters.local.market import LocalMarket
+from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, PlanRefused
+from gpucloud.domain.job import Cloud, Job, Resources
+from gpucloud.domain.prepaid import Wall
+from gpucloud.domain.state import ExitReason, JobStatus
+from gpucloud.store import open_store
+from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.start import Starter, adopt
+
+SPEC = b"name: digits\n"
+JOB = Job(
+    name="digits",
+    run="train.py",
+    budget_usd=Decimal(1),
+    source=Path("digits.yaml"),
+    code=Path(),
+    resources=Resources(nodes=2),
+)
+
+
+@pytest.fixture
+def starter(tmp_path):
+    return Starter(store=open_store(str(tmp_path)), market=LocalMarket(), clock=SystemClock(), wall=Wall())
+
+
+def put(starter, name, **changes):
+    jobs = JobStore(starter.store, name)
+    state, stored = jobs.load()
+    jobs.replace(replace(state, **changes), stored.version)
+
+
+def ended(reason, **changes):
+    return {"status": reason.status, "exit_reason": reason, **changes}
+
+
+def test_the_first_start_makes_the_run(starter):
+    start = starter.start(JOB, SPEC)
+
+    assert (start.name, start.continues, start.changed) == ("digits", False, ())
+    assert start.plan.worst_usd == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes", "name"),
+    [
+        (ExitReason.SUCCEEDED, {"torn_down": True}, "digits-2"),
+        (ExitReason.USER_ERROR, {"torn_down": True}, "digits-2"),
+        (ExitReason.SUCCEEDED, {"kept": True}, "digits-2"),
+        (ExitReason.SUCCEEDED, {}, "digits"),
+        (ExitReason.STOPPED, {"torn_down": True}, "digits"),
+        (ExitReason.BUDGET, {"torn_down": True}, "digits"),
+        (ExitReason.LOST, {"torn_down": True}, "digits"),
+    ],
+)
+def test_a_run_that_is_over_for_good_is_followed_by_a_new_one(starter, reason, changes, name):
+    starter.start(JOB, SPEC)
+    put(starter, "digits", **ended(reason, **changes))
+
+    assert starter.start(JOB, SPEC).name == name
+
+
+def test_a_run_that_only_lacks_its_teardown_stays_succeeded(starter):
+    start = starter.start(JOB, SPEC)
+    put(starter, "digits", **ended(ExitReason.SUCCEEDED))
+    state = JobStore(starter.store, "digits").load()[0]
+
+    assert adopt(state, JOB, SPEC, start.plan) == state
+
+
+def test_a_stopped_run_goes_on_under_the_budget_of_now(starter):
+    start = starter.start(JOB, SPEC)
+    put(starter, "digits", **ended(ExitReason.STOPPED, torn_down=True))
+    state = JobStore(starter.store, "digits").load()[0]
+    going_on = adopt(state, replace(JOB, budget_usd=Decimal(7)), SPEC, start.plan)
+
+    assert (going_on.status, going_on.exit_reason, going_on.budget_usd) == (JobStatus.WAITING, None, 7)
+
+
+def test_what_changed_since_the_last_start_is_said(starter):
+    starter.start(JOB, SPEC)
+    again = starter.start(replace(JOB, budget_usd=Decimal(3)), b"name: digits\nbudget: 3 USD\n")
+
+    assert again.continues
+    assert again.changed[1] == "budget: 1 → 3 USD"
+    assert "best effort" in again.changed[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"budget_usd": Decimal("0.1")}, BudgetTooSmall),
+        ({"cloud": Cloud.AWS}, PlanRefused),
+        ({"resources": Resources(gpu=("A100",))}, PlanRefused),
+        ({"resources": Resources(gpus=16)}, NoCapacity),
+        ({"resources": Resources(regions=("eu-west-1",))}, NoCapacity),
+        ({"data": (("s3://bucket/x", "/data"),)}, PlanRefused),
+    ],
+)
+def test_a_hopeless_plan_is_refused_before_anything_is_written(starter, changes, error):
+    with pytest.raises(error):
+        starter.start(replace(JOB, **changes), SPEC)
+    assert starter.store.list("") == ()
