@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 from gpucloud.domain.action import Action, Wait
 from gpucloud.domain.ledger import Spend
+from gpucloud.domain.membership import progress_of
 from gpucloud.domain.node import NodeState
-from gpucloud.domain.reconcile import progress_of
 from gpucloud.domain.seen import NodeSeen, Readiness, Seen
 from gpucloud.usecases.forecast import time_left
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import datetime
 
 from gpucloud.domain.action import CloseAttempt, EndAttempt, Finish, NoteInterruptions, OpenAttempt
+from gpucloud.domain.membership import progress_of
 from gpucloud.domain.node import Node, NodeState
-from gpucloud.domain.reconcile import progress_of
 from gpucloud.domain.seen import Seen
 from gpucloud.domain.state import Attempt, Interruption, JobState, JobStatus, Member, NodeLife
 

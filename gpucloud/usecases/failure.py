@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from gpucloud.domain.agentstatus import Outcome
-from gpucloud.domain.reconcile import members_of, part_of
+from gpucloud.domain.membership import members_of, part_of
 from gpucloud.domain.seen import NodeSeen, Seen
 from gpucloud.domain.state import Attempt
 from gpucloud.ports import Host, Shell

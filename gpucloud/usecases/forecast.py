@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from gpucloud.domain.reconcile import progress_of
+from gpucloud.domain.membership import progress_of
 from gpucloud.domain.seen import Seen
 
 

@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 
 from gpucloud.domain.agentstatus import Outcome, Status
 from gpucloud.domain.errors import NodeError
+from gpucloud.domain.membership import is_over, members_of, part_of, progress_of
 from gpucloud.domain.node import GroupView, Node, NodeState
-from gpucloud.domain.reconcile import is_over, members_of, part_of, progress_of
 from gpucloud.domain.seen import Goal, NodeSeen, Readiness, Seen
 from gpucloud.domain.state import Attempt, CheckpointRef, ExitReason, JobState
 from gpucloud.store.commits import newest_commit

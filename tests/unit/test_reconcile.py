@@ -27,8 +27,9 @@ from gpucloud.domain.action import (
     Wait,
 )
 from gpucloud.domain.agentstatus import Outcome, Stop
+from gpucloud.domain.between import fruitless
 from gpucloud.domain.node import EndCause, NodeState
-from gpucloud.domain.reconcile import decide, fruitless
+from gpucloud.domain.reconcile import decide
 from gpucloud.domain.seen import Goal, Readiness, Rules, Until
 from gpucloud.domain.state import (
     ExitReason,

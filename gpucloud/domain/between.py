@@ -1,0 +1,109 @@
+"""What to do between two attempts, and before the first."""
+
+from __future__ import annotations
+
+from gpucloud.domain.action import (
+    Action,
+    Arm,
+    Done,
+    Finish,
+    NoteInterruptions,
+    OpenAttempt,
+    Provision,
+    Replace,
+    Resize,
+    Wait,
+)
+from gpucloud.domain.membership import is_gone, is_usable, somebody_answers
+from gpucloud.domain.prepaid import Wall
+from gpucloud.domain.seen import Goal, Limits, NodeSeen, Readiness, Rules, Seen, Until
+from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind
+from gpucloud.domain.upkeep import can_renew, make_room, prepare, renew, tell
+
+
+def between(goal: Goal, seen: Seen, rules: Rules) -> Action:
+    """Return the next thing to do when no attempt is open."""
+    return (
+        _finish(seen, rules.limits)
+        or _capacity(goal, seen, rules)
+        or prepare(seen, rules.limits)
+        or tell(seen)
+        or _start(goal, seen, rules.limits)
+        or Wait(why="machines" if not seen.group.alive else "bootstrap")
+    )
+
+
+def _finish(seen: Seen, limits: Limits) -> Finish | None:
+    if seen.wanted_end is not None:
+        return Finish(reason=seen.wanted_end)
+    if seen.failed_bootstraps >= limits.bootstrap_tries:
+        error = next((node.error for node in seen.nodes if node.error), "the bootstrap failed")
+        return Finish(reason=ExitReason.USER_ERROR, message=error, exit_code=14)
+    count = fruitless(seen.state.attempts[seen.state.reopened_after :])
+    if count >= limits.fruitless_attempts:
+        return Finish(reason=ExitReason.LOST, message=f"{count} attempts in a row made no new step")
+    if seen.payable_until is None:
+        return Finish(reason=ExitReason.BUDGET, message="the budget cannot pay for another start and its save")
+    return None
+
+
+def fruitless(attempts: tuple[Attempt, ...]) -> int:
+    """Return how many attempts at the end of the list made no step that had not been made before."""
+    best, count = 0, 0
+    for attempt in attempts:
+        count = 0 if (attempt.last_step or 0) > best else count + 1
+        best = max(best, attempt.last_step or 0)
+    return count
+
+
+def _capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
+    """The shut-off is armed, and read back, before the level that starts machines is set."""
+    group, payable = seen.group, seen.payable_until
+    if not group.exists:
+        return Provision()
+    if payable is not None and _must_arm(goal, seen, rules.wall):
+        return Arm(until=payable)
+    if group.size != goal.nodes:
+        return Resize(size=goal.nodes)
+    unfit = tuple(n.node.id for n in seen.nodes if _is_unfit(n, seen, rules.limits))
+    if unfit:
+        return Replace(node_ids=unfit)
+    known = {i.node_id for i in seen.state.interruptions}
+    news = tuple(n for n in seen.nodes if n.status and n.status.notice and not is_gone(n) and n.node.id not in known)
+    if news:
+        return NoteInterruptions(interruptions=tuple(_early(n, seen) for n in news))
+    return make_room(seen)
+
+
+def _must_arm(goal: Goal, seen: Seen, wall: Wall) -> bool:
+    until = seen.group.armed_until
+    if until is None or until - seen.now < wall.least:
+        return True
+    starting = seen.group.size < goal.nodes and until - seen.now < wall.horizon / 2
+    return (starting and can_renew(seen)) or renew(seen, wall) is not None
+
+
+def _is_unfit(node: NodeSeen, seen: Seen, limits: Limits) -> bool:
+    silent = node.silent_for >= limits.silent and node.readiness is Readiness.READY and somebody_answers(seen)
+    return not is_gone(node) and not node.node.detached and (node.readiness is Readiness.FAILED or silent)
+
+
+def _early(node: NodeSeen, seen: Seen) -> Interruption:
+    number = seen.state.attempts[-1].number if seen.state.attempts else 0
+    return Interruption(node_id=node.node.id, kind=InterruptionKind.NOTICE, attempt=number, noticed_at=seen.now)
+
+
+def _start(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
+    ready = [n.node.id for n in seen.nodes if is_usable(n, limits) and n.readiness is Readiness.READY]
+    if len(ready) < goal.nodes:
+        return None
+    if goal.until is Until.READY:
+        return Done()
+    return OpenAttempt(number=len(seen.state.attempts) + 1, node_ids=_ranked(ready, seen)[: goal.nodes])
+
+
+def _ranked(ready: list[str], seen: Seen) -> tuple[str, ...]:
+    """Nodes that were members before come first and keep their order, so that rank 0 moves as seldom as it can."""
+    last = seen.state.attempts[-1].members if seen.state.attempts else ()
+    order = {member.node_id: member.rank for member in last}
+    return tuple(sorted(ready, key=lambda node_id: (order.get(node_id, len(order)), node_id)))

@@ -1,0 +1,152 @@
+"""What to do while an attempt is open."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from gpucloud.domain.action import (
+    Action,
+    CloseAttempt,
+    Drill,
+    EndAttempt,
+    NoteInterruptions,
+    Wait,
+)
+from gpucloud.domain.agentstatus import Outcome, Stop
+from gpucloud.domain.membership import is_gone, is_over, members_of, part_of, progress_of, somebody_answers
+from gpucloud.domain.node import EndCause
+from gpucloud.domain.seen import Goal, Limits, NodeSeen, Rules, Seen
+from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind
+from gpucloud.domain.upkeep import can_renew, make_room, prepare, renew, tell
+
+
+def during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:
+    """Return the next thing to do for an open attempt."""
+    members = members_of(attempt, seen)
+    news = _news(attempt, members, seen, rules.limits)
+    if news:
+        return NoteInterruptions(interruptions=news)
+    if all(is_over(attempt, node) for node in members):
+        return _close(attempt, members, seen, rules)
+    return (
+        _order(attempt, members, seen, rules.limits)
+        or tell(seen)
+        or make_room(seen)
+        or prepare(seen, rules.limits)
+        or renew(seen, rules.wall)
+        or _drill(attempt, goal, seen, rules.limits)
+        or Wait(why="running")
+    )
+
+
+def _news(
+    attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, limits: Limits
+) -> tuple[Interruption, ...]:
+    known = {i.node_id for i in seen.state.interruptions}
+    kinds = {
+        member.node_id: _taken(attempt, node, seen, limits)
+        for member, node in zip(attempt.members, members, strict=True)
+        if member.node_id not in known
+    }
+    return tuple(
+        Interruption(node_id=node_id, kind=kind, attempt=attempt.number, noticed_at=seen.now)
+        for node_id, kind in kinds.items()
+        if kind is not None
+    )
+
+
+def _taken(attempt: Attempt, node: NodeSeen | None, seen: Seen, limits: Limits) -> InterruptionKind | None:
+    if node is None:
+        return InterruptionKind.LOST
+    if node.status is not None and node.status.notice is not None and not is_gone(node):
+        return InterruptionKind.NOTICE
+    if is_gone(node):
+        # What ended by our own choice or by the shut-off was not taken by the cloud.
+        ours = node.node.end_cause in (EndCause.SCHEDULE, EndCause.CHOICE)
+        return None if ours else InterruptionKind.LOST
+    frozen = node.silent_for >= limits.silent and not is_over(attempt, node) and somebody_answers(seen)
+    return InterruptionKind.FROZEN if frozen else None
+
+
+def _close(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, rules: Rules) -> Action:
+    reason = _reason(attempt, members, seen)
+    waited = seen.failed_for if seen.failed_for is not None else timedelta(0)
+    if reason is ExitReason.USER_ERROR and waited < rules.limits.settle:
+        # A script also fails because a peer's machine went: give the cloud a moment to say so.
+        return Wait(why="a script failed; asking the cloud whether a machine went first")
+    return CloseAttempt(reason=reason)
+
+
+def _reason(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen) -> ExitReason:
+    parts = [part_of(attempt, node) for node in members]
+    outcomes = {part.outcome if part else None for part in parts}
+    if outcomes == {Outcome.DONE}:
+        return ExitReason.SUCCEEDED
+    taken = _reason_of_interruptions(attempt, seen)
+    if attempt.condemned is not None and (taken is None or not attempt.condemned.retried):
+        return attempt.condemned
+    if taken is not None:
+        return taken
+    if Outcome.FAILED in outcomes:
+        return ExitReason.USER_ERROR
+    if outcomes == {Outcome.LEFT}:
+        return ExitReason.INTERRUPTED if can_renew(seen) else ExitReason.BUDGET
+    return ExitReason.LOST
+
+
+def _reason_of_interruptions(attempt: Attempt, seen: Seen) -> ExitReason | None:
+    kinds = {i.kind for i in seen.state.interruptions if i.attempt == attempt.number}
+    if not kinds:
+        return None
+    return ExitReason.INTERRUPTED if kinds == {InterruptionKind.NOTICE} else ExitReason.LOST
+
+
+_FIRMNESS = {Stop.NO: 0, Stop.SAVE: 1, Stop.KILL: 2}
+
+
+def _order(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, limits: Limits) -> EndAttempt | None:
+    """One member down means that the others cannot go on: they end now, not when their collectives give up."""
+    wanted = (
+        _order_for_the_broken(attempt, members, seen, limits)
+        or _order_for_the_hung(attempt, seen, limits)
+        or _order_for_the_user(attempt, seen, limits)
+    )
+    return wanted if wanted and _FIRMNESS[wanted.how] > _FIRMNESS[attempt.ordered] else None
+
+
+def _order_for_the_broken(
+    attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, limits: Limits
+) -> EndAttempt | None:
+    taken = _reason_of_interruptions(attempt, seen)
+    outcomes = {part.outcome for part in (part_of(attempt, node) for node in members) if part}
+    if any(is_gone(node) for node in members) or taken is ExitReason.LOST or Outcome.KILLED in outcomes:
+        return EndAttempt(how=Stop.KILL, reason=taken or ExitReason.LOST)
+    if seen.failed_for is not None and seen.failed_for >= limits.settle:
+        return EndAttempt(how=Stop.KILL, reason=taken or ExitReason.USER_ERROR)
+    if seen.uneven_for is not None and seen.uneven_for >= limits.save:
+        return EndAttempt(how=Stop.KILL, reason=taken or ExitReason.LOST)
+    return None
+
+
+def _order_for_the_hung(attempt: Attempt, seen: Seen, limits: Limits) -> EndAttempt | None:
+    """Armed after the first steps and only while training: saving and evaluating take their own time."""
+    progress = progress_of(attempt, seen)
+    if progress is None or progress.phase != "train" or progress.step_seconds is None:
+        return None
+    limit = max(limits.hang_at_least.total_seconds(), limits.hang_steps * progress.step_seconds)
+    return EndAttempt(how=Stop.KILL, reason=ExitReason.HUNG) if progress.age_s > limit else None
+
+
+def _order_for_the_user(attempt: Attempt, seen: Seen, limits: Limits) -> EndAttempt | None:
+    if seen.wanted_end is None:
+        return None
+    waited = seen.now - attempt.condemned_at if attempt.condemned_at else timedelta(0)
+    return EndAttempt(how=Stop.KILL if waited >= limits.save else Stop.SAVE, reason=seen.wanted_end)
+
+
+def _drill(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> Drill | None:
+    progress = progress_of(attempt, seen)
+    if not goal.drill or seen.state.drilled or progress is None:
+        return None
+    at = limits.drill_at * progress.total_steps if progress.total_steps else progress.first_step + 20
+    return Drill(node_id=attempt.members[-1].node_id) if progress.step >= at else None

@@ -1,0 +1,52 @@
+"""Who takes part in an attempt, what each says of it, and who can be relied on."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from gpucloud.domain.agentstatus import AttemptStatus, Progress, RunState
+from gpucloud.domain.node import NodeState
+from gpucloud.domain.seen import Limits, NodeSeen, Seen
+from gpucloud.domain.state import Attempt
+
+
+def part_of(attempt: Attempt, node: NodeSeen | None) -> AttemptStatus | None:
+    """Return what the node says of its part in the attempt; None while it has not heard of it."""
+    part = node.status.attempt if node is not None and node.status is not None else None
+    return part if part is not None and part.attempt == attempt.number else None
+
+
+def members_of(attempt: Attempt, seen: Seen) -> tuple[NodeSeen | None, ...]:
+    """Return the attempt's members as seen, in rank order; None for one that the cloud no longer lists."""
+    by_id = {node.node.id: node for node in seen.nodes}
+    return tuple(by_id.get(member.node_id) for member in attempt.members)
+
+
+def progress_of(attempt: Attempt, seen: Seen) -> Progress | None:
+    """Return what rank 0's script last reported."""
+    part = part_of(attempt, members_of(attempt, seen)[0])
+    return part.progress if part else None
+
+
+def is_over(attempt: Attempt, node: NodeSeen | None) -> bool:
+    """Whether the member has nothing running of this attempt."""
+    if is_gone(node):
+        return True
+    part = part_of(attempt, node)
+    return part is not None and part.state is RunState.EXITED
+
+
+def is_gone(node: NodeSeen | None) -> bool:
+    """Whether the cloud no longer lists the node as alive."""
+    return node is None or node.node.state is NodeState.TERMINATED
+
+
+def is_usable(node: NodeSeen, limits: Limits) -> bool:
+    """Whether an attempt may be placed on the node once it is prepared."""
+    noticed = node.status is not None and node.status.notice is not None
+    return not is_gone(node) and not node.node.detached and not noticed and node.silent_for < limits.silent
+
+
+def somebody_answers(seen: Seen) -> bool:
+    """All silent at once means that we are offline, and nothing is believed."""
+    return any(node.silent_for == timedelta(0) and not is_gone(node) for node in seen.nodes)

@@ -1,0 +1,76 @@
+"""What goes on beside attempts: prepaid time, machines in place of taken ones, bootstrap, telling."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from gpucloud.domain.action import (
+    Action,
+    Arm,
+    Detach,
+    Prepare,
+    Replace,
+    Tell,
+)
+from gpucloud.domain.membership import is_gone, is_usable
+from gpucloud.domain.node import NodeState
+from gpucloud.domain.prepaid import Wall
+from gpucloud.domain.seen import Limits, Readiness, Seen
+from gpucloud.domain.state import InterruptionKind
+
+
+def prepare(seen: Seen, limits: Limits) -> Prepare | None:
+    """Bootstrap what runs and is not prepared."""
+    waiting = tuple(
+        n.node.id
+        for n in seen.nodes
+        if n.node.state is NodeState.RUNNING and n.readiness is Readiness.NO and is_usable(n, limits)
+    )
+    return Prepare(node_ids=waiting) if waiting else None
+
+
+def tell(seen: Seen) -> Tell | None:
+    """Write to every agent that has not read what is wanted of it."""
+    untold = tuple(
+        n.node.id
+        for n in seen.nodes
+        if n.readiness is Readiness.READY and not n.told and not is_gone(n) and n.silent_for == timedelta(0)
+    )
+    return Tell(node_ids=untold) if untold else None
+
+
+def make_room(seen: Seen) -> Action | None:
+    """Ask for another machine while the one with a notice still saves: if the budget has the money for both."""
+    noticed = [n for n in seen.nodes if n.status is not None and n.status.notice is not None]
+    counted = [n.node.id for n in noticed if not is_gone(n) and not n.node.detached]
+    if counted and seen.payable_with_another is not None:
+        return _lower(seen, seen.payable_with_another) or Detach(node_id=counted[0])
+    # Given up is given up: a frozen node that wakes later would bring its old ranks back.
+    given_up = {i.node_id for i in seen.state.interruptions if i.kind is InterruptionKind.FROZEN}
+    alive = tuple(n.node.id for n in seen.nodes if not is_gone(n) and not n.node.detached)
+    frozen = tuple(node_id for node_id in alive if node_id in given_up)
+    return Replace(node_ids=frozen) if frozen else None
+
+
+def renew(seen: Seen, wall: Wall) -> Arm | None:
+    """Renewed when half of the horizon is gone, and only if it is worth a call; lowered whenever it must be."""
+    until, payable = seen.group.armed_until, seen.payable_until
+    if payable is None or until is None:
+        return None
+    lower = _lower(seen, payable)
+    if lower is not None:
+        return lower
+    worth = payable - until >= min(timedelta(seconds=60), wall.horizon / 4)
+    return Arm(until=payable) if worth and until - seen.now < wall.horizon / 2 else None
+
+
+def can_renew(seen: Seen) -> bool:
+    """Whether the budget can promise a later time than the one that is promised."""
+    until = seen.state.paid_until
+    return seen.payable_until is not None and (until is None or seen.payable_until > until)
+
+
+def _lower(seen: Seen, payable: datetime) -> Arm | None:
+    """The shut-off comes closer when more machines are alive than it was reckoned for."""
+    until = seen.group.armed_until
+    return Arm(until=payable) if until is not None and until - payable > timedelta(seconds=1) else None
