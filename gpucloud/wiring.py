@@ -84,8 +84,11 @@ class Gpucloud:
         jobs = JobStore(self.store(known.store), known.name)
         return Asker(jobs=jobs, market=self.market(), group=self.group(), clock=self.clock)
 
-    def world(self, job: Job, name: str) -> World:
-        """Return everything that supervising a run of the job needs. UsageError for a secret that is not set."""
+    def world(self, job: Job, name: str, *, with_secrets: bool = True) -> World:
+        """Return everything that supervising a run of the job needs. UsageError for a secret that is not set.
+
+        Ending a job needs no secrets.
+        """
         from gpucloud.adapters.outputs import OutputsFolder
         from gpucloud.adapters.package import package_zip
         from gpucloud.adapters.ssh import generate_key
@@ -107,7 +110,7 @@ class Gpucloud:
             package=Package(data=data, sha256=sha256),
             rules=RULES,
             period_s=_TICK_S,
-            secrets=read_secrets(job),
+            secrets=read_secrets(job) if with_secrets else {},
         )
 
     def read_job(self, path: Path) -> Job:

@@ -29,7 +29,7 @@ def _of_the_system(error: Exception) -> GpucloudError | None:
 
 def _ours(error: Exception) -> GpucloudError:
     path = _write(error) if "--debug" in sys.argv else None
-    hint = f"the traceback is in {path}" if path else "the same command with --debug writes a traceback to a file"
+    hint = f"the traceback is in {path}" if path else "`gpucloud --debug …` writes a traceback to a file"
     return GpucloudError(f"a fault of gpucloud itself: {type(error).__name__}: {error}", hint=hint)
 
 

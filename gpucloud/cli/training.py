@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from gpucloud.cli.interrupts import Detach, Interrupts, Leave, obeyed
 from gpucloud.cli.onlookers import Onlooker, onlooker
 from gpucloud.cli.render import plan_json, plan_text, report_json, report_text, say, say_json, tell
 from gpucloud.cli.target import Target, known_job, read_target
+from gpucloud.domain import books
 from gpucloud.domain.errors import CleanupIncomplete, GpucloudError, LeaseHeld
 from gpucloud.domain.job import Job
 from gpucloud.domain.seen import Goal, Until
@@ -94,6 +96,12 @@ def _supervise(cloud: Gpucloud, read: Target, start: Start, goal: Goal, *, as_js
         return leave.exit_code
     except Detach:
         return _detach(cloud, read, start, keep=goal.keep, drill=goal.drill, as_json=as_json)
+    except LeaseHeld:
+        raise
+    except GpucloudError:
+        with suppress(GpucloudError):  # the first error is the one to be told
+            _say_what_lives(asker.report())
+        raise
     return _answer(asker.report(), as_json=as_json)
 
 
@@ -178,23 +186,24 @@ def _await_end(asker: Asker) -> None:
 
 
 def _end_here(cloud: Gpucloud, known: KnownJob, state: JobState) -> None:
-    job = _job_of(cloud, known, state)
-    world = cloud.world(job, known.name)
+    """End the job from here: with a last save if the job file can still be read, else the machines at once."""
+    try:
+        job, readable = cloud.read_job(known.file), True
+    except GpucloudError as error:
+        tell(f"{error}\nending the machines without a last save")
+        job, readable = _stand_in(known, state), False
+    world = cloud.world(job, known.name, with_secrets=False)
+    lease = take(world.jobs, cloud.clock)
     goal = Goal(nodes=job.resources.nodes)
-    with (
-        onlooker() as shown,
-        supervisor(world, goal, take(world.jobs, cloud.clock), shown, lambda: ExitReason.STOPPED) as one,
-    ):
+    with onlooker() as shown, supervisor(world, goal, lease, shown, lambda: ExitReason.STOPPED) as one:
+        if not readable and not lease.state.status.ended:
+            lease.write(books.abandon(lease.state, cloud.clock.now()))
         one.run()
 
 
-def _job_of(cloud: Gpucloud, known: KnownJob, state: JobState) -> Job:
-    """Return the job file's job; without a readable one, what is enough to end machines."""
-    try:
-        return cloud.read_job(known.file)
-    except GpucloudError:
-        tell(f"{known.file} cannot be read any more: ending the machines without it")
-        return Job(name=known.name, run="true", budget_usd=state.budget_usd, source=known.file, code=Path.cwd())
+def _stand_in(known: KnownJob, state: JobState) -> Job:
+    """A job that is enough to end machines; nothing of it is ever sent to a node."""
+    return Job(name=known.name, run="true", budget_usd=state.budget_usd, source=known.file, code=Path.cwd())
 
 
 def _prove_empty(cloud: Gpucloud, known: KnownJob, asker: Asker, *, as_json: bool) -> int:

@@ -9,7 +9,7 @@ from gpucloud.domain.action import CloseAttempt, EndAttempt, Finish, NoteInterru
 from gpucloud.domain.membership import progress_of
 from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.seen import Seen
-from gpucloud.domain.state import Attempt, Interruption, JobState, JobStatus, Member, NodeLife
+from gpucloud.domain.state import Attempt, ExitReason, Interruption, JobState, JobStatus, Member, NodeLife
 
 
 def record(seen: Seen) -> JobState:
@@ -77,6 +77,13 @@ def finish(state: JobState, action: Finish, now: datetime) -> JobState:
         message=action.message,
         ended_at=now,
     )
+
+
+def abandon(state: JobState, now: datetime) -> JobState:
+    """Return the state of a job that is given up as it stands, without a last save."""
+    if state.attempt is not None:
+        return close_attempt(state, CloseAttempt(reason=ExitReason.STOPPED), now)
+    return finish(state, Finish(reason=ExitReason.STOPPED), now)
 
 
 def reopen(state: JobState) -> JobState:

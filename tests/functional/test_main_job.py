@@ -139,6 +139,22 @@ def test_a_detached_job_is_followed_from_elsewhere_and_ended_by_down(line):
     nothing_is_left(line)
 
 
+def test_down_ends_the_machines_of_a_job_whose_file_is_gone(line):
+    job = line.job(steps=2000, step_s=0.05)
+    train = line.start("train", job)
+    until(lambda: line.step() >= 1, "step 1")
+    os.kill(train.pid, signal.SIGKILL)
+    train.wait()
+    Path(job).unlink()
+
+    down = line.run("down", "small", "--json")
+
+    assert down.code == 0, down.stderr
+    assert "without a last save" in down.stderr
+    assert (down.json["status"], down.json["left_over"]) == ("stopped", [])
+    nothing_is_left(line)
+
+
 def test_up_then_train_uses_the_same_machines_and_keep_leaves_them(line):
     job = line.job()
     up = line.run("up", job, "--json")
