@@ -24,6 +24,7 @@ class Lease:
         self._jobs = jobs
         self._clock = clock
         self._state = state
+        self._seq = state.seq
         self._version = version
         self._lock = threading.RLock()
         self._end = threading.Event()
@@ -45,7 +46,9 @@ class Lease:
         with self._lock:
             if self._lost is not None:
                 raise self._lost
-            self._state = replace(state, seq=state.seq + 1, nonce=uuid.uuid4().hex)
+            # What the caller knows may be older than the last renewal: the number goes on from what was written.
+            self._seq += 1
+            self._state = replace(state, seq=self._seq, nonce=uuid.uuid4().hex)
             try:
                 self._version = self._jobs.replace(self._state, self._version)
             except Conflict:

@@ -351,8 +351,11 @@ def asker(url: str) -> Callable[[str], tuple[int, str]]:
 def test_a_cloud_that_cannot_start_says_where_to_look(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = make_cloud(root, GROUP)
     nodes.arm(GROUP, datetime.now(timezone.utc) + timedelta(minutes=10))
+    broken = root.parent / "broken"
+    (broken / "gpucloud").mkdir(parents=True)
+    (broken / "gpucloud" / "__init__.py").write_text("raise ImportError('No module named this')")
     with monkeypatch.context() as patch:
-        patch.setattr("gpucloud.adapters.local.kick.import_path", lambda: {"PYTHONPATH": "/nonexistent"})
+        patch.setattr("gpucloud.adapters.local.kick.import_path", lambda: {"PYTHONPATH": str(broken)})
         with pytest.raises(ProvisionError) as raised:
             nodes.resize(GROUP, 1, POOL)
     assert raised.value.hint == f"look into {root / 'daemon.log'}"
