@@ -153,11 +153,12 @@ def interrupt(
     node: Annotated[Optional[str], typer.Option(help="Which node; the first if left out.")] = None,  # noqa: UP045
     now: Annotated[bool, typer.Option("--now", help="Take it without notice.")] = False,
     freeze: Annotated[bool, typer.Option("--freeze", help="Stop it silently instead.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Take a node of the embedded fleet, with a notice unless told otherwise."""
     from gpucloud.cli import asking
 
-    raise typer.Exit(asking.interrupt(target, node, notice=not now, freeze=freeze))
+    raise typer.Exit(asking.interrupt(target, node, notice=not now, freeze=freeze, as_json=as_json))
 
 
 @local.command()
@@ -166,8 +167,9 @@ def weather(
     seed: Annotated[int, typer.Option(help="Where the random times start.")] = 0,
     mean: Annotated[str, typer.Option(help="Mean time between interruptions, such as 30s.")] = "30s",
     unannounced: Annotated[float, typer.Option(min=0, max=1, help="Share of them without notice.")] = 0.0,
+    as_json: Json = False,
 ) -> None:
     """Take nodes of the embedded fleet at random times, the same for the same seed."""
     from gpucloud.cli import asking
 
-    raise typer.Exit(asking.weather(target, seed=seed, mean=mean, unannounced=unannounced))
+    raise typer.Exit(asking.weather(target, seed=seed, mean=mean, unannounced=unannounced, as_json=as_json))

@@ -14,11 +14,13 @@ from gpucloud.cli.render import (
     report_text,
     say,
     say_json,
+    tell,
 )
 from gpucloud.cli.target import known_job
-from gpucloud.domain.errors import UsageError
+from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.quantities import parse_span
+from gpucloud.usecases.report import JobReport
 from gpucloud.wiring import Gpucloud, KnownJob
 
 
@@ -26,7 +28,7 @@ def status(target: str | None, *, as_json: bool) -> int:
     """Say where one job stands, or all that are known; return the exit code."""
     cloud = Gpucloud()
     if target is None:
-        reports = [cloud.asker(known).report() for known in cloud.home.known()]
+        reports = [report for known in cloud.home.known() if (report := _report(cloud, known))]
         if as_json:
             say_json({"jobs": [report_json(report) for report in reports]})
         else:
@@ -78,7 +80,7 @@ def ssh(target: str | None, node_id: str | None, command: tuple[str, ...]) -> in
         shell.close()
 
 
-def interrupt(target: str | None, node_id: str | None, *, notice: bool, freeze: bool) -> int:
+def interrupt(target: str | None, node_id: str | None, *, notice: bool, freeze: bool, as_json: bool) -> int:
     """Have the embedded cloud take or freeze a node; return the exit code."""
     cloud = Gpucloud()
     known = known_job(cloud, target)
@@ -88,11 +90,15 @@ def interrupt(target: str | None, node_id: str | None, *, notice: bool, freeze: 
         cloud.group().freeze(group, node.id)
     else:
         cloud.group().interrupt(group, node.id, notice=notice)
-    say(f"{node.id}: {'frozen' if freeze else 'notice given' if notice else 'taken'}")
+    done = "frozen" if freeze else "noticed" if notice else "taken"
+    if as_json:
+        say_json({"job": known.name, "node": node.id, "done": done})
+    else:
+        say(f"{node.id}: {done}")
     return 0
 
 
-def weather(target: str | None, *, seed: int, mean: str, unannounced: float) -> int:
+def weather(target: str | None, *, seed: int, mean: str, unannounced: float, as_json: bool) -> int:
     """Have the embedded cloud take nodes at random times drawn from a seed; return the exit code."""
     cloud = Gpucloud()
     known = known_job(cloud, target)
@@ -101,8 +107,20 @@ def weather(target: str | None, *, seed: int, mean: str, unannounced: float) -> 
     except ValueError as error:
         raise UsageError(f"--mean: {error}") from error
     cloud.group().schedule_interruptions(_group_of(cloud, known), seed=seed, mean_s=mean_s, unannounced=unannounced)
-    say(f"{known.name}: nodes are taken every {mean_s:g} s on average, seed {seed}")
+    if as_json:
+        say_json({"job": known.name, "seed": seed, "mean_s": mean_s, "unannounced": unannounced})
+    else:
+        say(f"{known.name}: nodes are taken every {mean_s:g} s on average, seed {seed}")
     return 0
+
+
+def _report(cloud: Gpucloud, known: KnownJob) -> JobReport | None:
+    """Return the job's report; None, with a line that says so, when its store has lost it."""
+    try:
+        return cloud.asker(known).report()
+    except (UsageError, StoreError) as error:
+        tell(f"{known.name}: {error}")
+        return None
 
 
 def _group_of(cloud: Gpucloud, known: KnownJob) -> str:

@@ -258,6 +258,19 @@ def test_a_frozen_node_is_given_up_and_the_job_goes_on(line, uninterrupted):
     nothing_is_left(line)
 
 
+def test_weather_takes_nodes_as_its_seed_says_and_the_job_ends_all_the_same(line, uninterrupted):
+    train = line.start("train", line.job(step_s=0.2), "--json")
+    until(lambda: line.step() >= 2, "step 2")
+    told = line.run("local", "weather", "small", "--seed", "5", "--mean", "4s", "--unannounced", "0.5", "--json").json
+    assert (told["version"], told["mean_s"]) == (1, 4.0)
+    until(lambda: line.state()["interruptions"], "an interruption")
+    line.run("local", "weather", "small", "--mean", "1h")
+
+    assert train.wait(timeout=150) == 0, (line.folder / "err").read_text()
+    assert weights(line) == uninterrupted
+    nothing_is_left(line)
+
+
 def test_reconcile_carries_a_job_on_pass_by_pass(line, uninterrupted):
     job = line.job()
     first = line.start("train", job)
