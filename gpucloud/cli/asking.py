@@ -17,7 +17,7 @@ from gpucloud.cli.render import (
     tell,
 )
 from gpucloud.cli.target import known_job
-from gpucloud.domain.errors import StoreError, UsageError
+from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.quantities import parse_span
 from gpucloud.usecases.report import JobReport
@@ -115,10 +115,10 @@ def weather(target: str | None, *, seed: int, mean: str, unannounced: float, as_
 
 
 def _report(cloud: Gpucloud, known: KnownJob) -> JobReport | None:
-    """Return the job's report; None, with a line that says so, when its store has lost it."""
+    """Return the job's report; None, with a line that says why, when its store does not give it."""
     try:
         return cloud.asker(known).report()
-    except (UsageError, StoreError) as error:
+    except GpucloudError as error:
         tell(f"{known.name}: {error}")
         return None
 
