@@ -156,6 +156,29 @@ def test_with_a_notice_another_machine_is_asked_for_at_once():
     assert decide(GOAL, world, RULES) == Detach(node_id="b")
 
 
+def test_a_machine_is_asked_for_once_for_each_that_is_taken():
+    world = running(up("a", part(1)), up("b", part(1), notice=True, detached=True), interruptions=(interruption("b"),))
+
+    assert decide(GOAL, world, RULES) == Wait(why="running")
+
+
+def test_peers_of_a_frozen_machine_are_ended_before_it_is_gone():
+    known = (interruption("b", InterruptionKind.FROZEN),)
+    world = running(up("a", part(1)), up("b", part(1), silent=9), interruptions=known)
+
+    assert decide(GOAL, world, RULES) == EndAttempt(how=Stop.KILL, reason=ExitReason.LOST)
+
+
+def test_an_attempt_that_the_user_ended_is_stopped_not_interrupted():
+    attempt = opened("a", "b", condemned=ExitReason.STOPPED, condemned_at=NOW, ordered=Stop.SAVE)
+    left = (up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT)))
+    later = LATER + timedelta(minutes=9)
+
+    assert decide(GOAL, running(*left, attempt=attempt, payable_until=later), RULES) == CloseAttempt(
+        reason=ExitReason.STOPPED
+    )
+
+
 def test_the_shut_off_comes_closer_before_one_machine_more_is_asked_for():
     sooner = NOW + timedelta(minutes=20)
     world = running(
