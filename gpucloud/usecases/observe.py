@@ -19,7 +19,7 @@ from gpucloud.usecases.lookout import LogReader, read_node
 from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.world import World
 
-_ANSWER_S = 1.0  # how long one pass waits for a node; one that is late is silent at this pass
+_ANSWER_S = 0.4  # how long one pass waits for a node; one that is late is silent at this pass
 _BEAT = timedelta(seconds=4)  # an agent that writes nothing for so long is dead, whatever SSH says
 
 
