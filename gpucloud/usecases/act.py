@@ -96,7 +96,9 @@ class Actor:
         state = self.lease.state
         match action:
             case OpenAttempt():
-                self.lease.write(books.open_attempt(state, action, self._free_port(action), seen.now))
+                self.lease.write(
+                    books.open_attempt(state, action, self.preparer.free_port(action.node_ids[0]), seen.now)
+                )
             case NoteInterruptions():
                 self.lease.write(books.note_interruptions(state, action))
             case EndAttempt():
@@ -128,9 +130,6 @@ class Actor:
                 self.preparer.tell(node_id, self.lease.state)
             except HostUnreachable:
                 continue  # the next pass sees it silent, or tells it then
-
-    def _free_port(self, action: OpenAttempt) -> int:
-        return self.preparer.free_port(action.node_ids[0])
 
     def _read_to_the_end(self, seen: Seen) -> None:
         attempt = seen.state.attempt

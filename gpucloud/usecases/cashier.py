@@ -46,14 +46,16 @@ class Cashier:
         )
 
     def payable_until(
-        self, state: JobState, nodes: int, now: datetime, wall: Wall, *, another: int = 0
-    ) -> datetime | None:
-        """Return until when `nodes` nodes, or those alive if they are more, can be promised, with `another` ones."""
+        self, state: JobState, nodes: int, now: datetime, wall: Wall
+    ) -> tuple[datetime | None, datetime | None]:
+        """Return until when `nodes` nodes, or those alive if they are more, can be promised; then with one more."""
         alive = sum(life.ended_at is None for life in state.nodes)
-        left = state.budget_usd - self.spend(state, now).spent_usd
-        return paid_until(
-            now, left_usd=left, nodes=max(nodes, alive) + another, cap_usd_per_hour=state.cap_usd_per_hour, wall=wall
+        left, cap = state.budget_usd - self.spend(state, now).spent_usd, state.cap_usd_per_hour
+        these, more = (
+            paid_until(now, left_usd=left, nodes=count, cap_usd_per_hour=cap, wall=wall)
+            for count in (max(nodes, alive), max(nodes, alive) + 1)
         )
+        return these, more
 
     def _settled(self, life: NodeLife, state: JobState, now: datetime) -> NodeLife:
         if life.ended_at is None or life.charged:

@@ -70,11 +70,6 @@ class JobStore:
         """Write the state over that version and return the new one; Conflict when another was written."""
         return self.store.put(f"{self._root}/state.json", _bytes(state), if_version=version)
 
-    def spec(self) -> bytes | None:
-        """Return the job file as it was when the job was last started."""
-        stored = self.store.get(f"{self._root}/spec.yaml")
-        return stored.data if stored else None
-
     def keep_spec(self, spec: bytes) -> None:
         """Write the job file as it is now."""
         self.store.put(f"{self._root}/spec.yaml", spec)

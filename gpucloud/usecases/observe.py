@@ -64,15 +64,14 @@ class Observer:
         self.preparer.see(group)
         self._ask(group, state, now)
         nodes = tuple(self._node(node, state, now) for node in group.nodes)
+        payable, with_another = self.cashier.payable_until(state, self.goal.nodes, now, self.world.rules.wall)
         seen = Seen(
             now=now,
             state=state,
             group=group,
             nodes=nodes,
-            payable_until=self.cashier.payable_until(state, self.goal.nodes, now, self.world.rules.wall),
-            payable_with_another=self.cashier.payable_until(
-                state, self.goal.nodes, now, self.world.rules.wall, another=1
-            ),
+            payable_until=payable,
+            payable_with_another=with_another,
             wanted_end=self._wanted_end(now),
             failed_bootstraps=self.preparer.failures,
         )
