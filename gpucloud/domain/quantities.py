@@ -6,6 +6,8 @@ import re
 from datetime import timedelta
 from decimal import Decimal
 
+from gpucloud.domain.quoting import quoted
+
 _LARGEST_USD = Decimal(1_000_000)
 _LONGEST = timedelta(days=366)
 _LARGEST_SIZE = 1024**5  # 1 PiB
@@ -33,10 +35,10 @@ def parse_usd(text: str) -> Decimal:
     """Return a sum of US dollars, 0 to 1,000,000, from "20 USD" or "$20"; ValueError says the right form."""
     match = _USD.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f'{_quoted(text)} is not a sum of money: write it like "20 USD" or "0.5 USD"')
+        raise ValueError(f'{quoted(text)} is not a sum of money: write it like "20 USD" or "0.5 USD"')
     usd = Decimal(match[1] or match[2])
     if usd > _LARGEST_USD:
-        raise ValueError(f"{_quoted(text)} is too much: the most is {_LARGEST_USD} USD")
+        raise ValueError(f"{quoted(text)} is too much: the most is {_LARGEST_USD} USD")
     return usd
 
 
@@ -47,10 +49,10 @@ def parse_span(text: str) -> timedelta:
     units = [_SPAN_UNITS.get(unit.lower()) for _, unit in parts]
     known = [unit for unit in units if unit is not None]
     if not parts or rest or len(known) < len(units) or known != sorted(set(known), reverse=True):
-        raise ValueError(f'{_quoted(text)} is not a span of time: write it like "12h", "90 min", "30s" or "2d 3h"')
+        raise ValueError(f'{quoted(text)} is not a span of time: write it like "12h", "90 min", "30s" or "2d 3h"')
     microseconds = sum(Decimal(number) * unit * 1_000_000 for (number, _), unit in zip(parts, known, strict=True))
     if microseconds > _LONGEST // timedelta(microseconds=1):
-        raise ValueError(f"{_quoted(text)} is too long: the longest span is {_LONGEST.days}d")
+        raise ValueError(f"{quoted(text)} is too long: the longest span is {_LONGEST.days}d")
     return timedelta(microseconds=int(microseconds))
 
 
@@ -58,12 +60,12 @@ def parse_size(text: str) -> int:
     """Return bytes, at most 1 PiB, from "40 GiB" or "500 MB" (powers of 1000); ValueError says the right form."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f'{_quoted(text)} is not a size: write it like "40 GiB" or "512 MiB"')
+        raise ValueError(f'{quoted(text)} is not a size: write it like "40 GiB" or "512 MiB"')
     size = Decimal(match[1]) * _SIZE_UNITS[match[2].lower()]
     if size > _LARGEST_SIZE:
-        raise ValueError(f"{_quoted(text)} is too large: the largest size is 1024 TiB")
+        raise ValueError(f"{quoted(text)} is too large: the largest size is 1024 TiB")
     if size != int(size):
-        raise ValueError(f"{_quoted(text)} is not a whole number of bytes")
+        raise ValueError(f"{quoted(text)} is not a whole number of bytes")
     return int(size)
 
 
@@ -71,7 +73,7 @@ def parse_gib(text: str) -> int:
     """Return whole GiB from "40 GiB"; ValueError says the right form."""
     size = parse_size(text)
     if size % 1024**3:
-        raise ValueError(f'{_quoted(text)} is not a whole number of GiB: write it like "40 GiB"')
+        raise ValueError(f'{quoted(text)} is not a whole number of GiB: write it like "40 GiB"')
     return size // 1024**3
 
 
@@ -115,8 +117,3 @@ def format_size(size: int) -> str:
 def _two(count: int, per: int, large: str, small: str) -> str:
     whole, rest = divmod(count, per)
     return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
-
-
-def _quoted(text: str) -> str:
-    shown = text if len(text) <= 40 else f"{text[:39]}…"
-    return f'"{shown}"'

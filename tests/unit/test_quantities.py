@@ -162,3 +162,10 @@ def test_money_that_is_shown_is_within_half_a_percent_and_a_cent(usd: Decimal) -
 def test_no_text_brings_anything_but_a_value_error(parse: Callable[[str], object], text: str) -> None:
     with suppress(ValueError):
         assert parse(text) is not None
+
+
+@pytest.mark.parametrize("parse", [q.parse_usd, q.parse_span, q.parse_size, q.parse_gib])
+def test_what_cannot_be_printed_is_not_repeated_in_a_message(parse):
+    with pytest.raises(ValueError, match="is not") as caught:
+        parse("\U0001019d\n")
+    assert str(caught.value).isprintable()

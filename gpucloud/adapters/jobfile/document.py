@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from gpucloud.adapters.jobfile.fault import Fault, Mark, Path, Unreadable, brief, quoted
+from gpucloud.adapters.jobfile.fault import Fault, Mark, Path, Unreadable
+from gpucloud.domain.quoting import brief, quoted
 
 _DEEPEST = 12
 NO_KEY = "\0"  # no file holds it

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpucloud.adapters.jobfile.fault import Fault, quoted
+from gpucloud.adapters.jobfile.fault import Fault
 from gpucloud.adapters.jobfile.fault import Path as Key
+from gpucloud.domain.quoting import quoted
 
 KEY = "[key]"  # at the end of a path: the key itself, as pydantic writes it
 Report = Callable[[Key, str], Fault]

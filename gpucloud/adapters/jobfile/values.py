@@ -10,8 +10,9 @@ from decimal import Decimal
 from enum import Enum
 from typing import TypeVar
 
-from gpucloud.adapters.jobfile.fault import Refused, Wanted, quoted
+from gpucloud.adapters.jobfile.fault import Refused, Wanted
 from gpucloud.domain import quantities
+from gpucloud.domain.quoting import quoted
 
 E = TypeVar("E", bound=Enum)
 
