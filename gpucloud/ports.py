@@ -8,7 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from gpucloud.domain.job import Market
+from gpucloud.domain.account import Caller, Headroom, QuotaRequest
+from gpucloud.domain.job import Market, Resources
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.offer import Offer, Pool, PricePoint
 
@@ -27,7 +28,12 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """What a Terraform module is given; the same variables for every cloud, none of them secret."""
+    """What a Terraform module is given; the same variables for every cloud, none of them secret.
+
+    `group` is the node group's name for the `NodeGroup` port: of a cloud with regions `<region>/<name>`, else `name`.
+    `image` is the machine image that the job is pinned to in this region, `efa` the numbers of EFA interfaces that
+    its types have.
+    """
 
     name: str
     region: str
@@ -37,22 +43,35 @@ class ClusterSpec:
     tags: tuple[tuple[str, str], ...]
     public_key: str
     store: str
+    image: str | None = None
+    efa: tuple[int, ...] = (0,)
 
 
 class Provisioner(Protocol):
     """Terraform, or the embedded cloud's own function where Terraform is absent. Raises ProvisionError."""
 
+    def group(self, name: str, region: str) -> str:
+        """Return the name that the cluster's node group has or will have; asks nobody."""
+        ...
+
+    def image(self, region: str) -> str | None:
+        """Return the machine image that a job would be pinned to now; None where the cloud has none to choose."""
+        ...
+
     def ensure(self, spec: ClusterSpec, *, story: Callable[[str], None]) -> str:
         """Make what costs nothing (a node group of size 0) and return the group's name; may be repeated."""
         ...
 
-    def destroy(self, name: str, *, story: Callable[[str], None]) -> None:
-        """Remove everything that `ensure` made; what is gone already is no error."""
+    def destroy(self, group: str, *, story: Callable[[str], None]) -> None:
+        """Remove everything that `ensure` made for this group; what is gone already is no error."""
         ...
 
 
 class NodeGroup(Protocol):
-    """A group of nodes whose size is a level. Every call may be repeated. Raises ProvisionError."""
+    """A group of nodes whose size is a level. Every call may be repeated. Raises ProvisionError, CredentialsError.
+
+    That the cloud has no machines of a pool, or may not start them, is no error of a call: it is a refusal in the view.
+    """
 
     def describe(self, group: str) -> GroupView:
         """Return the group as the cloud lists it now; `exists=False` when there is none."""
@@ -86,12 +105,32 @@ class NodeGroup(Protocol):
 class MarketData(Protocol):
     """Prices."""
 
-    def offers(self) -> tuple[Offer, ...]:
-        """Return every offer with its price now."""
+    def offers(self, wanted: Resources) -> tuple[Offer, ...]:
+        """Return offers with their prices now; those that cannot match may be left out."""
         ...
 
     def prices(self, pool: Pool, start: datetime, end: datetime) -> tuple[PricePoint, ...]:
         """Return the pool's price points that cover start..end, in order; the first is at or before `start`."""
+        ...
+
+
+class Account(Protocol):
+    """Who the caller is to the cloud, and how much the cloud lets it rent. Raises CredentialsError, ProvisionError."""
+
+    def caller(self) -> Caller:
+        """Return who the caller is; CredentialsError within 3 s when the cloud does not know it."""
+        ...
+
+    def headroom(self, offer: Offer) -> Headroom:
+        """Return the quota that machines of this offer count against, with what is used of it now."""
+        ...
+
+    def ask_for_more(self, headroom: Headroom, vcpus: int) -> QuotaRequest:
+        """Ask the cloud to raise a quota to `vcpus`; an open request for as much is returned as it stands."""
+        ...
+
+    def requests(self, region: str) -> tuple[QuotaRequest, ...]:
+        """Return the requests made in the region, the newest first."""
         ...
 
 

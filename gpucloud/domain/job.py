@@ -24,16 +24,60 @@ class Market(str, Enum):
     ON_DEMAND = "on_demand"
 
 
+class MarketPolicy(str, Enum):
+    """Which markets a job takes: one, or `auto`: spot while there is any, else on demand."""
+
+    SPOT = "spot"
+    ON_DEMAND = "on_demand"
+    AUTO = "auto"
+
+    def allows(self, market: Market) -> bool:
+        """Whether machines of that market may be taken."""
+        return self is MarketPolicy.AUTO or self.value == market.value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """Machines wanted: `nodes` machines with `gpus` GPUs (one worker process each)."""
+    """Machines wanted: `nodes` machines with `gpus` GPUs (one worker process each); `types` empty: any that fits."""
 
     nodes: int = 1
     gpus: int = 1
     gpu: tuple[str, ...] = ()
     vram_gib: int | None = None
-    market: Market = Market.SPOT
+    market: MarketPolicy = MarketPolicy.SPOT
     regions: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+
+
+class Access(str, Enum):
+    """How SSH reaches a machine on AWS."""
+
+    PUBLIC = "public"  # its public address, from the caller's own address only
+    PRIVATE = "private"  # its private address: the caller is in the network already (VPN, peering, bastion)
+    SESSION_MANAGER = "session_manager"  # through AWS Systems Manager: no inbound rule at all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsChoices:
+    """The job file's `aws:` section; what is None or empty is gpucloud's own choice.
+
+    `image` is `deep-learning`, `ubuntu`, `ami-…` or `ssm:/parameter/path`; `user` its login. `subnets` (one a zone)
+    and `instance_profile` are the user's own where a company forbids making them.
+    """
+
+    profile: str | None = None
+    image: str = "deep-learning"
+    image_owners: tuple[str, ...] = ()
+    user: str = "ubuntu"
+    disk_gib: int = 100
+    access: Access = Access.PUBLIC
+    subnets: tuple[str, ...] = ()
+    instance_profile: str | None = None
+    permissions_boundary: str | None = None
+    kms_key: str | None = None
+    capacity_reservation: str | None = None
+    capacity_block: str | None = None
+    alert_email: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +99,7 @@ class Job:
     source: Path
     code: Path
     cloud: Cloud = Cloud.LOCAL
+    aws: AwsChoices = field(default_factory=AwsChoices)
     resources: Resources = field(default_factory=Resources)
     setup: str | None = None
     store: str | None = None

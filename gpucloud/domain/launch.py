@@ -17,6 +17,9 @@ from gpucloud.domain.node import Node
 # a file of its own, so that a rank's traceback is not mixed with the others' and no pipe breaks with the connection.
 _WORKER = 'PATH="$0:$PATH"; export PATH; exec "$@" >>"$GPUCLOUD_ATTEMPT_DIR/rank-$RANK.log" 2>&1'
 
+# Where collectives listen; the agent fills in what the cloud did not say.
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
 # A member that never comes would else be waited for 10 minutes; slow disks need most of this for their first import.
 _RENDEZVOUS_TIMEOUT_S = 300
 # From SIGTERM to SIGKILL for the ranks of a node where one has left or failed. Given by environment (torchrun reads
@@ -147,8 +150,7 @@ def _env(member: _Member) -> tuple[tuple[str, str], ...]:
     ours = {
         "PYTHONPATH": f"{place.package}:{path}" if path else place.package,
         "PYTHONUNBUFFERED": "1",
-        "GLOO_SOCKET_IFNAME": place.node.interface,
-        "NCCL_SOCKET_IFNAME": place.node.interface,
+        **(dict.fromkeys(INTERFACE_VARIABLES, place.node.interface) if place.node.interface else {}),
         "GPUCLOUD_STORE": start.store_url,
         "GPUCLOUD_CHECKPOINTS": start.checkpoints,
         "GPUCLOUD_CHECKPOINT_EVERY": _cadence(job.checkpoint),

@@ -31,7 +31,8 @@ class Node:
     """One machine of a node group. `host_key` is `ssh-ed25519 AAAA…`, pinned; None until it is known.
 
     `address` and `port` are where SSH listens for the supervisor; `private_address` is what the other
-    nodes reach; `interface` carries traffic between nodes (`GLOO_SOCKET_IFNAME`).
+    nodes reach; `interface` carries traffic between nodes (`GLOO_SOCKET_IFNAME`), None where the cloud does not say:
+    the node's agent then finds it. `proxy` is a command whose input and output lead to SSH, empty for none.
     """
 
     id: str
@@ -42,21 +43,47 @@ class Node:
     port: int
     user: str
     private_address: str
-    interface: str
+    interface: str | None
     host_key: str | None = None
+    proxy: tuple[str, ...] = ()
     detached: bool = False
     ended_at: datetime | None = None
     end_cause: EndCause | None = None
 
 
+class Fault(str, Enum):
+    """What kind of refusal a cloud's error is; decides the next step (DESIGN §7)."""
+
+    CAPACITY = "capacity"  # none there now: another pool
+    QUOTA = "quota"  # the account may not have so many: another family or region, or ask for more
+    CREDENTIALS = "credentials"  # the caller is not known, or no longer
+    PERMISSION = "permission"  # the caller, or the cloud's own service for it, may not do this
+    PARAMETER = "parameter"  # the request can never succeed as it is
+    THROTTLING = "throttling"  # too many calls: slower
+    TRANSIENT = "transient"  # the same call may succeed later
+    UNKNOWN = "unknown"  # stop safely
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The cloud did not start a machine: of which pool, its own code, what that means in one line, and when."""
+
+    pool: Pool
+    fault: Fault
+    code: str
+    message: str
+    at: datetime
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupView:
-    """A node group as listed: its level, its shut-off time and every node alive or lately ended."""
+    """A node group as listed: its level, its shut-off time, every node alive or lately ended, and late refusals."""
 
     exists: bool
     size: int
     armed_until: datetime | None
     nodes: tuple[Node, ...]
+    refusals: tuple[Refusal, ...] = ()
 
     @property
     def alive(self) -> tuple[Node, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -17,6 +18,11 @@ class Pool:
     zone: str
     market: Market
 
+    @property
+    def region(self) -> str:
+        """The zone's region: `us-east-1` of `us-east-1a`, and of the local zone `us-east-1-bos-1a`."""
+        return region_of(self.zone)
+
     def __str__(self) -> str:
         return f"{self.instance_type} {self.market.value} in {self.zone}"
 
@@ -25,7 +31,8 @@ class Pool:
 class Offer:
     """A pool with its price per node-hour as of a time; `cap_usd_per_hour` is the price it cannot pass.
 
-    `gpu` is None where the type has no GPU (the embedded fleet's nodes): `gpus` then counts worker slots.
+    `gpu` is None where the type has no GPU (the embedded fleet's nodes): `gpus` then counts worker slots. `vcpus` is
+    what quotas count; `efa` the number of EFA interfaces.
     """
 
     pool: Pool
@@ -35,6 +42,8 @@ class Offer:
     gpus: int
     gpu: str | None = None
     vram_gib: int | None = None
+    vcpus: int = 0
+    efa: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +57,27 @@ class PricePoint:
 def matches(offer: Offer, wanted: Resources) -> bool:
     """Whether the offer's machines do what the job asked for."""
     return (
-        offer.pool.market is wanted.market
+        wanted.market.allows(offer.pool.market)
+        and (not wanted.types or offer.pool.instance_type in wanted.types)
         and offer.gpus >= wanted.gpus
         and (not wanted.gpu or offer.gpu in wanted.gpu)
         and (wanted.vram_gib is None or (offer.vram_gib or 0) >= wanted.vram_gib)
-        and (not wanted.regions or any(offer.pool.zone.startswith(r) for r in wanted.regions))
+        and (not wanted.regions or offer.pool.region in wanted.regions)
     )
 
 
 def rank(offers: tuple[Offer, ...], wanted: Resources) -> tuple[Offer, ...]:
-    """Offers that match, the cheapest first; equal prices in the order of their names."""
+    """Offers that match: spot before on demand, then the cheapest first; equal prices in the order of their names."""
     fitting = [offer for offer in offers if matches(offer, wanted)]
-    return tuple(sorted(fitting, key=lambda o: (o.usd_per_hour, o.pool.instance_type, o.pool.zone)))
+    return tuple(sorted(fitting, key=_order))
+
+
+def region_of(zone: str) -> str:
+    """Return the region of a zone's name."""
+    m = re.match(r"[a-z]+(-[a-z]+)+-\d+", zone)
+    return m[0] if m else zone
+
+
+def _order(offer: Offer) -> tuple[bool, Decimal, str, str]:
+    pool = offer.pool
+    return pool.market is Market.ON_DEMAND, offer.usd_per_hour, pool.instance_type, pool.zone

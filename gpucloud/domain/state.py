@@ -154,7 +154,8 @@ class CheckpointRef:
 class JobState:
     """Everything that must outlive the supervisor. Written whole, by compare-and-swap only.
 
-    An ended job still has machines until it is `torn_down`, unless the user wanted them `kept`.
+    An ended job still has machines until it is `torn_down`, unless the user wanted them `kept`. `images` pins the
+    machine image of each region.
     """
 
     job: str
@@ -173,6 +174,7 @@ class JobState:
     exit_code: int | None = None
     message: str | None = None
     group: str | None = None
+    images: tuple[tuple[str, str], ...] = ()
     paid_until: datetime | None = None
     attempts: tuple[Attempt, ...] = ()
     interruptions: tuple[Interruption, ...] = ()

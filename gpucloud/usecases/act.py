@@ -71,8 +71,7 @@ class Actor:
         name = state.group or ""
         match action:
             case Provision():
-                made = self.world.provisioner.ensure(self._cluster(), story=self.watcher.story)
-                self.lease.write(replace(self.lease.state, group=made))
+                self._provision()
             case Arm(until=until):
                 # The cloud first: a state that promises more than the cloud enforces would be a lie.
                 group.arm(name, until)
@@ -111,17 +110,31 @@ class Actor:
             case Finish():
                 self.lease.write(books.finish(state, action, seen.now))
 
-    def _cluster(self) -> ClusterSpec:
+    def _provision(self) -> None:
+        """The group's name and the image are in the books before anything is made: a teardown then finds it all."""
+        state, provisioner = self.lease.state, self.world.provisioner
+        region = state.pool.region
+        images = dict(state.images)
+        image = images.get(region) or provisioner.image(region)
+        if image is not None:
+            images[region] = image
+        group = provisioner.group(self.world.cluster, region)
+        self.lease.write(replace(state, group=group, images=tuple(sorted(images.items()))))
+        provisioner.ensure(self._cluster(image), story=self.watcher.story)
+
+    def _cluster(self, image: str | None) -> ClusterSpec:
         pool = self.lease.state.pool
         return ClusterSpec(
             name=self.world.cluster,
-            region=pool.zone[:-1],
+            region=pool.region,
             zones=(pool.zone,),
             node_type=pool.instance_type,
             market=pool.market,
             tags=(*self.world.job.tags, ("gpucloud:job", self.world.name)),
             public_key=self.world.public_key,
             store=self.world.store.url,
+            image=image,
+            efa=self.world.efa,
         )
 
     def _tell(self, node_ids: tuple[str, ...]) -> None:
@@ -179,7 +192,7 @@ class Actor:
             try:
                 self.world.group.purge(name)
                 self._bill(name)
-                self.world.provisioner.destroy(self.world.cluster, story=self.watcher.story)
+                self.world.provisioner.destroy(name, story=self.watcher.story)
             except ProvisionError as error:
                 raise self._incomplete(name, error) from error
         self.lease.write(replace(self.lease.state, torn_down=True, paid_until=None, group=None))

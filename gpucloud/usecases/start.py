@@ -64,7 +64,7 @@ class Starter:
 
     def _create(self, job: Job, spec: bytes, name: str) -> Start:
         now = self.clock.now()
-        plan = make_plan(replace(job, name=name), self.market.offers(), now, self.wall, spent_usd=ZERO)
+        plan = make_plan(replace(job, name=name), self.market.offers(job.resources), now, self.wall, spent_usd=ZERO)
         state = JobState(
             job=name,
             created_at=now,
@@ -84,7 +84,7 @@ class Starter:
         spent = ZERO
         if state.exit_reason not in _CLOSED:  # a teardown needs no budget
             spent = total(Cashier(JobStore(self.store, name), self.market).charges(state, now))
-        plan = make_plan(replace(job, name=name), self.market.offers(), now, self.wall, spent_usd=spent)
+        plan = make_plan(replace(job, name=name), self.market.offers(job.resources), now, self.wall, spent_usd=spent)
         return Start(name=name, plan=plan, continues=True, changed=_changes(job, spec, state))
 
 

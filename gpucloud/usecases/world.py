@@ -33,6 +33,7 @@ class World:
     package: Package
     rules: Rules
     period_s: float
+    efa: tuple[int, ...] = (0,)
     secrets: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -15,6 +15,13 @@ class FakeProvisioner:
         self.clusters: dict[str, ClusterSpec] = {}
         self.refusal: str | None = None
 
+    def group(self, name: str, region: str) -> str:
+        """Return the cluster's own name."""
+        return name
+
+    def image(self, region: str) -> None:
+        """Return None: machines of this cloud have no image."""
+
     def ensure(self, spec: ClusterSpec, *, story: Callable[[str], None]) -> str:
         if self.clusters.get(spec.name) != spec:
             self._check()
@@ -22,11 +29,11 @@ class FakeProvisioner:
             self.clusters[spec.name] = spec
         return spec.name
 
-    def destroy(self, name: str, *, story: Callable[[str], None]) -> None:
-        if name in self.clusters:
+    def destroy(self, group: str, *, story: Callable[[str], None]) -> None:
+        if group in self.clusters:
             self._check()
-            story(f"removed {name}")
-            del self.clusters[name]
+            story(f"removed {group}")
+            del self.clusters[group]
 
     def _check(self) -> None:
         if self.refusal is not None:

@@ -17,7 +17,7 @@ from gpucloud.adapters.bundled import bundled
 from gpucloud.adapters.jobfile import json_schema, read_job, sample_job, spec_sha256
 from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys, ResourcesKeys
 from gpucloud.domain.errors import JobFileError, Problem, UsageError
-from gpucloud.domain.job import CheckpointPolicy, Cloud, Job, Market, Resources
+from gpucloud.domain.job import CheckpointPolicy, Cloud, Job, MarketPolicy, Resources
 
 SAMPLE = bundled("templates", "gpucloud.yaml").read_text(encoding="utf-8")
 # A "#" with no space after it hides a key that the reader of the sample may want.
@@ -74,7 +74,7 @@ secrets: [HF_TOKEN, WANDB_API_KEY]
             gpus=8,
             gpu=("A100", "RTX 4090"),
             vram_gib=40,
-            market=Market.ON_DEMAND,
+            market=MarketPolicy.ON_DEMAND,
             regions=("us-west-2",),
         ),
         source=folder / "job.yaml",

@@ -191,11 +191,11 @@ BROKEN: list[tuple[str, list[str]]] = [
     ),
     (
         HEAD + "resources: {market: sopt}\n",
-        ['4:21: resources.market: "sopt" is not one of spot, on_demand (did you mean "spot"?)'],
+        ['4:21: resources.market: "sopt" is not one of spot, on_demand, auto (did you mean "spot"?)'],
     ),
     (
         HEAD + "resources: {market: on-demand}\n",
-        ['4:21: resources.market: "on-demand" is not one of spot, on_demand (did you mean "on_demand"?)'],
+        ['4:21: resources.market: "on-demand" is not one of spot, on_demand, auto (did you mean "on_demand"?)'],
     ),
     (
         HEAD + "resources: {regions: [US West]}\n",
@@ -286,7 +286,7 @@ BROKEN: list[tuple[str, list[str]]] = [
             '2:6: run: there is no script "trian.py" in the code folder',
             '3:9: budget: "5" is not a sum of money: write it like "20 USD" or "0.5 USD"',
             "5:10: resources.nodes: must be a whole number from 1 to 64, not none",
-            '6:11: resources.market: "cheap" is not one of spot, on_demand',
+            '6:11: resources.market: "cheap" is not one of spot, on_demand, auto',
             '7:11: deadline: "soon" is not a span of time: write it like "12h", "90 min", "30s" or "2d 3h"',
         ],
     ),

@@ -17,7 +17,7 @@ SPOT = Pool(instance_type="local.p3.2xlarge", zone="us-east-2a", market=Market.S
 
 
 def test_offers_are_the_recorded_types_in_their_zones_in_both_markets() -> None:
-    offers = LocalMarket(now=lambda: ANCHOR).offers()
+    offers = LocalMarket(now=lambda: ANCHOR).offers(Resources())
     slots = {offer.pool.instance_type: offer.gpus for offer in offers}
     assert slots == {"local.p2.xlarge": 1, "local.p3.2xlarge": 1, "local.p3.8xlarge": 4, "local.p3.16xlarge": 8}
     assert len(offers) == 22
@@ -33,7 +33,7 @@ def test_on_demand_costs_the_list_price_which_caps_spot_at_all_times() -> None:
         "local.p3.8xlarge": Decimal("12.24"),
         "local.p3.16xlarge": Decimal("24.48"),
     }
-    for offer in market.offers():
+    for offer in market.offers(Resources()):
         assert offer.cap_usd_per_hour == listed[offer.pool.instance_type]
         if offer.pool.market is Market.ON_DEMAND:
             assert offer.usd_per_hour == offer.cap_usd_per_hour
@@ -42,7 +42,7 @@ def test_on_demand_costs_the_list_price_which_caps_spot_at_all_times() -> None:
 
 
 def test_the_cheapest_offer_is_found_by_the_domain_rule() -> None:
-    best = rank(LocalMarket(now=lambda: ANCHOR).offers(), Resources(gpus=4))[0]
+    best = rank(LocalMarket(now=lambda: ANCHOR).offers(Resources()), Resources(gpus=4))[0]
     assert best.pool == Pool(instance_type="local.p3.8xlarge", zone="us-east-2a", market=Market.SPOT)
     assert best.usd_per_hour == Decimal("3.672")
 

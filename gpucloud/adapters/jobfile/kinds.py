@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from gpucloud.adapters.jobfile import values
 from gpucloud.domain.job import Cloud as CloudName
-from gpucloud.domain.job import Market as MarketName
+from gpucloud.domain.job import MarketPolicy as MarketName
 
 Schema = dict[str, Any]
 

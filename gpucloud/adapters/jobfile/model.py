@@ -34,7 +34,8 @@ class ResourcesKeys(_Keys):
     gpu: kinds.GpuModels = Field(default=_RESOURCES.gpu, description="GPU models that will do; any when left out.")
     vram_gib: kinds.Gib | None = Field(default=None, description="Least memory per GPU, in GiB.")
     market: kinds.Market = Field(
-        default=_RESOURCES.market, description="spot: cheap and interruptible. on_demand: neither."
+        default=_RESOURCES.market,
+        description="spot: cheap and interruptible. on_demand: neither. auto: spot while there is any.",
     )
     regions: kinds.Regions = Field(default=_RESOURCES.regions, description="Regions that will do; any when left out.")
 

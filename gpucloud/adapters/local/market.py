@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.domain.job import Market
+from gpucloud.domain.job import Market, Resources
 from gpucloud.domain.offer import Offer, Pool, PricePoint
 
 _ANCHOR = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -56,7 +56,7 @@ class LocalMarket:
     def __init__(self, *, now: Callable[[], datetime] = _utc_now) -> None:
         self._now = now
 
-    def offers(self) -> tuple[Offer, ...]:
+    def offers(self, wanted: Resources) -> tuple[Offer, ...]:  # noqa: ARG002  few enough to give them all
         """Return a spot and an on-demand offer for every type and zone, with the prices of this moment."""
         now = self._now()
         found = []

@@ -35,17 +35,24 @@ class EmbeddedProvisioner:
         self._terraform = terraform
         self._work_root = work_root
 
+    def group(self, name: str, region: str) -> str:  # noqa: ARG002  one region
+        """Return the cluster's own name."""
+        return name
+
+    def image(self, region: str) -> None:
+        """Return None: machines of this cloud have no image."""
+
     def ensure(self, spec: ClusterSpec, *, story: Callable[[str], None]) -> str:
         """Make the node group of size 0 and return its name."""
         return (self._terraform or self._direct).ensure(spec, story=story)
 
-    def destroy(self, name: str, *, story: Callable[[str], None]) -> None:
+    def destroy(self, group: str, *, story: Callable[[str], None]) -> None:
         """End the group's nodes and remove it, with what Terraform remembers of it."""
         if self._terraform is not None:
-            self._terraform.destroy(name, story=story)
-        self._direct.destroy(name, story=story)
+            self._terraform.destroy(group, story=story)
+        self._direct.destroy(group, story=story)
         if self._terraform is None:
-            shutil.rmtree(self._work_root / name, ignore_errors=True)
+            shutil.rmtree(self._work_root / group, ignore_errors=True)
 
 
 class LocalProvisioner:
@@ -54,16 +61,23 @@ class LocalProvisioner:
     def __init__(self, root: Path) -> None:
         self._root = root
 
+    def group(self, name: str, region: str) -> str:  # noqa: ARG002  one region
+        """Return the cluster's own name."""
+        return name
+
+    def image(self, region: str) -> None:
+        """Return None: machines of this cloud have no image."""
+
     def ensure(self, spec: ClusterSpec, *, story: Callable[[str], None]) -> str:
         """Make the node group of size 0 and return its name, which is the cluster's."""
         name = ensure_group(self._root, spec)
         story(f"node group {name} is there, with no node")
         return name
 
-    def destroy(self, name: str, *, story: Callable[[str], None]) -> None:
+    def destroy(self, group: str, *, story: Callable[[str], None]) -> None:
         """End the group's nodes and remove it."""
-        if delete_group(self._root, name):
-            story(f"node group {name} is gone")
+        if delete_group(self._root, group):
+            story(f"node group {group} is gone")
 
 
 def ensure_group(root: Path, spec: ClusterSpec, *, user_data: str = "") -> str:

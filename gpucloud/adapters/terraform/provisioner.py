@@ -46,6 +46,13 @@ class TerraformProvisioner:
         self._plugin_dir = plugin_dir
         self._limit_s = limit_s
 
+    def group(self, name: str, region: str) -> str:  # noqa: ARG002  one region
+        """Return the cluster's own name."""
+        return name
+
+    def image(self, region: str) -> None:
+        """Return None: machines of this cloud have no image."""
+
     def ensure(self, spec: ClusterSpec, *, story: Callable[[str], None]) -> str:
         """Make what costs nothing and return the node group's name; repeated, it changes only what differs."""
         with self._alone(spec.name, story) as lock_fd:
@@ -61,16 +68,16 @@ class TerraformProvisioner:
                 raise ProvisionError("terraform apply: the module has no output group_name", hint=f"see {applied.log}")
             return group
 
-    def destroy(self, name: str, *, story: Callable[[str], None]) -> None:
+    def destroy(self, group: str, *, story: Callable[[str], None]) -> None:
         """Remove everything that `ensure` made, check that nothing is left in the state, and forget the cluster."""
-        with self._alone(name, story) as lock_fd:
-            folder = self._folder(name)
+        with self._alone(group, story) as lock_fd:
+            folder = self._folder(group)
             if (folder / "terraform.tfstate").exists():
                 runner = self._runner(folder, lock_fd, story)
                 destroyed = self._change(runner, "destroy")
                 left = _addresses(runner.cmd("show", json=FLAG))
                 if left:
-                    raise ProvisionError(f"{name} still has {', '.join(left)}", hint=f"see {destroyed.log}")
+                    raise ProvisionError(f"{group} still has {', '.join(left)}", hint=f"see {destroyed.log}")
             if folder.exists():
                 shutil.rmtree(folder)
 
