@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gpucloud.domain.agentstatus import Stop
+from gpucloud.domain.node import Fault
+from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.state import ExitReason, Interruption
 
 
@@ -26,6 +28,25 @@ class Resize:
     """Set the level of the group."""
 
     size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoolDown:
+    """Write down that the pool refused: it is left alone for `length`, twice that the next time, `longest` at most."""
+
+    pool: Pool
+    fault: Fault
+    code: str
+    message: str
+    length: timedelta
+    longest: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Turn to another pool; what was made in another region is removed first."""
+
+    offer: Offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +144,8 @@ Action = (
     Provision
     | Arm
     | Resize
+    | CoolDown
+    | Move
     | Prepare
     | Tell
     | OpenAttempt

@@ -14,6 +14,7 @@ from gpucloud.domain.action import (
     Resize,
     Wait,
 )
+from gpucloud.domain.capacity import other_pool, refused_lately
 from gpucloud.domain.membership import is_gone, is_usable, somebody_answers
 from gpucloud.domain.prepaid import Wall
 from gpucloud.domain.seen import Goal, Limits, NodeSeen, Readiness, Rules, Seen, Until
@@ -59,12 +60,16 @@ def fruitless(attempts: tuple[Attempt, ...]) -> int:
 def _capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
     """The shut-off is armed, and read back, before the level that starts machines is set."""
     group, payable = seen.group, seen.payable_until
+    elsewhere = other_pool(goal, seen, rules.limits)
+    if elsewhere is not None:
+        return elsewhere
     if not group.exists:
         return Provision()
     if payable is not None and _must_arm(goal, seen, rules.wall):
         return Arm(until=payable)
     if group.size != goal.nodes:
-        return Resize(size=goal.nodes)
+        refused = refused_lately(seen, rules.limits)
+        return Wait(why="the cloud has no more machines now") if refused else Resize(size=goal.nodes)
     unfit = tuple(n.node.id for n in seen.nodes if _is_unfit(n, seen, rules.limits))
     if unfit:
         return Replace(node_ids=unfit)

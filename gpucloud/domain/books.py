@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from gpucloud.domain.action import CloseAttempt, EndAttempt, Finish, NoteInterruptions, OpenAttempt
+from gpucloud.domain.action import (
+    CloseAttempt,
+    CoolDown,
+    EndAttempt,
+    Finish,
+    Move,
+    NoteInterruptions,
+    OpenAttempt,
+)
+from gpucloud.domain.capacity import cooled
 from gpucloud.domain.membership import progress_of
 from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.seen import Seen
@@ -65,6 +74,17 @@ def close_attempt(state: JobState, action: CloseAttempt, now: datetime) -> JobSt
 def note_interruptions(state: JobState, action: NoteInterruptions) -> JobState:
     """Return the state with the interruptions added."""
     return replace(state, interruptions=(*state.interruptions, *action.interruptions))
+
+
+def cool_down(state: JobState, action: CoolDown, now: datetime) -> JobState:
+    """Return the state in which the pool is left alone for a while."""
+    return replace(state, cooldowns=cooled(state, action, now))
+
+
+def move(state: JobState, action: Move, group: str | None, now: datetime) -> JobState:
+    """Return the state of a job that turns to another pool; `group` is what it still has there."""
+    offer = action.offer
+    return replace(state, pool=offer.pool, cap_usd_per_hour=offer.cap_usd_per_hour, pool_at=now, group=group)
 
 
 def finish(state: JobState, action: Finish, now: datetime) -> JobState:

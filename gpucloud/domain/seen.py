@@ -8,6 +8,7 @@ from enum import Enum
 
 from gpucloud.domain.agentstatus import Status
 from gpucloud.domain.node import GroupView, Node
+from gpucloud.domain.offer import Offer
 from gpucloud.domain.prepaid import Wall
 from gpucloud.domain.state import CheckpointRef, ExitReason, JobState
 
@@ -41,7 +42,10 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long to wait for what, before believing the worst."""
+    """How long to wait for what, before believing the worst.
+
+    `gang`: for the rest of the machines, while some are there already. `patience`: for any machine at all.
+    """
 
     silent: timedelta = timedelta(seconds=3)
     settle: timedelta = timedelta(seconds=1)
@@ -51,6 +55,11 @@ class Limits:
     fruitless_attempts: int = 5
     bootstrap_tries: int = 2
     drill_at: float = 0.4
+    gang: timedelta = timedelta(seconds=120)
+    ask_again: timedelta = timedelta(seconds=10)
+    cooldown: timedelta = timedelta(minutes=5)
+    cooldown_longest: timedelta = timedelta(minutes=30)
+    patience: timedelta = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +92,9 @@ class Seen:
     `payable_until` is what the budget can promise now for the goal's nodes, or those alive if they are more
     (prepaid.paid_until); None: not worth a start. `payable_with_another` is the same with one more machine.
     `wanted_end` is why the user, from this terminal or another, wants the job to end. `failed_for` is how long ago
-    the first member of the attempt was seen to have failed, `uneven_for` how long some members are over and some not.
+    the first member of the attempt was seen to have failed, `uneven_for` how long some members are over and some not,
+    `short_for` how long the group has had some machines, but fewer than wanted. `candidates` are the offers that the
+    job takes and the budget can start, best first; looked up only when the job's pool is cooling down.
     """
 
     now: datetime
@@ -97,3 +108,5 @@ class Seen:
     failed_for: timedelta | None = None
     uneven_for: timedelta | None = None
     failed_bootstraps: int = 0
+    candidates: tuple[Offer, ...] = ()
+    short_for: timedelta | None = None

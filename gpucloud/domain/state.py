@@ -8,7 +8,7 @@ from decimal import Decimal
 from enum import Enum
 
 from gpucloud.domain.agentstatus import Stop
-from gpucloud.domain.node import EndCause
+from gpucloud.domain.node import EndCause, Fault
 from gpucloud.domain.offer import Pool
 
 
@@ -143,6 +143,19 @@ class NodeLife:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cooldown:
+    """A pool that is passed over until `until`: it refused, `tries` times by now, first at `first_at`."""
+
+    pool: Pool
+    first_at: datetime
+    until: datetime
+    tries: int
+    fault: Fault
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRef:
     """The newest committed checkpoint: its step, and the SHA-256 of its manifest."""
 
@@ -155,7 +168,7 @@ class JobState:
     """Everything that must outlive the supervisor. Written whole, by compare-and-swap only.
 
     An ended job still has machines until it is `torn_down`, unless the user wanted them `kept`. `images` pins the
-    machine image of each region.
+    machine image of each region; `pool_at` is when the job turned to its pool.
     """
 
     job: str
@@ -173,6 +186,8 @@ class JobState:
     exit_reason: ExitReason | None = None
     exit_code: int | None = None
     message: str | None = None
+    pool_at: datetime | None = None
+    cooldowns: tuple[Cooldown, ...] = ()
     group: str | None = None
     images: tuple[tuple[str, str], ...] = ()
     paid_until: datetime | None = None

@@ -9,11 +9,13 @@ from gpucloud.domain.action import (
     Action,
     Arm,
     CloseAttempt,
+    CoolDown,
     Detach,
     Done,
     Drill,
     EndAttempt,
     Finish,
+    Move,
     NoteInterruptions,
     OpenAttempt,
     Prepare,
@@ -54,19 +56,19 @@ class Actor:
         if line:
             self.watcher.story(line)
         match action:
-            case Provision() | Arm() | Resize() | Detach() | Replace() | Drill() | TearDown():
+            case Provision() | Arm() | Resize() | Move() | Detach() | Replace() | Drill() | TearDown():
                 self._on_the_cloud(action)
             case Prepare(node_ids=node_ids):
                 for node_id in node_ids:
                     self.preparer.start(node_id)
             case Tell(node_ids=node_ids):
                 self._tell(node_ids)
-            case OpenAttempt() | NoteInterruptions() | EndAttempt() | CloseAttempt() | Finish():
+            case CoolDown() | OpenAttempt() | NoteInterruptions() | EndAttempt() | CloseAttempt() | Finish():
                 self._in_the_books(action, seen)
             case Wait() | Done():
                 pass
 
-    def _on_the_cloud(self, action: Provision | Arm | Resize | Detach | Replace | Drill | TearDown) -> None:
+    def _on_the_cloud(self, action: Provision | Arm | Resize | Move | Detach | Replace | Drill | TearDown) -> None:
         state, group = self.lease.state, self.world.group
         name = state.group or ""
         match action:
@@ -78,6 +80,8 @@ class Actor:
                 self.lease.write(replace(self.lease.state, paid_until=until))
             case Resize(size=size):
                 group.resize(name, size, state.pool)
+            case Move():
+                self._move(action)
             case Detach(node_id=node_id):
                 group.detach(name, node_id)
             case Replace(node_ids=node_ids):
@@ -90,10 +94,14 @@ class Actor:
                 self._tear_down()
 
     def _in_the_books(
-        self, action: OpenAttempt | NoteInterruptions | EndAttempt | CloseAttempt | Finish, seen: Seen
+        self,
+        action: CoolDown | OpenAttempt | NoteInterruptions | EndAttempt | CloseAttempt | Finish,
+        seen: Seen,
     ) -> None:
         state = self.lease.state
         match action:
+            case CoolDown():
+                self.lease.write(books.cool_down(state, action, seen.now))
             case OpenAttempt():
                 self.lease.write(
                     books.open_attempt(state, action, self.preparer.free_port(action.node_ids[0]), seen.now)
@@ -121,6 +129,21 @@ class Actor:
         group = provisioner.group(self.world.cluster, region)
         self.lease.write(replace(state, group=group, images=tuple(sorted(images.items()))))
         provisioner.ensure(self._cluster(image), story=self.watcher.story)
+
+    def _move(self, action: Move) -> None:
+        """In the same region the group stays; in another one it is made anew, when nothing is left of the old one."""
+        state, world = self.lease.state, self.world
+        new = world.provisioner.group(world.cluster, action.offer.pool.region)
+        if state.group is not None and state.group != new:
+            self._end_group(state.group)
+        kept = state.group if state.group == new else None
+        self.lease.write(books.move(self.lease.state, action, kept, world.clock.now()))
+
+    def _end_group(self, name: str) -> None:
+        """End the machines, bill them, and only then forget the group that lists them."""
+        self.world.group.purge(name)
+        self._bill(name)
+        self.world.provisioner.destroy(name, story=self.watcher.story)
 
     def _cluster(self, image: str | None) -> ClusterSpec:
         pool = self.lease.state.pool
@@ -186,13 +209,10 @@ class Actor:
             self.watcher.story(f"brought home: {path}")
 
     def _tear_down(self) -> None:
-        """End the machines, bill them, and only then forget the group that lists them."""
         name = self.lease.state.group
         if name is not None:
             try:
-                self.world.group.purge(name)
-                self._bill(name)
-                self.world.provisioner.destroy(name, story=self.watcher.story)
+                self._end_group(name)
             except ProvisionError as error:
                 raise self._incomplete(name, error) from error
         self.lease.write(replace(self.lease.state, torn_down=True, paid_until=None, group=None))

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpucloud.domain.agentstatus import Outcome, Status
+from gpucloud.domain.capacity import is_cooling
 from gpucloud.domain.errors import NodeError
 from gpucloud.domain.membership import is_over, members_of, part_of, progress_of
 from gpucloud.domain.node import GroupView, Node, NodeState
+from gpucloud.domain.offer import Offer, rank
+from gpucloud.domain.prepaid import least_budget_usd
 from gpucloud.domain.seen import Goal, NodeSeen, Readiness, Seen
 from gpucloud.domain.state import Attempt, CheckpointRef, ExitReason, JobState
 from gpucloud.store.commits import newest_commit
@@ -20,6 +23,7 @@ from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.world import World
 
 _ANSWER_S = 0.4  # how long one pass waits for a node; one that is late is silent at this pass
+_OFFERS_LAST = timedelta(seconds=60)
 _BEAT = timedelta(seconds=4)  # an agent that writes nothing for so long is dead, whatever SSH says
 
 
@@ -43,6 +47,14 @@ class _Since:
 
 
 @dataclass(slots=True)
+class _Offers:
+    """The offers that the job takes, as they were lately."""
+
+    at: datetime | None = None
+    found: tuple[Offer, ...] = ()
+
+
+@dataclass(slots=True)
 class Observer:
     """Sees a job's world, pass after pass; remembers what a single look cannot tell."""
 
@@ -55,6 +67,8 @@ class Observer:
     pool: ThreadPoolExecutor
     _memory: dict[str, _Memory] = field(default_factory=dict)
     _since: _Since = field(default_factory=_Since)
+    _short_since: datetime | None = None
+    _offers: _Offers = field(default_factory=_Offers)
     _checkpoint: tuple[int | None, CheckpointRef | None] = (None, None)
 
     def observe(self, state: JobState) -> Seen:
@@ -74,6 +88,8 @@ class Observer:
             payable_with_another=with_another,
             wanted_end=self._wanted_end(now),
             failed_bootstraps=self.preparer.failures,
+            candidates=self._candidates(state, now),
+            short_for=self._short_for(group, now),
         )
         return self._with_times(state.attempt, seen) if state.attempt is not None else seen
 
@@ -81,6 +97,26 @@ class Observer:
         if state.group is None:
             return GroupView(exists=False, size=0, armed_until=None, nodes=())
         return self.world.group.describe(state.group)
+
+    def _short_for(self, group: GroupView, now: datetime) -> timedelta | None:
+        counted = sum(not node.detached for node in group.alive)
+        if not 0 < counted < self.goal.nodes:
+            self._short_since = None
+            return None
+        self._short_since = self._short_since or now
+        return now - self._short_since
+
+    def _candidates(self, state: JobState, now: datetime) -> tuple[Offer, ...]:
+        """Ask the market only when another pool is needed, and not at every pass."""
+        if state.attempt is not None or not is_cooling(state, state.pool, now):
+            return ()
+        if self._offers.at is None or now - self._offers.at > _OFFERS_LAST:
+            wanted = self.world.job.resources
+            self._offers = _Offers(at=now, found=rank(self.world.market.offers(wanted), wanted))
+        left = self.cashier.spend(state, now)
+        usable = left.budget_usd - left.spent_usd
+        wall, nodes = self.world.rules.wall, self.goal.nodes
+        return tuple(o for o in self._offers.found if least_budget_usd(nodes, o.cap_usd_per_hour, wall) <= usable)
 
     def _ask(self, group: GroupView, state: JobState, now: datetime) -> None:
         asked = []

@@ -6,11 +6,13 @@ from gpucloud.domain.action import (
     Action,
     Arm,
     CloseAttempt,
+    CoolDown,
     Detach,
     Done,
     Drill,
     EndAttempt,
     Finish,
+    Move,
     NoteInterruptions,
     OpenAttempt,
     Prepare,
@@ -21,6 +23,7 @@ from gpucloud.domain.action import (
     Tell,
     Wait,
 )
+from gpucloud.domain.quantities import format_usd
 from gpucloud.domain.seen import Seen
 from gpucloud.domain.state import ExitReason, Interruption, InterruptionKind
 
@@ -34,6 +37,10 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
             return f"paid until {until:%H:%M:%S} UTC: then the machines shut themselves off"
         case Resize(size=size):
             return f"asking for {size} × {seen.state.pool}"
+        case CoolDown(pool=pool, code=code, message=message):
+            return f"{pool}: {message} ({code}); it is passed over for a while"
+        case Move(offer=offer):
+            return f"turning to {offer.pool}, {format_usd(offer.usd_per_hour)} an hour"
         case Prepare(node_ids=node_ids):
             return f"preparing {', '.join(node_ids)}"
         case OpenAttempt(number=number, node_ids=node_ids):

@@ -8,14 +8,17 @@ from datetime import timedelta
 
 import pytest
 
+from gpucloud.domain import books
 from gpucloud.domain.action import (
     Arm,
     CloseAttempt,
+    CoolDown,
     Detach,
     Done,
     Drill,
     EndAttempt,
     Finish,
+    Move,
     NoteInterruptions,
     OpenAttempt,
     Prepare,
@@ -28,7 +31,7 @@ from gpucloud.domain.action import (
 )
 from gpucloud.domain.agentstatus import Outcome, Stop
 from gpucloud.domain.between import fruitless
-from gpucloud.domain.node import EndCause, NodeState
+from gpucloud.domain.node import EndCause, Fault, NodeState
 from gpucloud.domain.reconcile import decide
 from gpucloud.domain.seen import Goal, Readiness, Rules, Until
 from gpucloud.domain.state import (
@@ -37,7 +40,21 @@ from gpucloud.domain.state import (
     InterruptionKind,
     JobStatus,
 )
-from tests.unit.worlds import LATER, NOW, gone, opened, part, seen, state, up
+from tests.unit.worlds import (
+    LATER,
+    NOW,
+    OTHER_POOL,
+    POOL,
+    cooldown,
+    gone,
+    offer,
+    opened,
+    part,
+    refusal,
+    seen,
+    state,
+    up,
+)
 
 GOAL = Goal(nodes=2)
 RULES = Rules()
@@ -348,6 +365,103 @@ def test_an_ended_job_is_torn_down_unless_it_succeeded_and_is_kept():
     assert decide(GOAL, replace(failed, state=replace(failed.state, torn_down=True)), RULES) == Done()
 
 
+# Which pool
+
+
+def cool(fault=Fault.CAPACITY):
+    return CoolDown(
+        pool=POOL,
+        fault=fault,
+        code="InsufficientInstanceCapacity",
+        message="none there now",
+        length=timedelta(minutes=5),
+        longest=timedelta(minutes=30),
+    )
+
+
+def test_a_pool_that_refuses_while_nothing_runs_in_it_cools_down_at_once():
+    assert decide(GOAL, seen(group_size=0, refusals=(refusal(),)), RULES) == cool()
+    assert decide(GOAL, seen(group_size=2, refusals=(refusal(Fault.QUOTA),)), RULES) == cool(Fault.QUOTA)
+
+
+def test_the_rest_of_a_gang_is_waited_for_and_then_the_part_is_given_back():
+    pending = up("a", readiness=Readiness.NO, state=NodeState.PENDING)
+    refused = {"group_size": 1, "refusals": (refusal(),)}
+    assert decide(GOAL, seen(pending, **refused, short_for=timedelta(seconds=119)), RULES) == Wait(
+        why="the cloud has no more machines now"
+    )
+    assert decide(GOAL, seen(pending, **refused, short_for=timedelta(seconds=120)), RULES) == cool()
+    cooling = state(cooldowns=(cooldown(),))
+    assert decide(GOAL, seen(pending, group_size=1, state=cooling), RULES) == Resize(size=0)
+    assert decide(GOAL, seen(pending, group_size=0, state=cooling), RULES) == Wait(why="giving machines back")
+
+
+def test_a_gang_that_stays_partial_without_a_word_is_given_back_too():
+    world = seen(up("a"), short_for=timedelta(seconds=120))
+    action = decide(GOAL, world, RULES)
+    assert isinstance(action, CoolDown)
+    assert action.message == "1 of 2 machines after 120 s"
+
+
+def test_the_pool_is_asked_again_while_part_of_a_gang_waits():
+    world = seen(up("a"), group_size=1, refusals=(refusal(ago=11),), short_for=timedelta(seconds=30))
+    assert decide(GOAL, world, RULES) == Resize(size=2)
+
+
+def test_the_best_offer_that_is_not_cooling_is_next():
+    cooling = state(cooldowns=(cooldown(), cooldown(OTHER_POOL)))
+    third = offer(replace(POOL, zone="us-west-2a"))
+    world = seen(group_size=0, state=cooling, candidates=(offer(POOL), offer(OTHER_POOL), third))
+    assert decide(GOAL, world, RULES) == Move(offer=third)
+
+
+def test_a_refusal_from_before_the_job_turned_to_the_pool_says_nothing():
+    world = seen(group_size=0, state=state(pool_at=NOW - timedelta(seconds=5)), refusals=(refusal(ago=6),))
+    assert decide(GOAL, world, RULES) == Resize(size=2)
+
+
+def test_without_any_pool_the_job_waits_at_no_cost_and_gives_up_after_an_hour():
+    waiting = seen(group_size=0, state=state(cooldowns=(cooldown(),)))
+    assert decide(GOAL, waiting, RULES) == Wait(why="no capacity: asking again at 12:04:00 UTC")
+    late = seen(group_size=0, state=state(cooldowns=(cooldown(ago=3600),)))
+    assert decide(GOAL, late, RULES) == Finish(
+        reason=ExitReason.NO_CAPACITY,
+        message="no pool had machines for 1.0 h; the last said: none there now (InsufficientInstanceCapacity)",
+    )
+
+
+def test_a_quota_does_not_grow_by_waiting():
+    world = seen(group_size=0, state=state(cooldowns=(cooldown(fault=Fault.QUOTA),)))
+    action = decide(GOAL, world, RULES)
+    assert action == Finish(
+        reason=ExitReason.NO_CAPACITY,
+        message="none there now (InsufficientInstanceCapacity): gpucloud quota request",
+    )
+
+
+@pytest.mark.parametrize("fault", [Fault.PERMISSION, Fault.PARAMETER, Fault.UNKNOWN])
+def test_what_no_other_pool_can_help_stops_the_job(fault):
+    action = decide(GOAL, seen(group_size=0, refusals=(refusal(fault),)), RULES)
+    assert isinstance(action, Finish)
+    assert (action.reason, action.exit_code) == (ExitReason.NO_CAPACITY, 13)
+
+
+@pytest.mark.parametrize("fault", [Fault.THROTTLING, Fault.TRANSIENT])
+def test_what_may_succeed_later_is_asked_again_later(fault):
+    assert isinstance(decide(GOAL, seen(group_size=0, refusals=(refusal(fault),)), RULES), Wait)
+    assert decide(GOAL, seen(group_size=0, refusals=(refusal(fault, ago=11),)), RULES) == Resize(size=2)
+
+
+def test_a_pool_that_refuses_again_is_left_alone_for_longer_each_time():
+    lengths = []
+    now = state()
+    for _ in range(5):
+        now = books.cool_down(now, cool(), NOW)
+        lengths.append((now.cooldowns[0].until - NOW).total_seconds() / 60)
+    assert lengths == [5, 10, 20, 30, 30]
+    assert len(now.cooldowns) == 1
+
+
 # The whole product of small worlds
 
 
@@ -388,15 +502,20 @@ WISHES = {
     "stop": {"wanted_end": ExitReason.STOPPED},
     "poor": {"payable_until": None, "payable_with_another": None},
     "failing": {"failed_for": timedelta(seconds=5), "failed_bootstraps": 1},
+    "refused": {"refusals": (refusal(),), "short_for": timedelta(seconds=120)},
+    "cooling": {"cooldowns": (cooldown(),), "candidates": (offer(POOL), offer())},
+    "dry": {"cooldowns": (cooldown(), cooldown(OTHER_POOL)), "candidates": (offer(POOL), offer())},
 }
 
 
 def worlds():
     for attempts, a, b, group, wish in itertools.product(ATTEMPTS, NODES, NODES, GROUPS, WISHES):
         nodes = tuple(n for n in (NODES[a]("a"), NODES[b]("b")) if n is not None)
+        wishes = dict(WISHES[wish])
+        stored = state(attempts=ATTEMPTS[attempts], cooldowns=wishes.pop("cooldowns", ()))
         yield (
             f"attempt {attempts}, a {a}, b {b}, group {group}, {wish}",
-            seen(*nodes, state=state(attempts=ATTEMPTS[attempts]), **GROUPS[group], **WISHES[wish]),
+            seen(*nodes, state=stored, **GROUPS[group], **wishes),
         )
 
 
@@ -413,11 +532,20 @@ def test_no_world_breaks_what_must_always_hold():
 def laws(world, action):
     attempt = world.state.attempt
     by_id = {n.node.id: n for n in world.nodes}
+    growing = isinstance(action, Detach) or (isinstance(action, Resize) and action.size > 0)
+    counted = [n for n in world.nodes if n.node.state is not NodeState.TERMINATED and not n.node.detached]
+    cooling = {c.pool for c in world.state.cooldowns}
+    yield (
+        "the job turns to another pool only when nothing is left in the old one, and never to one that cools",
+        not isinstance(action, Move) or (not counted and world.group.size == 0 and action.offer.pool not in cooling),
+    )
+    yield (
+        "nothing is asked of a pool that cools",
+        not (isinstance(action, Resize) and action.size > 0 and world.state.pool in cooling),
+    )
     yield (
         "machines start only behind a shut-off that lies ahead",
-        not (
-            isinstance(action, Resize | Detach) and (world.group.armed_until is None or world.group.armed_until <= NOW)
-        ),
+        not (growing and (world.group.armed_until is None or world.group.armed_until <= NOW)),
     )
     yield "one attempt at a time", not (isinstance(action, OpenAttempt) and attempt is not None)
     yield (
@@ -450,5 +578,5 @@ def laws(world, action):
     )
     yield (
         "without money nothing starts",
-        world.payable_until is not None or not isinstance(action, Resize | OpenAttempt | Arm | Detach),
+        world.payable_until is not None or not (growing or isinstance(action, OpenAttempt | Arm)),
     )

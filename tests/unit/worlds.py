@@ -7,13 +7,14 @@ from decimal import Decimal
 
 from gpucloud.domain.agentstatus import AttemptStatus, Outcome, Progress, RunState, Status
 from gpucloud.domain.job import Market
-from gpucloud.domain.node import EndCause, GroupView, Node, NodeState, Notice
-from gpucloud.domain.offer import Pool
+from gpucloud.domain.node import EndCause, Fault, GroupView, Node, NodeState, Notice, Refusal
+from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.seen import NodeSeen, Readiness, Seen
-from gpucloud.domain.state import Attempt, JobState, Member
+from gpucloud.domain.state import Attempt, Cooldown, JobState, Member
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
 POOL = Pool(instance_type="local.p2.xlarge", zone="us-east-2a", market=Market.SPOT)
+OTHER_POOL = Pool(instance_type="local.p2.xlarge", zone="us-east-2b", market=Market.SPOT)
 LATER = NOW + timedelta(minutes=30)
 
 
@@ -100,12 +101,35 @@ def opened(*node_ids, number=1, **changes):
     return Attempt(number=number, members=members, port=29500, started_at=NOW - timedelta(minutes=1), **changes)
 
 
-def seen(*nodes, group_size=2, armed=LATER, exists=True, **changes):
+def offer(pool=OTHER_POOL, usd="0.3"):
+    return Offer(pool=pool, usd_per_hour=Decimal(usd), cap_usd_per_hour=Decimal("0.9"), as_of=NOW, gpus=1)
+
+
+def refusal(fault=Fault.CAPACITY, *, pool=POOL, ago=1.0):
+    at = NOW - timedelta(seconds=ago)
+    return Refusal(pool=pool, fault=fault, code="InsufficientInstanceCapacity", message="none there now", at=at)
+
+
+def cooldown(pool=POOL, *, fault=Fault.CAPACITY, ago=60.0, left=240.0, tries=1):
+    return Cooldown(
+        pool=pool,
+        first_at=NOW - timedelta(seconds=ago),
+        until=NOW + timedelta(seconds=left),
+        tries=tries,
+        fault=fault,
+        code="InsufficientInstanceCapacity",
+        message="none there now",
+    )
+
+
+def seen(*nodes, group_size=2, armed=LATER, exists=True, refusals=(), **changes):
     plain = {
         "now": NOW,
         "state": state(),
         "payable_until": LATER,
         "payable_with_another": LATER,
     }
-    group = GroupView(exists=exists, size=group_size, armed_until=armed, nodes=tuple(item.node for item in nodes))
+    group = GroupView(
+        exists=exists, size=group_size, armed_until=armed, nodes=tuple(item.node for item in nodes), refusals=refusals
+    )
     return Seen(**{**plain, "group": group, "nodes": tuple(nodes), **changes})
