@@ -57,6 +57,23 @@ def start(machines: Machines, keys: Path, *, id_: str = ID, user_data: str = "",
     )
 
 
+def role_for(endpoint_url: str, id_: str) -> Role:
+    """Return the cluster's role in moto with keys of the session that EC2 opens for a machine: named by its id."""
+    known = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "region_name": "us-east-1"}
+    iam = boto3.client("iam", endpoint_url=endpoint_url, **known)
+    made = iam.create_role(RoleName="gpucloud-digits", AssumeRolePolicyDocument="{}")["Role"]
+    sts = boto3.client("sts", endpoint_url=endpoint_url, **known)
+    keys = sts.assume_role(RoleArn=made["Arn"], RoleSessionName=id_)["Credentials"]
+    return Role(
+        name="gpucloud-digits",
+        role_id=made["RoleId"],
+        arn=made["Arn"],
+        access_key=keys["AccessKeyId"],
+        secret_key=keys["SecretAccessKey"],
+        token=keys["SessionToken"],
+    )
+
+
 def node(machines: Machines, address: Address, id_: str = ID) -> Node:
     return Node(
         id=id_,
@@ -116,19 +133,7 @@ def test_the_image_s_user_gets_in_with_the_pinned_host_key(machines: Machines, t
 
 
 def test_boto3_on_the_machine_is_the_role(moto: str, tmp_path: Path) -> None:
-    sts = boto3.client(
-        "sts", endpoint_url=moto, region_name="us-east-1", aws_access_key_id="k", aws_secret_access_key="s"
-    )
-    taken = sts.assume_role(RoleArn="arn:aws:iam::123456789012:role/gpucloud-digits", RoleSessionName=ID)
-    keys, user = taken["Credentials"], taken["AssumedRoleUser"]
-    role = Role(
-        name="gpucloud-digits",
-        role_id=user["AssumedRoleId"].split(":")[0],
-        arn="arn:aws:iam::123456789012:role/gpucloud-digits",
-        access_key=keys["AccessKeyId"],
-        secret_key=keys["SecretAccessKey"],
-        token=keys["SessionToken"],
-    )
+    role = role_for(moto, ID)
     machines = Machines(tmp_path / "machines", endpoint_url=moto, region="us-east-1")
     shell = SshShell(tmp_path / "key")
     try:
