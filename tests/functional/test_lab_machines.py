@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -10,9 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from gpucloud import processes
 from gpucloud.adapters.ssh import SshShell, generate_key
@@ -21,17 +20,9 @@ from gpucloud.domain.job import Market
 from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from tests.lab.aws.machines import Address, Machines, Role
+from tests.standins.bare_aws import bare_aws, instance_role
 
 ID = "i-0123456789abcdef0"
-
-
-@pytest.fixture
-def moto() -> Iterator[str]:
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
 
 
 @pytest.fixture
@@ -54,23 +45,6 @@ def start(machines: Machines, keys: Path, *, id_: str = ID, user_data: str = "",
         user_data=user_data,
         role=role,
         account="123456789012",
-    )
-
-
-def role_for(endpoint_url: str, id_: str) -> Role:
-    """Return the cluster's role in moto with keys of the session that EC2 opens for a machine: named by its id."""
-    known = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "region_name": "us-east-1"}
-    iam = boto3.client("iam", endpoint_url=endpoint_url, **known)
-    made = iam.create_role(RoleName="gpucloud-digits", AssumeRolePolicyDocument="{}")["Role"]
-    sts = boto3.client("sts", endpoint_url=endpoint_url, **known)
-    keys = sts.assume_role(RoleArn=made["Arn"], RoleSessionName=id_)["Credentials"]
-    return Role(
-        name="gpucloud-digits",
-        role_id=made["RoleId"],
-        arn=made["Arn"],
-        access_key=keys["AccessKeyId"],
-        secret_key=keys["SecretAccessKey"],
-        token=keys["SessionToken"],
     )
 
 
@@ -132,17 +106,17 @@ def test_the_image_s_user_gets_in_with_the_pinned_host_key(machines: Machines, t
     assert machines.answers(ID)
 
 
-def test_boto3_on_the_machine_is_the_role(moto: str, tmp_path: Path) -> None:
-    role = role_for(moto, ID)
-    machines = Machines(tmp_path / "machines", endpoint_url=moto, region="us-east-1")
-    shell = SshShell(tmp_path / "key")
-    try:
+def test_boto3_on_the_machine_is_the_role(tmp_path: Path) -> None:
+    script = "import boto3; print(boto3.client('sts', 'us-east-1').get_caller_identity()['UserId'])"
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(bare_aws())
+        role = instance_role(url, ID)
+        machines = stack.enter_context(
+            contextlib.closing(Machines(tmp_path / "machines", endpoint_url=url, region="us-east-1"))
+        )
         address = start(machines, tmp_path / "key", role=role)
-        script = "import boto3; print(boto3.client('sts', 'us-east-1').get_caller_identity()['UserId'])"
+        shell = stack.enter_context(contextlib.closing(SshShell(tmp_path / "key")))
         said = shell.host(node(machines, address)).run(("python3", "-c", script))
-    finally:
-        shell.close()
-        machines.close()
     assert said.stdout.decode().strip() == f"{role.role_id}:{ID}", said.stderr.decode()
 
 
