@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 from gpucloud.agent import daemon, facts, layer
+from gpucloud.agent.decide import OwnEnd
 from gpucloud.domain.codec import to_json
 
 
@@ -30,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     agent = commands.add_parser("agent", help="start this node's agent, detached; say `started` or `already`")
     agent.add_argument("--replace", action="store_true", help="end an agent that runs another version first")
+    agent.add_argument("--power-off-after", type=float, default=0.0, metavar="SECONDS", help="so long after that end")
     agent.add_argument("--power-off", nargs=argparse.REMAINDER, default=[], help="run at the end of the paid time")
     probe = commands.add_parser("facts", help="print what the node is and has, as JSON")
     probe.add_argument("--setup", default="", help="the digest of the job's setup")
@@ -41,7 +44,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _start_agent(root: Path, options: argparse.Namespace) -> str:
     package = facts.package_sha256(_package())
-    return daemon.start(root, package=package, power_off=tuple(options.power_off), replace=options.replace)
+    end = OwnEnd(argv=tuple(options.power_off), after=timedelta(seconds=options.power_off_after))
+    return daemon.start(root, package=package, own_end=end, replace=options.replace)
 
 
 def _build_layer(root: Path) -> int:

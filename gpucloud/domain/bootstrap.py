@@ -14,6 +14,8 @@ MINIMUM_PYTHON = (3, 10)
 MINIMUM_FREE_BYTES = 1 << 30
 _TOLERATED_SKEW = timedelta(seconds=2)
 _SETUP_TIMEOUT_S = 3600.0
+# The cloud's schedule ends the group at that time, and may take a minute: a node that went before would be replaced.
+_POWER_OFF_AFTER_S = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,10 @@ class Bare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a job needs of every node. `env` may hold secrets: it travels on standard input only."""
+    """What a job needs of every node. `env` may hold secrets: it travels on standard input only.
+
+    `power_off` is the command by which a node ends itself after its paid time, empty for none.
+    """
 
     package: str
     code: str
@@ -80,6 +85,7 @@ class Wanted:
     torchrun: bool
     gpus: int
     asks_for_gpus: bool
+    power_off: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +239,10 @@ def _agent_needed(facts: Facts, wanted: Wanted) -> str | None:
 
 def _agent_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
     zip_path = package_path(facts.root, wanted.package)
-    return (Command(argv=(facts.python, "-I", zip_path, "agent", "--root", facts.root, "--replace")),)
+    start = (facts.python, "-I", zip_path, "agent", "--root", facts.root, "--replace")
+    if not wanted.power_off:
+        return (Command(argv=start),)
+    return (Command(argv=(*start, "--power-off-after", str(_POWER_OFF_AFTER_S), "--power-off", *wanted.power_off)),)
 
 
 def _layer_needed(facts: Facts, _wanted: Wanted) -> str | None:
