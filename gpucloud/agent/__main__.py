@@ -21,7 +21,9 @@ def main(arguments: list[str]) -> int:
         case "agent":
             _say(_start_agent(root, options))
         case "facts":
-            _say(to_json(facts.gather(root, package=_package(), digest=options.setup)))
+            _say(
+                to_json(facts.gather(root, package=_package(), digest=options.setup, unless_boto3=options.unless_boto3))
+            )
         case _:
             return _build_layer(root)
     return 0
@@ -35,7 +37,8 @@ def _parser() -> argparse.ArgumentParser:
     agent.add_argument("--power-off-after", type=float, default=0.0, metavar="SECONDS", help="so long after that end")
     agent.add_argument("--power-off", nargs=argparse.REMAINDER, default=[], help="run at the end of the paid time")
     probe = commands.add_parser("facts", help="print what the node is and has, as JSON")
-    probe.add_argument("--setup", default="", help="the digest of the job's setup")
+    probe.add_argument("--setup", default="", help="the digest of the job's layer")
+    probe.add_argument("--unless-boto3", default="", help="that of a layer for boto3, where there is none")
     build = commands.add_parser("layer", help="run a job's setup, given as JSON on standard input")
     for command in (agent, probe, build):
         command.add_argument("--root", default="~/.gpucloud")
