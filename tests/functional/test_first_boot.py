@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,8 +13,12 @@ import pytest
 from gpucloud import processes
 from gpucloud.adapters.aws.first_boot import user_data
 from gpucloud.adapters.aws.host_keys import HostKeys
-from gpucloud.adapters.ssh import generate_key
+from gpucloud.adapters.ssh import SshShell, generate_key
+from gpucloud.domain.job import Market
+from gpucloud.domain.node import Node, NodeState
+from gpucloud.domain.offer import Pool
 from gpucloud.store.s3 import S3Store
+from tests.lab.aws import Lab
 from tests.lab.aws.machines import Machines, Role
 from tests.standins.bare_aws import bare_aws, instance_role
 
@@ -123,3 +128,66 @@ def _command_line(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:  # it ended meanwhile
         return b""
+
+
+def test_an_instance_of_the_emulated_ec2_is_reached_with_the_key_that_it_published_in_spite_of_a_slow_s3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.ExitStack() as stack:
+        lab = stack.enter_context(Lab(tmp_path / "lab", machines=_machines))
+        for name, value in lab.settings.items():
+            monkeypatch.setenv(name, value)
+        role_id = _prepare(lab, generate_key(tmp_path / "key"))
+        lab.faults.add(action="PutObject", code="SlowDown", status=503, times=2)
+        instance = _run_instance(lab)
+        store = stack.enter_context(contextlib.closing(S3Store(STORE)))
+        keys = HostKeys(store, "gpucloud-digits", role_id=role_id)
+        until(lambda: keys.of(instance) is not None)
+        console = lab.client("ec2").get_console_output(InstanceId=instance)["Output"]
+        shell = stack.enter_context(contextlib.closing(SshShell(tmp_path / "key")))
+        said = shell.host(_node(lab, instance, keys.of(instance))).run(("sh", "-c", "echo $USER"))
+    assert said.stdout == b"ubuntu\n"
+    assert "gpucloud: the host key is published as team/clusters/gpucloud-digits/hosts/" in console
+
+
+def _machines(folder: Path, url: str) -> Machines:
+    return Machines(folder, endpoint_url=url, region="us-east-1")
+
+
+def _prepare(lab: Lab, public_key: str) -> str:
+    lab.client("s3").create_bucket(Bucket="gpucloud-123456789012-us-east-1")
+    lab.client("ec2").import_key_pair(KeyName="gpucloud-digits", PublicKeyMaterial=public_key.encode())
+    iam = lab.client("iam")
+    role = iam.create_role(RoleName="gpucloud-digits", AssumeRolePolicyDocument="{}")["Role"]
+    iam.create_instance_profile(InstanceProfileName="gpucloud-digits")
+    iam.add_role_to_instance_profile(InstanceProfileName="gpucloud-digits", RoleName="gpucloud-digits")
+    return str(role["RoleId"])
+
+
+def _run_instance(lab: Lab) -> str:
+    made = lab.client("ec2").run_instances(
+        ImageId="ami-12c6146b",
+        InstanceType="g4dn.xlarge",
+        MinCount=1,
+        MaxCount=1,
+        KeyName="gpucloud-digits",
+        IamInstanceProfile={"Name": "gpucloud-digits"},
+        UserData=USER_DATA,
+    )
+    return str(made["Instances"][0]["InstanceId"])
+
+
+def _node(lab: Lab, instance: str, host_key: str | None) -> Node:
+    listed = lab.client("ec2").describe_instances(InstanceIds=[instance])["Reservations"][0]["Instances"][0]
+    return Node(
+        id=instance,
+        pool=Pool(instance_type="g4dn.xlarge", zone="us-east-1a", market=Market.ON_DEMAND),
+        state=NodeState.RUNNING,
+        launched_at=listed["LaunchTime"],
+        address=listed["PublicIpAddress"],
+        port=int(lab.settings["GPUCLOUD_SSH_PORT"]),
+        user="ubuntu",
+        private_address=listed["PrivateIpAddress"],
+        interface=None,
+        host_key=host_key,
+    )

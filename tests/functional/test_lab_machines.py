@@ -8,13 +8,16 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
 from gpucloud import processes
+from gpucloud.adapters.package import package_zip
 from gpucloud.adapters.ssh import SshShell, generate_key
+from gpucloud.domain.agentstatus import Desired, Launch, Stop, desired_to_json
+from gpucloud.domain.bootstrap import ship
 from gpucloud.domain.errors import HostUnreachable
 from gpucloud.domain.job import Market
 from gpucloud.domain.node import Node, NodeState
@@ -103,7 +106,7 @@ def test_the_image_s_user_gets_in_with_the_pinned_host_key(machines: Machines, t
     assert "AWS_ENDPOINT_URL=http://127.0.0.1:9" in lines
     assert "AWS_REGION=us-east-1" in lines
     assert not [line for line in lines if line.startswith(("AWS_ACCESS_KEY_ID", "AWS_SECRET", "AWS_SESSION"))]
-    assert machines.answers(ID)
+    until(lambda: machines.answers(ID))
 
 
 def test_boto3_on_the_machine_is_the_role(tmp_path: Path) -> None:
@@ -204,3 +207,35 @@ def test_a_frozen_machine_is_there_and_silent(machines: Machines, tmp_path: Path
     assert not machines.answers(ID)
     assert machines.alive() == {ID}
     assert machines.powered_off() == frozenset()
+
+
+def test_an_agent_on_a_machine_hears_the_notice_finds_its_interface_and_ends_the_machine_when_unpaid(
+    machines: Machines, tmp_path: Path
+) -> None:
+    address = start(machines, tmp_path / "key")
+    data, sha256 = package_zip()
+    launch = Launch(
+        attempt=1,
+        argv=("/bin/sh", "-c", "echo $GLOO_SOCKET_IFNAME; exec sleep 600"),
+        directory="/",
+        env=(),
+        address=address.address,
+    )
+    until_ = datetime.now(timezone.utc) + timedelta(seconds=3)
+    desired = desired_to_json(Desired(epoch=1, launch=launch, stop=Stop.NO, paid_until=until_))
+    shell = SshShell(tmp_path / "key")
+    host = shell.host(node(machines, address))
+    host.run(ship("python3", sha256, data).argv, stdin=data)
+    end = ("--power-off-after", "0.5", "--power-off", "sudo", "shutdown", "-h", "now")
+    began = host.run(("sh", "-c", f'python3 "$HOME/.gpucloud/lib/gpucloud-{sha256}.zip" agent {" ".join(end)}'))
+    assert began.stdout == b"started\n", began.stderr
+    write = "cat >.gpucloud/agent/new; mv .gpucloud/agent/new .gpucloud/agent/desired.json"
+    host.run(("sh", "-c", write), stdin=desired.encode())
+    attempt = tmp_path / "machines" / ID / "home" / ".gpucloud" / "attempts" / "0001"
+    until(lambda: attempt.exists() and (attempt / "launcher.log").read_text() == "lo\n")
+    machines.notice(ID, until_ + timedelta(seconds=60))
+    until((attempt / "stop.json").exists)
+    assert json.loads((attempt / "stop.json").read_text())["reason"] == "notice"
+    until(lambda: machines.powered_off() == {ID})
+    assert datetime.now(timezone.utc) >= until_ + timedelta(seconds=0.5)
+    shell.close()

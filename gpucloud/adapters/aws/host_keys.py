@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import re
+import time
 from collections.abc import Callable
 
 from gpucloud.store import ObjectStore
+
+CONSOLE_EVERY_S = 10.0
 
 _BLOCK = re.compile(r"-----BEGIN SSH HOST KEY KEYS-----\r?\n(.*?)-----END SSH HOST KEY KEYS-----", re.DOTALL)
 _INSTANCE_ID = re.compile(r"i-[0-9a-f]{1,32}")
@@ -19,8 +23,8 @@ class HostKeys:
     """The Ed25519 host keys of one cluster's machines.
 
     `role_id` is the cluster's role, when it is known: a key that another role published is then refused. `console`
-    returns a machine's console output, None or empty while there is none. What was found is remembered by instance id:
-    an address is used again, an instance id never.
+    returns a machine's console output, None or empty while there is none; it is asked for each machine every
+    `CONSOLE_EVERY_S` at most. What was found is remembered by instance id: an address is used again, an id never.
     """
 
     def __init__(
@@ -30,12 +34,15 @@ class HostKeys:
         *,
         role_id: str | None = None,
         console: Callable[[str], str | None] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._folder = hosts_folder(cluster)
         self._role_id = role_id
         self._console = console
+        self._monotonic = monotonic
         self._known: dict[str, str] = {}
+        self._asked_at: dict[str, float] = {}
 
     def of(self, instance_id: str) -> str | None:
         """Return `ssh-ed25519 AAAA…`, None while the machine has told none. Raises what the store and console raise."""
@@ -60,7 +67,11 @@ class HostKeys:
         return tuple(name for name in self._store.list(self._folder) if name.endswith(f":{instance_id}"))
 
     def _shown(self, instance_id: str) -> str | None:
-        text = self._console(instance_id) if self._console is not None else None
+        now = self._monotonic()
+        if self._console is None or now - self._asked_at.get(instance_id, -math.inf) < CONSOLE_EVERY_S:
+            return None
+        self._asked_at[instance_id] = now
+        text = self._console(instance_id)
         return from_console(text) if text else None
 
 

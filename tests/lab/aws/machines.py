@@ -143,9 +143,9 @@ class Machines:
         node.freeze(id, machine.process)
 
     def answers(self, id: str) -> bool:  # noqa: A002
-        """Whether an SSH server greets; waits 0.2 s at most."""
+        """Whether an SSH server greets; waits for a few milliseconds, and goes on listening in the next call."""
         machine = self._machines.get(id)
-        return machine is not None and _greets(machine.instance.address, self.port)
+        return machine is not None and machine.greets(self.port)
 
     def powered_off(self) -> frozenset[str]:
         """Return the machines that shut themselves down, or whose first process died; nothing of them runs any more."""
@@ -259,6 +259,8 @@ class _Machine:
         self.metadata = _RoleMetadata(self)
         self._listener = listener
         self._process: subprocess.Popen[bytes] | None = None
+        self._greeting: socket.socket | None = None
+        self._asking = threading.Lock()
         self._ended = threading.Lock()
 
     @property
@@ -281,6 +283,25 @@ class _Machine:
     def post_notice(self, at: datetime) -> None:
         self.instance = replace(self.instance, noticed_at=datetime.now(timezone.utc), taken_at=at)
 
+    def greets(self, port: int) -> bool:
+        with self._asking:
+            try:
+                if self._greeting is None:
+                    self._greeting = socket.create_connection((self.instance.address, port), timeout=1.0)
+                    self._greeting.settimeout(0.01)
+                said = self._greeting.recv(4)
+            except TimeoutError:  # it boots, or is frozen
+                return False
+            except OSError:
+                said = b""
+            self._hang_up()
+            return said == b"SSH-"
+
+    def _hang_up(self) -> None:
+        if self._greeting is not None:
+            self._greeting.close()
+            self._greeting = None
+
     @property
     def is_off(self) -> bool:
         died = self._process is not None and self._process.poll() is not None
@@ -291,6 +312,8 @@ class _Machine:
             if self._process is not None and not node.destroy(self.instance.id, self._process):
                 raise OSError(f"{self.instance.id} does not end")
             self._listener.close()
+            with self._asking:
+                self._hang_up()
             self.metadata.shutdown()
             self.metadata.server_close()
             shutil.rmtree(self.folder / "home", ignore_errors=True)
@@ -379,11 +402,3 @@ def _free_port() -> int:
         except OSError:
             continue
     raise OSError(f"no port of {_PORTS} is free")
-
-
-def _greets(address: str, port: int) -> bool:
-    try:
-        with socket.create_connection((address, port), timeout=0.2) as connection:
-            return connection.recv(4) == b"SSH-"
-    except OSError:
-        return False
