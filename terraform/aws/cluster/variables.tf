@@ -54,8 +54,11 @@ variable "access" {
   })
 
   validation {
-    condition     = can(cidrhost(var.access.cidr, 0)) && try(tonumber(split("/", var.access.cidr)[1]) >= 8, false)
-    error_message = "access.cidr is the caller's own addresses, such as 203.0.113.7/32; wider than /8 is refused."
+    condition = (
+      var.ssh == "session_manager" ||
+      can(regex("^[0-9.]+/([89]|[12][0-9]|3[0-2])$", var.access.cidr)) && can(cidrhost(var.access.cidr, 0))
+    )
+    error_message = "access.cidr is the caller's own IPv4 addresses, such as 203.0.113.7/32; wider than /8 is refused."
   }
 }
 
