@@ -21,7 +21,7 @@ resource "aws_vpc_security_group_ingress_rule" "ssh" {
 
 resource "aws_vpc_security_group_ingress_rule" "peers" {
   security_group_id            = aws_security_group.this.id
-  description                  = "from the cluster's machines"
+  description                  = "from the machines of the cluster"
   referenced_security_group_id = aws_security_group.this.id
   ip_protocol                  = "-1"
   tags                         = local.tags
@@ -30,7 +30,7 @@ resource "aws_vpc_security_group_ingress_rule" "peers" {
 # EFA needs it in this form: what goes to 0.0.0.0/0 is IP, and EFA is not.
 resource "aws_vpc_security_group_egress_rule" "peers" {
   security_group_id            = aws_security_group.this.id
-  description                  = "to the cluster's machines"
+  description                  = "to the machines of the cluster"
   referenced_security_group_id = aws_security_group.this.id
   ip_protocol                  = "-1"
   tags                         = local.tags

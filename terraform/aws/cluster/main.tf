@@ -95,6 +95,9 @@ resource "aws_autoscaling_group" "this" {
     }
   }
 
+  # The template names the profile only, and no machine may start before its role may do what it has to.
+  depends_on = [aws_iam_instance_profile.node, aws_iam_role_policy.node, aws_iam_role_policy_attachment.session_manager]
+
   lifecycle {
     # These are the adapter's, who changes them at every attempt. Its schedules are in no state at all.
     ignore_changes = [

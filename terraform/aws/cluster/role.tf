@@ -2,6 +2,8 @@
 
 locals {
   own_role = var.machine.instance_profile == null
+  role     = "${var.name}-${var.region}" # roles and profiles have no region of their own
+  profile  = local.own_role ? local.role : var.machine.instance_profile
 
   # s3://bucket/prefix → the bucket, and the prefix with its slash (empty without one). No S3 for another kind of store.
   in_s3  = startswith(var.store, "s3://")
@@ -10,7 +12,7 @@ locals {
   prefix = length(local.parts) > 1 ? "${join("/", slice(local.parts, 1, length(local.parts)))}/" : ""
 
   kms_key = (
-    var.machine.kms_key == null || startswith(coalesce(var.machine.kms_key, "-"), "arn:") ? var.machine.kms_key :
+    startswith(coalesce(var.machine.kms_key, "arn:"), "arn:") ? var.machine.kms_key :
     "${local.arn}:kms:${var.region}:${local.account}:key/${var.machine.kms_key}"
   )
 
@@ -48,13 +50,15 @@ locals {
     }
   ]
 
+  group = "${local.arn}:autoscaling:${var.region}:${local.account}:autoScalingGroup:*:autoScalingGroupName/${var.name}"
+
   # Raising the limit is not among it: a machine that was taken over must not be able to buy more machines.
   group_statements = [
     {
       Sid      = "Level"
       Effect   = "Allow"
       Action   = ["autoscaling:SetDesiredCapacity"]
-      Resource = ["${local.arn}:autoscaling:${var.region}:${local.account}:autoScalingGroup:*:autoScalingGroupName/${var.name}"]
+      Resource = [local.group]
       Condition = {
         StringEquals = { "aws:ResourceTag/gpucloud:cluster" = [var.name] }
       }
@@ -63,7 +67,7 @@ locals {
       Sid      = "End"
       Effect   = "Allow"
       Action   = ["autoscaling:UpdateAutoScalingGroup"]
-      Resource = ["${local.arn}:autoscaling:${var.region}:${local.account}:autoScalingGroup:*:autoScalingGroupName/${var.name}"]
+      Resource = [local.group]
       Condition = {
         StringEquals          = { "aws:ResourceTag/gpucloud:cluster" = [var.name] }
         NumericLessThanEquals = { "autoscaling:MaxSize" = ["0"] }
@@ -77,7 +81,7 @@ locals {
 resource "aws_iam_role" "node" {
   count = local.own_role ? 1 : 0
 
-  name                 = "${var.name}-${var.region}" # roles have no region of their own
+  name                 = local.role
   description          = "Machines of ${var.name} in ${var.region}"
   permissions_boundary = var.machine.permissions_boundary
   tags                 = local.tags
@@ -110,7 +114,7 @@ resource "aws_iam_role_policy_attachment" "session_manager" {
 resource "aws_iam_instance_profile" "node" {
   count = local.own_role ? 1 : 0
 
-  name = "${var.name}-${var.region}"
+  name = local.role
   role = aws_iam_role.node[0].name
   tags = local.tags
 }

@@ -36,7 +36,7 @@ resource "aws_launch_template" "this" {
   instance_initiated_shutdown_behavior = "terminate" # what is powered off must not go on costing
 
   iam_instance_profile {
-    name = var.machine.instance_profile == null ? aws_iam_instance_profile.node[0].name : var.machine.instance_profile
+    name = local.profile # by name, so that it is not waited for: template and profile take 5 s each
   }
 
   metadata_options {
@@ -53,7 +53,7 @@ resource "aws_launch_template" "this" {
       volume_type           = "gp3"
       volume_size           = var.machine.disk_gib
       encrypted             = true
-      kms_key_id            = var.machine.kms_key
+      kms_key_id            = local.kms_key
       delete_on_termination = true
     }
   }
