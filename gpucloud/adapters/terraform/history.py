@@ -6,11 +6,12 @@ proof of the last apply that ended well (`applied.json`, written after it). They
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpucloud.adapters.terraform.record import Applied, Run, State, read, read_state, write
+from gpucloud.adapters.terraform.record import Applied, Run, read, read_state, write
 from gpucloud.adapters.terraform.statehome import StateHome
 from gpucloud.adapters.terraform.workfolder import write as write_file
 from gpucloud.domain.errors import ProvisionError
@@ -58,21 +59,35 @@ class History:
         return state.addresses() if state else frozenset()
 
     def mend(self, story: Callable[[str], None]) -> None:
-        """Put a damaged state aside, and in its place the version that the last good apply left, if that is kept."""
+        """Put the last whole version in the place of a state that is lost or damaged, where the store keeps versions.
+
+        A damaged one is kept aside. Where no version is kept the state begins anew, and what stands must be imported.
+        """
         stored = self._state()
-        applied = self._record(Applied, self._home.applied)
-        if stored is None or not _is_damaged(stored, applied):
+        applied: Applied | None = self._record(Applied, self._home.applied)
+        if stored is None and applied is None:
             return
-        aside = f"{self._home.state}.damaged-{stored.modified:%Y%m%dT%H%M%SZ}"
-        story(f"Terraform's state of {self._home.name} is damaged: kept as {aside}")
-        self._home.store.put(aside, stored.data)
-        whole = next((data for data in self._home.earlier() if _is_of(read_state(data), applied)), None)
-        if whole is not None and whole != stored.data:
+        if stored is not None:
+            if not _is_damaged(stored, applied):
+                return
+            aside = f"{self._home.state}.damaged-{stored.modified:%Y%m%dT%H%M%SZ}"
+            story(f"Terraform's state of {self._home.name} is damaged: it is kept as {aside}")
+            self._home.store.put(aside, stored.data)
+        else:
+            story(f"Terraform's state of {self._home.name} is gone")
+        self._restore(applied, story)
+        self._stored_is_read = False
+
+    def _restore(self, applied: Applied | None, story: Callable[[str], None]) -> None:
+        wanted = applied.sha256 if applied else None
+        whole = next((data for data in self._home.earlier() if _sha256(data) == wanted), None)
+        if whole is not None:
             self._home.store.put(self._home.state, whole)
             story("its last whole version is back in place")
-        else:
-            self._home.store.delete(self._home.state)
-        self._stored_is_read = False
+            return
+        # The new state will have a lineage of its own: the proof of the old one says nothing about it.
+        self._home.store.delete(self._home.applied)
+        self._home.store.delete(self._home.state)
 
     def begin(self, run: Run) -> None:
         """Put the intent on record."""
@@ -92,7 +107,7 @@ class History:
         applied = Applied(
             run=run.id,
             digest=digest,
-            version=stored.version,
+            sha256=_sha256(stored.data),
             lineage=state.lineage,
             serial=state.serial,
             variables=run.variables,
@@ -117,7 +132,7 @@ class History:
 
     def _is_left_by(self, applied: Applied) -> bool:
         state = self._state()
-        return state is not None and state.version == applied.version
+        return state is not None and _sha256(state.data) == applied.sha256
 
     def _record(self, kind: type[Any], key: str) -> Any:
         stored = self._home.store.get(key)
@@ -129,12 +144,10 @@ def _is_damaged(stored: Stored, applied: Applied | None) -> bool:
     state = read_state(stored.data)
     if state is None:
         return True
-    if applied is None or stored.version == applied.version:
+    if applied is None or _sha256(stored.data) == applied.sha256:
         return False
     return state.lineage != applied.lineage or state.serial <= applied.serial
 
 
-def _is_of(state: State | None, applied: Applied | None) -> bool:
-    return (
-        state is not None and applied is not None and (state.lineage, state.serial) == (applied.lineage, applied.serial)
-    )
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

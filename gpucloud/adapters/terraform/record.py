@@ -45,11 +45,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """An apply that ended well: of what (`digest`), and what it left."""
+    """An apply that ended well: of what (`digest`), and what it left: a state of these bytes (`sha256`)."""
 
     run: str
     digest: str
-    version: str
+    sha256: str
     lineage: str
     serial: int
     variables: Mapping[str, Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,13 @@ def in_directory(store: DirectoryStore, name: str) -> StateHome:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(f"cannot make {path.parent}: {error.strerror}", hint="name another store") from error
-    return StateHome(store=store, name=name, backend={"local": {"path": str(path)}})
+    backup = path.with_name(f"{path.name}.backup")
+
+    def earlier() -> Iterator[bytes]:
+        if backup.exists():
+            yield backup.read_bytes()
+
+    return StateHome(store=store, name=name, backend={"local": {"path": str(path)}}, earlier=earlier)
 
 
 def _state_key(name: str) -> str:
