@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpucloud.adapters.aws.bucket import ensure_bucket
 from gpucloud.adapters.aws.provision import AwsProvisioner, Sources
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.job import AwsChoices, Market
@@ -25,16 +26,6 @@ SPEC = ClusterSpec(
 )
 
 
-def make_bucket(aws: Aws, region: str) -> str:
-    """The state's bucket: versioned, as the account's own is."""
-    name = STORE.removeprefix("s3://")
-    s3 = aws.client("s3", region)
-    if not any(bucket["Name"] == name for bucket in s3.list_buckets()["Buckets"]):
-        s3.create_bucket(Bucket=name)
-        s3.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
-    return name
-
-
 def first_boot(*, store_url: str, cluster: str, region: str) -> str:
     """A first-boot script that does nothing."""
     return f"#!/bin/sh\n# {store_url} {cluster} {region}\n"
@@ -49,7 +40,7 @@ def provisioner(home: Path, choices: AwsChoices | None = None, *, store: str = S
         choices=choices or AwsChoices(),
         store_url=store,
         sources=Sources(
-            bucket=lambda region: make_bucket(aws, region),
+            bucket=lambda region: ensure_bucket(aws, region),
             user_data=first_boot,
             image=lambda region: "ami-0123456789abcdef0",
             ssh_cidr=lambda: "203.0.113.7/32",

@@ -20,6 +20,7 @@ from gpucloud.adapters.terraform.stack import Stack, Story, Variables
 from gpucloud.domain.errors import CleanupIncomplete, ProvisionError
 from gpucloud.domain.job import Access, AwsChoices
 from gpucloud.ports import ClusterSpec
+from gpucloud.store import ObjectStore, open_store
 
 _CIDR = "10.42.0.0/16"
 _ALERT_USD = 100
@@ -77,6 +78,7 @@ class AwsProvisioner:
         self._sources = sources
         self._root = home / "terraform"
         self._env = terraform_environment(choices.profile, env)
+        self._stores: dict[str, ObjectStore] = {}
 
     def group(self, name: str, region: str) -> str:
         """Return `<region>/<name>`."""
@@ -228,12 +230,17 @@ class AwsProvisioner:
             module=bundled("terraform", "aws", module),
             root=self._root,
             env=self._env,
-            home=state_home(self._aws, url, name),
+            home=state_home(self._aws, self._store(url), name),
             least=(1, 10),
             limit_s=_LIMIT_S,
             explain=explain,
             adopt=adopt,
         )
+
+    def _store(self, url: str) -> ObjectStore:
+        if url not in self._stores:
+            self._stores[url] = open_store(url)
+        return self._stores[url]
 
     def _stands_of_base(self, region: str, variables: Variables) -> Mapping[str, str]:
         found = find_base(self._aws, region)

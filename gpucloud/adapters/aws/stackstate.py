@@ -13,7 +13,7 @@ from gpucloud.adapters.aws.session import Aws
 from gpucloud.adapters.terraform.statehome import StateHome, in_bucket, in_directory
 from gpucloud.domain.errors import CredentialsError, GpucloudError, ProvisionError
 from gpucloud.domain.node import Fault
-from gpucloud.store import open_store
+from gpucloud.store import ObjectStore
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.store.s3 import S3Store
 
@@ -28,13 +28,12 @@ def terraform_environment(profile: str | None, env: Mapping[str, str] | None = N
     return {name: value for name, value in kept.items() if name not in _KEYS} | {"AWS_PROFILE": profile}
 
 
-def state_home(aws: Aws, url: str, name: str) -> StateHome:
-    """Return the home of a stack's state in the store at `url`."""
-    store = open_store(url)
+def state_home(aws: Aws, store: ObjectStore, name: str) -> StateHome:
+    """Return the home of a stack's state in the store."""
     if isinstance(store, DirectoryStore):
         return in_directory(store, name)
     if not isinstance(store, S3Store):
-        raise ProvisionError(f"Terraform's state cannot be kept in {url}", hint="store: s3://bucket/prefix")
+        raise ProvisionError(f"Terraform's state cannot be kept in {store.url}", hint="store: s3://bucket/prefix")
     bucket = store.url.removeprefix("s3://").partition("/")[0]
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     home = in_bucket(store, name, region=bucket_region(aws, bucket), endpoint=endpoint)
