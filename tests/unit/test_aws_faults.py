@@ -224,6 +224,12 @@ def test_every_error_of_botocore_becomes_ours(kind: type[Exception]):
         raise error
 
 
+def test_an_error_of_the_connection_has_no_words_of_aws():
+    with pytest.raises(ProvisionError) as caught, explained("list machines"):
+        raise botocore.exceptions.ReadTimeoutError(endpoint_url="https://x", error=None)
+    assert caught.value.message == "cannot list machines: AWS did not answer in time (ReadTimeoutError)"
+
+
 def test_a_code_is_read_from_an_error_of_any_kind():
     assert code_of(client_error("SlowDown")) == "SlowDown"
     assert code_of(botocore.exceptions.NoCredentialsError()) == "NoCredentialsError"

@@ -182,6 +182,11 @@ CODES: dict[str, Known] = {
     ),
     **_each(
         Fault.PARAMETER,
+        "wait until AWS has answered it: `gpucloud quota`",
+        {"ResourceAlreadyExistsException": "an earlier request for this quota is still open"},
+    ),
+    **_each(
+        Fault.PARAMETER,
         _STACK,
         {
             "InvalidKeyPair.NotFound": "the cluster's key pair is gone",

@@ -33,9 +33,7 @@ def explained(what: str) -> Iterator[None]:
 
 def code_of(error: BaseException) -> str:
     """Return AWS's code of an error, else the name of botocore's class."""
-    response = getattr(error, "response", None)
-    code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
-    return str(code) or type(error).__name__
+    return _part(error, "Code") or type(error).__name__
 
 
 def code_in(text: str) -> str:
@@ -54,9 +52,15 @@ def _bare(code: str) -> str:
     return re.sub(r"^(Client|Server)\.", "", code)
 
 
+def _part(error: BaseException, name: str) -> str:
+    # Errors of the connection have a `response` too, which is None.
+    response = getattr(error, "response", None)
+    return str(response.get("Error", {}).get(name, "")) if isinstance(response, dict) else ""
+
+
 def _said(meaning: Known, error: Exception) -> str:
     """What people are told: our line, with the part of AWS's own words that no table can know."""
-    own = str(getattr(error, "response", {}).get("Error", {}).get("Message", "")) or str(error)
+    own = _part(error, "Message") or str(error)
     match meaning.fault:
         case Fault.PERMISSION:
             action = re.search(r"not authorized to perform: ([\w:*-]+)", own)

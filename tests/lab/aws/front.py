@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import socket
@@ -27,8 +28,9 @@ class Front:
         log: Path,
         rules: faults.Faults,
         lock: threading.RLock,
-        own: Callable[[Call, bytes], faults.Reply | None],
+        own: Callable[[Call, bytes, dict[str, Any]], faults.Reply | None],
         done: Callable[[Call, bytes, bytes], None],
+        around: Callable[[Call], contextlib.AbstractContextManager[None]],
     ) -> None:
         self._app = app
         self._log = log
@@ -36,6 +38,7 @@ class Front:
         self._lock = lock  # moto is not thread-safe, and conditional writes must be decided one by one
         self._own = own
         self._done = done
+        self._around = around
         self._writing = threading.Lock()
         self.calls: list[Call] = []
         self.delays: dict[str, float] = {}
@@ -59,12 +62,13 @@ class Front:
 
     def _answer(self, call: Call, environ: dict[str, Any], body: bytes) -> Answer:
         with self._lock:
-            own = self._own(call, body)
+            own = self._own(call, body, environ)
             if own is not None:
                 status, kind, said = own
                 answer = (f"{status} -", _headers(kind, said), [said])
             else:
-                answer = self._ask(environ)
+                with self._around(call):
+                    answer = self._ask(environ)
             if int(answer[0].split()[0]) < 400:
                 self._done(call, body, b"".join(answer[2]))
             return answer

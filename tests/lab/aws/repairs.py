@@ -12,6 +12,7 @@ from moto.budgets.responses import BudgetsResponse
 from moto.core.responses import ActionResult, EmptyResult
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import EC2Backend
+from moto.ec2.models.security_groups import SecurityGroupRule
 from moto.ec2.responses import EC2Response
 
 
@@ -45,6 +46,7 @@ def install(patches: Patches) -> None:
     _placement_groups(patches)
     _budgets(patches)
     _templates(patches)
+    _rules(patches)
 
 
 # Placement groups: NotImplementedError in moto, an HTTP 500 that Terraform repeats for minutes.
@@ -174,3 +176,11 @@ def _without_own_tags(data: dict[str, Any]) -> None:
         data["TagSpecifications"] = kept
         if not kept:
             del data["TagSpecifications"]
+
+
+# Security group rules that name a group: moto drops their description.
+def _rules(patches: Patches) -> None:
+    def description(self: Any) -> str | None:
+        return self.ip_range.get("Description") or self.source_group.get("Description")
+
+    patches.set(SecurityGroupRule, "description", property(description))
