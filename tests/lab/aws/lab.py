@@ -175,6 +175,11 @@ class Lab:
         return self.world.quotas
 
     @property
+    def deaths(self) -> dict[str, Death]:
+        """How the next instances of a pool die before they run; see die_at_launch."""
+        return self.world.deaths
+
+    @property
     def notice_s(self) -> float:
         """Seconds from a notice to the end."""
         return self.world.notice_s
@@ -224,6 +229,11 @@ class Lab:
         """Take a spot instance at once, without a notice."""
         with self.world.lock:
             instances.take_away(self.world, self.world.instance(instance_id))
+
+    def power_off(self, instance_id: str) -> None:
+        """Let an instance shut itself down, as its agent's timer would."""
+        with self.world.lock:
+            instances.end(self.world, self.world.instance(instance_id), instances.POWERED_OFF)
 
     def freeze(self, instance_id: str) -> None:
         """Stop an instance's machine without its end: it answers nothing."""
