@@ -25,11 +25,7 @@ from tests.lab.aws.plugins import plugin_folder
 from tests.lab.aws.pump import Pump
 from tests.lab.aws.quotas import ServiceQuotas
 from tests.lab.aws.stale import STALE, History
-from tests.lab.aws.world import REGION, Death, Machines, World, forget, now
-
-# Look like keys, so that a test can look for them where no key may be; are none.
-ACCESS_KEY = "AKIALABLABLABLAB0000"
-SECRET_KEY = "LabSecretLabSecretLabSecretLabSecret0000"
+from tests.lab.aws.world import ACCESS_KEY, REGION, SECRET_KEY, Death, Machines, World, forget, now
 
 
 class Lab:
