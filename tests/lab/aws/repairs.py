@@ -12,8 +12,11 @@ from moto.budgets.responses import BudgetsResponse
 from moto.core.responses import ActionResult, EmptyResult
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import EC2Backend
+from moto.ec2.models.nat_gateways import NatGatewayBackend
 from moto.ec2.models.security_groups import SecurityGroupRule
 from moto.ec2.responses import EC2Response
+from moto.iam.aws_managed_policies import aws_managed_policies_data
+from moto.iam.models import AWSManagedPolicy, IAMBackend
 
 
 class Patches:
@@ -47,6 +50,8 @@ def install(patches: Patches) -> None:
     _budgets(patches)
     _templates(patches)
     _rules(patches)
+    _nat(patches)
+    _managed_policies(patches)
 
 
 # Placement groups: NotImplementedError in moto, an HTTP 500 that Terraform repeats for minutes.
@@ -184,3 +189,29 @@ def _rules(patches: Patches) -> None:
         return self.ip_range.get("Description") or self.source_group.get("Description")
 
     patches.set(SecurityGroupRule, "description", property(description))
+
+
+# NAT gateways: moto leaves the interface of a deleted one behind.
+def _nat(patches: Patches) -> None:
+    def delete_of(old: Any) -> Any:
+        def delete_nat_gateway(self: Any, nat_gateway_id: str) -> Any:
+            gateway = old(self, nat_gateway_id)
+            self.enis.pop(gateway._eni.id, None)
+            return gateway
+
+        return delete_nat_gateway
+
+    patches.wrap(NatGatewayBackend, "delete_nat_gateway", delete_of)
+
+
+# AWS's own policies: moto has none unless told, and all of them take half a second.
+_POLICIES = ("AmazonSSMManagedInstanceCore",)
+
+
+def _managed_policies(patches: Patches) -> None:
+    known = json.loads(aws_managed_policies_data)
+
+    def policies(self: Any) -> list[AWSManagedPolicy]:
+        return [AWSManagedPolicy.from_data(name, self.account_id, self.region_name, known[name]) for name in _POLICIES]
+
+    patches.set(IAMBackend, "_init_aws_policies", policies)
