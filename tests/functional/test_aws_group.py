@@ -82,6 +82,19 @@ def test_another_pool_is_taken_after_a_refusal(either: Lab) -> None:
     assert [node.pool for node in until(nodes, runs(1)).alive] == [ON_DEMAND]
 
 
+def test_a_machine_that_its_pool_cannot_replace_comes_from_another_pool_at_once(lab: Lab) -> None:
+    lab.capacity["g4dn.xlarge/us-east-1a/spot"] = 2
+    nodes = armed(lab)
+    nodes.resize(GROUP, 2, SPOT)
+    old, taken = until(nodes, runs(2)).alive
+    lab.take(taken.id)
+    until(nodes, lambda view: refusals(view) == [("capacity", "InsufficientInstanceCapacity")])
+    nodes.resize(GROUP, 2, ON_DEMAND)
+    view = until(nodes, runs(2))
+    assert [node.pool for node in view.alive] == [SPOT, ON_DEMAND]
+    assert (view.size, view.alive[0].id, count(lab, "LaunchInstances")) == (2, old.id, 2)
+
+
 def test_a_quota_is_a_refusal(either: Lab) -> None:
     either.quotas["L-3819A6DF"] = 4
     nodes = armed(either)
