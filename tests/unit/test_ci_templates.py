@@ -106,7 +106,7 @@ def commands():
     shell = [line.strip() for _, script in scripts() for line in script.splitlines()]
     called = [line for line in shell if line.startswith("gpucloud ")]
     named = re.findall(r"`(gpucloud [^`]+)`", GITHUB.read_text() + GITLAB.read_text())
-    return [re.split(r" (?:\|\||>) ", line)[0] for line in called] + named
+    return [re.split(r" (?:\|\||>|#) ", line.replace("   #", " #"))[0].strip() for line in called] + named
 
 
 def run_shell(script, folder, environment):
@@ -191,7 +191,7 @@ def test_every_command_is_one_that_gpucloud_has(line):
 
 
 def test_the_commands_are_found():
-    assert {shlex.split(line)[1] for line in commands()} == {"train", "down", "status", "reconcile", "iam"}
+    assert {shlex.split(line)[1] for line in commands()} == {"train", "down", "status", "reconcile", "iam", "tools"}
 
 
 def test_jobs_on_github_have_the_least_permissions():
@@ -239,10 +239,11 @@ def test_the_trust_policy_lets_one_branch_of_one_repository_in(file):
     assert len(statement["Condition"]["StringEquals"]) == 2
 
 
-@pytest.mark.parametrize("variables", [github()["env"], gitlab()["variables"]], ids=["github", "gitlab"])
-def test_versions_are_pinned(variables):
-    assert variables["GPUCLOUD"] == f"gpucloud=={__version__}"
-    assert variables["TERRAFORM"] == "1.11.4"
+def test_versions_are_pinned():
+    assert github()["env"]["GPUCLOUD"] == f"gpucloud=={__version__}"
+    assert github()["env"]["TERRAFORM"] == "1.11.4"
+    assert gitlab()["variables"]["GPUCLOUD"] == f"gpucloud=={__version__}"
+    assert "gpucloud tools install" in gitlab()[".gpucloud"]["before_script"][-1]
 
 
 def test_two_runs_of_a_job_wait_for_each_other_and_a_waiting_pass_pushes_no_run_out():
