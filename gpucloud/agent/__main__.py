@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 from gpucloud.agent import daemon, facts, layer
+from gpucloud.agent.decide import OwnEnd
 from gpucloud.domain.codec import to_json
 
 
@@ -19,7 +21,9 @@ def main(arguments: list[str]) -> int:
         case "agent":
             _say(_start_agent(root, options))
         case "facts":
-            _say(to_json(facts.gather(root, package=_package(), digest=options.setup)))
+            _say(
+                to_json(facts.gather(root, package=_package(), digest=options.setup, unless_boto3=options.unless_boto3))
+            )
         case _:
             return _build_layer(root)
     return 0
@@ -30,9 +34,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     agent = commands.add_parser("agent", help="start this node's agent, detached; say `started` or `already`")
     agent.add_argument("--replace", action="store_true", help="end an agent that runs another version first")
+    agent.add_argument("--power-off-after", type=float, default=0.0, metavar="SECONDS", help="so long after that end")
     agent.add_argument("--power-off", nargs=argparse.REMAINDER, default=[], help="run at the end of the paid time")
     probe = commands.add_parser("facts", help="print what the node is and has, as JSON")
-    probe.add_argument("--setup", default="", help="the digest of the job's setup")
+    probe.add_argument("--setup", default="", help="the digest of the job's layer")
+    probe.add_argument("--unless-boto3", default="", help="that of a layer for boto3, where there is none")
     build = commands.add_parser("layer", help="run a job's setup, given as JSON on standard input")
     for command in (agent, probe, build):
         command.add_argument("--root", default="~/.gpucloud")
@@ -41,7 +47,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _start_agent(root: Path, options: argparse.Namespace) -> str:
     package = facts.package_sha256(_package())
-    return daemon.start(root, package=package, power_off=tuple(options.power_off), replace=options.replace)
+    end = OwnEnd(argv=tuple(options.power_off), after=timedelta(seconds=options.power_off_after))
+    return daemon.start(root, package=package, own_end=end, replace=options.replace)
 
 
 def _build_layer(root: Path) -> int:

@@ -12,13 +12,16 @@ import time
 from pathlib import Path
 
 from gpucloud import processes
+from gpucloud.agent.decide import OwnEnd
 from gpucloud.agent.metadata import watcher_from
 from gpucloud.agent.reconcile import Agent
 from gpucloud.agent.wake import Wake
 from gpucloud.agent.wholefile import read_tail, read_text, write_whole
 
+_NONE = OwnEnd()
 
-def start(root: Path, *, package: str, power_off: tuple[str, ...] = (), replace: bool = False) -> str:
+
+def start(root: Path, *, package: str, own_end: OwnEnd = _NONE, replace: bool = False) -> str:
     """Start the agent of `root` and return "started" once it reported, or "already" when one runs.
 
     With `replace`, an agent of another package is ended first; an attempt of its own is then swept by the new one.
@@ -32,7 +35,7 @@ def start(root: Path, *, package: str, power_off: tuple[str, ...] = (), replace:
     if lock is None:
         return "already"
     with contextlib.closing(lock):
-        return _detach(root, package=package, power_off=power_off)
+        return _detach(root, package=package, own_end=own_end)
 
 
 def running(root: Path) -> tuple[bool, str | None]:
@@ -91,7 +94,7 @@ def _end(folder: Path) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _detach(root: Path, *, package: str, power_off: tuple[str, ...]) -> str:
+def _detach(root: Path, *, package: str, own_end: OwnEnd) -> str:
     """Fork twice, so that the agent has no terminal, no session and no parent of ours."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -99,7 +102,7 @@ def _detach(root: Path, *, package: str, power_off: tuple[str, ...]) -> str:
         os.setsid()
         if os.fork() == 0:
             os.close(reader)
-            _be_agent(root, writer, package=package, power_off=power_off)
+            _be_agent(root, writer, package=package, own_end=own_end)
         os._exit(0)
     os.close(writer)
     os.waitpid(child, 0)
@@ -110,7 +113,7 @@ def _detach(root: Path, *, package: str, power_off: tuple[str, ...]) -> str:
     raise SystemExit(f"the agent did not start:\n{log}")
 
 
-def _be_agent(root: Path, ready: int, *, package: str, power_off: tuple[str, ...]) -> None:
+def _be_agent(root: Path, ready: int, *, package: str, own_end: OwnEnd) -> None:
     os.chdir("/")
     _redirect(root / "agent" / "agent.log")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -121,7 +124,7 @@ def _be_agent(root: Path, ready: int, *, package: str, power_off: tuple[str, ...
     wake = Wake()
     wake.at_child_exit()
     watcher = watcher_from(os.environ, wake.wake)
-    agent = Agent(root, notice=lambda: watcher.notice if watcher else None, power_off=power_off, rest=wake.rest)
+    agent = Agent(root, notice=lambda: watcher.notice if watcher else None, own_end=own_end, rest=wake.rest)
     agent.tick()
     os.write(ready, b"ready")
     os.close(ready)

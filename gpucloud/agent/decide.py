@@ -37,6 +37,17 @@ class Prepaid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnEnd:
+    """How the node ends itself when its paid time is over: by a command, none where it is empty, so long after it.
+
+    Where the cloud's own schedule ends it at that time, a node that went before would be replaced.
+    """
+
+    argv: tuple[str, ...] = ()
+    after: timedelta = timedelta(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """Everything that the decision needs; `running` is an attempt's number, `newest` the highest ever begun here."""
 
@@ -46,6 +57,7 @@ class Seen:
     notice: Notice | None
     prepaid: Prepaid | None
     now: datetime
+    power_off_after: timedelta = timedelta(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +98,8 @@ def decide(seen: Seen) -> Action:
     wall = seen.prepaid.wall(seen.now) if seen.prepaid else Wall.FAR
     if seen.running is not None:
         return _of_running(seen, seen.running, wall)
-    if wall is Wall.PASSED:
-        return PowerOff()
+    if wall is Wall.PASSED and seen.prepaid is not None:
+        return PowerOff() if seen.now >= seen.prepaid.until + seen.power_off_after else Rest()
     desired = seen.desired
     # A number at or below the newest was begun before: it never starts twice, whatever became of it.
     if desired is None or desired.launch is None or desired.launch.attempt <= seen.newest:

@@ -12,27 +12,32 @@ from pathlib import Path
 
 from gpucloud import processes
 from gpucloud.agent import daemon
-from gpucloud.agent.layer import layer_fact, torch_version
+from gpucloud.agent.layer import installed_version, layer_fact
 from gpucloud.agent.wholefile import read_text
 from gpucloud.domain.agentstatus import RunState, status_from_json
 from gpucloud.domain.bootstrap import Facts, Gpu
 from gpucloud.domain.codec import Malformed
-from gpucloud.domain.layer import layer_key
+from gpucloud.domain.layer import layer_key, suffices
 
 _QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
 _GPU_TIMEOUT_S = 20.0  # a driver that hangs must not hang the bootstrap
 
 
-def gather(root: Path, *, package: Path | None, digest: str) -> Facts:
-    """Return the facts; `digest` is that of the job's setup, empty for none."""
+def gather(root: Path, *, package: Path | None, digest: str = "", unless_boto3: str = "") -> Facts:
+    """Return the facts; `digest` is that of the job's layer, empty for none.
+
+    `unless_boto3` is that of a layer that is wanted for boto3 only, where the base interpreter has none that suffices.
+    """
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     gpus, fault = _gpus()
     is_running, agent_package = daemon.running(root)
     version = tuple(sys.version_info[:3])
+    boto3 = installed_version("boto3", sys.path)
+    digest = digest or ("" if suffices(boto3) else unless_boto3)
     return Facts(
         python=sys.executable,
         version=version,
-        torch=torch_version(sys.path),
+        torch=installed_version("torch", sys.path),
         root=str(root),
         package=package_sha256(package),
         free_bytes=shutil.disk_usage(root).free,
@@ -44,6 +49,7 @@ def gather(root: Path, *, package: Path | None, digest: str) -> Facts:
         agent_package=(agent_package or "unknown") if is_running else None,
         agent_busy=_is_busy(root),
         layer=layer_fact(root, layer_key(digest, sys.executable, version)) if digest else None,
+        boto3=boto3,
     )
 
 

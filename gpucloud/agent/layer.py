@@ -14,30 +14,34 @@ from pathlib import Path
 
 from gpucloud.agent.wholefile import read_tail, read_text, write_whole
 from gpucloud.domain.bootstrap import Layer
-from gpucloud.domain.layer import layer_key
+from gpucloud.domain.layer import BOTO3, layer_key, suffices
 
 _PIP = '#!/bin/sh\nexec "$(dirname "$0")/python" -m pip "$@"\n'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A layer that is wanted: the user's commands, run in `code` with `env` added."""
+    """A layer that is wanted: the user's commands, none if empty, run in `code` with `env` added.
+
+    With `boto3` it is installed after them, unless they or the base brought one that suffices.
+    """
 
     setup: str
     digest: str
     code: str
     env: Mapping[str, str]
+    boto3: bool = False
 
 
 def layer_fact(root: Path, key: str) -> Layer:
     """Return how the layer stands; it is ready when its `ready.json` is there."""
     folder = _layers(root) / key
-    text = read_text(folder / "ready.json")
+    python = str(folder / "bin" / "python")
     try:
-        torch = json.loads(text)["torch"] if text else None
+        ready = json.loads(read_text(folder / "ready.json") or "")
+        return Layer(key=key, python=python, ready=True, torch=ready["torch"], boto3=ready["boto3"])
     except (ValueError, KeyError, TypeError):
-        text, torch = None, None
-    return Layer(key=key, python=str(folder / "bin" / "python"), ready=text is not None, torch=torch)
+        return Layer(key=key, python=python, ready=False, torch=None)
 
 
 def build(root: Path, order: Order) -> str | None:
@@ -56,23 +60,25 @@ def build(root: Path, order: Order) -> str | None:
             return None
         shutil.rmtree(folder, ignore_errors=True)
         _make_environment(folder)
-        failure = _run_setup(folder, order)
+        failure = _run(folder, order, order.setup, order.code) if order.setup else None
+        if failure is None and order.boto3 and not suffices(installed_version("boto3", _path(folder))):
+            failure = _run(folder, order, f"pip install -q '{BOTO3}'", str(folder))
         if failure is None:
-            torch = torch_version([str(_site_packages(folder)), *sys.path])
-            write_whole(folder / "ready.json", json.dumps({"setup": order.setup, "torch": torch}))
+            found = {name: installed_version(name, _path(folder)) for name in ("torch", "boto3")}
+            write_whole(folder / "ready.json", json.dumps({"setup": order.setup, **found}))
         return failure
 
 
-def torch_version(path: list[str]) -> str | None:
-    """Return torch's version from its metadata on `path`; importing it would take a second."""
+def installed_version(package: str, path: list[str]) -> str | None:
+    """Return the package's version from its metadata on `path`; importing it may take a second."""
     for folder in path:
         try:
             names = os.listdir(folder or ".")
         except OSError:
             continue
         for name in names:
-            if name.startswith("torch-") and name.endswith(".dist-info"):
-                return name.removeprefix("torch-").removesuffix(".dist-info")
+            if name.startswith(f"{package}-") and name.endswith(".dist-info"):
+                return name.removeprefix(f"{package}-").removesuffix(".dist-info")
     return None
 
 
@@ -100,7 +106,12 @@ def _site_packages(folder: Path) -> Path:
     return next(folder.glob("lib/python*/site-packages"))
 
 
-def _run_setup(folder: Path, order: Order) -> str | None:
+def _path(folder: Path) -> list[str]:
+    return [str(_site_packages(folder)), *sys.path]
+
+
+def _run(folder: Path, order: Order, commands: str, directory: str) -> str | None:
+    """Run the commands in the layer; return None, or their last lines when they failed."""
     env = {
         **os.environ,
         **order.env,
@@ -110,11 +121,11 @@ def _run_setup(folder: Path, order: Order) -> str | None:
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
     log_path = folder / "setup.log"
-    with log_path.open("wb") as log:
+    with log_path.open("ab") as log:
         # A list of commands as the user wrote it, stopped at the first that fails.
         done = subprocess.run(
-            ["/bin/sh", "-e", "-c", order.setup],
-            cwd=order.code,
+            ["/bin/sh", "-e", "-c", commands],
+            cwd=directory,
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=log,

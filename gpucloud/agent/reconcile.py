@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpucloud import processes
 from gpucloud.agent.attemptfolder import AttemptFolder, newest
-from gpucloud.agent.decide import Action, Kill, PowerOff, Prepaid, Rest, Save, Seen, Start, decide
+from gpucloud.agent.decide import Action, Kill, OwnEnd, PowerOff, Prepaid, Rest, Save, Seen, Start, decide
 from gpucloud.agent.levels import Inbox, Outbox
 from gpucloud.agent.running import CANNOT_RUN, RunningAttempt, sweep
 from gpucloud.domain.agentstatus import AttemptStatus, Launch, Outcome, RunState, Status
@@ -31,7 +31,7 @@ class Agent:
         root: Path,
         *,
         notice: Callable[[], Notice | None],
-        power_off: tuple[str, ...],
+        own_end: OwnEnd,
         rest: Callable[[float], None],
     ) -> None:
         folder = root / "agent"
@@ -39,7 +39,7 @@ class Agent:
         self._inbox = Inbox(folder)
         self._outbox = Outbox(folder)
         self._notice = notice
-        self._power_off = power_off
+        self._own_end = own_end
         self._rest = rest
         self._boot_id = processes.boot_id()
         self._prepaid: Prepaid | None = None
@@ -74,6 +74,7 @@ class Agent:
                 notice=self._notice(),
                 prepaid=self._prepaid,
                 now=now,
+                power_off_after=self._own_end.after,
             )
         )
         try:
@@ -128,9 +129,9 @@ class Agent:
             self._attempt = _ended(folder, Outcome.FAILED, CANNOT_RUN)
 
     def _end_node(self) -> None:
-        if self._power_off and not self._powered_off:
+        if self._own_end.argv and not self._powered_off:
             self._powered_off = True
-            subprocess.Popen(self._power_off, stdin=subprocess.DEVNULL, start_new_session=True)
+            subprocess.Popen(self._own_end.argv, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def _advance(self) -> None:
         if self._running is None:

@@ -7,8 +7,10 @@ import subprocess
 
 from gpucloud import processes
 from gpucloud.agent.attemptfolder import AttemptFolder
+from gpucloud.agent.interface import carrying
 from gpucloud.agent.wholefile import write_whole
 from gpucloud.domain.agentstatus import AttemptStatus, Launch, RunState
+from gpucloud.domain.launch import INTERFACE_VARIABLES
 
 CANNOT_RUN = 127  # what a shell answers when it cannot start a command
 
@@ -49,7 +51,7 @@ class RunningAttempt:
         )
 
     def _start(self, launch: Launch) -> subprocess.Popen[bytes] | None:
-        env = {**os.environ, **dict(launch.env), _MARK: str(self.folder.path)}
+        env = {**_interfaces(launch), **os.environ, **dict(launch.env), _MARK: str(self.folder.path)}
         log_path = self.folder.path / "launcher.log"
         try:
             with log_path.open("ab") as log:
@@ -100,6 +102,15 @@ class RunningAttempt:
             failed_rank=self.folder.failed_rank() if failed else None,
             output=self.folder.output(),
         )
+
+
+def _interfaces(launch: Launch) -> dict[str, str]:
+    """Return the variables that name the interface of collectives, unless the node or the launch says otherwise.
+
+    Without them gloo takes what the host's name resolves to, which on many images is 127.0.1.1.
+    """
+    interface = carrying(launch.address) if launch.address else None
+    return dict.fromkeys(INTERFACE_VARIABLES, interface) if interface else {}
 
 
 def sweep(folder: AttemptFolder, *, limit_s: float = 0.25) -> bool:

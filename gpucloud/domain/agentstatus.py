@@ -32,12 +32,16 @@ class Stop(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One attempt on one node: `argv` run in `directory` with `env` added; secrets are in `env`, the file is 0600."""
+    """One attempt on one node: `argv` run in `directory` with `env` added; secrets are in `env`, the file is 0600.
+
+    `address` is the node's own private one: where `env` names no interface for collectives, the agent finds it by it.
+    """
 
     attempt: int
     argv: tuple[str, ...]
     directory: str
     env: tuple[tuple[str, str], ...]
+    address: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

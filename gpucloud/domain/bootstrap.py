@@ -9,11 +9,14 @@ from datetime import datetime, timedelta
 
 from gpucloud.domain.codec import Malformed, from_json
 from gpucloud.domain.errors import NodeError
+from gpucloud.domain.layer import BOTO3, suffices
 
 MINIMUM_PYTHON = (3, 10)
 MINIMUM_FREE_BYTES = 1 << 30
 _TOLERATED_SKEW = timedelta(seconds=2)
 _SETUP_TIMEOUT_S = 3600.0
+# The cloud's schedule ends the group at that time, and may take a minute: a node that went before would be replaced.
+_POWER_OFF_AFTER_S = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,19 +30,21 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """The environment that the job's `setup` fills; `torch` is its version there."""
+    """The environment that the job's `setup` fills; `torch` and `boto3` are their versions for its Python."""
 
     key: str
     python: str
     ready: bool
     torch: str | None
+    boto3: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What a node is and has, from one call of the package's `facts`.
 
-    `python` is the base interpreter (GPUCLOUD_PYTHON on the node, else `python3`), `torch` its version there;
+    `python` is the base interpreter (GPUCLOUD_PYTHON on the node, else `python3`), `torch` and `boto3` their versions
+    there;
     `package` is the SHA-256 of the zip that answered; `gpus` is None where there is no `nvidia-smi`, and
     `gpu_fault` is what it said when it failed; `agent_package` is the zip of the agent that runs, if one does.
     """
@@ -58,6 +63,7 @@ class Facts:
     agent_package: str | None
     agent_busy: bool
     layer: Layer | None
+    boto3: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +76,11 @@ class Bare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a job needs of every node. `env` may hold secrets: it travels on standard input only."""
+    """What a job needs of every node. `env` may hold secrets: it travels on standard input only.
+
+    `power_off` is the command by which a node ends itself after its paid time, empty for none; `boto3` says that the
+    job's store needs it.
+    """
 
     package: str
     code: str
@@ -80,6 +90,8 @@ class Wanted:
     torchrun: bool
     gpus: int
     asks_for_gpus: bool
+    power_off: tuple[str, ...] = ()
+    boto3: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +116,12 @@ class Step:
     commands: Callable[[Facts, Wanted], tuple[Command, ...]]
 
 
-# $1 is the package's SHA-256, $2 the digest of the job's setup. One round trip answers everything; a package that
-# cannot run (a damaged disk) is as good as none.
+# $1 is the package's SHA-256, $2 and $3 an option that names the job's layer. One round trip answers everything; a
+# package that cannot run (a damaged disk) is as good as none.
 _PROBE = """\
 py="${GPUCLOUD_PYTHON:-python3}"; zip="$HOME/.gpucloud/lib/gpucloud-$1.zip"
 command -v "$py" >/dev/null || { echo '{"python": null, "version": null}'; exit 0; }
-[ -f "$zip" ] && "$py" "$zip" facts --setup "$2" && exit 0
+[ -f "$zip" ] && "$py" "$zip" facts "$2" "$3" && exit 0
 exec "$py" -c 'import sys, json; print(json.dumps({"python": sys.executable, "version": sys.version_info[:3]}))'
 """
 
@@ -132,7 +144,10 @@ os.replace(file.name, path)
 
 def probe(wanted: Wanted) -> Command:
     """Return the command whose output `parse_probe` reads."""
-    return Command(argv=("/bin/sh", "-c", _PROBE, "sh", wanted.package, wanted.setup_digest if wanted.setup else ""))
+    layer = ("--setup", wanted.setup_digest if wanted.setup else "")
+    if wanted.boto3 and not wanted.setup:
+        layer = ("--unless-boto3", wanted.setup_digest)
+    return Command(argv=("/bin/sh", "-c", _PROBE, "sh", wanted.package, *layer))
 
 
 def parse_probe(stdout: bytes) -> Facts | Bare:
@@ -191,6 +206,14 @@ def check_torch(facts: Facts, wanted: Wanted) -> None:
         )
 
 
+def check_boto3(facts: Facts, wanted: Wanted) -> None:
+    """Raise NodeError when the job's Python could not reach the store: no boto3 that knows conditional writes."""
+    found = facts.layer.boto3 if facts.layer else facts.boto3
+    if wanted.boto3 and not suffices(found):
+        said = f"boto3 {found}; {BOTO3} is needed" if found else "no boto3"
+        raise NodeError(f"the store is in S3, and {job_python(facts)} has {said}", hint=f"setup: pip install '{BOTO3}'")
+
+
 def findings(facts: Facts, skew: timedelta) -> tuple[str, ...]:
     """Return what the user should know of a node that works; `skew` is the node's clock minus the caller's."""
     found = []
@@ -203,7 +226,7 @@ def findings(facts: Facts, skew: timedelta) -> tuple[str, ...]:
 
 
 def job_python(facts: Facts) -> str:
-    """Return the interpreter that runs the job: the layer's, or the base one for a job without `setup`."""
+    """Return the interpreter that runs the job: the layer's, or the base one for a job that needs no layer."""
     return facts.layer.python if facts.layer else facts.python
 
 
@@ -233,15 +256,26 @@ def _agent_needed(facts: Facts, wanted: Wanted) -> str | None:
 
 def _agent_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
     zip_path = package_path(facts.root, wanted.package)
-    return (Command(argv=(facts.python, "-I", zip_path, "agent", "--root", facts.root, "--replace")),)
+    start = (facts.python, "-I", zip_path, "agent", "--root", facts.root, "--replace")
+    if not wanted.power_off:
+        return (Command(argv=start),)
+    return (Command(argv=(*start, "--power-off-after", str(_POWER_OFF_AFTER_S), "--power-off", *wanted.power_off)),)
 
 
-def _layer_needed(facts: Facts, _wanted: Wanted) -> str | None:
-    return "setup has not run here" if facts.layer and not facts.layer.ready else None
+def _layer_needed(facts: Facts, wanted: Wanted) -> str | None:
+    if facts.layer is None or facts.layer.ready:
+        return None
+    return "setup has not run here" if wanted.setup else "the store needs boto3"
 
 
 def _layer_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
-    order = {"setup": wanted.setup, "digest": wanted.setup_digest, "code": wanted.code, "env": dict(wanted.env)}
+    order = {
+        "setup": wanted.setup or "",
+        "digest": wanted.setup_digest,
+        "code": wanted.code,
+        "env": dict(wanted.env),
+        "boto3": wanted.boto3,
+    }
     return (
         Command(
             argv=(facts.python, package_path(facts.root, wanted.package), "layer"),

@@ -94,7 +94,13 @@ def launches(
         for rank in range(len(places))
     ]
     return tuple(
-        Launch(attempt=start.number, argv=_argv(member), directory=member.place.code, env=_env(member))
+        Launch(
+            attempt=start.number,
+            argv=_argv(member),
+            directory=member.place.code,
+            env=_env(member),
+            address=member.place.node.private_address,
+        )
         for member in members
     )
 

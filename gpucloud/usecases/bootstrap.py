@@ -14,6 +14,7 @@ from gpucloud.domain.bootstrap import (
     Step,
     Wanted,
     check,
+    check_boto3,
     check_torch,
     findings,
     job_python,
@@ -28,7 +29,7 @@ from gpucloud.domain.codec import Malformed
 from gpucloud.domain.errors import NodeError, RemoteCommandFailed
 from gpucloud.domain.job import Job
 from gpucloud.domain.launch import Script, parse_run
-from gpucloud.domain.layer import setup_digest, setup_files
+from gpucloud.domain.layer import BOTO3, setup_digest, setup_files
 from gpucloud.ports import Clock, Completed, Host
 
 _SHOWN_LINES = 20
@@ -58,8 +59,11 @@ class Bootstrapped:
     lock: dict[str, object]
 
 
-def wanted_for(job: Job, *, package: Package, code: str, secrets: Mapping[str, str]) -> Wanted:
+def wanted_for(
+    job: Job, *, package: Package, code: str, secrets: Mapping[str, str], store_url: str, power_off: tuple[str, ...]
+) -> Wanted:
     """Return what the job needs of a node where its code lies at `code`; reads the files that `setup` names."""
+    boto3 = store_url.startswith("s3://")
     files = tuple(
         (name, (job.code / name).read_bytes()) for name in setup_files(job.setup or "") if (job.code / name).is_file()
     )
@@ -67,11 +71,13 @@ def wanted_for(job: Job, *, package: Package, code: str, secrets: Mapping[str, s
         package=package.sha256,
         code=code,
         setup=job.setup,
-        setup_digest=setup_digest(job.setup or "", files, code),
+        setup_digest=setup_digest(job.setup or "", files, code, requirements=(BOTO3,) if boto3 else ()),
         env=(*job.env, *secrets.items()),
         torchrun=isinstance(parse_run(job.run), Script),
         gpus=job.resources.gpus,
         asks_for_gpus=bool(job.resources.gpu) or job.resources.vram_gib is not None,
+        power_off=power_off,
+        boto3=boto3,
     )
 
 
@@ -83,6 +89,7 @@ def bootstrap(host: Host, wanted: Wanted, package: Package, clock: Clock) -> Boo
     for step in STEPS:
         facts = work.make(step, facts)
     check_torch(facts, wanted)
+    check_boto3(facts, wanted)
     return Bootstrapped(
         python=job_python(facts),
         package_path=package_path(facts.root, wanted.package),
@@ -161,8 +168,15 @@ class _Work:
         lines = "\n".join(output.splitlines()[-_SHOWN_LINES:])
         return RemoteCommandFailed(
             f"{self._host.node.id}: {name} ended with exit code {completed.exit_code}:\n{lines}",
-            hint="mend `setup:` in the job file" if name == "setup" else "run the command again",
+            hint=self._hint(name),
         )
+
+    def _hint(self, name: str) -> str:
+        if name != "setup":
+            return "run the command again"
+        if self._wanted.setup is None:
+            return f"let the nodes reach PyPI, or take an image whose Python has {BOTO3}: the store in S3 needs it"
+        return "mend `setup:` in the job file"
 
     def _took(self, name: str, started: datetime) -> None:
         self.seconds.append((name, (self._clock.now() - started).total_seconds()))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
 from gpucloud.domain.agentstatus import Desired, Launch, Status, Stop, desired_to_json
+from gpucloud.domain.bootstrap import Wanted
 from gpucloud.domain.errors import GpucloudError, NodeError
 from gpucloud.domain.launch import AttemptStart, Place, launches
 from gpucloud.domain.node import GroupView, Node
@@ -118,8 +119,7 @@ class Preparer:
             syncing = self.syncs.submit(host.sync, self.world.job.code, f"{_ROOT}code")
             # The setup runs where the code is; without one, both go on side by side.
             before = syncing.result() if self.world.job.setup else ""
-            job, secrets = self.world.job, self.world.secrets
-            wanted = wanted_for(job, package=self.world.package, code=before, secrets=secrets)
+            wanted = self._needs(before)
             done = bootstrap(host, wanted, self.world.package, self.world.clock)
             code = syncing.result()
         except GpucloudError:
@@ -128,6 +128,17 @@ class Preparer:
         for finding in done.findings:
             self.watcher.story(f"{node.id}: {finding}")
         return Prepared(bootstrapped=done, code=f"{done.root}/{code.removeprefix(_ROOT)}")
+
+    def _needs(self, code: str) -> Wanted:
+        world = self.world
+        return wanted_for(
+            world.job,
+            package=world.package,
+            code=code,
+            secrets=world.secrets,
+            store_url=world.store.url,
+            power_off=world.power_off,
+        )
 
     def _wanted(self, node_id: str, state: JobState) -> bytes:
         attempt = state.attempt

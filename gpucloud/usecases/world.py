@@ -18,7 +18,10 @@ from gpucloud.usecases.jobstore import JobStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Everything outside, for one job. `secrets` are the values of the job's secret names."""
+    """Everything outside, for one job. `secrets` are the values of the job's secret names.
+
+    `power_off` is the command by which a node ends itself after its paid time, empty for none.
+    """
 
     job: Job
     name: str
@@ -34,6 +37,7 @@ class World:
     rules: Rules
     period_s: float
     efa: tuple[int, ...] = (0,)
+    power_off: tuple[str, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict)
 
     @property

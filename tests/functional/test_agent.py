@@ -8,6 +8,7 @@ import re
 import socket
 import sys
 import time
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -285,6 +286,25 @@ def test_paid_time_that_ends_saves_first_then_kills_then_powers_off(node):
     beat = node.status().beat
     node.wait_for(lambda s: s.beat > beat + 1, "two heartbeats")
     assert off.read_text() == "off\n"
+
+
+def test_a_node_told_to_power_off_later_than_its_paid_time_does_so(node):
+    off = node.root / "off"
+    node.start(
+        "--power-off-after", "1.5", "--power-off", "/bin/sh", "-c", f'date +%s.%N >"{off}.new"; mv "{off}.new" "{off}"'
+    )
+    until = in_seconds(0.5)
+    node.want(paid_until=until)
+    wait_until(off.exists, "the power-off")
+    assert 1.5 <= float(off.read_text()) - until.timestamp() < 3
+
+
+def test_collectives_listen_where_the_nodes_own_address_is_unless_the_launch_says_where(node):
+    node.start()
+    show = 'echo "$GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME"'
+    node.want(replace(node.launch(1, "/bin/sh", "-c", show, NCCL_SOCKET_IFNAME="ens5"), address="127.3.2.1"))
+    node.wait_exited(1)
+    assert (node.folder(1) / "launcher.log").read_text() == "lo ens5\n"
 
 
 def test_a_longer_lease_keeps_the_attempt_running(node):

@@ -83,8 +83,10 @@ def job(code, run="train.py", **changes):
     return Job(name="j", run=run, budget_usd=Decimal(1), source=code / "j.yaml", code=code, **changes)
 
 
-def fit(host, package, job, secrets=None):
-    wanted = wanted_for(job, package=package, code=str(job.code), secrets=secrets or {})
+def fit(host, package, job, secrets=None, *, store_url="file:///store", power_off=()):
+    wanted = wanted_for(
+        job, package=package, code=str(job.code), secrets=secrets or {}, store_url=store_url, power_off=power_off
+    )
     return bootstrap(host, wanted, package, SystemClock())
 
 
@@ -193,6 +195,58 @@ def test_two_nodes_that_share_their_layers_run_setup_once(tmp_path, code, packag
     assert (code / "runs").read_text() == "run\n"
 
 
+@pytest.fixture
+def bare_python(tmp_path):
+    """Return an interpreter that has pip and nothing else, as a fresh machine's."""
+    folder = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    return str(folder / "bin" / "python")
+
+
+@pytest.fixture
+def wheels(tmp_path):
+    """Return the job's environment in which pip knows no place but a folder with a boto3 1.99."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    _wheel(folder / "boto3-1.99.0-py3-none-any.whl", "boto3", "1.99.0")
+    return (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(folder)))
+
+
+@pytest.mark.parametrize("setup", [None, "echo run >>runs"])
+def test_a_store_in_s3_gives_the_jobs_python_boto3_where_it_lacks_it(home, code, package, bare_python, wheels, setup):
+    host = HereHost(home, GPUCLOUD_PYTHON=bare_python)
+    wanted = job(code, run="./train", setup=setup, env=wheels)
+    done = fit(host, package, wanted, store_url="s3://b/p")
+    assert "setup" in done.changed
+    found = subprocess.run([done.python, "-c", "import boto3; print(boto3.__file__)"], capture_output=True, text=True)
+    assert found.stdout.startswith(str(Path(done.python).parent.parent))
+    assert fit(host, package, wanted, store_url="s3://b/p").changed == ()
+    assert (code / "runs").exists() == (setup is not None)
+
+
+def test_a_store_elsewhere_asks_for_no_boto3_and_neither_does_a_python_that_has_it(home, code, package, bare_python):
+    bare = HereHost(home, GPUCLOUD_PYTHON=bare_python)
+    assert fit(bare, package, job(code, run="./train")).python == bare_python
+    assert fit(HereHost(home), package, job(code), store_url="s3://b/p").python == sys.executable
+
+
+def test_an_s3_job_without_a_way_to_boto3_ends_with_one_clear_error(home, code, package, bare_python, tmp_path):
+    host = HereHost(home, GPUCLOUD_PYTHON=bare_python)
+    nowhere = (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(tmp_path)))
+    with pytest.raises(NodeError, match=r"No matching distribution found for boto3>=1\.36") as caught:
+        fit(host, package, job(code, run="./train", env=nowhere), store_url="s3://b/p")
+    assert caught.value.hint == (
+        "let the nodes reach PyPI, or take an image whose Python has boto3>=1.36: the store in S3 needs it"
+    )
+
+
+def test_the_agent_is_told_how_to_end_its_node_and_to_leave_the_cloud_two_minutes_for_it(home, code, package):
+    host = HereHost(home)
+    fit(host, package, job(code), power_off=("sudo", "shutdown", "-h", "now"))
+    started = next(argv for argv in host.commands if "agent" in argv)
+    assert started[-7:] == ("--power-off-after", "120", "--power-off", "sudo", "shutdown", "-h", "now")
+
+
 def test_other_requirements_are_another_layer(home, code, package):
     host = HereHost(home)
     wanted = job(code, setup="cat requirements.txt")
@@ -233,13 +287,13 @@ def _stand_in_nvidia_smi(folder, script):
     path.chmod(0o755)
 
 
-def _wheel(path):
-    info = "greeter-1.dist-info"
+def _wheel(path, name="greeter", version="1"):
+    info = f"{name}-{version}.dist-info"
     files = {
-        "greeter.py": "def main():\n    print('hello')\n",
-        f"{info}/METADATA": "Metadata-Version: 2.1\nName: greeter\nVersion: 1\n",
+        f"{name}.py": "def main():\n    print('hello')\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/entry_points.txt": "[console_scripts]\ngreet = greeter:main\n",
+        f"{info}/entry_points.txt": f"[console_scripts]\ngreet = {name}:main\n",
     }
     with zipfile.ZipFile(path, "w") as archive:
         for name, text in files.items():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -71,6 +72,21 @@ def test_an_idle_node_starts_what_is_new_wanted_and_paid_for(seen, action):
 )
 def test_a_running_attempt_ends_when_it_is_unwanted_unpaid_or_asked_to_leave(seen, action):
     assert decide(seen) == action
+
+
+@pytest.mark.parametrize(
+    ("left_s", "running", "action"),
+    [
+        (30, 1, Save(reason="budget", at=NOW + timedelta(seconds=30))),
+        (0, 1, Kill()),
+        (0, None, Rest()),
+        (-119.9, None, Rest()),
+        (-120, None, PowerOff()),
+    ],
+)
+def test_a_node_that_the_cloud_ends_on_time_ends_itself_only_later_and_saves_no_later(left_s, running, action):
+    seen = replace(see(want(2), running=running, prepaid=lease(left_s)), power_off_after=timedelta(seconds=120))
+    assert decide(seen if running is None else replace(seen, desired=want(1))) == action
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_a_script_is_started_by_torchrun_once_a_gpu():
         "/bin/sh", "-c", WORKER, "/py2/bin",
         "/py2/bin/python", "-u", "train.py", "--epochs", "10", "--m", "a b",
     )  # fmt: skip
-    assert (second.attempt, second.directory) == (3, "/home/u2/.gpucloud/code/c")
+    assert (second.attempt, second.directory, second.address) == (3, "/home/u2/.gpucloud/code/c", "10.0.0.2")
 
 
 def test_a_script_finds_its_node_its_store_and_its_package_in_the_environment():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.layer import layer_key, setup_digest, setup_files, setup_uses_tree
+from gpucloud.domain.layer import layer_key, setup_digest, setup_files, setup_uses_tree, suffices
 
 
 @pytest.mark.parametrize(
@@ -37,5 +37,22 @@ def test_a_layer_depends_on_text_files_and_interpreter_and_on_the_tree_only_if_u
     assert setup_digest("pip install b", (), "/code/1") != plain
     assert setup_digest("pip install a", (("r.txt", b"x"),), "/code/1") != plain
     assert setup_digest("pip install .", (), "/code/1") != setup_digest("pip install .", (), "/code/2")
+    assert setup_digest("pip install a", (), "/code/1", requirements=("boto3",)) != plain
     keys = {layer_key(plain, "/p", (3, 11, 7)), layer_key(plain, "/q", (3, 11, 7)), layer_key(plain, "/p", (3, 12, 0))}
     assert len(keys) == 3
+
+
+@pytest.mark.parametrize(
+    ("version", "enough"),
+    [
+        ("1.36.0", True),
+        ("1.44.5", True),
+        ("2.0", True),
+        ("1.35.99", False),
+        ("1.9", False),
+        ("new", False),
+        (None, False),
+    ],
+)
+def test_boto3_suffices_from_conditional_writes_on(version, enough):
+    assert suffices(version) is enough

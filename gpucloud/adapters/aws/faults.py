@@ -1,29 +1,23 @@
-"""AWS's error codes: what kind each is, one line for people, and the next step (DESIGN §7)."""
+"""What went wrong at AWS, in our words: a code's meaning, and errors of boto3 as errors of gpucloud (DESIGN §7)."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import botocore.exceptions
 
+from gpucloud.adapters.aws.codes import CODES, PROSE, UNKNOWN, Known
 from gpucloud.domain.errors import CredentialsError, ProvisionError
 from gpucloud.domain.node import Fault
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """What a code means: `line` says it to people, `step` is the hint."""
-
-    fault: Fault
-    line: str
-    step: str
+__all__ = ["Known", "code_in", "code_of", "explained", "known"]
 
 
 def known(code: str) -> Known:
     """Return what the code means; a code that is not in the table is UNKNOWN: stop safely."""
-    return _TABLE.get(code, _UNKNOWN)
+    return CODES.get(code) or CODES.get(_bare(code)) or UNKNOWN
 
 
 @contextlib.contextmanager
@@ -34,20 +28,46 @@ def explained(what: str) -> Iterator[None]:
     except (botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError) as error:
         meaning = known(code_of(error))
         kind = CredentialsError if meaning.fault is Fault.CREDENTIALS else ProvisionError
-        raise kind(f"cannot {what}: {meaning.line or error} ({code_of(error)})", hint=meaning.step) from error
+        raise kind(f"cannot {what}: {_said(meaning, error)} ({code_of(error)})", hint=meaning.step) from error
 
 
 def code_of(error: BaseException) -> str:
     """Return AWS's code of an error, else the name of botocore's class."""
+    return _part(error, "Code") or type(error).__name__
+
+
+def code_in(text: str) -> str:
+    """Return the code behind a scaling activity's message or an instance's state reason; "" when there is none.
+
+    A code that stands in the text is taken as it stands; else the words that AWS uses for one decide.
+    """
+    for word in re.findall(r"[A-Za-z]+(?:\.[A-Za-z]+)*", text):
+        # Words of one hump ("Throttling", "Unsupported", "Blocked") are plain English too.
+        if re.search(r"[a-z][A-Z]", word) and known(word) is not UNKNOWN:
+            return word if word in CODES else _bare(word)
+    return next((code for words, code in PROSE if re.search(words, text, re.IGNORECASE)), "")
+
+
+def _bare(code: str) -> str:
+    return re.sub(r"^(Client|Server)\.", "", code)
+
+
+def _part(error: BaseException, name: str) -> str:
+    # Errors of the connection have a `response` too, which is None.
     response = getattr(error, "response", None)
-    code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
-    return str(code) or type(error).__name__
+    return str(response.get("Error", {}).get(name, "")) if isinstance(response, dict) else ""
 
 
-_UNKNOWN = Known(fault=Fault.UNKNOWN, line="", step="nothing more is started; look the code up, then the same command")
-
-_TABLE: dict[str, Known] = {
-    "ExpiredToken": Known(
-        fault=Fault.CREDENTIALS, line="the credentials have expired", step="log in again: `aws sso login`"
-    ),
-}
+def _said(meaning: Known, error: Exception) -> str:
+    """What people are told: our line, with the part of AWS's own words that no table can know."""
+    own = _part(error, "Message") or str(error)
+    match meaning.fault:
+        case Fault.PERMISSION:
+            action = re.search(r"not authorized to perform: ([\w:*-]+)", own)
+            return f"{meaning.line}: {action[1]}" if action else meaning.line
+        case Fault.PARAMETER:
+            return f"{meaning.line}: {own[:300]}"
+        case Fault.UNKNOWN:
+            return own[:300]
+        case Fault.CAPACITY | Fault.QUOTA | Fault.CREDENTIALS | Fault.THROTTLING | Fault.TRANSIENT:
+            return meaning.line

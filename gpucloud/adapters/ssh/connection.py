@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +11,8 @@ from collections.abc import Iterator
 import paramiko
 from paramiko.common import cMSG_CHANNEL_REQUEST
 
-from gpucloud.adapters.ssh.failures import LIBRARY_ERRORS, key_mismatch
+from gpucloud.adapters.ssh.failures import LIBRARY_ERRORS, key_mismatch, may_pass
+from gpucloud.adapters.ssh.line import HeardSocket, open_line
 from gpucloud.domain.errors import HostKeyMismatch
 from gpucloud.domain.node import Node
 
@@ -32,7 +32,7 @@ class Connection:
     Neither `set_keepalive` (awaits no reply) nor TCP (a stopped process acknowledges) finds a dead peer.
     """
 
-    def __init__(self, node: Node, transport: _Transport, sock: _HeardSocket) -> None:
+    def __init__(self, node: Node, transport: _Transport, sock: HeardSocket) -> None:
         self._transport = transport
         self._sock = sock
         self._slots = threading.BoundedSemaphore(CHANNELS)
@@ -115,7 +115,7 @@ class Connection:
 
 
 def connect(node: Node, key: paramiko.PKey, *, limit_s: float) -> Connection:
-    """Return a connection whose host proved the pinned key. Raises HostKeyMismatch and the library's errors.
+    """Return a connection whose host proved the pinned key. Raises HostKeyMismatch, ToolMissing, the library's errors.
 
     The key is compared before the user's name or key is sent.
     """
@@ -125,8 +125,9 @@ def connect(node: Node, key: paramiko.PKey, *, limit_s: float) -> Connection:
         )
     kind, text = node.host_key.split()[:2]
     with contextlib.ExitStack() as undo:
-        sock = _HeardSocket.connected(node.address, node.port, limit_s)
+        sock = open_line(node, limit_s)
         undo.callback(sock.close)
+        undo.enter_context(_line_blamed(sock))
         transport = _Transport(sock)
         undo.callback(transport.close)
         transport.get_security_options().key_types = _RSA_PROOFS if kind == "ssh-rsa" else (kind,)
@@ -141,6 +142,18 @@ def connect(node: Node, key: paramiko.PKey, *, limit_s: float) -> Connection:
     return Connection(node, transport, sock)
 
 
+@contextlib.contextmanager
+def _line_blamed(sock: HeardSocket) -> Iterator[None]:
+    """Raise OSError with what ended the line, in place of a library error that only says that it ended."""
+    try:
+        yield
+    except LIBRARY_ERRORS as error:
+        fault = sock.fault() if may_pass(error) else None
+        if fault is None:
+            raise
+        raise OSError(fault) from error
+
+
 class _Transport(paramiko.Transport):
     def send_signal(self, channel: paramiko.Channel, name: str) -> None:
         """Send a signal to a channel's command (RFC 4254, 6.9); the library knows no such request."""
@@ -151,21 +164,3 @@ class _Transport(paramiko.Transport):
         message.add_byte(b"\0")  # a reply is not wanted
         message.add_string(name)
         self._send_user_message(message)  # type: ignore[attr-defined]
-
-
-class _HeardSocket(socket.socket):
-    """A TCP socket that counts the bytes it received; without Nagle's delay (40 ms a command)."""
-
-    heard = 0
-
-    @classmethod
-    def connected(cls, address: str, port: int, limit_s: float) -> _HeardSocket:
-        opened = socket.create_connection((address, port), timeout=limit_s)
-        sock = cls(fileno=opened.detach())
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return sock
-
-    def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
-        data = super().recv(bufsize, flags)
-        self.heard += len(data)
-        return data

@@ -106,8 +106,7 @@ class SshHost:
 
     def reaches(self, node: Node) -> bool:
         """Whether this host is that node, where it is now."""
-        mine = (self.node.address, self.node.port, self.node.user, self.node.host_key)
-        return mine == (node.address, node.port, node.user, node.host_key)
+        return _way(self.node) == _way(node)
 
     def connect(self, limit_s: float = math.inf) -> Connection:
         """Return the connection; a new one if there is none or it was lost."""
@@ -220,6 +219,10 @@ class _Exchange:
     def _expire(self) -> None:
         self._expired.set()
         self._connection.hang_up(self._channel)
+
+
+def _way(node: Node) -> tuple[object, ...]:
+    return (node.address, node.port, node.proxy, node.user, node.host_key)
 
 
 def _words(argv: tuple[str, ...]) -> bytes:

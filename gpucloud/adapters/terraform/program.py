@@ -15,35 +15,32 @@ import gpucloud
 from gpucloud.domain.errors import ToolMissing
 
 _LEAST = (1, 5)
-_INSTALL = (
-    "install Terraform 1.5 or newer (https://developer.hashicorp.com/terraform/install), or set GPUCLOUD_TERRAFORM"
-)
 # Variables that would change what a command means, or put other text where events are expected.
 _UNWANTED = re.compile(r"TF_(VAR_.*|CLI_ARGS.*|WORKSPACE|DATA_DIR|LOG.*)")
 
 
-def find_terraform(env: Mapping[str, str] | None = None) -> Path | None:
-    """Return the program that GPUCLOUD_TERRAFORM names (ToolMissing when it is not there), else the one on PATH."""
-    env = os.environ if env is None else env
-    named = env.get("GPUCLOUD_TERRAFORM")
-    found = shutil.which(named or "terraform", path=env.get("PATH"))
-    if named and found is None:
-        raise ToolMissing(f"GPUCLOUD_TERRAFORM names {named}, which is not a program", hint=_INSTALL)
-    return Path(found).absolute() if found else None
+def find_terraform(env: Mapping[str, str] | None = None, tools: Path | None = None) -> Path | None:
+    """Return the program that GPUCLOUD_TERRAFORM names (ToolMissing when it is not there), else the one on PATH.
+
+    Else the one that `gpucloud tools install` has put into the folder `tools`.
+    """
+    return next(iter(_candidates(os.environ if env is None else env, tools)), None)
 
 
-def require_terraform(env: Mapping[str, str], cache: Path) -> Path:
-    """Return the program, checked to be new enough; `cache` is the file that remembers the check."""
-    program = find_terraform(env)
-    if program is None:
-        raise ToolMissing("Terraform is not installed", hint=_INSTALL)
-    stamp = f"{program} {program.stat().st_mtime_ns}"
-    if _remembered(cache) != stamp:
-        version = _version(program, env)
-        if tuple(int(part) for part in version.split(".")[:2]) < _LEAST:
-            raise ToolMissing(f"{program} is Terraform {version}, which is too old", hint=_INSTALL)
-        cache.write_text(stamp)
-    return program
+def require_terraform(
+    env: Mapping[str, str], cache: Path, *, least: tuple[int, int] = _LEAST, tools: Path | None = None
+) -> Path:
+    """Return the program, checked to be new enough; `cache` is the file that remembers its version."""
+    candidates = _candidates(env, tools)
+    if not candidates:
+        raise ToolMissing("Terraform is not installed", hint=_install(least))
+    old = ""
+    for program in candidates:
+        version = _known_version(program, env, cache, least)
+        if tuple(int(part) for part in version.split(".")[:2]) >= least:
+            return program
+        old = old or f"{program} is Terraform {version}, which is too old"
+    raise ToolMissing(old, hint=_install(least))
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
@@ -59,6 +56,33 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
     return kept | {"CHECKPOINT_DISABLE": "1", "TF_IN_AUTOMATION": "1", "TF_INPUT": "0"}
 
 
+def _candidates(env: Mapping[str, str], tools: Path | None) -> tuple[Path, ...]:
+    named = env.get("GPUCLOUD_TERRAFORM")
+    found = shutil.which(named or "terraform", path=env.get("PATH"))
+    if named:
+        if found is None:
+            raise ToolMissing(f"GPUCLOUD_TERRAFORM names {named}, which is not a program", hint=_install(_LEAST))
+        return (Path(found).absolute(),)
+    own = tools / "terraform" if tools else None
+    return (*((Path(found).absolute(),) if found else ()), *((own,) if own and own.is_file() else ()))
+
+
+def _install(least: tuple[int, int]) -> str:
+    version = f"Terraform {least[0]}.{least[1]} or newer"
+    link = "https://developer.hashicorp.com/terraform/install"
+    return f"`gpucloud tools install`, or install {version} ({link}), or set GPUCLOUD_TERRAFORM"
+
+
+def _known_version(program: Path, env: Mapping[str, str], cache: Path, least: tuple[int, int]) -> str:
+    stamp = f"{program} {program.stat().st_mtime_ns} "
+    remembered = _remembered(cache) or ""
+    if remembered.startswith(stamp):
+        return remembered.removeprefix(stamp)
+    version = _version(program, env, least)
+    cache.write_text(stamp + version)
+    return version
+
+
 def _remembered(cache: Path) -> str | None:
     try:
         return cache.read_text()
@@ -66,7 +90,7 @@ def _remembered(cache: Path) -> str | None:
         return None
 
 
-def _version(program: Path, env: Mapping[str, str]) -> str:
+def _version(program: Path, env: Mapping[str, str], least: tuple[int, int]) -> str:
     try:
         done = subprocess.run(
             [str(program), "version", "-json"],
@@ -78,7 +102,7 @@ def _version(program: Path, env: Mapping[str, str]) -> str:
         )
         version = str(json.loads(done.stdout)["terraform_version"])
     except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError) as error:
-        raise ToolMissing(f"{program} does not answer as Terraform does: {error}", hint=_INSTALL) from error
+        raise ToolMissing(f"{program} does not answer as Terraform does: {error}", hint=_install(least)) from error
     if not re.match(r"\d+\.\d+", version):
-        raise ToolMissing(f"{program} has no version that can be read: {version}", hint=_INSTALL)
+        raise ToolMissing(f"{program} has no version that can be read: {version}", hint=_install(least))
     return version

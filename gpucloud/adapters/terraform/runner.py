@@ -17,9 +17,12 @@ from typing import Any, TextIO
 from python_terraform import IsFlagged, Terraform
 
 from gpucloud.adapters.terraform import events, keeper
-from gpucloud.domain.errors import ProvisionError
+from gpucloud.adapters.terraform.failures import Explain, failure
+from gpucloud.domain.errors import GpucloudError, ProvisionError
 
 _POLL_S = 0.01
+# A caller that has given up leaves Terraform this much time; then it is asked to end, and at last killed.
+_LEFT_ALONE_S, _MERCY_S = 60.0, 30.0
 _LOGS_KEPT = 20
 FLAG = IsFlagged
 
@@ -37,10 +40,15 @@ class Finished:
         return tuple(event for event in map(events.parse, self.text.splitlines()) if event is not None)
 
 
+def ends_within(limit_s: float) -> float:
+    """Return after how many seconds every Terraform that was started with this limit is gone, whatever happened."""
+    return limit_s + _LEFT_ALONE_S + _MERCY_S + 30.0  # for clocks and for ticks
+
+
 class Runner(Terraform):  # type: ignore[misc]  # the package has no types
     """Runs Terraform commands in one folder, under one lock; `story` is told while they run."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  one connection, made in one place
         self,
         program: Path,
         folder: Path,
@@ -49,8 +57,10 @@ class Runner(Terraform):  # type: ignore[misc]  # the package has no types
         lock_fd: int,
         story: Callable[[str], None],
         limit_s: float,
+        explain: Explain | None = None,
     ) -> None:
         self._env = env
+        self._explain = explain
         self._lock_fd = lock_fd
         self._story = story
         self._limit_s = limit_s
@@ -64,8 +74,10 @@ class Runner(Terraform):  # type: ignore[misc]  # the package has no types
         """Read nothing: `show -json` answers for every backend."""
         self.tfstate = None
 
-    def cmd(self, cmd: str, *args: str, **options: Any) -> Finished:
+    def cmd(self, cmd: str, *args: str, begin: Callable[[int], None] | None = None, **options: Any) -> Finished:
         """Run one command and return what it wrote; ProvisionError, with Terraform's own words, when it fails.
+
+        `begin` is told the process group that will do the work, before it does anything.
 
         Ctrl-C once: Terraform finishes its call, then KeyboardInterrupt. Twice, or `limit_s` over: Terraform is left
         to finish by itself, and the next command waits for it.
@@ -74,20 +86,29 @@ class Runner(Terraform):  # type: ignore[misc]  # the package has no types
         argv: list[str] = self.generate_cmd_string(cmd, *args, **options)
         with log.open("wb") as sink:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", keeper.__file__, str(self._lock_fd), *argv],
+                self._kept(argv),
                 cwd=self.working_dir,
                 env=dict(self._env),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 pass_fds=(self._lock_fd,),
                 start_new_session=True,
             )
+        _say_go(process, begin)
         code = self._patiently(process, log)
         finished = Finished(text=log.read_text(errors="replace"), log=log)
         if code != 0:
-            raise _failure(cmd, code, finished)
+            raise self._failure(cmd, code, finished)
         return finished
+
+    def _kept(self, argv: list[str]) -> list[str]:
+        limits = [str(self._limit_s + _LEFT_ALONE_S), str(_MERCY_S)]
+        return [sys.executable, "-I", "-S", keeper.__file__, str(self._lock_fd), *limits, *argv]
+
+    def _failure(self, cmd: str, code: int, finished: Finished) -> GpucloudError:
+        said = events.errors(finished.events) or (events.plain(finished.text) or f"exit code {code}",)
+        return failure(cmd, said, finished.log, self._explain)
 
     def _patiently(self, process: subprocess.Popen[bytes], log: Path) -> int:
         with log.open(errors="replace") as lines:
@@ -134,6 +155,15 @@ class Runner(Terraform):  # type: ignore[misc]  # the package has no types
         return logs / f"{number:06d}-{cmd}.jsonl"
 
 
-def _failure(cmd: str, code: int, finished: Finished) -> ProvisionError:
-    said = events.errors(finished.events) or (events.plain(finished.text) or f"exit code {code}",)
-    return ProvisionError(f"terraform {cmd}: " + "\n".join(said), hint=f"see {finished.log}")
+def _say_go(process: subprocess.Popen[bytes], begin: Callable[[int], None] | None) -> None:
+    """Let the keeper run its command; when `begin` fails it never does."""
+    assert process.stdin is not None  # noqa: S101  it was asked for
+    with process.stdin as go:
+        try:
+            if begin is not None:
+                begin(process.pid)
+        except BaseException:
+            go.close()
+            process.wait()
+            raise
+        go.write(b"\n")

@@ -1,0 +1,40 @@
+"""From which addresses SSH may come: the caller's own, unless GPUCLOUD_SSH_CIDR says otherwise."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import urllib.request
+from collections.abc import Mapping
+
+from gpucloud.domain.errors import ProvisionError, UsageError
+
+_ASKED = "https://checkip.amazonaws.com"
+_TIMEOUT_S = 5.0
+_HINT = "set GPUCLOUD_SSH_CIDR to the addresses that SSH comes from, such as 203.0.113.7/32"
+
+
+def ssh_cidr(env: Mapping[str, str] | None = None, *, url: str = _ASKED) -> str:
+    """Return GPUCLOUD_SSH_CIDR, else this machine's public IPv4 address with /32.
+
+    UsageError when the variable is no range, ProvisionError when nobody can be asked.
+    """
+    named = (os.environ if env is None else env).get("GPUCLOUD_SSH_CIDR")
+    if named:
+        return _checked(named)
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply:  # noqa: S310  a constant
+            said = reply.read(100).decode("ascii", errors="replace").strip()
+        return f"{ipaddress.IPv4Address(said)}/32"
+    except (OSError, ValueError) as error:
+        raise ProvisionError(f"cannot learn this machine's public address from {url}: {error}", hint=_HINT) from error
+
+
+def _checked(cidr: str) -> str:
+    try:
+        network = ipaddress.IPv4Network(cidr if "/" in cidr else f"{cidr}/32")
+    except ValueError as error:
+        raise UsageError(f"GPUCLOUD_SSH_CIDR: {error}", hint=_HINT) from error
+    if network.prefixlen < 8:
+        raise UsageError(f"GPUCLOUD_SSH_CIDR: {network} is nearly the whole internet", hint=_HINT)
+    return str(network)

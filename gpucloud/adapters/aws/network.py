@@ -1,0 +1,74 @@
+"""The network that machines are plugged into: the region's base, or the user's own subnets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpucloud.adapters.aws.session import Aws
+from gpucloud.domain.errors import ProvisionError, UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """One subnet a zone of one VPC; `cidr` is the VPC's own range."""
+
+    vpc_id: str
+    cidr: str
+    subnets: Mapping[str, str]
+    security_group_ids: tuple[str, ...] = ()
+    public_address: bool = True
+
+    def variable(self) -> dict[str, Any]:
+        """Return the cluster module's `network`."""
+        return {
+            "vpc_id": self.vpc_id,
+            "subnets": dict(self.subnets),
+            "security_group_ids": list(self.security_group_ids),
+            "public_address": self.public_address,
+        }
+
+
+def own_network(aws: Aws, region: str, subnets: tuple[str, ...], *, public_address: bool) -> Network:
+    """Return the network of the user's own subnets. UsageError when they lie in two VPCs or two share a zone."""
+    with aws.calling("ec2", f"read the subnets {', '.join(subnets)}", region) as ec2:
+        listed = ec2.describe_subnets(SubnetIds=list(subnets))["Subnets"]
+        vpcs = sorted({subnet["VpcId"] for subnet in listed})
+        if len(vpcs) != 1:
+            raise UsageError(f"aws: subnets: they lie in {' and '.join(vpcs)}", hint="name subnets of one VPC")
+        cidr = ec2.describe_vpcs(VpcIds=vpcs)["Vpcs"][0]["CidrBlock"]
+    by_zone = {subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in listed}
+    if len(by_zone) != len(listed):
+        raise UsageError("aws: subnets: two of them lie in the same zone", hint="name one subnet a zone")
+    return Network(vpc_id=vpcs[0], cidr=cidr, subnets=by_zone, public_address=public_address)
+
+
+def base_network(outputs: Mapping[str, Any], cidr: str, *, private: bool) -> Network:
+    """Return the network of the region's base, from its stack's outputs."""
+    subnets = outputs.get("private_subnets" if private else "subnets")
+    if not subnets:
+        raise ProvisionError(
+            "the base stack has no subnets", hint="`gpucloud down --base`, then the same command makes it anew"
+        )
+    return Network(
+        vpc_id=outputs["vpc_id"],
+        cidr=cidr,
+        subnets=subnets,
+        security_group_ids=(outputs["security_group_id"],),
+        public_address=not private,
+    )
+
+
+def usable_zones(aws: Aws, region: str) -> tuple[str, ...]:
+    """Return the region's availability zones that the account may use."""
+    with aws.calling("ec2", f"list the zones of {region}", region) as ec2:
+        zones = ec2.describe_availability_zones(Filters=[{"Name": "zone-type", "Values": ["availability-zone"]}])
+    usable = {"opt-in-not-required", "opted-in"}
+    return tuple(
+        sorted(
+            zone["ZoneName"]
+            for zone in zones["AvailabilityZones"]
+            if zone["State"] == "available" and zone.get("OptInStatus", "opted-in") in usable
+        )
+    )

@@ -1,0 +1,124 @@
+"""The folder that Terraform works in: a copy of the module, its variables and its backend."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpucloud.adapters.terraform.alone import alone
+from gpucloud.adapters.terraform.runner import FLAG, Runner
+
+# A module of resources of the built-in provider alone runs without `terraform init` (measured with 1.11).
+_NEEDS_INIT = re.compile(r"^\s*(required_providers|backend|cloud|module|provider)\b", re.MULTILINE)
+_VARIABLES, _BACKEND, _IMPORTS = "terraform.tfvars.json", "backend.tf.json", "imports.tf.json"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFolder:
+    """One stack's folder on this machine."""
+
+    path: Path
+
+    def digest(self, module: Path, variables: Mapping[str, Any], backend: bytes) -> str:
+        """Return what tells this module with these variables from any other."""
+        parts = [b"%s\0%s" % (path.name.encode(), path.read_bytes()) for path in sorted(module.glob("*.tf"))]
+        return hashlib.sha256(b"\0".join([*parts, _json(variables), backend])).hexdigest()
+
+    def fill(self, module: Path, variables: Mapping[str, Any], backend: bytes | None) -> None:
+        """Make the folder hold the module, its variables and its backend, and no imports of an earlier run."""
+        self.path.mkdir(exist_ok=True, mode=0o700)
+        _copy_module(module, self.path)
+        write(self.path / _VARIABLES, _json(variables))
+        if backend is not None:
+            write(self.path / _BACKEND, backend)
+        (self.path / _IMPORTS).unlink(missing_ok=True)
+
+    def variables(self) -> Mapping[str, Any] | None:
+        """Return the variables of the last run here, if there was one."""
+        path = self.path / _VARIABLES
+        return json.loads(path.read_bytes()) if path.exists() else None
+
+    @contextlib.contextmanager
+    def importing(self, ids: Mapping[str, str]) -> Iterator[None]:
+        """Let Terraform take these addresses (address → the cloud's id) into its state during the block."""
+        path = self.path / _IMPORTS
+        if ids:
+            write(path, _json({"import": [{"to": to, "id": ids[to]} for to in sorted(ids)]}))
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+    def declares(self, address: str) -> bool:
+        """Whether the module has a resource block of this address."""
+        kind, _, rest = address.partition(".")
+        block = re.compile(rf'^\s*resource\s+"{re.escape(kind)}"\s+"{re.escape(rest.partition("[")[0])}"', re.MULTILINE)
+        return any(block.search(path.read_text()) for path in self.path.glob("*.tf"))
+
+    def initialise(
+        self, runner: Runner, *, plugin_dir: str | None, cache: str | None, story: Callable[[str], None]
+    ) -> None:
+        """Run `terraform init` if the module, the backend or the place of the plugins is not what it was."""
+        files = sorted([*self.path.glob("*.tf"), *self.path.glob(_BACKEND)])
+        sources = b"\0".join(path.read_bytes() for path in files)
+        if not (_NEEDS_INIT.search(sources.decode()) or (self.path / _BACKEND).exists()):
+            return
+        digest = hashlib.sha256(sources + bytes(str(plugin_dir), "utf-8")).hexdigest()
+        if self._stamp.exists() and self._stamp.read_text() == digest:
+            return
+        (self.path / ".terraform.lock.hcl").unlink(missing_ok=True)  # the module pins; a mirror may have moved on
+        with _plugins_alone(cache, story):
+            runner.cmd("init", input=False, no_color=FLAG, reconfigure=FLAG, plugin_dir=plugin_dir)
+        self._stamp.parent.mkdir(exist_ok=True)
+        write(self._stamp, digest.encode())
+
+    def forget_initialised(self) -> None:
+        """Let the next run initialise again."""
+        self._stamp.unlink(missing_ok=True)
+
+    @property
+    def _stamp(self) -> Path:
+        return self.path / ".terraform" / "gpucloud-initialised"
+
+
+def write(path: Path, data: bytes) -> None:
+    """Make the file hold the data; it appears whole, and one that holds it already is left alone."""
+    if path.exists() and path.read_bytes() == data:
+        return
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_bytes(data)
+    beside.replace(path)
+
+
+@contextlib.contextmanager
+def _plugins_alone(cache: str | None, story: Callable[[str], None]) -> Iterator[None]:
+    """Only one `init` at a time fills the plugin cache: Terraform does not lock it."""
+    if cache is None:
+        yield
+        return
+    folder = Path(cache)
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder, limit_s=900.0, story=story) as fd:
+        os.set_inheritable(fd, False)  # noqa: FBT003  the call takes no keyword
+        yield
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, indent=2, sort_keys=True).encode()
+
+
+def _copy_module(source: Path, target: Path) -> None:
+    """Make the target's *.tf files equal to the source's; files that are equal already are left alone."""
+    wanted = {path.name: path.read_bytes() for path in source.glob("*.tf")}
+    for path in target.glob("*.tf"):
+        if path.name not in wanted:
+            path.unlink()
+    for name, data in wanted.items():
+        write(target / name, data)

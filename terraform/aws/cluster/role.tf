@@ -1,0 +1,120 @@
+# What a machine may do, and so whatever runs on it: this job's objects, its own host key, its own group's end.
+
+locals {
+  own_role = var.machine.instance_profile == null
+  role     = "${var.name}-${var.region}" # roles and profiles have no region of their own
+  profile  = local.own_role ? local.role : var.machine.instance_profile
+
+  # s3://bucket/prefix → the bucket, and the prefix with its slash (empty without one). No S3 for another kind of store.
+  in_s3  = startswith(var.store, "s3://")
+  parts  = split("/", trimsuffix(trimprefix(var.store, "s3://"), "/"))
+  bucket = "${local.arn}:s3:::${local.parts[0]}"
+  prefix = length(local.parts) > 1 ? "${join("/", slice(local.parts, 1, length(local.parts)))}/" : ""
+
+  kms_key = (
+    startswith(coalesce(var.machine.kms_key, "arn:"), "arn:") ? var.machine.kms_key :
+    "${local.arn}:kms:${var.region}:${local.account}:key/${var.machine.kms_key}"
+  )
+
+  # S3 answers 404 for a missing key, and not 403, only to who may list it: it judges the key as if it were a prefix.
+  store_statements = [
+    {
+      Sid       = "ListJob"
+      Effect    = "Allow"
+      Action    = ["s3:ListBucket"]
+      Resource  = [local.bucket]
+      Condition = { StringLike = { "s3:prefix" = ["${local.prefix}jobs/${local.job}/*"] } }
+    },
+    {
+      Sid      = "Job"
+      Effect   = "Allow"
+      Action   = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
+      Resource = ["${local.bucket}/${local.prefix}jobs/${local.job}/*"]
+    },
+    {
+      # <role id>:<instance id>: no machine can write another one's key.
+      Sid      = "HostKey"
+      Effect   = "Allow"
+      Action   = ["s3:PutObject"]
+      Resource = ["${local.bucket}/${local.prefix}clusters/${var.name}/hosts/$${aws:userid}"]
+    },
+  ]
+
+  kms_statements = [
+    for key in compact([local.kms_key]) : {
+      Sid       = "StoreKey"
+      Effect    = "Allow"
+      Action    = ["kms:Decrypt", "kms:GenerateDataKey"]
+      Resource  = [key]
+      Condition = { StringEquals = { "kms:ViaService" = ["s3.${var.region}.${data.aws_partition.this.dns_suffix}"] } }
+    }
+  ]
+
+  group = "${local.arn}:autoscaling:${var.region}:${local.account}:autoScalingGroup:*:autoScalingGroupName/${var.name}"
+
+  # Raising the limit is not among it: a machine that was taken over must not be able to buy more machines.
+  group_statements = [
+    {
+      Sid      = "Level"
+      Effect   = "Allow"
+      Action   = ["autoscaling:SetDesiredCapacity"]
+      Resource = [local.group]
+      Condition = {
+        StringEquals = { "aws:ResourceTag/gpucloud:cluster" = [var.name] }
+      }
+    },
+    {
+      Sid      = "End"
+      Effect   = "Allow"
+      Action   = ["autoscaling:UpdateAutoScalingGroup"]
+      Resource = [local.group]
+      Condition = {
+        StringEquals          = { "aws:ResourceTag/gpucloud:cluster" = [var.name] }
+        NumericLessThanEquals = { "autoscaling:MaxSize" = ["0"] }
+      }
+    },
+  ]
+
+  statements = concat([for statement in local.store_statements : statement if local.in_s3], local.kms_statements, local.group_statements)
+}
+
+resource "aws_iam_role" "node" {
+  count = local.own_role ? 1 : 0
+
+  name                 = local.role
+  description          = "Machines of ${var.name} in ${var.region}"
+  permissions_boundary = var.machine.permissions_boundary
+  tags                 = local.tags
+
+  assume_role_policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [{
+      Effect    = "Allow"
+      Action    = "sts:AssumeRole"
+      Principal = { Service = "ec2.${data.aws_partition.this.dns_suffix}" }
+    }]
+  })
+}
+
+resource "aws_iam_role_policy" "node" {
+  count = local.own_role ? 1 : 0
+
+  name   = "job"
+  role   = aws_iam_role.node[0].name
+  policy = jsonencode({ Version = "2012-10-17", Statement = local.statements })
+}
+
+resource "aws_iam_role_policy_attachment" "session_manager" {
+  count = local.own_role && var.ssh == "session_manager" ? 1 : 0
+
+  role       = aws_iam_role.node[0].name
+  policy_arn = "${local.arn}:iam::aws:policy/AmazonSSMManagedInstanceCore"
+}
+
+resource "aws_iam_instance_profile" "node" {
+  count = local.own_role ? 1 : 0
+
+  name = local.role
+  role = aws_iam_role.node[0].name
+  tags = local.tags
+}

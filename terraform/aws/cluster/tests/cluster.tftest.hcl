@@ -1,0 +1,388 @@
+mock_provider "aws" {
+  mock_data "aws_caller_identity" {
+    defaults = { account_id = "123456789012" }
+  }
+  mock_data "aws_partition" {
+    defaults = { partition = "aws", dns_suffix = "amazonaws.com" }
+  }
+  mock_resource "aws_launch_template" {
+    defaults = { id = "lt-0123456789abcdef0" }
+  }
+}
+
+mock_provider "aws" {
+  alias = "china"
+
+  mock_data "aws_caller_identity" {
+    defaults = { account_id = "123456789012" }
+  }
+  mock_data "aws_partition" {
+    defaults = { partition = "aws-cn", dns_suffix = "amazonaws.com.cn" }
+  }
+}
+
+variables {
+  name      = "gpucloud-digits"
+  region    = "us-east-1"
+  zones     = ["us-east-1a"]
+  node_type = "g4dn.xlarge"
+  market    = "spot"
+  tags      = { project = "vision" }
+  access    = { public_key = "ssh-ed25519 AAAA", cidr = "203.0.113.7/32" }
+  store     = "s3://bucket/team"
+  image     = "ami-0123456789abcdef0"
+  user_data = "#!/bin/sh\n"
+  network = {
+    vpc_id             = "vpc-1"
+    subnets            = { us-east-1a = "subnet-a", us-east-1b = "subnet-b" }
+    security_group_ids = ["sg-base"]
+  }
+}
+
+run "a_machine_is_closed_encrypted_and_gone_when_off" {
+  command = plan
+
+  assert {
+    condition = alltrue([
+      one(aws_launch_template.this["0"].metadata_options).http_tokens == "required",
+      one(aws_launch_template.this["0"].metadata_options).http_put_response_hop_limit == 1,
+      one(aws_launch_template.this["0"].metadata_options).instance_metadata_tags == "enabled",
+    ])
+    error_message = "IMDSv2 within one hop"
+  }
+  assert {
+    condition = alltrue([
+      one(aws_launch_template.this["0"].block_device_mappings).device_name == "/dev/sda1",
+      one(one(aws_launch_template.this["0"].block_device_mappings).ebs).encrypted == "true",
+      one(one(aws_launch_template.this["0"].block_device_mappings).ebs).volume_type == "gp3",
+      one(one(aws_launch_template.this["0"].block_device_mappings).ebs).volume_size == 100,
+      one(one(aws_launch_template.this["0"].block_device_mappings).ebs).delete_on_termination == "true",
+    ])
+    error_message = "an encrypted gp3 disk that goes with its machine"
+  }
+  assert {
+    condition     = aws_launch_template.this["0"].instance_initiated_shutdown_behavior == "terminate" && length(aws_launch_template.this["0"].instance_market_options) == 0 && aws_launch_template.this["0"].instance_type == null
+    error_message = "powered off is ended, and the template names no market and no type"
+  }
+  assert {
+    condition     = join(" ", sort(aws_launch_template.this["0"].tag_specifications[*].resource_type)) == "instance network-interface volume"
+    error_message = "all that a launch makes is tagged at birth"
+  }
+  assert {
+    condition     = alltrue([for spec in aws_launch_template.this["0"].tag_specifications : spec.tags == tomap({ project = "vision", "gpucloud:managed" = "true", "gpucloud:cluster" = "gpucloud-digits", "gpucloud:job" = "digits", Name = "gpucloud-digits" })])
+    error_message = "with its owner's tags"
+  }
+}
+
+run "the_group_is_empty_and_leaves_machines_alone" {
+  command = plan
+
+  assert {
+    condition     = aws_autoscaling_group.this.min_size == 0 && aws_autoscaling_group.this.max_size == 0 && aws_autoscaling_group.this.desired_capacity == 0
+    error_message = "of size 0"
+  }
+  assert {
+    condition     = aws_autoscaling_group.this.suspended_processes == toset(["AZRebalance"]) && !aws_autoscaling_group.this.capacity_rebalance && !aws_autoscaling_group.this.protect_from_scale_in && !aws_autoscaling_group.this.force_delete
+    error_message = "no machine is moved, protected or lost"
+  }
+  assert {
+    condition     = one([for tag in aws_autoscaling_group.this.tag : tag.value if tag.key == "gpucloud:subnets"]) == "us-east-1a=subnet-a,us-east-1b=subnet-b"
+    error_message = "the adapter reads its subnets from a tag"
+  }
+  assert {
+    condition     = !anytrue(aws_autoscaling_group.this.tag[*].propagate_at_launch)
+    error_message = "machines get their tags from the template"
+  }
+  assert {
+    condition     = one(one(aws_autoscaling_group.this.mixed_instances_policy).instances_distribution).on_demand_percentage_above_base_capacity == 0
+    error_message = "spot"
+  }
+}
+
+run "ssh_comes_from_the_caller_only" {
+  command = plan
+
+  assert {
+    condition     = aws_vpc_security_group_ingress_rule.ssh[0].cidr_ipv4 == "203.0.113.7/32" && aws_vpc_security_group_ingress_rule.ssh[0].from_port == 22 && aws_vpc_security_group_ingress_rule.ssh[0].to_port == 22
+    error_message = "port 22 from one address"
+  }
+  assert {
+    condition     = length(aws_vpc_security_group_egress_rule.internet) == 0
+    error_message = "the way out is the network's own group"
+  }
+}
+
+run "ssh_from_everywhere_is_refused" {
+  command = plan
+
+  variables {
+    access = { public_key = "ssh-ed25519 AAAA", cidr = "0.0.0.0/0" }
+  }
+
+  expect_failures = [var.access]
+}
+
+run "ssh_from_half_of_everywhere_is_refused" {
+  command = plan
+
+  variables {
+    access = { public_key = "ssh-ed25519 AAAA", cidr = "128.0.0.0/1" }
+  }
+
+  expect_failures = [var.access]
+}
+
+run "session_manager_opens_no_port_and_needs_no_address" {
+  command = plan
+
+  variables {
+    ssh    = "session_manager"
+    access = { public_key = "ssh-ed25519 AAAA", cidr = "" }
+  }
+
+  assert {
+    condition     = length(aws_vpc_security_group_ingress_rule.ssh) == 0
+    error_message = "no way in"
+  }
+  assert {
+    condition     = aws_iam_role_policy_attachment.session_manager[0].policy_arn == "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"
+    error_message = "the role lets the machine register"
+  }
+}
+
+run "a_network_without_a_group_gets_the_way_out_here" {
+  command = plan
+
+  variables {
+    network = { vpc_id = "vpc-1", subnets = { us-east-1a = "subnet-a" } }
+  }
+
+  assert {
+    condition     = length(aws_vpc_security_group_egress_rule.internet) == 1
+    error_message = "egress"
+  }
+}
+
+run "without_efa_one_plain_interface" {
+  command = plan
+
+  assert {
+    condition     = join(" ", keys(aws_launch_template.this)) == "0" && length(aws_launch_template.this["0"].network_interfaces) == 1 && length(aws_placement_group.this) == 0
+    error_message = "one template, one interface, no placement group"
+  }
+  assert {
+    condition     = aws_launch_template.this["0"].network_interfaces[0].interface_type == null && aws_launch_template.this["0"].network_interfaces[0].associate_public_ip_address == "true"
+    error_message = "with a public address"
+  }
+}
+
+run "one_efa_interface_keeps_its_public_address" {
+  command = apply
+
+  variables {
+    efa = [0, 1]
+  }
+
+  assert {
+    condition     = join(" ", keys(output.launch_templates)) == "0 1" && aws_launch_template.this["1"].name == "gpucloud-digits-efa1"
+    error_message = "one template a number of interfaces"
+  }
+  assert {
+    condition     = aws_launch_template.this["1"].network_interfaces[0].interface_type == "efa" && aws_launch_template.this["1"].network_interfaces[0].associate_public_ip_address == "true"
+    error_message = "EFA with an address"
+  }
+  assert {
+    condition     = one(aws_launch_template.this["1"].placement).group_name == "gpucloud-digits" && length(aws_launch_template.this["0"].placement) == 0
+    error_message = "close together where there is EFA"
+  }
+}
+
+run "four_and_thirty_two_cards" {
+  command = plan
+
+  variables {
+    efa     = [4, 32]
+    network = { vpc_id = "vpc-1", subnets = { us-east-1a = "subnet-a" }, public_address = false }
+  }
+
+  assert {
+    condition     = aws_launch_template.this["4"].network_interfaces[*].network_card_index == tolist([0, 1, 2, 3]) && aws_launch_template.this["4"].network_interfaces[*].device_index == tolist([0, 1, 1, 1])
+    error_message = "one interface a card"
+  }
+  assert {
+    condition     = aws_launch_template.this["4"].network_interfaces[*].interface_type == tolist(["efa", "efa-only", "efa-only", "efa-only"])
+    error_message = "the first carries the address"
+  }
+  assert {
+    condition     = length(aws_launch_template.this["32"].network_interfaces) == 32 && alltrue([for nic in aws_launch_template.this["32"].network_interfaces : nic.associate_public_ip_address == null])
+    error_message = "and AWS is not even told about public ones"
+  }
+}
+
+run "several_efa_interfaces_with_a_public_address_are_refused" {
+  command = plan
+
+  variables {
+    efa = [0, 4]
+  }
+
+  expect_failures = [var.network]
+}
+
+run "the_role_reaches_its_own_job" {
+  command = plan
+
+  assert {
+    condition = { for statement in jsondecode(aws_iam_role_policy.node[0].policy).Statement : statement.Sid => statement.Resource } == {
+      ListJob = ["arn:aws:s3:::bucket"]
+      Job     = ["arn:aws:s3:::bucket/team/jobs/digits/*"]
+      HostKey = ["arn:aws:s3:::bucket/team/clusters/gpucloud-digits/hosts/$${aws:userid}"]
+      Level   = ["arn:aws:autoscaling:us-east-1:123456789012:autoScalingGroup:*:autoScalingGroupName/gpucloud-digits"]
+      End     = ["arn:aws:autoscaling:us-east-1:123456789012:autoScalingGroup:*:autoScalingGroupName/gpucloud-digits"]
+    }
+    error_message = "and nothing else"
+  }
+  assert {
+    condition     = { for statement in jsondecode(aws_iam_role_policy.node[0].policy).Statement : statement.Sid => statement.Action }.HostKey == ["s3:PutObject"]
+    error_message = "a host key is written only"
+  }
+  assert {
+    condition     = jsondecode(aws_iam_role_policy.node[0].policy).Statement[0].Condition == { StringLike = { "s3:prefix" = ["team/jobs/digits/*"] } }
+    error_message = "and other jobs' names are not listed"
+  }
+  assert {
+    condition     = jsondecode(aws_iam_role_policy.node[0].policy).Statement[4].Condition.NumericLessThanEquals == { "autoscaling:MaxSize" = ["0"] }
+    error_message = "a machine cannot raise its group's limit"
+  }
+  assert {
+    condition     = aws_iam_role.node[0].name == "gpucloud-digits-us-east-1" && length(aws_iam_role_policy_attachment.session_manager) == 0
+    error_message = "one role a cluster and region"
+  }
+}
+
+run "a_store_without_prefix_begins_at_the_bucket" {
+  command = plan
+
+  variables {
+    store = "s3://bucket"
+  }
+
+  assert {
+    condition     = jsondecode(aws_iam_role_policy.node[0].policy).Statement[1].Resource == ["arn:aws:s3:::bucket/jobs/digits/*"]
+    error_message = "no empty prefix"
+  }
+}
+
+run "a_boundary_and_a_key_are_honoured" {
+  command = plan
+
+  variables {
+    machine = { kms_key = "0a1b", permissions_boundary = "arn:aws:iam::123456789012:policy/limit", disk_gib = 500, root_device = "/dev/xvda" }
+  }
+
+  assert {
+    condition     = aws_iam_role.node[0].permissions_boundary == "arn:aws:iam::123456789012:policy/limit"
+    error_message = "the boundary"
+  }
+  assert {
+    condition = jsondecode(aws_iam_role_policy.node[0].policy).Statement[3] == {
+      Sid       = "StoreKey"
+      Effect    = "Allow"
+      Action    = ["kms:Decrypt", "kms:GenerateDataKey"]
+      Resource  = ["arn:aws:kms:us-east-1:123456789012:key/0a1b"]
+      Condition = { StringEquals = { "kms:ViaService" = ["s3.us-east-1.amazonaws.com"] } }
+    }
+    error_message = "the key, by way of S3 only"
+  }
+  assert {
+    condition     = one(one(aws_launch_template.this["0"].block_device_mappings).ebs).kms_key_id == "arn:aws:kms:us-east-1:123456789012:key/0a1b" && one(aws_launch_template.this["0"].block_device_mappings).device_name == "/dev/xvda"
+    error_message = "the disk"
+  }
+}
+
+run "an_alias_is_no_key" {
+  command = plan
+
+  variables {
+    machine = { kms_key = "alias/mine" }
+  }
+
+  expect_failures = [var.machine]
+}
+
+run "with_the_users_own_profile_no_role_is_made" {
+  command = apply
+
+  variables {
+    ssh     = "session_manager"
+    machine = { instance_profile = "company" }
+  }
+
+  assert {
+    condition     = length(aws_iam_role.node) + length(aws_iam_role_policy.node) + length(aws_iam_instance_profile.node) + length(aws_iam_role_policy_attachment.session_manager) == 0
+    error_message = "nothing of IAM"
+  }
+  assert {
+    condition     = one(aws_launch_template.this["0"].iam_instance_profile).name == "company" && output.role_id == null
+    error_message = "the user's own"
+  }
+}
+
+run "china_has_its_own_names" {
+  command   = plan
+  providers = { aws = aws.china }
+
+  variables {
+    region  = "cn-north-1"
+    zones   = ["cn-north-1a"]
+    ssh     = "session_manager"
+    machine = { kms_key = "0a1b" }
+    network = { vpc_id = "vpc-1", subnets = { cn-north-1a = "subnet-a" } }
+  }
+
+  assert {
+    condition     = strcontains(aws_iam_role.node[0].assume_role_policy, "\"ec2.amazonaws.com.cn\"")
+    error_message = "the principal"
+  }
+  assert {
+    condition     = !strcontains(aws_iam_role_policy.node[0].policy, "arn:aws:") && strcontains(aws_iam_role_policy.node[0].policy, "arn:aws-cn:s3:::bucket/team/jobs/digits/*")
+    error_message = "the partition"
+  }
+  assert {
+    condition     = strcontains(aws_iam_role_policy.node[0].policy, "s3.cn-north-1.amazonaws.com.cn") && aws_iam_role_policy_attachment.session_manager[0].policy_arn == "arn:aws-cn:iam::aws:policy/AmazonSSMManagedInstanceCore"
+    error_message = "the services"
+  }
+}
+
+run "a_tag_that_metadata_cannot_hold_keeps_tags_out_of_it" {
+  command = plan
+
+  variables {
+    tags = { "cost center" = "7" }
+  }
+
+  assert {
+    condition     = one(aws_launch_template.this["0"].metadata_options).instance_metadata_tags == "disabled"
+    error_message = "else AWS starts no machine"
+  }
+}
+
+run "a_name_too_long_for_a_role_is_refused" {
+  command = plan
+
+  variables {
+    name = "gpucloud-${join("", [for i in range(47) : "x"])}"
+  }
+
+  expect_failures = [var.name]
+}
+
+run "a_zone_without_a_subnet_is_refused" {
+  command = plan
+
+  variables {
+    zones = ["us-east-1c"]
+  }
+
+  expect_failures = [var.zones]
+}

@@ -1,0 +1,163 @@
+"""The account's bucket: made whole, made once, given back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from moto.iam.access_control import PermissionResult
+
+from gpucloud.adapters.aws.bucket import ensure_bucket, remove_bucket
+from gpucloud.adapters.aws.session import Aws
+from gpucloud.domain.errors import CredentialsError, ProvisionError, UsageError
+from gpucloud.store import Conflict, open_store
+from tests.lab.aws import Lab
+
+NAME = "gpucloud-123456789012-us-east-1"
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    with Lab(tmp_path / "lab") as lab:
+        for key, value in lab.settings.items():
+            monkeypatch.setenv(key, value)
+        monkeypatch.delenv("AWS_PROFILE", raising=False)
+        # moto takes a Deny whose condition does not hold for a Deny.
+        monkeypatch.setattr("moto.s3.models.FakeBucket.get_permission", lambda *_: PermissionResult.NEUTRAL)
+        yield lab
+
+
+def actions(lab: Lab) -> list[str]:
+    return [call.action for call in lab.calls]
+
+
+def test_the_bucket_is_hardened_and_tagged(lab: Lab):
+    assert ensure_bucket(Aws(), "us-east-1") == NAME
+    s3 = lab.client("s3")
+    assert s3.get_bucket_versioning(Bucket=NAME)["Status"] == "Enabled"
+    assert s3.get_public_access_block(Bucket=NAME)["PublicAccessBlockConfiguration"] == {
+        "BlockPublicAcls": True,
+        "IgnorePublicAcls": True,
+        "BlockPublicPolicy": True,
+        "RestrictPublicBuckets": True,
+    }
+    (encryption,) = s3.get_bucket_encryption(Bucket=NAME)["ServerSideEncryptionConfiguration"]["Rules"]
+    assert encryption["ApplyServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
+    tags = {tag["Key"]: tag["Value"] for tag in s3.get_bucket_tagging(Bucket=NAME)["TagSet"]}
+    assert tags == {"gpucloud:managed": "true", "gpucloud:base": "us-east-1", "gpucloud:hardened": "1:AES256"}
+    rules = s3.get_bucket_lifecycle_configuration(Bucket=NAME)["Rules"]
+    assert rules[0]["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
+    kept = {rule["Filter"]["Prefix"]: rule["NoncurrentVersionExpiration"]["NoncurrentDays"] for rule in rules[1:]}
+    assert kept == {"terraform/": 30, "jobs/": 1, "clusters/": 1}
+
+
+def test_its_policy_wants_tls_and_a_condition_on_a_jobs_state(lab: Lab):
+    ensure_bucket(Aws(), "us-east-1")
+    tls, state = json.loads(lab.client("s3").get_bucket_policy(Bucket=NAME)["Policy"])["Statement"]
+    assert tls["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
+    assert state["Resource"] == f"arn:aws:s3:::{NAME}/jobs/*/state.json"
+    assert state["Condition"] == {"Null": {"s3:if-match": "true", "s3:if-none-match": "true"}}
+
+
+def test_a_key_of_the_users_own_encrypts_it(lab: Lab):
+    key = "arn:aws:kms:us-east-1:123456789012:key/11111111-2222-3333-4444-555555555555"
+    ensure_bucket(Aws(), "us-east-1", kms_key=key)
+    (rule,) = lab.client("s3").get_bucket_encryption(Bucket=NAME)["ServerSideEncryptionConfiguration"]["Rules"]
+    assert rule["ApplyServerSideEncryptionByDefault"] == {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key}
+
+
+def test_a_bucket_that_stands_costs_two_reads(lab: Lab):
+    ensure_bucket(Aws(), "us-east-1")
+    before = len(lab.calls)
+    assert ensure_bucket(Aws(), "us-east-1") == NAME
+    assert actions(lab)[before:] == ["GetCallerIdentity", "GetBucketTagging"]
+
+
+def test_a_bucket_in_another_region_gets_its_region(lab: Lab):
+    assert ensure_bucket(Aws(), "eu-west-1") == "gpucloud-123456789012-eu-west-1"
+    place = lab.client("s3").get_bucket_location(Bucket="gpucloud-123456789012-eu-west-1")
+    assert place["LocationConstraint"] == "eu-west-1"
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "CreateBucket",
+        "PutPublicAccessBlock",
+        "PutBucketVersioning",
+        "PutBucketEncryption",
+        "PutBucketLifecycleConfiguration",
+        "PutBucketPolicy",
+        "PutBucketTagging",
+    ],
+)
+def test_whatever_step_fails_the_next_call_completes_it(lab: Lab, action: str):
+    lab.faults.add(action=action, code="AccessDenied", status=403, times=1)
+    with pytest.raises(ProvisionError):
+        ensure_bucket(Aws(), "us-east-1")
+    ensure_bucket(Aws(), "us-east-1")
+    s3 = lab.client("s3")
+    assert s3.get_bucket_versioning(Bucket=NAME)["Status"] == "Enabled"
+    assert s3.get_bucket_policy(Bucket=NAME)["Policy"]
+    before = len(lab.calls)
+    ensure_bucket(Aws(), "us-east-1")
+    assert actions(lab)[before:] == ["GetCallerIdentity", "GetBucketTagging"]
+
+
+def test_tags_that_somebody_added_are_kept(lab: Lab):
+    s3 = lab.client("s3")
+    s3.create_bucket(Bucket=NAME)
+    s3.put_bucket_tagging(Bucket=NAME, Tagging={"TagSet": [{"Key": "cost-centre", "Value": "7"}]})
+    ensure_bucket(Aws(), "us-east-1")
+    tags = {tag["Key"]: tag["Value"] for tag in s3.get_bucket_tagging(Bucket=NAME)["TagSet"]}
+    assert tags["cost-centre"] == "7"
+    assert tags["gpucloud:managed"] == "true"
+
+
+def test_a_name_that_belongs_to_another_account_is_said(lab: Lab):
+    lab.faults.add(action="GetBucketTagging", code="AccessDenied", status=403, times=9)
+    with pytest.raises(ProvisionError, match="belongs to another account than 123456789012") as caught:
+        ensure_bucket(Aws(), "us-east-1")
+    assert "store: s3://" in (caught.value.hint or "")
+
+
+def test_expired_credentials_end_it_as_credentials(lab: Lab):
+    lab.faults.add(action="GetCallerIdentity", code="ExpiredToken", status=403, times=9)
+    with pytest.raises(CredentialsError, match="the credentials have expired"):
+        ensure_bucket(Aws(), "us-east-1")
+
+
+def test_a_job_keeps_its_state_in_it_by_compare_and_swap(lab: Lab):
+    store = open_store(f"s3://{ensure_bucket(Aws(), 'us-east-1')}")
+    version = store.put("jobs/digits/state.json", b"one", if_absent=True)
+    store.put("jobs/digits/state.json", b"two", if_version=version)
+    with pytest.raises(Conflict):
+        store.put("jobs/digits/state.json", b"three", if_version=version)
+
+
+def test_a_bucket_with_jobs_is_not_removed_unless_asked_for(lab: Lab):
+    store = open_store(f"s3://{ensure_bucket(Aws(), 'us-east-1')}")
+    store.put("jobs/digits/state.json", b"one", if_absent=True)
+    store.put("jobs/moons/state.json", b"one", if_absent=True)
+    with pytest.raises(UsageError, match="holds the checkpoints, results and books of digits, moons"):
+        remove_bucket(Aws(), "us-east-1", with_data=False)
+    assert store.get("jobs/digits/state.json") is not None
+
+
+def test_every_version_and_part_goes_with_the_bucket(lab: Lab):
+    store = open_store(f"s3://{ensure_bucket(Aws(), 'us-east-1')}")
+    version = store.put("jobs/digits/state.json", b"one", if_absent=True)
+    store.put("jobs/digits/state.json", b"two", if_version=version)
+    store.put("terraform/base/terraform.tfstate", b"{}")
+    store.delete("terraform/base/terraform.tfstate")
+    lab.client("s3").create_multipart_upload(Bucket=NAME, Key="jobs/digits/part")
+    assert remove_bucket(Aws(), "us-east-1", with_data=True)
+    assert lab.client("s3").list_buckets()["Buckets"] == []
+
+
+def test_a_bucket_without_jobs_is_removed(lab: Lab):
+    ensure_bucket(Aws(), "us-east-1")
+    assert remove_bucket(Aws(), "us-east-1", with_data=False)
+    assert not remove_bucket(Aws(), "us-east-1", with_data=False)

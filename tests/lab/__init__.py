@@ -1,0 +1,1 @@
+"""Emulated clouds for tests."""

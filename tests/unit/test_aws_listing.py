@@ -1,0 +1,324 @@
+"""What AWS says of machines and groups, and what it means."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from gpucloud.adapters.aws import activities
+from gpucloud.adapters.aws.instances import Reach, end_cause, node_of, refusal_of
+from gpucloud.adapters.aws.launching import settings
+from gpucloud.adapters.aws.listing import Listing
+from gpucloud.adapters.aws.place import Place
+from gpucloud.adapters.aws.recollection import Recollection
+from gpucloud.domain.errors import ProvisionError
+from gpucloud.domain.job import Access, Market
+from gpucloud.domain.node import EndCause, Fault, NodeState
+from gpucloud.domain.offer import Pool
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
+REACH = Reach(region="us-east-1", user="ubuntu", port=22, access=Access.PUBLIC)
+POOL = Pool(instance_type="g4dn.xlarge", zone="us-east-1a", market=Market.SPOT)
+OTHER = Pool(instance_type="p4d.24xlarge", zone="us-east-1b", market=Market.ON_DEMAND)
+
+
+def at(seconds: float) -> datetime:
+    return NOON + timedelta(seconds=seconds)
+
+
+def instance(state: str = "running", **more: Any) -> dict[str, Any]:
+    return {
+        "InstanceId": "i-1",
+        "InstanceType": "g4dn.xlarge",
+        "InstanceLifecycle": "spot",
+        "LaunchTime": NOON,
+        "State": {"Name": state},
+        "Placement": {"AvailabilityZone": "us-east-1a"},
+        "PrivateIpAddress": "10.0.0.7",
+        "PublicIpAddress": "3.4.5.6",
+        **more,
+    }
+
+
+def ended(code: str, message: str = "", told: str = "User initiated (2026-11-21 12:10:00 GMT)") -> dict[str, Any]:
+    reason = {"Code": code, "Message": message}
+    return instance("terminated", StateReason=reason, StateTransitionReason=told)
+
+
+def group(desired: int = 1, members: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
+    return {
+        "AutoScalingGroupName": "gpucloud-digits",
+        "DesiredCapacity": desired,
+        "MinSize": 0,
+        "MaxSize": desired,
+        "VPCZoneIdentifier": "subnet-a",
+        "Instances": [{"InstanceId": i, "LifecycleState": "InService"} for i in members],
+        "Tags": [{"Key": "gpucloud:subnets", "Value": "us-east-1a=subnet-a,us-east-1b=subnet-b"}],
+        "MixedInstancesPolicy": {
+            "LaunchTemplate": {
+                "LaunchTemplateSpecification": {"LaunchTemplateName": "gpucloud-digits-efa0"},
+                "Overrides": [{"InstanceType": "g4dn.xlarge"}],
+            },
+            "InstancesDistribution": {"OnDemandPercentageAboveBaseCapacity": 0},
+        },
+        **more,
+    }
+
+
+def listing(*instances: dict[str, Any], **more: Any) -> Listing:
+    return Listing(**{"group": group(), "instances": instances, "shut_off": None, **more})
+
+
+@pytest.mark.parametrize(
+    ("access", "address", "proxy"),
+    [
+        (Access.PUBLIC, "3.4.5.6", ()),
+        (Access.PRIVATE, "10.0.0.7", ()),
+        (
+            Access.SESSION_MANAGER,
+            "10.0.0.7",
+            (
+                *("aws", "ssm", "start-session", "--region", "us-east-1", "--target", "i-1"),
+                *("--document-name", "AWS-StartSSHSession", "--parameters", "portNumber=22"),
+            ),
+        ),
+    ],
+)
+def test_ssh_reaches_a_machine_as_the_job_chose(access: Access, address: str, proxy: tuple[str, ...]) -> None:
+    reach = Reach(region="us-east-1", user="ubuntu", port=22, access=access)
+    node = node_of(instance(), reach, None, NOON)
+    assert (node.address, node.private_address, node.proxy) == (address, "10.0.0.7", proxy)
+    assert (node.pool, node.state, node.launched_at, node.interface) == (POOL, NodeState.RUNNING, NOON, None)
+
+
+def test_a_machine_without_a_public_address_is_reached_by_its_private_one() -> None:
+    assert node_of(instance(PublicIpAddress=None), REACH, None, NOON).address == "10.0.0.7"
+
+
+@pytest.mark.parametrize(
+    ("state", "wanted"),
+    [
+        ("pending", NodeState.PENDING),
+        ("running", NodeState.RUNNING),
+        ("shutting-down", NodeState.TERMINATED),
+        ("stopping", NodeState.TERMINATED),
+        ("stopped", NodeState.TERMINATED),
+        ("terminated", NodeState.TERMINATED),
+    ],
+)
+def test_a_machine_is_charged_until_it_begins_to_shut_down(state: str, wanted: NodeState) -> None:
+    assert node_of(instance(state), REACH, None, NOON).state is wanted
+
+
+def test_the_end_is_read_from_the_reason_else_it_is_when_it_was_seen() -> None:
+    assert node_of(ended("Client.UserInitiatedShutdown"), REACH, None, at(900)).ended_at == at(600)
+    assert node_of(ended("Server.SpotInstanceTermination", told=""), REACH, None, at(900)).ended_at == at(900)
+
+
+@pytest.mark.parametrize(
+    ("reason", "shut_off", "cause"),
+    [
+        ("Server.SpotInstanceTermination", None, EndCause.INTERRUPTED),
+        ("Server.SpotInstanceTermination", at(0), EndCause.INTERRUPTED),
+        ("Server.SpotInstanceShutdown", None, EndCause.INTERRUPTED),
+        ("Server.InternalError", None, EndCause.INTERRUPTED),
+        ("Client.VolumeLimitExceeded", None, EndCause.INTERRUPTED),
+        ("Client.UserInitiatedShutdown", None, EndCause.CHOICE),
+        ("Client.UserInitiatedShutdown", at(601), EndCause.SCHEDULE),  # two clocks
+        ("Client.UserInitiatedShutdown", at(610), EndCause.CHOICE),
+        ("Client.UserInitiatedShutdown", at(600), EndCause.SCHEDULE),
+        ("Client.InstanceInitiatedShutdown", None, EndCause.CRASH),
+        ("Client.InstanceInitiatedShutdown", at(599), EndCause.SCHEDULE),
+        ("", None, EndCause.CRASH),
+    ],
+)
+def test_why_a_machine_ended(reason: str, shut_off: datetime | None, cause: EndCause) -> None:
+    assert end_cause(reason, at(600), shut_off) is cause
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "fault", "code"),
+    [
+        ("Client.InternalError", "Client error on launch", Fault.PERMISSION, "Client.InternalError"),
+        ("Client.VolumeLimitExceeded", "Volume limit exceeded", Fault.QUOTA, "Client.VolumeLimitExceeded"),
+        ("Server.InternalError", "Internal error on launch", Fault.TRANSIENT, "Server.InternalError"),
+        (
+            "Server.InsufficientInstanceCapacity",
+            "Insufficient capacity to launch",
+            Fault.CAPACITY,
+            "Server.InsufficientInstanceCapacity",
+        ),
+    ],
+)
+def test_a_machine_that_died_at_launch_is_a_refusal(reason: str, message: str, fault: Fault, code: str) -> None:
+    refusal = refusal_of(ended(reason, message), at(600))
+    assert refusal is not None
+    assert (refusal.pool, refusal.fault, refusal.code, refusal.at) == (POOL, fault, code, at(600))
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["Server.SpotInstanceTermination", "Client.UserInitiatedShutdown", "Client.InstanceInitiatedShutdown"],
+)
+def test_a_machine_that_ran_is_no_refusal(reason: str) -> None:
+    assert refusal_of(ended(reason), at(600)) is None
+
+
+def activity(seconds: float, message: str, zone: str = "us-east-1a", **more: Any) -> dict[str, Any]:
+    return {
+        "StatusCode": "Failed",
+        "Description": "Launching a new EC2 instance.  Status Reason: " + message,
+        "StatusMessage": message,
+        "StartTime": at(seconds),
+        "Details": f'{{"Subnet ID":"subnet-a","Availability Zone":"{zone}"}}',
+        **more,
+    }
+
+
+def test_failed_launches_of_the_group_are_refusals_of_the_pool_that_they_name() -> None:
+    spot = "Could not launch Spot Instances. InsufficientInstanceCapacity - There is no Spot capacity available that "
+    told = [
+        activity(30, spot + "matches your request. Launching EC2 instance failed."),
+        activity(20, spot + "matches your request. Launching EC2 instance failed."),
+        activity(10, "We currently do not have sufficient p3.2xlarge capacity in the zone.", zone="us-east-1b"),
+        activity(5, "ignored", StatusCode="Successful"),
+        activity(6, "ignored", Description="Terminating EC2 instance: i-1"),
+    ]
+    found = [(r.pool.instance_type, r.pool.zone, r.fault, r.code, r.at) for r in activities.refusals(told, POOL)]
+    assert found == [
+        ("g4dn.xlarge", "us-east-1a", Fault.CAPACITY, "InsufficientInstanceCapacity", at(30)),
+        ("p3.2xlarge", "us-east-1b", Fault.CAPACITY, "InsufficientInstanceCapacity", at(10)),
+    ]
+
+
+def test_a_shut_off_that_has_fired_is_found_in_the_groups_story() -> None:
+    cause = (
+        "At 2026-11-21T12:05:00Z a scheduled action update of AutoScalingGroup constraints to min: 0, max: 0, "
+        "desired: 0 changing the desired capacity from 2 to 0.  At 2026-11-21T12:05:09Z an instance was taken out"
+    )
+    assert activities.fired_shut_off([{"Cause": "At 2026-11-21T12:00:00Z a user request"}, {"Cause": cause}]) == at(300)
+    assert activities.fired_shut_off([{}]) is None
+
+
+def test_a_group_that_is_as_wanted_is_left_alone() -> None:
+    assert settings(listing(), 1, POOL, "gpucloud-digits-efa0") == {}
+
+
+def test_another_pool_changes_subnet_type_market_and_template() -> None:
+    assert settings(listing(), 2, OTHER, "gpucloud-digits-efa4") == {
+        "MaxSize": 2,
+        "VPCZoneIdentifier": "subnet-b",
+        "MixedInstancesPolicy": {
+            "LaunchTemplate": {
+                "LaunchTemplateSpecification": {"LaunchTemplateName": "gpucloud-digits-efa4", "Version": "$Latest"},
+                "Overrides": [{"InstanceType": "p4d.24xlarge"}],
+            },
+            "InstancesDistribution": {
+                "OnDemandBaseCapacity": 0,
+                "OnDemandPercentageAboveBaseCapacity": 100,
+                "SpotAllocationStrategy": "price-capacity-optimized",
+            },
+        },
+    }
+
+
+def test_a_capacity_block_keeps_its_plain_template() -> None:
+    plain = group(MixedInstancesPolicy={}, LaunchTemplate={"LaunchTemplateName": "gpucloud-digits-efa0"})
+    assert settings(listing(group=plain), 1, POOL, "gpucloud-digits-efa0") == {}
+    assert settings(listing(group=plain), 1, POOL, "gpucloud-digits-efa4") == {
+        "LaunchTemplate": {"LaunchTemplateName": "gpucloud-digits-efa4", "Version": "$Latest"}
+    }
+
+
+def test_a_zone_without_a_subnet_is_named() -> None:
+    pool = Pool(instance_type="g5.xlarge", zone="us-east-1f", market=Market.SPOT)
+    with pytest.raises(ProvisionError, match=r"no subnet in us-east-1f \(it has us-east-1a, us-east-1b\)"):
+        settings(listing(), 1, pool, "gpucloud-digits-efa0")
+
+
+@pytest.mark.parametrize("name", ["gpucloud-digits", "us-east-1/", "/gpucloud-digits", "a/b/c", ""])
+def test_a_group_is_named_by_region_and_cluster(name: str) -> None:
+    with pytest.raises(ProvisionError, match="no node group on AWS"):
+        Place.of(name)
+
+
+def test_a_machine_just_started_is_there_although_no_listing_shows_it() -> None:
+    memory = Recollection(reach=REACH)
+    memory.started(["i-1"], POOL, at(0))
+    assert [(n.id, n.state, n.pool) for n in memory.view(listing(), at(5)).nodes] == [("i-1", NodeState.PENDING, POOL)]
+    assert memory.view(listing(), at(59)).alive != ()
+    (gone,) = memory.view(listing(), at(61)).nodes
+    assert (gone.state, gone.ended_at, gone.end_cause) == (NodeState.TERMINATED, at(61), EndCause.CRASH)
+
+
+def test_a_machine_that_only_the_group_lists_is_there() -> None:
+    memory = Recollection(reach=REACH)
+    view = memory.view(listing(group=group(members=("i-9",))), at(0))
+    assert [(n.id, n.state, n.pool) for n in view.nodes] == [("i-9", NodeState.PENDING, POOL)]
+
+
+def test_a_machine_that_ended_stays_ended_in_an_old_answer_and_stays_listed() -> None:
+    memory = Recollection(reach=REACH)
+    memory.view(listing(ended("Client.UserInitiatedShutdown")), at(600))
+    assert memory.view(listing(instance()), at(605)).alive == ()
+    (node,) = memory.view(listing(), at(9000)).nodes
+    assert (node.ended_at, node.end_cause) == (at(600), EndCause.CHOICE)
+
+
+def test_a_machine_that_answers_long_after_it_was_lost_costs_money_again() -> None:
+    memory = Recollection(reach=REACH)
+    memory.view(listing(instance()), at(0))
+    assert memory.view(listing(), at(61)).alive == ()
+    assert memory.view(listing(instance()), at(200)).alive != ()
+
+
+def test_a_later_shut_off_does_not_change_why_a_machine_ended() -> None:
+    memory = Recollection(reach=REACH)
+    old, new = at(600), at(2000)
+    memory.view(listing(instance(), shut_off=old), at(0))
+    gone = ended("Client.UserInitiatedShutdown")
+    assert memory.view(listing(gone), at(601)).nodes[0].end_cause is EndCause.SCHEDULE
+    assert memory.view(listing(gone, shut_off=new), at(700)).nodes[0].end_cause is EndCause.SCHEDULE
+
+
+def test_only_a_machine_that_we_marked_and_the_group_let_go_is_detached() -> None:
+    marked = instance(Tags=[{"Key": "gpucloud:detached", "Value": "true"}])
+    cases = [(instance(), ()), (marked, ("i-1",)), (marked, ())]
+    views = [
+        Recollection(reach=REACH).view(listing(one, group=group(members=members)), at(0)) for one, members in cases
+    ]
+    assert [view.nodes[0].detached for view in views] == [False, False, True]
+
+
+def test_our_own_level_is_believed_until_listings_can_show_it() -> None:
+    memory = Recollection(reach=REACH)
+    memory.set_level(3, at(0))
+    assert memory.view(listing(), at(9)).size == 3
+    assert memory.view(listing(), at(11)).size == 1
+
+
+def test_a_shut_off_that_has_passed_is_stronger_than_our_own_level() -> None:
+    memory = Recollection(reach=REACH)
+    memory.shut_off = at(5)
+    memory.set_level(3, at(0))
+    view = memory.view(listing(group=group(desired=0)), at(6))
+    assert (view.size, view.armed_until) == (0, at(5))
+
+
+def test_the_token_of_a_launch_stays_until_it_is_answered_and_for_a_new_process() -> None:
+    memory, another = Recollection(reach=REACH), Recollection(reach=REACH)
+    first = memory.token(POOL, 2, 0, at(0))
+    assert memory.token(POOL, 2, 0, at(400)) == first
+    assert another.token(POOL, 2, 0, at(30)) == first
+    assert memory.token(POOL, 3, 0, at(0)) != first
+    memory.answered()
+    assert memory.token(POOL, 2, 0, at(0)) != first
+
+
+def test_the_token_of_a_launch_changes_once_machines_are_known() -> None:
+    memory = Recollection(reach=REACH)
+    first = memory.token(POOL, 1, 0, at(0))
+    memory.view(listing(ended("Client.UserInitiatedShutdown")), at(0))
+    assert memory.token(POOL, 1, 0, at(0)) != first

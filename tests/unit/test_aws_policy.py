@@ -1,0 +1,183 @@
+"""The printed IAM policies: what they allow, under which conditions, and what each call needs of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpucloud.adapters.aws.policy import Document, actions, node_policy, user_policy
+from gpucloud.adapters.aws.policy_calls import action_of
+
+ACCOUNT = "123456789012"
+USER = user_policy(partition="aws", account=ACCOUNT, region="us-east-1")
+STATEMENTS = [statement for document in USER.values() for statement in document["Statement"]]
+NODE = node_policy(
+    partition="aws", account=ACCOUNT, region="us-east-1", cluster="gpucloud-digits", bucket="b", prefix="team"
+)
+
+
+def by_sid(name: str, documents: dict[str, Document] = USER) -> dict[str, Any]:
+    (found,) = [one for document in documents.values() for one in document["Statement"] if one["Sid"] == name]
+    return found
+
+
+@pytest.mark.parametrize("partition", ["aws", "aws-cn", "aws-us-gov"])
+@pytest.mark.parametrize("region", ["ap-southeast-1", None])
+def test_each_document_fits_into_a_managed_policy(partition: str, region: str | None):
+    documents = user_policy(
+        partition=partition,
+        account=ACCOUNT,
+        region=region,
+        stores=("a" * 63,),
+        permissions_boundary=f"arn:{partition}:iam::{ACCOUNT}:policy/{'b' * 64}",
+    )
+    sizes = [len(json.dumps(document, separators=(",", ":"))) for document in documents.values()]
+    assert max(sizes) <= 6144
+    assert list(documents) == ["gpucloud-read", "gpucloud-machines", "gpucloud-account"]
+
+
+@pytest.mark.parametrize("statement", STATEMENTS, ids=lambda statement: statement["Sid"])
+def test_everything_everywhere_is_reading_in_the_region(statement: dict[str, Any]):
+    assert not any("*" in action for action in statement["Action"])
+    if statement["Resource"] != ["*"]:
+        return
+    reading = ("Describe", "Get", "List")
+    assert all(action.partition(":")[2].startswith(reading) for action in statement["Action"])
+    if statement["Sid"] != "ListPrices":
+        assert statement["Condition"] == {"StringEquals": {"aws:RequestedRegion": "us-east-1"}}
+
+
+@pytest.mark.parametrize("statement", STATEMENTS, ids=lambda statement: statement["Sid"])
+def test_every_resource_is_in_the_account_and_region_or_ours_by_name(statement: dict[str, Any]):
+    for resource in set(statement["Resource"]) - {"*"}:
+        _, partition, service, region, account, name = resource.split(":", 5)
+        assert partition == "aws"
+        if service in {"s3", "iam", "budgets"}:
+            assert name.startswith(
+                ("gpucloud-", "role/gpucloud-", "instance-profile/gpucloud-", "budget/gpucloud-")
+            ) or (name == "role/aws-service-role/*")
+        else:
+            assert region == "us-east-1"
+            assert account == ACCOUNT or name.startswith(("image/", "snapshot/", "parameter/aws/", "document/AWS-"))
+
+
+def test_what_is_made_is_tagged_and_only_what_is_tagged_is_changed():
+    born = {"StringEquals": {"aws:RequestTag/gpucloud:managed": "true"}}
+    ours = {"StringEquals": {"aws:ResourceTag/gpucloud:managed": "true"}}
+    for sid in ("Make", "RunWithTagged", "MakeGroup", "TagDefaultGroup", "Drill"):
+        assert by_sid(sid)["Condition"] == born
+    for sid in ("MakeInside", "Change", "ChangeGroup", "DrillOurs"):
+        assert by_sid(sid)["Condition"] == ours
+    assert "ec2:TerminateInstances" in by_sid("Change")["Action"]
+    assert "autoscaling:SetDesiredCapacity" in by_sid("ChangeGroup")["Action"]
+
+
+def test_machines_start_tagged_and_with_imdsv2_only():
+    assert by_sid("RunTagged")["Resource"] == [f"arn:aws:ec2:us-east-1:{ACCOUNT}:instance/*"]
+    assert by_sid("RunTagged")["Condition"] == {
+        "StringEquals": {"aws:RequestTag/gpucloud:managed": "true", "ec2:MetadataHttpTokens": "required"}
+    }
+
+
+def test_tags_are_set_while_a_thing_is_made_or_on_what_is_ours():
+    assert "RunInstances" in by_sid("TagAtBirth")["Condition"]["StringEquals"]["ec2:CreateAction"]
+    tagging = [statement["Sid"] for statement in STATEMENTS if "ec2:CreateTags" in statement["Action"]]
+    assert tagging == ["TagAtBirth", "TagDefaultGroup", "Change"]
+
+
+def test_roles_are_passed_by_name_to_three_services_only():
+    assert by_sid("PassRole")["Resource"] == [f"arn:aws:iam::{ACCOUNT}:role/gpucloud-*"]
+    assert by_sid("PassRole")["Condition"] == {
+        "StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com", "fis.amazonaws.com", "autoscaling.amazonaws.com"]}
+    }
+
+
+def test_in_china_machines_are_another_service():
+    documents = user_policy(partition="aws-cn", account=ACCOUNT, region="cn-north-1")
+    assert "ec2.amazonaws.com.cn" in by_sid("PassRole", documents)["Condition"]["StringEquals"]["iam:PassedToService"]
+    assert "arn:aws:" not in json.dumps(documents)
+
+
+def test_a_boundary_is_asked_for_when_a_role_is_made():
+    boundary = f"arn:aws:iam::{ACCOUNT}:policy/limits"
+    documents = user_policy(partition="aws", account=ACCOUNT, region="us-east-1", permissions_boundary=boundary)
+    assert by_sid("MakeRole", documents)["Condition"] == {"StringEquals": {"iam:PermissionsBoundary": boundary}}
+
+
+def test_buckets_of_the_users_own_hold_objects_and_are_not_changed():
+    documents = user_policy(partition="aws", account=ACCOUNT, region="us-east-1", stores=("team-data",))
+    assert by_sid("Stores", documents)["Action"] == ["s3:ListBucket"]
+    assert by_sid("Objects", documents)["Resource"] == [
+        f"arn:aws:s3:::gpucloud-{ACCOUNT}-us-east-1/*",
+        "arn:aws:s3:::team-data/*",
+    ]
+    assert by_sid("Bucket", documents)["Resource"] == [f"arn:aws:s3:::gpucloud-{ACCOUNT}-us-east-1"]
+
+
+def test_a_machine_reaches_its_job_its_host_key_and_its_groups_end():
+    assert actions(NODE) == {
+        "s3:ListBucket",
+        "s3:GetObject",
+        "s3:PutObject",
+        "s3:DeleteObject",
+        "s3:AbortMultipartUpload",
+        "autoscaling:SetDesiredCapacity",
+        "autoscaling:UpdateAutoScalingGroup",
+    }
+    resources = {statement["Sid"]: statement["Resource"] for statement in NODE["Statement"]}
+    group = f"arn:aws:autoscaling:us-east-1:{ACCOUNT}:autoScalingGroup:*:autoScalingGroupName/gpucloud-digits"
+    assert resources == {
+        "ListJob": ["arn:aws:s3:::b"],
+        "Job": ["arn:aws:s3:::b/team/jobs/digits/*"],
+        "HostKey": ["arn:aws:s3:::b/team/clusters/gpucloud-digits/hosts/${aws:userid}"],
+        "Level": [group],
+        "End": [group],
+    }
+
+
+@pytest.mark.parametrize(
+    ("service", "operation", "params", "needed"),
+    [
+        ("sts", "GetCallerIdentity", {}, ()),
+        ("ec2", "DescribeInstances", {"Filter.1.Name": "tag:x"}, ("ec2:DescribeInstances",)),
+        ("ec2", "CreateVpc", {"TagSpecification.1.Tag.1.Key": "x"}, ("ec2:CreateVpc", "ec2:CreateTags")),
+        ("ec2", "CreateTags", {"Tag.1.Key": "x"}, ("ec2:CreateTags",)),
+        ("ec2", "CreateRoute", {}, ("ec2:CreateRoute",)),
+        (
+            "autoscaling",
+            "CreateAutoScalingGroup",
+            {"Tags.member.1.Key": "x"},
+            (
+                "autoscaling:CreateAutoScalingGroup",
+                "ec2:RunInstances",
+                "iam:PassRole",
+                "iam:CreateServiceLinkedRole",
+                "autoscaling:CreateOrUpdateTags",
+            ),
+        ),
+        ("iam", "CreateRole", {"Tags.member.1.Key": "x"}, ("iam:CreateRole", "iam:TagRole")),
+        ("iam", "AddRoleToInstanceProfile", {}, ("iam:AddRoleToInstanceProfile", "iam:PassRole")),
+        ("s3", "HeadBucket", {"Bucket": "b"}, ("s3:ListBucket",)),
+        ("s3", "HeadObject", {"Bucket": "b"}, ("s3:GetObject",)),
+        ("s3", "GetObject", {"versionId": "1"}, ("s3:GetObjectVersion",)),
+        ("s3", "DeleteObjects", {}, ("s3:DeleteObject", "s3:DeleteObjectVersion")),
+        ("s3", "UploadPart", {}, ("s3:PutObject",)),
+        ("s3", "PutBucketEncryption", {}, ("s3:PutEncryptionConfiguration",)),
+        ("s3", "GetBucketTagging", {}, ("s3:GetBucketTagging",)),
+        (
+            "fis",
+            "POST /experimentTemplates",
+            {"tags": {}},
+            ("fis:CreateExperimentTemplate", "iam:PassRole", "fis:TagResource"),
+        ),
+        ("fis", "GET /experiments/EXP1", {}, ("fis:GetExperiment",)),
+        ("budgets", "CreateBudget", {}, ("budgets:ModifyBudget",)),
+        ("servicequotas", "GetServiceQuota", {}, ("servicequotas:GetServiceQuota",)),
+        ("pricing", "GetProducts", {}, ("pricing:GetProducts",)),
+    ],
+)
+def test_a_call_needs_actions(service: str, operation: str, params: dict[str, Any], needed: tuple[str, ...]):
+    assert action_of(service, operation, params) == needed
+    assert set(needed) <= actions(*USER.values())
