@@ -45,9 +45,14 @@ class Home:
         return self.root / "terraform"
 
     @property
-    def bin(self) -> Path:
+    def tools(self) -> Path:
         """Programs that gpucloud fetched."""
-        return self.root / "bin"
+        return self.root / "tools"
+
+    @property
+    def catalog(self) -> Path:
+        """Machines and list prices as AWS last told them."""
+        return self.root / "catalog.json"
 
     @property
     def layers(self) -> Path:
@@ -55,8 +60,9 @@ class Home:
         return self.root / "layers"
 
     def key(self, job: str) -> Path:
-        """The private SSH key of the job's cluster."""
-        return self.root / "keys" / job
+        """The private SSH key of the job's cluster; GPUCLOUD_SSH_KEY names one for every job, on every machine."""
+        named = os.environ.get("GPUCLOUD_SSH_KEY")
+        return Path(named).expanduser() if named else self.root / "keys" / job
 
     def log(self, job: str) -> Path:
         """What the background supervisor of the job says."""

@@ -83,6 +83,18 @@ def end_base(region: str | None, *, with_data: bool, as_json: bool) -> int:
     return 0
 
 
+def catalog_refresh(region: str | None, *, as_json: bool) -> int:
+    """Ask AWS for a region's GPU machines and list prices, and keep them; return the exit code."""
+    aws = Gpucloud().aws(AwsChoices(), Resources(regions=(region,) if region else ()))
+    tell(f"AWS {aws.account().caller()}")
+    machines, prices = aws.refresh_catalog()
+    if as_json:
+        say_json({"region": aws.aws.region, "machines": machines, "prices": prices})
+    else:
+        say(f"{machines} GPU machines are known now, {prices} of them with a price in {aws.aws.region}")
+    return 0
+
+
 def tools_install(*, as_json: bool) -> int:
     """Fetch Terraform into gpucloud's own folder, checked by its checksum; return the exit code."""
     path = Gpucloud().install_terraform(tell)

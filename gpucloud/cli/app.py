@@ -24,6 +24,8 @@ quota = typer.Typer(help="What the AWS account may rent.", rich_markup_mode=None
 app.add_typer(quota, name="quota")
 iam = typer.Typer(help="The rights that gpucloud needs on AWS.", rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(iam, name="iam")
+catalog = typer.Typer(help="Machines and list prices.", rich_markup_mode=None, no_args_is_help=True)
+app.add_typer(catalog, name="catalog")
 tools = typer.Typer(help="Programs that gpucloud calls.", rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(tools, name="tools")
 
@@ -250,3 +252,14 @@ def tools_install(as_json: Json = False) -> None:
     from gpucloud.cli import account
 
     raise typer.Exit(account.tools_install(as_json=as_json))
+
+
+@catalog.command("refresh")
+def catalog_refresh(
+    region: Annotated[Optional[str], typer.Option(help="Where; your AWS region if left out.")] = None,  # noqa: UP045
+    as_json: Json = False,
+) -> None:
+    """Ask AWS for its GPU machines and list prices, and keep them for later plans."""
+    from gpucloud.cli import account
+
+    raise typer.Exit(account.catalog_refresh(region, as_json=as_json))

@@ -28,6 +28,8 @@ def during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:
         return NoteInterruptions(interruptions=news)
     if all(is_over(attempt, node) for node in members):
         return _close(attempt, members, seen, rules)
+    if _is_overdue(attempt, seen, rules.limits):
+        return CloseAttempt(reason=attempt.condemned or ExitReason.STOPPED)
     return (
         _order(attempt, members, seen, rules.limits)
         or tell(seen)
@@ -142,6 +144,12 @@ def _order_for_the_user(attempt: Attempt, seen: Seen, limits: Limits) -> EndAtte
         return None
     waited = seen.now - attempt.condemned_at if attempt.condemned_at else timedelta(0)
     return EndAttempt(how=Stop.KILL if waited >= limits.save else Stop.SAVE, reason=seen.wanted_end)
+
+
+def _is_overdue(attempt: Attempt, seen: Seen, limits: Limits) -> bool:
+    """Whether the user's wish was not obeyed: nobody hears us, and the cloud must end the machines."""
+    wished = attempt.condemned is not None and not attempt.condemned.retried
+    return wished and attempt.condemned_at is not None and seen.now - attempt.condemned_at >= 2 * limits.save
 
 
 def _drill(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> Drill | None:

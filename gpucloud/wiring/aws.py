@@ -145,6 +145,13 @@ class AwsCloud:
             prefix=store.path,
         )
 
+    def refresh_catalog(self) -> tuple[int, int]:
+        """Ask AWS for the region's machines and prices and keep them; return how many are known now."""
+        from gpucloud.adapters.aws.refresh import refresh
+
+        fresh = refresh(self.aws, self.aws.region, self._home.catalog)
+        return len(fresh.machines), len(fresh.prices[self.aws.region].usd_per_hour)
+
     def base_costs(self) -> tuple[tuple[str, Decimal], ...]:
         """Return what stands in the region without any job, with what each part costs a month, in USD."""
         costs = self._provisioner(self.default_store()).base(self.aws.region)
@@ -166,7 +173,7 @@ class AwsCloud:
     def _catalog(self) -> Catalog:
         from gpucloud.adapters.aws import catalog
 
-        return catalog.load(self._home.root / "catalog.json")
+        return catalog.load(self._home.catalog)
 
     @cached_property
     def _account(self) -> AwsAccount:

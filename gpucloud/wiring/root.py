@@ -174,7 +174,7 @@ class Gpucloud:
         """Fetch Terraform into this user's own folder and return it. ToolMissing when that fails."""
         from gpucloud.adapters.terraform.install import install
 
-        return install(self.home.bin, story=story)
+        return install(self.home.tools, story=story)
 
     def leftovers(self, known: KnownJob) -> tuple[str, ...]:
         """Return what the cloud still lists for a job: its group, and nodes alive in it."""

@@ -53,10 +53,10 @@ def test_a_listed_price_carries_its_date():
     )
 
 
-def test_a_region_without_a_price_has_the_highest_known_one_times_1_6_as_bound():
-    # 1.46 in Tokyo is the highest.
+def test_a_region_without_a_price_has_twice_the_highest_known_one_as_bound():
+    # São Paulo, the dearest that is known, asks 1.7 times the price of us-east-1.
     assert load().price("g5.xlarge", "sa-east-1") == ListPrice(
-        usd_per_hour=Decimal("2.3360"), as_of=date(2026, 1, 19), bound=True
+        usd_per_hour=Decimal("2.012"), as_of=date(2026, 1, 19), bound=True
     )
 
 

@@ -313,6 +313,16 @@ def test_no_step_for_long_is_a_hang_only_while_training(phase, age_s, hung):
     assert decide(GOAL, world, RULES) == wanted
 
 
+def test_a_stop_that_no_machine_hears_is_carried_out_by_the_cloud_after_twice_the_time_for_a_save():
+    ordered = {"condemned": ExitReason.STOPPED, "ordered": Stop.KILL}
+    deaf = [up("a", part(1, step=5), silent=99), up("b", part(1, step=5), silent=99)]
+    early = opened("a", "b", **ordered, condemned_at=NOW - timedelta(seconds=119))
+    late = opened("a", "b", **ordered, condemned_at=NOW - timedelta(seconds=120))
+    stop = {"wanted_end": ExitReason.STOPPED}
+    assert not isinstance(decide(GOAL, running(*deaf, attempt=early, **stop), RULES), CloseAttempt)
+    assert decide(GOAL, running(*deaf, attempt=late, **stop), RULES) == CloseAttempt(reason=ExitReason.STOPPED)
+
+
 def test_a_hang_is_not_armed_before_the_first_steps():
     world = running(up("a", part(1, step=0, step_seconds=None, age_s=999.0)), up("b", part(1)))
 

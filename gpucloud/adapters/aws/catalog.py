@@ -14,7 +14,7 @@ from typing import Any
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Resources
 
-_NOWHERE_DEARER = Decimal("1.6")
+_NOWHERE_DEARER = Decimal(2)
 """No region's list price of a GPU machine is further above us-east-1's (São Paulo is the dearest)."""
 
 
@@ -51,10 +51,11 @@ class ListPrice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceList:
-    """One region's on-demand prices by instance type."""
+    """One region's on-demand prices by instance type; those in `bounds` are estimates from above."""
 
     as_of: date
     usd_per_hour: Mapping[str, Decimal]
+    bounds: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +79,11 @@ class Catalog:
         return self.machines[name]
 
     def price(self, name: str, region: str) -> ListPrice:
-        """Return the on-demand price; where none is listed, the highest listed one × 1.6. UsageError: no such type."""
+        """Return the on-demand price; where none is listed, the highest listed one × 2. UsageError: no such type."""
         prices = self.prices.get(region)
         if prices and name in prices.usd_per_hour:
-            return ListPrice(usd_per_hour=prices.usd_per_hour[name], as_of=prices.as_of)
+            bound = name in prices.bounds
+            return ListPrice(usd_per_hour=prices.usd_per_hour[name], as_of=prices.as_of, bound=bound)
         known = [
             ListPrice(usd_per_hour=prices.usd_per_hour[name] * _NOWHERE_DEARER, as_of=prices.as_of, bound=True)
             for prices in self.prices.values()
@@ -137,6 +139,7 @@ def written(catalog: Catalog) -> str:
     prices = {
         region: {
             "as_of": prices.as_of.isoformat(),
+            "bounds": sorted(prices.bounds),
             "usd_per_hour": {name: str(usd) for name, usd in sorted(prices.usd_per_hour.items())},
         }
         for region, prices in sorted(catalog.prices.items())
@@ -147,6 +150,7 @@ def written(catalog: Catalog) -> str:
 def _price_list(raw: dict[str, Any]) -> PriceList:
     return PriceList(
         as_of=date.fromisoformat(raw["as_of"]),
+        bounds=frozenset(raw.get("bounds", ())),
         usd_per_hour={name: Decimal(usd) for name, usd in raw["usd_per_hour"].items()},
     )
 

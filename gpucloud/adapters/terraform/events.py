@@ -14,7 +14,7 @@ from typing import Any
 Event = Mapping[str, Any]
 
 _DOING = {"create": "making", "update": "changing", "delete": "removing", "read": "reading"}
-_DONE = {"create": "made", "update": "changed", "delete": "removed"}
+_DONE = {"add": "made", "change": "changed", "remove": "removed"}
 _LOCAL_EXEC = re.compile(r"Error running command '.*?': (exit status \d+)\. Output: (.*)", re.DOTALL)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -33,8 +33,8 @@ def tell(event: Event) -> str | None:
     kind, hook = event.get("type"), event.get("hook", {})
     address = hook.get("resource", {}).get("addr")
     action = str(hook.get("action"))
-    if kind == "apply_complete" and action in _DONE:
-        return f"Terraform {_DONE[action]} {address}"
+    if kind == "change_summary":
+        return _summary(event["changes"])
     if kind == "apply_progress":
         return f"Terraform is {_DOING.get(action, 'at')} {address} ({hook.get('elapsed_seconds')} s)"
     if kind == "diagnostic" and event["diagnostic"].get("severity") == "warning":
@@ -64,6 +64,12 @@ def plain(text: str) -> str:
     """Return the lines that are not events, without colours, at most the last 400 characters."""
     lines = (_COLOUR.sub("", line).strip(" │╷╵\t") for line in text.splitlines() if parse(line) is None)
     return " ".join(line for line in lines if line)[-400:]
+
+
+def _summary(changes: Mapping[str, Any]) -> str | None:
+    """Say what was done, once it is done; a plan is only on its way to that."""
+    done = ", ".join(f"{word} {changes[kind]}" for kind, word in _DONE.items() if changes.get(kind))
+    return f"Terraform {done}" if done and changes.get("operation") != "plan" else None
 
 
 def _error(diagnostic: Mapping[str, Any]) -> str:
