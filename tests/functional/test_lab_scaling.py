@@ -365,3 +365,12 @@ def test_two_groups_keep_their_own_shut_offs(group: Group) -> None:
         found = group.scaling.describe_scheduled_actions(AutoScalingGroupName=name)["ScheduledUpdateGroupActions"]
         assert [one["AutoScalingGroupName"] for one in found] == [name]
     assert group.lab.untagged == ["CreateAutoScalingGroup other"]
+
+
+def test_an_instance_that_ends_leaves_neither_volume_nor_interface(lab: Lab) -> None:
+    ec2 = lab.client("ec2")
+    image = image_id("us-east-1", next(iter(IMAGES)))
+    made = ec2.run_instances(ImageId=image, InstanceType="t3.micro", MinCount=1, MaxCount=1)["Instances"][0]
+    assert len(lab.inventory()) == 3
+    ec2.terminate_instances(InstanceIds=[made["InstanceId"]])
+    until(lambda: lab.inventory() == ())

@@ -17,7 +17,7 @@ import botocore.config
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-from tests.lab.aws import drills, faults, instances, permissions, repairs, scaling, strict, tables
+from tests.lab.aws import births, drills, faults, instances, permissions, repairs, scaling_calls, strict, tables
 from tests.lab.aws.calls import Call
 from tests.lab.aws.front import Front
 from tests.lab.aws.inventory import inventory
@@ -242,7 +242,8 @@ class Lab:
         repairs.install(self._patches)
         strict.install(self._patches)
         instances.install(self._patches, self.world)
-        scaling.install(self._patches, self.world)
+        births.install(self._patches, self.world)
+        scaling_calls.install(self._patches, self.world)
         tables.install(self._patches, self.world, self.prices)
         drills.install(self._patches, self.world, self.notice)
 

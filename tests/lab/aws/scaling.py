@@ -13,19 +13,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from moto.autoscaling.exceptions import AutoscalingClientError, ValidationError
-from moto.autoscaling.models import AutoScalingBackend, FakeAutoScalingGroup
 from moto.autoscaling.models import InstanceState as Member
-from moto.autoscaling.responses import AutoScalingResponse
-from moto.core.responses import ActionResult, EmptyResult
 from moto.ec2.exceptions import EC2ClientError
 
 from tests.lab.aws import instances, pools
-from tests.lab.aws.repairs import Patches
-from tests.lab.aws.world import World, market, now
+from tests.lab.aws.world import World, now
 
 GROUP_TAG = "aws:autoscaling:groupName"
-_GONE = ("shutting-down", "terminated")
+GONE = ("shutting-down", "terminated")
 
 
 @dataclass(slots=True)
@@ -34,15 +29,6 @@ class Follow:
 
     retry_at: datetime | None = None
     activities: list[dict[str, Any]] = field(default_factory=list)  # newest last
-
-
-def install(patches: Patches, world: World) -> None:
-    """Put the level's semantics in place of moto's."""
-    _levels(patches, world)
-    _members(patches, world)
-    _schedules(patches)
-    _launch_instances(patches, world)
-    _activities(patches)
 
 
 def follow(group: Any) -> Follow:
@@ -69,8 +55,8 @@ def _fire(world: World, group: Any) -> None:
     if "ScheduledActions" in group._suspended_processes:
         return
     due = now() - timedelta(seconds=world.shut_off_lag_s)
-    for key, action in list(_scheduled(group.autoscaling_backend, group.name)):
-        if action.start_time is not None and _when(action.start_time) <= due:
+    for key, action in list(scheduled(group.autoscaling_backend, group.name)):
+        if action.start_time is not None and when(action.start_time) <= due:
             sizes = (action.min_size, action.max_size, action.desired_capacity)
             group.min_size = group.min_size if sizes[0] is None else sizes[0]
             group.max_size = group.max_size if sizes[1] is None else sizes[1]
@@ -86,15 +72,15 @@ def _let_go(group: Any) -> None:
     if {"HealthCheck", "ReplaceUnhealthy"} & set(group._suspended_processes):
         return
     for member in list(group.instance_states):
-        if member.instance.state in _GONE and member.lifecycle_state != "Terminating":
+        if member.instance.state in GONE and member.lifecycle_state != "Terminating":
             code = member.instance.state_reason.code
             if member.lifecycle_state == "Pending":
                 reason = f"Termination Reason: {member.instance.state_reason.message}"
                 said = f"Instance became unhealthy while waiting for instance to be in InService state. {reason}"
-                _note(group, f"Launching a new EC2 instance: {member.instance_id}", said, ok=False)
+                note(group, f"Launching a new EC2 instance: {member.instance_id}", said, ok=False)
                 follow(group).retry_at = now() + timedelta(seconds=0.5)
             else:
-                _note(group, f"Terminating EC2 instance: {member.instance_id}", f"taken out of service: {code}")
+                note(group, f"Terminating EC2 instance: {member.instance_id}", f"taken out of service: {code}")
             member.lifecycle_state = "Terminating"
     group.instance_states = [
         member for member in group.instance_states if member.instance.state != "terminated"
@@ -117,22 +103,22 @@ def _follow(world: World, group: Any) -> None:
     if len(there) > level and "Terminate" not in group._suspended_processes:
         oldest = sorted(there, key=lambda member: instances.life(member.instance).born)
         for member in oldest[: len(there) - level]:
-            _end_member(world, group, member)
+            end_member(world, group, member)
     elif len(there) < level and "Launch" not in group._suspended_processes:
         if about.retry_at is not None and now() < about.retry_at:
             return
         for subnet in _subnets(group):
-            _made, refused = _launch(group, level - len(_counting(group)), subnet)
+            _made, refused = launch(group, level - len(_counting(group)), subnet)
             if refused is None:
                 about.retry_at = None
                 return
         about.retry_at = now() + timedelta(seconds=world.retry_s)
 
 
-def _end_member(world: World, group: Any, member: Any) -> None:
+def end_member(world: World, group: Any, member: Any) -> None:
     member.lifecycle_state = "Terminating"
     instances.end(world, member.instance, instances.CHOICE, "User initiated")
-    _note(group, f"Terminating EC2 instance: {member.instance_id}", "")
+    note(group, f"Terminating EC2 instance: {member.instance_id}", "")
 
 
 def _subnets(group: Any) -> list[str]:
@@ -144,12 +130,12 @@ def _subnets(group: Any) -> list[str]:
 # ---- one launch
 
 
-def _launch(group: Any, count: int, subnet: str) -> tuple[list[Any], pools.Refused | None]:
+def launch(group: Any, count: int, subnet: str) -> tuple[list[Any], pools.Refused | None]:
     """Launch up to `count` in a subnet; what was launched and why no more."""
     made: list[Any] = []
     for _ in range(count):
-        spot, refused = _next_is_spot(group), None
-        for instance_type, template in _choices(group):
+        spot, refused = next_is_spot(group), None
+        for instance_type, template in choices(group):
             try:
                 made.append(_launch_one(group, subnet, instance_type, template, spot=spot))
             except EC2ClientError as error:
@@ -159,7 +145,7 @@ def _launch(group: Any, count: int, subnet: str) -> tuple[list[Any], pools.Refus
                 break
         if refused is not None:
             said = refused.in_activity(spot=spot)
-            _note(group, "Launching a new EC2 instance.  Status Reason: " + said, said, ok=False, subnet=subnet)
+            note(group, "Launching a new EC2 instance.  Status Reason: " + said, said, ok=False, subnet=subnet)
             return made, refused
     return made, None
 
@@ -182,11 +168,11 @@ def _launch_one(group: Any, subnet: str, instance_type: str, template: dict[str,
     instance.autoscaling_group = group
     member = Member(instance, lifecycle_state="Pending", protected_from_scale_in=False)
     group.instance_states.append(member)
-    _note(group, f"Launching a new EC2 instance: {instance.id}", "", subnet=subnet)
+    note(group, f"Launching a new EC2 instance: {instance.id}", "", subnet=subnet)
     return instance
 
 
-def _choices(group: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def choices(group: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (type, template to launch by) in the order of preference."""
     policy = group.mixed_instances_policy or {}
     base = {"LaunchTemplateId": group.ec2_launch_template.id, "Version": group.launch_template_version}
@@ -199,7 +185,7 @@ def _choices(group: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         yield kind, template
 
 
-def _next_is_spot(group: Any) -> bool:
+def next_is_spot(group: Any) -> bool:
     policy = group.mixed_instances_policy
     if not policy:
         version = group.ec2_launch_template.get_version(group.launch_template_version)
@@ -213,7 +199,7 @@ def _next_is_spot(group: Any) -> bool:
     return sum(1 for instance in there if instance.lifecycle != "spot") >= wanted
 
 
-def _note(group: Any, what: str, said: str, *, ok: bool = True, subnet: str = "") -> None:
+def note(group: Any, what: str, said: str, *, ok: bool = True, subnet: str = "") -> None:
     at = now()
     zone = group.ec2_backend.get_subnet(subnet).availability_zone if subnet else ""
     activity = {
@@ -232,261 +218,12 @@ def _note(group: Any, what: str, said: str, *, ok: bool = True, subnet: str = ""
     follow(group).activities.append(activity | ({"StatusMessage": said} if said and not ok else {}))
 
 
-# ---- calls
-
-
-def _group(backend: Any, name: str) -> Any:
-    if name not in backend.autoscaling_groups:
-        raise ValidationError(f"AutoScalingGroup name not found - AutoScalingGroup '{name}' not found")
-    return backend.autoscaling_groups[name]
-
-
-def _levels(patches: Patches, world: World) -> None:
-    def set_desired_capacity(self: Any, new_capacity: int | None) -> None:
-        wanted = (self.min_size or 0) if new_capacity is None else new_capacity
-        if not (self.min_size or 0) <= wanted <= (self.max_size or 0):
-            raise ValidationError(
-                f"New SetDesiredCapacity value {wanted} is {'above max' if wanted else 'below min'} value "
-                f"{self.max_size if wanted else self.min_size} for the AutoScalingGroup."
-            )
-        self.desired_capacity = wanted
-        follow(self).retry_at = None
-        world.kick.set()
-
-    def update(self: Any, **asked: Any) -> None:
-        self._set_azs_and_vpcs(asked["availability_zones"], asked["vpc_zone_identifier"], update=True)
-        _resize(self, asked)
-        _choose_template(self, asked)
-        if asked["health_check_period"] is not None:
-            self.health_check_grace_period = asked["health_check_period"]
-        self.health_check_type = asked["health_check_type"] or self.health_check_type
-        if asked["new_instances_protected_from_scale_in"] is not None:
-            self.new_instances_protected_from_scale_in = asked["new_instances_protected_from_scale_in"]
-        follow(self).retry_at = None
-        world.kick.set()
-
-    def by_name(self: Any, group_name: str, desired_capacity: int | None) -> None:
-        _group(self, group_name).set_desired_capacity(desired_capacity)
-
-    create = AutoScalingBackend.create_auto_scaling_group
-
-    def create_auto_scaling_group(self: Any, name: str, *args: Any, **asked: Any) -> Any:
-        if name in self.autoscaling_groups:
-            raise AutoscalingClientError(
-                "AlreadyExists",
-                f"AutoScalingGroup by this name already exists - A group with the name {name} already exists",
-            )
-        return create(self, name, *args, **asked)
-
-    patches.set(FakeAutoScalingGroup, "set_desired_capacity", set_desired_capacity)
-    patches.set(FakeAutoScalingGroup, "update", update)
-    patches.set(AutoScalingBackend, "set_desired_capacity", by_name)
-    patches.set(AutoScalingBackend, "create_auto_scaling_group", create_auto_scaling_group)
-    _deletion(patches, world)
-
-
-def _resize(group: Any, asked: dict[str, Any]) -> None:
-    least = group.min_size if asked["min_size"] is None else asked["min_size"]
-    most = group.max_size if asked["max_size"] is None else asked["max_size"]
-    level = asked["desired_capacity"]
-    if least > most:
-        raise ValidationError("Min size cannot be greater than max size")  # the group keeps what it had
-    if level is not None and not least <= level <= most:
-        raise ValidationError(
-            f"Desired capacity:{level} must be between the specified min size:{least} and max size:{most}"
-        )
-    group.min_size, group.max_size = least, most
-    group.desired_capacity = min(max(group.desired_capacity or 0, least), most) if level is None else level
-
-
-def _choose_template(group: Any, asked: dict[str, Any]) -> None:
-    """moto forgets a mixed policy that an update does not repeat; AWS keeps it, and its parts one by one."""
-    policy = asked["mixed_instances_policy"]
-    if policy:
-        old = group.mixed_instances_policy or {}
-        merged = {**old, **{key: value for key, value in policy.items() if value}}
-        shares = {**(old.get("InstancesDistribution") or {}), **(policy.get("InstancesDistribution") or {})}
-        group.mixed_instances_policy = {**merged, "InstancesDistribution": shares}
-    elif asked["launch_template"]:
-        group.mixed_instances_policy = None
-    if policy or asked["launch_template"]:
-        group._set_launch_configuration(
-            "", asked["launch_template"], mixed_instances_policy=group.mixed_instances_policy
-        )
-
-
-def _deletion(patches: Patches, world: World) -> None:
-    def delete_auto_scaling_group(self: Any) -> EmptyResult:
-        backend = self.autoscaling_backend
-        group = _group(backend, self._get_param("AutoScalingGroupName"))
-        left = [member for member in group.instance_states if member.instance.state != "terminated"]
-        if left and not self._get_bool_param("ForceDelete", False):
-            raise AutoscalingClientError(
-                "ResourceInUse",
-                "You cannot delete an AutoScalingGroup while there are instances or pending Spot instance request(s) "
-                "still in the group.",
-            )
-        for member in left:
-            instances.end(world, member.instance, instances.CHOICE, "User initiated")
-        backend.autoscaling_groups.pop(group.name)
-        for key, _action in list(_scheduled(backend, group.name)):
-            backend.scheduled_actions.pop(key)
-        return EmptyResult()
-
-    patches.set(AutoScalingResponse, "delete_auto_scaling_group", delete_auto_scaling_group)
-
-
-def _members(patches: Patches, world: World) -> None:
-    def detach_instances(self: Any, group_name: str, instance_ids: list[str], should_decrement: bool) -> list[Any]:
-        group = _group(self, group_name)
-        leaving = [_member(group, id_) for id_ in instance_ids]
-        if should_decrement:
-            if group.desired_capacity - len(leaving) < group.min_size:
-                raise ValidationError(
-                    f"AutoScalingGroup {group_name} has min-size={group.min_size}, max-size={group.max_size}, and "
-                    f"desired-size={group.desired_capacity}. Detaching {len(leaving)} needs other sizes."
-                )
-            group.desired_capacity -= len(leaving)
-        for member in leaving:
-            self.ec2_backend.delete_tags([member.instance_id], {GROUP_TAG: group.name})
-            group.instance_states.remove(member)
-            _note(group, f"Detaching EC2 instance: {member.instance_id}", "")
-        follow(group).retry_at = None
-        world.kick.set()
-        return follow(group).activities[-len(leaving) :]
-
-    def terminate_in_group(self: Any) -> ActionResult:
-        id_ = self._get_param("InstanceId")
-        member = _managed(world, id_)
-        group = member.auto_scaling_group
-        if self._get_bool_param("ShouldDecrementDesiredCapacity", False):
-            if group.desired_capacity - 1 < group.min_size:
-                raise ValidationError(
-                    f"Currently, desiredSize equals minSize ({group.min_size}). Terminating instance without "
-                    "replacement will violate group's min size constraint. Either set "
-                    "shouldDecrementDesiredCapacity flag to false "
-                    "or lower group's min size."
-                )
-            group.desired_capacity -= 1
-        _end_member(world, group, member)
-        return ActionResult({"Activity": follow(group).activities[-1]})
-
-    patches.set(AutoScalingBackend, "detach_instances", detach_instances)
-    patches.set(AutoScalingBackend, "notify_terminate_instances", lambda _self, _ids: None)  # the loop sees it
-    patches.set(AutoScalingResponse, "terminate_instance_in_auto_scaling_group", terminate_in_group)
-
-
-def _member(group: Any, id_: str) -> Any:
-    for member in group.instance_states:
-        if member.instance_id == id_ and member.instance.state not in _GONE:
-            return member
-    raise ValidationError(f"The instance {id_} is not part of Auto Scaling group {group.name}.")
-
-
-def _managed(world: World, id_: str) -> Any:
-    for group in world.groups():
-        for member in group.instance_states:
-            if member.instance_id == id_ and member.instance.state not in _GONE:
-                return member
-    raise ValidationError(f"Instance Id not found - No managed instance found for instance ID {id_}")
-
-
-def _scheduled(backend: Any, group_name: str) -> Iterator[tuple[Any, Any]]:
+def scheduled(backend: Any, group_name: str) -> Iterator[tuple[Any, Any]]:
     for key, action in backend.scheduled_actions.items():
         if action.auto_scaling_group_name == group_name:
             yield key, action
 
 
-def _when(said: Any) -> datetime:
+def when(said: Any) -> datetime:
     at = datetime.fromisoformat(said.replace("Z", "+00:00")) if isinstance(said, str) else said
     return at if at.tzinfo else at.replace(tzinfo=timezone.utc)
-
-
-def _schedules(patches: Patches) -> None:
-    """moto keeps scheduled actions by their own name alone: two groups' shut-offs would be one."""
-    put = AutoScalingBackend.put_scheduled_update_group_action
-
-    def put_scheduled_update_group_action(self: Any, **asked: Any) -> Any:
-        group, name = _group(self, asked["name"]), asked["scheduled_action_name"]
-        at = asked.get("start_time")
-        if at is not None:
-            if _when(at) <= now():
-                raise ValidationError("Given start time is in the past")
-            asked["start_time"] = _when(at).replace(microsecond=0)
-        others = {key: action for key, action in self.scheduled_actions.items() if key != (group.name, name)}
-        self.scheduled_actions.clear()
-        action = put(self, **asked)
-        self.scheduled_actions.clear()
-        self.scheduled_actions.update({**others, (group.name, name): action})
-        return action
-
-    def delete_scheduled_action(self: Any, auto_scaling_group_name: str, scheduled_action_name: str) -> None:
-        if self.scheduled_actions.pop((auto_scaling_group_name, scheduled_action_name), None) is None:
-            raise ValidationError("Scheduled action name not found")
-
-    patches.set(AutoScalingBackend, "put_scheduled_update_group_action", put_scheduled_update_group_action)
-    patches.set(AutoScalingBackend, "delete_scheduled_action", delete_scheduled_action)
-
-
-def _launch_instances(patches: Patches, world: World) -> None:
-    def launch_instances(self: Any) -> ActionResult:
-        group = _group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
-        wanted = int(self._get_param("RequestedCapacity"))
-        subnet = _asked_subnet(group, self._get_param("SubnetIds", []), self._get_param("AvailabilityZones", []))
-        if (group.desired_capacity or 0) + wanted > group.max_size:
-            raise ValidationError(
-                f"The requested capacity of {wanted} would take group {group.name} above its max size {group.max_size}."
-            )
-        spot = _next_is_spot(group)
-        kind = next(_choices(group))[0]
-        made, refused = _launch(group, wanted, subnet)
-        group.desired_capacity = (group.desired_capacity or 0) + len(made)
-        pool = {
-            "InstanceType": kind,
-            "MarketType": market(spot=spot).replace("_", "-"),
-            "SubnetId": subnet,
-            "AvailabilityZone": group.ec2_backend.get_subnet(subnet).availability_zone,
-        }
-        answer: dict[str, Any] = {
-            "AutoScalingGroupName": group.name,
-            "ClientToken": self._get_param("ClientToken"),
-            "Instances": [{**pool, "InstanceIds": [one.id for one in made]}] if made else [],
-            "Errors": [],
-        }
-        if refused is not None:
-            answer["Errors"] = [{**pool, "ErrorCode": refused.code, "ErrorMessage": refused.message}]
-            if self._get_param("RetryStrategy") == "retry-with-group-configuration":
-                group.desired_capacity += wanted - len(made)
-        world.kick.set()
-        return ActionResult(answer)
-
-    patches.set(AutoScalingResponse, "launch_instances", launch_instances)
-
-
-def _asked_subnet(group: Any, subnets: list[str], zones: list[str]) -> str:
-    own = group.vpc_zone_identifier.split(",")
-    fitting = [one for one in own if one in subnets or group.ec2_backend.get_subnet(one).availability_zone in zones]
-    if not subnets and not zones and len(own) == 1:
-        return str(own[0])
-    if len(subnets) > 1 or len(zones) > 1 or not fitting:
-        raise ValidationError("Exactly one subnet or Availability Zone of the group must be specified.")
-    return str(fitting[0])
-
-
-def _activities(patches: Patches) -> None:
-    def describe_scaling_activities(self: Any) -> ActionResult:
-        name = self._get_param("AutoScalingGroupName")
-        groups = self.autoscaling_backend.autoscaling_groups
-        chosen = [_group(self.autoscaling_backend, name)] if name else list(groups.values())
-        found = sorted(
-            (one for group in chosen for one in follow(group).activities),
-            key=lambda one: one["StartTime"],
-            reverse=True,
-        )
-        wanted = self._get_param("ActivityIds", [])
-        found = [one for one in found if not wanted or one["ActivityId"] in wanted]
-        start, size = int(self._get_param("NextToken") or 0), min(self._get_int_param("MaxRecords") or 100, 100)
-        more = str(start + size) if len(found) > start + size else None
-        return ActionResult({"Activities": found[start : start + size], "NextToken": more})
-
-    patches.set(AutoScalingResponse, "describe_scaling_activities", describe_scaling_activities)
