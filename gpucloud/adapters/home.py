@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud.domain.errors import StoreError
+from gpucloud.domain.job import Cloud
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownJob:
-    """Where a job's state and file are, so that its name works from any folder."""
+    """Where a job's state and file are, so that its name works from any folder, and on which cloud it runs."""
 
     name: str
     store: str
     file: Path
+    cloud: Cloud = Cloud.LOCAL
+    profile: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,11 @@ class Home:
         return self.root / "terraform"
 
     @property
+    def bin(self) -> Path:
+        """Programs that gpucloud fetched."""
+        return self.root / "bin"
+
+    @property
     def layers(self) -> Path:
         """What jobs' `setup` made, shared by the nodes of the embedded fleet."""
         return self.root / "layers"
@@ -60,7 +68,7 @@ class Home:
         new = path.with_suffix(f".{os.getpid()}.new")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text(json.dumps({"store": job.store, "file": str(job.file)}))
+            new.write_text(json.dumps(_entry(job)))
             new.replace(path)
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}", hint="GPUCLOUD_HOME names the folder") from error
@@ -82,9 +90,19 @@ class Home:
     def _read(self, path: Path) -> KnownJob:
         try:
             entry = json.loads(path.read_text())
-            return KnownJob(name=path.stem, store=entry["store"], file=Path(entry["file"]))
+            return KnownJob(
+                name=path.stem,
+                store=entry["store"],
+                file=Path(entry["file"]),
+                cloud=Cloud(entry.get("cloud", "local")),
+                profile=entry.get("profile"),
+            )
         except (ValueError, KeyError) as error:
             raise StoreError(f"{path} is damaged", hint=f"remove it: rm {path}") from error
+
+
+def _entry(job: KnownJob) -> dict[str, str | None]:
+    return {"store": job.store, "file": str(job.file), "cloud": job.cloud.value, "profile": job.profile}
 
 
 def open_home() -> Home:

@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 import typer
 
 from gpucloud import __version__
+from gpucloud.domain.job import Cloud
 
 app = typer.Typer(
     name="gpucloud",
@@ -19,10 +20,20 @@ app = typer.Typer(
 )
 local = typer.Typer(help="The embedded cloud: have it take machines.", rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(local, name="local")
+quota = typer.Typer(help="What the AWS account may rent.", rich_markup_mode=None, no_args_is_help=True)
+app.add_typer(quota, name="quota")
+iam = typer.Typer(help="The rights that gpucloud needs on AWS.", rich_markup_mode=None, no_args_is_help=True)
+app.add_typer(iam, name="iam")
+tools = typer.Typer(help="Programs that gpucloud calls.", rich_markup_mode=None, no_args_is_help=True)
+app.add_typer(tools, name="tools")
 
 Target = Annotated[
     Optional[str],  # noqa: UP045  (typer reads this at run time on Python 3.10)
     typer.Argument(metavar="[JOB|FILE]", help="A job's name, or a job file; gpucloud.yaml here if left out."),
+]
+OnCloud = Annotated[
+    Optional[Cloud],  # noqa: UP045
+    typer.Option("--cloud", help="Another cloud than the job file names."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON object.")]
 
@@ -45,16 +56,25 @@ def root(
 
 
 @app.command()
-def up(target: Target = None, as_json: Json = False) -> None:
+def plan(target: Target = None, cloud: OnCloud = None, as_json: Json = False) -> None:
+    """Show what would be rented, and what it costs at the most; nothing is made."""
+    from gpucloud.cli import training
+
+    raise typer.Exit(training.plan(target, on=cloud, as_json=as_json))
+
+
+@app.command()
+def up(target: Target = None, cloud: OnCloud = None, as_json: Json = False) -> None:
     """Start the job's machines, prepaid and prepared, without training."""
     from gpucloud.cli import training
 
-    raise typer.Exit(training.up(target, as_json=as_json))
+    raise typer.Exit(training.up(target, on=cloud, as_json=as_json))
 
 
 @app.command()
 def train(
     target: Target = None,
+    cloud: OnCloud = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the machines up at the end, prepaid.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return at once; the job goes on.")] = False,
     drill: Annotated[bool, typer.Option("--drill", help="Have one machine taken once, in mid-run.")] = False,
@@ -63,7 +83,7 @@ def train(
     """Run a job to its end, or continue it: machines, code, training, interruptions, teardown, cost."""
     from gpucloud.cli import training
 
-    raise typer.Exit(training.train(target, keep=keep, detach=detach, drill=drill, as_json=as_json))
+    raise typer.Exit(training.train(target, on=cloud, keep=keep, detach=detach, drill=drill, as_json=as_json))
 
 
 @app.command()
@@ -112,8 +132,18 @@ def ssh(
 
 
 @app.command()
-def down(target: Target = None, as_json: Json = False) -> None:
+def down(
+    target: Target = None,
+    base: Annotated[bool, typer.Option("--base", help="End what stands on AWS without any job.")] = False,
+    region: Annotated[Optional[str], typer.Option(help="With --base: where.")] = None,  # noqa: UP045
+    with_data: Annotated[bool, typer.Option("--with-data", help="With --base: the bucket too, and all in it.")] = False,
+    as_json: Json = False,
+) -> None:
     """Save and end a job, end its machines, and show that nothing is left."""
+    if base:
+        from gpucloud.cli import account
+
+        raise typer.Exit(account.end_base(region, with_data=with_data, as_json=as_json))
     from gpucloud.cli import training
 
     raise typer.Exit(training.down(target, as_json=as_json))
@@ -173,3 +203,50 @@ def weather(
     from gpucloud.cli import asking
 
     raise typer.Exit(asking.weather(target, seed=seed, mean=mean, unannounced=unannounced, as_json=as_json))
+
+
+@quota.command("show")
+def quota_show(target: Target = None, as_json: Json = False) -> None:
+    """Say what of the account's quotas a job needs, and what there is."""
+    from gpucloud.cli import account
+
+    raise typer.Exit(account.quota_show(target, as_json=as_json))
+
+
+@quota.command("request")
+def quota_request(
+    target: Target = None,
+    vcpus: Annotated[Optional[int], typer.Option(min=1, help="The limit to ask for; what the job needs.")] = None,  # noqa: UP045
+    as_json: Json = False,
+) -> None:
+    """Ask AWS for as much as a job needs."""
+    from gpucloud.cli import account
+
+    raise typer.Exit(account.quota_request(target, vcpus=vcpus, as_json=as_json))
+
+
+@quota.command("status")
+def quota_status(target: Target = None, as_json: Json = False) -> None:
+    """List what was asked for, and AWS's answer."""
+    from gpucloud.cli import account
+
+    raise typer.Exit(account.quota_status(target, as_json=as_json))
+
+
+@iam.command("policy")
+def iam_policy(
+    target: Target = None,
+    node: Annotated[bool, typer.Option("--node", help="The machines' policy instead of the caller's.")] = False,
+) -> None:
+    """Write the least policy that lets gpucloud work, as JSON."""
+    from gpucloud.cli import account
+
+    raise typer.Exit(account.iam_policy(target, node=node))
+
+
+@tools.command("install")
+def tools_install(as_json: Json = False) -> None:
+    """Fetch Terraform into gpucloud's own folder: a pinned version, checked by its checksum."""
+    from gpucloud.cli import account
+
+    raise typer.Exit(account.tools_install(as_json=as_json))

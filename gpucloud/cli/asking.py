@@ -73,7 +73,7 @@ def ssh(target: str | None, node_id: str | None, command: tuple[str, ...]) -> in
     cloud = Gpucloud()
     known = known_job(cloud, target)
     node = _node(cloud, known, node_id)
-    shell = cloud.shell(known.name)
+    shell = cloud.shell(known.name, cloud.cloud_of(known).manners)
     try:
         return shell.host(node).interact(command)
     finally:
@@ -84,12 +84,13 @@ def interrupt(target: str | None, node_id: str | None, *, notice: bool, freeze: 
     """Have the embedded cloud take or freeze a node; return the exit code."""
     cloud = Gpucloud()
     known = known_job(cloud, target)
+    nodes = cloud.embedded(known)
     node = _node(cloud, known, node_id)
     group = _group_of(cloud, known)
     if freeze:
-        cloud.group().freeze(group, node.id)
+        nodes.freeze(group, node.id)
     else:
-        cloud.group().interrupt(group, node.id, notice=notice)
+        nodes.interrupt(group, node.id, notice=notice)
     done = "frozen" if freeze else "noticed" if notice else "taken"
     if as_json:
         say_json({"job": known.name, "node": node.id, "done": done})
@@ -106,7 +107,8 @@ def weather(target: str | None, *, seed: int, mean: str, unannounced: float, as_
         mean_s = parse_span(mean).total_seconds()
     except ValueError as error:
         raise UsageError(f"--mean: {error}") from error
-    cloud.group().schedule_interruptions(_group_of(cloud, known), seed=seed, mean_s=mean_s, unannounced=unannounced)
+    nodes = cloud.embedded(known)
+    nodes.schedule_interruptions(_group_of(cloud, known), seed=seed, mean_s=mean_s, unannounced=unannounced)
     if as_json:
         say_json({"job": known.name, "seed": seed, "mean_s": mean_s, "unannounced": unannounced})
     else:
@@ -132,7 +134,8 @@ def _group_of(cloud: Gpucloud, known: KnownJob) -> str:
 
 def _node(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
     """Return the node that is meant; the first one without a name."""
-    listed = cloud.group().describe(_group_of(cloud, known)).alive
+    asker = cloud.asker(known)
+    listed = asker.group.describe(_group_of(cloud, known)).alive
     running = [node for node in listed if node.state is NodeState.RUNNING]
     if not running:
         raise UsageError(f"{known.name} has no machine that is up", hint=f"gpucloud status {known.name}")

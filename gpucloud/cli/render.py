@@ -15,7 +15,7 @@ from gpucloud.domain.ledger import Charge, Spend, total
 from gpucloud.domain.node import Node
 from gpucloud.domain.plan import Plan
 from gpucloud.domain.quantities import format_span, format_usd
-from gpucloud.domain.state import Attempt, Interruption
+from gpucloud.domain.state import Attempt, Cooldown, Interruption
 from gpucloud.usecases.report import JobReport
 
 VERSION = 1
@@ -112,6 +112,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "spend": spend_json(report.spend),
         "paid_until": codec.plain(report.paid_until),
         "nodes": [_node_json(node) for node in report.nodes],
+        "passed_over": [_cooldown_json(cooldown) for cooldown in report.cooldowns],
     }
 
 
@@ -191,6 +192,9 @@ def report_text(report: JobReport) -> str:
         parts.append(f"checkpoint at step {report.checkpoint.step}, manifest {report.checkpoint.sha256[:16]}")
     if report.charges:
         parts.append(charges_text(report.charges))
+    if report.cooldowns:
+        rows = [("passed over", "until", "why"), *map(_cooldown_row, report.cooldowns)]
+        parts.append(table(rows))
     parts.append(spend_text(report.spend))
     parts.append(_nodes_text(report))
     return "\n\n".join(parts)
@@ -269,6 +273,20 @@ def _grouped(charges: Sequence[Charge], key: str) -> list[tuple[Any, list[Charge
     for charge in charges:
         groups.setdefault(getattr(charge, key), []).append(charge)
     return list(groups.items())
+
+
+def _cooldown_row(cooldown: Cooldown) -> tuple[str, ...]:
+    return str(cooldown.pool), f"{cooldown.until:%H:%M:%S}", f"{cooldown.message} ({cooldown.code})"
+
+
+def _cooldown_json(cooldown: Cooldown) -> dict[str, Any]:
+    return {
+        **pool_json(cooldown.pool),
+        "until": codec.plain(cooldown.until),
+        "fault": cooldown.fault.value,
+        "code": cooldown.code,
+        "message": cooldown.message,
+    }
 
 
 def _attempt_row(attempt: Attempt) -> tuple[str, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job import Job
+from gpucloud.domain.job import Cloud, Job
 from gpucloud.usecases.start import current_run
 from gpucloud.wiring import Gpucloud, KnownJob
 
@@ -23,13 +23,19 @@ class Target:
     spec: bytes
 
 
-def read_target(cloud: Gpucloud, target: str | None) -> Target:
-    """Return the job file that is meant. UsageError when there is none, JobFileError when it is wrong."""
-    path = _file_of(cloud, target)
+def read_target(cloud: Gpucloud, target: str | None, on: Cloud | None = None) -> Target:
+    """Return the job file that is meant, `on` another cloud than it names if given; a job's name remembers its own.
+
+    UsageError when there is no file, JobFileError when it is wrong.
+    """
+    known = _named(cloud, target) if target is not None and not _is_file(target) else None
+    path = known.file if known is not None else Path(target or DEFAULT_FILE)
+    on = on or (known.cloud if known is not None else None)
     if not path.is_file():
         hint = "gpucloud init writes one" if target is None else "gpucloud status lists known jobs"
         raise UsageError(f"there is no file {path}", hint=hint)
-    return Target(file=path, job=cloud.read_job(path), spec=path.read_bytes())
+    job = cloud.read_job(path)
+    return Target(file=path, job=replace(job, cloud=on) if on is not None else job, spec=path.read_bytes())
 
 
 def known_job(cloud: Gpucloud, target: str | None) -> KnownJob:
@@ -37,17 +43,19 @@ def known_job(cloud: Gpucloud, target: str | None) -> KnownJob:
     if target is not None and not _is_file(target):
         return _named(cloud, target)
     read = read_target(cloud, target)
-    store = cloud.store(read.job.store)
-    found = current_run(store, read.job.name)
+    elsewhere = _started_elsewhere(cloud, read)
+    if elsewhere is not None:
+        return elsewhere
+    found = current_run(cloud.store(read.job), read.job.name)
     if found is None:
         raise UsageError(f"{read.job.name} was never started", hint=f"gpucloud train {target or ''}".strip())
-    return KnownJob(name=found[0], store=store.url, file=read.file)
+    return cloud.known(read.job, found[0], read.file)
 
 
-def _file_of(cloud: Gpucloud, target: str | None) -> Path:
-    if target is None:
-        return Path(DEFAULT_FILE)
-    return Path(target) if _is_file(target) else _named(cloud, target).file
+def _started_elsewhere(cloud: Gpucloud, read: Target) -> KnownJob | None:
+    """Return the newest known run of this very file that was started on another cloud than the file names."""
+    runs = [known for known in cloud.home.known() if known.file == read.file.resolve()]
+    return runs[-1] if runs and all(known.cloud is not read.job.cloud for known in runs) else None
 
 
 def _is_file(target: str) -> bool:

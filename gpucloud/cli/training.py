@@ -1,10 +1,9 @@
-"""`up`, `train`, `down` and `reconcile`: the commands that supervise."""
+"""`plan`, `up`, `train`, `down` and `reconcile`: the commands that supervise, and what they would do."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from gpucloud.cli.onlookers import Onlooker, onlooker
 from gpucloud.cli.render import plan_json, plan_text, report_json, report_text, say, say_json, tell
 from gpucloud.cli.target import Target, known_job, read_target
 from gpucloud.domain import books
-from gpucloud.domain.errors import CleanupIncomplete, GpucloudError, LeaseHeld
-from gpucloud.domain.job import Job
+from gpucloud.domain.errors import CleanupIncomplete, GpucloudError, LeaseHeld, UsageError
+from gpucloud.domain.job import AwsChoices, Cloud, Job
 from gpucloud.domain.seen import Goal, Until
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.usecases.jobs import Asker
@@ -26,18 +25,33 @@ from gpucloud.usecases.supervise import supervisor
 from gpucloud.wiring import Gpucloud, KnownJob
 
 
-def up(target: str | None, *, as_json: bool) -> int:
+def plan(target: str | None, *, on: Cloud | None, as_json: bool) -> int:
+    """Say what would be rented and what it costs at the most; nothing is made. Return the exit code."""
+    cloud = Gpucloud()
+    read = read_target(cloud, target, on)
+    _introduce(cloud, read.job)
+    made = cloud.starter(read.job).plan(read.job)
+    if as_json:
+        say_json(plan_json(made))
+    else:
+        say(plan_text(made))
+    for line in cloud.cloud(read.job).remarks():
+        tell(line)
+    return 0
+
+
+def up(target: str | None, *, on: Cloud | None, as_json: bool) -> int:
     """Have the machines up, prepaid and prepared; return the exit code."""
     cloud = Gpucloud()
-    read, start = _started(cloud, target)
+    read, start = _started(cloud, target, on)
     goal = Goal(nodes=read.job.resources.nodes, until=Until.READY)
     return _supervise(cloud, read, start, goal, as_json=as_json)
 
 
-def train(target: str | None, *, keep: bool, detach: bool, drill: bool, as_json: bool) -> int:
+def train(target: str | None, *, on: Cloud | None, keep: bool, detach: bool, drill: bool, as_json: bool) -> int:
     """Run the job to its end, or start or continue it in the background; return the exit code."""
     cloud = Gpucloud()
-    read, start = _started(cloud, target)
+    read, start = _started(cloud, target, on)
     if detach:
         return _detach(cloud, read, start, keep=keep, drill=drill, as_json=as_json)
     goal = Goal(nodes=read.job.resources.nodes, keep=keep, drill=drill)
@@ -65,8 +79,8 @@ def reconcile(target: str | None, *, as_json: bool) -> int:
     """Make one pass for the job from nothing but what is stored and seen; return the exit code."""
     cloud = Gpucloud()
     known = known_job(cloud, target)
-    read = read_target(cloud, str(known.file))
-    jobs = JobStore(cloud.store(known.store), known.name)
+    read = read_target(cloud, str(known.file), known.cloud)
+    jobs = JobStore(cloud.store_of(known), known.name)
     lease = take(jobs, cloud.clock)
     goal = _with_deadline(Goal(nodes=read.job.resources.nodes), read.job, lease.state)
     with onlooker() as shown, supervisor(cloud.world(read.job, known.name), goal, lease, shown, lambda: None) as one:
@@ -74,16 +88,41 @@ def reconcile(target: str | None, *, as_json: bool) -> int:
     return _answer(cloud.asker(known).report(), as_json=as_json)
 
 
-def _started(cloud: Gpucloud, target: str | None) -> tuple[Target, Start]:
-    read = read_target(cloud, target)
+def _started(cloud: Gpucloud, target: str | None, on: Cloud | None) -> tuple[Target, Start]:
+    read = read_target(cloud, target, on)
+    _introduce(cloud, read.job)
+    if cloud.first_plan(read.job) is not None:  # refused before anything is made, its own store included
+        cloud.cloud(read.job).make_store()
     start = cloud.starter(read.job).start(read.job, read.spec)
-    cloud.home.remember(KnownJob(name=start.name, store=cloud.store(read.job.store).url, file=read.file.resolve()))
+    known = cloud.known(read.job, start.name, read.file)
+    _refuse_to_forget(cloud, known)
+    cloud.home.remember(known)
     tell(plan_text(start.plan))
     for line in start.changed:
         tell(f"changed: {line}")
-    for line in cloud.remarks():
+    for line in cloud.cloud(read.job).remarks():
         tell(line)
     return read, start
+
+
+def _introduce(cloud: Gpucloud, job: Job) -> None:
+    """Say who pays, before anything is asked that costs money; CredentialsError when the cloud knows nobody."""
+    account = cloud.cloud(job).account()
+    if account is not None:
+        tell(f"AWS {account.caller()}")
+
+
+def _refuse_to_forget(cloud: Gpucloud, new: KnownJob) -> None:
+    """A name stands for one run: machines of another run of that name would be found by nobody."""
+    old = cloud.home.find(new.name)
+    if old is None or old.store == new.store:
+        return
+    state = cloud.asker(old).state()
+    if not state.torn_down and state.group is not None:
+        raise UsageError(
+            f"{old.name} is unfinished on {old.cloud.value}, its state in {old.store}",
+            hint=f"gpucloud down {old.name}, or another name in the job file",
+        )
 
 
 def _supervise(cloud: Gpucloud, read: Target, start: Start, goal: Goal, *, as_json: bool) -> int:
@@ -92,16 +131,10 @@ def _supervise(cloud: Gpucloud, read: Target, start: Start, goal: Goal, *, as_js
         with onlooker() as shown, obeyed(shown) as interrupts:
             _run(cloud, read, start, goal, shown, interrupts)
     except Leave as leave:
-        _say_what_lives(asker.report())
+        _say_what_lives(asker.state())
         return leave.exit_code
     except Detach:
         return _detach(cloud, read, start, keep=goal.keep, drill=goal.drill, as_json=as_json)
-    except LeaseHeld:
-        raise
-    except GpucloudError:
-        with suppress(GpucloudError):  # the first error is the one to be told
-            _say_what_lives(asker.report())
-        raise
     return _answer(asker.report(), as_json=as_json)
 
 
@@ -114,7 +147,13 @@ def _run(cloud: Gpucloud, read: Target, start: Start, goal: Goal, shown: Onlooke
         world.jobs.withdraw_request()
         world.jobs.keep_spec(read.spec)
         lease.write(going_on)
-        one.run()
+        try:
+            one.run()
+        except LeaseHeld:
+            raise
+        except GpucloudError:
+            _say_what_lives(lease.state)  # as it was known last: store and cloud may be what fails
+            raise
 
 
 def _with_deadline(goal: Goal, job: Job, state: JobState) -> Goal:
@@ -122,7 +161,7 @@ def _with_deadline(goal: Goal, job: Job, state: JobState) -> Goal:
 
 
 def _known(cloud: Gpucloud, read: Target, start: Start) -> KnownJob:
-    return KnownJob(name=start.name, store=cloud.store(read.job.store).url, file=read.file)
+    return cloud.known(read.job, start.name, read.file)
 
 
 def _answer(report: JobReport, *, as_json: bool) -> int:
@@ -133,12 +172,13 @@ def _answer(report: JobReport, *, as_json: bool) -> int:
     return report.exit_code or 0
 
 
-def _say_what_lives(report: JobReport) -> None:
-    tell(f"left {report.job} as it is")
-    if report.nodes:
-        until = f" until {report.paid_until:%H:%M:%S} UTC" if report.paid_until else ""
-        tell(f"alive and paid{until}, then off by themselves: {', '.join(node.id for node in report.nodes)}")
-        tell(f"`gpucloud train {report.job}` goes on, `gpucloud down {report.job}` ends them now")
+def _say_what_lives(state: JobState) -> None:
+    tell(f"left {state.job} as it is")
+    alive = [life.node_id for life in state.nodes if life.ended_at is None]
+    if alive:
+        until = f" until {state.paid_until:%H:%M:%S} UTC" if state.paid_until else ""
+        tell(f"alive and paid{until}, then off by themselves: {', '.join(alive)}")
+        tell(f"`gpucloud train {state.job}` goes on, `gpucloud down {state.job}` ends them now")
     else:
         tell("no machines are alive")
 
@@ -150,7 +190,10 @@ def _detach(cloud: Gpucloud, read: Target, start: Start, *, keep: bool, drill: b
     flags = [flag for flag, on in (("--keep", keep), ("--drill", drill)) if on]
     with log.open("ab") as out:
         child = subprocess.Popen(
-            [sys.executable, "-m", "gpucloud", "train", str(read.file.resolve()), "--json", *flags],
+            [
+                *(sys.executable, "-m", "gpucloud", "train", str(read.file.resolve())),
+                *("--cloud", read.job.cloud.value, "--json", *flags),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -188,7 +231,7 @@ def _await_end(asker: Asker) -> None:
 def _end_here(cloud: Gpucloud, known: KnownJob, state: JobState) -> None:
     """End the job from here: with a last save if the job file can still be read, else the machines at once."""
     try:
-        job, readable = cloud.read_job(known.file), True
+        job, readable = replace(cloud.read_job(known.file), cloud=known.cloud), True
     except GpucloudError as error:
         tell(f"{error}\nending the machines without a last save")
         job, readable = _stand_in(known, state), False
@@ -203,11 +246,20 @@ def _end_here(cloud: Gpucloud, known: KnownJob, state: JobState) -> None:
 
 def _stand_in(known: KnownJob, state: JobState) -> Job:
     """A job that is enough to end machines; nothing of it is ever sent to a node."""
-    return Job(name=known.name, run="true", budget_usd=state.budget_usd, source=known.file, code=Path.cwd())
+    return Job(
+        name=known.name,
+        run="true",
+        budget_usd=state.budget_usd,
+        source=known.file,
+        code=Path.cwd(),
+        cloud=known.cloud,
+        store=known.store,
+        aws=AwsChoices(profile=known.profile),
+    )
 
 
 def _prove_empty(cloud: Gpucloud, known: KnownJob, asker: Asker, *, as_json: bool) -> int:
-    left = cloud.leftovers(known.name)
+    left = cloud.leftovers(known)
     if left:
         raise CleanupIncomplete(f"still listed: {', '.join(left)}", hint=f"gpucloud down {known.name}")
     report = asker.report()

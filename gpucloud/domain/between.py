@@ -90,7 +90,9 @@ def _must_arm(goal: Goal, seen: Seen, wall: Wall) -> bool:
 
 def _is_unfit(node: NodeSeen, seen: Seen, limits: Limits) -> bool:
     silent = node.silent_for >= limits.silent and node.readiness is Readiness.READY and somebody_answers(seen)
-    return not is_gone(node) and not node.node.detached and (node.readiness is Readiness.FAILED or silent)
+    mute = node.node.host_key is None and seen.now - node.node.launched_at >= limits.boot
+    broken = node.readiness is Readiness.FAILED or silent or mute
+    return not is_gone(node) and not node.node.detached and broken
 
 
 def _early(node: NodeSeen, seen: Seen) -> Interruption:

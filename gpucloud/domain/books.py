@@ -84,7 +84,9 @@ def cool_down(state: JobState, action: CoolDown, now: datetime) -> JobState:
 def move(state: JobState, action: Move, group: str | None, now: datetime) -> JobState:
     """Return the state of a job that turns to another pool; `group` is what it still has there."""
     offer = action.offer
-    return replace(state, pool=offer.pool, cap_usd_per_hour=offer.cap_usd_per_hour, pool_at=now, group=group)
+    efa = tuple(sorted({*state.efa, offer.efa})) if group is not None else (offer.efa,)
+    cap = offer.cap_usd_per_hour
+    return replace(state, pool=offer.pool, cap_usd_per_hour=cap, pool_at=now, group=group, efa=efa)
 
 
 def finish(state: JobState, action: Finish, now: datetime) -> JobState:

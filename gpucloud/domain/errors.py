@@ -26,15 +26,19 @@ from dataclasses import dataclass
 
 
 class GpucloudError(Exception):
-    """What failed, on what, with which value; `hint` is one command or one edit."""
+    """What failed, on what, with which value; `hint` is one command or one edit.
+
+    `may_pass`: the same call may succeed later (throttled, unreachable), so that a running job waits a while.
+    """
 
     code = "internal"
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, may_pass: bool = False) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.may_pass = may_pass
 
 
 class UsageError(GpucloudError):

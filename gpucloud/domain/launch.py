@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from gpucloud.domain.agentstatus import Launch
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job import CheckpointPolicy, Job
+from gpucloud.domain.job import CheckpointPolicy, Cloud, Job
 from gpucloud.domain.node import Node
 
 # $0 is the folder of the job's Python, so that `python` and what `setup` installed are found; each worker's output is
@@ -152,6 +152,8 @@ def _argv(member: _Member) -> tuple[str, ...]:
 def _env(member: _Member) -> tuple[tuple[str, str], ...]:
     job, start, place = member.job, member.start, member.place
     wanted = {"OMP_NUM_THREADS": "1", **dict(job.env), **member.secrets}
+    if job.cloud is Cloud.AWS:  # boto3 finds no region on a machine by itself
+        wanted.setdefault("AWS_DEFAULT_REGION", place.node.pool.region)
     path = wanted.get("PYTHONPATH")
     ours = {
         "PYTHONPATH": f"{place.package}:{path}" if path else place.package,

@@ -16,7 +16,7 @@ from decimal import ROUND_HALF_UP, Decimal
 
 from gpucloud.domain.job import Market
 from gpucloud.domain.node import EndCause
-from gpucloud.domain.offer import Pool, PricePoint
+from gpucloud.domain.offer import Offer, Pool, PricePoint
 from gpucloud.domain.state import Attempt, NodeLife
 
 ZERO = Decimal(0)
@@ -26,10 +26,14 @@ _SMALLEST = Decimal("0.00000001")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How a cloud bills: the least time of a node, and how young a node may be taken without a charge."""
+    """How a cloud bills: the least time of a node, and how young a node may be taken without a charge.
+
+    `beside_usd_per_hour` is what else a node costs (its disk, its public address): charged even where the node is not.
+    """
 
     minimum: timedelta = timedelta(seconds=60)
     free_when_taken_within: timedelta = timedelta(hours=1)
+    beside_usd_per_hour: Decimal = ZERO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +88,25 @@ def meter(
     cuts = {point.since for point in prices} | {a.ended_at for a in attempts[:-1] if a.ended_at is not None}
     inner = sorted(cut for cut in (_whole_second(life, c) for c in cuts) if life.launched_at < cut < end)
     edges = [life.launched_at, *inner, end]
+    charges = []
+    for start, stop in itertools.pairwise(edges):
+        if stop > start:
+            price = _price_at(start, prices) + terms.beside_usd_per_hour
+            due = terms.beside_usd_per_hour if free else price
+            attempt = _attempt_at(life, start, attempts)
+            charges.append(_charge(life, attempt, (start, stop), price, due))
+    return tuple(charges)
+
+
+def with_beside(offers: Iterable[Offer], terms: Terms) -> tuple[Offer, ...]:
+    """Return the offers at what a node costs with what it has beside: the price to plan and to promise with."""
     return tuple(
-        _charge(life, start, stop, prices, attempts, free=free)
-        for start, stop in itertools.pairwise(edges)
-        if stop > start
+        replace(
+            offer,
+            usd_per_hour=offer.usd_per_hour + terms.beside_usd_per_hour,
+            cap_usd_per_hour=offer.cap_usd_per_hour + terms.beside_usd_per_hour,
+        )
+        for offer in offers
     )
 
 
@@ -116,25 +135,19 @@ def _whole_second(life: NodeLife, moment: datetime) -> datetime:
 
 
 def _charge(
-    life: NodeLife,
-    start: datetime,
-    end: datetime,
-    prices: tuple[PricePoint, ...],
-    attempts: tuple[Attempt, ...],
-    *,
-    free: bool,
+    life: NodeLife, attempt: int | None, span: tuple[datetime, datetime], usd_per_hour: Decimal, due_per_hour: Decimal
 ) -> Charge:
-    price = _price_at(start, prices)
-    charge = Charge(
+    start, end = span
+    return Charge(
         node_id=life.node_id,
-        attempt=_attempt_at(life, start, attempts),
+        attempt=attempt,
         pool=life.pool,
         start=start,
         end=end,
-        usd_per_hour=price,
-        usd=usd_for(price, end - start),
+        usd_per_hour=usd_per_hour,
+        usd=usd_for(due_per_hour, end - start),
+        note="" if due_per_hour == usd_per_hour else "taken in its first hour: not charged",
     )
-    return replace(charge, usd=ZERO, note="taken in its first hour: not charged") if free else charge
 
 
 def _price_at(moment: datetime, prices: tuple[PricePoint, ...]) -> Decimal:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 
+from gpucloud.domain.account import Headroom
 from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, PlanRefused
 from gpucloud.domain.job import Cloud, Job
 from gpucloud.domain.offer import Offer, rank
@@ -34,7 +36,7 @@ class Plan:
 
 
 def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *, spent_usd: Decimal) -> Plan:
-    """Return the plan for the job: the cheapest offer that does what it asks.
+    """Return the plan for the job: the cheapest offer that does what it asks and that the budget can start.
 
     Raises PlanRefused, NoCapacity (nothing matches) or BudgetTooSmall (naming the least sum).
     """
@@ -42,20 +44,22 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
     ranked = rank(offers, job.resources)
     if not ranked:
         raise NoCapacity(*_nothing_matches(job, offers))
-    best, nodes = ranked[0], job.resources.nodes
-    left = job.budget_usd - spent_usd
-    least = least_budget_usd(nodes, best.cap_usd_per_hour, wall)
-    if left < least:
+    nodes, left = job.resources.nodes, job.budget_usd - spent_usd
+    payable = affordable(ranked, nodes, left, wall)
+    if not payable:
+        cheapest = min(ranked, key=lambda offer: offer.cap_usd_per_hour)
+        least = least_budget_usd(nodes, cheapest.cap_usd_per_hour, wall)
         raise BudgetTooSmall(
-            f"{left:.4f} USD are left of the budget; {nodes} × {best.pool} need at least {least:.4f} USD",
-            hint=f"budget: {job.budget_usd - left + least:.2f} USD, or fewer nodes",
+            f"{left:.4f} USD are left of the budget; {nodes} × {cheapest.pool} need at least {least:.4f} USD",
+            hint=f"budget: {math.ceil((job.budget_usd - left + least) * 100) / 100:.2f} USD, or fewer nodes",
         )
+    best = payable[0]
     return Plan(
         job=job.name,
         nodes=nodes,
         workers=nodes * job.resources.gpus,
         offer=best,
-        others=ranked[1:4],
+        others=payable[1:4],
         usd_per_hour=best.usd_per_hour * nodes,
         cap_usd_per_hour=best.cap_usd_per_hour * nodes,
         budget_usd=job.budget_usd,
@@ -70,12 +74,29 @@ def _lasts(usd: Decimal, usd_per_hour: Decimal) -> timedelta:
     return timedelta(hours=float(usd / usd_per_hour)) if usd_per_hour else timedelta(days=365)
 
 
+def affordable(offers: tuple[Offer, ...], nodes: int, left_usd: Decimal, wall: Wall) -> tuple[Offer, ...]:
+    """Return the offers of which the money that is left can start `nodes` machines."""
+    return tuple(o for o in offers if least_budget_usd(nodes, o.cap_usd_per_hour, wall) <= left_usd)
+
+
+def quota_too_small(offer: Offer, nodes: int, room: Headroom) -> NoCapacity:
+    """Return the error for a quota that does not hold the machines: what is needed, what there is, what to do."""
+    return NoCapacity(
+        f"{nodes} × {offer.pool} need {offer.vcpus * nodes} vCPUs; the quota {room.name!r} in {room.region} is"
+        f" {room.limit}, of which {room.used} are used",
+        hint="gpucloud quota request asks AWS for more; `market:`, `types:` or `regions:` may name others",
+    )
+
+
 def _refuse_what_is_not_offered(job: Job) -> None:
-    if job.cloud is not Cloud.LOCAL:
+    if job.cloud is Cloud.SSH:
+        raise PlanRefused("cloud: ssh is not in this version", hint="cloud: local or cloud: aws")
+    if job.cloud is Cloud.AWS and job.store is not None and not job.store.startswith("s3://"):
         raise PlanRefused(
-            f"cloud: {job.cloud.value} is not in this version", hint="cloud: local runs the embedded fleet"
+            f"store: {job.store} is a folder here, which machines on AWS cannot reach",
+            hint="leave `store:` out, or write s3://bucket/prefix",
         )
-    if job.resources.gpu or job.resources.vram_gib is not None:
+    if job.cloud is Cloud.LOCAL and (job.resources.gpu or job.resources.vram_gib is not None):
         raise PlanRefused(
             "the embedded fleet has no GPUs: its nodes are CPU processes on this machine",
             hint="leave out `gpu` and `vram_gib`; `gpus` is the number of workers on each node",
@@ -85,11 +106,18 @@ def _refuse_what_is_not_offered(job: Job) -> None:
 
 
 def _nothing_matches(job: Job, offers: tuple[Offer, ...]) -> tuple[str, ...]:
-    slots = sorted({offer.gpus for offer in offers})
-    zones = sorted({offer.pool.zone for offer in offers})
+    if not offers:
+        return (f"no machine has {_wish(job)}",)
+    slots = ", ".join(map(str, sorted({offer.gpus for offer in offers})))
+    zones = ", ".join(sorted({offer.pool.zone for offer in offers}))
+    return (f"no offer has {_wish(job)}; there are {slots} in {zones}",)
+
+
+def _wish(job: Job) -> str:
     wanted = job.resources
-    return (
-        f"no offer has {wanted.gpus} workers a node, market {wanted.market.value}"
-        f"{', regions ' + ', '.join(wanted.regions) if wanted.regions else ''};"
-        f" there are {', '.join(map(str, slots))} in {', '.join(zones)}",
-    )
+    parts = [f"{wanted.gpus} workers a node, market {wanted.market.value}"]
+    parts += [f"GPU {' or '.join(wanted.gpu)}"] if wanted.gpu else []
+    parts += [f"{wanted.vram_gib} GiB a GPU"] if wanted.vram_gib is not None else []
+    parts += [f"type {' or '.join(wanted.types)}"] if wanted.types else []
+    parts += [f"regions {', '.join(wanted.regions)}"] if wanted.regions else []
+    return ", ".join(parts)

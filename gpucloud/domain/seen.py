@@ -45,6 +45,7 @@ class Limits:
     """How long to wait for what, before believing the worst.
 
     `gang`: for the rest of the machines, while some are there already. `patience`: for any machine at all.
+    `boot`: for a machine's host key.
     """
 
     silent: timedelta = timedelta(seconds=3)
@@ -54,6 +55,7 @@ class Limits:
     hang_steps: float = 20.0
     fruitless_attempts: int = 5
     bootstrap_tries: int = 2
+    boot: timedelta = timedelta(minutes=10)
     drill_at: float = 0.4
     gang: timedelta = timedelta(seconds=120)
     ask_again: timedelta = timedelta(seconds=10)

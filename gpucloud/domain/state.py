@@ -168,7 +168,8 @@ class JobState:
     """Everything that must outlive the supervisor. Written whole, by compare-and-swap only.
 
     An ended job still has machines until it is `torn_down`, unless the user wanted them `kept`. `images` pins the
-    machine image of each region; `pool_at` is when the job turned to its pool.
+    machine image of each region; `pool_at` is when the job turned to its pool, `efa` the numbers of EFA
+    interfaces that its group is made for.
     """
 
     job: str
@@ -187,6 +188,7 @@ class JobState:
     exit_code: int | None = None
     message: str | None = None
     pool_at: datetime | None = None
+    efa: tuple[int, ...] = (0,)
     cooldowns: tuple[Cooldown, ...] = ()
     group: str | None = None
     images: tuple[tuple[str, str], ...] = ()

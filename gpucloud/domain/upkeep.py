@@ -20,11 +20,14 @@ from gpucloud.domain.state import InterruptionKind
 
 
 def prepare(seen: Seen, limits: Limits) -> Prepare | None:
-    """Bootstrap what runs and is not prepared."""
+    """Bootstrap what runs and is not prepared; a machine whose host key is not known yet is not spoken to."""
     waiting = tuple(
         n.node.id
         for n in seen.nodes
-        if n.node.state is NodeState.RUNNING and n.readiness is Readiness.NO and is_usable(n, limits)
+        if n.node.state is NodeState.RUNNING
+        and n.node.host_key is not None
+        and n.readiness is Readiness.NO
+        and is_usable(n, limits)
     )
     return Prepare(node_ids=waiting) if waiting else None
 

@@ -11,15 +11,18 @@ from gpucloud.store.directory import DirectoryStore
 from gpucloud.store.s3 import S3Store
 
 
-def open_store(url: str) -> ObjectStore:
-    """Return the store at `url` (`s3://bucket/prefix`, `file:///path` or a path); StoreError for any other scheme."""
+def open_store(url: str, *, profile: str | None = None) -> ObjectStore:
+    """Return the store at `url` (`s3://bucket/prefix`, `file:///path` or a path); StoreError for any other scheme.
+
+    `profile` is the AWS profile that opens it, else what the environment says.
+    """
     scheme, _, rest = url.partition("://")
     if not rest:
         if not url or scheme != url:
             raise StoreError(f"{url!r} names no store", hint="write s3://bucket/prefix, file:///path or a path")
         return DirectoryStore(Path(url).expanduser())
     if scheme == "s3":
-        return S3Store(url)
+        return S3Store(url, profile=profile)
     if scheme == "file" and rest.startswith("/"):
         return DirectoryStore(Path(unquote(urlsplit(url).path)))
     raise StoreError(f"{url!r} names no store", hint="write s3://bucket/prefix, file:///path or a path")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -24,6 +25,7 @@ _UNKNOWN_CALLER = {
     "TokenRefreshRequired",
     "UnrecognizedClientException",
 }
+_BUSY = {"SlowDown", "RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestTimeout"}
 _HINTS = {
     "NoSuchBucket": "make the bucket, or correct the store's URL",
     "AccessDenied": "let this identity get, put, list and delete objects below the store's prefix",
@@ -41,7 +43,7 @@ class S3Store:
     caller is unknown, ToolMissing without boto3, StoreError for all else.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, profile: str | None = None) -> None:
         try:
             import boto3.exceptions  # noqa: PLC0415 - late: nodes and scripts without S3 do not have it
             import boto3.session  # noqa: PLC0415
@@ -55,8 +57,8 @@ class S3Store:
         self._prefix = checked(parts.path.strip("/")) + "/" if parts.path.strip("/") else ""
         self._client_error = botocore.exceptions.ClientError
         self._errors = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, boto3.exceptions.Boto3Error)
-        session = boto3.session.Session()
         with self._explained("open", url):
+            session = boto3.session.Session(profile_name=profile, region_name=os.environ.get("AWS_REGION"))
             self._client = _make_client(session, botocore.config.Config)
 
     def get(self, key: str) -> Stored | None:
@@ -147,11 +149,14 @@ class S3Store:
         except self._errors as error:
             code = _code(error)
             # botocore's own classes for credentials that it cannot find or refresh, SSO included.
-            if code in _UNKNOWN_CALLER or any(word in type(error).__name__ for word in ("Credential", "SSO", "Token")):
+            if code in _UNKNOWN_CALLER or any(
+                word in type(error).__name__ for word in ("Credential", "Profile", "SSO", "Token")
+            ):
                 message = f"cannot {verb} {what} in {self.url}: {error}"
                 raise CredentialsError(message, hint="log in to AWS: `aws configure` or `aws sso login`") from error
             hint = _HINTS.get(code, "check the network and the store's URL, then try again")
-            raise StoreError(f"cannot {verb} {what} in {self.url}: {error}", hint=hint) from error
+            message = f"cannot {verb} {what} in {self.url}: {error}"
+            raise StoreError(message, hint=hint, may_pass=_may_pass(error)) from error
 
 
 def _make_client(session: Any, config: Any) -> Any:
@@ -173,6 +178,14 @@ def _make_client(session: Any, config: Any) -> Any:
 def _code(error: Any) -> str:
     response = getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+
+
+def _may_pass(error: Any) -> bool:
+    """Whether the server was busy or could not be reached, rather than unwilling."""
+    response = getattr(error, "response", None)
+    if not isinstance(response, dict):
+        return any(word in type(error).__name__ for word in ("Connect", "Timeout", "Endpoint", "HTTPClient"))
+    return response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500 or _code(error) in _BUSY
 
 
 def _retried(error: Any) -> bool:

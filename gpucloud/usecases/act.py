@@ -138,6 +138,8 @@ class Actor:
             self._end_group(state.group)
         kept = state.group if state.group == new else None
         self.lease.write(books.move(self.lease.state, action, kept, world.clock.now()))
+        if kept is not None and self.lease.state.efa != state.efa:
+            self._provision()  # machines of another shape need a template of their own
 
     def _end_group(self, name: str) -> None:
         """End the machines, bill them, and only then forget the group that lists them."""
@@ -157,7 +159,7 @@ class Actor:
             public_key=self.world.public_key,
             store=self.world.store.url,
             image=image,
-            efa=self.world.efa,
+            efa=self.lease.state.efa,
         )
 
     def _tell(self, node_ids: tuple[str, ...]) -> None:
@@ -230,4 +232,5 @@ class Actor:
         return CleanupIncomplete(
             f"group {name} could not be removed: {error}; may be alive: {alive or 'nothing known'}{ends}",
             hint=f"gpucloud down {self.world.name}",
+            may_pass=error.may_pass,
         )

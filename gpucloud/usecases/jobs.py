@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpucloud.domain.errors import UsageError
+from gpucloud.domain.ledger import Terms
+from gpucloud.domain.node import GroupView
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.ports import Clock, MarketData, NodeGroup
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.jobstore import JobStore, LogPart, Request
 from gpucloud.usecases.lease import is_over
 from gpucloud.usecases.report import JobReport, report
-from gpucloud.usecases.world import cluster_of
 
 _LOOK_S = 0.3
+_NO_GROUP = GroupView(exists=False, size=0, armed_until=None, nodes=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,7 @@ class Asker:
     market: MarketData
     group: NodeGroup
     clock: Clock
+    terms: Terms
 
     def state(self) -> JobState:
         """Return the job's state; UsageError when there is no such job."""
@@ -39,8 +42,8 @@ class Asker:
         """Return where the job stands, what it has cost, and which machines live."""
         state = self.state()
         now = self.clock.now()
-        cashier = Cashier(self.jobs, self.market)
-        listed = self.group.describe(cluster_of(self.jobs.job))
+        cashier = Cashier(self.jobs, self.market, self.terms)
+        listed = self.group.describe(state.group) if state.group is not None else _NO_GROUP
         return report(state, cashier.spend(state, now), cashier.charges(state, now), listed, self.supervisor())
 
     def supervisor(self) -> str | None:

@@ -6,11 +6,12 @@ import os
 import socket
 import threading
 import uuid
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 
 from gpucloud import processes
-from gpucloud.domain.errors import LeaseHeld, StoreError
+from gpucloud.domain.errors import CredentialsError, GpucloudError, LeaseHeld, StoreError
 from gpucloud.domain.state import JobState, Owner
 from gpucloud.ports import Clock
 from gpucloud.store import Conflict, Stored
@@ -59,12 +60,13 @@ class Lease:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Stop renewing and give the lease back; the state stays."""
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        """Stop renewing and give the lease back; the state stays. After a failure, one more is not told."""
         self._end.set()
         self._thread.join()
         if self._lost is None:
-            self.write(replace(self._state, owner=None))
+            with suppress(*(() if failure is None else (GpucloudError,))):
+                self.write(replace(self._state, owner=None))
 
     def _resolve(self) -> str:
         """A refused write was ours if the nonce says so: its reply was lost on the way."""
@@ -80,7 +82,7 @@ class Lease:
                 self.write(self._state)
             except LeaseHeld:
                 return
-            except StoreError:
+            except (StoreError, CredentialsError):
                 continue  # the next write tries again; the lease itself ends by the store's clock
 
 

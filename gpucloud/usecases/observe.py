@@ -10,10 +10,11 @@ from datetime import datetime, timedelta
 from gpucloud.domain.agentstatus import Outcome, Status
 from gpucloud.domain.capacity import is_cooling
 from gpucloud.domain.errors import NodeError
+from gpucloud.domain.ledger import with_beside
 from gpucloud.domain.membership import is_over, members_of, part_of, progress_of
 from gpucloud.domain.node import GroupView, Node, NodeState
 from gpucloud.domain.offer import Offer, rank
-from gpucloud.domain.prepaid import least_budget_usd
+from gpucloud.domain.plan import affordable
 from gpucloud.domain.seen import Goal, NodeSeen, Readiness, Seen
 from gpucloud.domain.state import Attempt, CheckpointRef, ExitReason, JobState
 from gpucloud.store.commits import newest_commit
@@ -112,11 +113,12 @@ class Observer:
             return ()
         if self._offers.at is None or now - self._offers.at > _OFFERS_LAST:
             wanted = self.world.job.resources
-            self._offers = _Offers(at=now, found=rank(self.world.market.offers(wanted), wanted))
+            self._offers = _Offers(
+                at=now, found=rank(with_beside(self.world.market.offers(wanted), self.world.terms), wanted)
+            )
         left = self.cashier.spend(state, now)
         usable = left.budget_usd - left.spent_usd
-        wall, nodes = self.world.rules.wall, self.goal.nodes
-        return tuple(o for o in self._offers.found if least_budget_usd(nodes, o.cap_usd_per_hour, wall) <= usable)
+        return affordable(self._offers.found, self.goal.nodes, usable, self.world.rules.wall)
 
     def _ask(self, group: GroupView, state: JobState, now: datetime) -> None:
         asked = []

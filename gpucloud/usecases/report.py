@@ -10,6 +10,7 @@ from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.state import (
     Attempt,
     CheckpointRef,
+    Cooldown,
     ExitReason,
     Interruption,
     JobState,
@@ -35,6 +36,7 @@ class JobReport:
     paid_until: datetime | None
     nodes: tuple[Node, ...]
     charges: tuple[Charge, ...]
+    cooldowns: tuple[Cooldown, ...]
 
 
 def report(
@@ -57,4 +59,5 @@ def report(
         paid_until=state.paid_until,
         nodes=group.alive,
         charges=charges,
+        cooldowns=() if state.status.ended else state.cooldowns,
     )

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from gpucloud.domain import books
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Job
-from gpucloud.domain.ledger import ZERO, total
-from gpucloud.domain.plan import Plan, make_plan
+from gpucloud.domain.ledger import ZERO, Terms, total, with_beside
+from gpucloud.domain.offer import Offer, rank
+from gpucloud.domain.plan import Plan, make_plan, quota_too_small
 from gpucloud.domain.prepaid import Wall
 from gpucloud.domain.state import ExitReason, JobState
-from gpucloud.ports import Clock, MarketData
+from gpucloud.ports import Account, Clock, MarketData
 from gpucloud.store import Conflict, ObjectStore
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.jobstore import JobStore, job_names
@@ -44,12 +45,14 @@ def current_run(store: ObjectStore, name: str) -> tuple[str, JobState] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starter:
-    """Starts jobs in one store, at one market's prices."""
+    """Starts jobs in one store, at one market's prices, within what the account may rent."""
 
     store: ObjectStore
     market: MarketData
+    account: Account | None
     clock: Clock
     wall: Wall
+    terms: Terms
 
     def start(self, job: Job, spec: bytes) -> Start:
         """Make the run's state, or find the unfinished one, and return it with its plan.
@@ -62,9 +65,31 @@ class Starter:
         number = _run_number(job.name, found[0]) + 1 if found else 1
         return self._create(job, spec, job.name if number == 1 else f"{job.name}-{number}")
 
+    def plan(self, job: Job) -> Plan:
+        """Return the plan of a new run; nothing is read from the store, nothing is written.
+
+        Raises PlanRefused, NoCapacity (no offer, or no quota for any), BudgetTooSmall.
+        """
+        offers = self._allowed(job, self._offers(job))
+        return make_plan(job, offers, self.clock.now(), self.wall, spent_usd=ZERO)
+
+    def _offers(self, job: Job) -> tuple[Offer, ...]:
+        return with_beside(self.market.offers(job.resources), self.terms)
+
+    def _allowed(self, job: Job, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
+        """Return the offers that the account's quotas hold; NoCapacity, naming the quota, when they hold none."""
+        if self.account is None:
+            return offers
+        ranked = rank(offers, job.resources)
+        rooms = {offer.pool: self.account.headroom(offer) for offer in ranked}
+        held = tuple(o for o in ranked if rooms[o.pool].holds(o.vcpus * job.resources.nodes))
+        if ranked and not held:
+            raise quota_too_small(ranked[0], job.resources.nodes, rooms[ranked[0].pool])
+        return held
+
     def _create(self, job: Job, spec: bytes, name: str) -> Start:
         now = self.clock.now()
-        plan = make_plan(replace(job, name=name), self.market.offers(job.resources), now, self.wall, spent_usd=ZERO)
+        plan = self.plan(replace(job, name=name))
         state = JobState(
             job=name,
             created_at=now,
@@ -72,6 +97,7 @@ class Starter:
             spec_sha256=_sha256(spec),
             pool=plan.offer.pool,
             cap_usd_per_hour=plan.offer.cap_usd_per_hour,
+            efa=(plan.offer.efa,),
         )
         try:
             JobStore(self.store, name).create(state, spec)
@@ -83,8 +109,11 @@ class Starter:
         now = self.clock.now()
         spent = ZERO
         if state.exit_reason not in _CLOSED:  # a teardown needs no budget
-            spent = total(Cashier(JobStore(self.store, name), self.market).charges(state, now))
-        plan = make_plan(replace(job, name=name), self.market.offers(job.resources), now, self.wall, spent_usd=spent)
+            spent = total(Cashier(JobStore(self.store, name), self.market, self.terms).charges(state, now))
+        offers = self._offers(job)
+        if state.group is None:  # its own machines are in what is used of a quota
+            offers = self._allowed(job, offers)
+        plan = make_plan(replace(job, name=name), offers, now, self.wall, spent_usd=spent)
         return Start(name=name, plan=plan, continues=True, changed=_changes(job, spec, state))
 
 
@@ -121,7 +150,8 @@ def adopt(state: JobState, job: Job, spec: bytes, plan: Plan) -> JobState:
     adopted = replace(going_on, budget_usd=job.budget_usd, spec_sha256=_sha256(spec))
     if adopted.group is not None:
         return adopted
-    return replace(adopted, pool=plan.offer.pool, cap_usd_per_hour=plan.offer.cap_usd_per_hour)
+    offer = plan.offer
+    return replace(adopted, pool=offer.pool, cap_usd_per_hour=offer.cap_usd_per_hour, efa=(offer.efa,))
 
 
 def _sha256(data: bytes) -> str:

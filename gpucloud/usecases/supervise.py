@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from gpucloud.domain import books
 from gpucloud.domain.action import Action, Done, Wait
+from gpucloud.domain.errors import GpucloudError
 from gpucloud.domain.reconcile import decide
 from gpucloud.domain.seen import Goal
 from gpucloud.domain.state import ExitReason, JobState
@@ -22,6 +24,8 @@ from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.world import Watcher, World
 
 _FLUSH_S = 1.0
+_PATIENCE = timedelta(minutes=2)
+_PAUSE_S = 2.0
 
 
 @dataclass(slots=True)
@@ -49,6 +53,20 @@ class Supervisor:
         self.actor.act(action, seen)
         return action
 
+    def _tick_patiently(self) -> Action:
+        """Make a pass; what may pass is waited for, up to two minutes: the machines work on meanwhile."""
+        since, told = self.world.clock.now(), False
+        while True:
+            try:
+                return self.tick()
+            except GpucloudError as error:
+                if not error.may_pass or self.world.clock.now() - since > _PATIENCE:
+                    raise
+                if not told:
+                    self.watcher.story(f"{error}; trying again for {_PATIENCE.total_seconds():.0f} s")
+                told = True
+                self.world.clock.sleep(_PAUSE_S)
+
     def settle(self) -> None:
         """Tick until there is nothing to do but to wait for the job itself."""
         while not isinstance(action := self.tick(), Done):
@@ -61,7 +79,7 @@ class Supervisor:
     def run(self) -> JobState:
         """Tick until nothing is left to do for the goal; return the state then."""
         flushed = self.world.clock.now()
-        while not isinstance(action := self.tick(), Done):
+        while not isinstance(action := self._tick_patiently(), Done):
             if isinstance(action, Wait):
                 self.world.clock.sleep(self.world.period_s)
             now = self.world.clock.now()
@@ -88,7 +106,7 @@ def supervisor(
     readers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="read")
     makers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="prepare")
     syncs = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sync")
-    cashier = Cashier(world.jobs, world.market)
+    cashier = Cashier(world.jobs, world.market, world.terms)
     logs = LogReader(world.jobs, watcher.output)
     preparer = Preparer(world=world, watcher=watcher, pool=makers, syncs=syncs)
     observer = Observer(

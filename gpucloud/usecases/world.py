@@ -8,7 +8,7 @@ from typing import Protocol
 
 from gpucloud.domain.action import Action
 from gpucloud.domain.job import Job
-from gpucloud.domain.ledger import Spend
+from gpucloud.domain.ledger import Spend, Terms
 from gpucloud.domain.seen import Rules, Seen
 from gpucloud.ports import Clock, MarketData, NodeGroup, Outputs, Provisioner, Shell
 from gpucloud.store import ObjectStore
@@ -36,7 +36,7 @@ class World:
     package: Package
     rules: Rules
     period_s: float
-    efa: tuple[int, ...] = (0,)
+    terms: Terms = field(default_factory=Terms)
     power_off: tuple[str, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict)
 

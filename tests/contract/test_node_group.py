@@ -1,4 +1,4 @@
-"""What every `NodeGroup` promises, over the fake and the embedded cloud."""
+"""What every `NodeGroup` promises, over the fake, the embedded cloud, and the emulated AWS in two ways to launch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gpucloud.domain.node import EndCause, GroupView, Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Clock, NodeGroup
 from tests.fakes.node_group import FakeNodeGroup
+from tests.standins import aws_group
 from tests.standins.embedded import make_cloud
 
-GROUP = "gpucloud-contract"
 POOL = Pool(instance_type="local.p3.2xlarge", zone="us-east-2a", market=Market.SPOT)
 OTHER_POOL = Pool(instance_type="local.p2.xlarge", zone="us-east-2b", market=Market.ON_DEMAND)
 
@@ -44,28 +44,51 @@ class SteppedClock:
 
 @dataclass
 class Cloud:
-    """One implementation with an empty group in it."""
+    """One implementation with an empty group in it.
+
+    `second`: what its times are rounded down by; `lag`: how late a shut-off may be seen. `take` takes a machine without
+    notice; `power_off` is what a detached machine's own timer does at the shut-off, where the cloud leaves it to that.
+    """
 
     nodes: NodeGroup
     clock: Clock
+    group: str = "gpucloud-contract"
+    absent: str = "gpucloud-other"
+    pool: Pool = POOL
+    other_pool: Pool = OTHER_POOL
+    second: timedelta = timedelta(0)
+    lag: timedelta = timedelta(0)
+    power_off: Callable[[str], None] | None = None
+    taking: Callable[[str], None] | None = None
+
+    def take(self, node: Node) -> None:
+        """Have the cloud take the node without a notice: AWS does so, and has no call for it."""
+        if self.taking is None:
+            self.nodes.interrupt(self.group, node.id, notice=False)
+        else:
+            self.taking(node.id)
+
+    def soon(self, seconds: float) -> datetime:
+        """Arm the group so that it is shut off in that time, or up to a second later where times are whole seconds."""
+        return self.arm(seconds + self.second.total_seconds())
 
     def until(self, wanted: Callable[[GroupView], bool], limit_s: float = 15.0) -> GroupView:
         """Return the first listing that is as wanted."""
         deadline = self.clock.now() + timedelta(seconds=limit_s)
-        while not wanted(view := self.nodes.describe(GROUP)):
+        while not wanted(view := self.nodes.describe(self.group)):
             assert self.clock.now() < deadline, f"never so; last seen: {view}"
             self.clock.sleep(0.01)
         return view
 
     def arm(self, seconds: float = 600.0) -> datetime:
         until = self.clock.now() + timedelta(seconds=seconds)
-        self.nodes.arm(GROUP, until)
+        self.nodes.arm(self.group, until)
         return until
 
     def started(self, size: int) -> tuple[Node, ...]:
         """Arm, set the level and return the nodes once they run."""
         self.arm()
-        self.nodes.resize(GROUP, size, POOL)
+        self.nodes.resize(self.group, size, self.pool)
         return running(self.until(lambda view: len(running(view)) == size))
 
 
@@ -82,64 +105,90 @@ def ended(node: Node) -> Callable[[GroupView], bool]:
     return lambda view: find(view, node).state is NodeState.TERMINATED
 
 
-def fake(path: Path) -> Cloud:
+def fake(path: Path) -> Iterator[Cloud]:
     clock = SteppedClock()
     nodes = FakeNodeGroup(clock, notice_s=1.0, boot_s=0.2)
-    nodes.create(GROUP)
-    return Cloud(nodes, clock)
+    cloud = Cloud(nodes, clock)
+    nodes.create(cloud.group)
+    yield cloud
 
 
-def embedded(path: Path) -> Cloud:
-    return Cloud(make_cloud(path / "cloud", GROUP), WallClock())
+def embedded(path: Path) -> Iterator[Cloud]:
+    cloud = Cloud(make_cloud(path / "cloud", Cloud.group), WallClock())
+    yield cloud
+    cloud.nodes.purge(cloud.group)
 
 
-@pytest.fixture(params=[fake, embedded], ids=["fake", "embedded"])
+def aws(path: Path, *, has_launch_instances: bool = True) -> Iterator[Cloud]:
+    with aws_group.rented(path / "lab", notice_s=2.0) as lab:
+        lab.has_launch_instances = has_launch_instances
+        cloud = Cloud(
+            aws_group.Rig(lab).group(),
+            WallClock(),
+            group=aws_group.GROUP,
+            absent="us-east-1/gpucloud-other",
+            pool=aws_group.SPOT,
+            other_pool=aws_group.ON_DEMAND,
+            second=timedelta(seconds=1),
+            lag=timedelta(seconds=5),
+            power_off=lab.power_off,
+            taking=lab.take,
+        )
+        yield cloud
+        cloud.nodes.purge(cloud.group)
+
+
+def aws_by_its_level(path: Path) -> Iterator[Cloud]:
+    yield from aws(path, has_launch_instances=False)
+
+
+@pytest.fixture(params=[fake, embedded, aws, aws_by_its_level], ids=["fake", "embedded", "aws", "aws-desired"])
 def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cloud]:
-    made = request.param(tmp_path)
-    yield made
-    made.nodes.purge(GROUP)
+    yield from request.param(tmp_path)
 
 
 def test_a_group_that_was_never_made_does_not_exist_and_has_nothing_to_purge(cloud: Cloud) -> None:
-    cloud.nodes.purge("gpucloud-other")
-    assert cloud.nodes.describe("gpucloud-other") == GroupView(exists=False, size=0, armed_until=None, nodes=())
+    cloud.nodes.purge(cloud.absent)
+    assert cloud.nodes.describe(cloud.absent) == GroupView(exists=False, size=0, armed_until=None, nodes=())
 
 
 def test_a_group_that_was_never_made_cannot_be_armed_or_sized(cloud: Cloud) -> None:
     with pytest.raises(ProvisionError):
-        cloud.nodes.arm("gpucloud-other", cloud.clock.now())
+        cloud.nodes.arm(cloud.absent, cloud.clock.now())
     with pytest.raises(ProvisionError):
-        cloud.nodes.resize("gpucloud-other", 0, POOL)
+        cloud.nodes.resize(cloud.absent, 0, cloud.pool)
 
 
 def test_a_new_group_costs_nothing(cloud: Cloud) -> None:
-    assert cloud.nodes.describe(GROUP) == GroupView(exists=True, size=0, armed_until=None, nodes=())
+    assert cloud.nodes.describe(cloud.group) == GroupView(exists=True, size=0, armed_until=None, nodes=())
 
 
 def test_no_node_starts_before_the_shut_off_is_armed(cloud: Cloud) -> None:
     with pytest.raises(ProvisionError):
-        cloud.nodes.resize(GROUP, 1, POOL)
-    cloud.nodes.arm(GROUP, cloud.clock.now() - timedelta(seconds=1))
+        cloud.nodes.resize(cloud.group, 1, cloud.pool)
+    cloud.nodes.arm(cloud.group, cloud.clock.now() - timedelta(seconds=1))
     with pytest.raises(ProvisionError):
-        cloud.nodes.resize(GROUP, 1, POOL)
-    assert cloud.nodes.describe(GROUP).nodes == ()
+        cloud.nodes.resize(cloud.group, 1, cloud.pool)
+    assert cloud.nodes.describe(cloud.group).nodes == ()
 
 
 def test_the_shut_off_time_can_be_read_back(cloud: Cloud) -> None:
     until = cloud.arm(600)
-    assert cloud.nodes.describe(GROUP).armed_until == until
+    armed = cloud.nodes.describe(cloud.group).armed_until
+    assert armed is not None
+    assert timedelta(0) <= until - armed <= cloud.second
 
 
 def test_the_level_is_reached_with_nodes_that_differ(cloud: Cloud) -> None:
     before = cloud.clock.now()
     nodes = cloud.started(2)
-    assert cloud.nodes.describe(GROUP).size == 2
+    assert cloud.nodes.describe(cloud.group).size == 2
     assert len({node.id for node in nodes}) == 2
     assert len({(node.address, node.port) for node in nodes}) == 2
     assert len({node.host_key for node in nodes}) == 2
     for node in nodes:
-        assert node.pool == POOL
-        assert before <= node.launched_at <= cloud.clock.now()
+        assert node.pool == cloud.pool
+        assert before - cloud.second <= node.launched_at <= cloud.clock.now()
         assert node.host_key is not None
         assert node.host_key.startswith("ssh-ed25519 ")
         assert (node.detached, node.ended_at, node.end_cause) == (False, None, None)
@@ -147,17 +196,17 @@ def test_the_level_is_reached_with_nodes_that_differ(cloud: Cloud) -> None:
 
 def test_setting_the_same_level_again_changes_nothing(cloud: Cloud) -> None:
     nodes = cloud.started(2)
-    cloud.nodes.resize(GROUP, 2, POOL)
+    cloud.nodes.resize(cloud.group, 2, cloud.pool)
     cloud.clock.sleep(0.2)
-    assert cloud.nodes.describe(GROUP).nodes == nodes
+    assert cloud.nodes.describe(cloud.group).nodes == nodes
 
 
 def test_a_lower_level_ends_the_newest_by_choice(cloud: Cloud) -> None:
     (old,) = cloud.started(1)
-    cloud.nodes.resize(GROUP, 2, OTHER_POOL)
+    cloud.nodes.resize(cloud.group, 2, cloud.other_pool)
     new = next(n for n in running(cloud.until(lambda view: len(running(view)) == 2)) if n.id != old.id)
-    assert new.pool == OTHER_POOL
-    cloud.nodes.resize(GROUP, 1, OTHER_POOL)
+    assert new.pool == cloud.other_pool
+    cloud.nodes.resize(cloud.group, 1, cloud.other_pool)
     view = cloud.until(ended(new))
     assert view.alive == (old,)
     assert find(view, new).end_cause is EndCause.CHOICE
@@ -166,7 +215,7 @@ def test_a_lower_level_ends_the_newest_by_choice(cloud: Cloud) -> None:
 
 def test_a_terminated_node_is_replaced_while_the_level_stands(cloud: Cloud) -> None:
     (first,) = cloud.started(1)
-    cloud.nodes.terminate(GROUP, first.id)
+    cloud.nodes.terminate(cloud.group, first.id)
     view = cloud.until(lambda view: ended(first)(view) and len(running(view)) == 1)
     assert find(view, first).end_cause is EndCause.CHOICE
     assert view.alive[0].id != first.id
@@ -174,9 +223,9 @@ def test_a_terminated_node_is_replaced_while_the_level_stands(cloud: Cloud) -> N
 
 def test_a_detached_node_is_ended_by_its_id_and_not_replaced(cloud: Cloud) -> None:
     old, _ = sorted(cloud.started(2), key=lambda node: node.launched_at)
-    cloud.nodes.detach(GROUP, old.id)
-    cloud.nodes.resize(GROUP, 1, POOL)
-    cloud.nodes.terminate(GROUP, old.id)
+    cloud.nodes.detach(cloud.group, old.id)
+    cloud.nodes.resize(cloud.group, 1, cloud.pool)
+    cloud.nodes.terminate(cloud.group, old.id)
     view = cloud.until(lambda view: len(view.alive) == 1 and ended(old)(view))
     assert view.size == 1
     assert find(view, old).end_cause is EndCause.CHOICE
@@ -184,26 +233,26 @@ def test_a_detached_node_is_ended_by_its_id_and_not_replaced(cloud: Cloud) -> No
 
 def test_a_detached_node_lives_on_while_its_replacement_starts(cloud: Cloud) -> None:
     (old,) = cloud.started(1)
-    cloud.nodes.detach(GROUP, old.id)
+    cloud.nodes.detach(cloud.group, old.id)
     view = cloud.until(lambda view: len(running(view)) == 2)
     assert [node.detached for node in view.alive] == [True, False]
 
 
 def test_a_detached_node_is_not_ended_by_the_level_but_by_a_purge(cloud: Cloud) -> None:
     (old,) = cloud.started(1)
-    cloud.nodes.detach(GROUP, old.id)
-    cloud.nodes.resize(GROUP, 0, POOL)
+    cloud.nodes.detach(cloud.group, old.id)
+    cloud.nodes.resize(cloud.group, 0, cloud.pool)
     view = cloud.until(lambda view: all(node.id == old.id for node in view.alive))
     assert find(view, old).state is NodeState.RUNNING
-    cloud.nodes.purge(GROUP)
-    assert cloud.nodes.describe(GROUP).alive == ()
+    cloud.nodes.purge(cloud.group)
+    assert cloud.nodes.describe(cloud.group).alive == ()
 
 
 def test_a_node_with_a_notice_lives_until_it_is_taken_and_is_then_replaced(cloud: Cloud) -> None:
     (old,) = cloud.started(1)
     asked = cloud.clock.now()
-    cloud.nodes.interrupt(GROUP, old.id, notice=True)
-    assert cloud.nodes.describe(GROUP).alive == (old,)
+    cloud.nodes.interrupt(cloud.group, old.id, notice=True)
+    assert cloud.nodes.describe(cloud.group).alive == (old,)
     view = cloud.until(lambda view: ended(old)(view) and len(running(view)) == 1)
     taken = find(view, old)
     assert taken.end_cause is EndCause.INTERRUPTED
@@ -213,53 +262,56 @@ def test_a_node_with_a_notice_lives_until_it_is_taken_and_is_then_replaced(cloud
 
 def test_a_node_taken_without_notice_is_gone_and_replaced(cloud: Cloud) -> None:
     (old,) = cloud.started(1)
-    cloud.nodes.interrupt(GROUP, old.id, notice=False)
+    cloud.take(old)
     view = cloud.until(lambda view: ended(old)(view) and len(running(view)) == 1)
     assert find(view, old).end_cause is EndCause.INTERRUPTED
 
 
 def test_the_shut_off_ends_every_node_by_itself_and_keeps_the_group_down(cloud: Cloud) -> None:
     detached = cloud.started(2)[0]
-    cloud.nodes.detach(GROUP, detached.id)
-    until = cloud.arm(0.3)
+    cloud.nodes.detach(cloud.group, detached.id)
+    until = cloud.soon(0.3)
+    if cloud.power_off is not None:
+        cloud.clock.sleep((until - cloud.clock.now()).total_seconds())
+        cloud.power_off(detached.id)
     view = cloud.until(lambda view: view.alive == ())
     assert view.size == 0
     assert {node.end_cause for node in view.nodes} == {EndCause.SCHEDULE}
-    assert all(node.ended_at is not None and node.ended_at <= until for node in view.nodes)
+    assert all(node.ended_at is not None and node.ended_at <= until + cloud.lag for node in view.nodes)
     with pytest.raises(ProvisionError):
-        cloud.nodes.resize(GROUP, 1, POOL)
+        cloud.nodes.resize(cloud.group, 1, cloud.pool)
 
 
 def test_a_later_shut_off_keeps_the_nodes(cloud: Cloud) -> None:
     nodes = cloud.started(1)
-    cloud.arm(1.0)
+    until = cloud.soon(1.0)
     cloud.arm(600)
-    cloud.clock.sleep(1.2)
-    assert cloud.nodes.describe(GROUP).alive == nodes
+    cloud.clock.sleep((until - cloud.clock.now()).total_seconds() + 0.2)
+    assert cloud.nodes.describe(cloud.group).alive == nodes
 
 
 def test_after_a_purge_nothing_is_alive_and_the_ended_are_still_listed(cloud: Cloud) -> None:
     nodes = cloud.started(2)
-    cloud.nodes.purge(GROUP)
-    view = cloud.nodes.describe(GROUP)
+    cloud.nodes.purge(cloud.group)
+    view = cloud.nodes.describe(cloud.group)
     assert (view.size, view.alive) == (0, ())
     assert {node.id for node in view.nodes} == {node.id for node in nodes}
     assert {node.end_cause for node in view.nodes} == {EndCause.CHOICE}
-    cloud.nodes.purge(GROUP)
-    assert cloud.nodes.describe(GROUP) == view
+    cloud.nodes.purge(cloud.group)
+    assert cloud.nodes.describe(cloud.group) == view
 
 
 def test_nothing_happens_to_a_node_that_has_ended(cloud: Cloud) -> None:
     (node,) = cloud.started(1)
-    cloud.nodes.purge(GROUP)
-    view = cloud.nodes.describe(GROUP)
-    cloud.nodes.terminate(GROUP, node.id)
-    cloud.nodes.detach(GROUP, node.id)
-    cloud.nodes.interrupt(GROUP, node.id, notice=False)
-    assert cloud.nodes.describe(GROUP) == view
+    cloud.nodes.purge(cloud.group)
+    view = cloud.nodes.describe(cloud.group)
+    cloud.nodes.terminate(cloud.group, node.id)
+    cloud.nodes.detach(cloud.group, node.id)
+    cloud.nodes.interrupt(cloud.group, node.id, notice=False)
+    assert cloud.nodes.describe(cloud.group) == view
 
 
 def test_a_node_that_never_was_is_an_error(cloud: Cloud) -> None:
     for act in (cloud.nodes.terminate, cloud.nodes.detach):
         with pytest.raises(ProvisionError):
-            act(GROUP, "i-00000000000000000")
+            act(cloud.group, "i-00000000000000000")

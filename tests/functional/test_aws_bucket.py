@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from moto.iam.access_control import PermissionResult
+from moto.s3.models import s3_backends
 
 from gpucloud.adapters.aws.bucket import ensure_bucket, remove_bucket
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.domain.errors import CredentialsError, ProvisionError, UsageError
+from gpucloud.domain.errors import CredentialsError, ProvisionError, StoreError, UsageError
 from gpucloud.store import Conflict, open_store
 from tests.lab.aws import Lab
 
 NAME = "gpucloud-123456789012-us-east-1"
 
 
-@pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    with Lab(tmp_path / "lab") as lab:
-        for key, value in lab.settings.items():
-            monkeypatch.setenv(key, value)
-        monkeypatch.delenv("AWS_PROFILE", raising=False)
-        # moto takes a Deny whose condition does not hold for a Deny.
-        monkeypatch.setattr("moto.s3.models.FakeBucket.get_permission", lambda *_: PermissionResult.NEUTRAL)
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab(tmp_path_factory.mktemp("lab")) as lab:
         yield lab
+
+
+@pytest.fixture
+def lab(standing: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    standing.faults.clear()
+    s3_backends["123456789012"]["aws"].reset()
+    for key, value in standing.settings.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    return standing
 
 
 def actions(lab: Lab) -> list[str]:
@@ -135,6 +139,9 @@ def test_a_job_keeps_its_state_in_it_by_compare_and_swap(lab: Lab):
     store.put("jobs/digits/state.json", b"two", if_version=version)
     with pytest.raises(Conflict):
         store.put("jobs/digits/state.json", b"three", if_version=version)
+    with pytest.raises(StoreError, match="AccessDenied"):
+        store.put("jobs/digits/state.json", b"blindly")
+    store.put("jobs/digits/logs/1/node.log", b"blindly")
 
 
 def test_a_bucket_with_jobs_is_not_removed_unless_asked_for(lab: Lab):

@@ -60,7 +60,11 @@ def ids(lab: Lab) -> dict[str, list[str]]:
             one["InternetGatewayId"] for one in ec2.describe_internet_gateways(Filters=mine)["InternetGateways"]
         ],
         "table": [one["RouteTableId"] for one in ec2.describe_route_tables(Filters=mine)["RouteTables"]],
-        "endpoint": [one["VpcEndpointId"] for one in ec2.describe_vpc_endpoints(Filters=mine)["VpcEndpoints"]],
+        "endpoint": [
+            one["VpcEndpointId"]
+            for one in ec2.describe_vpc_endpoints(Filters=mine)["VpcEndpoints"]
+            if one["State"] != "deleted"
+        ],
         "firewall": [one["GroupId"] for one in ec2.describe_security_groups(Filters=mine)["SecurityGroups"]],
         "template": [one["LaunchTemplateId"] for one in ec2.describe_launch_templates(Filters=mine)["LaunchTemplates"]],
         "key": [one["KeyName"] for one in ec2.describe_key_pairs(Filters=mine)["KeyPairs"]],

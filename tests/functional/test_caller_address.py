@@ -17,7 +17,7 @@ def says() -> Iterator[tuple[list[bytes], str]]:
     words = [b"203.0.113.7\n"]
 
     class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802  the library's name
+        def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
             self.wfile.write(words[0])

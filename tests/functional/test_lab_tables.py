@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
+import boto3
+import botocore.config
 import botocore.exceptions
 import pytest
 
@@ -123,3 +125,47 @@ def test_awss_own_policy_for_session_manager_can_be_attached(lab: Lab) -> None:
     iam.create_role(RoleName="ssm", AssumeRolePolicyDocument="{}")
     iam.attach_role_policy(RoleName="ssm", PolicyArn="arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore")
     assert not [line for line in lab.inventory() if line.startswith("policy ")]
+
+
+def _as_a_machine(lab: Lab, role: str, instance: str, service: str) -> Any:
+    keys = lab.client("sts").assume_role(RoleArn=f"arn:aws:iam::123456789012:role/{role}", RoleSessionName=instance)
+    given = keys["Credentials"]
+    return boto3.client(
+        service, region_name="us-east-1", endpoint_url=lab.url, aws_access_key_id=given["AccessKeyId"],
+        aws_secret_access_key=given["SecretAccessKey"], aws_session_token=given["SessionToken"],
+        config=botocore.config.Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}),
+    )  # fmt: skip
+
+
+def _code(call: Callable[[], object]) -> str:
+    with pytest.raises(botocore.exceptions.ClientError) as caught:
+        call()
+    return str(caught.value.response["Error"]["Code"])
+
+
+def test_a_machine_may_do_what_its_role_says_and_no_more(lab: Lab) -> None:
+    iam, s3 = lab.client("iam"), lab.client("s3")
+    role = iam.create_role(RoleName="machine", AssumeRolePolicyDocument="{}")["Role"]["RoleId"]
+    arn = "arn:aws:s3:::gpucloud-machines"
+    listing = {"StringLike": {"s3:prefix": ["jobs/digits/*"]}}
+    statements = [
+        {"Effect": "Allow", "Action": ["s3:GetObject", "s3:PutObject"], "Resource": [f"{arn}/jobs/digits/*"]},
+        {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": arn, "Condition": listing},
+        {"Effect": "Allow", "Action": "s3:PutObject", "Resource": f"{arn}/clusters/c/hosts/${{aws:userid}}"},
+    ]
+    policy = {"Version": "2012-10-17", "Statement": statements}
+    iam.put_role_policy(RoleName="machine", PolicyName="p", PolicyDocument=json.dumps(policy))
+    s3.create_bucket(Bucket="gpucloud-machines")
+    own = _as_a_machine(lab, "machine", "i-0aaa", "s3")
+    in_bucket = {"Bucket": "gpucloud-machines"}
+    own.put_object(**in_bucket, Key="jobs/digits/state.json", Body=b"1")
+    own.put_object(**in_bucket, Key=f"clusters/c/hosts/{role}:i-0aaa", Body=b"key")
+    own.list_objects_v2(**in_bucket, Prefix="jobs/digits/checkpoints/")
+    assert _code(lambda: own.get_object(**in_bucket, Key="jobs/digits/absent")) == "NoSuchKey"
+    assert _code(lambda: own.head_object(**in_bucket, Key="jobs/others/absent")) == "403"
+    assert _code(lambda: own.get_object(**in_bucket, Key="jobs/others/absent")) == "AccessDenied"
+    assert _code(lambda: own.put_object(**in_bucket, Key=f"clusters/c/hosts/{role}:i-0bbb", Body=b"")) == "AccessDenied"
+    assert _code(lambda: own.list_objects_v2(**in_bucket)) == "AccessDenied"
+    assert _code(lambda: own.delete_object(**in_bucket, Key="jobs/digits/state.json")) == "AccessDenied"
+    assert _code(_as_a_machine(lab, "machine", "i-0aaa", "ec2").describe_instances) == "UnauthorizedOperation"
+    assert _as_a_machine(lab, "machine", "i-0aaa", "sts").get_caller_identity()["UserId"] == f"{role}:i-0aaa"

@@ -11,12 +11,14 @@ import pytest
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.local.market import LocalMarket
 from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, PlanRefused
-from gpucloud.domain.job import Cloud, Job, Resources
+from gpucloud.domain.job import Cloud, Job, Market, MarketPolicy, Resources
+from gpucloud.domain.ledger import Terms
 from gpucloud.domain.prepaid import Wall
 from gpucloud.domain.state import ExitReason, JobStatus
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.start import Starter, adopt
+from tests.fakes.account import FakeAccount
 
 SPEC = b"name: digits\n"
 JOB = Job(
@@ -31,7 +33,14 @@ JOB = Job(
 
 @pytest.fixture
 def starter(tmp_path):
-    return Starter(store=open_store(str(tmp_path)), market=LocalMarket(), clock=SystemClock(), wall=Wall())
+    return Starter(
+        store=open_store(str(tmp_path)),
+        market=LocalMarket(),
+        account=None,
+        clock=SystemClock(),
+        wall=Wall(),
+        terms=Terms(),
+    )
 
 
 def put(starter, name, **changes):
@@ -100,7 +109,8 @@ def test_what_changed_since_the_last_start_is_said(starter):
     ("changes", "error"),
     [
         ({"budget_usd": Decimal("0.1")}, BudgetTooSmall),
-        ({"cloud": Cloud.AWS}, PlanRefused),
+        ({"cloud": Cloud.SSH}, PlanRefused),
+        ({"cloud": Cloud.AWS, "store": "/here"}, PlanRefused),
         ({"resources": Resources(gpu=("A100",))}, PlanRefused),
         ({"resources": Resources(gpus=16)}, NoCapacity),
         ({"resources": Resources(regions=("eu-west-1",))}, NoCapacity),
@@ -111,3 +121,39 @@ def test_a_hopeless_plan_is_refused_before_anything_is_written(starter, changes,
     with pytest.raises(error):
         starter.start(replace(JOB, **changes), SPEC)
     assert starter.store.list("") == ()
+
+
+class VcpuMarket(LocalMarket):
+    """The embedded cloud's prices, for machines whose vCPUs count."""
+
+    def offers(self, wanted):
+        return tuple(replace(offer, vcpus=4) for offer in super().offers(wanted))
+
+
+def test_a_quota_that_does_not_hold_the_machines_is_named_before_anything_is_written(starter):
+    account = FakeAccount({Market.SPOT: 4, Market.ON_DEMAND: 64})
+    small = replace(starter, market=VcpuMarket(), account=account)
+
+    with pytest.raises(NoCapacity, match=r"need 8 vCPUs; the quota 'All spot' in us-east-2 is 4, of which 0") as caught:
+        small.start(JOB, SPEC)
+
+    assert "gpucloud quota request" in caught.value.hint
+    assert JobStore(starter.store, "digits").load() is None
+
+
+def test_what_is_used_of_a_quota_counts(starter):
+    account = FakeAccount({Market.SPOT: 12, Market.ON_DEMAND: 0}, used=5)
+    with pytest.raises(NoCapacity):
+        replace(starter, market=VcpuMarket(), account=account).start(JOB, SPEC)
+
+
+def test_a_quota_that_cannot_be_read_stops_nobody(starter):
+    account = FakeAccount({Market.SPOT: None, Market.ON_DEMAND: None})
+    assert replace(starter, market=VcpuMarket(), account=account).start(JOB, SPEC).plan.nodes == 2
+
+
+def test_without_spot_quota_auto_takes_machines_on_demand(starter):
+    account = FakeAccount({Market.SPOT: 0, Market.ON_DEMAND: 64})
+    job = replace(JOB, budget_usd=Decimal(20), resources=Resources(nodes=2, market=MarketPolicy.AUTO))
+    plan = replace(starter, market=VcpuMarket(), account=account).start(job, SPEC).plan
+    assert plan.offer.pool.market is Market.ON_DEMAND

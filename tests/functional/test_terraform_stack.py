@@ -232,6 +232,15 @@ def test_a_living_lock_is_left_alone_and_named(module: Path, bucket: ObjectStore
     assert "the lock is taken over at 20" in (caught.value.hint or "")
 
 
+def test_a_lock_taken_just_before_ours_is_told_like_any_other(module: Path, bucket: ObjectStore) -> None:
+    def late(_: object) -> dict[str, str]:
+        locked(bucket, "me@elsewhere")
+        return {}
+
+    with pytest.raises(ProvisionError, match="me@elsewhere holds the lock on the state since 20"):
+        apply(in_s3(module, bucket, adopt=late), "a")
+
+
 def test_the_lock_of_who_runs_terraform_by_hand_is_never_taken(module: Path, bucket: ObjectStore) -> None:
     locked(bucket, "admin@desk")
     begun(bucket, host=socket.gethostname(), group=dead_group(), ends_within_s=-1.0)

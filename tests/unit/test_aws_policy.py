@@ -108,7 +108,7 @@ def test_a_boundary_is_asked_for_when_a_role_is_made():
 
 def test_buckets_of_the_users_own_hold_objects_and_are_not_changed():
     documents = user_policy(partition="aws", account=ACCOUNT, region="us-east-1", stores=("team-data",))
-    assert by_sid("Stores", documents)["Action"] == ["s3:ListBucket"]
+    assert by_sid("Stores", documents)["Action"] == ["s3:ListBucket", "s3:ListBucketVersions"]
     assert by_sid("Objects", documents)["Resource"] == [
         f"arn:aws:s3:::gpucloud-{ACCOUNT}-us-east-1/*",
         "arn:aws:s3:::team-data/*",

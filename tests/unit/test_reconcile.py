@@ -91,6 +91,13 @@ def test_nodes_that_run_are_prepared_and_pending_ones_are_waited_for():
     assert decide(GOAL, seen(*nodes), RULES) == Prepare(node_ids=("a",))
 
 
+def test_a_machine_whose_host_key_is_not_known_yet_is_not_spoken_to_and_is_replaced_after_ten_minutes():
+    young = up("a", readiness=Readiness.NO, host_key=None, launched_at=NOW - timedelta(minutes=9))
+    old = up("b", readiness=Readiness.NO, host_key=None, launched_at=NOW - timedelta(minutes=10))
+    assert decide(GOAL, seen(young, up("b")), RULES) == Wait(why="bootstrap")
+    assert decide(GOAL, seen(young, old), RULES) == Replace(node_ids=("b",))
+
+
 def test_the_attempt_opens_when_enough_nodes_are_ready_and_told():
     assert decide(GOAL, seen(up("a"), up("b")), RULES) == OpenAttempt(number=1, node_ids=("a", "b"))
 

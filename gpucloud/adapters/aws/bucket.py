@@ -25,6 +25,14 @@ def bucket_name(account: str, region: str) -> str:
     return f"gpucloud-{account}-{region}"
 
 
+def bucket_exists(aws: Aws, region: str) -> bool:
+    """Whether the account's bucket is there. Raises CredentialsError, ProvisionError."""
+    account = account_of(aws)
+    name = bucket_name(account, region)
+    with aws.calling("s3", f"look for the bucket {name}", region) as s3:
+        return _tags(s3, name, account) is not None
+
+
 def ensure_bucket(aws: Aws, region: str, *, kms_key: str | None = None) -> str:
     """Make the bucket, hardened and tagged, and return its name; two calls when it is there already.
 

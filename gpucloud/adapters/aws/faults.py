@@ -28,7 +28,9 @@ def explained(what: str) -> Iterator[None]:
     except (botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError) as error:
         meaning = known(code_of(error))
         kind = CredentialsError if meaning.fault is Fault.CREDENTIALS else ProvisionError
-        raise kind(f"cannot {what}: {_said(meaning, error)} ({code_of(error)})", hint=meaning.step) from error
+        message = f"cannot {what}: {_said(meaning, error)} ({code_of(error)})"
+        may_pass = meaning.fault in (Fault.THROTTLING, Fault.TRANSIENT)
+        raise kind(message, hint=meaning.step, may_pass=may_pass) from error
 
 
 def code_of(error: BaseException) -> str:

@@ -14,6 +14,7 @@ Answer = TypeVar("Answer")
 
 # botocore repeats what was throttled; these come as plain refusals (HTTP 4xx) and are over by themselves.
 _BUSY = ("ResourceContention", "IdempotentCallInProgress", "ScalingActivityInProgress")
+_GONE = re.compile(r"not part of|not found|no managed instance", re.IGNORECASE)
 _WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 
 
@@ -34,7 +35,7 @@ def unless_gone(call: Callable[[], Answer]) -> bool:
     try:
         call()
     except botocore.exceptions.ClientError as error:
-        if code_of(error) != "ValidationError" or not re.search(r"not (part of|found|in)", str(error), re.IGNORECASE):
+        if code_of(error) != "ValidationError" or not _GONE.search(str(error)):
             raise
         return False
     return True

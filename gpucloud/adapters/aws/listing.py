@@ -17,6 +17,7 @@ from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.job import Market
 from gpucloud.domain.offer import Pool
 
+_LEAVING = ("Terminating", "Terminated", "Detaching", "Detached")
 Described = Mapping[str, Any]
 
 
@@ -41,6 +42,11 @@ class Listing:
     def members(self) -> tuple[Described, ...]:
         """The instances that the group itself lists."""
         return tuple(self.group.get("Instances", ())) if self.group else ()
+
+    @property
+    def counted(self) -> frozenset[str]:
+        """The instances that the group counts: those that leave it are listed for a while yet."""
+        return frozenset(m["InstanceId"] for m in self.members if not m["LifecycleState"].startswith(_LEAVING))
 
     @property
     def subnets(self) -> dict[str, str]:

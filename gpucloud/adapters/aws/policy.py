@@ -209,7 +209,7 @@ def _buckets(names: _Names, stores: tuple[str, ...]) -> list[Document]:
     buckets = [own, *(f"arn:{names.partition}:s3:::{store}" for store in stores)]
     return [
         _allow("Bucket", "s3", _BUCKET, [own]),
-        *([_allow("Stores", "s3", "ListBucket", buckets[1:])] if stores else []),
+        *([_allow("Stores", "s3", "ListBucket ListBucketVersions", buckets[1:])] if stores else []),
         _allow("Objects", "s3", _OBJECTS, [f"{bucket}/*" for bucket in buckets]),
     ]
 

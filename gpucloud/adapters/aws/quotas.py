@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
 import botocore.exceptions
@@ -152,5 +152,5 @@ def _request(region: str, asked: dict[str, Any]) -> QuotaRequest:
         name=str(asked.get("QuotaName", asked["QuotaCode"])),
         wanted=int(asked["DesiredValue"]),
         status=str(asked["Status"]),
-        asked_at=created,
+        asked_at=created.astimezone(timezone.utc),
     )

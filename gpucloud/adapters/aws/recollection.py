@@ -15,7 +15,6 @@ from gpucloud.domain.offer import Pool
 
 # Of two machines asked for at once one may be started and one refused.
 _SAME_MOMENT = timedelta(seconds=5)
-_ENDED = ("Terminating", "Terminated", "Detaching", "Detached")
 
 
 @dataclass
@@ -110,14 +109,13 @@ class Recollection:
 
     def _take_in(self, listing: Listing, now: datetime) -> None:
         self.shut_off = listing.shut_off or self.shut_off or activities.fired_shut_off(listing.activities)
-        counted = {m["InstanceId"] for m in listing.members if not m["LifecycleState"].startswith(_ENDED)}
+        counted = listing.counted
         for instance in listing.instances:
             node = node_of(instance, self.reach, self.shut_off, now)
             detached = node.id in self._detached or (is_tagged_detached(instance) and node.id not in counted)
             self._keep(replace(node, detached=detached, host_key=self.host_keys.get(node.id)), now)
-        for member in listing.members:
-            if member["InstanceId"] in counted - self._nodes.keys() and listing.pool is not None:
-                self.started([member["InstanceId"]], listing.pool, now)
+        if listing.pool is not None and counted - self._nodes.keys():
+            self.started(sorted(counted - self._nodes.keys()), listing.pool, now)
         self._miss({i["InstanceId"] for i in listing.instances}, now)
 
     def _keep(self, node: Node, now: datetime) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +32,9 @@ class Aws:
     def __init__(self, profile: str | None = None, region: str | None = None) -> None:
         """`region` is the job's first one; left out, the profile's or AWS_REGION. CredentialsError: no such profile."""
         try:
-            self._session = boto3.session.Session(profile_name=profile, region_name=region)
+            # boto3 itself reads AWS_DEFAULT_REGION only.
+            named = region or os.environ.get("AWS_REGION")
+            self._session = boto3.session.Session(profile_name=profile, region_name=named)
         except botocore.exceptions.ProfileNotFound as error:
             raise CredentialsError(str(error), hint="name one of `aws configure list-profiles`") from error
         self.profile = self._session.profile_name if self._session.profile_name != "default" else profile

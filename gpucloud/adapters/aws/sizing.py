@@ -50,9 +50,10 @@ class Sizing:
         with self._aws.calling("autoscaling", f"set the size of {watch.place} to {size}", watch.place.region) as client:
             if size < view.size:
                 self._lower(client, size, view)
-            self._settle(client, watch, size, pool, listing=listing, level=view.size)
-            if size > view.size and not watch.memory.was_refused(pool, self._now() - self._retry):
-                self._grow(client, watch, size, pool, listing=listing, level=view.size)
+            level = _given_up(listing, view, pool)
+            self._settle(client, watch, min(size, level), size, pool, listing=listing)
+            if size > level and not watch.memory.was_refused(pool, self._now() - self._retry):
+                self._grow(client, watch, size, pool, listing=listing, level=level)
 
     def _lower(self, client: Any, size: int, view: GroupView) -> None:
         """The newest go by their ids, each taking its place in the level along."""
@@ -64,20 +65,20 @@ class Sizing:
         asked = {"InstanceId": node_id, "ShouldDecrementDesiredCapacity": True}
         unless_gone(lambda: insist(lambda: client.terminate_instance_in_auto_scaling_group(**asked), self._sleep))
 
-    def _settle(self, client: Any, watch: Watch, size: int, pool: Pool, *, listing: Listing, level: int) -> None:
-        """Give the group what it must know; a level that falls is set with its bounds."""
-        template = watch.place.template(self._efa_of(pool.instance_type))
-        changes = settings(listing, size, pool, template)
-        if size < level:
-            changes["DesiredCapacity"] = size
-            changes["MaxSize"] = size
+    def _settle(self, client: Any, watch: Watch, level: int, size: int, pool: Pool, *, listing: Listing) -> None:
+        """Give the group its bounds and what it starts; a level that falls is set along with them."""
+        now = self._now()
+        changes = settings(listing, size, pool, watch.place.template(self._efa_of(pool.instance_type)))
+        falls = level < watch.memory.level(listing, now)
+        if falls:
+            changes["DesiredCapacity"] = level
         if changes:
             insist(
                 lambda: client.update_auto_scaling_group(AutoScalingGroupName=watch.place.cluster, **changes),
                 self._sleep,
             )
-        if size < level:
-            watch.memory.set_level(size, self._now())
+        if falls:
+            watch.memory.set_level(level, now)
 
     def _grow(self, client: Any, watch: Watch, size: int, pool: Pool, *, listing: Listing, level: int) -> None:
         if self._launches:
@@ -112,3 +113,10 @@ class Sizing:
         memory.started(launched.ids, pool, now)
         memory.refused(pool, launched.refusals)
         memory.set_level(level + len(launched.ids), now)
+
+
+def _given_up(listing: Listing, view: GroupView, pool: Pool) -> int:
+    """Return the level to grow from: machines that the group cannot get in its old pool are not waited for."""
+    counting = {node.id for node in view.alive if not node.detached} | listing.counted
+    refused = pool != listing.pool and any(refusal.pool == listing.pool for refusal in view.refusals)
+    return min(view.size, len(counting)) if refused else view.size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 
 from gpucloud.adapters.aws.faults import explained
@@ -87,4 +87,6 @@ class SpotPrices:
                 StartTime=min(since, until),
                 EndTime=until,
             )
-            return {row["Timestamp"]: Decimal(row["SpotPrice"]) for page in pages for row in page["SpotPriceHistory"]}
+            rows = [row for page in pages for row in page["SpotPriceHistory"]]
+        # botocore gives times in the machine's own zone.
+        return {row["Timestamp"].astimezone(timezone.utc): Decimal(row["SpotPrice"]) for row in rows}

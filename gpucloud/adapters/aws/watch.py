@@ -81,7 +81,7 @@ class Watch:
         """Only the group's own story says why it is below its level, or that a shut-off has fired."""
         if listing.group is None:
             return False
-        below = len(listing.members) < listing.desired
+        below = len(listing.counted) < listing.desired
         ended = any(ended_by_a_user(i) and not self.memory.is_known_ended(i["InstanceId"]) for i in listing.instances)
         return below or (ended and listing.shut_off is None and self.memory.shut_off is None)
 

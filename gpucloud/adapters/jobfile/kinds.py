@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from gpucloud.adapters.jobfile import values
+from gpucloud.domain.job import Access as AccessName
 from gpucloud.domain.job import Cloud as CloudName
 from gpucloud.domain.job import MarketPolicy as MarketName
 
@@ -62,6 +63,11 @@ _OUTPUT = _string(r"[^/~\n][^\n]*")
 _GPU = Read(values.matching(values.GPU, "the name of a GPU, such as A100"), _string(values.GPU))
 _REGION = Read(values.matching(values.REGION, "a region, such as us-west-2"), _string(values.REGION))
 _SECRET = Read(values.matching(values.SECRET, "the name of a secret: A–Z, 0–9 and _"), _string(values.SECRET))
+_TYPE = Read(values.matching(values.TYPE, "an instance type, such as g5.12xlarge"), _string(values.TYPE))
+_SUBNET = Read(
+    values.matching(r"subnet-[0-9a-f]+", "a subnet's id, such as subnet-0a1b2c"), _string("subnet-[0-9a-f]+")
+)
+_OWNER = Read(values.matching(r"[0-9]{12}|self|amazon|aws-marketplace", "an account's number"), _string())
 _KEY = Read(values.tag, {})
 _VALUE = Read(values.tag_value, {})
 
@@ -70,6 +76,7 @@ Line = Annotated[str, Read(values.line, _string(_LINE))]
 Name = Annotated[str, Read(values.name, _string(values.NAME))]
 Cloud = Annotated[CloudName, Read(values.one_of(CloudName), {"enum": [cloud.value for cloud in CloudName]})]
 Market = Annotated[MarketName, Read(values.one_of(MarketName), {"enum": [market.value for market in MarketName]})]
+Access = Annotated[AccessName, Read(values.one_of(AccessName), {"enum": [access.value for access in AccessName]})]
 Usd = Annotated[Decimal, Read(values.usd, _string(_USD, "20 USD"))]
 Span = Annotated[timedelta, Read(values.span, _string(_SPAN, "12h", "90 min", "2d 3h"))]
 Nodes = Annotated[int, _whole(1, 64)]
@@ -83,6 +90,19 @@ Cadence = Annotated[
 Store = Annotated[str, Read(values.store, _string(_LINE, "s3://bucket/prefix"))]
 GpuModels = Annotated[tuple[Annotated[str, _GPU], ...], BeforeValidator(values.listed), _list_of(_GPU.schema)]
 Regions = Annotated[tuple[Annotated[str, _REGION], ...], BeforeValidator(values.listed), _list_of(_REGION.schema)]
+Types = Annotated[tuple[Annotated[str, _TYPE], ...], BeforeValidator(values.listed), _list_of(_TYPE.schema)]
+Subnets = Annotated[tuple[Annotated[str, _SUBNET], ...], BeforeValidator(values.listed), _list_of(_SUBNET.schema)]
+Owners = Annotated[tuple[Annotated[str, _OWNER], ...], BeforeValidator(values.listed), _list_of(_OWNER.schema)]
+Image = Annotated[
+    str,
+    Read(
+        values.matching(
+            r"deep-learning|ubuntu|ami-[0-9a-f]+|ssm:/[A-Za-z0-9/_.-]+", "deep-learning, ubuntu, ami-… or ssm:/…"
+        ),
+        _string(_LINE, "deep-learning", "ubuntu", "ami-0a1b2c3d", "ssm:/my/image"),
+    ),
+]
+Email = Annotated[str, Read(values.matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "an e-mail address"), _string(_LINE))]
 Secrets = Annotated[tuple[Annotated[str, _SECRET], ...], BeforeValidator(values.listed), _list_of(_SECRET.schema)]
 Outputs = Annotated[
     tuple[Annotated[str, Read(values.output, _OUTPUT)], ...], BeforeValidator(values.listed), _list_of(_OUTPUT)

@@ -10,13 +10,14 @@ from pydantic import BaseModel, ValidationError
 
 from gpucloud.adapters.jobfile.document import NO_KEY, Document
 from gpucloud.adapters.jobfile.fault import Fault, Mark, Path, Refused, Wanted
-from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys, ResourcesKeys
+from gpucloud.adapters.jobfile.model import AwsKeys, CheckpointKeys, JobKeys, ResourcesKeys
 from gpucloud.adapters.jobfile.rules import KEY
 from gpucloud.adapters.jobfile.values import nearest
 from gpucloud.domain.quoting import brief, quoted
 
 _MODELS: Mapping[Path, type[BaseModel]] = {
     (): JobKeys,
+    ("aws",): AwsKeys,
     ("resources",): ResourcesKeys,
     ("checkpoint",): CheckpointKeys,
 }

@@ -8,10 +8,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gpucloud.adapters.jobfile import kinds
 from gpucloud.adapters.jobfile.fault import Wanted
-from gpucloud.domain.job import CheckpointPolicy, Cloud, Resources
+from gpucloud.domain.job import AwsChoices, CheckpointPolicy, Cloud, Resources
 
 _RESOURCES = Resources()
 _CHECKPOINT = CheckpointPolicy()
+_AWS = AwsChoices()
 
 
 def _keys(value: object) -> object:
@@ -37,7 +38,35 @@ class ResourcesKeys(_Keys):
         default=_RESOURCES.market,
         description="spot: cheap and interruptible. on_demand: neither. auto: spot while there is any.",
     )
-    regions: kinds.Regions = Field(default=_RESOURCES.regions, description="Regions that will do; any when left out.")
+    regions: kinds.Regions = Field(
+        default=_RESOURCES.regions, description="Regions that will do; your AWS region alone when left out."
+    )
+    types: kinds.Types = Field(default=_RESOURCES.types, description="Instance types that will do; any when left out.")
+
+
+class AwsKeys(_Keys):
+    """What only AWS asks; gpucloud chooses what is left out."""
+
+    profile: kinds.Line | None = Field(default=None, description="A profile of your AWS configuration.")
+    image: kinds.Image = Field(default=_AWS.image, description="The machine image, pinned when the job starts.")
+    image_owners: kinds.Owners = Field(
+        default=_AWS.image_owners, description="Accounts whose images may run too, beside amazon, Canonical and yours."
+    )
+    user: kinds.Line = Field(default=_AWS.user, description="The image's login.")
+    disk_gib: kinds.Gib = Field(default=_AWS.disk_gib, description="Size of each machine's disk.")
+    access: kinds.Access = Field(
+        default=_AWS.access,
+        description="How SSH reaches machines: public address (yours only), private address, or session_manager.",
+    )
+    subnets: kinds.Subnets = Field(
+        default=_AWS.subnets, description="Your own subnets, one a zone; a network is made when left out."
+    )
+    instance_profile: kinds.Line | None = Field(default=None, description="Your own instance profile for machines.")
+    permissions_boundary: kinds.Line | None = Field(default=None, description="ARN for the role that is made.")
+    kms_key: kinds.Line | None = Field(default=None, description="ARN of your key for disks.")
+    capacity_reservation: kinds.Line | None = Field(default=None, description="Id of a capacity reservation to use.")
+    capacity_block: kinds.Line | None = Field(default=None, description="Id of a capacity block to use.")
+    alert_email: kinds.Email | None = Field(default=None, description="Who gets AWS Budgets' own warning.")
 
 
 class CheckpointKeys(_Keys):
@@ -54,6 +83,9 @@ class JobKeys(_Keys):
     run: kinds.Text = Field(description="A Python script with its arguments (torchrun starts it), or a command line.")
     budget: kinds.Usd = Field(description="The most that the job may cost, over all its attempts. Never exceeded.")
     cloud: kinds.Cloud = Field(default=Cloud.LOCAL, description="Where machines come from.")
+    aws: Annotated[AwsKeys, BeforeValidator(_keys)] = Field(
+        default=AwsKeys(), description="For cloud: aws, what only AWS asks."
+    )
     resources: Annotated[ResourcesKeys, BeforeValidator(_keys)] = Field(
         default=ResourcesKeys(), description="The machines wanted."
     )

@@ -14,7 +14,7 @@ from gpucloud.adapters.jobfile.fault import Fault, Unreadable
 from gpucloud.adapters.jobfile.fault import Path as Key
 from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys
 from gpucloud.domain.errors import JobFileError, Problem
-from gpucloud.domain.job import CheckpointPolicy, Job, Resources
+from gpucloud.domain.job import AwsChoices, CheckpointPolicy, Job, Resources
 
 _LARGEST = 64 * 1024
 
@@ -116,6 +116,7 @@ def _job(keys: JobKeys, path: Path) -> Job:
         source=path.absolute(),
         code=rules.beside(folder, keys.code),
         cloud=keys.cloud,
+        aws=AwsChoices(**dict(keys.aws)),
         resources=Resources(**dict(keys.resources)),
         setup=keys.setup,
         store=None if keys.store is None else _place(keys.store, folder),

@@ -21,6 +21,7 @@ SECRET = r"[A-Z_][A-Z0-9_]*"  # noqa: S105  a pattern
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 REGION = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 GPU = r"[A-Za-z0-9][A-Za-z0-9._ -]*"
+TYPE = r"[a-z0-9-]+\.[a-z0-9-]+"
 _STEPS = re.compile(r"([1-9][0-9]{0,11}) steps?")
 _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^/]+)*/?")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")

@@ -21,6 +21,7 @@ _NO_PROVIDER = re.compile(
     r"|checksums? (previously|for provider)|doesn't match any of the checksums|Required plugins are not installed"
     r"|Inconsistent dependency lock file|failed to instantiate provider|Failed to load plugin schemas"
 )
+_LOCKED = "Error acquiring the state lock"
 _EXISTS = re.compile(
     r"\b(\w*AlreadyExists\w*|\w+\.Duplicate|EntityAlreadyExists|DuplicateSubnet|InvalidSubnet\.Conflict"
     r"|DuplicateRecordException|RouteTableAssociation\w*|Resource\.AlreadyAssociated)\b|already exists"
@@ -37,6 +38,8 @@ def failure(command: str, said: Sequence[str], log: Path, explain: Explain | Non
     hint = f"see {log}"
     if any(_NO_PROVIDER.search(line) for line in said):
         return ToolMissing(text, hint=f"{_PLUGIN_HINT}; {hint}")
+    if any(_LOCKED in line for line in said):
+        return ProvisionError(f"terraform {command}: {_who_holds(said)}", hint=f"try again when it has ended; {hint}")
     for found in (_API_ERROR.search(line) for line in said):
         known = explain(found[1], found[2]) if found and explain else None
         if known is not None and not isinstance(known, ProvisionError):
@@ -51,6 +54,12 @@ def failure(command: str, said: Sequence[str], log: Path, explain: Explain | Non
 _PLUGIN_HINT = (
     "let this machine reach https://registry.terraform.io, or set GPUCLOUD_TF_PLUGIN_DIR to a folder with the provider"
 )
+
+
+def _who_holds(said: Sequence[str]) -> str:
+    text = "\n".join(said)
+    who, since = (re.search(rf"^\s*{word}:\s+(.+)$", text, re.MULTILINE) for word in ("Who", "Created"))
+    return f"{who[1] if who else 'another run'} holds the lock on the state since {since[1] if since else 'a while'}"
 
 
 def _humanly(command: str, said: Sequence[str], explain: Explain | None) -> str:

@@ -97,8 +97,8 @@ class Stack:
         """
         folder, history = self.folder, self.history
         with alone(folder.path, limit_s=self.limit_s, story=story) as lock_fd:
-            variables = (history.variables() if history else None) or folder.variables() or fallback
-            if variables is not None and (history is not None or (folder.path / "terraform.tfstate").exists()):
+            variables = (history.variables() if history else None) or folder.variables() or fallback or {}
+            if (history is not None and variables) or (folder.path / "terraform.tfstate").exists():
                 _Run(self, "destroy", variables, lock_fd, story).destroy()
             if history is not None:
                 history.forget()

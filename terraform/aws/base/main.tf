@@ -78,7 +78,7 @@ resource "aws_security_group" "nodes" {
 
 resource "aws_vpc_security_group_egress_rule" "internet" {
   security_group_id = aws_security_group.nodes.id
-  description       = "packages, S3 and the cloud's own interfaces"
+  description       = "packages, S3 and the interfaces of AWS"
   cidr_ipv4         = "0.0.0.0/0"
   ip_protocol       = "-1"
   tags              = local.tags

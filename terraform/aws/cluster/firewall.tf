@@ -40,7 +40,7 @@ resource "aws_vpc_security_group_egress_rule" "internet" {
   count = length(var.network.security_group_ids) == 0 ? 1 : 0
 
   security_group_id = aws_security_group.this.id
-  description       = "packages, S3 and the cloud's own interfaces"
+  description       = "packages, S3 and the interfaces of AWS"
   cidr_ipv4         = "0.0.0.0/0"
   ip_protocol       = "-1"
   tags              = local.tags

@@ -50,7 +50,7 @@ resource "aws_autoscaling_group" "this" {
 
   # A Capacity Block is a market of its own, named in the template, and a mixed policy refuses that.
   dynamic "launch_template" {
-    for_each = var.machine.capacity_block == null ? [] : [aws_launch_template.this[tostring(var.efa[0])]]
+    for_each = var.machine.capacity_block == null ? [] : [aws_launch_template.this[tostring(min(var.efa...))]]
 
     content {
       id      = launch_template.value.id
@@ -59,7 +59,7 @@ resource "aws_autoscaling_group" "this" {
   }
 
   dynamic "mixed_instances_policy" {
-    for_each = var.machine.capacity_block == null ? [aws_launch_template.this[tostring(var.efa[0])]] : []
+    for_each = var.machine.capacity_block == null ? [aws_launch_template.this[tostring(min(var.efa...))]] : []
 
     content {
       instances_distribution {

@@ -11,6 +11,7 @@ from typing import Literal
 from xml.sax.saxutils import escape
 
 from tests.lab.aws.calls import Call
+from tests.lab.aws.world import ACCESS_KEY
 
 Reply = tuple[int, str, bytes]  # status, content type, body
 _JSON = ("ssm", "servicequotas", "budgets", "pricing", "logs", "events", "fis", "ce", "dynamodb")
@@ -55,7 +56,7 @@ class Faults:
     def __init__(self) -> None:
         self._rules: list[Fault] = []
         self._lock = threading.Lock()
-        self.expired_from: float | None = None
+        self._expired: tuple[float, str | None] | None = None  # from when, whose key (None: everybody's)
 
     def add(
         self,
@@ -88,15 +89,19 @@ class Faults:
         """Lift every rule."""
         with self._lock:
             self._rules.clear()
-            self.expired_from = None
+            self._expired = None
 
-    def expire_credentials(self, at: float | None = None) -> None:
-        """Refuse every call from a moment on (seconds since the epoch), as AWS does when a session token has ended."""
-        self.expired_from = time.time() if at is None else at
+    def expire_credentials(self, at: float | None = None, *, key: str | None = ACCESS_KEY) -> None:
+        """Refuse a key's calls from a moment on (seconds since the epoch; left out: now); None: everybody's.
+
+        The keys of instances' roles are their own: a laptop's session that has ended does not stop a node.
+        """
+        self._expired = (time.time() if at is None else at, key)
 
     def of(self, call: Call, body: bytes) -> Fault | None:
         """Return the rule that strikes this call."""
-        if self.expired_from is not None and time.time() >= self.expired_from:
+        since, whose = self._expired or (float("inf"), None)
+        if time.time() >= since and whose in {None, call.key}:
             code, status = expired(call.service)
             return Fault(code=code, message="The security token included in the request is expired", status=status)
         with self._lock:

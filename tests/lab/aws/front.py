@@ -65,6 +65,7 @@ class Front:
             own = self._own(call, body, environ)
             if own is not None:
                 status, kind, said = own
+                said = b"" if environ["REQUEST_METHOD"] == "HEAD" else said
                 answer = (f"{status} -", _headers(kind, said), [said])
             else:
                 with self._around(call):

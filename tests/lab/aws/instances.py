@@ -231,6 +231,7 @@ def _launching(patches: Patches, world: World) -> None:
         plain_init(self, *args, **asked)
         set_state(self, "pending")
         self.spot_instance_request_id = None
+        self.state_reason = None  # AWS gives one only with an end
         said = self.user_data
         self.lab = Life(born=now(), user_data=_decoded(said))
 

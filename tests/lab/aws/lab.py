@@ -17,7 +17,7 @@ import botocore.config
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-from tests.lab.aws import drills, faults, instances, repairs, scaling, strict, tables
+from tests.lab.aws import drills, faults, instances, permissions, repairs, scaling, strict, tables
 from tests.lab.aws.calls import Call
 from tests.lab.aws.front import Front
 from tests.lab.aws.inventory import inventory
@@ -25,11 +25,7 @@ from tests.lab.aws.plugins import plugin_folder
 from tests.lab.aws.pump import Pump
 from tests.lab.aws.quotas import ServiceQuotas
 from tests.lab.aws.stale import STALE, History
-from tests.lab.aws.world import REGION, Death, Machines, World, forget, now
-
-# Look like keys, so that a test can look for them where no key may be; are none.
-ACCESS_KEY = "AKIALABLABLABLAB0000"
-SECRET_KEY = "LabSecretLabSecretLabSecretLabSecret0000"
+from tests.lab.aws.world import ACCESS_KEY, REGION, SECRET_KEY, Death, Machines, World, forget, now
 
 
 class Lab:
@@ -250,11 +246,12 @@ class Lab:
         tables.install(self._patches, self.world, self.prices)
         drills.install(self._patches, self.world, self.notice)
 
-    def _own(self, call: Call, _body: bytes, environ: dict[str, Any]) -> faults.Reply | None:
+    def _own(self, call: Call, body: bytes, environ: dict[str, Any]) -> faults.Reply | None:
         if call.action == "LaunchInstances" and not self.world.has_launch_instances:
             message = "Could not find operation LaunchInstances for version 2011-01-01"
             return faults.error(call.service, "InvalidAction", message, 400)
-        return self._tokens.reply(call) or strict.denied(call, environ) or self.service_quotas.answer(call)
+        refused = permissions.denied(call, body) or strict.denied(call, environ)
+        return refused or self._tokens.reply(call) or self.service_quotas.answer(call)
 
     def _done(self, call: Call, body: bytes, said: bytes) -> None:
         self._tokens.remember(call, said)

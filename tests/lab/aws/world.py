@@ -15,6 +15,9 @@ from moto.ec2 import ec2_backends
 
 ACCOUNT = "123456789012"
 REGION = "us-east-1"
+# Look like keys, so that a test can look for them where no key may be; are none.
+ACCESS_KEY = "AKIALABLABLABLAB0000"
+SECRET_KEY = "LabSecretLabSecretLabSecretLabSecret0000"
 
 
 class Machine(Protocol):

@@ -57,6 +57,10 @@ run "nothing_comes_in" {
     condition     = aws_vpc_security_group_egress_rule.internet.cidr_ipv4 == "0.0.0.0/0" && aws_default_security_group.this.tags["Name"] == "gpucloud-us-east-1-locked"
     error_message = "the way out is open and the default group is locked"
   }
+  assert {
+    condition     = alltrue([for text in [aws_security_group.nodes.description, aws_vpc_security_group_egress_rule.internet.description] : can(regex("^[A-Za-z0-9 ._:/()#,@+=&;{}!$*-]+$", text))])
+    error_message = "AWS takes no other characters in a description, an apostrophe least of all"
+  }
 }
 
 run "private_machines_get_a_gateway_and_its_price" {

@@ -161,6 +161,16 @@ run "a_network_without_a_group_gets_the_way_out_here" {
     condition     = length(aws_vpc_security_group_egress_rule.internet) == 1
     error_message = "egress"
   }
+  assert {
+    condition = alltrue([for text in [
+      aws_security_group.this.description,
+      aws_vpc_security_group_ingress_rule.ssh[0].description,
+      aws_vpc_security_group_ingress_rule.peers.description,
+      aws_vpc_security_group_egress_rule.peers.description,
+      aws_vpc_security_group_egress_rule.internet[0].description,
+    ] : can(regex("^[A-Za-z0-9 ._:/()#,@+=&;{}!$*-]+$", text))])
+    error_message = "AWS takes no other characters in a description, an apostrophe least of all"
+  }
 }
 
 run "without_efa_one_plain_interface" {

@@ -1,0 +1,136 @@
+"""`quota`, `iam`, `tools` and `down --base`: what a cloud account allows, and what stands there without any job."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gpucloud.cli.render import say, say_json, table, tell
+from gpucloud.cli.target import read_target
+from gpucloud.domain.account import QuotaRequest
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.job import AwsChoices, Cloud, Job, Resources
+from gpucloud.domain.quantities import format_usd
+from gpucloud.usecases.quotas import Need, Quotas
+from gpucloud.usecases.world import cluster_of
+from gpucloud.wiring import Gpucloud
+
+
+def quota_show(target: str | None, *, as_json: bool) -> int:
+    """Say what of the account's quotas a job needs and what there is; 11 when none of them is enough."""
+    quotas, job = _quotas(target)
+    needs = quotas.needs(job)
+    if as_json:
+        say_json({"job": job.name, "quotas": [_need_json(need) for need in needs]})
+    else:
+        say(table([("quota", "region", "limit", "in use", "needed", "for", ""), *map(_need_row, needs)]))
+    return 0 if any(need.enough for need in needs) else 11
+
+
+def quota_request(target: str | None, *, vcpus: int | None, as_json: bool) -> int:
+    """Ask the cloud for more; return the exit code."""
+    quotas, job = _quotas(target)
+    request = quotas.request(job, vcpus)
+    if as_json:
+        say_json({"request": _request_json(request)})
+    else:
+        say(f"asked for {request.wanted} vCPUs of {request.name!r} in {request.region}: {request.status}")
+        tell("gpucloud quota status follows it; a person at AWS may have to decide, which takes hours to days")
+    return 0
+
+
+def quota_status(target: str | None, *, as_json: bool) -> int:
+    """List what was asked for in the job's regions; return the exit code."""
+    quotas, job = _quotas(target)
+    regions = job.resources.regions or (quotas.account.caller().region,)
+    requests = [request for region in regions for request in quotas.account.requests(region)]
+    if as_json:
+        say_json({"requests": [_request_json(request) for request in requests]})
+    elif requests:
+        rows = [(f"{r.asked_at:%Y-%m-%d %H:%M}", r.region, r.name, str(r.wanted), r.status) for r in requests]
+        say(table([("asked at", "region", "quota", "vCPUs", "status"), *rows]))
+    else:
+        say(f"nothing was asked for in {', '.join(regions)}")
+    return 0
+
+
+def iam_policy(target: str | None, *, node: bool) -> int:
+    """Write the least IAM policies of whoever runs gpucloud, by name, or that of a job's machines; the exit code."""
+    cloud = Gpucloud()
+    job = read_target(cloud, target, Cloud.AWS).job if target is not None or node else None
+    aws = cloud.aws(job.aws if job else AwsChoices(), job.resources if job else Resources())
+    policies = aws.machine_policy(job, cluster_of(job.name)) if node and job else aws.caller_policies(job)
+    say(json.dumps(policies, indent=2))
+    return 0
+
+
+def end_base(region: str | None, *, with_data: bool, as_json: bool) -> int:
+    """Remove what stands in a region without any job: network, roles, and with `with_data` the bucket; 30 if not all.
+
+    UsageError while a job's group stands there.
+    """
+    cloud = Gpucloud()
+    aws = cloud.aws(AwsChoices(), Resources(regions=(region,) if region else ()))
+    tell(f"AWS {aws.account().caller()}")
+    costs = aws.base_costs()
+    for what, usd in costs:
+        tell(f"{what}: {format_usd(usd)} a month")
+    left = aws.end_base(with_data=with_data, story=tell)
+    if as_json:
+        say_json({"region": aws.aws.region, "left_over": list(left)})
+    else:
+        say("\n".join(left) if left else f"nothing of gpucloud is left in {aws.aws.region}")
+    return 0
+
+
+def tools_install(*, as_json: bool) -> int:
+    """Fetch Terraform into gpucloud's own folder, checked by its checksum; return the exit code."""
+    path = Gpucloud().install_terraform(tell)
+    if as_json:
+        say_json({"terraform": str(path)})
+    else:
+        say(f"Terraform is at {path}")
+    return 0
+
+
+def _quotas(target: str | None) -> tuple[Quotas, Job]:
+    cloud = Gpucloud()
+    job = read_target(cloud, target, Cloud.AWS).job
+    chosen = cloud.cloud(job)
+    account = chosen.account()
+    if account is None:
+        raise UsageError("the embedded fleet has no quotas", hint="cloud: aws in the job file")
+    tell(f"AWS {account.caller()}")
+    return Quotas(market=chosen.market(), account=account), job
+
+
+def _need_row(need: Need) -> tuple[str, ...]:
+    room = need.room
+    known = ("?" if number is None else str(number) for number in (room.limit, room.used))
+    verdict = "enough" if need.enough else "too small: gpucloud quota request"
+    return (room.name, room.region, *known, str(need.vcpus), need.instance_type, verdict)
+
+
+def _need_json(need: Need) -> dict[str, Any]:
+    room = need.room
+    return {
+        "region": room.region,
+        "code": room.code,
+        "name": room.name,
+        "limit": room.limit,
+        "used": room.used,
+        "needed": need.vcpus,
+        "instance_type": need.instance_type,
+        "enough": need.enough,
+    }
+
+
+def _request_json(request: QuotaRequest) -> dict[str, Any]:
+    return {
+        "region": request.region,
+        "code": request.code,
+        "name": request.name,
+        "wanted": request.wanted,
+        "status": request.status,
+        "asked_at": request.asked_at.isoformat(),
+    }

@@ -1,0 +1,224 @@
+"""AWS, composed: what a job's choices mean there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from decimal import Decimal
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from gpucloud.adapters.home import Home
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.job import AwsChoices, Job, Resources
+from gpucloud.domain.ledger import Terms
+from gpucloud.domain.prepaid import Wall
+from gpucloud.domain.seen import Limits, Rules
+from gpucloud.wiring.cloud import Manners
+
+if TYPE_CHECKING:
+    from gpucloud.adapters.aws.account import AwsAccount
+    from gpucloud.adapters.aws.catalog import Catalog
+    from gpucloud.adapters.aws.group import AwsNodeGroup
+    from gpucloud.adapters.aws.market import AwsMarket
+    from gpucloud.adapters.aws.provision import AwsProvisioner
+    from gpucloud.adapters.aws.session import Aws
+    from gpucloud.domain.account import Caller
+    from gpucloud.store import ObjectStore
+
+# The cloud's schedule fires up to two minutes late (Auto Scaling user guide), and the last save and the teardown take
+# their time: both are kept aside. Fifteen minutes is the least that a start, driver and image included, is worth.
+_WALL = Wall(reserve=timedelta(seconds=300), least=timedelta(minutes=15))
+# SSH crosses the internet, and the cloud's list is some seconds old: more patience than with processes next door.
+_LIMITS = Limits(silent=timedelta(seconds=15), settle=timedelta(seconds=8), save=timedelta(seconds=90))
+
+
+class AwsCloud:
+    """AWS as one job's choices see it. Nothing is asked of AWS before a method is called."""
+
+    def __init__(self, home: Home, choices: AwsChoices, resources: Resources) -> None:
+        self._home = home
+        self._choices = choices
+        self._resources = resources
+
+    @cached_property
+    def aws(self) -> Aws:
+        """The session: the job's first region, else the profile's or AWS_REGION."""
+        from gpucloud.adapters.aws.session import Aws
+
+        first = self._resources.regions[0] if self._resources.regions else None
+        return Aws(self._choices.profile, first)
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Where machines may come from."""
+        return self._resources.regions or (self.aws.region,)
+
+    @cached_property
+    def manners(self) -> Manners:
+        """How AWS is dealt with: a disk and an address are paid beside each machine."""
+        from gpucloud.adapters.aws.market import machine_extras_usd_per_hour
+
+        beside = max(machine_extras_usd_per_hour(self._choices, region) for region in self.regions)
+        return Manners(
+            rules=Rules(wall=_WALL, limits=_LIMITS),
+            terms=Terms(beside_usd_per_hour=beside),
+            period_s=min(0.5, _poll_s()),
+            power_off=("sudo", "shutdown", "-h", "now"),
+            connect_s=600.0,
+        )
+
+    def account(self) -> AwsAccount:
+        """Return who we are on AWS."""
+        return self._account
+
+    def market(self) -> AwsMarket:
+        """Return AWS's prices."""
+        return self._market
+
+    def group(self, store: ObjectStore) -> AwsNodeGroup:
+        """Return the node groups of jobs that keep their state in this store."""
+        from gpucloud.adapters.aws.group import AwsNodeGroup
+
+        return AwsNodeGroup(
+            self.aws,
+            user=self._choices.user,
+            access=self._choices.access,
+            host_key=self._host_keys(store),
+            efa_of=lambda name: self._catalog.machine(name).efa,
+            port=int(os.environ.get("GPUCLOUD_SSH_PORT", "22")),
+            interval_s=_poll_s(),
+        )
+
+    def provisioner(self, store: ObjectStore) -> AwsProvisioner:
+        """Return Terraform over the two AWS modules."""
+        return self._provisioner(store.url)
+
+    def default_store(self) -> str:
+        """Return the account's bucket in the first region."""
+        from gpucloud.adapters.aws.bucket import bucket_name
+
+        return f"s3://{bucket_name(self._caller.account, self.aws.region)}"
+
+    def store_is_there(self) -> bool:
+        """Whether the account's bucket exists."""
+        from gpucloud.adapters.aws.bucket import bucket_exists
+
+        return bucket_exists(self.aws, self.aws.region)
+
+    def make_store(self) -> None:
+        """Make the account's bucket, hardened."""
+        from gpucloud.adapters.aws.bucket import ensure_bucket
+
+        ensure_bucket(self.aws, self.aws.region)
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return how machines are reached, what could not be asked of the market, and what stands without any job."""
+        reached = f"machines are reached by SSH: {self._choices.access.value}"
+        return (reached, *self._market.remarks)
+
+    def caller_policies(self, job: Job | None) -> dict[str, dict[str, Any]]:
+        """Return the least IAM policies of whoever runs gpucloud, by name: for one job's region and store, if given."""
+        from gpucloud.adapters.aws.policy import user_policy
+
+        who = self._caller
+        stores = (urlsplit(job.store).netloc,) if job is not None and job.store is not None else ()
+        region = self.aws.region if job is not None else None
+        boundary = self._choices.permissions_boundary
+        return user_policy(
+            partition=who.partition, account=who.account, region=region, stores=stores, permissions_boundary=boundary
+        )
+
+    def machine_policy(self, job: Job, cluster: str) -> dict[str, Any]:
+        """Return the least IAM policy of the job's machines."""
+        from gpucloud.adapters.aws.policy import node_policy
+
+        who, store = self._caller, urlsplit(job.store or self.default_store())
+        return node_policy(
+            partition=who.partition,
+            account=who.account,
+            region=self.aws.region,
+            cluster=cluster,
+            bucket=store.netloc,
+            prefix=store.path,
+        )
+
+    def base_costs(self) -> tuple[tuple[str, Decimal], ...]:
+        """Return what stands in the region without any job, with what each part costs a month, in USD."""
+        costs = self._provisioner(self.default_store()).base(self.aws.region)
+        return costs.monthly if costs is not None else ()
+
+    def end_base(self, *, with_data: bool, story: Callable[[str], None]) -> tuple[str, ...]:
+        """Remove the region's base and its bucket; one with jobs in it only `with_data`. Return what is left."""
+        from gpucloud.adapters.aws.bucket import remove_bucket
+
+        self._provisioner(self.default_store()).destroy_base(self.aws.region, story=story)
+        try:
+            remove_bucket(self.aws, self.aws.region, with_data=with_data)
+        except UsageError as kept:
+            story(f"kept: {kept.message}")
+            return (self.default_store(),)
+        return ()
+
+    @cached_property
+    def _catalog(self) -> Catalog:
+        from gpucloud.adapters.aws import catalog
+
+        return catalog.load(self._home.root / "catalog.json")
+
+    @cached_property
+    def _account(self) -> AwsAccount:
+        from gpucloud.adapters.aws.account import AwsAccount
+
+        return AwsAccount(self.aws, catalog=self._catalog)
+
+    @cached_property
+    def _market(self) -> AwsMarket:
+        from gpucloud.adapters.aws.market import AwsMarket
+
+        return AwsMarket(self.aws, self.regions, catalog=self._catalog)
+
+    @cached_property
+    def _caller(self) -> Caller:
+        return self._account.caller()
+
+    def _provisioner(self, store_url: str) -> AwsProvisioner:
+        from gpucloud.adapters.aws import images
+        from gpucloud.adapters.aws.bucket import ensure_bucket
+        from gpucloud.adapters.aws.caller_address import ssh_cidr
+        from gpucloud.adapters.aws.first_boot import user_data
+        from gpucloud.adapters.aws.provision import AwsProvisioner, Sources
+
+        sources = Sources(
+            bucket=partial(ensure_bucket, self.aws),
+            user_data=user_data,
+            image=partial(images.resolve, self.aws, self._choices),
+            ssh_cidr=ssh_cidr,
+        )
+        return AwsProvisioner(
+            self.aws, home=self._home.root, choices=self._choices, store_url=store_url, sources=sources
+        )
+
+    def _host_keys(self, store: ObjectStore) -> Callable[[str, str, str], str | None]:
+        from gpucloud.adapters.aws.host_keys import HostKeys
+
+        known: dict[tuple[str, str], HostKeys] = {}
+
+        def of(region: str, cluster: str, instance_id: str) -> str | None:
+            if (region, cluster) not in known:
+                known[region, cluster] = HostKeys(store, cluster, console=partial(self._console, region))
+            return known[region, cluster].of(instance_id)
+
+        return of
+
+    def _console(self, region: str, instance_id: str) -> str | None:
+        with self.aws.calling("ec2", f"read the console of {instance_id}", region) as ec2:
+            output = ec2.get_console_output(InstanceId=instance_id).get("Output")
+            return str(output) if output else None
+
+
+def _poll_s() -> float:
+    """How old the cloud's list may be, in seconds; an emulated cloud may be asked more often."""
+    return float(os.environ.get("GPUCLOUD_AWS_POLL_S", "3"))

@@ -1,0 +1,68 @@
+"""What a cloud consists of, for whoever composes: the same for the embedded one and for AWS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpucloud.domain.ledger import Terms
+from gpucloud.domain.seen import Rules
+from gpucloud.ports import Account, MarketData, NodeGroup, Provisioner
+from gpucloud.store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manners:
+    """How a cloud is to be dealt with.
+
+    Its rules and terms, how often it is looked at, the command that ends a node from inside, the interpreter that
+    nodes have, and how long a node that runs may take until SSH answers.
+    """
+
+    rules: Rules
+    terms: Terms
+    period_s: float
+    power_off: tuple[str, ...] = ()
+    node_python: str = "python3"
+    connect_s: float = 15.0
+
+
+class Cloud(Protocol):
+    """One cloud as one job sees it. Nothing is asked of it before a method is called."""
+
+    @property
+    def manners(self) -> Manners:
+        """How to deal with it."""
+        ...
+
+    def account(self) -> Account | None:
+        """Return who we are there; None where nobody asks."""
+        ...
+
+    def market(self) -> MarketData:
+        """Return its prices."""
+        ...
+
+    def group(self, store: ObjectStore) -> NodeGroup:
+        """Return its node groups, for a job that keeps its state in this store."""
+        ...
+
+    def provisioner(self, store: ObjectStore) -> Provisioner:
+        """Return what makes its free parts."""
+        ...
+
+    def default_store(self) -> str:
+        """Return the URL of the store of jobs that name none."""
+        ...
+
+    def store_is_there(self) -> bool:
+        """Whether the default store can be written to now."""
+        ...
+
+    def make_store(self) -> None:
+        """Make the default store; may be repeated."""
+        ...
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return what is emulated, or done in another way than users might think."""
+        ...

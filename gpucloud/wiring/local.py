@@ -1,0 +1,84 @@
+"""The embedded cloud, composed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from gpucloud.adapters.home import Home
+from gpucloud.domain.ledger import Terms
+from gpucloud.domain.prepaid import Wall
+from gpucloud.domain.seen import Limits, Rules
+from gpucloud.wiring.cloud import Manners
+
+if TYPE_CHECKING:
+    from gpucloud.adapters.local.group import LocalNodeGroup
+    from gpucloud.ports import MarketData, Provisioner
+    from gpucloud.store import ObjectStore
+
+
+class LocalCloud:
+    """Machines that are processes here."""
+
+    manners = Manners(
+        rules=Rules(wall=Wall(), limits=Limits(save=timedelta(seconds=60))),
+        terms=Terms(),
+        period_s=0.1,
+        node_python=sys.executable,
+    )
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    def account(self) -> None:
+        """Return None: it is this user's own machine."""
+
+    def market(self) -> MarketData:
+        """Return the recorded prices."""
+        from gpucloud.adapters.local.market import LocalMarket
+
+        return LocalMarket()
+
+    def nodes(self) -> LocalNodeGroup:
+        """Return the node groups, with what only an emulated cloud can do."""
+        from gpucloud.adapters.local.group import LocalNodeGroup
+
+        return LocalNodeGroup(self._home.cloud)
+
+    def group(self, store: ObjectStore) -> LocalNodeGroup:  # noqa: ARG002  host keys are known here
+        """Return the node groups."""
+        return self.nodes()
+
+    def provisioner(self, store: ObjectStore) -> Provisioner:  # noqa: ARG002
+        """Return Terraform where it is installed, else the function that its module calls."""
+        from gpucloud.adapters.bundled import bundled
+        from gpucloud.adapters.local.provision import EmbeddedProvisioner, LocalProvisioner
+        from gpucloud.adapters.terraform import TerraformProvisioner, find_terraform
+
+        direct, terraform = LocalProvisioner(self._home.cloud), None
+        if find_terraform() is not None:
+            env = {**os.environ, "GPUCLOUD_HOME": str(self._home.root)}
+            terraform = TerraformProvisioner(bundled("terraform", "local"), self._home.terraform, env)
+        return EmbeddedProvisioner(direct, terraform, self._home.terraform)
+
+    def default_store(self) -> str:
+        """Return this user's own folder."""
+        return self._home.store
+
+    def store_is_there(self) -> bool:
+        """Return True: the folder is made with the first object."""
+        return True
+
+    def make_store(self) -> None:
+        """Do nothing."""
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return what is emulated."""
+        from gpucloud.adapters.terraform import find_terraform
+
+        seconds = self.nodes().notice_seconds
+        emulated = f"embedded fleet: nodes are processes of this machine; a notice of 120 s runs as {seconds:g} s"
+        without = "Terraform is not on PATH: the embedded fleet's group is made without it"
+        return (emulated,) if find_terraform() else (emulated, without)

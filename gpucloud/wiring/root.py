@@ -1,0 +1,209 @@
+"""Composes gpucloud of one user on one machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpucloud.adapters.clock import SystemClock
+from gpucloud.adapters.home import Home, KnownJob, open_home
+from gpucloud.domain.errors import GpucloudError, PlanRefused, UsageError
+from gpucloud.domain.job import AwsChoices, Job, Resources
+from gpucloud.domain.job import Cloud as CloudName
+from gpucloud.store import ObjectStore, open_store
+from gpucloud.wiring.local import LocalCloud
+
+if TYPE_CHECKING:
+    from gpucloud.adapters.local.group import LocalNodeGroup
+    from gpucloud.domain.plan import Plan
+    from gpucloud.ports import Shell
+    from gpucloud.usecases.jobs import Asker
+    from gpucloud.usecases.start import Starter
+    from gpucloud.usecases.world import World
+    from gpucloud.wiring.aws import AwsCloud
+    from gpucloud.wiring.cloud import Cloud, Manners
+
+
+class Gpucloud:
+    """gpucloud of this user on this machine: everything that a command needs, made when it is asked for."""
+
+    def __init__(self, home: Home | None = None) -> None:
+        self.home = home or open_home()
+        self.clock = SystemClock()
+        self._aws: dict[object, AwsCloud] = {}
+
+    def local(self) -> LocalCloud:
+        """Return the embedded cloud."""
+        return LocalCloud(self.home)
+
+    def embedded(self, known: KnownJob) -> LocalNodeGroup:
+        """Return the embedded cloud's node groups; UsageError for a job that runs elsewhere."""
+        if known.cloud is not CloudName.LOCAL:
+            raise UsageError(
+                f"{known.name} runs on {known.cloud.value}, not on the embedded fleet",
+                hint=f"gpucloud train {known.name} --drill has one machine taken",
+            )
+        return self.local().nodes()
+
+    def aws(self, choices: AwsChoices, resources: Resources) -> AwsCloud:
+        """Return AWS as these choices see it; the same object for the same choices."""
+        from gpucloud.wiring.aws import AwsCloud
+
+        key = (choices, resources.regions)
+        if key not in self._aws:
+            self._aws[key] = AwsCloud(self.home, choices, resources)
+        return self._aws[key]
+
+    def cloud(self, job: Job) -> Cloud:
+        """Return the cloud that the job names. PlanRefused for one that is not in this version."""
+        match job.cloud:
+            case CloudName.LOCAL:
+                return self.local()
+            case CloudName.AWS:
+                return self.aws(job.aws, job.resources)
+            case CloudName.SSH:
+                raise PlanRefused("cloud: ssh is not in this version", hint="cloud: local or cloud: aws")
+
+    def cloud_of(self, known: KnownJob) -> Cloud:
+        """Return the cloud of a known job, from its file if that can still be read."""
+        if known.cloud is CloudName.LOCAL:
+            return self.local()
+        try:
+            job = self.read_job(known.file)
+        except GpucloudError:
+            return self.aws(AwsChoices(profile=known.profile), Resources())
+        return self.aws(job.aws, job.resources)
+
+    def store(self, job: Job) -> ObjectStore:
+        """Return where the job's state is kept."""
+        return open_store(job.store or self.cloud(job).default_store(), profile=job.aws.profile)
+
+    def store_of(self, known: KnownJob) -> ObjectStore:
+        """Return where a known job's state is kept."""
+        return open_store(known.store, profile=known.profile)
+
+    def known(self, job: Job, name: str, file: Path) -> KnownJob:
+        """Return what is remembered of a run of the job."""
+        return KnownJob(
+            name=name, store=self.store(job).url, file=file.resolve(), cloud=job.cloud, profile=job.aws.profile
+        )
+
+    def shell(self, job: str, manners: Manners) -> Shell:
+        """Return SSH with the key of the job's cluster."""
+        from gpucloud.adapters.ssh import SshShell
+
+        cache = self.home.root / "cache"
+        key, limit_s = self.home.key(job), manners.connect_s
+        return SshShell(key, connect_timeout_s=limit_s, python=manners.node_python, cache=cache)
+
+    def starter(self, job: Job) -> Starter:
+        """Return what starts jobs in the job's store."""
+        from gpucloud.usecases.start import Starter
+
+        cloud = self.cloud(job)
+        return Starter(
+            store=self.store(job),
+            market=cloud.market(),
+            account=cloud.account(),
+            clock=self.clock,
+            wall=cloud.manners.rules.wall,
+            terms=cloud.manners.terms,
+        )
+
+    def first_plan(self, job: Job) -> Plan | None:
+        """Return the plan of a job whose store does not exist yet; None when it does."""
+        if job.store is not None or self.cloud(job).store_is_there():
+            return None
+        return self.starter(job).plan(job)
+
+    def asker(self, known: KnownJob) -> Asker:
+        """Return what answers questions about a known job."""
+        from gpucloud.usecases.jobs import Asker
+        from gpucloud.usecases.jobstore import JobStore
+
+        cloud, store = self.cloud_of(known), self.store_of(known)
+        return Asker(
+            jobs=JobStore(store, known.name),
+            market=cloud.market(),
+            group=cloud.group(store),
+            clock=self.clock,
+            terms=cloud.manners.terms,
+        )
+
+    def world(self, job: Job, name: str, *, with_secrets: bool = True) -> World:
+        """Return everything that supervising a run of the job needs. UsageError for a secret that is not set.
+
+        Ending a job needs no secrets.
+        """
+        from gpucloud.adapters.outputs import OutputsFolder
+        from gpucloud.adapters.package import package_zip
+        from gpucloud.adapters.ssh import generate_key
+        from gpucloud.usecases.bootstrap import Package
+        from gpucloud.usecases.world import World
+
+        cloud, store = self.cloud(job), self.store(job)
+        data, sha256 = package_zip()
+        return World(
+            job=job,
+            name=name,
+            clock=self.clock,
+            store=store,
+            provisioner=cloud.provisioner(store),
+            group=cloud.group(store),
+            market=cloud.market(),
+            shell=self.shell(name, cloud.manners),
+            outputs=OutputsFolder(job.outputs, job.source.parent / "outputs" / name),
+            public_key=generate_key(self.home.key(name)),
+            package=Package(data=data, sha256=sha256),
+            rules=cloud.manners.rules,
+            terms=cloud.manners.terms,
+            period_s=cloud.manners.period_s,
+            power_off=cloud.manners.power_off,
+            secrets=read_secrets(job) if with_secrets else {},
+        )
+
+    def read_job(self, path: Path) -> Job:
+        """Return the job of a job file. JobFileError with everything that is wrong."""
+        from gpucloud.adapters.jobfile import read_job
+
+        return read_job(path)
+
+    def install_terraform(self, story: Callable[[str], None]) -> Path:
+        """Fetch Terraform into this user's own folder and return it. ToolMissing when that fails."""
+        from gpucloud.adapters.terraform.install import install
+
+        return install(self.home.bin, story=story)
+
+    def leftovers(self, known: KnownJob) -> tuple[str, ...]:
+        """Return what the cloud still lists for a job: its group, and nodes alive in it."""
+        from gpucloud.usecases.world import cluster_of
+
+        asker, cloud = self.asker(known), self.cloud_of(known)
+        provisioner = cloud.provisioner(self.store_of(known))
+        name = provisioner.group(cluster_of(known.name), asker.state().pool.region)
+        listed = asker.group.describe(name)
+        return (f"group {name}", *(node.id for node in listed.alive)) if listed.exists else ()
+
+
+def sample_job(name: str) -> str:
+    """Return the commented job file that `gpucloud init` writes."""
+    from gpucloud.adapters import jobfile
+
+    return jobfile.sample_job(name)
+
+
+def job_schema() -> dict[str, object]:
+    """Return the JSON Schema of job files."""
+    from gpucloud.adapters import jobfile
+
+    return jobfile.json_schema()
+
+
+def read_secrets(job: Job) -> dict[str, str]:
+    """Return the values of the job's secrets from the caller's environment."""
+    missing = [name for name in job.secrets if name not in os.environ]
+    if missing:
+        raise UsageError(f"secrets: {', '.join(missing)} not set in the environment", hint=f"export {missing[0]}=…")
+    return {name: os.environ[name] for name in job.secrets}
