@@ -80,7 +80,11 @@ class Account:
             raise ValueError(f"{group} could start a machine")
         try:
             client.launch_instances(
-                AutoScalingGroupName=group, RequestedCapacity=1, ClientToken=group, RetryStrategy="none"
+                AutoScalingGroupName=group,
+                RequestedCapacity=1,
+                ClientToken=group,
+                RetryStrategy="none",
+                SubnetIds=found["VPCZoneIdentifier"].split(",")[:1],
             )
         except botocore.exceptions.ClientError as error:
             code = str(error.response["Error"]["Code"])

@@ -25,6 +25,7 @@ from tests.cloud.figures import (
     refund_command,
     vanished,
 )
+from tests.unit.real_commands import read_as_typed
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=timezone.utc)
 VPC = Resource("vpc", "vpc-1", base=True)
@@ -233,6 +234,7 @@ def test_the_whole_run_passes_where_all_goes_as_it_should(made, tmp_path, capsys
         *("plan", "train", "down", "train", "down", "train", "down", "train", "down"),
         *("up", "ssh", "ssh", "ssh", "down", "down"),
     ]
+    assert all(read_as_typed(words) for words in asked(tmp_path))
     assert asked(tmp_path)[-1] == ["down", "--base", "--region", "us-east-1", "--with-data"]
     assert proof.jobs.started == []
 
