@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from gpucloud.adapters.aws.imports import find_alert, find_base, find_cluster
-from gpucloud.adapters.aws.network import Network, base_network, own_network, usable_zones
+from gpucloud.adapters.aws.network import Network, base_network, network_of_cluster, own_network, usable_zones
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.adapters.aws.stackstate import explain, state_home, terraform_environment
 from gpucloud.adapters.aws.unrecorded import any_cluster, base_as_found
@@ -101,7 +101,7 @@ class AwsProvisioner:
     def destroy(self, group: str, *, story: Story) -> None:
         """Remove the cluster, and list again: CleanupIncomplete names what is still there. The base stays."""
         region, _, name = group.partition("/")
-        fallback = any_cluster(region, name, self._store_url)
+        fallback = any_cluster(region, name, self._store_url, network_of_cluster(self._aws, region, name))
         self._cluster(region, name).destroy(story=story, fallback=fallback)
         left = find_cluster(self._aws, region, name, fallback)
         if left:
@@ -150,6 +150,7 @@ class AwsProvisioner:
     def _network(self, spec: ClusterSpec, story: Story, *, believe: bool = True) -> Network:
         choices = self._choices
         if choices.subnets:
+            self._sources.bucket(spec.region)
             public = choices.access is Access.PUBLIC and max(spec.efa) <= 1
             return own_network(self._aws, spec.region, choices.subnets, public_address=public)
         private = max(spec.efa) > 1

@@ -15,7 +15,7 @@ def base_as_found(region: str, found: Mapping[str, str]) -> dict[str, Any]:
     return {"region": region, "zones": zones or [f"{region}a"], "private": private, "drill_role": True, "alert": None}
 
 
-def any_cluster(region: str, name: str, store: str) -> dict[str, Any]:
+def any_cluster(region: str, name: str, store: str, vpc_id: str) -> dict[str, Any]:
     """Return variables that any cluster of this name can be removed with."""
     return {
         "name": name,
@@ -29,5 +29,5 @@ def any_cluster(region: str, name: str, store: str) -> dict[str, Any]:
         "image": "ami-00000000000000000",
         "user_data": "",
         "efa": [0, 1, 2, 4, 8, 16, 32],
-        "network": {"vpc_id": "vpc-00000000000000000", "subnets": {f"{region}a": "subnet-0"}, "public_address": False},
+        "network": {"vpc_id": vpc_id, "subnets": {f"{region}a": "subnet-0"}, "public_address": False},
     }
