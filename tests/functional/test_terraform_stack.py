@@ -169,7 +169,9 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectSt
     with Lab(tmp_path / "lab") as lab:
         for name, value in lab.settings.items():
             monkeypatch.setenv(name, value)
-        lab.client("s3").create_bucket(Bucket="states")
+        s3 = lab.client("s3")
+        s3.create_bucket(Bucket="states")
+        s3.close()
         store = S3Store("s3://states/below")
         yield store
         store.close()

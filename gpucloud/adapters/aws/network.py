@@ -60,6 +60,14 @@ def base_network(outputs: Mapping[str, Any], cidr: str, *, private: bool) -> Net
     )
 
 
+def network_of_cluster(aws: Aws, region: str, name: str) -> str:
+    """Return the id of the VPC that the cluster's security group lies in; an id that no VPC has when it has none."""
+    with aws.calling("ec2", f"look for {name}", region) as ec2:
+        mine = [{"Name": "tag:gpucloud:cluster", "Values": [name]}]
+        groups = ec2.describe_security_groups(Filters=mine)["SecurityGroups"]
+    return str(groups[0]["VpcId"]) if groups else "vpc-00000000000000000"
+
+
 def usable_zones(aws: Aws, region: str) -> tuple[str, ...]:
     """Return the region's availability zones that the account may use."""
     with aws.calling("ec2", f"list the zones of {region}", region) as ec2:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from gpucloud.adapters.aws.imports import find_alert, find_base, find_cluster
-from gpucloud.adapters.aws.network import Network, base_network, own_network, usable_zones
+from gpucloud.adapters.aws.network import Network, base_network, network_of_cluster, own_network, usable_zones
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.adapters.aws.stackstate import explain, state_home, terraform_environment
+from gpucloud.adapters.aws.unrecorded import any_cluster, base_as_found
 from gpucloud.adapters.bundled import bundled
 from gpucloud.adapters.terraform.provisioner import common_variables
 from gpucloud.adapters.terraform.stack import Stack, Story, Variables
@@ -26,8 +26,6 @@ _CIDR = "10.42.0.0/16"
 _ALERT_USD = 100
 _LIMIT_S = 900.0
 _GONE = re.compile(r"Invalid(Vpc|VpcID|Subnet|SubnetID|Group|GroupId|SecurityGroupID)\.NotFound")
-# For a stack of which no record is left: it is only taken into a state in order to be removed.
-_ANY_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,7 @@ class AwsProvisioner:
     def destroy(self, group: str, *, story: Story) -> None:
         """Remove the cluster, and list again: CleanupIncomplete names what is still there. The base stays."""
         region, _, name = group.partition("/")
-        fallback = _any_cluster(region, name, self._store_url)
+        fallback = any_cluster(region, name, self._store_url, network_of_cluster(self._aws, region, name))
         self._cluster(region, name).destroy(story=story, fallback=fallback)
         left = find_cluster(self._aws, region, name, fallback)
         if left:
@@ -122,7 +120,7 @@ class AwsProvisioner:
         found = find_base(self._aws, region)
         if not found:
             return
-        self._base(region).destroy(story=story, fallback=_as_found(region, found))
+        self._base(region).destroy(story=story, fallback=base_as_found(region, found))
         left = find_base(self._aws, region)
         if left:
             raise CleanupIncomplete(
@@ -152,6 +150,7 @@ class AwsProvisioner:
     def _network(self, spec: ClusterSpec, story: Story, *, believe: bool = True) -> Network:
         choices = self._choices
         if choices.subnets:
+            self._sources.bucket(spec.region)
             public = choices.access is Access.PUBLIC and max(spec.efa) <= 1
             return own_network(self._aws, spec.region, choices.subnets, public_address=public)
         private = max(spec.efa) > 1
@@ -251,28 +250,3 @@ class AwsProvisioner:
                 account = sts.get_caller_identity()["Account"]
             found |= find_alert(self._aws, region, account)
         return found
-
-
-def _as_found(region: str, found: Mapping[str, str]) -> Variables:
-    """Return variables for a base of which no record is left."""
-    zones = sorted({to.split('"')[1] for to in found if to.startswith("aws_subnet.")})
-    private = any("nat" in to or "private" in to for to in found)
-    return {"region": region, "zones": zones or [f"{region}a"], "private": private, "drill_role": True, "alert": None}
-
-
-def _any_cluster(region: str, name: str, store: str) -> dict[str, Any]:
-    """Return variables for a cluster of which no record is left."""
-    return {
-        "name": name,
-        "region": region,
-        "zones": [f"{region}a"],
-        "node_type": "g4dn.xlarge",
-        "market": "spot",
-        "tags": {},
-        "access": {"public_key": _ANY_KEY, "cidr": "127.0.0.1/32"},
-        "store": store,
-        "image": "ami-00000000000000000",
-        "user_data": "",
-        "efa": [0, 1, 2, 4, 8, 16, 32],
-        "network": {"vpc_id": "vpc-00000000000000000", "subnets": {f"{region}a": "subnet-0"}, "public_address": False},
-    }

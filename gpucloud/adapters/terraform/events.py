@@ -60,6 +60,17 @@ def outputs(events: Iterable[Event]) -> dict[str, Any]:
     return found
 
 
+def addresses(shown: Iterable[Event]) -> tuple[str, ...]:
+    """Return the addresses in a `show -json` answer, those of child modules too."""
+    modules = [event.get("values", {}).get("root_module", {}) for event in shown]
+    found: list[str] = []
+    while modules:
+        module = modules.pop()
+        found += [resource["address"] for resource in module.get("resources", ())]
+        modules += module.get("child_modules", ())
+    return tuple(sorted(found))
+
+
 def plain(text: str) -> str:
     """Return the lines that are not events, without colours, at most the last 400 characters."""
     lines = (_COLOUR.sub("", line).strip(" │╷╵\t") for line in text.splitlines() if parse(line) is None)

@@ -52,7 +52,7 @@ def failure(command: str, said: Sequence[str], log: Path, explain: Explain | Non
 
 
 _PLUGIN_HINT = (
-    "let this machine reach https://registry.terraform.io, or set GPUCLOUD_TF_PLUGIN_DIR to a folder with the provider"
+    "let this machine reach Terraform's registry, or set GPUCLOUD_TF_PLUGIN_DIR to a folder with the provider"
 )
 
 

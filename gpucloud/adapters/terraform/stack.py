@@ -195,7 +195,7 @@ class _Run:
         elif self._history is not None and not self._history.known():
             return
         destroyed = self._change("destroy")
-        left = _addresses(self._runner.cmd("show", json=FLAG))
+        left = events.addresses(self._runner.cmd("show", json=FLAG).events)
         if left:
             raise ProvisionError(f"{self._stack.name} still has {', '.join(left)}", hint=f"see {destroyed.log}")
 
@@ -251,14 +251,3 @@ class _Run:
         lock = stuck_lock(home, wait_s=self._stack.wait_s, story=self._story)
         if lock is not None:
             self._runner.cmd("force-unlock", lock, force=FLAG)
-
-
-def _addresses(shown: Finished) -> tuple[str, ...]:
-    """Return the addresses in a `show -json` answer, those of child modules too."""
-    modules = [event.get("values", {}).get("root_module", {}) for event in shown.events]
-    found: list[str] = []
-    while modules:
-        module = modules.pop()
-        found += [resource["address"] for resource in module.get("resources", ())]
-        modules += module.get("child_modules", ())
-    return tuple(sorted(found))
