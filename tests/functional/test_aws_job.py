@@ -22,6 +22,8 @@ from tests.lab.aws import Call
 from tests.lab.aws.lab import ACCESS_KEY, OWN_AGENT, SECRET_KEY
 from tests.standins.aws import Account, account, when
 
+pytestmark = pytest.mark.timeout(400)  # the job itself runs in the first test's time
+
 SECRET = "canary-Zm9vYmFyYmF6-secret"
 STEPS = 120
 BUCKET = "gpucloud-123456789012-us-east-1"
