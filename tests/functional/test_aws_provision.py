@@ -88,6 +88,12 @@ def actions(lab: Lab, since: int) -> list[str]:
     return [call.action for call in lab.calls[since:]]
 
 
+def changing(lab: Lab, since: int) -> list[str]:
+    """The calls that changed something."""
+    verbs = ("Create", "Put", "Modify", "Update", "Delete", "Authorize", "Revoke", "Attach", "Detach", "Associate")
+    return [action for action in actions(lab, since) if action.startswith(verbs)]
+
+
 def state_key(stack: str) -> str:
     return f"terraform/{stack}/terraform.tfstate"
 
@@ -129,9 +135,8 @@ def test_a_cluster_is_made_once_moved_on_and_removed_and_the_base_outlives_it(la
 
     before = len(lab.calls)
     assert aws.ensure(SPEC, story=quiet) == GROUP
-    again = actions(lab, before)
-    assert len([action for action in again if action == "GetObject"]) == 2, again  # one small read a stack
-    assert not [action for action in again if action.startswith(("Create", "Put", "Modify", "Update"))], again
+    assert actions(lab, before).count("GetObject") == 2  # one small read a stack
+    assert changing(lab, before) == []
 
     other = dataclasses.replace(SPEC, node_type="g5.xlarge", tags=(("gpucloud:job", "digits"), ("project", "speech")))
     aws.ensure(other, story=quiet)
@@ -230,8 +235,8 @@ def test_no_key_reaches_a_file(lab: Lab, tmp_path: Path) -> None:
     assert [path for path in files if secret in path.read_bytes()] == []
 
 
-def interrupted(lab: Lab, home: Path, at_call: int, number: signal.Signals) -> int:
-    """Run `ensure` in another process and send it the signal at the n-th call; return its exit code."""
+def ended(lab: Lab, home: Path, when: Callable[[list[str]], bool], number: signal.Signals) -> int:
+    """Run `ensure` in another process and send it the signal when its calls are so far; return its exit code."""
     before = len(lab.calls)
     caller = subprocess.Popen(
         [sys.executable, "-c", CALLER, str(home)],
@@ -241,7 +246,7 @@ def interrupted(lab: Lab, home: Path, at_call: int, number: signal.Signals) -> i
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    while len(lab.calls) - before < at_call and caller.poll() is None:
+    while not when(actions(lab, before)) and caller.poll() is None:
         time.sleep(0.005)
     if number is signal.SIGKILL:
         everything_of(home)  # Terraform too: a machine that lost its power
@@ -262,14 +267,33 @@ def everything_of(home: Path) -> None:
                 continue
 
 
+def test_a_rule_that_aws_made_is_taken_over_where_the_run_was_ended_before_it_removed_it(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """A new security group lets everything out; Terraform removes that rule, then makes its own."""
+    lab.delays["RevokeSecurityGroupEgress"] = 2.0
+    lab.faults.add("RevokeSecurityGroupEgress", times=9)
+    home = tmp_path / "home"
+    ended(lab, home, lambda calls: "CreateSecurityGroup" in calls, signal.SIGKILL)
+    lab.delays.clear()
+    lab.faults.clear()
+    before = ids(lab)["firewall"]
+    provisioner(home).ensure(SPEC, story=quiet)
+    assert set(before) <= set(ids(lab)["firewall"])
+    assert counts(ids(lab)) == WHOLE
+
+
 def converges(lab: Lab, home: Path, at_call: int, number: signal.Signals) -> None:
-    code = interrupted(lab, home, at_call, number)
+    code = ended(lab, home, lambda calls: len(calls) >= at_call, number)
     assert instances(lab) == []
     assert code in {0, 130, -signal.SIGKILL}
     told: list[str] = []
     assert provisioner(home).ensure(SPEC, story=told.append) == GROUP
     assert counts(ids(lab)) == WHOLE, told
     assert instances(lab) == []
+    before = len(lab.calls)
+    provisioner(home).ensure(SPEC, story=quiet)
+    assert changing(lab, before) == []
 
 
 @pytest.mark.parametrize(
