@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -202,6 +202,7 @@ class AwsCloud:
             bucket=partial(ensure_bucket, self.aws),
             user_data=user_data,
             image=partial(images.resolve, self.aws, self._choices),
+            root_device=cache(partial(images.root_device, self.aws)),
             ssh_cidr=ssh_cidr,
         )
         return AwsProvisioner(

@@ -126,6 +126,11 @@ def test_a_cluster_is_made_once_moved_on_and_removed_and_the_base_outlives_it(la
     assert aws.ensure(SPEC, story=quiet) == GROUP
     assert counts(ids(lab)) == WHOLE
     assert instances(lab) == []
+    (template,) = lab.client("ec2").describe_launch_template_versions(
+        LaunchTemplateName="gpucloud-digits-efa0", Versions=["$Latest"]
+    )["LaunchTemplateVersions"]
+    disks = template["LaunchTemplateData"]["BlockDeviceMappings"]
+    assert [(disk["DeviceName"], disk["Ebs"]["Encrypted"]) for disk in disks] == [("/dev/xvda", True)]
 
     before = len(lab.calls)
     assert aws.ensure(SPEC, story=quiet) == GROUP
