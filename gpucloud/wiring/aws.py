@@ -215,9 +215,10 @@ class AwsCloud:
         known: dict[tuple[str, str], HostKeys] = {}
 
         def of(region: str, cluster: str, instance_id: str) -> str | None:
-            if (region, cluster) not in known:
-                known[region, cluster] = HostKeys(store, cluster, console=partial(self._console, region))
-            return known[region, cluster].of(instance_id)
+            keys = known.get((region, cluster)) or known.setdefault(
+                (region, cluster), HostKeys(store, cluster, console=partial(self._console, region))
+            )
+            return keys.of(instance_id)
 
         return of
 
