@@ -66,8 +66,10 @@ class AwsCloud:
             rules=Rules(wall=_WALL, limits=_LIMITS),
             terms=Terms(beside_usd_per_hour=beside),
             period_s=min(0.5, _poll_s()),
+            flush_s=5.0,
             power_off=("sudo", "shutdown", "-h", "now"),
             connect_s=600.0,
+            knows_our_address=True,
         )
 
     def account(self) -> AwsAccount:
