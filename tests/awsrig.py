@@ -61,6 +61,7 @@ def provisioner(
             bucket=lambda region: ensure_bucket(aws, region),
             user_data=first_boot,
             image=lambda region: "ami-0123456789abcdef0",
+            root_device=lambda image, region: "/dev/xvda",
             ssh_cidr=lambda: "203.0.113.7/32",
         ),
         env=env,

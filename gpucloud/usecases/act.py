@@ -68,6 +68,12 @@ class Actor:
             case Wait() | Done():
                 pass
 
+    def let_us_in(self) -> None:
+        """Bring the group's free parts up to date: SSH may come from another address than when they were made."""
+        state = self.lease.state
+        if self.world.knows_our_address and state.group is not None and not state.status.ended:
+            self._provision()
+
     def _on_the_cloud(self, action: Provision | Arm | Resize | Move | Detach | Replace | Drill | TearDown) -> None:
         state, group = self.lease.state, self.world.group
         name = state.group or ""

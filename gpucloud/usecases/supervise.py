@@ -23,7 +23,6 @@ from gpucloud.usecases.observe import Observer
 from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.world import Watcher, World
 
-_FLUSH_S = 1.0
 _PATIENCE = timedelta(minutes=2)
 _PAUSE_S = 2.0
 
@@ -83,7 +82,7 @@ class Supervisor:
             if isinstance(action, Wait):
                 self.world.clock.sleep(self.world.period_s)
             now = self.world.clock.now()
-            if (now - flushed).total_seconds() >= _FLUSH_S:
+            if (now - flushed).total_seconds() >= self.world.flush_s:
                 self.logs.flush()
                 flushed = now
         self.logs.flush()
@@ -121,6 +120,7 @@ def supervisor(
     actor = Actor(world=world, lease=lease, preparer=preparer, cashier=cashier, logs=logs, watcher=watcher)
     try:
         with lease:
+            actor.let_us_in()
             yield Supervisor(
                 world=world,
                 goal=goal,

@@ -20,6 +20,7 @@ from gpucloud.usecases.jobstore import JobStore
 class World:
     """Everything outside, for one job. `secrets` are the values of the job's secret names.
 
+    `knows_our_address`: its firewall lets in the supervisor that made the group, and another one must be let in.
     `power_off` is the command by which a node ends itself after its paid time, empty for none.
     """
 
@@ -36,6 +37,8 @@ class World:
     package: Package
     rules: Rules
     period_s: float
+    flush_s: float = 1.0
+    knows_our_address: bool = False
     terms: Terms = field(default_factory=Terms)
     power_off: tuple[str, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict)

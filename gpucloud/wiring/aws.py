@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -66,8 +66,10 @@ class AwsCloud:
             rules=Rules(wall=_WALL, limits=_LIMITS),
             terms=Terms(beside_usd_per_hour=beside),
             period_s=min(0.5, _poll_s()),
+            flush_s=5.0,
             power_off=("sudo", "shutdown", "-h", "now"),
             connect_s=600.0,
+            knows_our_address=True,
         )
 
     def account(self) -> AwsAccount:
@@ -202,6 +204,7 @@ class AwsCloud:
             bucket=partial(ensure_bucket, self.aws),
             user_data=user_data,
             image=partial(images.resolve, self.aws, self._choices),
+            root_device=cache(partial(images.root_device, self.aws)),
             ssh_cidr=ssh_cidr,
         )
         return AwsProvisioner(
@@ -214,9 +217,10 @@ class AwsCloud:
         known: dict[tuple[str, str], HostKeys] = {}
 
         def of(region: str, cluster: str, instance_id: str) -> str | None:
-            if (region, cluster) not in known:
-                known[region, cluster] = HostKeys(store, cluster, console=partial(self._console, region))
-            return known[region, cluster].of(instance_id)
+            keys = known.get((region, cluster)) or known.setdefault(
+                (region, cluster), HostKeys(store, cluster, console=partial(self._console, region))
+            )
+            return keys.of(instance_id)
 
         return of
 

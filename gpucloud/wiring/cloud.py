@@ -15,16 +15,19 @@ from gpucloud.store import ObjectStore
 class Manners:
     """How a cloud is to be dealt with.
 
-    Its rules and terms, how often it is looked at, the command that ends a node from inside, the interpreter that
-    nodes have, and how long a node that runs may take until SSH answers.
+    Its rules and terms; how often it is looked at, and output is written to the store (in S3 a paid request each time);
+    the command that ends a node from inside; the interpreter that nodes have; how long a node that runs may take until
+    SSH answers; whether its firewall knows the address that we come from.
     """
 
     rules: Rules
     terms: Terms
     period_s: float
+    flush_s: float = 1.0
     power_off: tuple[str, ...] = ()
     node_python: str = "python3"
     connect_s: float = 15.0
+    knows_our_address: bool = False
 
 
 class Cloud(Protocol):

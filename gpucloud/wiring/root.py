@@ -160,6 +160,8 @@ class Gpucloud:
             rules=cloud.manners.rules,
             terms=cloud.manners.terms,
             period_s=cloud.manners.period_s,
+            flush_s=cloud.manners.flush_s,
+            knows_our_address=cloud.manners.knows_our_address,
             power_off=cloud.manners.power_off,
             secrets=read_secrets(job) if with_secrets else {},
         )

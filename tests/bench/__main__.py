@@ -1,10 +1,24 @@
-"""Runs every benchmark: `python -m tests.bench`; each prints FIGURE lines, and the exit code is 1 if one fails."""
+"""Runs every benchmark, or those named: `python -m tests.bench [aws_up …]`.
+
+Each prints FIGURE lines, and the exit code is 1 if one fails.
+"""
 
 from __future__ import annotations
 
 import sys
 
-from tests.bench import bench_help, bench_main_job, bench_sync
+from tests.bench import bench_aws_traffic, bench_aws_up, bench_help, bench_main_job, bench_sync
+
+BENCHES = {
+    "help": bench_help.main,
+    "sync": bench_sync.main,
+    "main_job": bench_main_job.main,
+    "aws_up": bench_aws_up.main,
+    "aws_traffic": bench_aws_traffic.main,
+}
 
 if __name__ == "__main__":
-    sys.exit(max([bench.main() for bench in (bench_help, bench_sync, bench_main_job)]))
+    unknown = [name for name in sys.argv[1:] if name not in BENCHES]
+    if unknown:
+        sys.exit(f"there is no benchmark {unknown[0]}: {', '.join(BENCHES)}")
+    sys.exit(max([BENCHES[name]() for name in sys.argv[1:] or BENCHES]))

@@ -87,6 +87,11 @@ def spoil(lab: Lab, stack: str, change: Callable[[bytes], bytes]) -> None:
 def test_the_cluster_stands_whole_without_a_machine(standing: Standing) -> None:
     assert counts(ids(standing.lab)) == WHOLE
     assert instances(standing.lab) == []
+    (template,) = standing.lab.client("ec2").describe_launch_template_versions(
+        LaunchTemplateName="gpucloud-digits-efa0", Versions=["$Latest"]
+    )["LaunchTemplateVersions"]
+    disks = template["LaunchTemplateData"]["BlockDeviceMappings"]
+    assert [(disk["DeviceName"], disk["Ebs"]["Encrypted"]) for disk in disks] == [("/dev/xvda", True)]
     (budget,) = standing.lab.client("budgets").describe_budgets(AccountId="123456789012")["Budgets"]
     assert budget["BudgetLimit"] == {"Amount": "250.00", "Unit": "USD"}
 

@@ -87,7 +87,7 @@ def test_a_machine_that_cannot_publish_is_known_by_its_console(machines: Machine
     launch(machines, tmp_path, None, GPUCLOUD_PUBLISH_S="0.5")
     until(lambda: machines.user_data_exit(ID) == 1)
     store = S3Store(STORE)
-    keys = HostKeys(store, "gpucloud-digits", role_id="AROAOURS", console=machines.console)
+    keys = HostKeys(store, "gpucloud-digits", role_id="AROAOURS", console=machines.console, console_after_s=0)
     assert machines.console(ID).startswith(
         "gpucloud: the host key is not published: the metadata service answered 404\n"
     )

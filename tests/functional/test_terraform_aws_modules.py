@@ -193,8 +193,12 @@ def test_a_new_image_makes_a_new_version_that_is_the_default(standing: Standing,
     assert version["LaunchTemplateData"]["ImageId"] == image
 
 
+@pytest.mark.slow
 def test_everything_is_tagged_at_birth_and_destroy_leaves_nothing(lab: Lab, providers: Path, tmp_path: Path) -> None:
-    """In another region, of the same name: neither stack may meet the other region's."""
+    """In another region, of the same name: neither stack may meet the other region's.
+
+    What the whole job of test_aws_job.py cannot show: a private network, several EFA interfaces, no change in a plan.
+    """
     before = standing_things(lab)
     base, cluster = Stack(tmp_path, "base", providers, lab.env), Stack(tmp_path, "cluster", providers, lab.env)
     base.set(base_variables("us-west-2", private=True, alert={"email": "who@example.com", "monthly_usd": 250}))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from botocore.stub import Stubber
 
-from gpucloud.adapters.aws.images import resolve
+from gpucloud.adapters.aws.images import resolve, root_device
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job import AwsChoices
@@ -106,6 +106,24 @@ def test_a_disk_smaller_than_the_image_is_refused_with_the_size_it_needs(aws: Aw
     with pytest.raises(ProvisionError, match="needs a disk of 65 GiB, not 40") as caught:
         resolved(aws, AwsChoices(image=AMI, disk_gib=40), IMAGE)
     assert caught.value.hint == "aws: {disk_gib: 65}"
+
+
+def root_of(aws: Aws, *images: dict[str, Any]) -> str:
+    ec2 = Stubber(aws.client("ec2", "us-east-1"))
+    ec2.add_response("describe_images", {"Images": list(images)}, {"ImageIds": [AMI]})
+    with ec2:
+        return root_device(aws, AMI, "us-east-1")
+
+
+@pytest.mark.parametrize("name", ["/dev/sda1", "/dev/xvda"])
+def test_the_root_disk_is_called_as_the_image_calls_it(aws: Aws, name: str):
+    assert root_of(aws, {**IMAGE, "RootDeviceType": "ebs", "RootDeviceName": name}) == name
+
+
+@pytest.mark.parametrize("root", [{"RootDeviceType": "instance-store", "RootDeviceName": "/dev/sda1"}, {}])
+def test_an_image_without_a_root_disk_is_refused(aws: Aws, root: dict[str, str]):
+    with pytest.raises(ProvisionError, match=f"the image {AMI} has no root disk"):
+        root_of(aws, {**IMAGE, **root})
 
 
 def test_an_image_that_is_gone_is_said(aws: Aws):

@@ -205,11 +205,63 @@ def test_every_action_is_pinned_by_commit():
 
 
 @pytest.mark.parametrize("file", [GITHUB, GITLAB])
-def test_no_stored_key_is_named(file):
+def test_no_stored_key_of_aws_is_named(file):
     text = file.read_text()
 
     assert not re.search(r"secret_?access_?key|access_?key_?id|session_?token|AKIA", text, re.IGNORECASE)
-    assert "secrets." not in text
+    assert set(re.findall(r"secrets\.(\w+)", text)) == ({"GPUCLOUD_SSH_KEY"} if file == GITHUB else set())
+
+
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3Blbg==\n-----END OPENSSH PRIVATE KEY-----\n"
+
+
+def test_runners_on_github_take_the_key_that_they_share(tmp_path):
+    takers = [s for s in github_steps() if s.get("name") == "Take the SSH key of every runner"]
+    where = tmp_path / "gpucloud-key"
+
+    done = run_shell(
+        takers[0]["run"],
+        tmp_path,
+        {"SSH_KEY": KEY.rstrip(), "RUNNER_TEMP": str(tmp_path), "GITHUB_ENV": str(tmp_path / "env")},
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert takers[0] == takers[1]
+    assert takers[0]["env"] == {"SSH_KEY": "${{ secrets.GPUCLOUD_SSH_KEY }}"}
+    assert (tmp_path / "env").read_text() == f"GPUCLOUD_SSH_KEY={where}\n"
+    assert where.read_text() == KEY
+    assert where.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_runner_on_github_without_the_key_goes_on(tmp_path):
+    (taker, _) = [s["run"] for s in github_steps() if s.get("name") == "Take the SSH key of every runner"]
+
+    done = run_shell(taker, tmp_path, {"SSH_KEY": "", "RUNNER_TEMP": str(tmp_path), "GITHUB_ENV": "env"})
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not (tmp_path / "env").exists()
+
+
+def test_runners_on_gitlab_take_the_key_that_they_share(tmp_path):
+    (tmp_path / "given").write_text(KEY)
+    where = tmp_path / "gpucloud-key"
+    named = {"SSH_KEY": str(tmp_path / "given"), "GPUCLOUD_SSH_KEY": str(where)}
+
+    done = run_shell(gitlab()[".gpucloud"]["before_script"][1], tmp_path, named)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert gitlab()["variables"]["GPUCLOUD_SSH_KEY"] == "/tmp/gpucloud-key"
+    assert where.read_text() == KEY
+    assert where.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_runner_on_gitlab_without_the_key_goes_on(tmp_path):
+    done = run_shell(
+        gitlab()[".gpucloud"]["before_script"][1], tmp_path, {"GPUCLOUD_SSH_KEY": str(tmp_path / "gpucloud-key")}
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "gpucloud-key").exists()
 
 
 @pytest.mark.parametrize("file", [GITHUB, GITLAB])

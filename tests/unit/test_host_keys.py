@@ -89,12 +89,48 @@ def test_a_machine_that_published_nothing_is_known_by_its_console(store: Directo
         asked.append(instance_id)
         return None if len(asked) == 1 else console("ecdsa-sha2-nistp256 AAAAE2VjZHNh", KEY)
 
-    times = iter([0.0, 9.9, 10.0])
+    times = iter([0.0, 29.9, 30.0, 39.9, 40.0])
     keys = HostKeys(store, "gpucloud-digits", role_id="AROAOURS", console=shown, monotonic=lambda: next(times))
+    assert [keys.of(ID), keys.of(ID)] == [None, None]
+    assert asked == []
     assert [keys.of(ID), keys.of(ID)] == [None, None]
     assert asked == [ID]
     assert [keys.of(ID), keys.of(ID)] == [KEY, KEY]
     assert asked == [ID, ID]
+
+
+class Counted(DirectoryStore):
+    """Says how often it was listed."""
+
+    listed = 0
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        self.listed += 1
+        return super().list(prefix)
+
+
+def test_many_machines_cost_one_listing_and_a_later_look_another(tmp_path: Path) -> None:
+    store, now = Counted(tmp_path), [0.0]
+    ids = [f"i-{number:x}" for number in range(64)]
+    keys = HostKeys(store, "gpucloud-digits", monotonic=lambda: now[0])
+    assert {keys.of(one) for one in ids} == {None}
+    for one in ids:
+        store.put(f"{HOSTS}/AROAOURS:{one}", f"{KEY}\n".encode())
+    now[0] = 3.0
+    assert {keys.of(one) for one in ids} == {KEY}
+    assert store.listed == 2
+
+
+def test_no_more_than_eight_consoles_are_asked_in_a_second(store: DirectoryStore) -> None:
+    asked: list[str] = []
+    now = [0.0]
+    keys = HostKeys(store, "gpucloud-digits", console=asked.append, console_after_s=0, monotonic=lambda: now[0])
+    for _ in range(2):
+        assert {keys.of(f"i-{number:x}") for number in range(64)} == {None}
+    assert asked == [f"i-{number:x}" for number in range(8)]
+    now[0] = 1.0
+    assert {keys.of(f"i-{number:x}") for number in range(64)} == {None}
+    assert asked == [f"i-{number:x}" for number in range(16)]
 
 
 def test_a_key_that_was_found_stays_whatever_is_published_later(store: DirectoryStore) -> None:

@@ -210,6 +210,7 @@ def test_the_schema_accepts_the_sample_with_every_key() -> None:
         ({"secrets": ["hf"]}, "secrets"),
         ({"data": {"s3://bucket": "data"}}, "data.s3://bucket"),
         ({"store": None}, "store"),
+        ({"aws": {"kms_key": "alias/mine"}}, "aws.kms_key"),
     ],
 )
 def test_the_schema_refuses_what_the_reader_refuses(change: dict[str, Any], where: str) -> None:

@@ -141,6 +141,24 @@ BROKEN: list[tuple[str, list[str]]] = [
         HEAD + "cloud: aws\nstore: ./here\n",
         ["5:8: store: must be s3://bucket/prefix for cloud: aws, since nodes cannot reach a folder here"],
     ),
+    (
+        HEAD + "cloud: aws\naws: {kms_key: alias/mine}\n",
+        [
+            '5:16: aws.kms_key: "alias/mine" is an alias: write the key\'s id or ARN'
+            " (aws kms describe-key --key-id alias/mine --query KeyMetadata.Arn)"
+        ],
+    ),
+    (
+        HEAD + "aws:\n  kms_key: arn:aws:kms:us-east-1:123456789012:alias/mine\n",
+        [
+            '5:12: aws.kms_key: "arn:aws:kms:us-east-1:123456789012:alia…" is an alias: write the key\'s id or ARN'
+            " (aws kms describe-key --key-id alias/mine --query KeyMetadata.Arn)"
+        ],
+    ),
+    (
+        HEAD + "aws: {kms_key: arn:aws:s3:::mine}\n",
+        ['4:16: aws.kms_key: "arn:aws:s3:::mine" is not a key: write the key\'s id or ARN'],
+    ),
     (HEAD + "code: nowhere\n", ['4:7: code: there is no folder "nowhere" beside the job file']),
     (HEAD + "code: train.py\n", ['4:7: code: there is no folder "train.py" beside the job file']),
     (HEAD + 'code: "a\\nb"\n', ['4:7: code: "a�b" is more than one line']),

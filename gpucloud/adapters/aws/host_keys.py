@@ -6,13 +6,17 @@ import base64
 import binascii
 import math
 import re
+import threading
 import time
 from collections.abc import Callable
 
 from gpucloud.store import ObjectStore
 
+CONSOLE_AFTER_S = 30.0
 CONSOLE_EVERY_S = 10.0
 
+_CONSOLES_A_SECOND = 8  # AWS counts this call against the whole account
+_LISTING_LASTS_S = 0.5
 _BLOCK = re.compile(r"-----BEGIN SSH HOST KEY KEYS-----\r?\n(.*?)-----END SSH HOST KEY KEYS-----", re.DOTALL)
 _INSTANCE_ID = re.compile(r"i-[0-9a-f]{1,32}")
 _ED25519_BYTES = 51  # its name and its 32 bytes, each with its length before it
@@ -20,11 +24,12 @@ _KIND = "ssh-ed25519"
 
 
 class HostKeys:
-    """The Ed25519 host keys of one cluster's machines.
+    """The Ed25519 host keys of one cluster's machines. Thread-safe; machines asked for at once cost one listing.
 
     `role_id` is the cluster's role, when it is known: a key that another role published is then refused. `console`
-    returns a machine's console output, None or empty while there is none; it is asked for each machine every
-    `CONSOLE_EVERY_S` at most. What was found is remembered by instance id: an address is used again, an id never.
+    returns a machine's console output, None or empty while there is none; it is asked for a machine that has told no
+    key for `console_after_s`, and then every `CONSOLE_EVERY_S` at most. What was found is remembered by instance id:
+    an address is used again, an id never.
     """
 
     def __init__(
@@ -34,15 +39,20 @@ class HostKeys:
         *,
         role_id: str | None = None,
         console: Callable[[str], str | None] | None = None,
+        console_after_s: float = CONSOLE_AFTER_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._folder = hosts_folder(cluster)
         self._role_id = role_id
         self._console = console
+        self._console_after_s = console_after_s
         self._monotonic = monotonic
+        self._lock = threading.Lock()
         self._known: dict[str, str] = {}
-        self._asked_at: dict[str, float] = {}
+        self._listing: tuple[float, tuple[str, ...]] = (-math.inf, ())
+        self._due: dict[str, float] = {}
+        self._asked: list[float] = []
 
     def of(self, instance_id: str) -> str | None:
         """Return `ssh-ed25519 AAAA…`, None while the machine has told none. Raises what the store and console raise."""
@@ -64,15 +74,32 @@ class HostKeys:
     def _names(self, instance_id: str) -> tuple[str, ...]:
         if self._role_id is not None:
             return (f"{self._folder}{self._role_id}:{instance_id}",)
-        return tuple(name for name in self._store.list(self._folder) if name.endswith(f":{instance_id}"))
+        return tuple(name for name in self._listed() if name.endswith(f":{instance_id}"))
+
+    def _listed(self) -> tuple[str, ...]:
+        with self._lock:
+            if self._monotonic() - self._listing[0] >= _LISTING_LASTS_S:
+                names = tuple(self._store.list(self._folder))
+                self._listing = (self._monotonic(), names)
+            return self._listing[1]
 
     def _shown(self, instance_id: str) -> str | None:
-        now = self._monotonic()
-        if self._console is None or now - self._asked_at.get(instance_id, -math.inf) < CONSOLE_EVERY_S:
+        if self._console is None or not self._is_due(instance_id):
             return None
-        self._asked_at[instance_id] = now
         text = self._console(instance_id)
         return from_console(text) if text else None
+
+    def _is_due(self, instance_id: str) -> bool:
+        """Whether the console may be asked now, and note that it is."""
+        with self._lock:
+            now = self._monotonic()
+            due = self._due.setdefault(instance_id, now + self._console_after_s)
+            self._asked = [at for at in self._asked if now - at < 1]
+            if now < due or len(self._asked) >= _CONSOLES_A_SECOND:
+                return False
+            self._due[instance_id] = now + CONSOLE_EVERY_S
+            self._asked.append(now)
+            return True
 
 
 def hosts_folder(cluster: str) -> str:

@@ -1,4 +1,4 @@
-"""Which machine image a job is pinned to: resolved once, and only from owners that are trusted."""
+"""Machine images: which one a job is pinned to, only from owners that are trusted; how its root disk is called."""
 
 from __future__ import annotations
 
@@ -22,16 +22,32 @@ def resolve(aws: Aws, choices: AwsChoices, region: str) -> str:
 
     ProvisionError when there is none, its owner is not trusted, or no GPU machine of ours can start from it.
     """
-    image_id = _image_id(aws, choices.image, region)
+    image = _described(aws, _image_id(aws, choices.image, region), region)
+    _check_owner(aws, choices, image)
+    _check_use(choices, image)
+    return str(image["ImageId"])
+
+
+def root_device(aws: Aws, image_id: str, region: str) -> str:
+    """Return what the image calls its root disk (`/dev/sda1`): under another name a second disk would be added.
+
+    ProvisionError when there is no such image, or its root is no disk.
+    """
+    image = _described(aws, image_id, region)
+    if image.get("RootDeviceType", "ebs") != "ebs" or not image.get("RootDeviceName"):
+        raise ProvisionError(f"the image {image_id} has no root disk", hint="name one with an EBS root")
+    return str(image["RootDeviceName"])
+
+
+def _described(aws: Aws, image_id: str, region: str) -> dict[str, Any]:
     with aws.calling("ec2", f"read the image {image_id}", region) as ec2:
         found = ec2.describe_images(ImageIds=[image_id])["Images"]
     if not found:
         raise ProvisionError(
             f"there is no image {image_id} in {region}", hint="correct `aws: {image: …}`, or leave it out"
         )
-    _check_owner(aws, choices, found[0])
-    _check_use(choices, found[0])
-    return image_id
+    image: dict[str, Any] = found[0]
+    return image
 
 
 def _image_id(aws: Aws, choice: str, region: str) -> str:

@@ -46,12 +46,14 @@ class Sources:
     """Where what is not the provisioner's own comes from; each is asked only when it is needed.
 
     `bucket(region)` makes the account's bucket there and returns its name, `image(region)` the machine image,
-    `ssh_cidr()` the addresses that SSH comes from, `user_data(store_url=, cluster=, region=)` the first-boot script.
+    `root_device(image, region)` what it calls its root disk, `ssh_cidr()` the addresses that SSH comes from,
+    `user_data(store_url=, cluster=, region=)` the first-boot script.
     """
 
     bucket: Callable[[str], str]
     user_data: Callable[..., str]
     image: Callable[[str], str]
+    root_device: Callable[[str, str], str]
     ssh_cidr: Callable[[], str]
 
 
@@ -184,15 +186,17 @@ class AwsProvisioner:
     def _cluster_variables(self, spec: ClusterSpec, network: Network) -> Variables:
         choices = self._choices
         user_data = self._sources.user_data(store_url=spec.store, cluster=spec.name, region=spec.region)
+        image = spec.image or self.image(spec.region)
         return {
             **common_variables(spec, cidr=self._cidr(network)),
             "zones": [zone for zone in spec.zones if zone in network.subnets],
-            "image": spec.image or self.image(spec.region),
+            "image": image,
             "user_data": user_data,
             "efa": sorted(set(spec.efa)),
             "network": network.variable(),
             "machine": {
                 "disk_gib": choices.disk_gib,
+                "root_device": self._sources.root_device(image, spec.region),
                 "kms_key": choices.kms_key,
                 "instance_profile": choices.instance_profile,
                 "permissions_boundary": choices.permissions_boundary,

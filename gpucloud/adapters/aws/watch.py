@@ -86,9 +86,9 @@ class Watch:
         return below or (ended and listing.shut_off is None and self.memory.shut_off is None)
 
     def _with_keys(self, view: GroupView) -> tuple[Node, ...]:
-        for node in view.nodes:
-            if node.state is NodeState.RUNNING and node.host_key is None and self._may_ask(node.id):
-                self._ask_key(node.id)
+        without = [n.id for n in view.nodes if n.state is NodeState.RUNNING and n.host_key is None]
+        for _ in self.threads.map(self._ask_key, [node_id for node_id in without if self._may_ask(node_id)]):
+            pass  # raises what a thread raised
         return tuple(replace(node, host_key=self.memory.host_keys.get(node.id)) for node in view.nodes)
 
     def _may_ask(self, node_id: str) -> bool:

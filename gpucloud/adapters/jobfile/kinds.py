@@ -102,6 +102,7 @@ Image = Annotated[
         _string(_LINE, "deep-learning", "ubuntu", "ami-0a1b2c3d", "ssm:/my/image"),
     ),
 ]
+KmsKey = Annotated[str, Read(values.kms_key, _string(values.KMS_KEY))]
 Email = Annotated[str, Read(values.matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "an e-mail address"), _string(_LINE))]
 Secrets = Annotated[tuple[Annotated[str, _SECRET], ...], BeforeValidator(values.listed), _list_of(_SECRET.schema)]
 Outputs = Annotated[

@@ -63,7 +63,7 @@ class AwsKeys(_Keys):
     )
     instance_profile: kinds.Line | None = Field(default=None, description="Your own instance profile for machines.")
     permissions_boundary: kinds.Line | None = Field(default=None, description="ARN for the role that is made.")
-    kms_key: kinds.Line | None = Field(default=None, description="ARN of your key for disks.")
+    kms_key: kinds.KmsKey | None = Field(default=None, description="Id or ARN of your key for disks.")
     capacity_reservation: kinds.Line | None = Field(default=None, description="Id of a capacity reservation to use.")
     capacity_block: kinds.Line | None = Field(default=None, description="Id of a capacity block to use.")
     alert_email: kinds.Email | None = Field(default=None, description="Who gets AWS Budgets' own warning.")

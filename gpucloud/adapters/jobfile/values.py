@@ -22,6 +22,7 @@ VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 REGION = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 GPU = r"[A-Za-z0-9][A-Za-z0-9._ -]*"
 TYPE = r"[a-z0-9-]+\.[a-z0-9-]+"
+KMS_KEY = r"(arn:[a-z0-9-]+:kms:[a-z0-9-]+:[0-9]{12}:key/)?[A-Za-z0-9-]+"
 _STEPS = re.compile(r"([1-9][0-9]{0,11}) steps?")
 _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^/]+)*/?")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -110,6 +111,18 @@ def name(value: object) -> str:
     raise Refused(
         f"{quoted(written)} is not a name: a–z, 0–9 and hyphens inside, at most 40",
         hint=f'did you mean "{near}"?' if near else None,
+    )
+
+
+def kms_key(value: object) -> str:
+    """Return a KMS key's id or ARN; `Refused` for an alias, which no policy can name."""
+    written = line(value)
+    if re.fullmatch(KMS_KEY, written):
+        return written
+    alias = re.search(r"alias/[A-Za-z0-9/_-]+$", written)
+    raise Refused(
+        f"{quoted(written)} is {'an alias' if alias else 'not a key'}: write the key's id or ARN",
+        hint=f"aws kms describe-key --key-id {alias[0]} --query KeyMetadata.Arn" if alias else None,
     )
 
 
