@@ -10,6 +10,7 @@ import hashlib
 import io
 import platform
 import sys
+import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable
@@ -50,6 +51,8 @@ def _fetch(url: str) -> bytes:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply:  # noqa: S310  the caller's constant
             return bytes(reply.read())
     except OSError as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it is the reply too, with its connection
         raise ToolMissing(f"cannot fetch {url}: {error}", hint=_HINT) from error
 
 
