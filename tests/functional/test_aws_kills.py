@@ -94,6 +94,7 @@ def finishes(lab: Lab, home: Path) -> None:
     assert instances(lab) == []
 
 
+@pytest.mark.slow  # test_lab.py shows the rule's change alone
 def test_a_rule_that_aws_made_is_taken_over_where_the_run_was_ended_before_it_removed_it(
     lab: Lab, tmp_path: Path
 ) -> None:
