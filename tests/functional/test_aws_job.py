@@ -33,7 +33,7 @@ LOWERING = {"autoscaling:SetDesiredCapacity", "autoscaling:UpdateAutoScalingGrou
 NOT_IN_THIS_RUN = {
     # a frozen machine ended by its id, a purge of detached ones, an endpoint without LaunchInstances, a lost key
     *("autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup", "ec2:TerminateInstances"),
-    *("autoscaling:DeleteScheduledAction", "ec2:GetConsoleOutput"),
+    *("autoscaling:DeleteScheduledAction", "ec2:GetConsoleOutput", "autoscaling:DescribeScalingActivities"),
     # machines without public addresses, several EFA interfaces, Session Manager
     *("ec2:AllocateAddress", "ec2:CreateNatGateway", "ec2:DeleteNatGateway", "ec2:DescribeAddressesAttribute"),
     *("ec2:DisassociateAddress", "ec2:ReleaseAddress", "ec2:CreatePlacementGroup", "ec2:DeletePlacementGroup"),
