@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from gpucloud.domain.account import Headroom
 from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, PlanRefused
-from gpucloud.domain.job import Cloud, Job
+from gpucloud.domain.job import Access, Cloud, Job
 from gpucloud.domain.offer import Offer, rank
 from gpucloud.domain.prepaid import Wall, least_budget_usd
 
@@ -41,8 +41,9 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
     Raises PlanRefused, NoCapacity (nothing matches) or BudgetTooSmall (naming the least sum).
     """
     _refuse_what_is_not_offered(job)
-    ranked = rank(offers, job.resources)
+    ranked = fitting(job, offers)
     if not ranked:
+        _refuse_what_is_not_reached(job, offers)
         raise NoCapacity(*_nothing_matches(job, offers))
     nodes, left = job.resources.nodes, job.budget_usd - spent_usd
     payable = affordable(ranked, nodes, left, wall)
@@ -74,6 +75,15 @@ def _lasts(usd: Decimal, usd_per_hour: Decimal) -> timedelta:
     return timedelta(hours=float(usd / usd_per_hour)) if usd_per_hour else timedelta(days=365)
 
 
+def fitting(job: Job, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
+    """Return the offers that do what the job asks and that it can reach, best first.
+
+    A machine with several EFA interfaces gets no public address from AWS.
+    """
+    ranked = rank(offers, job.resources)
+    return tuple(o for o in ranked if o.efa <= 1 or job.aws.access is not Access.PUBLIC)
+
+
 def affordable(offers: tuple[Offer, ...], nodes: int, left_usd: Decimal, wall: Wall) -> tuple[Offer, ...]:
     """Return the offers of which the money that is left can start `nodes` machines."""
     return tuple(o for o in offers if least_budget_usd(nodes, o.cap_usd_per_hour, wall) <= left_usd)
@@ -103,6 +113,15 @@ def _refuse_what_is_not_offered(job: Job) -> None:
         )
     if job.data:
         raise PlanRefused("`data` is not in this version", hint="put small data beside the code")
+
+
+def _refuse_what_is_not_reached(job: Job, offers: tuple[Offer, ...]) -> None:
+    unreached = rank(offers, job.resources)
+    if unreached:
+        raise PlanRefused(
+            f"{unreached[0].pool.instance_type} has {unreached[0].efa} EFA interfaces and so no public address",
+            hint="aws: {access: session_manager}; it leaves its network through a NAT gateway, about 33 USD a month",
+        )
 
 
 def _nothing_matches(job: Job, offers: tuple[Offer, ...]) -> tuple[str, ...]:

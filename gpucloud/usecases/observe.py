@@ -13,8 +13,8 @@ from gpucloud.domain.errors import NodeError
 from gpucloud.domain.ledger import with_beside
 from gpucloud.domain.membership import is_over, members_of, part_of, progress_of
 from gpucloud.domain.node import GroupView, Node, NodeState
-from gpucloud.domain.offer import Offer, rank
-from gpucloud.domain.plan import affordable
+from gpucloud.domain.offer import Offer
+from gpucloud.domain.plan import affordable, fitting
 from gpucloud.domain.seen import Goal, NodeSeen, Readiness, Seen
 from gpucloud.domain.state import Attempt, CheckpointRef, ExitReason, JobState
 from gpucloud.store.commits import newest_commit
@@ -112,10 +112,9 @@ class Observer:
         if state.attempt is not None or not is_cooling(state, state.pool, now):
             return ()
         if self._offers.at is None or now - self._offers.at > _OFFERS_LAST:
-            wanted = self.world.job.resources
-            self._offers = _Offers(
-                at=now, found=rank(with_beside(self.world.market.offers(wanted), self.world.terms), wanted)
-            )
+            job = self.world.job
+            offers = with_beside(self.world.market.offers(job.resources), self.world.terms)
+            self._offers = _Offers(at=now, found=fitting(job, offers))
         left = self.cashier.spend(state, now)
         usable = left.budget_usd - left.spent_usd
         return affordable(self._offers.found, self.goal.nodes, usable, self.world.rules.wall)

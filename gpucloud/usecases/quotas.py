@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpucloud.domain.account import Headroom, QuotaRequest
 from gpucloud.domain.errors import NoCapacity, UsageError
 from gpucloud.domain.job import Job
-from gpucloud.domain.offer import rank
+from gpucloud.domain.plan import fitting
 from gpucloud.ports import Account, MarketData
 
 
@@ -40,7 +40,7 @@ class Quotas:
     def needs(self, job: Job) -> tuple[Need, ...]:
         """Return each quota that the job could use, that of its best offer first; NoCapacity without any offer."""
         found: dict[tuple[str, str], Need] = {}
-        for offer in rank(self.market.offers(job.resources), job.resources):
+        for offer in fitting(job, self.market.offers(job.resources)):
             room = self.account.headroom(offer)
             need = Need(room=room, vcpus=offer.vcpus * job.resources.nodes, instance_type=offer.pool.instance_type)
             known = found.get((room.region, room.code))

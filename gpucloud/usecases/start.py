@@ -10,8 +10,8 @@ from gpucloud.domain import books
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Job
 from gpucloud.domain.ledger import ZERO, Terms, total, with_beside
-from gpucloud.domain.offer import Offer, rank
-from gpucloud.domain.plan import Plan, make_plan, quota_too_small
+from gpucloud.domain.offer import Offer
+from gpucloud.domain.plan import Plan, fitting, make_plan, quota_too_small
 from gpucloud.domain.prepaid import Wall
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.ports import Account, Clock, MarketData
@@ -80,12 +80,12 @@ class Starter:
         """Return the offers that the account's quotas hold; NoCapacity, naming the quota, when they hold none."""
         if self.account is None:
             return offers
-        ranked = rank(offers, job.resources)
+        ranked = fitting(job, offers)
         rooms = {offer.pool: self.account.headroom(offer) for offer in ranked}
         held = tuple(o for o in ranked if rooms[o.pool].holds(o.vcpus * job.resources.nodes))
         if ranked and not held:
             raise quota_too_small(ranked[0], job.resources.nodes, rooms[ranked[0].pool])
-        return held
+        return held or offers  # nothing fits: the plan says why
 
     def _create(self, job: Job, spec: bytes, name: str) -> Start:
         now = self.clock.now()

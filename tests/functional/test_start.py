@@ -11,7 +11,7 @@ import pytest
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.local.market import LocalMarket
 from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, PlanRefused
-from gpucloud.domain.job import Cloud, Job, Market, MarketPolicy, Resources
+from gpucloud.domain.job import Access, AwsChoices, Cloud, Job, Market, MarketPolicy, Resources
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.prepaid import Wall
 from gpucloud.domain.state import ExitReason, JobStatus
@@ -157,3 +157,19 @@ def test_without_spot_quota_auto_takes_machines_on_demand(starter):
     job = replace(JOB, budget_usd=Decimal(20), resources=Resources(nodes=2, market=MarketPolicy.AUTO))
     plan = replace(starter, market=VcpuMarket(), account=account).start(job, SPEC).plan
     assert plan.offer.pool.market is Market.ON_DEMAND
+
+
+class EfaMarket(LocalMarket):
+    """The embedded cloud's prices, for machines with several EFA interfaces."""
+
+    def offers(self, wanted):
+        return tuple(replace(offer, efa=32) for offer in super().offers(wanted))
+
+
+def test_machines_without_a_public_address_are_refused_unless_they_are_reached_in_another_way(starter):
+    many = replace(starter, market=EfaMarket())
+    with pytest.raises(PlanRefused, match="32 EFA interfaces and so no public address") as caught:
+        many.plan(JOB)
+    assert "session_manager" in caught.value.hint
+    reached = replace(JOB, aws=AwsChoices(access=Access.SESSION_MANAGER))
+    assert many.plan(reached).offer.efa == 32

@@ -179,6 +179,8 @@ def _machines(names: _Names) -> list[Document]:
         _allow("RunTagged", "ec2", "RunInstances", names.ec2("instance"), v2_only),
         _allow("RunWithTagged", "ec2", "RunInstances", names.ec2("volume network-interface"), _BORN_OURS),
         _allow("RunFrom", "ec2", "RunInstances", [*names.ec2(used), *public]),
+        # LaunchInstances starts machines through a fleet, as its caller (Auto Scaling user guide).
+        _allow("LaunchThroughFleet", "ec2", "CreateFleet", [names.of("ec2", "*"), *public]),
         _allow("MakeGroup", "autoscaling", "CreateAutoScalingGroup CreateOrUpdateTags", group, _BORN_OURS),
         _allow("ChangeGroup", "autoscaling", _GROUP_CHANGES, group, _OURS),
     ]  # fmt: skip

@@ -45,6 +45,7 @@ _ALSO = {
     # A launch template is checked as if the caller started machines from it, with its role.
     "autoscaling:CreateAutoScalingGroup": ("ec2:RunInstances", "iam:PassRole", "iam:CreateServiceLinkedRole"),
     "autoscaling:UpdateAutoScalingGroup": ("ec2:RunInstances", "iam:PassRole"),
+    "autoscaling:LaunchInstances": ("ec2:CreateFleet", "ec2:DescribeLaunchTemplateVersions"),
     "iam:AddRoleToInstanceProfile": ("iam:PassRole",),
     "fis:CreateExperimentTemplate": ("iam:PassRole",),
     "fis:StartExperiment": ("iam:CreateServiceLinkedRole",),

@@ -27,6 +27,8 @@ from tests.lab.aws.quotas import ServiceQuotas
 from tests.lab.aws.stale import STALE, History
 from tests.lab.aws.world import ACCESS_KEY, REGION, SECRET_KEY, Death, Machines, World, forget, now
 
+OWN_AGENT = "lab-itself"  # marks the calls of tests
+
 
 class Lab:
     """One emulated AWS; one at a time in a process, since moto's state is the process's.
@@ -130,7 +132,9 @@ class Lab:
             endpoint_url=self.url,
             aws_access_key_id=ACCESS_KEY,
             aws_secret_access_key=SECRET_KEY,
-            config=botocore.config.Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}),
+            config=botocore.config.Config(
+                retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}, user_agent_extra=OWN_AGENT
+            ),
         )
 
     # ---- what is in it, and what was asked of it
