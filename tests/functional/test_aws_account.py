@@ -49,6 +49,11 @@ def test_a_caller_that_aws_does_not_know_hears_profile_and_region(lab: Lab, tmp_
     assert "aws " in (caught.value.hint or "")
 
 
+def test_a_caller_whom_a_busy_aws_puts_off_is_told_in_the_end(lab: Lab):
+    lab.faults.add("GetCallerIdentity", code="Throttling", status=400, times=2)
+    assert AwsAccount(Aws()).caller().account == "123456789012"
+
+
 def test_a_caller_without_credentials_hears_how_to_get_some(lab: Lab, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")

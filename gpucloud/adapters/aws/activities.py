@@ -45,6 +45,7 @@ def _refusal(activity: Described, pool: Pool) -> Refusal:
         code=code or "Failed",
         message=meaning.line or text[:300],
         at=activity.get("EndTime") or activity["StartTime"],
+        hint=meaning.step,
     )
 
 

@@ -77,7 +77,14 @@ def refusal_of(instance: Described, at: datetime) -> Refusal | None:
     text = f"{reason}: {instance.get('StateReason', {}).get('Message', '')}"
     code = reason if known(reason).fault is not Fault.UNKNOWN else code_in(text) or reason
     meaning = known(code)
-    return Refusal(pool=_pool(instance), fault=meaning.fault, code=code, message=meaning.line or text, at=at)
+    return Refusal(
+        pool=_pool(instance),
+        fault=meaning.fault,
+        code=code,
+        message=meaning.line or text,
+        at=at,
+        hint=meaning.step,
+    )
 
 
 def is_tagged_detached(instance: Described) -> bool:

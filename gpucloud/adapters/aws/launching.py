@@ -110,7 +110,8 @@ def _refused(error: botocore.exceptions.ClientError, pool: Pool, at: datetime) -
 def _refusal(code: str, message: str, pool: Pool, at: datetime) -> Refusal:
     told = code if known(code).fault is not Fault.UNKNOWN else code_in(message) or code
     meaning = known(told)
-    return Refusal(pool=pool, fault=meaning.fault, code=told, message=meaning.line or message[:300], at=at)
+    line = meaning.line or message[:300]
+    return Refusal(pool=pool, fault=meaning.fault, code=told, message=line, at=at, hint=meaning.step)
 
 
 def _machines(group: Described, pool: Pool, template: str) -> dict[str, Any]:
