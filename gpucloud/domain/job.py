@@ -62,7 +62,8 @@ class AwsChoices:
     """The job file's `aws:` section; what is None or empty is gpucloud's own choice.
 
     `image` is `deep-learning`, `ubuntu`, `ami-…` or `ssm:/parameter/path`; `user` its login. `subnets` (one a zone)
-    and `instance_profile` are the user's own where a company forbids making them.
+    and `instance_profile` are the user's own where a company forbids making them. `alert_usd` is a month's sum over all
+    jobs: AWS writes to `alert_email` at 80 % of it.
     """
 
     profile: str | None = None
@@ -78,6 +79,7 @@ class AwsChoices:
     capacity_reservation: str | None = None
     capacity_block: str | None = None
     alert_email: str | None = None
+    alert_usd: Decimal = Decimal(100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

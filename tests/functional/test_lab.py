@@ -77,3 +77,17 @@ def test_two_labs_after_each_other_share_nothing(tmp_path: Path) -> None:
         with Lab(tmp_path / turn) as lab:
             assert lab.client("s3").list_buckets()["Buckets"] == []
             lab.client("s3").create_bucket(Bucket="gpucloud-x")
+
+
+def test_a_rule_for_all_protocols_is_changed_without_ports(lab: Lab) -> None:
+    ec2 = lab.client("ec2")
+    group = ec2.create_security_group(GroupName="nodes", Description="nodes")["GroupId"]
+    own = [{"Name": "group-id", "Values": [group]}]
+    (born,) = ec2.describe_security_group_rules(Filters=own)["SecurityGroupRules"]
+    changed = {"IpProtocol": "-1", "CidrIpv4": "0.0.0.0/0", "Description": "the way out"}
+    ec2.modify_security_group_rules(
+        GroupId=group,
+        SecurityGroupRules=[{"SecurityGroupRuleId": born["SecurityGroupRuleId"], "SecurityGroupRule": changed}],
+    )
+    (now,) = ec2.describe_security_group_rules(Filters=own)["SecurityGroupRules"]
+    assert now == born | {"Description": "the way out"}

@@ -281,6 +281,22 @@ def test_the_keeper_kills_what_does_not_end_when_asked(tmp_path: Path) -> None:
     assert code == -signal.SIGKILL
 
 
+def test_the_keeper_stops_its_clock_when_the_command_has_ended(tmp_path: Path) -> None:
+    """While Python ends, a tick would kill it: a Terraform that ended well would count as failed, one time in fifty."""
+    script = (
+        "import signal, sys\n"
+        "from gpucloud.adapters.terraform import keeper\n"
+        "code = keeper.main(int(sys.argv[1]), 60.0, 60.0, ['/bin/sh', '-c', 'exit 7'])\n"
+        "print(code, signal.getitimer(signal.ITIMER_REAL))"
+    )
+    with (tmp_path / "lock").open("w") as lock:
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(lock.fileno())], input=b"\n", pass_fds=(lock.fileno(),),
+            capture_output=True, timeout=60, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+    assert done.stdout.decode().strip() == "7 (0.0, 0.0)"
+
+
 def test_the_keeper_runs_nothing_for_a_caller_that_is_gone(tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w") as lock:
         argv = [sys.executable, "-IS", keeper.__file__, str(lock.fileno()), "1", "1", "/bin/touch", str(tmp_path / "x")]

@@ -23,7 +23,6 @@ from gpucloud.ports import ClusterSpec
 from gpucloud.store import ObjectStore, open_store
 
 _CIDR = "10.42.0.0/16"
-_ALERT_USD = 100
 _LIMIT_S = 900.0
 _GONE = re.compile(r"Invalid(Vpc|VpcID|Subnet|SubnetID|Group|GroupId|SecurityGroupID)\.NotFound")
 
@@ -169,7 +168,7 @@ class AwsProvisioner:
         if not last and not private:
             private = "aws_nat_gateway.this[0]" in find_base(self._aws, spec.region)
         email = self._choices.alert_email
-        alert = {"email": email, "monthly_usd": _ALERT_USD} if email else last.get("alert")
+        alert = {"email": email, "monthly_usd": str(self._choices.alert_usd)} if email else last.get("alert")
         return {
             "region": spec.region,
             "zones": list(zones),

@@ -67,6 +67,7 @@ class AwsKeys(_Keys):
     capacity_reservation: kinds.Line | None = Field(default=None, description="Id of a capacity reservation to use.")
     capacity_block: kinds.Line | None = Field(default=None, description="Id of a capacity block to use.")
     alert_email: kinds.Email | None = Field(default=None, description="Who gets AWS Budgets' own warning.")
+    alert_usd: kinds.Usd = Field(default=_AWS.alert_usd, description="A month's sum over all jobs, for that warning.")
 
 
 class CheckpointKeys(_Keys):

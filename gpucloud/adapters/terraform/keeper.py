@@ -35,6 +35,8 @@ def main(lock_fd: int, limit_s: float, mercy_s: float, argv: list[str]) -> int:
         return 127
     _limit(pid, limit_s, mercy_s)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    # An interpreter that ends puts the default back, which is death: the next tick would be the exit code.
+    signal.setitimer(signal.ITIMER_REAL, 0)
     if code < 0:
         _end_rest()
     return code if code >= 0 else 128 - code

@@ -13,7 +13,7 @@ from moto.core.responses import ActionResult, EmptyResult
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.nat_gateways import NatGatewayBackend
-from moto.ec2.models.security_groups import SecurityGroupRule
+from moto.ec2.models.security_groups import SecurityGroupBackend, SecurityGroupRule
 from moto.ec2.responses import EC2Response
 from moto.iam.aws_managed_policies import aws_managed_policies_data
 from moto.iam.models import AWSManagedPolicy, IAMBackend
@@ -183,12 +183,29 @@ def _without_own_tags(data: dict[str, Any]) -> None:
             del data["TagSpecifications"]
 
 
-# Security group rules that name a group: moto drops their description.
+# Security group rules that name a group: moto drops their description. A rule for all protocols has no ports, and moto
+# refuses to change one.
 def _rules(patches: Patches) -> None:
     def description(self: Any) -> str | None:
         return self.ip_range.get("Description") or self.source_group.get("Description")
 
+    def modify_of(old: Any) -> Any:
+        def modify_security_group_rules(self: Any, group_id: str, rules: dict[str, dict[str, Any]]) -> None:
+            ports = {"FromPort": -1, "ToPort": -1}
+            whole = {key: rule | (ports if rule.get("IpProtocol") == "-1" else {}) for key, rule in rules.items()}
+            old(self, group_id, whole)
+            group = self.get_security_group_by_name_or_id(group_id)
+            for key, rule in rules.items():
+                changed = group.get_rule(key)
+                if rule.get("IpProtocol") == "-1":
+                    changed.from_port = changed.to_port = None
+                if rule.get("ReferencedGroupId"):
+                    changed.source_group["Description"] = changed.ip_range.pop("Description", None)
+
+        return modify_security_group_rules
+
     patches.set(SecurityGroupRule, "description", property(description))
+    patches.wrap(SecurityGroupBackend, "modify_security_group_rules", modify_of)
 
 
 # NAT gateways: moto leaves the interface of a deleted one behind.
