@@ -15,8 +15,12 @@ from gpucloud.domain.state import ExitReason
 _QUESTION = "[s]top the job (save, then end the machines), [d]etach (it goes on in the background), or [c]ontinue? "
 
 
-class Leave(Exception):
-    """The user leaves; the job is left as it is. `exit_code` is 130 or 143."""
+class Leave(BaseException):
+    """The user leaves; the job is left as it is. `exit_code` is 130 or 143.
+
+    No Exception: a signal may come inside a library that takes every Exception for a failure of its own and tries
+    again, as botocore does for a call under way.
+    """
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -33,10 +37,13 @@ class Interrupts:
     def __init__(self, onlooker: Onlooker) -> None:
         self._onlooker = onlooker
         self._pressed = 0
+        self._left: Leave | None = None
         self._end: ExitReason | None = None
 
     def wanted_end(self) -> ExitReason | None:
         """Return why the user wants the job to end, None if not. Raises Leave or Detach."""
+        if self._left is not None:
+            raise self._left  # it was raised where Python lets nothing through: in a finalizer, in a callback
         if self._pressed and self._end is None:
             self._pressed = 0
             self._ask()
@@ -46,7 +53,8 @@ class Interrupts:
         """Take a signal: the first Ctrl-C on a terminal is a question, any other leaves now."""
         del frame
         if number != signal.SIGINT or self._pressed or self._end is not None or not _can_ask():
-            raise Leave(128 + number)
+            self._left = Leave(128 + number)
+            raise self._left
         self._pressed += 1
 
     def _ask(self) -> None:

@@ -62,7 +62,8 @@ def cooled(state: JobState, action: CoolDown, now: datetime) -> tuple[Cooldown, 
 def _judge(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
     refusal = _newest(seen)
     if refusal is not None and refusal.fault not in (*_ELSEWHERE, *_LATER):
-        message = f"{refusal.pool}: {refusal.message} ({refusal.code})"
+        step = f"; {refusal.hint}" if refusal.hint else ""
+        message = f"{refusal.pool}: {refusal.message} ({refusal.code}){step}"
         return Finish(reason=ExitReason.NO_CAPACITY, message=message, exit_code=13)
     waited = seen.short_for is not None and seen.short_for >= limits.gang
     if refusal is not None and refusal.fault in _ELSEWHERE and (waited or not _counted(seen)):

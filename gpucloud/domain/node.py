@@ -66,13 +66,17 @@ class Fault(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The cloud did not start a machine: of which pool, its own code, what that means in one line, and when."""
+    """The cloud did not start a machine: of which pool, its own code, what that means in one line, and when.
+
+    `hint` is what to do about it where no other pool helps.
+    """
 
     pool: Pool
     fault: Fault
     code: str
     message: str
     at: datetime
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,12 +19,12 @@ from gpucloud.domain.seen import Limits, Rules
 from gpucloud.wiring.cloud import Manners
 
 if TYPE_CHECKING:
-    from gpucloud.adapters.aws.account import AwsAccount
-    from gpucloud.adapters.aws.catalog import Catalog
-    from gpucloud.adapters.aws.group import AwsNodeGroup
-    from gpucloud.adapters.aws.market import AwsMarket
-    from gpucloud.adapters.aws.provision import AwsProvisioner
+    from gpucloud.adapters.aws.account.account import AwsAccount
+    from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
+    from gpucloud.adapters.aws.prices.catalog import Catalog
+    from gpucloud.adapters.aws.prices.market import AwsMarket
     from gpucloud.adapters.aws.session import Aws
+    from gpucloud.adapters.aws.stacks.provision import AwsProvisioner
     from gpucloud.domain.account import Caller
     from gpucloud.store import ObjectStore
 
@@ -59,7 +59,7 @@ class AwsCloud:
     @cached_property
     def manners(self) -> Manners:
         """How AWS is dealt with: a disk and an address are paid beside each machine."""
-        from gpucloud.adapters.aws.market import machine_extras_usd_per_hour
+        from gpucloud.adapters.aws.prices.market import machine_extras_usd_per_hour
 
         beside = max(machine_extras_usd_per_hour(self._choices, region) for region in self.regions)
         return Manners(
@@ -82,7 +82,7 @@ class AwsCloud:
 
     def group(self, store: ObjectStore) -> AwsNodeGroup:
         """Return the node groups of jobs that keep their state in this store."""
-        from gpucloud.adapters.aws.group import AwsNodeGroup
+        from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
 
         return AwsNodeGroup(
             self.aws,
@@ -123,7 +123,7 @@ class AwsCloud:
 
     def caller_policies(self, job: Job | None) -> dict[str, dict[str, Any]]:
         """Return the least IAM policies of whoever runs gpucloud, by name: for one job's region and store, if given."""
-        from gpucloud.adapters.aws.policy import user_policy
+        from gpucloud.adapters.aws.account.policy import user_policy
 
         who = self._caller
         stores = (urlsplit(job.store).netloc,) if job is not None and job.store is not None else ()
@@ -135,7 +135,7 @@ class AwsCloud:
 
     def machine_policy(self, job: Job, cluster: str) -> dict[str, Any]:
         """Return the least IAM policy of the job's machines."""
-        from gpucloud.adapters.aws.policy import node_policy
+        from gpucloud.adapters.aws.account.policy import node_policy
 
         who, store = self._caller, urlsplit(job.store or self.default_store())
         return node_policy(
@@ -149,7 +149,7 @@ class AwsCloud:
 
     def refresh_catalog(self) -> tuple[int, int]:
         """Ask AWS for the region's machines and prices and keep them; return how many are known now."""
-        from gpucloud.adapters.aws.refresh import refresh
+        from gpucloud.adapters.aws.prices.refresh import refresh
 
         fresh = refresh(self.aws, self.aws.region, self._home.catalog)
         return len(fresh.machines), len(fresh.prices[self.aws.region].usd_per_hour)
@@ -173,19 +173,19 @@ class AwsCloud:
 
     @cached_property
     def _catalog(self) -> Catalog:
-        from gpucloud.adapters.aws import catalog
+        from gpucloud.adapters.aws.prices import catalog
 
         return catalog.load(self._home.catalog)
 
     @cached_property
     def _account(self) -> AwsAccount:
-        from gpucloud.adapters.aws.account import AwsAccount
+        from gpucloud.adapters.aws.account.account import AwsAccount
 
         return AwsAccount(self.aws, catalog=self._catalog)
 
     @cached_property
     def _market(self) -> AwsMarket:
-        from gpucloud.adapters.aws.market import AwsMarket
+        from gpucloud.adapters.aws.prices.market import AwsMarket
 
         return AwsMarket(self.aws, self.regions, catalog=self._catalog)
 
@@ -194,11 +194,11 @@ class AwsCloud:
         return self._account.caller()
 
     def _provisioner(self, store_url: str) -> AwsProvisioner:
-        from gpucloud.adapters.aws import images
         from gpucloud.adapters.aws.bucket import ensure_bucket
-        from gpucloud.adapters.aws.caller_address import ssh_cidr
-        from gpucloud.adapters.aws.first_boot import user_data
-        from gpucloud.adapters.aws.provision import AwsProvisioner, Sources
+        from gpucloud.adapters.aws.machine import images
+        from gpucloud.adapters.aws.machine.first_boot import user_data
+        from gpucloud.adapters.aws.stacks.caller_address import ssh_cidr
+        from gpucloud.adapters.aws.stacks.provision import AwsProvisioner, Sources
 
         sources = Sources(
             bucket=partial(ensure_bucket, self.aws),
@@ -212,7 +212,7 @@ class AwsCloud:
         )
 
     def _host_keys(self, store: ObjectStore) -> Callable[[str, str, str], str | None]:
-        from gpucloud.adapters.aws.host_keys import HostKeys
+        from gpucloud.adapters.aws.machine.host_keys import HostKeys
 
         known: dict[tuple[str, str], HostKeys] = {}
 

@@ -142,7 +142,18 @@ def aws_by_its_level(path: Path) -> Iterator[Cloud]:
     yield from aws(path, has_launch_instances=False)
 
 
-@pytest.fixture(params=[fake, embedded, aws, aws_by_its_level], ids=["fake", "embedded", "aws", "aws-desired"])
+EMULATED = pytest.mark.emulated
+
+
+@pytest.fixture(
+    params=[
+        fake,
+        embedded,
+        pytest.param(aws, marks=EMULATED),
+        pytest.param(aws_by_its_level, marks=EMULATED),
+    ],
+    ids=["fake", "embedded", "aws", "aws-desired"],
+)
 def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cloud]:
     yield from request.param(tmp_path)
 

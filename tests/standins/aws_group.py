@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpucloud.adapters.aws.group import AwsNodeGroup
+from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.job import Access, Market
 from gpucloud.domain.node import GroupView

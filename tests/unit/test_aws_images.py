@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from botocore.stub import Stubber
 
-from gpucloud.adapters.aws.images import resolve, root_device
+from gpucloud.adapters.aws.machine.images import resolve, root_device
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job import AwsChoices

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gpucloud.adapters.aws import activities
-from gpucloud.adapters.aws.instances import Reach, end_cause, node_of, refusal_of
-from gpucloud.adapters.aws.launching import settings
-from gpucloud.adapters.aws.listing import Listing
-from gpucloud.adapters.aws.place import Place
-from gpucloud.adapters.aws.recollection import Recollection
+from gpucloud.adapters.aws.nodes import activities
+from gpucloud.adapters.aws.nodes.instances import Reach, end_cause, node_of, refusal_of
+from gpucloud.adapters.aws.nodes.launching import settings
+from gpucloud.adapters.aws.nodes.listing import Listing
+from gpucloud.adapters.aws.nodes.place import Place
+from gpucloud.adapters.aws.nodes.recollection import Recollection
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job import Access, Market
 from gpucloud.domain.node import EndCause, Fault, NodeState

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpucloud.adapters.aws.market import AwsMarket, machine_extras_usd_per_hour
+from gpucloud.adapters.aws.prices.market import AwsMarket, machine_extras_usd_per_hour
 from gpucloud.domain.errors import CredentialsError, ProvisionError
 from gpucloud.domain.job import Access, AwsChoices, Market, MarketPolicy, Resources
 from gpucloud.domain.offer import Offer, Pool, PricePoint

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpucloud.adapters.aws.policy import Document, actions, node_policy, user_policy
-from gpucloud.adapters.aws.policy_calls import action_of
+from gpucloud.adapters.aws.account.policy import Document, actions, node_policy, user_policy
+from gpucloud.adapters.aws.account.policy_calls import action_of
 
 ACCOUNT = "123456789012"
 USER = user_policy(partition="aws", account=ACCOUNT, region="us-east-1")

@@ -13,7 +13,7 @@ import botocore.awsrequest
 import botocore.credentials
 import pytest
 
-from gpucloud.adapters.aws.first_boot import USER_DATA_BYTES, user_data
+from gpucloud.adapters.aws.machine.first_boot import USER_DATA_BYTES, user_data
 from gpucloud.adapters.bundled import bundled
 from gpucloud.domain.errors import UsageError
 

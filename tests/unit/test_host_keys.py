@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.aws.host_keys import HostKeys, from_console, parse
+from gpucloud.adapters.aws.machine.host_keys import HostKeys, from_console, parse
 from gpucloud.store.directory import DirectoryStore
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"

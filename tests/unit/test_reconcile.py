@@ -463,6 +463,14 @@ def test_what_no_other_pool_can_help_stops_the_job(fault):
     assert (action.reason, action.exit_code) == (ExitReason.NO_CAPACITY, 13)
 
 
+def test_the_line_that_stops_the_job_says_what_to_do():
+    told = replace(refusal(Fault.PERMISSION), hint="let it use the key")
+    action = decide(GOAL, seen(group_size=0, refusals=(told,)), RULES)
+    assert isinstance(action, Finish)
+    assert action.message is not None
+    assert action.message.endswith("none there now (InsufficientInstanceCapacity); let it use the key")
+
+
 @pytest.mark.parametrize("fault", [Fault.THROTTLING, Fault.TRANSIENT])
 def test_what_may_succeed_later_is_asked_again_later(fault):
     assert isinstance(decide(GOAL, seen(group_size=0, refusals=(refusal(fault),)), RULES), Wait)

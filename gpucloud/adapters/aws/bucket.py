@@ -8,8 +8,8 @@ from typing import Any
 
 import botocore.exceptions
 
+from gpucloud.adapters.aws.account.identity import account_of
 from gpucloud.adapters.aws.faults import code_of
-from gpucloud.adapters.aws.identity import account_of
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError, UsageError
 

@@ -10,6 +10,8 @@ terraform {
 }
 
 provider "aws" {
-  region      = var.region
-  max_retries = 2 # the default repeats a capacity error for over 20 minutes
+  region = var.region
+  # Two to three minutes of throttled calls. The default (25) goes on for over 20; less than about 8 gives up in an
+  # account where a third of all calls is refused for a minute. No call here starts a machine: none waits for capacity.
+  max_retries = 10
 }

@@ -1,0 +1,1 @@
+"""Who we are on AWS: identity, quotas, and the rights that are needed."""

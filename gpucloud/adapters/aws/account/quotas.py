@@ -1,0 +1,156 @@
+"""EC2's quotas: which one a machine counts against, how high it is, what of it is in use, and asking for more."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+import botocore.exceptions
+
+from gpucloud.adapters.aws.faults import code_of
+from gpucloud.adapters.aws.prices.catalog import Catalog
+from gpucloud.adapters.aws.session import Aws
+from gpucloud.domain.account import Headroom, QuotaRequest
+from gpucloud.domain.errors import ProvisionError, UsageError
+from gpucloud.domain.job import Market
+from gpucloud.domain.offer import Offer
+
+_CODES = {
+    ("g", Market.SPOT): ("L-3819A6DF", "All G and VT Spot Instance Requests"),
+    ("g", Market.ON_DEMAND): ("L-DB2E81BA", "Running On-Demand G and VT instances"),
+    ("p", Market.SPOT): ("L-7212CCBC", "All P4, P3 and P2 Spot Instance Requests"),
+    ("p", Market.ON_DEMAND): ("L-417A185B", "Running On-Demand P instances"),
+    ("p5", Market.SPOT): ("L-C4BD4855", "All P5 Spot Instance Requests"),
+    ("p5", Market.ON_DEMAND): ("L-417A185B", "Running On-Demand P instances"),
+    ("p6", Market.ON_DEMAND): ("L-417A185B", "Running On-Demand P instances"),
+    ("standard", Market.SPOT): ("L-34B43A08", "All Standard Spot Instance Requests"),
+    ("standard", Market.ON_DEMAND): ("L-1216C47A", "Running On-Demand Standard instances"),
+}
+_NONE = ("", "a quota whose code is not known")
+_OPEN = {"PENDING", "CASE_OPENED"}
+_FRESH_S = 30.0
+
+
+def family_of(instance_type: str) -> str:
+    """Return the family whose quota the type counts against: `g`, `p`, `p5`, `p6`, `standard`, else its letters."""
+    letters = (re.match(r"[a-z]+", instance_type) or [""])[0]
+    if letters in {"g", "gr", "vt"}:
+        return "g"
+    if letters == "p":
+        generation = instance_type[1:2]
+        return f"p{generation}" if generation >= "5" else "p"
+    own = {"inf", "trn", "dl", "hpc", "mac"}
+    return "standard" if letters[:1] in set("acdhimrtz") and letters not in own else letters
+
+
+class Quotas:
+    """Limits and use by region, remembered for half a minute: a plan asks for many offers at once."""
+
+    def __init__(self, aws: Aws, catalog: Catalog, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._aws = aws
+        self._catalog = catalog
+        self._monotonic = monotonic
+        self._known: dict[tuple[str, str], tuple[float, Any]] = {}
+        self._lock = threading.Lock()
+
+    def headroom(self, offer: Offer) -> Headroom:
+        """Return the quota of the offer's machines; what the caller may not read is None. CredentialsError."""
+        pool = offer.pool
+        code, name = _CODES.get((family_of(pool.instance_type), pool.market), _NONE)
+        limit = self._once(pool.region, code, lambda: self._limit(pool.region, code)) if code else None
+        machines = self._once(pool.region, "machines", lambda: self._machines(pool.region)) if code else None
+        used = None if machines is None else sum(vcpus for key, vcpus in machines if key == code)
+        return Headroom(region=pool.region, code=code, name=name, limit=limit, used=used)
+
+    def _once(self, region: str, what: str, ask: Callable[[], Any]) -> Any:
+        with self._lock:
+            at, answer = self._known.get((region, what), (float("-inf"), None))
+            if self._monotonic() - at < _FRESH_S:
+                return answer
+            try:
+                answer = ask()
+            except ProvisionError:
+                answer = None
+            self._known[region, what] = (self._monotonic(), answer)
+            return answer
+
+    def _limit(self, region: str, code: str) -> int:
+        with self._aws.calling("service-quotas", f"read the quota {code} in {region}", region) as quotas:
+            try:
+                quota = quotas.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]
+            except botocore.exceptions.ClientError as error:
+                # A quota that was never changed may have no value of the account's own.
+                if code_of(error) != "NoSuchResourceException":
+                    raise
+                quota = quotas.get_aws_default_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]
+        return int(quota["Value"])
+
+    def _machines(self, region: str) -> list[tuple[str, int]]:
+        """Return each machine that counts, as the quota's code and its vCPUs."""
+        alive = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
+        with self._aws.calling("ec2", f"list the machines in {region}", region) as ec2:
+            pages = ec2.get_paginator("describe_instances").paginate(Filters=alive)
+            found = [machine for page in pages for group in page["Reservations"] for machine in group["Instances"]]
+        return [(_code_of_machine(machine), self._vcpus(machine)) for machine in found]
+
+    def _vcpus(self, machine: dict[str, Any]) -> int:
+        listed = self._catalog.machines.get(str(machine["InstanceType"]))
+        if listed:
+            return listed.vcpus
+        options = machine.get("CpuOptions", {})
+        return int(options.get("CoreCount", 0)) * int(options.get("ThreadsPerCore", 1))
+
+
+def ask_for_more(aws: Aws, headroom: Headroom, vcpus: int) -> QuotaRequest:
+    """Ask AWS for the quota, unless as much is asked for already. UsageError: the quota is as high, or not known."""
+    region, code = headroom.region, headroom.code
+    if not code:
+        raise UsageError(
+            "the code of this machine family's quota is not known",
+            hint=f"https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas",
+        )
+    if headroom.limit is not None and headroom.limit >= vcpus:
+        raise UsageError(
+            f"the quota {headroom.name!r} in {region} is {headroom.limit} vCPUs already",
+            hint=f"ask for more than {headroom.limit}, or end machines that use it",
+        )
+    with aws.calling("service-quotas", f"ask for {vcpus} vCPUs of {headroom.name!r} in {region}", region) as quotas:
+        pages = quotas.get_paginator("list_requested_service_quota_change_history_by_quota").paginate(
+            ServiceCode="ec2", QuotaCode=code
+        )
+        for asked in (asked for page in pages for asked in page["RequestedQuotas"]):
+            if asked["Status"] in _OPEN and asked["DesiredValue"] >= vcpus:
+                return _request(region, asked)
+        reply = quotas.request_service_quota_increase(ServiceCode="ec2", QuotaCode=code, DesiredValue=float(vcpus))
+    return _request(region, reply["RequestedQuota"])
+
+
+def requests(aws: Aws, region: str) -> tuple[QuotaRequest, ...]:
+    """Return the requests for EC2's quotas in the region, the newest first."""
+    with aws.calling("service-quotas", f"list the quota requests in {region}", region) as quotas:
+        pages = quotas.get_paginator("list_requested_service_quota_change_history").paginate(ServiceCode="ec2")
+        found = [_request(region, asked) for page in pages for asked in page["RequestedQuotas"]]
+    return tuple(sorted(found, key=lambda request: request.asked_at, reverse=True))
+
+
+def _code_of_machine(machine: dict[str, Any]) -> str:
+    # "capacity-block" and "scheduled" machines were paid for beforehand and count against neither.
+    markets = {"spot": Market.SPOT, "": Market.ON_DEMAND}
+    market = markets.get(str(machine.get("InstanceLifecycle", "")))
+    return _CODES.get((family_of(str(machine["InstanceType"])), market), _NONE)[0] if market else ""
+
+
+def _request(region: str, asked: dict[str, Any]) -> QuotaRequest:
+    created: datetime = asked["Created"]
+    return QuotaRequest(
+        region=region,
+        code=str(asked["QuotaCode"]),
+        name=str(asked.get("QuotaName", asked["QuotaCode"])),
+        wanted=int(asked["DesiredValue"]),
+        status=str(asked["Status"]),
+        asked_at=created.astimezone(timezone.utc),
+    )

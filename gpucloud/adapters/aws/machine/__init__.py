@@ -1,0 +1,1 @@
+"""One machine: its image, its first boot, its host key."""

@@ -1,0 +1,207 @@
+"""Node groups on AWS: the size, machines and shut-off of the Auto Scaling group that Terraform made."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+
+from gpucloud.adapters.aws.nodes import drill, ending
+from gpucloud.adapters.aws.nodes.arming import put_shut_off, set_to_nothing, shut_off_now
+from gpucloud.adapters.aws.nodes.ending import Left, Purge, end_all
+from gpucloud.adapters.aws.nodes.insisting import insist, unless_gone
+from gpucloud.adapters.aws.nodes.instances import Reach
+from gpucloud.adapters.aws.nodes.place import DETACHED_TAG, Place
+from gpucloud.adapters.aws.nodes.recollection import Recollection
+from gpucloud.adapters.aws.nodes.sizing import Sizing
+from gpucloud.adapters.aws.nodes.watch import Watch, will_pass
+from gpucloud.adapters.aws.session import Aws
+from gpucloud.domain.errors import ProvisionError
+from gpucloud.domain.job import Access, Market
+from gpucloud.domain.node import GroupView, Node, NodeState
+from gpucloud.domain.offer import Pool
+
+_LATELY = timedelta(seconds=60)
+
+
+def _utc_now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+class AwsNodeGroup:
+    """Implements `NodeGroup`; a group's name is `<region>/<cluster>`. Thread-safe.
+
+    `host_key` gives a machine's public host key by region, cluster and instance, None while it is not known; `efa_of`
+    the number of EFA interfaces of an instance type. A view is believed for `interval_s`, or until our own change; an
+    empty listing after a purge only with another one `settle_s` later.
+    """
+
+    def __init__(  # noqa: PLR0913  what differs between a laptop, a company's network and a test
+        self,
+        aws: Aws,
+        *,
+        user: str,
+        access: Access,
+        host_key: Callable[[str, str, str], str | None],
+        efa_of: Callable[[str], int],
+        port: int = 22,
+        now: Callable[[], datetime] = _utc_now,
+        sleep: Callable[[float], None] = time.sleep,
+        interval_s: float = 3.0,
+        settle_s: float = 1.0,
+    ) -> None:
+        self._aws = aws
+        self._user, self._port, self._access = user, port, access
+        self._host_key = host_key
+        self._now, self._sleep = now, sleep
+        self._interval, self._settle_s = timedelta(seconds=interval_s), settle_s
+        self._sizing = Sizing(aws, efa_of=efa_of, now=now, sleep=sleep, retry=self._interval)
+        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="aws-group")
+        self._watches: dict[Place, Watch] = {}
+        self._lock = threading.Lock()
+
+    def describe(self, group: str) -> GroupView:
+        """Return the group as AWS listed it within `interval_s`; up to 60 s old while AWS cannot be asked."""
+        watch = self._watch(group)
+        with watch.lock:
+            return watch.view()
+
+    def arm(self, group: str, until: datetime) -> None:
+        """Set the shut-off, to the whole second before, and read it back; a time that has passed is this moment."""
+        with self._changing(group) as watch:
+            if watch.renewed()[0].group is None:
+                raise watch.place.missing()
+            at = put_shut_off(self._aws, watch.place, until, now=self._now, sleep=self._sleep)
+            if at is None:
+                shut_off_now(self._aws, watch.place, self._sleep)
+                watch.memory.set_level(0, self._now())
+            watch.memory.shut_off = at or min(until, self._now())
+
+    def resize(self, group: str, size: int, pool: Pool) -> None:
+        """Set the level; machines that AWS does not start are refusals in the view."""
+        with self._changing(group) as watch:
+            self._sizing.resize(watch, size, pool)
+
+    def detach(self, group: str, node_id: str) -> None:
+        """Stop counting the machine: the group starts another one now."""
+        with self._changing(group) as watch:
+            node = self._find(watch, node_id)
+            if node.state is NodeState.TERMINATED or node.detached:
+                return
+            # The mark first: a machine that the group does not list is ours only with it.
+            with self._aws.calling("ec2", f"mark {node_id} as detached", watch.place.region) as ec2:
+                ec2.create_tags(Resources=[node_id], Tags=[{"Key": DETACHED_TAG, "Value": "true"}])
+            with self._aws.calling("autoscaling", f"detach {node_id}", watch.place.region) as client:
+                asked = {"AutoScalingGroupName": watch.place.cluster, "InstanceIds": [node_id]}
+                unless_gone(
+                    lambda: insist(
+                        lambda: client.detach_instances(**asked, ShouldDecrementDesiredCapacity=False), self._sleep
+                    )
+                )
+            watch.memory.detach(node_id)
+
+    def terminate(self, group: str, node_id: str) -> None:
+        """End one machine by its id; the group starts another one unless the machine was detached."""
+        with self._changing(group) as watch:
+            node = self._find(watch, node_id)
+            if node.state is NodeState.TERMINATED:
+                return
+            if not node.detached and self._end_in_group(watch, node_id):
+                return
+            ending.end(self._aws, watch.place, (node_id,))
+
+    def purge(self, group: str) -> None:
+        """Set the level to 0, end every machine of the cluster, and return when none is listed any more."""
+        with self._changing(group) as watch:
+            if watch.renewed()[0].group is not None:
+                set_to_nothing(self._aws, watch.place, self._sleep)
+                watch.memory.set_level(0, self._now())
+            launched = watch.memory.last_launch
+            lately = launched is not None and self._now() - launched < _LATELY
+            purge = Purge(
+                place=watch.place,
+                listings=3 if lately else 2,
+                settle_s=self._settle_s,
+                end=lambda ids: self._end_quietly(watch, ids),
+                now=self._now,
+                sleep=self._sleep,
+            )
+            end_all(lambda: self._left(watch), purge)
+
+    def interrupt(self, group: str, node_id: str, *, notice: bool) -> None:
+        """Have AWS take a spot machine with two minutes' notice; without notice, end it."""
+        with self._changing(group) as watch:
+            node = self._find(watch, node_id)
+            if node.state is NodeState.TERMINATED:
+                return
+            if not notice:
+                ending.end(self._aws, watch.place, (node_id,))
+                return
+            if node.pool.market is not Market.SPOT:
+                raise ProvisionError(f"{node_id} is not a spot machine: AWS does not take it", hint="market: spot")
+            listing = watch.renewed()[0]
+            if listing.group is not None:
+                drill.send_notice(self._aws, watch.place, listing.group, node_id, self._sleep)
+
+    @contextlib.contextmanager
+    def _changing(self, group: str) -> Iterator[Watch]:
+        watch = self._watch(group)
+        with watch.lock:
+            try:
+                yield watch
+            finally:
+                watch.changed()
+
+    def _watch(self, group: str) -> Watch:
+        place = Place.of(group)
+        with self._lock:
+            if place not in self._watches:
+                reach = Reach(region=place.region, user=self._user, port=self._port, access=self._access)
+                self._watches[place] = Watch(
+                    aws=self._aws,
+                    place=place,
+                    memory=Recollection(reach=reach),
+                    threads=self._threads,
+                    host_key=self._host_key,
+                    now=self._now,
+                    interval=self._interval,
+                )
+            return self._watches[place]
+
+    def _find(self, watch: Watch, node_id: str) -> Node:
+        listing, view = watch.renewed()
+        found = [node for node in view.nodes if node.id == node_id]
+        if listing.group is None and not found:
+            raise watch.place.missing()
+        if not found:
+            raise ProvisionError(f"{watch.place} has no machine {node_id}", hint="take an id from the group's list")
+        return found[0]
+
+    def _end_in_group(self, watch: Watch, node_id: str) -> bool:
+        """End it as a member, so that the group replaces it at once; False when it is no member."""
+        with self._aws.calling("autoscaling", f"end {node_id}", watch.place.region) as client:
+            asked = {"InstanceId": node_id, "ShouldDecrementDesiredCapacity": False}
+            return unless_gone(
+                lambda: insist(lambda: client.terminate_instance_in_auto_scaling_group(**asked), self._sleep)
+            )
+
+    def _end_quietly(self, watch: Watch, ids: tuple[str, ...]) -> None:
+        """What AWS could not take now is asked for again in the next round."""
+        try:
+            ending.end(self._aws, watch.place, ids)
+        except ProvisionError as error:
+            if not will_pass(error):
+                raise
+
+    def _left(self, watch: Watch) -> Left | None:
+        try:
+            listing, view = watch.renewed()
+        except ProvisionError as error:
+            if not will_pass(error):
+                raise
+            return None
+        members = tuple(str(member["InstanceId"]) for member in listing.members)
+        return Left(alive=tuple(node.id for node in view.alive), members=members)

@@ -1,0 +1,184 @@
+"""What the last calls taught: AWS's listings lag behind its own answers, and forget what ended."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from gpucloud.adapters.aws.nodes import activities
+from gpucloud.adapters.aws.nodes.instances import Reach, is_tagged_detached, node_of, refusal_of
+from gpucloud.adapters.aws.nodes.listing import Listing
+from gpucloud.domain.node import EndCause, GroupView, Node, NodeState, Refusal
+from gpucloud.domain.offer import Pool
+
+# Of two machines asked for at once one may be started and one refused.
+_SAME_MOMENT = timedelta(seconds=5)
+
+
+@dataclass
+class Recollection:
+    """One group as far as this process knows it. `shut_off` is when it is shut off, or was.
+
+    A machine that was started or seen lives on here while a listing lacks it (for `stale`), and stays ended once it
+    has been seen to end. `stale` also bounds how long our own level is believed against the listing's.
+    """
+
+    reach: Reach
+    stale: timedelta = timedelta(seconds=60)
+    settling: timedelta = timedelta(seconds=10)
+    forgotten: timedelta = timedelta(minutes=15)
+    host_keys: dict[str, str] = field(default_factory=dict)
+    last_launch: datetime | None = None
+    shut_off: datetime | None = None
+    _nodes: dict[str, Node] = field(default_factory=dict)
+    _seen_at: dict[str, datetime] = field(default_factory=dict)
+    _detached: set[str] = field(default_factory=set)
+    _level: tuple[int, datetime] | None = None
+    _refused: dict[Pool, tuple[Refusal, ...]] = field(default_factory=dict)
+    _tokens: dict[str, str] = field(default_factory=dict)
+    _answers: int = 0
+
+    def view(self, listing: Listing, now: datetime) -> GroupView:
+        """Return the group as listed, with what is known better."""
+        self._take_in(listing, now)
+        return GroupView(
+            exists=listing.group is not None,
+            size=self.level(listing, now),
+            armed_until=self._armed(listing, now),
+            nodes=tuple(sorted(self._nodes.values(), key=lambda node: node.launched_at)),
+            refusals=self._refusals(listing, now),
+        )
+
+    def level(self, listing: Listing, now: datetime) -> int:
+        """Return the group's level: our own last one until listings can be expected to show it."""
+        if listing.group is None:
+            return 0
+        fired = self.shut_off is not None and self.shut_off <= now
+        if self._level is None or fired or now - self._level[1] > self.settling:
+            return listing.desired
+        return self._level[0]
+
+    def set_level(self, size: int, now: datetime) -> None:
+        """Remember the level that was set."""
+        self._level = (size, now)
+
+    def started(self, ids: Iterable[str], pool: Pool, now: datetime) -> None:
+        """Remember machines that AWS says it started; the pool is not refused any more."""
+        for node_id in ids:
+            self._nodes.setdefault(node_id, self._unlisted(node_id, pool, now))
+            self._seen_at.setdefault(node_id, now)
+            self.last_launch = now
+        self._refused.pop(pool, None)
+
+    def refused(self, pool: Pool, refusals: tuple[Refusal, ...]) -> None:
+        """Remember why machines of the pool were not started."""
+        if refusals:
+            self._refused[pool] = refusals
+
+    def was_refused(self, pool: Pool, since: datetime) -> bool:
+        """Whether machines of the pool were refused in an answer later than `since`."""
+        return any(refusal.at > since for refusal in self._refused.get(pool, ()))
+
+    def detach(self, node_id: str) -> None:
+        """Remember that the group does not count the machine any more."""
+        self._detached.add(node_id)
+        if node_id in self._nodes:
+            self._nodes[node_id] = replace(self._nodes[node_id], detached=True)
+
+    def is_known_ended(self, instance_id: str) -> bool:
+        """Whether the machine has been seen to end."""
+        node = self._nodes.get(instance_id)
+        return node is not None and node.state is NodeState.TERMINATED
+
+    def token(self, pool: Pool, size: int, level: int, now: datetime) -> str:
+        """Return the client token of a launch: the same until it is answered, and for a repeat within the minute.
+
+        A process that was killed before the answer came finds its token again; a launch that was answered never does.
+        """
+        ids = ",".join(sorted(self._nodes))
+        wanted = f"{self.reach.region} {pool} {ids} {level} {size}"
+        text = f"{wanted} {self._answers} {now:%Y-%m-%dT%H:%M}"
+        return self._tokens.setdefault(wanted, hashlib.sha256(text.encode()).hexdigest()[:32])
+
+    def answered(self) -> None:
+        """Remember that the last launch was answered: the next one is another."""
+        self._tokens.clear()
+        self._answers += 1
+
+    def _take_in(self, listing: Listing, now: datetime) -> None:
+        self.shut_off = listing.shut_off or self.shut_off or activities.fired_shut_off(listing.activities)
+        counted = listing.counted
+        for instance in listing.instances:
+            node = node_of(instance, self.reach, self.shut_off, now)
+            detached = node.id in self._detached or (is_tagged_detached(instance) and node.id not in counted)
+            self._keep(replace(node, detached=detached, host_key=self.host_keys.get(node.id)), now)
+        if listing.pool is not None and counted - self._nodes.keys():
+            self.started(sorted(counted - self._nodes.keys()), listing.pool, now)
+        self._miss({i["InstanceId"] for i in listing.instances}, now)
+
+    def _keep(self, node: Node, now: datetime) -> None:
+        known = self._nodes.get(node.id)
+        if known is not None and known.ended_at is not None:
+            if node.ended_at is None and now - known.ended_at <= self.stale:
+                return  # an old answer
+            node = _ended_once(known, node)
+        if known is None and node.state is not NodeState.TERMINATED:
+            self.last_launch = max(self.last_launch or node.launched_at, node.launched_at)
+        self._nodes[node.id] = node
+        self._seen_at[node.id] = now
+
+    def _miss(self, listed: set[str], now: datetime) -> None:
+        """A machine that no listing shows for so long has ended: AWS drops the ended ones after about an hour."""
+        for node in tuple(self._nodes.values()):
+            seen_at = self._seen_at[node.id]
+            if node.id not in listed and node.state is not NodeState.TERMINATED and now - seen_at > self.stale:
+                self._nodes[node.id] = replace(node, state=NodeState.TERMINATED, ended_at=now, end_cause=EndCause.CRASH)
+
+    def _armed(self, listing: Listing, now: datetime) -> datetime | None:
+        fired = self.shut_off if self.shut_off is not None and self.shut_off <= now else None
+        return listing.shut_off or (fired if listing.group is not None else None)
+
+    def _refusals(self, listing: Listing, now: datetime) -> tuple[Refusal, ...]:
+        told = [refusal for refusals in self._refused.values() for refusal in refusals]
+        told += activities.refusals(listing.activities, listing.pool) if listing.pool else ()
+        told += self._deaths_at_launch(listing)
+        return tuple(sorted((r for r in told if self._is_news(r, now)), key=lambda r: (r.at, r.code)))
+
+    def _deaths_at_launch(self, listing: Listing) -> list[Refusal]:
+        ends = {node.id: node.ended_at for node in self._nodes.values() if node.ended_at is not None}
+        found = (refusal_of(i, ends[i["InstanceId"]]) for i in listing.instances if i["InstanceId"] in ends)
+        return [refusal for refusal in found if refusal is not None]
+
+    def _is_news(self, refusal: Refusal, now: datetime) -> bool:
+        """A refusal is over when a machine of its pool was started since, or by age."""
+        later = any(
+            node.launched_at - _SAME_MOMENT > refusal.at
+            and node.pool == refusal.pool
+            and node.end_cause is not EndCause.INTERRUPTED
+            for node in self._nodes.values()
+        )
+        return not later and now - refusal.at < self.forgotten
+
+    def _unlisted(self, node_id: str, pool: Pool, now: datetime) -> Node:
+        return Node(
+            id=node_id,
+            pool=pool,
+            state=NodeState.PENDING,
+            launched_at=now,
+            address="",
+            port=self.reach.port,
+            user=self.reach.user,
+            private_address="",
+            interface=None,
+            proxy=self.reach.proxy(node_id),
+        )
+
+
+def _ended_once(known: Node, node: Node) -> Node:
+    """An end keeps its earliest time, and a cause that was told: a later shut-off time does not change it."""
+    if node.ended_at is None or known.ended_at is None:
+        return node
+    cause = node.end_cause if known.end_cause is EndCause.CRASH else known.end_cause
+    return replace(node, ended_at=min(known.ended_at, node.ended_at), end_cause=cause)

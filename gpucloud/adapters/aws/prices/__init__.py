@@ -1,0 +1,1 @@
+"""What AWS machines are and cost: the catalog, list prices, spot prices."""

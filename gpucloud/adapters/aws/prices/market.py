@@ -1,0 +1,178 @@
+"""AWS's market: which GPU machines are offered where, and what they cost now and did cost."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from decimal import ROUND_UP, Decimal
+from typing import Any
+
+from gpucloud.adapters.aws.prices.catalog import Catalog, Machine, load
+from gpucloud.adapters.aws.prices.spot import LINUX, SpotPrices
+from gpucloud.adapters.aws.session import Aws
+from gpucloud.domain.errors import GpucloudError
+from gpucloud.domain.job import Access, AwsChoices, Market, Resources
+from gpucloud.domain.offer import Offer, Pool, PricePoint
+
+_FRESH = timedelta(minutes=1)
+_AT_ONCE = 8  # regions asked side by side
+_MONTH_HOURS = 730
+_GP3_USD_PER_GIB_MONTH = {
+    "us-east-1": Decimal("0.08"),
+    "us-east-2": Decimal("0.08"),
+    "us-west-2": Decimal("0.08"),
+    "eu-west-1": Decimal("0.088"),
+    "eu-central-1": Decimal("0.0952"),
+    "ap-northeast-1": Decimal("0.096"),
+}
+_GP3_NOWHERE_DEARER = Decimal("0.152")  # São Paulo
+_ADDRESS_USD_PER_HOUR = Decimal("0.005")
+
+
+def machine_extras_usd_per_hour(choices: AwsChoices, region: str = "us-east-1") -> Decimal:
+    """Return what a machine's disk (gp3) and public IPv4 address cost an hour, rounded up to a millionth of a USD."""
+    disk = _GP3_USD_PER_GIB_MONTH.get(region, _GP3_NOWHERE_DEARER) * choices.disk_gib / _MONTH_HOURS
+    address = _ADDRESS_USD_PER_HOUR if choices.access is Access.PUBLIC else Decimal(0)
+    return (disk + address).quantize(Decimal("0.000001"), ROUND_UP)
+
+
+def _utc_now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+class AwsMarket:
+    """Implements `MarketData`. Thread-safe; asks AWS at most once a minute for the same thing.
+
+    `prices` never fails a running job: where AWS does not answer, the last known prices count, else the on-demand
+    price, which spot does not pass. `remarks` says so, each thing once.
+    """
+
+    def __init__(
+        self,
+        aws: Aws,
+        regions: tuple[str, ...],
+        *,
+        catalog: Catalog | None = None,
+        now: Callable[[], datetime] = _utc_now,
+    ) -> None:
+        """`regions` are asked for jobs that name none."""
+        self._aws = aws
+        self._regions = regions
+        self._now = now
+        self._catalog = catalog or load()
+        self._spot = SpotPrices(aws, now=now)
+        self._offers: dict[Resources, tuple[datetime, tuple[Offer, ...]]] = {}
+        self._remarks: dict[str, None] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def catalog(self) -> Catalog:
+        """The machines and list prices that count."""
+        return self._catalog
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What could not be asked so far, one line each."""
+        with self._lock:
+            return (*self._remarks, *self._spot.remarks)
+
+    def offers(self, wanted: Resources) -> tuple[Offer, ...]:
+        """Return the offers of the catalog's machines that fit, with their prices now; a minute old at most.
+
+        A region that cannot be asked is left out with a remark; when none can, its error is raised.
+        """
+        now = self._now()
+        with self._lock:
+            at, offers = self._offers.get(wanted, (None, ()))
+        if at is not None and now - at < _FRESH:
+            return offers
+        machines = self._catalog.fitting(wanted)
+        if not machines:
+            return ()
+        offers = self._ask(wanted.regions or self._regions, machines, wanted)
+        with self._lock:
+            self._offers[wanted] = (now, offers)
+        return offers
+
+    def prices(self, pool: Pool, start: datetime, end: datetime) -> tuple[PricePoint, ...]:
+        """Return the pool's price points that cover start..end. UsageError: the catalog has no such machine."""
+        listed = self._catalog.price(pool.instance_type, pool.region).usd_per_hour
+        if pool.market is Market.ON_DEMAND:
+            return (PricePoint(since=start, usd_per_hour=listed),)
+        return self._spot.between(pool, start, end, bound=listed)
+
+    def _ask(self, regions: tuple[str, ...], machines: tuple[Machine, ...], wanted: Resources) -> tuple[Offer, ...]:
+        found: list[Offer] = []
+        errors: list[GpucloudError] = []
+        with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+            asked = [(region, pool.submit(self._region, region, machines, wanted)) for region in regions]
+        for region, answer in asked:
+            try:
+                found += answer.result()
+            except GpucloudError as error:
+                errors.append(error)
+                with self._lock:
+                    self._remarks[f"{region} is left out: {error.message}"] = None
+        if errors and len(errors) == len(regions):
+            raise errors[0]
+        return tuple(found)
+
+    def _region(self, region: str, machines: tuple[Machine, ...], wanted: Resources) -> list[Offer]:
+        names = [machine.name for machine in machines]
+        offered = self._offered(region, names)
+        spot = self._spot_now(region, names) if wanted.market.allows(Market.SPOT) else {}
+        return [
+            self._offer(machine, Pool(instance_type=machine.name, zone=zone, market=market), spot)
+            for machine in machines
+            for zone in sorted(offered.get(machine.name, ()))
+            for market in Market
+            if wanted.market.allows(market)
+        ]
+
+    def _offer(self, machine: Machine, pool: Pool, spot: dict[tuple[str, str], Decimal]) -> Offer:
+        listed = self._catalog.price(machine.name, pool.region).usd_per_hour
+        price = spot.get((machine.name, pool.zone), listed) if pool.market is Market.SPOT else listed
+        return Offer(
+            pool=pool,
+            usd_per_hour=price,
+            # A refreshed spot price above an old list price shows that the list price has risen.
+            cap_usd_per_hour=max(listed, price),
+            as_of=self._now(),
+            gpus=machine.gpus,
+            gpu=machine.gpu,
+            vram_gib=machine.vram_gib,
+            vcpus=machine.vcpus,
+            efa=machine.efa,
+        )
+
+    def _offered(self, region: str, names: list[str]) -> dict[str, set[str]]:
+        """Return the zones of each type; local zones, which have names of their own shape, are left out."""
+        zones: dict[str, set[str]] = {}
+        with self._aws.calling("ec2", f"list what {region} offers", region) as ec2:
+            pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
+                LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": names}]
+            )
+            for offering in (offering for page in pages for offering in page["InstanceTypeOfferings"]):
+                if re.fullmatch(rf"{region}[a-z]", offering["Location"]):
+                    zones.setdefault(offering["InstanceType"], set()).add(offering["Location"])
+        return zones
+
+    def _spot_now(self, region: str, names: list[str]) -> dict[tuple[str, str], Decimal]:
+        now = self._now()
+        latest: dict[tuple[str, str], tuple[datetime, Decimal]] = {}
+        with self._aws.calling("ec2", f"read the spot prices of {region}", region) as ec2:
+            pages = ec2.get_paginator("describe_spot_price_history").paginate(
+                InstanceTypes=names, ProductDescriptions=LINUX, StartTime=now, EndTime=now
+            )
+            for row in (row for page in pages for row in page["SpotPriceHistory"]):
+                _keep_latest(latest, row)
+        return {key: price for key, (_, price) in latest.items()}
+
+
+def _keep_latest(latest: dict[tuple[str, str], tuple[datetime, Decimal]], row: dict[str, Any]) -> None:
+    key = (str(row["InstanceType"]), str(row["AvailabilityZone"]))
+    point = (row["Timestamp"], Decimal(row["SpotPrice"]))
+    latest[key] = max(latest.get(key, point), point)

@@ -1,0 +1,1 @@
+"""What Terraform makes: the base of a region, a cluster for a job."""

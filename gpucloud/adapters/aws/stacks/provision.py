@@ -1,0 +1,255 @@
+"""Clusters on AWS: bucket, base and cluster made by Terraform; nothing of it costs by the hour."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+
+from gpucloud.adapters.aws.session import Aws
+from gpucloud.adapters.aws.stacks.imports import find_alert, find_base, find_cluster
+from gpucloud.adapters.aws.stacks.network import Network, base_network, network_of_cluster, own_network, usable_zones
+from gpucloud.adapters.aws.stacks.stackstate import explain, state_home, terraform_environment
+from gpucloud.adapters.aws.stacks.unrecorded import any_cluster, base_as_found
+from gpucloud.adapters.bundled import bundled
+from gpucloud.adapters.terraform.provisioner import common_variables
+from gpucloud.adapters.terraform.stack import Stack, Story, Variables
+from gpucloud.domain.errors import CleanupIncomplete, ProvisionError
+from gpucloud.domain.job import Access, AwsChoices
+from gpucloud.ports import ClusterSpec
+from gpucloud.store import ObjectStore, open_store
+
+_CIDR = "10.42.0.0/16"
+_LIMIT_S = 900.0
+_GONE = re.compile(r"Invalid(Vpc|VpcID|Subnet|SubnetID|Group|GroupId|SecurityGroupID)\.NotFound")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseCosts:
+    """A region's base that stands: how many resources, and what each of them costs in a month, in USD."""
+
+    region: str
+    resources: int
+    monthly: tuple[tuple[str, Decimal], ...]
+
+    @property
+    def monthly_usd(self) -> Decimal:
+        """What the base costs in a month."""
+        return sum((usd for _, usd in self.monthly), Decimal(0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where what is not the provisioner's own comes from; each is asked only when it is needed.
+
+    `bucket(region)` makes the account's bucket there and returns its name, `image(region)` the machine image,
+    `root_device(image, region)` what it calls its root disk, `ssh_cidr()` the addresses that SSH comes from,
+    `user_data(store_url=, cluster=, region=)` the first-boot script.
+    """
+
+    bucket: Callable[[str], str]
+    user_data: Callable[..., str]
+    image: Callable[[str], str]
+    root_device: Callable[[str, str], str]
+    ssh_cidr: Callable[[], str]
+
+
+class AwsProvisioner:
+    """The `Provisioner` port on AWS. A group is named `<region>/<cluster>`."""
+
+    def __init__(
+        self,
+        aws: Aws,
+        *,
+        home: Path,
+        choices: AwsChoices,
+        store_url: str,
+        sources: Sources,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """`home` is gpucloud's own folder; `store_url` the job's store, which holds its cluster's state."""
+        self._aws = aws
+        self._choices = choices
+        self._store_url = store_url
+        self._sources = sources
+        self._root = home / "terraform"
+        self._env = terraform_environment(choices.profile, env)
+        self._stores: dict[str, ObjectStore] = {}
+
+    def group(self, name: str, region: str) -> str:
+        """Return `<region>/<name>`."""
+        return f"{region}/{name}"
+
+    def image(self, region: str) -> str:
+        """Return the machine image that a job would be pinned to now."""
+        return self._sources.image(region)
+
+    def ensure(self, spec: ClusterSpec, *, story: Story) -> str:
+        """Make bucket, base and cluster where they do not stand yet, and return the group: no machine."""
+        network = self._network(spec, story)
+        try:
+            self._ensure_cluster(spec, network, story)
+        except ProvisionError as error:
+            if self._choices.subnets or not _GONE.search(error.message):
+                raise
+            story("a part of the base was removed by someone else: making it anew")
+            self._ensure_cluster(spec, self._network(spec, story, believe=False), story)
+        return self.group(spec.name, spec.region)
+
+    def destroy(self, group: str, *, story: Story) -> None:
+        """Remove the cluster, and list again: CleanupIncomplete names what is still there. The base stays."""
+        region, _, name = group.partition("/")
+        fallback = any_cluster(region, name, self._store_url, network_of_cluster(self._aws, region, name))
+        self._cluster(region, name).destroy(story=story, fallback=fallback)
+        left = find_cluster(self._aws, region, name, fallback)
+        if left:
+            raise CleanupIncomplete(
+                f"{group} still has {', '.join(sorted(left.values()))}", hint="the same command again removes them"
+            )
+
+    def destroy_base(self, region: str, *, story: Story) -> None:
+        """Remove the region's base; ProvisionError while a cluster stands in it. The bucket stays: it holds jobs."""
+        standing = self.clusters(region)
+        if standing:
+            raise ProvisionError(
+                f"the base in {region} is in use by {', '.join(standing)}",
+                hint=f"first `gpucloud down {standing[0].removeprefix('gpucloud-')}`",
+            )
+        found = find_base(self._aws, region)
+        if not found:
+            return
+        self._base(region).destroy(story=story, fallback=base_as_found(region, found))
+        left = find_base(self._aws, region)
+        if left:
+            raise CleanupIncomplete(
+                f"the base in {region} still has {', '.join(sorted(left.values()))}",
+                hint="the same command again removes them",
+            )
+
+    def base(self, region: str) -> BaseCosts | None:
+        """Return what stands of the region's base and what it costs; None when nothing does."""
+        found = find_base(self._aws, region)
+        if not found:
+            return None
+        monthly = [("NAT gateway", Decimal("32.85"))] if "aws_nat_gateway.this[0]" in found else []
+        monthly += [("public address of the NAT gateway", Decimal("3.65"))] if "aws_eip.nat[0]" in found else []
+        return BaseCosts(region=region, resources=len(found), monthly=tuple(monthly))
+
+    def clusters(self, region: str) -> tuple[str, ...]:
+        """Return the names of the clusters that stand in the region, by their tags."""
+        with self._aws.calling("ec2", f"list the clusters in {region}", region) as ec2:
+            mine = [{"Name": "tag-key", "Values": ["gpucloud:cluster"]}]
+            groups = ec2.get_paginator("describe_security_groups").paginate(Filters=mine)
+            templates = ec2.get_paginator("describe_launch_templates").paginate(Filters=mine)
+            tags = [one["Tags"] for page in groups for one in page["SecurityGroups"]]
+            tags += [one["Tags"] for page in templates for one in page["LaunchTemplates"]]
+        return tuple(sorted({tag["Value"] for some in tags for tag in some if tag["Key"] == "gpucloud:cluster"}))
+
+    def _network(self, spec: ClusterSpec, story: Story, *, believe: bool = True) -> Network:
+        choices = self._choices
+        if choices.subnets:
+            self._sources.bucket(spec.region)
+            public = choices.access is Access.PUBLIC and max(spec.efa) <= 1
+            return own_network(self._aws, spec.region, choices.subnets, public_address=public)
+        private = max(spec.efa) > 1
+        wanted = partial(self._base_variables, spec, private=private)
+        outputs = self._base(spec.region).apply(wanted, story=story, stands=lambda: believe)
+        return base_network(outputs, _CIDR, private=private)
+
+    def _base_variables(self, spec: ClusterSpec, last: Variables, *, private: bool) -> Variables:
+        """Return the base's variables; what an earlier job needed of it stays until the base goes."""
+        zones = last.get("zones", ())
+        if not set(spec.zones) <= set(zones) or not zones:
+            zones = usable_zones(self._aws, spec.region)
+        private = private or bool(last.get("private"))
+        if not last and not private:
+            private = "aws_nat_gateway.this[0]" in find_base(self._aws, spec.region)
+        email = self._choices.alert_email
+        alert = {"email": email, "monthly_usd": str(self._choices.alert_usd)} if email else last.get("alert")
+        return {
+            "region": spec.region,
+            "zones": list(zones),
+            "cidr": _CIDR,
+            "private": private,
+            "drill_role": True,
+            "alert": alert,
+        }
+
+    def _ensure_cluster(self, spec: ClusterSpec, network: Network, story: Story) -> None:
+        variables = self._cluster_variables(spec, network)
+        stack = self._cluster(spec.region, spec.name)
+        stack.apply(lambda _: variables, story=story, stands=partial(self._group_stands, spec.region, spec.name))
+
+    def _cluster_variables(self, spec: ClusterSpec, network: Network) -> Variables:
+        choices = self._choices
+        user_data = self._sources.user_data(store_url=spec.store, cluster=spec.name, region=spec.region)
+        image = spec.image or self.image(spec.region)
+        return {
+            **common_variables(spec, cidr=self._cidr(network)),
+            "zones": [zone for zone in spec.zones if zone in network.subnets],
+            "image": image,
+            "user_data": user_data,
+            "efa": sorted(set(spec.efa)),
+            "network": network.variable(),
+            "machine": {
+                "disk_gib": choices.disk_gib,
+                "root_device": self._sources.root_device(image, spec.region),
+                "kms_key": choices.kms_key,
+                "instance_profile": choices.instance_profile,
+                "permissions_boundary": choices.permissions_boundary,
+                "capacity_reservation": choices.capacity_reservation,
+                "capacity_block": choices.capacity_block,
+            },
+            "ssh": choices.access.value,
+        }
+
+    def _cidr(self, network: Network) -> str:
+        if self._choices.access is Access.PUBLIC or self._env.get("GPUCLOUD_SSH_CIDR"):
+            return self._sources.ssh_cidr()
+        return network.cidr
+
+    def _group_stands(self, region: str, name: str) -> bool:
+        with self._aws.calling("autoscaling", f"look for {name}", region) as autoscaling:
+            listed = autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
+        return bool(listed)
+
+    def _base(self, region: str) -> Stack:
+        url = f"s3://{self._sources.bucket(region)}"
+        return self._stack(f"base-{region}", "base", url, partial(self._stands_of_base, region))
+
+    def _cluster(self, region: str, name: str) -> Stack:
+        # A job may move to another region: each has a state of its own.
+        return self._stack(
+            f"{name}-{region}", "cluster", self._store_url, lambda v: find_cluster(self._aws, region, name, v)
+        )
+
+    def _stack(self, name: str, module: str, url: str, adopt: Callable[[Variables], Mapping[str, str]]) -> Stack:
+        return Stack(
+            name=name,
+            module=bundled("terraform", "aws", module),
+            root=self._root,
+            env=self._env,
+            home=state_home(self._aws, self._store(url), name),
+            least=(1, 10),
+            limit_s=_LIMIT_S,
+            explain=explain,
+            adopt=adopt,
+        )
+
+    def _store(self, url: str) -> ObjectStore:
+        if url not in self._stores:
+            self._stores[url] = open_store(url)
+        return self._stores[url]
+
+    def _stands_of_base(self, region: str, variables: Variables) -> Mapping[str, str]:
+        found = find_base(self._aws, region)
+        if not variables.get("private"):
+            found = {to: found[to] for to in found if "private" not in to and "nat" not in to}
+        if variables.get("alert"):
+            with self._aws.calling("sts", "learn the account's number") as sts:
+                account = sts.get_caller_identity()["Account"]
+            found |= find_alert(self._aws, region, account)
+        return found

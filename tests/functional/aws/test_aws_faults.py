@@ -1,0 +1,327 @@
+"""The whole command line on the emulated AWS when things go wrong: the right end, the right line, no twin, no leak.
+
+Real Terraform, real boto3. The account and the region's base are shared; every test has a job of its own and leaves
+nothing but the base behind. Where SSH does not matter machines answer nothing: `up` is then ended by a signal.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.commandline import until
+from tests.standins.aws import Account, account
+from tests.standins.gate import Gate
+
+LONG_AGO = datetime(2026, 1, 1, tzinfo=timezone.utc)
+ZONES = ("us-east-1a", "us-east-1b", "us-east-1c", "us-east-1d", "us-east-1f")  # those that have g4dn
+# A job takes half a minute, a provider of 650 MB and Terraform's plans a machine of their own.
+pytestmark = pytest.mark.timeout(600)
+LIMIT_S = 300.0
+LAUNCH_CALL = pytest.mark.parametrize("has_launch_call", [True, pytest.param(False, marks=pytest.mark.slow)])
+BASE = {
+    "bucket",
+    "internet-gateway",
+    "role",
+    "route-table",
+    "security-group",
+    "subnet",
+    "vpc",
+    "vpc-endpoint",
+}
+
+
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
+    """An account whose machines run and answer nothing."""
+    with account(tmp_path_factory.mktemp("silent"), real=False) as aws:
+        for number, zone in enumerate(ZONES):  # the order in which they are asked
+            aws.lab.prices[f"g4dn.xlarge/{zone}"] = [(LONG_AGO, f"0.2{number}")]
+        for zone in ("us-west-2a", "us-west-2b", "us-west-2c", "us-west-2d"):
+            aws.lab.prices[f"g4dn.xlarge/{zone}"] = [(LONG_AGO, "0.40")]
+        yield aws
+
+
+@pytest.fixture
+def aws(silent: Account) -> Iterator[Account]:
+    yield silent
+    silent.recover()
+
+
+def test_unknown_credentials_end_at_once_and_nothing_is_made(aws: Account) -> None:
+    before = aws.lab.inventory()
+    aws.lab.faults.add("GetCallerIdentity", code="InvalidClientTokenId", status=403, times=9)
+    began = time.monotonic()
+    answer = aws.line.run("up", aws.job("unknown"))
+    took = time.monotonic() - began
+    print(f"told after {took:.1f} s, the interpreter's start included")
+    assert answer.code == 3
+    assert answer.stderr.splitlines() == [
+        "error: cannot log in to AWS (no profile, region us-east-1): AWS does not know these credentials"
+        " (InvalidClientTokenId)",
+        "hint: correct the keys: `aws configure`, or name another profile under `aws: {profile: …}`",
+    ]
+    assert took < 3
+    assert aws.lab.inventory() == before
+
+
+def test_a_quota_of_nothing_ends_before_anything_is_made(tmp_path: Path) -> None:
+    with account(tmp_path, real=False) as aws:
+        before = aws.lab.inventory()
+        aws.lab.quotas["L-3819A6DF"] = 0
+        file = aws.job("poor", wishes="types: [g4dn.xlarge]")
+        answer = aws.line.run("up", file)
+        assert answer.code == 11
+        assert "the quota 'All G and VT Spot Instance Requests' in us-east-1 is 0, of which 0 are used" in answer.stderr
+        assert "hint: gpucloud quota request asks AWS for more" in answer.stderr
+        assert aws.lab.inventory() == before  # not even a bucket
+        asked = aws.line.run("quota", "request", file)
+        assert (asked.code, asked.stdout) == (
+            0,
+            "asked for 8 vCPUs of 'All G and VT Spot Instance Requests' in us-east-1: PENDING\n",
+        )
+        rows = aws.line.run("quota", "status", file).stdout.splitlines()
+        assert rows[1].split()[-2:] == ["8", "PENDING"]
+
+
+@LAUNCH_CALL
+def test_three_pools_refuse_and_the_fourth_gives(aws: Account, has_launch_call: bool) -> None:
+    aws.lab.has_launch_instances = has_launch_call
+    for zone in ZONES[:3]:
+        aws.lab.capacity[f"g4dn.xlarge/{zone}/spot"] = 0
+    up = aws.line.start("up", aws.job(name := f"moving-{has_launch_call}".lower(), wishes="types: [g4dn.xlarge]"))
+    until(lambda: len(aws.alive(name)) == 2, "two machines", LIMIT_S)
+    assert {aws.zone_of(machine) for machine in aws.ever(name)} == {"us-east-1d"}
+    for zone in ZONES[:3]:
+        refusal = "AWS has no such machine free in this zone now (InsufficientInstanceCapacity)"
+        assert f"g4dn.xlarge spot in {zone}: {refusal}; it is passed over for a while" in aws.story
+    assert "turning to g4dn.xlarge spot in us-east-1d, " in aws.story
+    aws.interrupt(up)
+    assert aws.line.run("down", name).code == 0
+    assert len(aws.ever(name)) == 2
+    assert aws.left == BASE
+
+
+def test_without_any_spot_machine_a_job_that_may_goes_on_demand(aws: Account) -> None:
+    for zone in ZONES:
+        aws.lab.capacity[f"g4dn.xlarge/{zone}/spot"] = 0
+    up = aws.line.start("up", aws.job("either", wishes="types: [g4dn.xlarge], market: auto"))
+    until(lambda: len(aws.alive("either")) == 2, "two machines", LIMIT_S)
+    assert f"turning to g4dn.xlarge on_demand in {ZONES[0]}, " in aws.story
+    aws.interrupt(up)
+    assert aws.line.run("down", "either").code == 0
+    assert len(aws.ever("either")) == 2
+    assert aws.left == BASE
+
+
+@LAUNCH_CALL
+def test_lost_replies_start_nothing_twice(aws: Account, has_launch_call: bool) -> None:
+    aws.lab.has_launch_instances = has_launch_call
+    lost = ("UpdateAutoScalingGroup", "LaunchInstances" if has_launch_call else "SetDesiredCapacity")
+    for action in lost:
+        aws.lab.faults.add(action, when="after")
+    up = aws.line.start("up", aws.job(name := f"lost-{has_launch_call}".lower()))
+    until(lambda: len(aws.alive(name)) == 2, "two machines", LIMIT_S)
+    until(lambda: aws.passes(name) >= 3, "some looks at them")
+    assert {call.action for call in aws.lab.calls if call.code == "lost"} >= set(lost)
+    aws.interrupt(up)
+    assert aws.line.run("down", name).code == 0
+    assert len(aws.ever(name)) == 2
+    assert aws.left == BASE
+
+
+def test_machines_that_die_for_their_disks_key_end_the_job_with_that_line(aws: Account) -> None:
+    aws.lab.die_at_launch("g4dn.xlarge/us-east-1a/spot", times=20)
+    answer = aws.line.run("up", aws.job("locked", wishes="types: [g4dn.xlarge]"))
+    assert answer.code == 13
+    line = "g4dn.xlarge spot in us-east-1a: AWS may not use the key that encrypts the disk (Client.InternalError)"
+    assert f"the job ends: no_capacity: {line}" in answer.stderr
+    assert "kms:CreateGrant" in answer.stderr
+    assert aws.left == BASE
+
+
+def test_credentials_that_expire_leave_the_machines_paid_for_and_say_so(aws: Account) -> None:
+    up = aws.line.start("up", aws.job("expiring"))
+    until(lambda: len(aws.alive("expiring")) == 2, "two machines", LIMIT_S)
+    until(lambda: aws.passes("expiring") >= 2, "a look at them")
+    machines = aws.alive("expiring")
+    aws.lab.faults.expire_credentials()
+    assert up.wait(60) == 3
+    assert re.search(r"error: cannot .*expired", aws.story)
+    said = next(line for line in aws.story.splitlines() if line.startswith("alive and paid until "))
+    assert re.fullmatch(r"alive and paid until \d\d:\d\d:\d\d UTC, then off by themselves: .*", said)
+    assert sorted(said.rpartition(": ")[2].split(", ")) == sorted(machines)
+    assert "hint: log in " in aws.story
+    assert sorted(aws.alive("expiring")) == sorted(machines)
+    aws.lab.faults.clear()
+    assert aws.line.run("down", "expiring").code == 0
+    assert len(aws.ever("expiring")) == 2
+    assert aws.left == BASE
+
+
+@pytest.mark.slow  # a minute of waiting for listings that lag
+def test_stale_listings_bring_no_twin_and_hide_no_leak(aws: Account) -> None:
+    aws.lab.stale_s = 5.0
+    up = aws.line.start("up", aws.job("stale"))
+    until(lambda: len(aws.alive("stale")) == 2, "two machines", LIMIT_S)
+    until(lambda: time.time() - aws.life(aws.ever("stale")[0])[0] > 12, "listings that show them")
+    aws.interrupt(up)
+    again = aws.line.start("up", aws.job("stale"))
+    until(lambda: aws.passes("stale") >= 5, "some more looks")
+    aws.interrupt(again)
+    answer = aws.line.run("down", "stale")
+    assert answer.code == 0, answer.stderr
+    assert len(aws.ever("stale")) == 2
+    assert aws.left == BASE
+
+
+@pytest.mark.slow  # two regions' networks
+def test_a_job_leaves_a_region_without_machines_for_the_next(aws: Account) -> None:
+    for zone in ZONES:
+        aws.lab.capacity[f"g4dn.xlarge/{zone}/spot"] = 0
+    wishes = "types: [g4dn.xlarge], regions: [us-east-1, us-west-2]"
+    up = aws.line.start("up", aws.job("moved", wishes=wishes))
+    until(lambda: len(aws.alive("moved")) == 2, "two machines in the other region", LIMIT_S)
+    assert {aws.zone_of(one)[:-1] for one in aws.alive("moved")} == {"us-west-2"}
+    aws.interrupt(up)
+    elsewhere = [line for line in aws.lab.inventory() if "gpucloud-moved" in line and "us-east-1" in line]
+    assert elsewhere == []
+    assert aws.state("moved")["group"] == "us-west-2/gpucloud-moved"  # in the first region's bucket, as before
+    assert aws.line.run("down", "moved").code == 0
+    assert len(aws.ever("moved")) == 2
+    assert aws.left == BASE
+    assert not [line for line in aws.lab.inventory() if "gpucloud-moved" in line]
+
+
+@pytest.mark.slow  # a gang is waited for
+def test_half_a_gang_is_given_back_after_its_time(aws: Account) -> None:
+    aws.lab.capacity["g4dn.xlarge/us-east-1a/spot"] = 1
+    aws.line.limits = {"gang": 5}
+    up = aws.line.start("up", aws.job("half", wishes="types: [g4dn.xlarge]"))
+    until(
+        lambda: [aws.zone_of(one) for one in aws.alive("half")] == ["us-east-1b"] * 2,
+        "two machines in the next pool",
+        LIMIT_S,
+    )
+    assert len(aws.ever("half")) == 3
+    began, ended = aws.life(aws.ever("half")[0])
+    assert 5 <= ended - began <= 15
+    aws.interrupt(up)
+    assert aws.line.run("down", "half").code == 0
+    assert aws.left == BASE
+
+
+@pytest.mark.slow  # a whole job, its machines real
+def test_a_job_goes_on_when_expired_credentials_are_renewed(tmp_path: Path) -> None:
+    with account(tmp_path) as aws:
+        file = aws.job(steps=200, step_s=0.05)
+        first = aws.line.start("train", file)
+        until(lambda: aws.step("small") >= 20, "some steps", LIMIT_S)
+        machines = aws.alive("small")
+        aws.lab.faults.expire_credentials()
+        assert first.wait(60) == 3
+        assert "alive and paid until " in aws.story
+        aws.lab.faults.clear()
+        answer = aws.line.run("train", file, "--json", limit_s=LIMIT_S)
+        assert answer.code == 0, answer.stderr
+        assert answer.json["last_step"] == 200
+        assert sorted(aws.ever("small")) == sorted(machines)
+        assert aws.left == BASE
+
+
+@pytest.mark.slow  # the minute itself
+def test_a_minute_without_aws_is_waited_for_while_the_machines_go_on(tmp_path: Path) -> None:
+    with account(tmp_path) as aws, Gate(urlsplit(aws.lab.url).port or 0) as gate:
+        aws.line.env["AWS_ENDPOINT_URL"] = gate.url
+        train = aws.line.start("train", aws.job(steps=700, step_s=0.1))
+        until(lambda: aws.step("small") >= 20, "some steps", LIMIT_S)
+        before, asked = aws.commits("small"), aws.asked()
+        gate.shut()
+        began = time.monotonic()
+        until(lambda: time.monotonic() - began >= 60, "a minute")
+        assert aws.asked() == asked
+        assert aws.commits("small") > before
+        gate.open()
+        assert train.wait(LIMIT_S) == 0, aws.story
+        assert "trying again for 120 s" in aws.story
+        assert aws.state("small")["attempts"][-1]["last_step"] == 700
+        assert len(aws.ever("small")) == 2
+        assert aws.left == BASE
+
+
+@pytest.mark.slow  # two whole starts, one of them throttled
+def test_a_throttled_start_and_end_take_few_calls_more(tmp_path: Path) -> None:
+    calls = []
+    for throttled in (False, True):
+        (folder := tmp_path / str(throttled)).mkdir()
+        with account(folder) as aws:
+            if throttled:
+                aws.throttle(share=0.3, seconds=60)
+            up = aws.line.run("up", aws.job(), limit_s=LIMIT_S)
+            assert up.code == 0, up.stderr
+            down = aws.line.run("down", "small", limit_s=LIMIT_S)
+            assert down.code == 0, down.stderr
+            assert len(aws.ever("small")) == 2
+            assert aws.left == BASE
+            calls.append(aws.asked())
+    print(f"{calls[0]} calls undisturbed, {calls[1]} when 30 % of them were refused for a minute")
+    assert calls[1] <= 1.5 * calls[0]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A moment in the life of `up` between its first launch and its end."""
+
+    name: str
+    reached: Callable[[Account], object]
+    slow_launch_s: float = 0.0
+
+
+POINTS = (
+    Point("the launch is under way", lambda aws: aws.has_asked("UpdateAutoScalingGroup"), slow_launch_s=2.0),
+    Point("the launch was answered", lambda aws: aws.has_asked("LaunchInstances")),
+    Point("the machines run", lambda aws: [one.state for one in aws.instances("small")] == ["running"] * 2),
+    Point("a machine has said its key", lambda aws: "preparing " in aws.story),
+    Point("an agent lives", lambda aws: any((aws.lab.folder / "machines").rglob("agent/status.json"))),
+)
+
+
+@pytest.mark.slow  # a start and a half for each
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
+def test_up_may_be_killed_anywhere_and_repeated(tmp_path: Path, point: Point) -> None:
+    with account(tmp_path) as aws:
+        aws.lab.delays["LaunchInstances"] = point.slow_launch_s
+        file = aws.job()
+        up = aws.line.start("up", file)
+        until(lambda: point.reached(aws), point.name, LIMIT_S)
+        assert up.poll() is None
+        up.kill()
+        up.wait()
+        again = aws.line.run("up", file, limit_s=LIMIT_S)
+        assert again.code == 0, again.stderr
+        assert len(aws.ever("small")) == len(aws.alive("small")) == 2
+        assert aws.line.run("down", "small").code == 0
+        assert aws.left == BASE
+
+
+@pytest.mark.slow  # a whole job over three attempts
+def test_what_others_end_by_hand_is_made_again(tmp_path: Path) -> None:
+    with account(tmp_path) as aws:
+        train = aws.line.start("train", aws.job(steps=300, step_s=0.05))
+        until(lambda: aws.step("small") >= 20, "some steps", LIMIT_S)
+        aws.lab.client("ec2").terminate_instances(InstanceIds=aws.alive("small")[:1])
+        until(lambda: len(aws.state("small")["attempts"]) == 2, "a second attempt", LIMIT_S)
+        until(lambda: aws.step("small") >= 60, "more steps", LIMIT_S)
+        aws.lab.client("autoscaling").delete_auto_scaling_group(AutoScalingGroupName="gpucloud-small", ForceDelete=True)
+        assert train.wait(LIMIT_S) == 0, aws.story
+        attempts = aws.state("small")["attempts"]
+        assert [attempt["reason"] for attempt in attempts] == ["lost", "lost", "succeeded"]
+        assert attempts[-1]["last_step"] == 300
+        assert aws.left == BASE

@@ -1,0 +1,204 @@
+"""Bucket, base and cluster on an emulated AWS, by the real Terraform: made once, found again, removed whole.
+
+Terraform's provider takes seconds to start, for every command: the tests share one AWS. Each first has the cluster
+stand, which costs nothing where the test before it left one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpucloud.adapters.aws.stacks.provision import AwsProvisioner
+from gpucloud.adapters.terraform import find_terraform
+from gpucloud.domain.errors import CredentialsError, ProvisionError
+from gpucloud.domain.job import AwsChoices
+from tests.awsrig import (
+    ALERT,
+    BASE,
+    GROUP,
+    INSTALL,
+    REGION,
+    SPEC,
+    STORE,
+    WHOLE,
+    actions,
+    changing,
+    counts,
+    ids,
+    instances,
+    provisioner,
+    quiet,
+)
+from tests.lab.aws import Lab
+from tests.lab.aws.world import SECRET_KEY
+
+# Connections of clients that nobody closes: boto3 leaves that to the end of the process.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """The AWS of these tests, and the folder of the machine that made the cluster in it."""
+
+    lab: Lab
+    home: Path
+
+    @property
+    def aws(self) -> AwsProvisioner:
+        """The provisioner of a new process on that machine."""
+        return provisioner(self.home, ALERT)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
+    assert find_terraform() is not None, INSTALL
+    folder = tmp_path_factory.mktemp("aws")
+    with Lab(folder / "lab") as lab, pytest.MonkeyPatch.context() as patch:
+        for name, value in lab.settings.items():
+            patch.setenv(name, value)
+        yield Standing(lab, folder / "home")
+
+
+@pytest.fixture
+def standing(shared: Standing) -> Iterator[Standing]:
+    """A cluster, SPEC as it is, on its base."""
+    assert shared.aws.ensure(SPEC, story=quiet) == GROUP
+    yield shared
+    shared.lab.faults.clear()
+
+
+def lose(lab: Lab, prefix: str) -> None:
+    """Remove every version of what the store keeps under `terraform/<prefix>`."""
+    s3, bucket = lab.client("s3"), STORE.removeprefix("s3://")
+    for version in s3.list_object_versions(Bucket=bucket, Prefix=f"terraform/{prefix}")["Versions"]:
+        s3.delete_object(Bucket=bucket, Key=version["Key"], VersionId=version["VersionId"])
+
+
+def spoil(lab: Lab, stack: str, change: Callable[[bytes], bytes]) -> None:
+    s3 = lab.client("s3")
+    where = {"Bucket": STORE.removeprefix("s3://"), "Key": f"terraform/{stack}/terraform.tfstate"}
+    s3.put_object(**where, Body=change(s3.get_object(**where)["Body"].read()))
+
+
+def test_the_cluster_stands_whole_without_a_machine(standing: Standing) -> None:
+    assert counts(ids(standing.lab)) == WHOLE
+    assert instances(standing.lab) == []
+    (budget,) = standing.lab.client("budgets").describe_budgets(AccountId="123456789012")["Budgets"]
+    assert budget["BudgetLimit"] == {"Amount": "250.00", "Unit": "USD"}
+
+
+def test_what_stands_is_found_by_one_small_read_a_stack_and_nothing_changes(standing: Standing) -> None:
+    before = len(standing.lab.calls)
+    assert standing.aws.ensure(SPEC, story=quiet) == GROUP
+    assert actions(standing.lab, before).count("GetObject") == 2
+    assert changing(standing.lab, before) == []
+
+
+def test_the_disk_that_is_sized_and_encrypted_is_the_images_own_root(standing: Standing) -> None:
+    (template,) = standing.lab.client("ec2").describe_launch_template_versions(
+        LaunchTemplateName="gpucloud-digits-efa0", Versions=["$Latest"]
+    )["LaunchTemplateVersions"]
+    disks = template["LaunchTemplateData"]["BlockDeviceMappings"]
+    assert [(disk["DeviceName"], disk["Ebs"]["Encrypted"]) for disk in disks] == [("/dev/xvda", True)]
+
+
+def test_the_base_of_a_cluster_is_not_removed_and_costs_nothing(standing: Standing) -> None:
+    with pytest.raises(ProvisionError, match="the base in us-east-1 is in use by gpucloud-digits") as caught:
+        standing.aws.destroy_base(REGION, story=quiet)
+    assert caught.value.hint == "first `gpucloud down digits`"
+    costs = standing.aws.base(REGION)
+    assert costs is not None
+    assert costs.monthly_usd == 0
+
+
+def test_expired_credentials_are_told_as_such(standing: Standing) -> None:
+    standing.lab.faults.expire_credentials()
+    with pytest.raises(CredentialsError):
+        standing.aws.ensure(SPEC, story=quiet)
+
+
+def test_lost_states_are_rebuilt_from_what_stands_and_nothing_is_made_twice(standing: Standing, tmp_path: Path) -> None:
+    before = ids(standing.lab)
+    for stack in ("base-us-east-1", "gpucloud-digits-us-east-1"):
+        lose(standing.lab, f"{stack}/terraform.tfstate")
+    told: list[str] = []
+    provisioner(tmp_path / "other-machine", ALERT).ensure(SPEC, story=told.append)
+    assert ids(standing.lab) == before, told
+
+
+def test_a_damaged_state_gives_way_to_its_last_whole_version(standing: Standing) -> None:
+    before = ids(standing.lab)
+    spoil(standing.lab, "base-us-east-1", lambda data: data[: len(data) // 2])
+    vpc = before["vpc"][0].encode()
+    spoil(standing.lab, "gpucloud-digits-us-east-1", lambda data: data.replace(vpc[-4:], vpc[-4:][::-1]) + b" ")
+    told: list[str] = []
+    standing.aws.ensure(SPEC, story=told.append)
+    assert ids(standing.lab) == before
+    assert told.count("its last whole version is back in place") == 2
+    kept = standing.lab.client("s3").list_objects_v2(Bucket=STORE.removeprefix("s3://"), Prefix="terraform/")
+    assert len([one for one in kept["Contents"] if ".damaged-" in one["Key"]]) == 2
+
+
+def test_changed_tags_are_changed_on_what_stands(standing: Standing) -> None:
+    before = ids(standing.lab)
+    other = dataclasses.replace(SPEC, node_type="g5.xlarge", tags=(("gpucloud:job", "digits"), ("project", "speech")))
+    standing.aws.ensure(other, story=quiet)
+    group = standing.lab.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"][0]
+    assert {"project": "speech"}.items() <= {tag["Key"]: tag["Value"] for tag in group["Tags"]}.items()
+    assert ids(standing.lab) == before
+
+
+def test_a_cluster_of_which_no_record_is_left_is_still_removed_and_the_base_outlives_it(
+    shared: Standing, tmp_path: Path
+) -> None:
+    if "gpucloud-digits" not in shared.aws.clusters(REGION):
+        shared.aws.ensure(SPEC, story=quiet)
+    lose(shared.lab, "gpucloud-")
+    provisioner(tmp_path / "other-machine", ALERT).destroy(GROUP, story=quiet)
+    assert counts(ids(shared.lab)) == BASE
+    shared.aws.destroy(GROUP, story=quiet)
+
+
+def test_the_users_own_subnets_are_used_and_no_network_is_made(shared: Standing, tmp_path: Path) -> None:
+    """In another region, which has a cluster of the same name and no base."""
+    region = "us-west-2"
+    before = counts(ids(shared.lab))
+    ec2 = shared.lab.client("ec2", region)
+    subnets = {one["AvailabilityZone"]: one["SubnetId"] for one in ec2.describe_subnets()["Subnets"]}
+    own = (subnets[f"{region}a"], subnets[f"{region}b"])
+    aws = provisioner(tmp_path / "home", AwsChoices(subnets=own))
+    spec = dataclasses.replace(SPEC, region=region, zones=(f"{region}a", f"{region}b"))
+    aws.ensure(spec, story=quiet)
+    group = shared.lab.client("autoscaling", region).describe_auto_scaling_groups()["AutoScalingGroups"][0]
+    assert sorted(group["VPCZoneIdentifier"].split(",")) == sorted(own)
+    assert ec2.describe_vpcs(Filters=[{"Name": "tag-key", "Values": ["gpucloud:managed"]}])["Vpcs"] == []
+    aws.destroy(f"{region}/gpucloud-digits", story=quiet)
+    assert counts(ids(shared.lab)) == before
+
+
+def test_a_refusal_is_one_line_with_the_next_step_and_no_key_is_in_a_file(shared: Standing, tmp_path: Path) -> None:
+    shared.lab.faults.add("CreateVpc", code="VpcLimitExceeded", status=400)
+    home = tmp_path / "home"
+    with pytest.raises(ProvisionError, match=r"VpcLimitExceeded") as caught:
+        provisioner(home).ensure(dataclasses.replace(SPEC, region="eu-west-1", zones=()), story=quiet)
+    assert "StatusCode" not in caught.value.message
+    assert caught.value.exit_code == 13
+    files = [path for path in home.rglob("*") if path.is_file() and "providers" not in path.parts]
+    assert files
+    assert [path for path in files if SECRET_KEY.encode() in path.read_bytes()] == []
+
+
+def test_a_base_whose_state_is_lost_is_removed_whole_which_may_be_repeated(shared: Standing) -> None:
+    if shared.aws.base(REGION) is None or shared.aws.clusters(REGION):
+        shared.aws.ensure(SPEC, story=quiet)
+        shared.aws.destroy(GROUP, story=quiet)
+    lose(shared.lab, "base-us-east-1/terraform.tfstate")
+    shared.aws.destroy_base(REGION, story=quiet)
+    shared.aws.destroy_base(REGION, story=quiet)
+    assert shared.aws.base(REGION) is None
+    assert counts(ids(shared.lab)) == {}
+    assert shared.lab.client("budgets").describe_budgets(AccountId="123456789012").get("Budgets", []) == []
