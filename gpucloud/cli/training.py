@@ -175,9 +175,12 @@ def _answer(report: JobReport, *, as_json: bool) -> int:
 def _say_what_lives(state: JobState) -> None:
     tell(f"left {state.job} as it is")
     alive = [life.node_id for life in state.nodes if life.ended_at is None]
+    until = f" until {state.paid_until:%H:%M:%S} UTC" if state.paid_until else ""
     if alive:
-        until = f" until {state.paid_until:%H:%M:%S} UTC" if state.paid_until else ""
         tell(f"alive and paid{until}, then off by themselves: {', '.join(alive)}")
+    elif until:  # behind an armed shut-off machines may have been asked for that no listing has shown yet
+        tell(f"no machine has been seen; one that was asked for last is paid{until}, then off by itself")
+    if alive or until:
         tell(f"`gpucloud train {state.job}` goes on, `gpucloud down {state.job}` ends them now")
     else:
         tell("no machines are alive")
