@@ -198,7 +198,7 @@ def test_a_key_that_nobody_may_use_kills_the_machine_at_launch_and_is_a_refusal(
     nodes = armed(lab)
     nodes.resize(GROUP, 1, SPOT)
     view = until(nodes, lambda view: bool(view.refusals))
-    assert refusals(view) == [("permission", "Client.InternalError")]
+    assert set(refusals(view)) == {("permission", "Client.InternalError")}  # the group tries again, and again
     assert view.nodes[0].state is NodeState.TERMINATED
 
 
