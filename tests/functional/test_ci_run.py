@@ -71,9 +71,9 @@ def test_both_blocks_run_in_a_fresh_environment(checkout: Path) -> None:
     phases = [line.partition("] ")[2] for line in done.stdout.splitlines() if line.startswith("[")]
     assert phases == [
         "making .ci/venv",
-        "block 1 begins (limit 600s)",
+        "block 1 begins (limit 420s)",
         "block 1 done",
-        "block 2 begins (limit 1200s)",
+        "block 2 begins (limit 1380s)",
         "block 2 done",
         "everything passed",
     ]
