@@ -17,7 +17,7 @@ from gpucloud.adapters.aws.nodes.instances import Reach
 from gpucloud.adapters.aws.nodes.place import DETACHED_TAG, Place
 from gpucloud.adapters.aws.nodes.recollection import Recollection
 from gpucloud.adapters.aws.nodes.sizing import Sizing
-from gpucloud.adapters.aws.nodes.watch import Watch, will_pass
+from gpucloud.adapters.aws.nodes.watch import Watch
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job import Access, Market
@@ -193,14 +193,14 @@ class AwsNodeGroup:
         try:
             ending.end(self._aws, watch.place, ids)
         except ProvisionError as error:
-            if not will_pass(error):
+            if not error.may_pass:
                 raise
 
     def _left(self, watch: Watch) -> Left | None:
         try:
             listing, view = watch.renewed()
         except ProvisionError as error:
-            if not will_pass(error):
+            if not error.may_pass:
                 raise
             return None
         members = tuple(str(member["InstanceId"]) for member in listing.members)

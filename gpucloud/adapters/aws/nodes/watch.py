@@ -8,23 +8,17 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from gpucloud.adapters.aws.faults import code_of, known
 from gpucloud.adapters.aws.nodes.instances import ended_by_a_user
 from gpucloud.adapters.aws.nodes.listing import Listing, read, with_activities
 from gpucloud.adapters.aws.nodes.place import Place
 from gpucloud.adapters.aws.nodes.recollection import Recollection
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.domain.errors import GpucloudError, ProvisionError, StoreError
-from gpucloud.domain.node import Fault, GroupView, Node, NodeState
+from gpucloud.domain.errors import ProvisionError, StoreError
+from gpucloud.domain.node import GroupView, Node, NodeState
 
 # A view that cannot be renewed now is believed for so long.
 _BELIEVED = timedelta(seconds=60)
 _KEY_EVERY = timedelta(seconds=1)
-
-
-def will_pass(error: GpucloudError) -> bool:
-    """Whether AWS only could not answer just now."""
-    return error.__cause__ is not None and known(code_of(error.__cause__)).fault in (Fault.THROTTLING, Fault.TRANSIENT)
 
 
 @dataclass
@@ -53,7 +47,7 @@ class Watch:
         try:
             return self.renewed()[1]
         except ProvisionError as error:
-            if self._listing is None or self._is_too_old(now) or not will_pass(error):
+            if self._listing is None or self._is_too_old(now) or not error.may_pass:
                 raise
             self._asked_at = now
             self._view = self.memory.view(self._listing, now)
