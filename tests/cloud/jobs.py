@@ -24,6 +24,7 @@ from tests.cloud.figures import Machine, cost_usd, guard
 
 DIGITS = Path(__file__).resolve().parents[2] / "templates" / "jobs" / "digits.yaml"
 TYPE = "g4dn.xlarge"
+SETUP = "pip install -q 'torch>=2.6,<2.14' numpy"  # the image has the driver alone
 GPUCLOUD = (sys.executable, "-m", "gpucloud")
 LOOK_S = 5.0
 _FIRST_STEP = re.compile(r"\bstep [1-9]\d* of \d+|\| epoch 1 of ")
@@ -116,7 +117,7 @@ class Jobs:
 
     def _write(self, job: str, budget: str, nodes: int) -> None:
         spec = yaml.safe_load(DIGITS.read_text())
-        spec.update(name=self.name(job), cloud="aws", budget=budget)
+        spec.update(name=self.name(job), cloud="aws", budget=budget, setup=SETUP)
         spec["resources"].update(types=[TYPE], nodes=nodes, regions=[self.account.region])
         self.file(job).write_text(yaml.safe_dump(spec))
         shutil.copytree(DIGITS.parent / spec["code"], self.folder / spec["code"], dirs_exist_ok=True)
