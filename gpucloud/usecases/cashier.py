@@ -64,10 +64,13 @@ class Cashier:
         return replace(life, charged=True)
 
     def _cost(self, life: NodeLife, state: JobState, now: datetime) -> Decimal:
-        if life.ended_at is None:
+        """A charge stays as it was billed: metered again with later cuts, the same seconds round to other cents."""
+        if not life.charged:
             return total(self._meter(life, state, now))
         if life.node_id not in self._billed:
-            self._billed[life.node_id] = total(self._meter(life, state, now))
+            billed = self._jobs.charges()
+            nodes = {charge.node_id for charge in billed}
+            self._billed = {node: total(charge for charge in billed if charge.node_id == node) for node in nodes}
         return self._billed[life.node_id]
 
     def _meter(self, life: NodeLife, state: JobState, now: datetime) -> tuple[Charge, ...]:

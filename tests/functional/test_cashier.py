@@ -1,0 +1,43 @@
+"""What a job has cost is what its ledger says, to the last place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+from gpucloud.domain.ledger import total
+from gpucloud.domain.node import EndCause
+from gpucloud.domain.offer import PricePoint
+from gpucloud.domain.state import NodeLife
+from gpucloud.store import open_store
+from gpucloud.usecases.cashier import Cashier
+from gpucloud.usecases.jobstore import JobStore
+from tests.unit.worlds import NOW, POOL, opened, state
+
+
+class OnePrice:
+    """A market whose every pool costs a price that no second divides evenly."""
+
+    def offers(self, wanted):
+        return ()
+
+    def prices(self, pool, start, end):
+        return (PricePoint(since=start, usd_per_hour=Decimal("0.000018")),)
+
+
+def test_a_charge_stays_as_it_was_billed_when_later_attempts_cut_its_time(tmp_path):
+    jobs = JobStore(open_store(str(tmp_path)), "digits")
+    life = NodeLife(
+        node_id="a",
+        pool=POOL,
+        launched_at=NOW - timedelta(seconds=77),
+        ended_at=NOW,
+        end_cause=EndCause.CHOICE,
+    )
+    settled = Cashier(jobs, OnePrice()).settle(state(nodes=(life,)), NOW)
+    cuts = [NOW - timedelta(seconds=s) for s in (70, 61, 50, 31, 17, 3)]
+    attempts = tuple(replace(opened("a", number=n + 1), ended_at=cut) for n, cut in enumerate(cuts))
+    later = replace(settled, attempts=(*attempts, opened("a", number=7)))
+    cashier = Cashier(jobs, OnePrice())
+    assert cashier.spend(later, NOW).spent_usd == total(cashier.charges(later, NOW)) == Decimal("0.00000039")
