@@ -21,6 +21,7 @@ from gpucloud.domain.offer import Pool
 NOON = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 REACH = Reach(region="us-east-1", user="ubuntu", port=22, access=Access.PUBLIC)
 POOL = Pool(instance_type="g4dn.xlarge", zone="us-east-1a", market=Market.SPOT)
+HERE = Place.of("us-east-1/gpucloud-digits")
 OTHER = Pool(instance_type="p4d.24xlarge", zone="us-east-1b", market=Market.ON_DEMAND)
 
 
@@ -309,16 +310,17 @@ def test_a_shut_off_that_has_passed_is_stronger_than_our_own_level() -> None:
 
 def test_the_token_of_a_launch_stays_until_it_is_answered_and_for_a_new_process() -> None:
     memory, another = Recollection(reach=REACH), Recollection(reach=REACH)
-    first = memory.token(POOL, 2, 0, at(0))
-    assert memory.token(POOL, 2, 0, at(400)) == first
-    assert another.token(POOL, 2, 0, at(30)) == first
-    assert memory.token(POOL, 3, 0, at(0)) != first
+    first = memory.token(HERE, POOL, 2, 0, at(0))
+    assert memory.token(HERE, POOL, 2, 0, at(400)) == first
+    assert another.token(HERE, POOL, 2, 0, at(30)) == first
+    assert memory.token(Place.of("us-east-1/gpucloud-other"), POOL, 2, 0, at(0)) != first
+    assert memory.token(HERE, POOL, 3, 0, at(0)) != first
     memory.answered()
-    assert memory.token(POOL, 2, 0, at(0)) != first
+    assert memory.token(HERE, POOL, 2, 0, at(0)) != first
 
 
 def test_the_token_of_a_launch_changes_once_machines_are_known() -> None:
     memory = Recollection(reach=REACH)
-    first = memory.token(POOL, 1, 0, at(0))
+    first = memory.token(HERE, POOL, 1, 0, at(0))
     memory.view(listing(ended("Client.UserInitiatedShutdown")), at(0))
-    assert memory.token(POOL, 1, 0, at(0)) != first
+    assert memory.token(HERE, POOL, 1, 0, at(0)) != first

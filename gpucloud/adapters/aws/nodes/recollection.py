@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from gpucloud.adapters.aws.nodes import activities
 from gpucloud.adapters.aws.nodes.instances import Reach, is_tagged_detached, node_of, refusal_of
 from gpucloud.adapters.aws.nodes.listing import Listing
+from gpucloud.adapters.aws.nodes.place import Place
 from gpucloud.domain.node import EndCause, GroupView, Node, NodeState, Refusal
 from gpucloud.domain.offer import Pool
 
@@ -92,13 +93,13 @@ class Recollection:
         node = self._nodes.get(instance_id)
         return node is not None and node.state is NodeState.TERMINATED
 
-    def token(self, pool: Pool, size: int, level: int, now: datetime) -> str:
+    def token(self, place: Place, pool: Pool, size: int, level: int, now: datetime) -> str:
         """Return the client token of a launch: the same until it is answered, and for a repeat within the minute.
 
         A process that was killed before the answer came finds its token again; a launch that was answered never does.
         """
         ids = ",".join(sorted(self._nodes))
-        wanted = f"{self.reach.region} {pool} {ids} {level} {size}"
+        wanted = f"{place} {pool} {ids} {level} {size}"  # two groups may ask for the same in the same minute
         text = f"{wanted} {self._answers} {now:%Y-%m-%dT%H:%M}"
         return self._tokens.setdefault(wanted, hashlib.sha256(text.encode()).hexdigest()[:32])
 

@@ -106,7 +106,7 @@ class Sizing:
             number=size - level,
             pool=pool,
             subnet=subnet,
-            token=memory.token(pool, size, level, self._now()),
+            token=memory.token(watch.place, pool, size, level, self._now()),
         )
         now = self._now()
         memory.answered()
