@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from gpucloud.domain.action import Action, CoolDown, Finish, Move, Resize, Wait
-from gpucloud.domain.node import Fault, NodeState, Refusal
+from gpucloud.domain.node import Fault, Refusal
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.seen import Goal, Limits, Seen
 from gpucloud.domain.state import Cooldown, ExitReason, JobState
@@ -25,7 +25,7 @@ def other_pool(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
         return _judge(goal, seen, limits)
     if seen.group.exists and seen.group.size > 0:
         return Resize(size=0)
-    if any(node.state is not NodeState.TERMINATED and not node.detached for node in seen.group.nodes):
+    if seen.group.counted:
         return Wait(why="giving machines back")
     offer = next((o for o in seen.candidates if not is_cooling(seen.state, o.pool, seen.now)), None)
     return Move(offer=offer) if offer is not None else _nothing_left(seen, limits)
@@ -66,10 +66,10 @@ def _judge(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
         message = f"{refusal.pool}: {refusal.message} ({refusal.code}){step}"
         return Finish(reason=ExitReason.NO_CAPACITY, message=message, exit_code=13)
     waited = seen.short_for is not None and seen.short_for >= limits.gang
-    if refusal is not None and refusal.fault in _ELSEWHERE and (waited or not _counted(seen)):
+    if refusal is not None and refusal.fault in _ELSEWHERE and (waited or not seen.group.counted):
         return _cool_down(refusal.pool, refusal.fault, refusal.code, refusal.message, limits)
-    if waited and 0 < _counted(seen) < goal.nodes:
-        message = f"{_counted(seen)} of {goal.nodes} machines after {limits.gang.total_seconds():.0f} s"
+    if waited and 0 < len(seen.group.counted) < goal.nodes:
+        message = f"{len(seen.group.counted)} of {goal.nodes} machines after {limits.gang.total_seconds():.0f} s"
         return _cool_down(seen.state.pool, Fault.CAPACITY, "Partial", message, limits)
     return None
 
@@ -85,10 +85,6 @@ def _newest(seen: Seen) -> Refusal | None:
     chosen = seen.state.pool_at
     found = [r for r in seen.group.refusals if r.pool == seen.state.pool and (chosen is None or r.at >= chosen)]
     return max(found, key=lambda refusal: refusal.at, default=None)
-
-
-def _counted(seen: Seen) -> int:
-    return sum(node.state is not NodeState.TERMINATED and not node.detached for node in seen.group.nodes)
 
 
 def _nothing_left(seen: Seen, limits: Limits) -> Action:

@@ -94,6 +94,11 @@ class GroupView:
         """Nodes that may cost money."""
         return tuple(node for node in self.nodes if node.state is not NodeState.TERMINATED)
 
+    @property
+    def counted(self) -> tuple[Node, ...]:
+        """Nodes that the level counts: alive and not detached."""
+        return tuple(node for node in self.alive if not node.detached)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:

@@ -100,8 +100,7 @@ class Observer:
         return self.world.group.describe(state.group)
 
     def _short_for(self, group: GroupView, now: datetime) -> timedelta | None:
-        counted = sum(not node.detached for node in group.alive)
-        if not 0 < counted < self.goal.nodes:
+        if not 0 < len(group.counted) < self.goal.nodes:
             self._short_since = None
             return None
         self._short_since = self._short_since or now

@@ -117,7 +117,7 @@ class AwsCloud:
         ensure_bucket(self.aws, self.aws.region)
 
     def remarks(self) -> tuple[str, ...]:
-        """Return how machines are reached, what could not be asked of the market, and what stands without any job."""
+        """Return how machines are reached, and what could not be asked of the market."""
         reached = f"machines are reached by SSH: {self._choices.access.value}"
         return (reached, *self._market.remarks)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,21 +13,6 @@ from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.account import Caller
 from gpucloud.domain.errors import CredentialsError, ProvisionError
 from tests.lab.aws import Lab
-
-
-@pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("lab")) as lab:
-        yield lab
-
-
-@pytest.fixture
-def lab(standing: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    standing.faults.clear()
-    for key, value in standing.settings.items():
-        monkeypatch.setenv(key, value)
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    return standing
 
 
 def test_the_caller_is_told_with_account_and_region(lab: Lab):

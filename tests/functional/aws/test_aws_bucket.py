@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 from moto.s3.models import s3_backends
@@ -17,20 +16,10 @@ from tests.lab.aws import Lab
 NAME = "gpucloud-123456789012-us-east-1"
 
 
-@pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("lab")) as lab:
-        yield lab
-
-
 @pytest.fixture
-def lab(standing: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    standing.faults.clear()
+def lab(lab: Lab) -> Lab:
     s3_backends["123456789012"]["aws"].reset()
-    for key, value in standing.settings.items():
-        monkeypatch.setenv(key, value)
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    return standing
+    return lab
 
 
 def actions(lab: Lab) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from gpucloud.adapters.aws.machine.images import resolve
@@ -11,21 +9,6 @@ from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job import AwsChoices
 from tests.lab.aws import Lab
-
-
-@pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("lab")) as lab:
-        yield lab
-
-
-@pytest.fixture
-def lab(standing: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    standing.faults.clear()
-    for key, value in standing.settings.items():
-        monkeypatch.setenv(key, value)
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    return standing
 
 
 @pytest.mark.parametrize("choice", ["deep-learning", "ubuntu"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 
@@ -18,21 +17,6 @@ from tests.lab.aws import Lab
 
 T4 = Resources(types=("g4dn.xlarge",), market=MarketPolicy.AUTO)
 POOL = Pool(instance_type="g4dn.xlarge", zone="us-east-1a", market=Market.SPOT)
-
-
-@pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("lab")) as lab:
-        yield lab
-
-
-@pytest.fixture
-def lab(standing: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    standing.faults.clear()
-    for key, value in standing.settings.items():
-        monkeypatch.setenv(key, value)
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    return standing
 
 
 def test_offers_have_the_zones_own_price_below_the_list_price(lab: Lab):

@@ -57,8 +57,7 @@ class Sizing:
 
     def _lower(self, client: Any, size: int, view: GroupView) -> None:
         """The newest go by their ids, each taking its place in the level along."""
-        counting = [node for node in view.alive if not node.detached]
-        for node in reversed(counting[size:]):
+        for node in reversed(view.counted[size:]):
             self._end(client, node.id)
 
     def _end(self, client: Any, node_id: str) -> None:
@@ -117,6 +116,6 @@ class Sizing:
 
 def _given_up(listing: Listing, view: GroupView, pool: Pool) -> int:
     """Return the level to grow from: machines that the group cannot get in its old pool are not waited for."""
-    counting = {node.id for node in view.alive if not node.detached} | listing.counted
+    counting = {node.id for node in view.counted} | listing.counted
     refused = pool != listing.pool and any(refusal.pool == listing.pool for refusal in view.refusals)
     return min(view.size, len(counting)) if refused else view.size

@@ -9,6 +9,7 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 
+from gpucloud.adapters.aws.account.identity import account_of
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.adapters.aws.stacks.imports import find_alert, find_base, find_cluster
 from gpucloud.adapters.aws.stacks.network import Network, base_network, network_of_cluster, own_network, usable_zones
@@ -241,7 +242,7 @@ class AwsProvisioner:
 
     def _store(self, url: str) -> ObjectStore:
         if url not in self._stores:
-            self._stores[url] = open_store(url)
+            self._stores[url] = open_store(url, profile=self._choices.profile)
         return self._stores[url]
 
     def _stands_of_base(self, region: str, variables: Variables) -> Mapping[str, str]:
@@ -249,7 +250,5 @@ class AwsProvisioner:
         if not variables.get("private"):
             found = {to: found[to] for to in found if "private" not in to and "nat" not in to}
         if variables.get("alert"):
-            with self._aws.calling("sts", "learn the account's number") as sts:
-                account = sts.get_caller_identity()["Account"]
-            found |= find_alert(self._aws, region, account)
+            found |= find_alert(self._aws, region, account_of(self._aws))
         return found
