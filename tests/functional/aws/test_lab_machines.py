@@ -231,8 +231,8 @@ def test_an_agent_on_a_machine_hears_the_notice_finds_its_interface_and_ends_the
     assert began.stdout == b"started\n", began.stderr
     write = "cat >.gpucloud/agent/new; mv .gpucloud/agent/new .gpucloud/agent/desired.json"
     host.run(("sh", "-c", write), stdin=desired.encode())
-    attempt = tmp_path / "machines" / ID / "home" / ".gpucloud" / "attempts" / "0001"
-    until(lambda: attempt.exists() and (attempt / "launcher.log").read_text() == "lo\n")
+    log = tmp_path / "machines" / ID / "home" / ".gpucloud" / "attempts" / "0001" / "launcher.log"
+    until(lambda: log.exists() and log.read_text() == "lo\n")
     machines.notice(ID, until_ + timedelta(seconds=60))
     until((attempt / "stop.json").exists)
     assert json.loads((attempt / "stop.json").read_text())["reason"] == "notice"
