@@ -22,6 +22,11 @@ class Market(str, Enum):
 
     SPOT = "spot"
     ON_DEMAND = "on_demand"
+    OWNED = "owned"  # not rented: hosts that are there already
+
+
+RENTED = (Market.SPOT, Market.ON_DEMAND)
+"""The markets of a cloud."""
 
 
 class MarketPolicy(str, Enum):
@@ -33,7 +38,7 @@ class MarketPolicy(str, Enum):
 
     def allows(self, market: Market) -> bool:
         """Whether machines of that market may be taken."""
-        return self is MarketPolicy.AUTO or self.value == market.value
+        return market is Market.OWNED or self is MarketPolicy.AUTO or self.value == market.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +88,109 @@ class AwsChoices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnHost:
+    """A machine that exists already. What is None is SSH's own configuration or the section's.
+
+    `host_key` is `ssh-ed25519 AAAA…`, pinned; None: from the user's known_hosts. `private_address` is where the other
+    hosts reach it, `gpus` the indices of its devices that may be used, empty for all; `jump` is `user@host:port`.
+    """
+
+    address: str
+    user: str | None = None
+    port: int = 22
+    host_key: str | None = None
+    private_address: str | None = None
+    interface: str | None = None
+    gpus: tuple[int, ...] = ()
+    jump: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshChoices:
+    """The job file's `ssh:` section; `key` is a private key's file, None: the user's agent and usual keys.
+
+    `usd_per_hour` is what a host costs the user; the budget counts it.
+    """
+
+    hosts: tuple[OwnHost, ...] = ()
+    key: Path | None = None
+    usd_per_hour: Decimal = Decimal(0)
+
+
+class Launcher(str, Enum):
+    """What starts the workers."""
+
+    AUTO = "auto"  # torchrun for a script, else plain
+    TORCHRUN = "torchrun"
+    MPI = "mpi"  # mpirun with a hostfile, from the node of rank 0; Horovod's way too
+    TENSORFLOW = "tensorflow"  # once a node, TF_CONFIG set
+    PLAIN = "plain"  # once a node, the rank variables set
+
+
+class DriverPolicy(str, Enum):
+    """Whether gpucloud may install NVIDIA's driver; beside these a branch may be named: "580"."""
+
+    AUTO = "auto"  # where it is missing or too old on rented machines; never on the user's own hosts
+    KEEP = "keep"  # never
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineChoices:
+    """The job file's `machine:` section. `driver` is `auto`, `keep` or a branch such as `580`; `mig` a profile's name.
+
+    `exporter`: DCGM's figures for Prometheus, on the node's loopback.
+    """
+
+    driver: str = DriverPolicy.AUTO.value
+    mig: str | None = None
+    mps: bool = False
+    exporter: bool = False
+
+
+class ContainerRuntime(str, Enum):
+    """What runs the job's container image."""
+
+    AUTO = "auto"  # what is there, Docker first
+    DOCKER = "docker"
+    APPTAINER = "apptainer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerChoices:
+    """How `image:` is run; `login` is the name of a secret, `user:password` of its registry."""
+
+    runtime: ContainerRuntime = ContainerRuntime.AUTO
+    login: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mirrors:
+    """Where packages come from in place of the usual places; URLs, None for the usual one.
+
+    `torch` is an index with one folder per CUDA, as `https://download.pytorch.org/whl` is.
+    """
+
+    apt: str | None = None
+    pip: str | None = None
+    torch: str | None = None
+
+
+class GatePolicy(str, Enum):
+    """How thoroughly machines with GPUs are looked at before an attempt."""
+
+    FULL = "full"  # compute and collectives too
+    QUICK = "quick"  # what nvidia-smi and the kernel say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdlePolicy:
+    """GPUs used less than `below` percent for `lasting` on average: the job saves and stops."""
+
+    below: int
+    lasting: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPolicy:
     """When to save: at most one of `every` and `every_steps`; neither means auto."""
 
@@ -102,11 +210,20 @@ class Job:
     code: Path
     cloud: Cloud = Cloud.LOCAL
     aws: AwsChoices = field(default_factory=AwsChoices)
+    ssh: SshChoices = field(default_factory=SshChoices)
     resources: Resources = field(default_factory=Resources)
+    machine: MachineChoices = field(default_factory=MachineChoices)
+    gate: GatePolicy = GatePolicy.FULL
+    image: str | None = None
+    container: ContainerChoices = field(default_factory=ContainerChoices)
+    conda: str | None = None
     setup: str | None = None
+    mirrors: Mirrors = field(default_factory=Mirrors)
+    launcher: Launcher = Launcher.AUTO
     store: str | None = None
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     deadline: timedelta | None = None
+    idle: IdlePolicy | None = None
     data: tuple[tuple[str, str], ...] = ()
     outputs: tuple[str, ...] = ()
     tags: tuple[tuple[str, str], ...] = ()

@@ -17,7 +17,19 @@ from gpucloud.adapters.bundled import bundled
 from gpucloud.adapters.jobfile import json_schema, read_job, sample_job, spec_sha256
 from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys, ResourcesKeys
 from gpucloud.domain.errors import JobFileError, Problem, UsageError
-from gpucloud.domain.job import CheckpointPolicy, Cloud, Job, MarketPolicy, Resources
+from gpucloud.domain.job import (
+    CheckpointPolicy,
+    Cloud,
+    GatePolicy,
+    IdlePolicy,
+    Job,
+    Launcher,
+    MachineChoices,
+    MarketPolicy,
+    Mirrors,
+    OwnHost,
+    Resources,
+)
 
 SAMPLE = bundled("templates", "gpucloud.yaml").read_text(encoding="utf-8")
 # A "#" with no space after it hides a key that the reader of the sample may want.
@@ -223,7 +235,14 @@ def test_the_schema_demands_what_is_required() -> None:
     assert list(violations({}, schema, schema)) == ["name", "run", "budget"]
 
 
-TYPES: dict[str, Any] = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float)}
+TYPES: dict[str, Any] = {
+    "boolean": bool,
+    "object": dict,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+}
 
 
 def violations(value: Any, shape: dict[str, Any], root: dict[str, Any], path: str = "") -> Any:
@@ -329,3 +348,29 @@ def _job_or_problems(path: Path) -> None:
     assert [
         str(problem) for problem in problems if not problem.message.isprintable() or "ydantic" in str(problem)
     ] == []
+
+
+def test_hosts_may_be_written_in_one_word_or_as_a_mapping(folder: Path) -> None:
+    job = read(
+        folder,
+        "name: a\nrun: train.py\nbudget: 1 USD\ncloud: ssh\n"
+        "ssh:\n  hosts: [me@gpu1.lab:2222, gpu2.lab, {address: 10.0.0.3, gpus: [0, 1]}]\n  key: id\n  price: $2\n",
+    )
+    assert job.ssh.hosts == (
+        OwnHost(address="gpu1.lab", user="me", port=2222),
+        OwnHost(address="gpu2.lab"),
+        OwnHost(address="10.0.0.3", gpus=(0, 1)),
+    )
+    assert (job.ssh.key, job.ssh.usd_per_hour) == (folder / "id", Decimal(2))
+
+
+def test_what_machines_are_given_reaches_the_job(folder: Path) -> None:
+    job = read(
+        folder,
+        "name: a\nrun: train.py\nbudget: 1 USD\nmachine: {driver: 580, mps: true, mig: 3g.71gb}\n"
+        "idle: {below: 30%, for: 15m}\ngate: quick\nlauncher: mpi\nmirrors: {pip: 'https://mirror.example.com/simple/'}\n",
+    )
+    assert job.machine == MachineChoices(driver="580", mps=True, mig="3g.71gb")
+    assert job.idle == IdlePolicy(below=30, lasting=timedelta(minutes=15))
+    assert (job.gate, job.launcher) == (GatePolicy.QUICK, Launcher.MPI)
+    assert job.mirrors == Mirrors(pip="https://mirror.example.com/simple")

@@ -14,9 +14,11 @@ from pydantic_core import CoreSchema, core_schema
 from gpucloud.adapters.jobfile import values
 from gpucloud.domain.job import Access as AccessName
 from gpucloud.domain.job import Cloud as CloudName
+from gpucloud.domain.job import ContainerRuntime, GatePolicy, Launcher
 from gpucloud.domain.job import MarketPolicy as MarketName
 
 Schema = dict[str, Any]
+listed = values.listed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,10 +80,19 @@ Cloud = Annotated[CloudName, Read(values.one_of(CloudName), {"enum": [cloud.valu
 Market = Annotated[MarketName, Read(values.one_of(MarketName), {"enum": [market.value for market in MarketName]})]
 Access = Annotated[AccessName, Read(values.one_of(AccessName), {"enum": [access.value for access in AccessName]})]
 Usd = Annotated[Decimal, Read(values.usd, _string(_USD, "20 USD"))]
+UsdOrNothing = Annotated[Decimal, Read(values.usd_or_nothing, _string(_USD, "2.50 USD"))]
 Span = Annotated[timedelta, Read(values.span, _string(_SPAN, "12h", "90 min", "2d 3h"))]
 Nodes = Annotated[int, _whole(1, 64)]
 GpusPerNode = Annotated[int, _whole(1, 16)]
 Keep = Annotated[int, _whole(2, 1000)]
+Port = Annotated[int, _whole(1, 65535)]
+Percent = Annotated[int, Read(values.percent, {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 99}, _string()]})]
+Flag = Annotated[bool, Read(values.flag, {"type": "boolean"})]
+LauncherName = Annotated[Launcher, Read(values.one_of(Launcher), {"enum": [word.value for word in Launcher]})]
+Gate = Annotated[GatePolicy, Read(values.one_of(GatePolicy), {"enum": [word.value for word in GatePolicy]})]
+Runtime = Annotated[
+    ContainerRuntime, Read(values.one_of(ContainerRuntime), {"enum": [word.value for word in ContainerRuntime]})
+]
 Gib = Annotated[int, Read(values.gib, {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 4096}, _string()]})]
 Cadence = Annotated[
     timedelta | int | None,
@@ -104,6 +115,28 @@ Image = Annotated[
 ]
 KmsKey = Annotated[str, Read(values.kms_key, _string(values.KMS_KEY))]
 Email = Annotated[str, Read(values.matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "an e-mail address"), _string(_LINE))]
+HostAddress = Annotated[
+    str, Read(values.matching(values.HOST, "a host's name or address"), _string(values.HOST, "gpu1.lab", "10.0.0.5"))
+]
+HostKey = Annotated[
+    str,
+    Read(
+        values.matching(values.HOST_KEY, "a public host key, such as ssh-ed25519 AAAA…"),
+        _string(values.HOST_KEY, "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA"),
+    ),
+]
+HOST = BeforeValidator(values.host)
+Devices = Annotated[
+    tuple[Annotated[int, _whole(0, 15)], ...],
+    BeforeValidator(listed),
+    _list_of({"type": "integer", "minimum": 0, "maximum": 15}),
+]
+Driver = Annotated[str, Read(values.driver, {"anyOf": [{"enum": ["auto", "keep"]}, {"type": "integer"}]})]
+MigProfile = Annotated[
+    str, Read(values.matching(values.MIG, "a MIG profile, such as 3g.71gb"), _string(values.MIG, "1g.18gb"))
+]
+Url = Annotated[str, Read(values.url, _string(r"https?://\S+"))]
+SecretName = Annotated[str, _SECRET]
 Secrets = Annotated[tuple[Annotated[str, _SECRET], ...], BeforeValidator(values.listed), _list_of(_SECRET.schema)]
 Outputs = Annotated[
     tuple[Annotated[str, Read(values.output, _OUTPUT)], ...], BeforeValidator(values.listed), _list_of(_OUTPUT)

@@ -10,15 +10,32 @@ from pydantic import BaseModel, ValidationError
 
 from gpucloud.adapters.jobfile.document import NO_KEY, Document
 from gpucloud.adapters.jobfile.fault import Fault, Mark, Path, Refused, Wanted
-from gpucloud.adapters.jobfile.model import AwsKeys, CheckpointKeys, JobKeys, ResourcesKeys
+from gpucloud.adapters.jobfile.model import (
+    AwsKeys,
+    CheckpointKeys,
+    ContainerKeys,
+    HostKeys,
+    IdleKeys,
+    JobKeys,
+    MachineKeys,
+    MirrorsKeys,
+    ResourcesKeys,
+    SshKeys,
+)
 from gpucloud.adapters.jobfile.rules import KEY
 from gpucloud.adapters.jobfile.values import nearest
 from gpucloud.domain.quoting import brief, quoted
 
 _MODELS: Mapping[Path, type[BaseModel]] = {
     (): JobKeys,
-    ("aws",): AwsKeys,
     ("resources",): ResourcesKeys,
+    ("aws",): AwsKeys,
+    ("ssh",): SshKeys,
+    ("ssh", "hosts"): HostKeys,
+    ("machine",): MachineKeys,
+    ("container",): ContainerKeys,
+    ("mirrors",): MirrorsKeys,
+    ("idle",): IdleKeys,
     ("checkpoint",): CheckpointKeys,
 }
 
@@ -72,15 +89,19 @@ def _wrong_kind(path: Path, mark: Mark, wanted: str) -> Fault:
 
 def _nearest_key(place: Path) -> str | None:
     """Return a hint with the key that was probably meant, here or in another mapping."""
-    here, word = place[:-1], str(place[-1])
+    here, word = tuple(part for part in place[:-1] if isinstance(part, str)), str(place[-1])
     for path, model in _MODELS.items():
-        if word in model.model_fields:
+        if word in _keys(model):
             return f'did you mean "{shown((*path, word))}"?'
     for path in (here, *(other for other in _MODELS if other != here)):
-        hint = nearest(word, _dotted(path, _MODELS[path].model_fields, here))
+        hint = nearest(word, _dotted(path, _keys(_MODELS[path]), here))
         if hint:
             return hint
     return None
+
+
+def _keys(model: type[BaseModel]) -> list[str]:
+    return [shape.alias or name for name, shape in model.model_fields.items()]
 
 
 def _dotted(model: Path, keys: Iterable[str], here: Path) -> list[str]:

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gpucloud.adapters.jobfile import kinds
 from gpucloud.adapters.jobfile.fault import Wanted
-from gpucloud.domain.job import AwsChoices, CheckpointPolicy, Cloud, Resources
+from gpucloud.domain.job import (
+    AwsChoices,
+    CheckpointPolicy,
+    Cloud,
+    ContainerChoices,
+    GatePolicy,
+    Launcher,
+    MachineChoices,
+    Mirrors,
+    OwnHost,
+    Resources,
+    SshChoices,
+)
 
 _RESOURCES = Resources()
 _CHECKPOINT = CheckpointPolicy()
 _AWS = AwsChoices()
+_SSH = SshChoices()
+_HOST = OwnHost(address="")
+_MACHINE = MachineChoices()
+_CONTAINER = ContainerChoices()
+_MIRRORS = Mirrors()
 
 
 def _keys(value: object) -> object:
     if not isinstance(value, dict | BaseModel):
         raise Wanted("a mapping of keys to values")
     return value
+
+
+def _or_words(schema: dict[str, Any]) -> None:
+    """Say that each item of a list may be one word too."""
+    schema["items"] = {"anyOf": [schema["items"], {"type": "string", "minLength": 1}]}
 
 
 class _Keys(BaseModel):
@@ -70,6 +92,73 @@ class AwsKeys(_Keys):
     alert_usd: kinds.Usd = Field(default=_AWS.alert_usd, description="A month's sum over all jobs, for that warning.")
 
 
+class HostKeys(_Keys):
+    """One host that exists already."""
+
+    address: kinds.HostAddress = Field(description="Its name or address, for SSH.")
+    user: kinds.Line | None = Field(default=None, description="Your login there.")
+    port: kinds.Port = Field(default=_HOST.port, description="SSH's port there.")
+    host_key: kinds.HostKey | None = Field(
+        default=None, description="Its public host key; from your known_hosts when left out."
+    )
+    private_address: kinds.HostAddress | None = Field(
+        default=None, description="Where the other hosts reach it, if not at its address."
+    )
+    interface: kinds.Line | None = Field(default=None, description="The network interface between the hosts.")
+    gpus: kinds.Devices = Field(default=_HOST.gpus, description="Indices of the GPUs to use; all when left out.")
+    jump: kinds.Line | None = Field(default=None, description="A host that SSH goes through: user@host:port.")
+
+
+class SshKeys(_Keys):
+    """Hosts that exist already, for cloud: ssh."""
+
+    hosts: Annotated[tuple[Annotated[HostKeys, kinds.HOST], ...], BeforeValidator(kinds.listed)] = Field(
+        default=(), description="user@address:port, or a mapping with more to say.", json_schema_extra=_or_words
+    )
+    key: kinds.Line | None = Field(
+        default=None, description="Your private key's file; your agent and usual keys when left out."
+    )
+    price: kinds.UsdOrNothing = Field(default=_SSH.usd_per_hour, description="What a host costs you an hour.")
+
+
+class MachineKeys(_Keys):
+    """What machines are given beside the job's own software."""
+
+    driver: kinds.Driver = Field(
+        default=_MACHINE.driver,
+        description="auto: NVIDIA's driver is installed where a rented machine lacks it. keep: never. 580: a branch.",
+    )
+    mig: kinds.MigProfile | None = Field(default=None, description="Divide each GPU into such MIG devices.")
+    mps: kinds.Flag = Field(default=_MACHINE.mps, description="Run NVIDIA's Multi-Process Service.")
+    exporter: kinds.Flag = Field(default=_MACHINE.exporter, description="Run the DCGM exporter on the node's loopback.")
+
+
+class ContainerKeys(_Keys):
+    """How the job's container image is run."""
+
+    runtime: kinds.Runtime = Field(
+        default=_CONTAINER.runtime, description="docker, apptainer, or auto: what is there, Docker first."
+    )
+    login: kinds.SecretName | None = Field(
+        default=None, description="One of `secrets`, holding user:password for the image's registry."
+    )
+
+
+class MirrorsKeys(_Keys):
+    """Where packages come from in place of the usual places."""
+
+    apt: kinds.Url | None = Field(default=_MIRRORS.apt, description="Ubuntu's archive.")
+    pip: kinds.Url | None = Field(default=_MIRRORS.pip, description="PyPI's simple index.")
+    torch: kinds.Url | None = Field(default=_MIRRORS.torch, description="PyTorch's wheels, one folder per CUDA.")
+
+
+class IdleKeys(_Keys):
+    """When a job that leaves its GPUs idle is stopped."""
+
+    below: kinds.Percent = Field(description="GPU use in percent, averaged over all GPUs.")
+    for_: kinds.Span = Field(alias="for", description="For how long.")
+
+
 class CheckpointKeys(_Keys):
     """When checkpoints are saved and how many stay."""
 
@@ -87,11 +176,34 @@ class JobKeys(_Keys):
     aws: Annotated[AwsKeys, BeforeValidator(_keys)] = Field(
         default=AwsKeys(), description="For cloud: aws, what only AWS asks."
     )
+    ssh: Annotated[SshKeys, BeforeValidator(_keys)] = Field(
+        default=SshKeys(), description="For cloud: ssh, the hosts that you have."
+    )
     resources: Annotated[ResourcesKeys, BeforeValidator(_keys)] = Field(
         default=ResourcesKeys(), description="The machines wanted."
     )
+    machine: Annotated[MachineKeys, BeforeValidator(_keys)] = Field(
+        default=MachineKeys(), description="What machines are given beside the job's own software."
+    )
+    gate: kinds.Gate = Field(
+        default=GatePolicy.FULL, description="How machines with GPUs are checked before an attempt: full or quick."
+    )
+    image: kinds.Line | None = Field(default=None, description="A container image in which the job runs.")
+    container: Annotated[ContainerKeys, BeforeValidator(_keys)] = Field(
+        default=ContainerKeys(), description="How the job's container image is run."
+    )
+    conda: kinds.Line | None = Field(
+        default=None, description="A conda environment's file, relative to the code folder; made once per node."
+    )
     code: kinds.Line = Field(default=".", description="The folder that is copied to the nodes, relative to this file.")
     setup: kinds.Text | None = Field(default=None, description="A command line that runs once per node before the job.")
+    mirrors: Annotated[MirrorsKeys, BeforeValidator(_keys)] = Field(
+        default=MirrorsKeys(), description="Where packages come from in place of the usual places."
+    )
+    launcher: kinds.LauncherName = Field(
+        default=Launcher.AUTO,
+        description="What starts the workers: torchrun, mpi, tensorflow, plain, or auto: torchrun for a script.",
+    )
     store: kinds.Store | None = Field(
         default=None, description="Where state, logs and checkpoints are kept: s3://bucket/prefix or a folder."
     )
@@ -100,6 +212,9 @@ class JobKeys(_Keys):
     )
     deadline: kinds.Span | None = Field(
         default=None, description="The longest that the job may take, waiting included."
+    )
+    idle: Annotated[IdleKeys | None, BeforeValidator(_keys)] = Field(
+        default=None, description="Save and stop a job that leaves its GPUs idle."
     )
     data: kinds.Data = Field(default_factory=dict, description="Data sets: where they are, and their folder on nodes.")
     outputs: kinds.Outputs = Field(default=(), description="Files and folders that are brought home when the job ends.")

@@ -12,9 +12,20 @@ from gpucloud.adapters.jobfile import document, messages, rules
 from gpucloud.adapters.jobfile.document import Document
 from gpucloud.adapters.jobfile.fault import Fault, Unreadable
 from gpucloud.adapters.jobfile.fault import Path as Key
-from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys
+from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys, SshKeys
 from gpucloud.domain.errors import JobFileError, Problem
-from gpucloud.domain.job import AwsChoices, CheckpointPolicy, Job, Resources
+from gpucloud.domain.job import (
+    AwsChoices,
+    CheckpointPolicy,
+    ContainerChoices,
+    IdlePolicy,
+    Job,
+    MachineChoices,
+    Mirrors,
+    OwnHost,
+    Resources,
+    SshChoices,
+)
 
 _LARGEST = 64 * 1024
 
@@ -117,16 +128,33 @@ def _job(keys: JobKeys, path: Path) -> Job:
         code=rules.beside(folder, keys.code),
         cloud=keys.cloud,
         aws=AwsChoices(**dict(keys.aws)),
+        ssh=_hosts(keys.ssh, folder),
         resources=Resources(**dict(keys.resources)),
+        machine=MachineChoices(**dict(keys.machine)),
+        gate=keys.gate,
+        image=keys.image,
+        container=ContainerChoices(**dict(keys.container)),
+        conda=keys.conda,
         setup=keys.setup,
+        mirrors=Mirrors(**dict(keys.mirrors)),
+        launcher=keys.launcher,
         store=None if keys.store is None else _place(keys.store, folder),
         checkpoint=_policy(keys.checkpoint),
         deadline=keys.deadline,
+        idle=None if keys.idle is None else IdlePolicy(below=keys.idle.below, lasting=keys.idle.for_),
         data=tuple((_place(source, folder), target) for source, target in keys.data.items()),
         outputs=keys.outputs,
         tags=tuple(keys.tags.items()),
         env=tuple(keys.env.items()),
         secrets=keys.secrets,
+    )
+
+
+def _hosts(keys: SshKeys, folder: Path) -> SshChoices:
+    return SshChoices(
+        hosts=tuple(OwnHost(**dict(host)) for host in keys.hosts),
+        key=None if keys.key is None else rules.beside(folder, keys.key),
+        usd_per_hour=keys.price,
     )
 
 

@@ -22,6 +22,10 @@ VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 REGION = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 GPU = r"[A-Za-z0-9][A-Za-z0-9._ -]*"
 TYPE = r"[a-z0-9-]+\.[a-z0-9-]+"
+_HOST_NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
+HOST = rf"{_HOST_NAME}|[0-9A-Fa-f:]*:[0-9A-Fa-f:]+"
+HOST_KEY = r"(ssh-ed25519|ecdsa-sha2-nistp(256|384|521)|ssh-rsa) [A-Za-z0-9+/]+={0,2}"
+MIG = r"[1-9]g\.[0-9]+gb(\+me)?"
 KMS_KEY = r"(arn:[a-z0-9-]+:kms:[a-z0-9-]+:[0-9]{12}:key/)?[A-Za-z0-9-]+"
 _STEPS = re.compile(r"([1-9][0-9]{0,11}) steps?")
 _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^/]+)*/?")
@@ -132,6 +136,59 @@ def usd(value: object) -> Decimal:
     if usd == 0:
         raise Refused("must be more than 0 USD")
     return usd
+
+
+def usd_or_nothing(value: object) -> Decimal:
+    """Return a sum of money, 0 included."""
+    return quantities.parse_usd(line(value))
+
+
+def percent(value: object) -> int:
+    """Return whole percent, from 1 to 99, from a bare number too."""
+    written = str(value) if type(value) is int else line(value)
+    m = re.fullmatch(r"([1-9][0-9]?) ?%?", written)
+    if m is None:
+        raise Refused(f"{quoted(written)} is not a share from 1% to 99%")
+    return int(m[1])
+
+
+def flag(value: object) -> bool:
+    """Return true or false."""
+    if not isinstance(value, bool):
+        raise Wanted("true or false")
+    return value
+
+
+def driver(value: object) -> str:
+    """Return `auto`, `keep`, or the number of a driver branch."""
+    written = str(value) if type(value) is int else line(value)
+    if written in ("auto", "keep") or re.fullmatch(r"[4-9][0-9]{2}", written):
+        return written
+    raise Refused(
+        f"{quoted(written)} is not auto, keep or a driver branch such as 580", hint=nearest(written, ("auto", "keep"))
+    )
+
+
+def url(value: object) -> str:
+    """Return an http or https URL without a password in it, without a slash at its end."""
+    written = line(value)
+    if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", written):
+        raise Refused(f"{quoted(written)} is not a URL such as https://mirror.example.com/pypi/simple")
+    if "@" in written.split("/")[2]:
+        raise Refused("a URL in a job file holds no password", hint="use `secrets` and the tool's own variables")
+    return written.rstrip("/")
+
+
+def host(value: object) -> object:
+    """Return a host's keys, from `user@address:port` too."""
+    if isinstance(value, dict):
+        return value
+    written = line(value)
+    m = re.fullmatch(rf"((?P<user>[^@\s]+)@)?(?P<address>{_HOST_NAME})(:(?P<port>[0-9]{{1,5}}))?", written)
+    if m is None:
+        raise Refused(f"{quoted(written)} is not a host: write user@address:port")
+    found = {key: text for key, text in m.groupdict().items() if text is not None}
+    return {**found, **({"port": int(m["port"])} if m["port"] else {})}
 
 
 def span(value: object) -> timedelta:

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.domain.job import Market, Resources
+from gpucloud.domain.job import RENTED, Market, Resources
 from gpucloud.domain.offer import Offer, Pool, PricePoint
 
 _ANCHOR = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -62,7 +62,7 @@ class LocalMarket:
         found = []
         for instance_type, kind in self._recording.kinds.items():
             for zone in kind.spot:
-                for market in Market:
+                for market in RENTED:
                     pool = Pool(instance_type=instance_type, zone=zone, market=market)
                     (point,) = self.prices(pool, now, now)
                     found.append(

@@ -234,8 +234,8 @@ def test_an_agent_on_a_machine_hears_the_notice_finds_its_interface_and_ends_the
     log = tmp_path / "machines" / ID / "home" / ".gpucloud" / "attempts" / "0001" / "launcher.log"
     until(lambda: log.exists() and log.read_text() == "lo\n")
     machines.notice(ID, until_ + timedelta(seconds=60))
-    until((attempt / "stop.json").exists)
-    assert json.loads((attempt / "stop.json").read_text())["reason"] == "notice"
+    until((log.parent / "stop.json").exists)
+    assert json.loads((log.parent / "stop.json").read_text())["reason"] == "notice"
     until(lambda: machines.powered_off() == {ID})
     assert datetime.now(timezone.utc) >= until_ + timedelta(seconds=0.5)
     shell.close()

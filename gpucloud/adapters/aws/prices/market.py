@@ -14,7 +14,7 @@ from gpucloud.adapters.aws.prices.catalog import Catalog, Machine, load
 from gpucloud.adapters.aws.prices.spot import LINUX, SpotPrices
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import GpucloudError
-from gpucloud.domain.job import Access, AwsChoices, Market, Resources
+from gpucloud.domain.job import RENTED, Access, AwsChoices, Market, Resources
 from gpucloud.domain.offer import Offer, Pool, PricePoint
 
 _FRESH = timedelta(minutes=1)
@@ -128,7 +128,7 @@ class AwsMarket:
             self._offer(machine, Pool(instance_type=machine.name, zone=zone, market=market), spot)
             for machine in machines
             for zone in sorted(offered.get(machine.name, ()))
-            for market in Market
+            for market in RENTED
             if wanted.market.allows(market)
         ]
 
