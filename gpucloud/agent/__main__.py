@@ -10,7 +10,8 @@ from pathlib import Path
 
 from gpucloud.agent import daemon, facts, layer
 from gpucloud.agent.decide import OwnEnd
-from gpucloud.domain.codec import to_json
+from gpucloud.domain.bootstrap.facts import Asked
+from gpucloud.domain.codec import from_json, to_json
 
 
 def main(arguments: list[str]) -> int:
@@ -21,9 +22,8 @@ def main(arguments: list[str]) -> int:
         case "agent":
             _say(_start_agent(root, options))
         case "facts":
-            _say(
-                to_json(facts.gather(root, package=_package(), digest=options.setup, unless_boto3=options.unless_boto3))
-            )
+            asked = from_json(Asked, sys.stdin.read() or "{}")
+            _say(to_json(facts.gather(root, package=_package(), asked=asked)))
         case _:
             return _build_layer(root)
     return 0
@@ -36,9 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     agent.add_argument("--replace", action="store_true", help="end an agent that runs another version first")
     agent.add_argument("--power-off-after", type=float, default=0.0, metavar="SECONDS", help="so long after that end")
     agent.add_argument("--power-off", nargs=argparse.REMAINDER, default=[], help="run at the end of the paid time")
-    probe = commands.add_parser("facts", help="print what the node is and has, as JSON")
-    probe.add_argument("--setup", default="", help="the digest of the job's layer")
-    probe.add_argument("--unless-boto3", default="", help="that of a layer for boto3, where there is none")
+    probe = commands.add_parser("facts", help="answer a question, JSON on standard input: what the node is and has")
     build = commands.add_parser("layer", help="run a job's setup, given as JSON on standard input")
     for command in (agent, probe, build):
         command.add_argument("--root", default="~/.gpucloud")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud.agent.wholefile import read_tail, read_text, write_whole
-from gpucloud.domain.bootstrap import Layer
+from gpucloud.domain.bootstrap.facts import Layer
 from gpucloud.domain.layer import BOTO3, layer_key, suffices
 
 _PIP = '#!/bin/sh\nexec "$(dirname "$0")/python" -m pip "$@"\n'

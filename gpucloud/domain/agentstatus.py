@@ -19,6 +19,7 @@ from datetime import datetime
 from enum import Enum
 
 from gpucloud.domain.codec import from_json, to_json
+from gpucloud.domain.gpus import GpuSample
 from gpucloud.domain.node import Notice
 
 
@@ -101,6 +102,7 @@ class AttemptStatus:
 class Status:
     """What the agent says of its node. `beat` rises with every write; `epoch` is the highest seen.
 
+    `gpus` is the newest sample of each device, `ill` why a GPU here must not be trusted any more.
     `desired_sha256` is of the `desired.json` that the agent goes by, empty before the first one.
     """
 
@@ -110,6 +112,8 @@ class Status:
     notice: Notice | None
     attempt: AttemptStatus | None
     desired_sha256: str = ""
+    gpus: tuple[GpuSample, ...] = ()
+    ill: str | None = None
 
 
 def desired_to_json(desired: Desired) -> str:

@@ -32,7 +32,9 @@ class Node:
 
     `address` and `port` are where SSH listens for the supervisor; `private_address` is what the other
     nodes reach; `interface` carries traffic between nodes (`GLOO_SOCKET_IFNAME`), None where the cloud does not say:
-    the node's agent then finds it. `proxy` is a command whose input and output lead to SSH, empty for none.
+    the node's agent then finds it. `proxy` is a command whose input and output lead to SSH, empty for none. `root` is
+    the agent's folder, from the login's home; `devices` are the GPUs of the machine that are the node's (indices or
+    UUIDs, as CUDA_VISIBLE_DEVICES takes them), empty for all.
     """
 
     id: str
@@ -46,6 +48,8 @@ class Node:
     interface: str | None
     host_key: str | None = None
     proxy: tuple[str, ...] = ()
+    root: str = ".gpucloud"
+    devices: tuple[str, ...] = ()
     detached: bool = False
     ended_at: datetime | None = None
     end_cause: EndCause | None = None

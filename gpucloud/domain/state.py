@@ -131,6 +131,15 @@ class Interruption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantine:
+    """A node that the gate refused, or that fell ill: why, and since when. It is never used again for this job."""
+
+    node_id: str
+    why: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLife:
     """A node that the job has paid for, from its launch to its end; `charged` once its charge is in the ledger."""
 
@@ -169,7 +178,7 @@ class JobState:
 
     An ended job still has machines until it is `torn_down`, unless the user wanted them `kept`. `images` pins the
     machine image of each region; `pool_at` is when the job turned to its pool, `efa` the numbers of EFA
-    interfaces that its group is made for.
+    interfaces that its group is made for; `gpu` is the model that the job pays for, None where it pays for none.
     """
 
     job: str
@@ -196,6 +205,8 @@ class JobState:
     attempts: tuple[Attempt, ...] = ()
     interruptions: tuple[Interruption, ...] = ()
     nodes: tuple[NodeLife, ...] = ()
+    gpu: str | None = None
+    quarantined: tuple[Quarantine, ...] = ()
     checkpoint: CheckpointRef | None = None
     reopened_after: int = 0
     drilled: bool = False

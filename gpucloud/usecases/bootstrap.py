@@ -6,25 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from gpucloud.domain.bootstrap import (
-    STEPS,
-    Bare,
-    Command,
-    Facts,
-    Step,
-    Wanted,
-    check,
-    check_boto3,
-    check_torch,
-    findings,
-    job_python,
-    lock_record,
-    package_path,
-    parse_probe,
-    probe,
-    require_python,
-    ship,
-)
+from gpucloud.domain.bootstrap.checks import check, check_boto3, check_torch, findings, job_python, require_python
+from gpucloud.domain.bootstrap.facts import Bare, Facts, parse_facts
+from gpucloud.domain.bootstrap.probing import package_path, probe, question, ship
+from gpucloud.domain.bootstrap.record import lock_record
+from gpucloud.domain.bootstrap.steps import STEPS, Command, Step
+from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.codec import Malformed
 from gpucloud.domain.errors import NodeError, RemoteCommandFailed
 from gpucloud.domain.job import Job
@@ -123,7 +110,8 @@ class _Work:
             return found
         require_python(found.python, found.version)
         started = self._clock.now()
-        self._run("package", ship(found.python or "", self._package.sha256, self._package.data))
+        receive = ship(found.python or "", self._package.sha256)
+        self._run("package", Command(argv=receive, stdin=self._package.data))
         self.changed.append("package")
         found = self._probe()
         self._took("package", started)
@@ -148,10 +136,10 @@ class _Work:
 
     def _probe(self) -> Facts | Bare:
         before = self._clock.now()
-        self._answer = self._host.run(probe(self._wanted).argv)
+        self._answer = self._host.run(probe(self._wanted.package), stdin=question(self._wanted))
         after = self._clock.now()
         try:
-            found = parse_probe(self._answer.stdout)
+            found = parse_facts(self._answer.stdout)
         except Malformed as error:
             raise self._failed("facts", self._answer) from error
         if isinstance(found, Facts):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
 from gpucloud.domain.agentstatus import Desired, Launch, Status, Stop, desired_to_json
-from gpucloud.domain.bootstrap import Wanted
+from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.errors import GpucloudError, NodeError
 from gpucloud.domain.launch import AttemptStart, Place, launches
 from gpucloud.domain.node import GroupView, Node

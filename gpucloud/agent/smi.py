@@ -1,0 +1,147 @@
+"""What `nvidia-smi` says of this machine's GPUs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from xml.etree import ElementTree
+
+from gpucloud.domain.gpus import Gpu
+
+_TIMEOUT_S = 30.0  # a driver that hangs must not hang whoever asks
+_CHOSEN = ("idle", "applications_clocks_setting", "display_clocks_setting", "sync_boost")
+
+
+def gpus(environ: Mapping[str, str] = os.environ) -> tuple[tuple[Gpu, ...] | None, str | None]:
+    """Return the devices, or None where there is no `nvidia-smi`; and what it said when it failed.
+
+    CUDA_VISIBLE_DEVICES counts: devices that a job here cannot see are not listed.
+    """
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None, None
+    try:
+        answer = subprocess.run(
+            [program, "-q", "-x"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+        if answer.returncode == 0:
+            return visible(parse(answer.stdout), environ.get("CUDA_VISIBLE_DEVICES")), None
+    except subprocess.TimeoutExpired:
+        return (), f"no answer within {_TIMEOUT_S:.0f} s"
+    except (OSError, ValueError) as error:
+        return (), str(error)
+    return (), f"exit code {answer.returncode}: {(answer.stdout + answer.stderr).strip()[:200]}"
+
+
+def visible(found: tuple[Gpu, ...], devices: str | None) -> tuple[Gpu, ...]:
+    """Return those that CUDA_VISIBLE_DEVICES lets a process see, in its order; a word that names none ends the list."""
+    if devices is None:
+        return found
+    chosen: list[Gpu] = []
+    for word in (part.strip() for part in devices.split(",")):
+        gpu = next((g for g in found if str(g.index) == word or (len(word) > 4 and g.uuid.startswith(word))), None)
+        if gpu is None:
+            break
+        chosen.append(gpu)
+    return tuple(chosen)
+
+
+def parse(text: str) -> tuple[Gpu, ...]:
+    """Return the devices in the output of `nvidia-smi -q -x`; ValueError for any other text."""
+    try:
+        root = ElementTree.fromstring(text)  # noqa: S314
+    except ElementTree.ParseError as error:
+        raise ValueError(f"nvidia-smi answered no XML: {error}") from error
+    driver = _text(root, "driver_version") or ""
+    return tuple(_gpu(index, element, driver) for index, element in enumerate(root.iter("gpu")))
+
+
+def _gpu(index: int, gpu: ElementTree.Element, driver: str) -> Gpu:
+    link = "pci/pci_gpu_link_info"
+    power = next((p for p in ("gpu_power_readings", "power_readings") if gpu.find(p) is not None), "power_readings")
+    return Gpu(
+        index=index,
+        uuid=_text(gpu, "uuid") or "",
+        name=_text(gpu, "product_name") or "",
+        memory_mib=_whole(gpu, "fb_memory_usage/total") or 0,
+        driver=driver,
+        pci=gpu.get("id", ""),
+        memory_used_mib=_whole(gpu, "fb_memory_usage/used"),
+        use=_whole(gpu, "utilization/gpu_util"),
+        temperature=_whole(gpu, "temperature/gpu_temp"),
+        power=next((w for p in _POWER if (w := _number(gpu, f"{power}/{p}")) is not None), None),
+        power_limit=next((w for p in _LIMIT if (w := _number(gpu, f"{power}/{p}")) is not None), None),
+        sm_clock=_whole(gpu, "clocks/sm_clock"),
+        sm_clock_most=_whole(gpu, "max_clocks/sm_clock"),
+        pcie_generation=_whole(gpu, f"{link}/pcie_gen/current_link_gen"),
+        pcie_generation_most=_whole(gpu, f"{link}/pcie_gen/max_link_gen"),
+        pcie_width=_whole(gpu, f"{link}/link_widths/current_link_width"),
+        pcie_width_most=_whole(gpu, f"{link}/link_widths/max_link_width"),
+        ecc=_says(gpu, "ecc_mode/current_ecc", "Enabled"),
+        ecc_uncorrected=_uncorrected(gpu),
+        repair_pending=any(_text(gpu, path) == "Yes" for path in _PENDING),
+        repair_failed=any(_text(gpu, path) == "Yes" for path in _FAILED),
+        recovery=_text(gpu, "gpu_recovery_action"),
+        slowdowns=_slowdowns(gpu),
+        mig=_text(gpu, "mig_mode/current_mig") == "Enabled",
+        persistence=_text(gpu, "persistence_mode") == "Enabled",
+        fabric=_text(gpu, "fabric/state"),
+    )
+
+
+_POWER = ("instant_power_draw", "average_power_draw", "power_draw")
+_LIMIT = ("current_power_limit", "power_limit", "enforced_power_limit")
+_PENDING = (
+    "remapped_rows/remapped_row_pending",
+    "retired_pages/pending_retirement",
+    "ecc_errors/channel_repair_pending",
+    "ecc_errors/tpc_repair_pending",
+)
+_FAILED = ("remapped_rows/remapped_row_failure", "ecc_errors/unrepairable_memory")
+
+
+def _uncorrected(gpu: ElementTree.Element) -> int | None:
+    """Ampere and later count by memory, older GPUs by kind."""
+    volatile = gpu.find("ecc_errors/volatile")
+    counts = [] if volatile is None else [_whole(volatile, child.tag) for child in volatile if "uncorr" in child.tag]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def _slowdowns(gpu: ElementTree.Element) -> tuple[str, ...]:
+    """Drivers before R535 call them throttle reasons."""
+    found = []
+    for name in ("clocks_event_reasons", "clocks_throttle_reasons"):
+        for child in gpu.find(name) if gpu.find(name) is not None else ():  # type: ignore[union-attr]
+            reason = re.sub(r"^clocks_(event|throttle)_reason_(gpu_)?", "", child.tag)
+            if (child.text or "").strip() == "Active" and reason not in _CHOSEN:
+                found.append(reason)
+    return tuple(found)
+
+
+def _text(element: ElementTree.Element, path: str) -> str | None:
+    text = (element.findtext(path) or "").strip()
+    return None if text in ("", "N/A", "[N/A]", "None", "Unknown Error", "GPU is lost") else text
+
+
+def _says(element: ElementTree.Element, path: str, word: str) -> bool | None:
+    text = _text(element, path)
+    return None if text is None else text == word
+
+
+def _number(element: ElementTree.Element, path: str) -> float | None:
+    m = re.match(r"-?[0-9]+(\.[0-9]+)?", _text(element, path) or "")
+    return float(m[0]) if m else None
+
+
+def _whole(element: ElementTree.Element, path: str) -> int | None:
+    number = _number(element, path)
+    return None if number is None else int(number)

@@ -1,0 +1,84 @@
+"""What a node says of itself, and what it is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from gpucloud.domain.codec import Malformed, from_json
+from gpucloud.domain.gate import GateFact
+from gpucloud.domain.gpus import Gpu
+from gpucloud.domain.machine import MachineFact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the node's `facts` command is asked, on its standard input.
+
+    `layer` is the digest of the job's layer, empty for none; `layer_unless_boto3` that of one that is wanted for boto3
+    only, where the base interpreter has none that suffices. `data` are the keys of data sets.
+    """
+
+    layer: str = ""
+    layer_unless_boto3: str = ""
+    data: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """The environment that the job's `setup` fills; `torch` and `boto3` are their versions for its Python."""
+
+    key: str
+    python: str
+    ready: bool
+    torch: str | None
+    boto3: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a node is and has, from one call of the package's `facts`.
+
+    `python` is the base interpreter (GPUCLOUD_PYTHON on the node, else `python3`), `torch` and `boto3` their versions
+    there; `package` is the SHA-256 of the zip that answered; `gpus` is None where there is no `nvidia-smi`, and
+    `gpu_fault` is what it said when it failed; `agent_package` is the zip of the agent that runs, if one does.
+    `machine` is how its driver and system software were left on this boot, `gate` what its last check on this boot
+    said, `staged` the keys of the data sets that are whole.
+    """
+
+    python: str
+    version: tuple[int, ...]
+    torch: str | None
+    root: str
+    package: str
+    free_bytes: int
+    cpus: int
+    time: datetime
+    boot_id: str
+    gpus: tuple[Gpu, ...] | None
+    gpu_fault: str | None
+    agent_package: str | None
+    agent_busy: bool
+    layer: Layer | None
+    boto3: str | None = None
+    machine: MachineFact | None = None
+    staged: tuple[str, ...] = ()
+    gate: GateFact | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bare:
+    """A node without our package, or whose Python is too old to read it; `python` is None where there is none."""
+
+    python: str | None
+    version: tuple[int, ...] | None
+
+
+def parse_facts(stdout: bytes) -> Facts | Bare:
+    """Return what the node answered; the last line counts (a login banner may come first). Raises Malformed."""
+    lines = stdout.strip().splitlines()
+    last = lines[-1] if lines else b""
+    try:
+        return from_json(Facts, last)
+    except Malformed:
+        return from_json(Bare, last)

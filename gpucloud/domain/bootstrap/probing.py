@@ -1,0 +1,55 @@
+"""Asking a node for its facts, and putting the package there that answers."""
+
+from __future__ import annotations
+
+from gpucloud.domain.bootstrap.facts import Asked
+from gpucloud.domain.bootstrap.wanted import Wanted
+from gpucloud.domain.codec import to_json
+
+# $1 is the package's SHA-256; the question comes on standard input. One round trip answers everything; a package that
+# cannot run (a damaged disk) is as good as none.
+PROBE = """\
+py="${GPUCLOUD_PYTHON:-python3}"; zip="$HOME/.gpucloud/lib/gpucloud-$1.zip"
+command -v "$py" >/dev/null || { echo '{"python": null, "version": null}'; exit 0; }
+[ -f "$zip" ] && "$py" "$zip" facts && exit 0
+exec "$py" -c 'import sys, json; print(json.dumps({"python": sys.executable, "version": sys.version_info[:3]}))'
+"""
+
+# The rename comes after the hash: a connection that breaks in the middle leaves no package behind.
+_RECEIVE = """\
+import hashlib, os, sys
+data = sys.stdin.buffer.read()
+if hashlib.sha256(data).hexdigest() != sys.argv[1]:
+    sys.exit("the package arrived torn")
+folder = os.path.expanduser("~/.gpucloud/lib")
+os.makedirs(folder, mode=0o700, exist_ok=True)
+path = os.path.join(folder, "gpucloud-%s.zip" % sys.argv[1])
+with open("%s.%d" % (path, os.getpid()), "wb") as file:
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
+os.replace(file.name, path)
+"""
+
+
+def probe(sha256: str) -> tuple[str, ...]:
+    """Return the command that answers with facts, if the package with this hash is there; `question` is its input."""
+    return ("/bin/sh", "-c", PROBE, "sh", sha256)
+
+
+def question(wanted: Wanted) -> bytes:
+    """Return what the node is asked for this job."""
+    data = tuple(one.key for one in wanted.data)
+    if wanted.boto3 and not wanted.setup:
+        return to_json(Asked(layer_unless_boto3=wanted.setup_digest, data=data)).encode()
+    return to_json(Asked(layer=wanted.setup_digest if wanted.setup else "", data=data)).encode()
+
+
+def ship(python: str, sha256: str) -> tuple[str, ...]:
+    """Return the command that puts the package, its standard input, on the node, whole or not at all."""
+    return (python, "-c", _RECEIVE, sha256)
+
+
+def package_path(root: str, sha256: str) -> str:
+    """Return where the package lies below the agent's root."""
+    return f"{root}/lib/gpucloud-{sha256}.zip"

@@ -1,0 +1,59 @@
+"""GPUs as `nvidia-smi` describes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One NVIDIA device as it stands now; None where the device does not say (`N/A`).
+
+    Memory in MiB, temperature in °C, power in W, clocks in MHz, use in percent. `ecc_uncorrected` counts errors since
+    the driver was loaded; `repair_pending`: a reset of the GPU would mend memory that failed; `repair_failed`: none
+    would. `slowdowns` are the reasons for which the hardware or the driver slows it down now, `idle` and set clocks
+    left out; `fabric` is the NVSwitch fabric's state, such as `Completed`.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    memory_mib: int
+    driver: str
+    pci: str = ""
+    memory_used_mib: int | None = None
+    use: int | None = None
+    temperature: int | None = None
+    power: float | None = None
+    power_limit: float | None = None
+    sm_clock: int | None = None
+    sm_clock_most: int | None = None
+    pcie_generation: int | None = None
+    pcie_generation_most: int | None = None
+    pcie_width: int | None = None
+    pcie_width_most: int | None = None
+    ecc: bool | None = None
+    ecc_uncorrected: int | None = None
+    repair_pending: bool = False
+    repair_failed: bool = False
+    recovery: str | None = None
+    slowdowns: tuple[str, ...] = ()
+    mig: bool = False
+    persistence: bool = False
+    fabric: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSample:
+    """How one GPU was used at a moment: percent, MiB, °C, W; None where the device does not say."""
+
+    at: datetime
+    index: int
+    use: int | None
+    memory_used_mib: int | None
+    memory_mib: int | None
+    temperature: int | None
+    power: float | None
+    slowdowns: tuple[str, ...] = ()
+    ecc_uncorrected: int | None = None

@@ -1,0 +1,72 @@
+"""What `nvidia-smi -q -x` says becomes GPUs; the recording is genuine (tests/data/nvidia_smi)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpucloud.agent.smi import parse, visible
+
+RECORDED = (Path(__file__).parent.parent / "data" / "nvidia_smi" / "h200x4.xml").read_text()
+
+
+def test_a_genuine_recording_gives_every_device() -> None:
+    gpus = parse(RECORDED)
+    assert [(gpu.index, gpu.name, gpu.memory_mib, gpu.driver) for gpu in gpus] == [
+        (index, "NVIDIA H200", 143771, "580.159.04") for index in range(4)
+    ]
+    first = gpus[0]
+    assert (first.temperature, first.power, first.power_limit, first.use) == (42, 126.84, 700.0, 0)
+    assert (first.pcie_generation, first.pcie_width, first.pcie_generation_most, first.pcie_width_most) == (
+        5,
+        16,
+        5,
+        16,
+    )
+    assert (first.ecc, first.ecc_uncorrected, first.repair_pending, first.repair_failed) == (True, 0, False, False)
+    assert (first.sm_clock, first.sm_clock_most, first.fabric, first.recovery) == (1980, 1980, "Completed", None)
+    assert (first.slowdowns, first.mig, first.persistence) == ((), False, True)
+
+
+def test_an_idle_device_is_not_slowed_down() -> None:
+    assert parse(RECORDED)[1].slowdowns == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "seen"),
+    [
+        ("hw_thermal_slowdown>Not Active<", "hw_thermal_slowdown>Active<", {"slowdowns": ("hw_thermal_slowdown",)}),
+        ("<remapped_row_pending>No<", "<remapped_row_pending>Yes<", {"repair_pending": True}),
+        ("<remapped_row_failure>No<", "<remapped_row_failure>Yes<", {"repair_failed": True}),
+        ("<dram_uncorrectable>0<", "<dram_uncorrectable>3<", {"ecc_uncorrected": 3}),
+        ("<current_mig>Disabled<", "<current_mig>Enabled<", {"mig": True}),
+        ("<gpu_recovery_action>None<", "<gpu_recovery_action>Reset<", {"recovery": "Reset"}),
+        ("<gpu_temp>42 C<", "<gpu_temp>Unknown Error<", {"temperature": None}),
+    ],
+)
+def test_one_changed_word_is_seen_in_the_first_device(old: str, new: str, seen: dict[str, object]) -> None:
+    assert old in RECORDED
+    gpu = parse(RECORDED.replace(old, new, 1))[0]
+    assert {name: getattr(gpu, name) for name in seen} == seen
+
+
+@pytest.mark.parametrize(
+    ("devices", "indices"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("", []),
+        ("2,0", [2, 0]),
+        ("GPU-00000003", [3]),
+        ("1,9,2", [1]),
+        ("-1", []),
+    ],
+)
+def test_devices_that_a_job_cannot_see_are_not_listed(devices: str | None, indices: list[int]) -> None:
+    assert [gpu.index for gpu in visible(parse(RECORDED), devices)] == indices
+
+
+@pytest.mark.parametrize("text", ["", "No devices were found", "<nvidia_smi_log>"])
+def test_other_text_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no XML"):
+        parse(text)
