@@ -1,4 +1,4 @@
-"""`python3 <zip> agent|facts|layer`, or `python -m gpucloud.agent` with the same words."""
+"""`python3 <zip> agent|facts|layer|metrics`, or `python -m gpucloud.agent` with the same words."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpucloud.agent import daemon, facts, layer
 from gpucloud.agent.decide import OwnEnd
+from gpucloud.agent.metrics import endpoint
 from gpucloud.domain.bootstrap.facts import Asked
 from gpucloud.domain.codec import from_json, to_json
 
@@ -24,6 +25,8 @@ def main(arguments: list[str]) -> int:
         case "facts":
             asked = from_json(Asked, sys.stdin.read() or "{}")
             _say(to_json(facts.gather(root, package=_package(), asked=asked)))
+        case "metrics":
+            return _write_metrics(root)
         case _:
             return _build_layer(root)
     return 0
@@ -38,7 +41,8 @@ def _parser() -> argparse.ArgumentParser:
     agent.add_argument("--power-off", nargs=argparse.REMAINDER, default=[], help="run at the end of the paid time")
     probe = commands.add_parser("facts", help="answer a question, JSON on standard input: what the node is and has")
     build = commands.add_parser("layer", help="run a job's setup, given as JSON on standard input")
-    for command in (agent, probe, build):
+    figures = commands.add_parser("metrics", help="write this node's figures as Prometheus reads them")
+    for command in (agent, probe, build, figures):
         command.add_argument("--root", default="~/.gpucloud")
     return parser
 
@@ -53,6 +57,16 @@ def _build_layer(root: Path) -> int:
     failure = layer.build(root, layer.Order(**json.load(sys.stdin)))
     _say(failure or "ready")
     return 0 if failure is None else 1
+
+
+def _write_metrics(root: Path) -> int:
+    try:
+        port = int((root / "agent" / "metrics.port").read_text())
+        sys.stdout.write(endpoint.fetch(port))
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"the agent of {root} serves no metrics: {error}\n")
+        return 1
+    return 0
 
 
 def _package() -> Path | None:
