@@ -37,6 +37,8 @@ class Progress:
         self._phase = "start"
         self._loss: Any = None
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        self._waits: deque[float] = deque(maxlen=_REMEMBERED)
+        self._waited_s = 0.0
         self._stepped_at = time.monotonic()
         self._written_at = 0.0
         self.write()
@@ -44,11 +46,18 @@ class Progress:
     def batch_wanted(self) -> None:
         """Training begins, or begins again: what was before does not count as a step's time."""
         self._stepped_at = time.monotonic()
+        self._waited_s = 0.0
+
+    def waited(self, seconds: float) -> None:
+        """The script waited so long for a batch; it counts with the step that the batch is for."""
+        self._waited_s += seconds
 
     def stepped(self, loss: Any) -> None:
         """A step was done; `loss` is a number or a tensor, looked at only when it is written."""
         now = time.monotonic()
         self._seconds.append(now - self._stepped_at)
+        self._waits.append(self._waited_s)
+        self._waited_s = 0.0
         self._stepped_at = now
         if loss is not None:
             self._loss = loss.detach() if hasattr(loss, "detach") else loss  # or it would hold the whole graph
@@ -83,6 +92,12 @@ class Progress:
                 "phase": self._phase,
                 "committed_step": self._standing.committed_step or None,
                 "step_seconds": statistics.median(self._seconds) if self._seconds else None,
+                "waiting_share": self._waiting_share(),
                 "written_at": time.time(),
             },
         )
+
+    def _waiting_share(self) -> float | None:
+        """Return the share of the last steps' time that went by waiting for batches, None without a loader's word."""
+        steps = sum(self._seconds)
+        return round(min(1.0, sum(self._waits) / steps), 3) if steps > 0 and any(self._waits) else None
