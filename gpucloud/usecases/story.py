@@ -47,8 +47,8 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
             return f"attempt {number} starts on {', '.join(node_ids)}"
         case NoteInterruptions(interruptions=interruptions):
             return "; ".join(_interrupted(i) for i in interruptions)
-        case EndAttempt(reason=reason):
-            return f"ending the attempt: {reason.value}"
+        case EndAttempt(reason=reason, message=message):
+            return f"ending the attempt: {reason.value}{': ' + message if message else ''}"
         case CloseAttempt(reason=reason):
             return _closed(reason, seen)
         case Detach(node_id=node_id):
