@@ -65,27 +65,9 @@ def usd_per_hour(report: JobReport) -> Decimal:
 
 
 def headline(report: JobReport) -> str:
-    """Return status, step, speed, loss and money in one line."""
-    parts = [f"{report.job}: {report.status.value}"]
-    number = report.attempts[-1].number if report.attempts else None
-    if number is not None and not report.exit_reason:
-        parts.append(f"attempt {number}")
-    progress = progress_of_report(report)
-    if progress is not None:
-        parts.append(
-            f"{progress.phase}, step {progress.step}" + (f" of {progress.total_steps}" if progress.total_steps else "")
-        )
-        if progress.step_seconds:
-            parts.append(f"{1 / progress.step_seconds:.3g} steps/s")
-        if progress.waiting_share:
-            parts.append(f"{progress.waiting_share:.0%} waiting for data")
-        if progress.loss is not None:
-            parts.append(f"loss {progress.loss:.4f}")
-    spend = report.spend
-    if report.nodes:
-        parts.append(f"{format_usd(usd_per_hour(report))}/h")
-    parts.append(f"spent {format_usd(spend.spent_usd)}, left {format_usd(spend.left_usd)}")
-    return ", ".join(parts)
+    """Return status, step, speed, loss and money in two lines, and why a job ended in one between."""
+    why = [report.message] if report.message else []
+    return "\n".join([f"{report.job}: {', '.join(_state(report))}", *why, ", ".join(_money(report))])
 
 
 def brief(gpus: Sequence[GpuSample]) -> str:
@@ -117,6 +99,29 @@ def history_rows(history: Sequence[NodeHistory]) -> Rows:
 def history_json(history: Sequence[NodeHistory]) -> list[dict[str, Any]]:
     """Return every span that is kept, by attempt and node."""
     return [{"attempt": n.attempt, "node": n.node_id, "spans": codec.plain(n.spans)} for n in history]
+
+
+def _state(report: JobReport) -> list[str]:
+    parts = [report.status.value]
+    if report.attempts and not report.exit_reason:
+        parts.append(f"attempt {report.attempts[-1].number}")
+    progress = progress_of_report(report)
+    if progress is not None:
+        total = f" of {progress.total_steps}" if progress.total_steps else ""
+        parts.append(f"{progress.phase}, step {progress.step}{total}")
+        if progress.step_seconds:
+            parts.append(f"{1 / progress.step_seconds:.3g} steps/s")
+        if progress.waiting_share is not None:
+            parts.append(f"{progress.waiting_share:.0%} waiting for data")
+        if progress.loss is not None:
+            parts.append(f"loss {progress.loss:.4f}")
+    return parts
+
+
+def _money(report: JobReport) -> list[str]:
+    spend = report.spend
+    rate = [f"{format_usd(usd_per_hour(report))} an hour"] if report.nodes else []
+    return [*rate, f"spent {format_usd(spend.spent_usd)}", f"left {format_usd(spend.left_usd)}"]
 
 
 def _gpu_cells(gpu: GpuSample) -> tuple[str, ...]:

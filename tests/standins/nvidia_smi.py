@@ -1,6 +1,7 @@
 """A stand-in for `nvidia-smi --query-gpu … -lms`, where there is no GPU: it writes rows in the form of the recordings.
 
-It obeys a file beside it: `{"gpus": 4, "use": [90, 90, 90, 90], "hang": true, "say": "…", "exit": 15, "ecc": [0, …]}`.
+Asked for XML it answers with the genuine recording. It obeys a file beside it:
+`{"gpus": 4, "use": [90, 90, 90, 90], "hang": true, "say": "…", "exit": 15, "ecc": [0, …]}`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from pathlib import Path
 PROGRAM = """#!{python} -IS
 import json, pathlib, sys, time
 orders = pathlib.Path({orders!r})
+if "-x" in sys.argv:
+    print(pathlib.Path({recording!r}).read_text())
+    sys.exit(0)
 pathlib.Path({started!r}).open("a").write("x")
 every = int(sys.argv[sys.argv.index("-lms") + 1]) / 1000
 fields = sys.argv[1].partition("=")[2].split(",")
@@ -40,6 +44,8 @@ while True:
     time.sleep(every)
 """
 
+RECORDING = Path(__file__).parent.parent / "data" / "nvidia_smi" / "h200x4.xml"
+
 
 class NvidiaSmi:
     """The program in `folder`, which goes to the front of a PATH."""
@@ -51,7 +57,9 @@ class NvidiaSmi:
         self._orders = folder / "orders.json"
         self._started = folder / "started"
         self.order(gpus=4)
-        text = PROGRAM.format(python=sys.executable, orders=str(self._orders), started=str(self._started))
+        text = PROGRAM.format(
+            python=sys.executable, orders=str(self._orders), started=str(self._started), recording=str(RECORDING)
+        )
         self.path.write_text(text)
         self.path.chmod(0o755)
 
