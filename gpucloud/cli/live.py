@@ -89,7 +89,8 @@ class LiveUse:
 def _style(row: tuple[str, ...]) -> str:
     if row[1].startswith(("ILL", "does not")):
         return "red"
-    return "yellow" if row[-1] and row[1].startswith("GPU") else ""
+    # At full power the cap holds the clocks down: that is healthy.
+    return "yellow" if row[1].startswith("GPU") and row[-1] not in ("", "sw power cap") else ""
 
 
 def _nobody(report: JobReport) -> str:

@@ -63,13 +63,16 @@ class UsageMeter:
     _attempt: int = 0
     _nodes: dict[str, _NodeUse] = field(default_factory=dict)
     _waiting: float | None = None
+    _reports: bool = False
     _warned: int = 0
 
     def take(self, attempt: Attempt, seen: Seen) -> GpuUse | None:
         """Take what this pass saw, and return the use over the policy's window; None without policy or GPUs."""
         if attempt.number != self._attempt:
-            self._attempt, self._nodes, self._waiting = attempt.number, {}, None
+            self._attempt, self._nodes, self._waiting, self._reports = attempt.number, {}, None, False
         progress = progress_of(attempt, seen)
+        if progress is not None and not self._reports:
+            self._reports, self._nodes = True, {}  # what was taken for training was its start
         self._waiting = progress.waiting_share if progress else None
         for node in members_of(attempt, seen):
             if node is not None and node.status is not None and node.status.gpus:

@@ -9,10 +9,44 @@ from pathlib import Path
 import pytest
 
 from gpucloud.agent.metrics.query import FIELDS, OLD_FIELDS, command, row
-from gpucloud.agent.smi import visible
+from gpucloud.smi import visible
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
-RECORDED = (Path(__file__).parent.parent / "data" / "nvidia_smi" / "h200x4.query.csv").read_text().splitlines()
+RECORDINGS = Path(__file__).parent.parent / "data" / "nvidia_smi"
+RECORDED = (RECORDINGS / "h200x4.query.csv").read_text().splitlines()
+IDLE_FIELDS = [
+    "index",
+    "uuid",
+    "name",
+    "driver_version",
+    "pstate",
+    "utilization.gpu",
+    "utilization.memory",
+    "memory.used",
+    "memory.total",
+    "temperature.gpu",
+    "temperature.memory",
+    "power.draw",
+    "power.limit",
+    "clocks.sm",
+    "clocks.max.sm",
+    "clocks_event_reasons.active",
+    "ecc.errors.uncorrected.volatile.total",
+    "ecc.errors.corrected.volatile.total",
+    "pcie.link.gen.current",
+    "pcie.link.width.current",
+    "gpu_recovery_action",
+]
+BUSY_FIELDS = [
+    "index",
+    "utilization.gpu",
+    "utilization.memory",
+    "memory.used",
+    "temperature.gpu",
+    "power.draw",
+    "clocks.sm",
+    "clocks_event_reasons.active",
+]
 # A row in the order of FIELDS; its cells are as the recording has them, without units.
 ROW = (
     "0, GPU-00000000-0000-0000-0000-000000000000, 00000000:04:00.0, 97, 70211, 143771, 61, 612.40, 700.00, 1755, "
@@ -38,6 +72,30 @@ def test_a_genuine_recording_gives_every_device() -> None:
         (3, 143771, 0, 42, 128.24, 0),
     ]
     assert samples[2].uuid == "GPU-00000002-0000-0000-0000-000000000002"
+
+
+def test_a_genuine_recording_of_idle_devices_shows_no_slowdown() -> None:
+    lines = (RECORDINGS / "h200x2.query-idle.csv").read_text().splitlines()
+    samples = [found for line in lines if (found := row(line, IDLE_FIELDS, NOW))]
+    assert [(s.use, s.memory_mib, s.power, s.power_limit, s.sm_clock, s.slowdowns) for s in samples] == [
+        (0, 143771, 78.77, 700.0, 345, ()),
+        (0, 143771, 78.19, 700.0, 345, ()),
+    ]
+
+
+def test_a_genuine_recording_of_a_busy_device_shows_its_power_cap() -> None:
+    lines = (RECORDINGS / "h200x2.query-busy.csv").read_text().splitlines()
+    # The recording leaves the UUID out, which a row of ours always has.
+    samples = [found for line in lines if (found := row(f"{line}, GPU-0", [*BUSY_FIELDS, "uuid"], NOW))]
+    assert len(samples) == len(lines) > 0
+    busy = samples[6]
+    assert (busy.use, busy.memory_used_mib, busy.temperature, busy.power, busy.slowdowns) == (
+        98,
+        975,
+        56,
+        687.42,
+        ("sw_power_cap",),
+    )
 
 
 def test_every_field_lands_where_it_belongs() -> None:

@@ -110,7 +110,7 @@ def gpus(second: float, *percents: int | None) -> tuple[GpuSample, ...]:
     )  # fmt: skip
 
 
-def world(second: float, *percents: int | None, phase: str = "train", step: int = 5, number: int = 1):
+def world(second: float, *percents: int | None, phase: str = "train", step: int | None = 5, number: int = 1):
     host = HostSample(
         at=NOW, cpu=40.0, memory_used_mib=1, memory_mib=2, disk_free_mib=3, received=0, sent=0
     )  # fmt: skip
@@ -159,6 +159,20 @@ def test_nothing_counts_before_the_first_step():
     meter = UsageMeter(lasting=timedelta(seconds=10))
     found = metered(meter, [world(s, 0, step=0) for s in range(60)])
     assert found is None or not found.devices
+
+
+def test_the_start_of_a_script_that_reports_later_does_not_count():
+    meter = UsageMeter(lasting=timedelta(seconds=10))
+    quiet = [world(s, 0, step=None) for s in range(9)]
+    found = metered(meter, quiet + [world(s, 90) for s in range(9, 12)])
+    assert found is not None
+    assert (found.covered, found.mean) == (timedelta(seconds=2), 90.0)
+
+
+def test_a_script_that_never_reports_is_taken_to_train_all_the_time():
+    found = metered(UsageMeter(lasting=timedelta(seconds=10)), [world(s, 5, step=None) for s in range(9)])
+    assert found is not None
+    assert (found.covered, found.mean) == (timedelta(seconds=8), 5.0)
 
 
 def test_a_new_attempt_begins_a_new_window():

@@ -17,13 +17,13 @@ from gpucloud.agent.metrics.keeping import Keeper
 from gpucloud.agent.metrics.kernel import KernelLog
 from gpucloud.agent.metrics.machine import Machine
 from gpucloud.agent.metrics.sampler import Sampler
-from gpucloud.agent.smi import visible
 from gpucloud.agent.wholefile import write_whole
 from gpucloud.domain.agentstatus import AttemptStatus, RunState
 from gpucloud.domain.gpus import GpuSample
 from gpucloud.domain.host import HostSample
 from gpucloud.domain.illness import Signs, absent, illness
 from gpucloud.domain.xid import Xid, pci_address
+from gpucloud.smi import visible
 
 PORT_VARIABLE = "GPUCLOUD_METRICS_PORT"
 _EVERY_S = 1.0
