@@ -111,8 +111,6 @@ def _refuse_what_is_not_offered(job: Job) -> None:
             "the embedded fleet has no GPUs: its nodes are CPU processes on this machine",
             hint="leave out `gpu` and `vram_gib`; `gpus` is the number of workers on each node",
         )
-    if job.data:
-        raise PlanRefused("`data` is not in this version", hint="put small data beside the code")
 
 
 def _refuse_what_is_not_reached(job: Job, offers: tuple[Offer, ...]) -> None:

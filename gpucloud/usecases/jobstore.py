@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from datetime import datetime
 
 from gpucloud.domain import codec
+from gpucloud.domain.data import DataSet, pack, unpack
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.ledger import Charge
 from gpucloud.domain.state import ExitReason, JobState
@@ -74,6 +76,18 @@ class JobStore:
         """Write the job file as it is now."""
         self.store.put(f"{self._root}/spec.yaml", spec)
 
+    def data_set(self, source: str) -> DataSet | None:
+        """Return the data set as it was when the job began; None when it was not listed yet."""
+        stored = self.store.get(self._data_key(source))
+        try:
+            return unpack(stored.data) if stored else None
+        except ValueError as error:
+            raise StoreError(f"{self.store.url}/{self._data_key(source)} is damaged: {error}") from error
+
+    def keep_data_set(self, found: DataSet) -> None:
+        """Write down what a data set consists of, for as long as the job lives."""
+        self.store.put(self._data_key(found.source), pack(found))
+
     def bill(self, node_id: str, charges: tuple[Charge, ...]) -> None:
         """Write a node's final charges, once: a second writer finds them there."""
         try:
@@ -126,6 +140,9 @@ class JobStore:
         """Return the bytes of a piece."""
         stored = self.store.get(part.key)
         return stored.data if stored else b""
+
+    def _data_key(self, source: str) -> str:
+        return f"{self._root}/data/{hashlib.sha256(source.encode()).hexdigest()[:16]}"
 
 
 _LOG_KEY = re.compile(r"/logs/(\d{4})/rank-(\d{5})/(\d{12})$")
