@@ -107,7 +107,7 @@ class Copier:
             pieces = [piece for file, name in lacking for piece in _pieces(file, parts.get(file.path, 0), name)]
             there = total - sum(length for *_, length in pieces)
             for batch in _batches(pieces, lambda piece: piece[3]):
-                requested = [[file.path, name, offset, length] for file, name, offset, length in batch]
+                requested = [[file.path, name[:16], offset, length] for file, name, offset, length in batch]
                 self._ask({"op": "write", "pieces": requested}, b"".join(_local_bytes(*piece) for piece in batch))
                 moved += sum(length for *_, length in batch)
                 self._progress(there + moved, total)

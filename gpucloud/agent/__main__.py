@@ -9,7 +9,6 @@ from datetime import timedelta
 from pathlib import Path
 
 from gpucloud.agent import daemon, facts, layer
-from gpucloud.agent.data import command
 from gpucloud.agent.decide import OwnEnd
 from gpucloud.domain.bootstrap.facts import Asked
 from gpucloud.domain.codec import from_json, to_json
@@ -26,6 +25,8 @@ def main(arguments: list[str]) -> int:
             asked = from_json(Asked, sys.stdin.read() or "{}")
             _say(to_json(facts.gather(root, package=_package(), asked=asked)))
         case "data":
+            from gpucloud.agent.data import command  # noqa: PLC0415  facts must answer at once: this imports a lot
+
             return command.main(root, sys.stdin.buffer, _say)
         case _:
             return _build_layer(root)

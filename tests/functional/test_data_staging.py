@@ -84,7 +84,8 @@ def test_a_set_is_whole_at_its_target_and_a_second_time_nothing_is_read(tiny, tm
     code, said = stage(root, one)
     assert code == 0, said
     assert content(root / "data" / "at" / "data") == FILES
-    assert said.startswith("data: /data: 0.2 MB in ") and said.endswith(", 150 files")
+    assert said.startswith("data: /data: 0.2 MB in ")
+    assert said.endswith(", 150 files")
     assert staged(root, (one.key, "another")) == (one.key,)
     assert len(tiny.reads) == 150
     assert stage(root, one) == (0, "data: /data: 0.2 MB were there")
@@ -109,7 +110,8 @@ def test_killed_in_the_middle_it_reads_only_the_rest_when_run_again(tiny, tmp_pa
     until(tiny.held)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    process.stdout.close(), process.stderr.close()
+    process.stdout.close()
+    process.stderr.close()
     whole = {path: data for path, data in content(root / "data" / "sets").items() if not path.endswith(".part")}
     assert 80 <= len(whole) < 150
     assert staged(root, (one.key,)) == ()
@@ -173,7 +175,9 @@ def test_a_disk_that_is_too_small_is_refused_with_the_numbers_before_any_byte(ti
     finally:
         subprocess.run(("umount", str(small)), check=True)
     assert code == 1
-    assert said.startswith(f"no disk has room for a data set of 0.2 MB: {small}/gpucloud-data: 0.1 MB free, 0.2 MB needed")
+    assert said.startswith(
+        f"no disk has room for a data set of 0.2 MB: {small}/gpucloud-data: 0.1 MB free, 0.2 MB needed"
+    )
     assert tiny.reads == []
 
 
@@ -250,7 +254,8 @@ def test_killed_in_a_large_object_it_reads_only_the_parts_that_are_missing(big, 
     until(lambda: journal.exists() and len(journal.read_text().splitlines()) >= 5)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    process.stdout.close(), process.stderr.close()
+    process.stdout.close()
+    process.stderr.close()
     done = len(journal.read_text().splitlines()) - 1
     big.release()
     big.reads.clear()
@@ -270,7 +275,8 @@ def test_no_worker_outlives_a_killed_parent(big, tmp_path):
     assert workers
     process.send_signal(signal.SIGKILL)
     process.wait()
-    process.stdout.close(), process.stderr.close()
+    process.stdout.close()
+    process.stderr.close()
     until(lambda: not any(Path("/proc", worker).exists() for worker in workers))
 
 
