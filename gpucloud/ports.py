@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpucloud.domain.account import Caller, Headroom, QuotaRequest
+from gpucloud.domain.data import DataSet, DataWanted
 from gpucloud.domain.job import Market, Resources
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.offer import Offer, Pool, PricePoint
@@ -32,7 +33,7 @@ class ClusterSpec:
 
     `group` is the node group's name for the `NodeGroup` port: of a cloud with regions `<region>/<name>`, else `name`.
     `image` is the machine image that the job is pinned to in this region, `efa` the numbers of EFA interfaces that
-    its types have.
+    its types have, `data` what machines may read (`s3://bucket/prefix`).
     """
 
     name: str
@@ -45,6 +46,7 @@ class ClusterSpec:
     store: str
     image: str | None = None
     efa: tuple[int, ...] = (0,)
+    data: tuple[str, ...] = ()
 
 
 class Provisioner(Protocol):
@@ -182,4 +184,16 @@ class Outputs(Protocol):
 
     def bring_home(self, host: Host, code: str) -> tuple[str, ...]:
         """Copy the outputs from the folder `code` on the host; return where they are now. NodeError, StoreError."""
+        ...
+
+
+class DataSets(Protocol):
+    """Where data sets come from. Raises StoreError, UsageError."""
+
+    def listed(self, source: str) -> DataSet:
+        """Return what lies at `s3://bucket/prefix`, or at a path of this machine, now."""
+        ...
+
+    def send(self, host: Host, wanted: DataWanted, folder: str, missing: tuple[str, ...]) -> None:
+        """Put files of a set that lies on this machine into `folder` on the host, each whole; may be repeated."""
         ...

@@ -1,4 +1,4 @@
-"""`python3 <zip> agent|facts|layer|metrics`, or `python -m gpucloud.agent` with the same words."""
+"""`python3 <zip> agent|facts|layer|data|metrics`, or `python -m gpucloud.agent` with the same words."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ def main(arguments: list[str]) -> int:
             _say(to_json(facts.gather(root, package=_package(), asked=asked)))
         case "metrics":
             return _write_metrics(root)
+        case "data":
+            from gpucloud.agent.data import command  # noqa: PLC0415  facts must answer at once: this imports a lot
+
+            return command.main(root, sys.stdin.buffer, _say)
         case _:
             return _build_layer(root)
     return 0
@@ -42,8 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     probe = commands.add_parser("facts", help="answer a question, JSON on standard input: what the node is and has")
     build = commands.add_parser("layer", help="run a job's setup, given as JSON on standard input")
     figures = commands.add_parser("metrics", help="write this node's figures as Prometheus reads them")
-    for command in (agent, probe, build, figures):
-        command.add_argument("--root", default="~/.gpucloud")
+    stage = commands.add_parser("data", help="stage a data set, given on standard input")
+    for one in (agent, probe, build, stage, figures):
+        one.add_argument("--root", default="~/.gpucloud")
     return parser
 
 

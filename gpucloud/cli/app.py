@@ -160,6 +160,20 @@ def ssh(
 
 
 @app.command()
+def cp(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="A path here, or JOB:path on a machine.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="The other of the two.")],
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Folders too.")] = False,
+    node: Annotated[Optional[str], typer.Option(help="Which node; that of rank 0 if left out.")] = None,  # noqa: UP045
+    as_json: Json = False,
+) -> None:
+    """Copy files to or from a job's machines; JOB:path starts in the job's code folder, JOB:@store/ is its store."""
+    from gpucloud.cli import copying
+
+    raise typer.Exit(copying.copy(source, target, node=node, recursive=recursive, as_json=as_json))
+
+
+@app.command()
 def down(
     target: Target = None,
     base: Annotated[bool, typer.Option("--base", help="End what stands on AWS without any job.")] = False,

@@ -168,6 +168,18 @@ def _history(cloud: Gpucloud, known: KnownJob, *, as_json: bool) -> int:
     return 0
 
 
+def node_of(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
+    """Return the node that is meant; without a name the one of rank 0 in the newest attempt, where results are."""
+    attempts = cloud.asker(known).state().attempts
+    first = attempts[-1].members[0].node_id if attempts else None
+    try:
+        return _node(cloud, known, node_id or first)
+    except UsageError:
+        if node_id is not None:
+            raise
+        return _node(cloud, known, None)
+
+
 def _report(cloud: Gpucloud, known: KnownJob) -> JobReport | None:
     """Return the job's report; None, with a line that says why, when its store does not give it."""
     try:

@@ -35,7 +35,7 @@ def plan(target: str | None, *, on: Cloud | None, as_json: bool) -> int:
         say_json(plan_json(made))
     else:
         say(plan_text(made))
-    for line in cloud.cloud(read.job).remarks():
+    for line in (*cloud.cloud(read.job).remarks(), *cloud.data_remarks(read.job, made.offer.pool.region)):
         tell(line)
     return 0
 
@@ -100,7 +100,7 @@ def _started(cloud: Gpucloud, target: str | None, on: Cloud | None) -> tuple[Tar
     tell(plan_text(start.plan))
     for line in start.changed:
         tell(f"changed: {line}")
-    for line in cloud.cloud(read.job).remarks():
+    for line in (*cloud.cloud(read.job).remarks(), *cloud.data_remarks(read.job, start.plan.offer.pool.region)):
         tell(line)
     return read, start
 

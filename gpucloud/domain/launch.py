@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from gpucloud.domain.agentstatus import Launch
+from gpucloud.domain.data import variables
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import CheckpointPolicy, Cloud, Job
 from gpucloud.domain.node import Node
@@ -166,6 +167,7 @@ def _env(member: _Member) -> tuple[tuple[str, str], ...]:
         "GPUCLOUD_JOB": job.name,
         "GPUCLOUD_ATTEMPT": str(start.number),
         "GPUCLOUD_ATTEMPT_DIR": attempt_folder(place.root, start.number),
+        **variables(tuple(target for _, target in job.data), place.root, below_root=job.cloud is Cloud.LOCAL),
     }
     return tuple(sorted({**wanted, **ours, **_ranks(member)}.items()))
 

@@ -107,8 +107,6 @@ def _refuse_what_is_not_offered(job: Job) -> None:
             f"store: {job.store} is a folder here, which machines on AWS cannot reach",
             hint="leave `store:` out, or write s3://bucket/prefix",
         )
-    if job.data:
-        raise PlanRefused("`data` is not in this version", hint="put small data beside the code")
 
 
 def _refuse_what_is_not_here(job: Job, offers: tuple[Offer, ...]) -> None:

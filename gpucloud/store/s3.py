@@ -59,7 +59,7 @@ class S3Store:
         self._errors = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, boto3.exceptions.Boto3Error)
         with self._explained("open", url):
             session = boto3.session.Session(profile_name=profile, region_name=os.environ.get("AWS_REGION"))
-            self._client = _make_client(session, botocore.config.Config)
+            self._client = make_client(session, botocore.config.Config)
 
     def get(self, key: str) -> Stored | None:
         """Return the object, or None when there is none."""
@@ -68,7 +68,7 @@ class S3Store:
             try:
                 reply = self._client.get_object(Bucket=self._bucket, Key=name)
             except self._client_error as error:
-                if _code(error) in _MISSING:
+                if error_code(error) in _MISSING:
                     return None
                 raise
             with contextlib.closing(reply["Body"]) as body:
@@ -94,7 +94,7 @@ class S3Store:
             try:
                 return str(self._client.put_object(Bucket=self._bucket, Key=name, Body=body, **condition)["ETag"])
             except self._errors as error:
-                failed = _code(error) in _CONDITION_FAILED | _MISSING
+                failed = error_code(error) in _CONDITION_FAILED | _MISSING
                 if failed and not _retried(error):
                     raise Conflict(key) from error
                 # The reply to an earlier try may have been lost: then what is there is what we wrote.
@@ -136,7 +136,7 @@ class S3Store:
         try:
             reply = self._client.get_object(Bucket=self._bucket, Key=name)
         except self._client_error as error:
-            if _code(error) in _MISSING:
+            if error_code(error) in _MISSING:
                 return None
             raise
         with contextlib.closing(reply["Body"]) as body:
@@ -147,7 +147,7 @@ class S3Store:
         try:
             yield
         except self._errors as error:
-            code = _code(error)
+            code = error_code(error)
             # botocore's own classes for credentials that it cannot find or refresh, SSO included.
             if code in _UNKNOWN_CALLER or any(
                 word in type(error).__name__ for word in ("Credential", "Profile", "SSO", "Token")
@@ -156,12 +156,14 @@ class S3Store:
                 raise CredentialsError(message, hint="log in to AWS: `aws configure` or `aws sso login`") from error
             hint = _HINTS.get(code, "check the network and the store's URL, then try again")
             message = f"cannot {verb} {what} in {self.url}: {error}"
-            raise StoreError(message, hint=hint, may_pass=_may_pass(error)) from error
+            raise StoreError(message, hint=hint, may_pass=may_pass(error)) from error
 
 
-def _make_client(session: Any, config: Any) -> Any:
+def make_client(session: Any, config: Any, *, connections: int = 10, region: str | None = None) -> Any:
+    """Return a client for AWS's S3 or another server's, which `connections` threads may share."""
     timing = config(connect_timeout=5, read_timeout=60, retries={"mode": "standard", "max_attempts": 5})
-    client = session.client("s3", config=timing)
+    timing = timing.merge(config(max_pool_connections=connections))
+    client = session.client("s3", config=timing, region_name=region)
     if ".amazonaws." in client.meta.endpoint_url:
         return client
     client.close()
@@ -172,20 +174,21 @@ def _make_client(session: Any, config: Any) -> Any:
         response_checksum_validation="when_required",
         s3={"addressing_style": "path"},
     )
-    return session.client("s3", config=timing.merge(plain))
+    return session.client("s3", config=timing.merge(plain), region_name=region)
 
 
-def _code(error: Any) -> str:
+def error_code(error: Any) -> str:
+    """Return S3's own code of a refusal; empty for other errors."""
     response = getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
 
-def _may_pass(error: Any) -> bool:
+def may_pass(error: Any) -> bool:
     """Whether the server was busy or could not be reached, rather than unwilling."""
     response = getattr(error, "response", None)
     if not isinstance(response, dict):
         return any(word in type(error).__name__ for word in ("Connect", "Timeout", "Endpoint", "HTTPClient"))
-    return response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500 or _code(error) in _BUSY
+    return response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500 or error_code(error) in _BUSY
 
 
 def _retried(error: Any) -> bool:

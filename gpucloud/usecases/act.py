@@ -128,6 +128,7 @@ class Actor:
 
     def _provision(self) -> None:
         """The group's name and the image are in the books before anything is made: a teardown then finds it all."""
+        self.preparer.data.wanted()  # data that cannot be read is said before a machine is paid
         state, provisioner = self.lease.state, self.world.provisioner
         region = state.pool.region
         images = dict(state.images)
@@ -168,6 +169,7 @@ class Actor:
             store=self.world.store.url,
             image=image,
             efa=self.lease.state.efa,
+            data=tuple(source for source, _ in self.world.job.data if source.startswith("s3://")),
         )
 
     def _tell(self, node_ids: tuple[str, ...]) -> None:

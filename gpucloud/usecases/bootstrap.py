@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from gpucloud.domain.bootstrap.checks import check, check_boto3, check_torch, findings, job_python, require_python
+from gpucloud.domain.bootstrap.data_step import DATA, data_command, lacking
 from gpucloud.domain.bootstrap.facts import Bare, Facts, parse_facts
 from gpucloud.domain.bootstrap.probing import package_path, probe, question, ship
 from gpucloud.domain.bootstrap.record import lock_record
-from gpucloud.domain.bootstrap.steps import STEPS, Command, Step
+from gpucloud.domain.bootstrap.step import Command, Step
+from gpucloud.domain.bootstrap.steps import STEPS
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.codec import Malformed
+from gpucloud.domain.data import DataWanted
 from gpucloud.domain.errors import NodeError, RemoteCommandFailed
 from gpucloud.domain.job import Job
 from gpucloud.domain.launch import Script, parse_run
 from gpucloud.domain.layer import BOTO3, setup_digest, setup_files
-from gpucloud.ports import Clock, Completed, Host
+from gpucloud.ports import Clock, Completed, DataSets, Host
 
 _SHOWN_LINES = 20
 
@@ -46,11 +50,18 @@ class Bootstrapped:
     lock: dict[str, object]
 
 
-def wanted_for(
-    job: Job, *, package: Package, code: str, secrets: Mapping[str, str], store_url: str, power_off: tuple[str, ...]
+def wanted_for(  # noqa: PLR0913  each by its name
+    job: Job,
+    *,
+    package: Package,
+    code: str,
+    secrets: Mapping[str, str],
+    store_url: str,
+    power_off: tuple[str, ...],
+    data: tuple[DataWanted, ...] = (),
 ) -> Wanted:
     """Return what the job needs of a node where its code lies at `code`; reads the files that `setup` names."""
-    boto3 = store_url.startswith("s3://")
+    boto3 = store_url.startswith("s3://") or any(one.in_s3 for one in data)
     files = tuple(
         (name, (job.code / name).read_bytes()) for name in setup_files(job.setup or "") if (job.code / name).is_file()
     )
@@ -65,12 +76,16 @@ def wanted_for(
         asks_for_gpus=bool(job.resources.gpu) or job.resources.vram_gib is not None,
         power_off=power_off,
         boto3=boto3,
+        data=data,
     )
 
 
-def bootstrap(host: Host, wanted: Wanted, package: Package, clock: Clock) -> Bootstrapped:
-    """Return the fit node. Raises NodeError (with the last lines of a failed command), HostUnreachable."""
-    work = _Work(host, wanted, package, clock)
+def bootstrap(host: Host, wanted: Wanted, package: Package, clock: Clock, sets: DataSets | None = None) -> Bootstrapped:
+    """Return the fit node; `sets` sends the data sets that lie on this machine.
+
+    Raises NodeError (with the last lines of a failed command), HostUnreachable.
+    """
+    work = _Work(host, wanted, package, clock, sets)
     facts = work.facts()
     check(facts, wanted)
     for step in STEPS:
@@ -81,7 +96,7 @@ def bootstrap(host: Host, wanted: Wanted, package: Package, clock: Clock) -> Boo
         python=job_python(facts),
         package_path=package_path(facts.root, wanted.package),
         root=facts.root,
-        findings=findings(facts, work.skew),
+        findings=(*findings(facts, work.skew), *work.told),
         changed=tuple(work.changed),
         seconds=tuple(work.seconds),
         lock=lock_record(facts, wanted),
@@ -91,7 +106,8 @@ def bootstrap(host: Host, wanted: Wanted, package: Package, clock: Clock) -> Boo
 class _Work:
     """One node's bootstrap under way."""
 
-    def __init__(self, host: Host, wanted: Wanted, package: Package, clock: Clock) -> None:
+    def __init__(self, host: Host, wanted: Wanted, package: Package, clock: Clock, sets: DataSets | None) -> None:
+        self.told: list[str] = []
         self.changed: list[str] = []
         self.seconds: list[tuple[str, float]] = []
         self.skew = timedelta(0)
@@ -99,6 +115,7 @@ class _Work:
         self._wanted = wanted
         self._package = package
         self._clock = clock
+        self._sets = sets
         self._answer = Completed(exit_code=0, stdout=b"", stderr=b"")
 
     def facts(self) -> Facts:
@@ -124,8 +141,9 @@ class _Work:
         if step.needed(facts, self._wanted) is None:
             return facts
         started = self._clock.now()
-        for command in step.commands(facts, self._wanted):
-            self._run(step.name, command)
+        done = [self._run(step.name, command) for command in step.commands(facts, self._wanted)]
+        done += self._send_data(facts) if step is DATA else []
+        self.told += [_last_line(one) for one in done if step.tells]
         after = facts if step.proves_itself else self.facts()
         self._took(step.name, started)
         reason = None if step.proves_itself else step.needed(after, self._wanted)
@@ -133,6 +151,17 @@ class _Work:
             raise NodeError(f"{self._host.node.id}: {step.name}: {reason}, even after it was done", hint=None)
         self.changed.append(step.name)
         return after
+
+    def _send_data(self, facts: Facts) -> list[Completed]:
+        """Send the sets that lie on this machine: the node says where to, and what of them it has."""
+        done = []
+        for one in lacking(facts, self._wanted):
+            if self._sets is not None and not one.in_s3:
+                place = self._run("data", data_command("place", one, facts, self._wanted))
+                answer = json.loads(_last_line(place))
+                self._sets.send(self._host, one, answer["folder"], tuple(answer["missing"]))
+                done.append(self._run("data", data_command("finish", one, facts, self._wanted)))
+        return done
 
     def _probe(self) -> Facts | Bare:
         before = self._clock.now()
@@ -146,10 +175,11 @@ class _Work:
             self.skew = found.time - (before + (after - before) / 2)
         return found
 
-    def _run(self, name: str, command: Command) -> None:
+    def _run(self, name: str, command: Command) -> Completed:
         completed = self._host.run(command.argv, stdin=command.stdin, timeout_s=command.timeout_s)
         if completed.exit_code != 0:
             raise self._failed(name, completed)
+        return completed
 
     def _failed(self, name: str, completed: Completed) -> RemoteCommandFailed:
         output = (completed.stdout + completed.stderr).decode("utf-8", errors="replace").strip()
@@ -160,6 +190,8 @@ class _Work:
         )
 
     def _hint(self, name: str) -> str:
+        if name == "data":
+            return "`gpucloud train` goes on when that is put right; nothing that is whole is fetched again"
         if name != "setup":
             return "run the command again"
         if self._wanted.setup is None:
@@ -168,3 +200,7 @@ class _Work:
 
     def _took(self, name: str, started: datetime) -> None:
         self.seconds.append((name, (self._clock.now() - started).total_seconds()))
+
+
+def _last_line(completed: Completed) -> str:
+    return completed.stdout.decode("utf-8", errors="replace").strip().rpartition("\n")[2]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import re
 import zlib
 from dataclasses import dataclass
 from datetime import datetime
 
 from gpucloud.domain import codec
+from gpucloud.domain.data import DataSet, pack, unpack
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.ledger import Charge
 from gpucloud.domain.state import ExitReason, JobState
@@ -86,6 +88,18 @@ class JobStore:
         """Write the job file as it is now."""
         self.store.put(f"{self._root}/spec.yaml", spec)
 
+    def data_set(self, source: str) -> DataSet | None:
+        """Return the data set as it was when the job began; None when it was not listed yet."""
+        stored = self.store.get(self._data_key(source))
+        try:
+            return unpack(stored.data) if stored else None
+        except ValueError as error:
+            raise StoreError(f"{self.store.url}/{self._data_key(source)} is damaged: {error}") from error
+
+    def keep_data_set(self, found: DataSet) -> None:
+        """Write down what a data set consists of, for as long as the job lives."""
+        self.store.put(self._data_key(found.source), pack(found))
+
     def bill(self, node_id: str, charges: tuple[Charge, ...]) -> None:
         """Write a node's final charges, once: a second writer finds them there."""
         try:
@@ -146,6 +160,9 @@ class JobStore:
             self.store.put(key, data, if_absent=True)
         except Conflict:
             return
+
+    def _data_key(self, source: str) -> str:
+        return f"{self._root}/data/{hashlib.sha256(source.encode()).hexdigest()[:16]}"
 
     def history_parts(self, attempt: int | None = None) -> tuple[HistoryPart, ...]:
         """Return the kept pieces in order of attempt, node and offset."""

@@ -15,6 +15,7 @@ from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.seen import Readiness
 from gpucloud.domain.state import Attempt, JobState
 from gpucloud.usecases.bootstrap import Bootstrapped, bootstrap, wanted_for
+from gpucloud.usecases.datasets import JobData
 from gpucloud.usecases.world import Watcher, World
 
 _FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
@@ -40,6 +41,7 @@ class Preparer:
     watcher: Watcher
     pool: ThreadPoolExecutor
     syncs: ThreadPoolExecutor
+    data: JobData
     failures: int = 0
     _work: dict[str, Future[Prepared]] = field(default_factory=dict)
     _nodes: dict[str, Node] = field(default_factory=dict)
@@ -120,7 +122,7 @@ class Preparer:
             # The setup runs where the code is; without one, both go on side by side.
             before = syncing.result() if self.world.job.setup else ""
             wanted = self._needs(before)
-            done = bootstrap(host, wanted, self.world.package, self.world.clock)
+            done = bootstrap(host, wanted, self.world.package, self.world.clock, self.world.data_sets)
             code = syncing.result()
         except GpucloudError:
             self.failures += 1
@@ -138,6 +140,7 @@ class Preparer:
             secrets=world.secrets,
             store_url=world.store.url,
             power_off=world.power_off,
+            data=self.data.wanted(),
         )
 
     def _wanted(self, node_id: str, state: JobState) -> bytes:

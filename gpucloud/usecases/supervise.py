@@ -16,6 +16,7 @@ from gpucloud.domain.seen import Goal
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.usecases.act import Actor
 from gpucloud.usecases.cashier import Cashier
+from gpucloud.usecases.datasets import JobData
 from gpucloud.usecases.forecast import time_left
 from gpucloud.usecases.history import HistoryKeeper
 from gpucloud.usecases.lease import Lease
@@ -112,7 +113,8 @@ def supervisor(
     cashier = Cashier(world.jobs, world.market, world.terms)
     logs = LogReader(world.jobs, watcher.output)
     history = HistoryKeeper(world.jobs, world.clock)
-    preparer = Preparer(world=world, watcher=watcher, pool=makers, syncs=syncs)
+    data = JobData(job=world.job, jobs=world.jobs, sets=world.data_sets, story=watcher.story)
+    preparer = Preparer(world=world, watcher=watcher, pool=makers, syncs=syncs, data=data)
     observer = Observer(
         world=world,
         goal=goal,

@@ -10,7 +10,7 @@ from gpucloud.domain.action import Action
 from gpucloud.domain.job import Job
 from gpucloud.domain.ledger import Spend, Terms
 from gpucloud.domain.seen import Rules, Seen
-from gpucloud.ports import Clock, MarketData, NodeGroup, Outputs, Provisioner, Shell
+from gpucloud.ports import Clock, DataSets, MarketData, NodeGroup, Outputs, Provisioner, Shell
 from gpucloud.store import ObjectStore
 from gpucloud.usecases.bootstrap import Package
 from gpucloud.usecases.jobstore import JobStore
@@ -42,6 +42,7 @@ class World:
     terms: Terms = field(default_factory=Terms)
     power_off: tuple[str, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict)
+    data_sets: DataSets | None = None
 
     @property
     def cluster(self) -> str:

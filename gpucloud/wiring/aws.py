@@ -130,7 +130,12 @@ class AwsCloud:
         region = self.aws.region if job is not None else None
         boundary = self._choices.permissions_boundary
         return user_policy(
-            partition=who.partition, account=who.account, region=region, stores=stores, permissions_boundary=boundary
+            partition=who.partition,
+            account=who.account,
+            region=region,
+            stores=stores,
+            data=tuple(urlsplit(source).netloc for source in _in_s3(job)),
+            permissions_boundary=boundary,
         )
 
     def machine_policy(self, job: Job, cluster: str) -> dict[str, Any]:
@@ -145,6 +150,7 @@ class AwsCloud:
             cluster=cluster,
             bucket=store.netloc,
             prefix=store.path,
+            data=_in_s3(job),
         )
 
     def refresh_catalog(self) -> tuple[int, int]:
@@ -228,6 +234,10 @@ class AwsCloud:
         with self.aws.calling("ec2", f"read the console of {instance_id}", region) as ec2:
             output = ec2.get_console_output(InstanceId=instance_id).get("Output")
             return str(output) if output else None
+
+
+def _in_s3(job: Job | None) -> tuple[str, ...]:
+    return tuple(source for source, _ in job.data if source.startswith("s3://")) if job is not None else ()
 
 
 def _poll_s() -> float:

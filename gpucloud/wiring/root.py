@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +18,12 @@ from gpucloud.store import ObjectStore, open_store
 from gpucloud.wiring.local import LocalCloud
 
 if TYPE_CHECKING:
+    from gpucloud.adapters.copying import Copier
+    from gpucloud.adapters.datasets import Sources
     from gpucloud.adapters.local.group import LocalNodeGroup
+    from gpucloud.domain.node import Node
     from gpucloud.domain.plan import Plan
-    from gpucloud.ports import Shell
+    from gpucloud.ports import DataSets, Shell
     from gpucloud.usecases.jobs import Asker
     from gpucloud.usecases.start import Starter
     from gpucloud.usecases.world import World
@@ -36,6 +40,7 @@ class Gpucloud:
         self.home = home or open_home()
         self.clock = SystemClock()
         self._aws: dict[object, AwsCloud] = {}
+        self._data: dict[str | None, Sources] = {}
 
     def local(self) -> LocalCloud:
         """Return the embedded cloud."""
@@ -105,6 +110,18 @@ class Gpucloud:
         """Return SSH for a short look at a known job's nodes: one that does not answer is not waited for."""
         return self.shell(known.name, replace(self.cloud_of(known).manners, connect_s=_VISIT_S))
 
+    @contextmanager
+    def copier(self, known: KnownJob, node: Node, progress: Callable[[int, int], None]) -> Iterator[Copier]:
+        """Give what copies to and from a job's node, paths starting in its code folder."""
+        from gpucloud.adapters.copying import Copier
+
+        manners = self.cloud_of(known).manners
+        shell = self.shell(known.name, manners)
+        try:
+            yield Copier(shell.host(node), python=manners.node_python, progress=progress)
+        finally:
+            shell.close()
+
     def starter(self, job: Job) -> Starter:
         """Return what starts jobs in the job's store."""
         from gpucloud.usecases.start import Starter
@@ -161,7 +178,8 @@ class Gpucloud:
             group=cloud.group(store),
             market=cloud.market(),
             shell=self.shell(name, cloud.manners),
-            outputs=OutputsFolder(job.outputs, job.source.parent / "outputs" / name),
+            outputs=OutputsFolder(job.outputs, job.source.parent / "outputs" / name, python=cloud.manners.node_python),
+            data_sets=self.data_sets(job),
             public_key=generate_key(self.home.key(name)),
             package=Package(data=data, sha256=sha256),
             rules=cloud.manners.rules,
@@ -172,6 +190,25 @@ class Gpucloud:
             power_off=cloud.manners.power_off,
             secrets=read_secrets(job) if with_secrets else {},
         )
+
+    def data_sets(self, job: Job) -> DataSets | None:
+        """Return where the job's data comes from; None for a job without data."""
+        if not job.data:
+            return None
+        from gpucloud.adapters.datasets import Sources
+
+        profile, python = job.aws.profile, self.cloud(job).manners.node_python
+        return self._data.setdefault(profile, Sources(profile=profile, python=python, cache=self.home.root / "cache"))
+
+    def data_remarks(self, job: Job, region: str) -> tuple[str, ...]:
+        """Return what reading the job's data costs machines in that region, where it costs anything."""
+        from gpucloud.domain.egress import remark
+
+        sets = self.data_sets(job)
+        if sets is None or job.cloud is not CloudName.AWS:
+            return ()
+        found = (sets.listed(source) for source, _ in job.data if source.startswith("s3://"))
+        return tuple(line for one in found if (line := remark(one, region, job.resources.nodes)))
 
     def read_job(self, path: Path) -> Job:
         """Return the job of a job file. JobFileError with everything that is wrong."""

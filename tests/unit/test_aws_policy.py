@@ -181,3 +181,23 @@ def test_a_machine_reaches_its_job_its_host_key_and_its_groups_end():
 def test_a_call_needs_actions(service: str, operation: str, params: dict[str, Any], needed: tuple[str, ...]):
     assert action_of(service, operation, params) == needed
     assert set(needed) <= actions(*USER.values())
+
+
+def test_machines_read_the_jobs_data_and_nothing_beside_it():
+    policy = node_policy(
+        partition="aws-cn", account=ACCOUNT, region="cn-north-1", cluster="c", bucket="b",
+        data=("s3://sets/imagenet", "s3://whole"),
+    )  # fmt: skip
+    data = by_sid("Data", {"node": policy})
+    assert data["Action"] == ["s3:GetObject"]
+    assert data["Resource"] == [
+        "arn:aws-cn:s3:::sets/imagenet", "arn:aws-cn:s3:::sets/imagenet/*", "arn:aws-cn:s3:::whole/*",
+    ]  # fmt: skip
+    assert "Data" not in [one["Sid"] for one in NODE["Statement"]]
+
+
+def test_the_caller_lists_the_buckets_of_data_and_reads_nothing_there():
+    documents = user_policy(partition="aws", account=ACCOUNT, region="us-east-1", data=("sets", "sets"))
+    assert by_sid("ListData", documents)["Resource"] == ["arn:aws:s3:::sets"]
+    assert by_sid("ListData", documents)["Action"] == ["s3:ListBucket"]
+    assert not any("sets" in resource for resource in by_sid("Objects", documents)["Resource"])

@@ -84,6 +84,10 @@ def _data(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Faul
             yield fault(("data", source), f"{quoted(target)} is taken by {quoted(first)}")
         elif isinstance(target, str):
             targets[target.rstrip("/")] = source
+    for target, source in targets.items():
+        above = next((other for other in targets if target.startswith(f"{other}/")), None)
+        if above is not None:  # what is staged is never changed, not even by another set
+            yield fault(("data", source), f"{quoted(target)} lies inside {quoted(above)}, which is another set's")
 
 
 def _secrets(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:

@@ -40,6 +40,17 @@ locals {
     },
   ]
 
+  # A prefix is one object, or a folder of them. Nothing is listed: the machines are told what there is.
+  data_paths = [for source in var.data : trimsuffix(trimprefix(source, "s3://"), "/")]
+  data_statements = [
+    for paths in [local.data_paths] : {
+      Sid      = "Data"
+      Effect   = "Allow"
+      Action   = ["s3:GetObject"]
+      Resource = flatten([for path in paths : concat(strcontains(path, "/") ? ["${local.arn}:s3:::${path}"] : [], ["${local.arn}:s3:::${path}/*"])])
+    } if length(paths) > 0
+  ]
+
   kms_statements = [
     for key in compact([local.kms_key]) : {
       Sid       = "StoreKey"
@@ -75,7 +86,7 @@ locals {
     },
   ]
 
-  statements = concat([for statement in local.store_statements : statement if local.in_s3], local.kms_statements, local.group_statements)
+  statements = concat([for statement in local.store_statements : statement if local.in_s3], local.data_statements, local.kms_statements, local.group_statements)
 }
 
 resource "aws_iam_role" "node" {

@@ -69,6 +69,17 @@ variable "store" {
 
 # From here on AWS's own.
 
+variable "data" {
+  description = "What machines may read beside the store: s3://bucket or s3://bucket/prefix."
+  type        = list(string)
+  default     = []
+
+  validation {
+    condition     = alltrue([for source in var.data : can(regex("^s3://[a-z0-9.-]+(/[^*?]*)?$", source))])
+    error_message = "Each must be s3://bucket or s3://bucket/prefix, without * and ?."
+  }
+}
+
 variable "image" {
   description = "The machine image (ami-…) that the job is pinned to in this region."
   type        = string

@@ -75,25 +75,37 @@ def user_policy(
     account: str,
     region: str | None,
     stores: tuple[str, ...] = (),
+    data: tuple[str, ...] = (),
     permissions_boundary: str | None = None,
 ) -> dict[str, Document]:
     """Return what whoever runs gpucloud needs, a document by name; `region` None: in every region.
 
-    `stores` are buckets of the user's own. With `permissions_boundary` (an ARN) roles can be made under it only.
+    `stores` are buckets of the user's own, `data` those that data sets are in. With
+    `permissions_boundary` (an ARN) roles can be made under it only.
     """
     names = _Names(partition=partition, account=account, region=region or "*")
     return {
         "gpucloud-read": _document(_reads(names, region)),
         "gpucloud-machines": _document(_machines(names)),
         "gpucloud-account": _document(
-            [*_roles(names, permissions_boundary), *_buckets(names, stores), *_drills(names)]
+            [*_roles(names, permissions_boundary), *_buckets(names, stores), *_data(names, data), *_drills(names)]
         ),
     }
 
 
-def node_policy(*, partition: str, account: str, region: str, cluster: str, bucket: str, prefix: str = "") -> Document:
-    """Return what a machine of the cluster needs: its job's objects, its own host key, its own group's end.
+def node_policy(  # noqa: PLR0913  each by its name
+    *,
+    partition: str,
+    account: str,
+    region: str,
+    cluster: str,
+    bucket: str,
+    prefix: str = "",
+    data: tuple[str, ...] = (),
+) -> Document:
+    """Return what a machine of the cluster needs: its job's objects and data, its own host key, its own group's end.
 
+    `data` are `s3://bucket/prefix`: each may be read, as one object or a folder of them.
     It is what `terraform/aws/cluster` gives the role that it makes; for who brings an instance profile of their own.
     """
     store = f"arn:{partition}:s3:::{bucket}"
@@ -102,12 +114,17 @@ def node_policy(*, partition: str, account: str, region: str, cluster: str, buck
     names = _Names(partition=partition, account=account, region=region)
     group = names.of("autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{cluster}")
     ours = {"aws:ResourceTag/gpucloud:cluster": cluster}
+    paths = [source.removeprefix("s3://").rstrip("/") for source in data]
+    read = [
+        f"arn:{partition}:s3:::{name}" for path in paths for name in (*([path] if "/" in path else []), f"{path}/*")
+    ]
     return _document(
         [
             _allow("ListJob", "s3", "ListBucket", [store], {"StringLike": {"s3:prefix": jobs}}),
             _allow("Job", "s3", "AbortMultipartUpload DeleteObject GetObject PutObject", [f"{store}/{jobs}"]),
             # <role id>:<instance id>: no machine can write another one's key.
             _allow("HostKey", "s3", "PutObject", [f"{store}/{below}clusters/{cluster}/hosts/${{aws:userid}}"]),
+            *([_allow("Data", "s3", "GetObject", read)] if read else []),
             _allow("Level", "autoscaling", "SetDesiredCapacity", [group], {"StringEquals": ours}),
             _allow(
                 "End", "autoscaling", "UpdateAutoScalingGroup", [group],
@@ -214,6 +231,11 @@ def _buckets(names: _Names, stores: tuple[str, ...]) -> list[Document]:
         *([_allow("Stores", "s3", "ListBucket ListBucketVersions", buckets[1:])] if stores else []),
         _allow("Objects", "s3", _OBJECTS, [f"{bucket}/*" for bucket in buckets]),
     ]
+
+
+def _data(names: _Names, data: tuple[str, ...]) -> list[Document]:
+    buckets = [f"arn:{names.partition}:s3:::{bucket}" for bucket in dict.fromkeys(data)]
+    return [_allow("ListData", "s3", "ListBucket", buckets)] if buckets else []
 
 
 def _drills(names: _Names) -> list[Document]:

@@ -194,6 +194,7 @@ class AwsProvisioner:
             "image": image,
             "user_data": user_data,
             "efa": sorted(set(spec.efa)),
+            "data": list(spec.data),
             "network": network.variable(),
             "machine": {
                 "disk_gib": choices.disk_gib,

@@ -270,6 +270,35 @@ run "the_role_reaches_its_own_job" {
   }
 }
 
+run "the_role_reads_the_jobs_data_and_no_neighbour_of_it" {
+  command = plan
+
+  variables {
+    data = ["s3://sets/imagenet", "s3://whole"]
+  }
+
+  assert {
+    condition = { for statement in jsondecode(aws_iam_role_policy.node[0].policy).Statement : statement.Sid => statement.Resource }.Data == [
+      "arn:aws:s3:::sets/imagenet", "arn:aws:s3:::sets/imagenet/*", "arn:aws:s3:::whole/*"
+    ]
+    error_message = "a prefix is an object or a folder"
+  }
+  assert {
+    condition     = { for statement in jsondecode(aws_iam_role_policy.node[0].policy).Statement : statement.Sid => statement.Action }.Data == ["s3:GetObject"]
+    error_message = "data is read only"
+  }
+}
+
+run "data_is_never_a_pattern" {
+  command = plan
+
+  variables {
+    data = ["s3://sets/*"]
+  }
+
+  expect_failures = [var.data]
+}
+
 run "a_store_without_prefix_begins_at_the_bucket" {
   command = plan
 

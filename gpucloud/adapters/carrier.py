@@ -1,0 +1,227 @@
+"""The node's end of copies: a program that is sent as text and run by the node's own python3 (3.10 or newer).
+
+    python3 -I -S -c THIS < REQUEST
+
+REQUEST is one line of JSON, an object with `op` and its arguments, then bytes where the operation takes some; the
+answer is one line of JSON, then bytes where it gives some. Paths are relative to `base`, and `~` and absolute ones stay
+what they are; the base `@code` is the folder that the job's script runs in, below the agent's folder `root`.
+
+    list    paths (globs too)                  every file below them; links that stay inside; what is not there
+    hash    paths                              the SHA-256 of each, null for what is not a file now
+    read    pieces [path, offset, length]      their bytes, one after the other
+    stat    files [path, id]                   size of the file, whether it is a folder, size of the part
+    write   pieces [path, id, offset, length]  bytes into `.NAME.ID.part`
+    finish  files [path, id, size, sha256, mode, mtime_ns], links [path, target]
+                                               proven parts become files; the answer names the wrong ones
+
+Killed anywhere, it leaves nothing that a later run takes for whole. Standard library only; it imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import hashlib
+import json
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+CHUNK_BYTES = 1 << 20
+
+
+def main(given: BinaryIO, out: BinaryIO) -> None:
+    """Answer one request."""
+    request = json.loads(given.readline())
+    base = _base(request["base"], request["root"])
+    match request["op"]:
+        case "list":
+            _say(out, _listed(base, request["paths"]))
+        case "hash":
+            _say(out, [_sha256(base / path) for path in request["paths"]])
+        case "read":
+            _read(base, request["pieces"], out)
+        case "stat":
+            _say(out, [_stat(base / path, name) for path, name in request["files"]])
+        case "write":
+            _write(base, request["pieces"], given)
+            _say(out, [])
+        case _:
+            _say(out, _finish(base, request["files"], request["links"]))
+
+
+def _base(base: str, root: str) -> Path:
+    if base != "@code":
+        return Path(base).expanduser()
+    agent = Path.home() / root
+    try:
+        launch = json.loads((agent / "agent" / "desired.json").read_text()).get("launch")
+    except (OSError, ValueError, AttributeError):
+        launch = None
+    if launch and Path(launch["directory"]).is_dir():
+        return Path(launch["directory"])
+    trees = [tree for tree in (agent / "code").glob("[0-9a-f]*") if tree.is_dir()]
+    if not trees:
+        raise SystemExit("there is no code folder on this node")
+    return max(trees, key=lambda tree: tree.stat().st_mtime_ns)
+
+
+def _listed(base: Path, paths: list[str]) -> dict[str, Any]:
+    found_as: dict[str, list[tuple[Any, ...]]] = {"file": [], "link": [], "outside": []}
+    missing: list[list[str | None]] = []
+    for written in paths:
+        path = _tidy(written)
+        found = [path] if os.path.lexists(base / path) else _matching(base, path)
+        if not found:
+            missing.append([written, _nearest(base, path)])
+        for name in found:
+            for entry in _walk(base, name, os.path.realpath(base / name), is_named=True):
+                found_as[entry[0]].append(entry[1:])
+    return {
+        "base": str(base),
+        "files": found_as["file"],
+        "links": found_as["link"],
+        "outside": found_as["outside"],
+        "folders": [path for path in map(_tidy, paths) if (base / path).is_dir()],
+        "missing": missing,
+    }
+
+
+def _tidy(written: str) -> str:
+    return os.path.expanduser(written).rstrip("/") or "/"  # noqa: PTH111  a text that may be a pattern
+
+
+def _matching(base: Path, pattern: str) -> list[str]:
+    return sorted(glob.glob(pattern, root_dir=base, recursive=True))  # noqa: PTH207  absolute ones too
+
+
+def _walk(base: Path, name: str, top: str, *, is_named: bool) -> Iterator[tuple[Any, ...]]:
+    """Yield what is below a name. Links that stay below it stay links; one that leads out to a file is that file."""
+    path = base / name
+    if path.is_symlink() and not is_named:
+        real = os.path.realpath(path)
+        if real.startswith(f"{top}/"):
+            yield "link", name, os.path.relpath(real, os.path.realpath(path.parent))
+            return
+        if not Path(real).is_file():
+            yield "outside", name
+            return
+    try:
+        status = path.stat()
+    except OSError:
+        yield "outside", name
+        return
+    if stat.S_ISDIR(status.st_mode):
+        for item in sorted(os.listdir(path)):
+            if not (item.startswith(".") and item.endswith(".part")):
+                yield from _walk(base, f"{name}/{item}", top, is_named=False)
+    elif stat.S_ISREG(status.st_mode):
+        yield "file", name, status.st_size, status.st_mode & 0o777, status.st_mtime_ns
+
+
+def _nearest(base: Path, path: str) -> str | None:
+    parts = path.strip("/").split("/")
+    folder = Path("/") if path.startswith("/") else base
+    for depth, part in enumerate(parts):
+        if (folder / part).is_dir() and depth < len(parts) - 1:
+            folder = folder / part
+            continue
+        names = os.listdir(folder) if folder.is_dir() else []
+        near = difflib.get_close_matches(part, names, n=1)
+        start = "/" if path.startswith("/") else ""
+        return start + "/".join((*parts[:depth], near[0])) if near else None
+    return None
+
+
+def _sha256(path: Path) -> str | None:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb", buffering=0) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError:
+        return None
+    return digest.hexdigest()
+
+
+def _read(base: Path, pieces: list[tuple[str, int, int]], out: BinaryIO) -> None:
+    for path, offset, length in pieces:
+        with (base / path).open("rb", buffering=0) as file:
+            left = length
+            file.seek(offset)
+            while left:
+                chunk = file.read(min(left, CHUNK_BYTES))
+                if not chunk:
+                    raise SystemExit(f"{path} became shorter while it was read")
+                out.write(chunk)
+                left -= len(chunk)
+
+
+def _stat(path: Path, name: str) -> list[Any]:
+    path = path.expanduser()
+    return [_size(path), path.is_dir(), _size(_part(path, name))]
+
+
+def _size(path: Path) -> int | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _write(base: Path, pieces: list[tuple[str, str, int, int]], given: BinaryIO) -> None:
+    for path, name, offset, length in pieces:
+        part = _part((base / path).expanduser(), name)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.seek(offset)
+            left = length
+            while left:
+                chunk = given.read(min(left, CHUNK_BYTES))
+                if not chunk:
+                    raise SystemExit("the transfer was cut off")
+                file.write(chunk)
+                left -= len(chunk)
+
+
+def _finish(base: Path, files: list[list[Any]], links: list[list[str]]) -> list[str]:
+    wrong = []
+    for path, name, size, sha256, mode, mtime_ns in files:
+        place = (base / path).expanduser()
+        part = _part(place, name)
+        if not size:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            part.touch()
+        if _sha256(part) != sha256:
+            part.unlink(missing_ok=True)
+            wrong.append(path)
+            continue
+        part.chmod(mode)
+        os.utime(part, ns=(mtime_ns, mtime_ns))
+        part.replace(place)
+    for path, target in links:
+        place = (base / path).expanduser()
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        place.symlink_to(target)
+    return wrong
+
+
+def _part(path: Path, name: str) -> Path:
+    return path.with_name(f".{path.name[:200]}.{name}.part")
+
+
+def _say(out: BinaryIO, answer: object) -> None:
+    out.write(json.dumps(answer).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.stdin.buffer, sys.stdout.buffer)
+    except OSError as error:
+        raise SystemExit(f"{error.filename}: {error.strerror}") from error

@@ -1,0 +1,1 @@
+"""Data sets on this node: fetched once, proven, kept."""

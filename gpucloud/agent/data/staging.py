@@ -1,0 +1,175 @@
+"""Stages one data set: placed on the fastest disk, fetched, proven, marked whole, and found under its target."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gpucloud import processes
+from gpucloud.agent.data import linking
+from gpucloud.agent.data.disks import disks
+from gpucloud.agent.data.fetching import Fetched, fetch
+from gpucloud.agent.wholefile import read_text, write_whole
+from gpucloud.domain.data import DataFile, DataSet, gigabytes, place_of
+from gpucloud.domain.disks import Disk, choose
+from gpucloud.domain.errors import NodeError
+
+MARK = ".gpucloud-data.json"
+"""In a set's folder, written last: with it the set is whole."""
+
+_BEGUN = ".gpucloud-begun"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A set that is wanted at `target`; see `domain.data.DataWanted`."""
+
+    key: str
+    content: str
+    target: str
+    below_root: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a set is to lie, and which of its files are not there yet."""
+
+    folder: Path
+    missing: tuple[DataFile, ...]
+
+
+def stage(root: Path, order: Order, found: DataSet) -> str:
+    """Have the set whole at its target; return what was done, in one line. Raises NodeError, StoreError."""
+    with locked(root, order.content):
+        place = prepare(root, order, found)
+        started = time.monotonic()
+        done = fetch(found.source, found.region, place.missing, place.folder) if place.missing else Fetched()
+        finish(root, order, found, place.folder)
+        return told(order, found, done, time.monotonic() - started)
+
+
+def prepare(root: Path, order: Order, found: DataSet) -> Place:
+    """Choose the disk before any byte moves, make the folder, and take over what other sets on the disk have already.
+
+    Raises NodeError where the target cannot be made, and, with the numbers, where there is no room.
+    """
+    linking.require(Path(place_of(order.target, str(root), below_root=order.below_root)), below_root=order.below_root)
+    there = [_with_held(disk, order, found) for disk in disks(root, below_root=order.below_root)]
+    disk = choose(tuple(there), found.size)
+    if isinstance(disk, str):
+        raise NodeError(disk, hint=_room_hint(there))
+    folder = Path(disk.folder) / order.content
+    folder.mkdir(parents=True, exist_ok=True)
+    _begin(folder)
+    missing = tuple(file for file in found.files if not is_whole(folder, file))
+    siblings = _siblings(folder)
+    return Place(folder=folder, missing=tuple(file for file in missing if not _take_over(file, folder, siblings)))
+
+
+def finish(root: Path, order: Order, found: DataSet, folder: Path) -> None:
+    """Mark the set as whole and let its target point there. NodeError when a file is not as it must be."""
+    wrong = next((file for file in found.files if not is_whole(folder, file)), None)
+    if wrong is not None:
+        raise NodeError(f"{folder / wrong.path} is not whole", hint="the same command again")
+    if not (folder / MARK).exists():
+        os.sync()  # what the mark says must hold after a power failure too
+        files = [[file.path, file.size, file.identity] for file in found.files]
+        write_whole(folder / MARK, json.dumps({"version": 1, "source": found.source, "files": files}), mode=0o644)
+    with contextlib.suppress(FileNotFoundError):
+        (folder / _BEGUN).unlink()
+    target = Path(place_of(order.target, str(root), below_root=order.below_root))
+    linking.link(target, folder, below_root=order.below_root)
+    (root / "data").mkdir(parents=True, exist_ok=True)
+    write_whole(root / "data" / f"{order.key}.json", json.dumps({"folder": str(folder), "target": str(target)}))
+
+
+def is_whole(folder: Path, file: DataFile) -> bool:
+    """Whether the file is there and as it was when its bytes were proven."""
+    try:
+        status = (folder / file.path).lstat()
+    except OSError:
+        return False
+    return status.st_size == file.size and status.st_mtime_ns == file.stamp_s * 10**9
+
+
+def locked(root: Path, content: str) -> contextlib.AbstractContextManager[object]:
+    """Return a lock that one staging of a set holds at a time; another waits and then finds everything there."""
+    (root / "data").mkdir(parents=True, exist_ok=True)
+    file = (root / "data" / f"{content}.lock").open("w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return contextlib.closing(file)
+
+
+def told(order: Order, found: DataSet, done: Fetched, seconds: float) -> str:
+    """Return what was done, in one line."""
+    if not done.files:
+        return f"data: {order.target}: {gigabytes(found.size)} were there"
+    rate = done.size / seconds / 1e9 if seconds else 0.0
+    line = f"data: {order.target}: {gigabytes(done.size)} in {seconds:.1f} s ({rate:.2f} GB/s), {done.files} files"
+    kept = len(found.files) - done.files
+    line += f", {kept} were there" if kept else ""
+    return f"{line}; {done.unproven} proven by their length only" if done.unproven else line
+
+
+def _with_held(disk: Disk, order: Order, found: DataSet) -> Disk:
+    folder = Path(disk.folder) / order.content
+    if not folder.is_dir():
+        return disk
+    held = sum(file.size for file in found.files if is_whole(folder, file))
+    return Disk(folder=disk.folder, speed=disk.speed, free=disk.free, held=held)
+
+
+def _begin(folder: Path) -> None:
+    """After a power failure, files that no mark vouches for may have lost bytes in spite of their names."""
+    boot = processes.boot_id()
+    begun = read_text(folder / _BEGUN)
+    if (folder / MARK).exists() or begun == boot:
+        return
+    if begun is not None:
+        shutil.rmtree(folder)
+        folder.mkdir()
+    write_whole(folder / _BEGUN, boot)
+
+
+def _siblings(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Return the files of whole sets on the same disk, by identity: the set's folder, and the path in it."""
+    found: dict[str, tuple[Path, str]] = {}
+    for mark in folder.parent.glob(f"*/{MARK}"):
+        for path, _, identity in _marked(mark).get("files", ()):
+            found[identity] = (mark.parent, path)
+    return found
+
+
+def _take_over(file: DataFile, folder: Path, siblings: dict[str, tuple[Path, str]]) -> bool:
+    """Whether the file could be made from one that another set has: a second name for the same bytes."""
+    other, path = siblings.get(file.identity, (folder, ""))
+    if not path or not is_whole(other, replace(file, path=path)):
+        return False
+    place = folder / file.path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        place.unlink()
+    os.link(other / path, place)
+    return True
+
+
+def _marked(mark: Path) -> dict[str, Any]:
+    try:
+        body = json.loads(read_text(mark) or "{}")
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _room_hint(there: list[Disk]) -> str:
+    old = [str(mark.parent) for disk in there for mark in Path(disk.folder).glob(f"*/{MARK}")]
+    if old:
+        return f"rm -r {old[0]} on the node: a set of an earlier job"
+    return "take machines with a larger disk: `aws: {disk_gib: …}`, or a type with instance storage"
