@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from datetime import timedelta
 from pathlib import Path
 
-from gpucloud.agent import daemon, facts, layer
+from gpucloud.agent import daemon, facts
 from gpucloud.agent.decide import OwnEnd
+from gpucloud.agent.layer.build import Failed, build
 from gpucloud.domain.bootstrap.facts import Asked
 from gpucloud.domain.codec import from_json, to_json
+from gpucloud.domain.layer import LayerOrder
 
 
 def main(arguments: list[str]) -> int:
@@ -25,7 +26,7 @@ def main(arguments: list[str]) -> int:
             asked = from_json(Asked, sys.stdin.read() or "{}")
             _say(to_json(facts.gather(root, package=_package(), asked=asked)))
         case _:
-            return _build_layer(root)
+            return _build_layer()
     return 0
 
 
@@ -37,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     agent.add_argument("--power-off-after", type=float, default=0.0, metavar="SECONDS", help="so long after that end")
     agent.add_argument("--power-off", nargs=argparse.REMAINDER, default=[], help="run at the end of the paid time")
     probe = commands.add_parser("facts", help="answer a question, JSON on standard input: what the node is and has")
-    build = commands.add_parser("layer", help="run a job's setup, given as JSON on standard input")
+    build = commands.add_parser("layer", help="make a job's environment, given as JSON on standard input")
     for command in (agent, probe, build):
         command.add_argument("--root", default="~/.gpucloud")
     return parser
@@ -49,10 +50,14 @@ def _start_agent(root: Path, options: argparse.Namespace) -> str:
     return daemon.start(root, package=package, own_end=end, replace=options.replace)
 
 
-def _build_layer(root: Path) -> int:
-    failure = layer.build(root, layer.Order(**json.load(sys.stdin)))
-    _say(failure or "ready")
-    return 0 if failure is None else 1
+def _build_layer() -> int:
+    try:
+        notes = build(from_json(LayerOrder, sys.stdin.read()))
+    except Failed as failure:
+        _say(str(failure))
+        return 1
+    _say("\n".join([*(f"note: {note}" for note in notes), "ready"]))
+    return 0
 
 
 def _package() -> Path | None:

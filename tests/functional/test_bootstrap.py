@@ -272,7 +272,7 @@ def test_a_driver_that_does_not_answer_is_named(home, code, package, tmp_path):
 def test_the_devices_of_a_stand_in_nvidia_smi_are_in_the_lock_record(home, code, package, tmp_path):
     _stand_in_nvidia_smi(tmp_path, f"cat {RECORDED}")
     host = HereHost(home, PATH=f"{tmp_path}:{os.environ['PATH']}")
-    done = fit(host, package, job(code, resources=Resources(gpus=2, gpu=("H200",))))
+    done = fit(host, package, job(code, run="./train", resources=Resources(gpus=2, gpu=("H200",))))
     assert done.lock["gpus"] == [{"name": "NVIDIA H200", "memory_mib": 143771, "driver": "580.159.04"}] * 4
     assert done.findings == ()
 
