@@ -9,8 +9,8 @@ import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpucloud import processes
-from gpucloud.agent import daemon, smi
+from gpucloud import processes, smi
+from gpucloud.agent import daemon
 from gpucloud.agent.layer.fact import base as base_python
 from gpucloud.agent.layer.fact import index_for, layer_fact
 from gpucloud.agent.layer.places import places

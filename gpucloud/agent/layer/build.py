@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud.agent import smi
+from gpucloud import smi
 from gpucloud.agent.layer import tools
 from gpucloud.agent.layer.collect import collect
 from gpucloud.agent.layer.environment import (
