@@ -67,7 +67,7 @@ def is_at_least(driver: str, least: str) -> bool:
 
 def names_torch(text: str) -> bool:
     """Whether a setup text, a requirements file or a conda file installs torch by its name."""
-    return re.search(r"(?<![\w./-])(?:py)?torch(?![\w.-]|\s*:)", _without_comments(text)) is not None
+    return re.search(r"(?<![\w.-])(?:py)?torch(?:-\d|(?![\w./-]|\s*:))", _without_comments(text)) is not None
 
 
 def _without_comments(text: str) -> str:

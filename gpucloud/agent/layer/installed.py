@@ -9,6 +9,8 @@ from pathlib import Path
 
 from gpucloud.agent.wholefile import read_text
 
+_METADATA = re.compile(r"(.+?)-(\d[^-]*)(?:-py[\d.]+)?\.(?:dist|egg)-info")
+
 
 def installed_version(package: str, path: Iterable[str]) -> str | None:
     """Return the version of the package that an interpreter with this `sys.path` would import."""
@@ -41,6 +43,6 @@ def _distributions(path: Iterable[str]) -> Iterable[str]:
         except OSError:
             continue  # a zip, or a place that is not there
         for name in names:
-            if name.endswith((".dist-info", ".egg-info")) and "-" in name:
-                package, version = name.rpartition(".")[0].split("-")[:2]
-                yield f"{package}=={version}"
+            m = _METADATA.fullmatch(name)
+            if m is not None:
+                yield f"{m[1]}=={m[2]}"

@@ -57,8 +57,9 @@ def main(uv: str, arguments: list[str]) -> int:
         argv, variables = made
         kept = {name: value for name, value in os.environ.items() if name not in _OUTDATED or not variables}
         command = [uv, "pip", "install", "--python", python, *argv]
-        if subprocess.run(command, env={**kept, **variables}, check=False).returncode == 0:
-            return 0
+        code = subprocess.run(command, env={**kept, **variables}, check=False).returncode
+        if code == 0 or not _has_pip(python):
+            return code
         sys.stderr.write("uv could not; trying with pip\n")
     return subprocess.run([python, "-m", "pip", *arguments], check=False).returncode
 
@@ -83,6 +84,10 @@ def for_uv(arguments: list[str], found: Mapping[str, str]) -> tuple[list[str], d
     if any(option == "--index" for option, _ in words):
         translated["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     return argv, translated
+
+
+def _has_pip(python: str) -> bool:
+    return subprocess.run([python, "-c", "import pip"], capture_output=True, check=False).returncode == 0
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:

@@ -62,6 +62,9 @@ def _get(url: str, cert: str | None) -> tuple[bytes, str, str]:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as answer:  # noqa: S310
             data = answer.read(_MOST_BYTES)
             return data, answer.headers.get_content_type(), answer.geturl()
+    except urllib.error.HTTPError as error:
+        with error:
+            raise Unreachable(f"{_shown(url)}: HTTP {error.code} {error.reason}") from error
     except (OSError, ValueError) as error:  # URLError, timeouts and TLS errors are OSErrors
         reason = getattr(error, "reason", None) or error
         raise Unreachable(f"{_shown(url)}: {reason}") from error
