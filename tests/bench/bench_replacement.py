@@ -29,7 +29,7 @@ def main() -> int:
     env = "env: {" + ", ".join(f"{name}: {json.dumps(value)}" for name, value in known.items()) + "}\n"
     with tempfile.TemporaryDirectory() as name, command_line(Path(name)) as line:
         good = replaced(line, "replacement", SETUP.format("") + env)
-        good &= warm(line, "replacement_new_layer", SETUP.format("  # again") + env)
+        good &= warm(line, "replacement_new_layer", SETUP.format(" && true") + env)
     return 0 if good else 1
 
 

@@ -251,3 +251,46 @@ def test_facts_of_another_layer_do_not_make_one(tmp_path, with_pip):
     fact = node.fact(node.order("pip install alpha"))
     assert (fact.ready, fact.torch_index) == (False, "cpu")
     assert json.loads(node.run("facts", "{}").stdout)["layer"] is None
+
+
+def stand_in_conda(folder: Path, name: str, log: Path) -> str:
+    """Write a program that makes a plain virtual environment where conda would make its own; return its folder."""
+    folder.mkdir()
+    program = folder / name
+    program.write_text(f"""#!/bin/sh
+[ "$1" = --version ] && echo 2.9.0 && exit 0
+echo "$@" >>{log}
+while [ "$1" != --prefix ]; do shift; done
+exec {sys.executable} -m venv "$2"
+""")
+    program.chmod(0o755)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("micromamba", "create --yes --prefix {} --file {}\n"), ("conda", "env create --yes --prefix {} --file {}\n")],
+)
+def test_a_conda_environment_of_a_stand_in_conda_is_made_once_and_setup_runs_inside_it(
+    tmp_path, bare, index, name, words
+):
+    folder = stand_in_conda(tmp_path / "conda", name, tmp_path / "asked")
+    node = Node(tmp_path, bare, path=f"{folder}:/usr/bin:/bin")
+    (node.code / "environment.yml").write_text("dependencies: [python=3.11]\n")
+    setup = 'pip install -q beta; echo "$CONDA_PREFIX" >prefix'
+    order = node.order(setup, pip_mirror=index.url, conda="environment.yml")
+    made = node.layer(order)
+    node.layer(order)
+    prefix = str(Path(made.python).parents[1])
+    assert (tmp_path / "asked").read_text() == words.format(prefix, node.code / "environment.yml")
+    assert (node.code / "prefix").read_text() == f"{prefix}\n"
+    assert node.shown(made, "import beta, sys; print(beta.__version__, sys.prefix)") == f"0.3 {prefix}"
+
+
+def test_a_node_without_conda_that_cannot_fetch_one_says_so_with_the_address(tmp_path, bare):
+    node = Node(tmp_path, bare, path="/usr/bin:/bin")
+    node.env["https_proxy"] = "http://127.0.0.1:1"  # nobody is there
+    done = node.run("layer", to_json(node.order("true", conda="environment.yml")))
+    assert done.returncode == 1
+    assert done.stdout.startswith("conda: the node has no micromamba, mamba or conda, and none could be had: https://")
+    assert "micromamba-linux-" in done.stdout
