@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from datetime import timedelta
 from pathlib import Path
 
-from gpucloud.agent import daemon, facts, layer
+from gpucloud.agent import daemon, facts
 from gpucloud.agent.decide import OwnEnd
+from gpucloud.agent.layer.build import Failed, build
 from gpucloud.agent.metrics import endpoint
 from gpucloud.domain.bootstrap.facts import Asked
 from gpucloud.domain.codec import from_json, to_json
+from gpucloud.domain.layer import LayerOrder
 
 
 def main(arguments: list[str]) -> int:
@@ -32,7 +33,7 @@ def main(arguments: list[str]) -> int:
 
             return command.main(root, sys.stdin.buffer, _say)
         case _:
-            return _build_layer(root)
+            return _build_layer()
     return 0
 
 
@@ -44,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     agent.add_argument("--power-off-after", type=float, default=0.0, metavar="SECONDS", help="so long after that end")
     agent.add_argument("--power-off", nargs=argparse.REMAINDER, default=[], help="run at the end of the paid time")
     probe = commands.add_parser("facts", help="answer a question, JSON on standard input: what the node is and has")
-    build = commands.add_parser("layer", help="run a job's setup, given as JSON on standard input")
+    build = commands.add_parser("layer", help="make a job's environment, given as JSON on standard input")
     figures = commands.add_parser("metrics", help="write this node's figures as Prometheus reads them")
     stage = commands.add_parser("data", help="stage a data set, given on standard input")
     for one in (agent, probe, build, stage, figures):
@@ -58,10 +59,14 @@ def _start_agent(root: Path, options: argparse.Namespace) -> str:
     return daemon.start(root, package=package, own_end=end, replace=options.replace)
 
 
-def _build_layer(root: Path) -> int:
-    failure = layer.build(root, layer.Order(**json.load(sys.stdin)))
-    _say(failure or "ready")
-    return 0 if failure is None else 1
+def _build_layer() -> int:
+    try:
+        notes = build(from_json(LayerOrder, sys.stdin.read()))
+    except Failed as failure:
+        _say(str(failure))
+        return 1
+    _say("\n".join([*(f"note: {note}" for note in notes), "ready"]))
+    return 0
 
 
 def _write_metrics(root: Path) -> int:

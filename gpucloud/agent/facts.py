@@ -12,12 +12,13 @@ from pathlib import Path
 from gpucloud import processes, smi
 from gpucloud.agent import daemon
 from gpucloud.agent.data.staged import staged
-from gpucloud.agent.layer import installed_version, layer_fact
+from gpucloud.agent.layer.fact import base as base_python
+from gpucloud.agent.layer.fact import index_for, layer_fact
+from gpucloud.agent.layer.places import places
 from gpucloud.agent.wholefile import read_text
 from gpucloud.domain.agentstatus import RunState, status_from_json
 from gpucloud.domain.bootstrap.facts import Asked, Facts
 from gpucloud.domain.codec import Malformed
-from gpucloud.domain.layer import layer_key, suffices
 
 
 def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
@@ -25,13 +26,11 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     gpus, fault = smi.gpus()
     is_running, agent_package = daemon.running(root)
-    version = tuple(sys.version_info[:3])
-    boto3 = installed_version("boto3", sys.path)
-    digest = asked.layer or ("" if suffices(boto3) else asked.layer_unless_boto3)
+    base = base_python()
     return Facts(
         python=sys.executable,
-        version=version,
-        torch=installed_version("torch", sys.path),
+        version=tuple(sys.version_info[:3]),
+        torch=base.torch,
         root=str(root),
         package=package_sha256(package),
         free_bytes=shutil.disk_usage(root).free,
@@ -42,8 +41,10 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         gpu_fault=fault,
         agent_package=(agent_package or "unknown") if is_running else None,
         agent_busy=_is_busy(root),
-        layer=layer_fact(root, layer_key(digest, sys.executable, version)) if digest else None,
-        boto3=boto3,
+        layer=layer_fact(places(), asked.layer, base, index_for(gpus)),
+        boto3=base.boto3,
+        torch_cuda=base.torch_cuda,
+        packages=base.packages,
         staged=staged(root, asked.data),
     )
 

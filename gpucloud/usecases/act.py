@@ -26,6 +26,7 @@ from gpucloud.domain.action import (
     Tell,
     Wait,
 )
+from gpucloud.domain.bootstrap.record import attempt_lock
 from gpucloud.domain.errors import CleanupIncomplete, HostUnreachable, NodeError, ProvisionError, StoreError
 from gpucloud.domain.seen import Seen
 from gpucloud.domain.state import ExitReason
@@ -111,9 +112,9 @@ class Actor:
             case CoolDown():
                 self.lease.write(books.cool_down(state, action, seen.now))
             case OpenAttempt():
-                self.lease.write(
-                    books.open_attempt(state, action, self.preparer.free_port(action.node_ids[0]), seen.now)
-                )
+                port = self.preparer.free_port(action.node_ids[0])
+                self._keep_lock(action)
+                self.lease.write(books.open_attempt(state, action, port, seen.now))
             case NoteInterruptions():
                 self.lease.write(books.note_interruptions(state, action))
             case EndAttempt():
@@ -125,6 +126,11 @@ class Actor:
                 self.lease.write(books.close_attempt(state, action, seen.now))
             case Finish():
                 self.lease.write(books.finish(state, action, seen.now))
+
+    def _keep_lock(self, action: OpenAttempt) -> None:
+        locks = {node_id: self.preparer.lock(node_id) for node_id in action.node_ids}
+        seconds = {node_id: self.preparer.seconds(node_id) for node_id in action.node_ids}
+        self.world.jobs.keep_lock(action.number, attempt_lock(locks, seconds))
 
     def _provision(self) -> None:
         """The group's name and the image are in the books before anything is made: a teardown then finds it all."""

@@ -7,9 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from gpucloud.domain.bootstrap.checks import check, check_boto3, check_torch, findings, job_python, require_python
+from gpucloud.domain.bootstrap.checks import (
+    check,
+    check_boto3,
+    check_torch,
+    check_torch_build,
+    findings,
+    job_python,
+    require_python,
+)
 from gpucloud.domain.bootstrap.data_step import DATA, data_command, lacking
 from gpucloud.domain.bootstrap.facts import Bare, Facts, parse_facts
+from gpucloud.domain.bootstrap.layer_step import layer_hint
 from gpucloud.domain.bootstrap.probing import package_path, probe, question, ship
 from gpucloud.domain.bootstrap.record import lock_record
 from gpucloud.domain.bootstrap.step import Command, Step
@@ -20,10 +29,12 @@ from gpucloud.domain.data import DataWanted
 from gpucloud.domain.errors import NodeError, RemoteCommandFailed
 from gpucloud.domain.job import Job
 from gpucloud.domain.launch import Script, parse_run
-from gpucloud.domain.layer import BOTO3, setup_digest, setup_files
+from gpucloud.domain.layer import BOTO3, requirement_files, setup_digest, setup_files
+from gpucloud.domain.torchwheels import TORCH, names_torch
 from gpucloud.ports import Clock, Completed, DataSets, Host
 
 _SHOWN_LINES = 20
+_NOTE = "note: "  # so begins a line of a step's answer that the user should read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,22 +73,41 @@ def wanted_for(  # noqa: PLR0913  each by its name
 ) -> Wanted:
     """Return what the job needs of a node where its code lies at `code`; reads the files that `setup` names."""
     boto3 = store_url.startswith("s3://") or any(one.in_s3 for one in data)
-    files = tuple(
-        (name, (job.code / name).read_bytes()) for name in setup_files(job.setup or "") if (job.code / name).is_file()
-    )
+    torchrun = isinstance(parse_run(job.run), Script)
+    torch = torchrun and not _brings_torch(job)
+    requirements = (*((BOTO3,) if boto3 else ()), *((TORCH,) if torch else ()))
+    conda = (job.code / job.conda).read_bytes() if job.conda else None
     return Wanted(
         package=package.sha256,
         code=code,
         setup=job.setup,
-        setup_digest=setup_digest(job.setup or "", files, code, requirements=(BOTO3,) if boto3 else ()),
+        setup_digest=setup_digest(
+            job.setup or "", _files(job, setup_files(job.setup or "")), code, requirements=requirements, conda=conda
+        ),
         env=(*job.env, *secrets.items()),
-        torchrun=isinstance(parse_run(job.run), Script),
+        torchrun=torchrun,
         gpus=job.resources.gpus,
         asks_for_gpus=bool(job.resources.gpu) or job.resources.vram_gib is not None,
         power_off=power_off,
         boto3=boto3,
         data=data,
+        torch=torch,
+        conda=job.conda,
+        pip_mirror=job.mirrors.pip,
+        torch_mirror=job.mirrors.torch,
     )
+
+
+def _files(job: Job, names: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
+    return tuple((name, (job.code / name).read_bytes()) for name in names if (job.code / name).is_file())
+
+
+def _brings_torch(job: Job) -> bool:
+    """Whether the job's own files install torch: then its version is theirs."""
+    setup = job.setup or ""
+    named = (*requirement_files(setup), *((job.conda,) if job.conda else ()))
+    texts = [setup, *(data.decode("utf-8", errors="replace") for _, data in _files(job, named))]
+    return any(names_torch(text) for text in texts)
 
 
 def bootstrap(host: Host, wanted: Wanted, package: Package, clock: Clock, sets: DataSets | None = None) -> Bootstrapped:
@@ -91,12 +121,13 @@ def bootstrap(host: Host, wanted: Wanted, package: Package, clock: Clock, sets: 
     for step in STEPS:
         facts = work.make(step, facts)
     check_torch(facts, wanted)
+    check_torch_build(facts, wanted)
     check_boto3(facts, wanted)
     return Bootstrapped(
         python=job_python(facts),
         package_path=package_path(facts.root, wanted.package),
         root=facts.root,
-        findings=(*findings(facts, work.skew), *work.told),
+        findings=(*findings(facts, wanted, work.skew), *work.notes, *work.told),
         changed=tuple(work.changed),
         seconds=tuple(work.seconds),
         lock=lock_record(facts, wanted),
@@ -109,6 +140,7 @@ class _Work:
     def __init__(self, host: Host, wanted: Wanted, package: Package, clock: Clock, sets: DataSets | None) -> None:
         self.told: list[str] = []
         self.changed: list[str] = []
+        self.notes: list[str] = []
         self.seconds: list[tuple[str, float]] = []
         self.skew = timedelta(0)
         self._host = host
@@ -130,10 +162,8 @@ class _Work:
         receive = ship(found.python or "", self._package.sha256)
         self._run("package", Command(argv=receive, stdin=self._package.data))
         self.changed.append("package")
-        found = self._probe()
+        found = self._again()  # where it does not run, its complaint is on stderr
         self._took("package", started)
-        if isinstance(found, Bare):  # it is there and does not run: its complaint is on stderr
-            raise self._failed("facts", self._answer)
         return found
 
     def make(self, step: Step, facts: Facts) -> Facts:
@@ -144,7 +174,7 @@ class _Work:
         done = [self._run(step.name, command) for command in step.commands(facts, self._wanted)]
         done += self._send_data(facts) if step is DATA else []
         self.told += [_last_line(one) for one in done if step.tells]
-        after = facts if step.proves_itself else self.facts()
+        after = facts if step.proves_itself else self._again()
         self._took(step.name, started)
         reason = None if step.proves_itself else step.needed(after, self._wanted)
         if reason is not None:
@@ -163,6 +193,13 @@ class _Work:
                 done.append(self._run("data", data_command("finish", one, facts, self._wanted)))
         return done
 
+    def _again(self) -> Facts:
+        """Return the facts of a node that has the package."""
+        found = self._probe()
+        if isinstance(found, Bare):
+            raise self._failed("facts", self._answer)
+        return found
+
     def _probe(self) -> Facts | Bare:
         before = self._clock.now()
         self._answer = self._host.run(probe(self._wanted.package), stdin=question(self._wanted))
@@ -179,6 +216,8 @@ class _Work:
         completed = self._host.run(command.argv, stdin=command.stdin, timeout_s=command.timeout_s)
         if completed.exit_code != 0:
             raise self._failed(name, completed)
+        lines = completed.stdout.decode("utf-8", errors="replace").splitlines()
+        self.notes += [line.removeprefix(_NOTE) for line in lines if line.startswith(_NOTE)]
         return completed
 
     def _failed(self, name: str, completed: Completed) -> RemoteCommandFailed:
@@ -192,14 +231,10 @@ class _Work:
     def _hint(self, name: str) -> str:
         if name == "data":
             return "`gpucloud train` goes on when that is put right; nothing that is whole is fetched again"
-        if name != "setup":
-            return "run the command again"
-        if self._wanted.setup is None:
-            return f"let the nodes reach PyPI, or take an image whose Python has {BOTO3}: the store in S3 needs it"
-        return "mend `setup:` in the job file"
+        return layer_hint(self._wanted) if name == "setup" else "run the command again"
 
     def _took(self, name: str, started: datetime) -> None:
-        self.seconds.append((name, (self._clock.now() - started).total_seconds()))
+        self.seconds.append((name, round((self._clock.now() - started).total_seconds(), 3)))
 
 
 def _last_line(completed: Completed) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import re
 import zlib
 from dataclasses import dataclass
@@ -128,6 +129,11 @@ class JobStore:
     def withdraw_request(self) -> None:
         """Remove the request: it was carried out, or a new start makes it void."""
         self.store.delete(f"{self._root}/request.json")
+
+    def keep_lock(self, attempt: int, lock: dict[str, object]) -> None:
+        """Write what the attempt's nodes were made of (`attempt_lock`); one object for all of them."""
+        data = json.dumps(lock, sort_keys=True).encode()
+        self.store.put(f"{self._root}/attempts/{attempt:04d}/lock.json", data)
 
     def append_log(self, attempt: int, rank: int, offset: int, data: bytes) -> None:
         """Keep a piece of a rank's output; a piece that is there already is left as it is."""

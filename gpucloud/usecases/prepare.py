@@ -21,6 +21,7 @@ from gpucloud.usecases.world import Watcher, World
 _FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
 _ACKNOWLEDGED_IN = timedelta(seconds=0.5)
 _LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
+_WORTH_TELLING_S = 2.0
 _ROOT = ".gpucloud/"  # the agent's folder as commands see it: they run in the node's home
 _WRITE = 'umask 077; cat >"$1.new" && mv -f "$1.new" "$1"'
 
@@ -31,6 +32,15 @@ class Prepared:
 
     bootstrapped: Bootstrapped
     code: str
+
+
+def ready_line(seconds: tuple[tuple[str, float], ...]) -> str | None:
+    """Return how long a node took to be ready, by phase; None where it was quick."""
+    whole = sum(took for _, took in seconds)
+    if whole < _WORTH_TELLING_S:
+        return None
+    parts = ", ".join(f"{name} {took:.1f}" for name, took in seconds if took >= 0.05)
+    return f"ready in {whole:.1f} s ({parts})"
 
 
 @dataclass(slots=True)
@@ -107,6 +117,14 @@ class Preparer:
         """Return where the node's copy of the code lies, None while it is not prepared."""
         return self._work[node_id].result().code if self.readiness(node_id) is Readiness.READY else None
 
+    def lock(self, node_id: str) -> dict[str, object]:
+        """Return what a later node must have to be the same as this one, which is prepared; JSON values."""
+        return self._work[node_id].result().bootstrapped.lock
+
+    def seconds(self, node_id: str) -> dict[str, float]:
+        """Return how long each phase of the node's preparation took."""
+        return dict(self._work[node_id].result().bootstrapped.seconds)
+
     def free_port(self, node_id: str) -> int:
         """Return a TCP port that is free on the node now. Raises NodeError."""
         host = self.world.shell.host(self._nodes[node_id])
@@ -120,7 +138,7 @@ class Preparer:
             host = self.world.shell.host(node)
             syncing = self.syncs.submit(host.sync, self.world.job.code, f"{_ROOT}code")
             # The setup runs where the code is; without one, both go on side by side.
-            before = syncing.result() if self.world.job.setup else ""
+            before = syncing.result() if self._builds_in_code else ""
             wanted = self._needs(before)
             done = bootstrap(host, wanted, self.world.package, self.world.clock, self.world.data_sets)
             code = syncing.result()
@@ -129,7 +147,14 @@ class Preparer:
             raise
         for finding in done.findings:
             self.watcher.story(f"{node.id}: {finding}")
+        took = ready_line(done.seconds)
+        if took is not None:
+            self.watcher.story(f"{node.id}: {took}")
         return Prepared(bootstrapped=done, code=f"{done.root}/{code.removeprefix(_ROOT)}")
+
+    @property
+    def _builds_in_code(self) -> bool:
+        return self.world.job.setup is not None or self.world.job.conda is not None
 
     def _needs(self, code: str) -> Wanted:
         world = self.world

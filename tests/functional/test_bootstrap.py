@@ -22,6 +22,7 @@ from gpucloud.domain.offer import Pool
 from gpucloud.ports import Completed
 from gpucloud.usecases.bootstrap import Package, bootstrap, wanted_for
 from tests.standins.agent_node import AgentNode
+from tests.standins.packages import wheel
 
 RECORDED = Path(__file__).parent.parent / "data" / "nvidia_smi" / "h200x4.xml"
 
@@ -272,9 +273,43 @@ def test_a_driver_that_does_not_answer_is_named(home, code, package, tmp_path):
 def test_the_devices_of_a_stand_in_nvidia_smi_are_in_the_lock_record(home, code, package, tmp_path):
     _stand_in_nvidia_smi(tmp_path, f"cat {RECORDED}")
     host = HereHost(home, PATH=f"{tmp_path}:{os.environ['PATH']}")
-    done = fit(host, package, job(code, resources=Resources(gpus=2, gpu=("H200",))))
+    done = fit(host, package, job(code, run="./train", resources=Resources(gpus=2, gpu=("H200",))))
     assert done.lock["gpus"] == [{"name": "NVIDIA H200", "memory_mib": 143771, "driver": "580.159.04"}] * 4
     assert done.findings == ()
+
+
+def test_a_torch_for_the_cpu_is_refused_where_a_stand_in_nvidia_smi_shows_gpus_that_the_job_asked_for(
+    home, code, package, tmp_path
+):
+    _stand_in_nvidia_smi(tmp_path, f"cat {RECORDED}")
+    host = HereHost(home, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(
+        NodeError, match=r"torch 2\.\d+\.\d+\+cpu is built for the CPU, and the node has NVIDIA GPUs"
+    ) as caught:
+        fit(host, package, job(code, resources=Resources(gpus=2, gpu=("H200",))))
+    assert caught.value.hint == "setup: pip install -I torch --index-url https://download.pytorch.org/whl/cu130"
+    told = fit(host, package, job(code)).findings
+    assert [finding.endswith("(driver 580.159.04): the job runs on the CPU") for finding in told] == [True]
+
+
+def test_a_torch_that_setup_installs_and_a_stand_in_driver_is_too_old_for_is_refused_before_the_attempt(
+    home, code, package, tmp_path, bare_python
+):
+    """The torch is a stand-in with a version file as torch writes it."""
+    recorded = RECORDED.read_text().replace("580.159.04", "570.172.08")
+    (tmp_path / "old.xml").write_text(recorded)
+    _stand_in_nvidia_smi(tmp_path, f"cat {tmp_path / 'old.xml'}")
+    files = {"torch/version.py": "from typing import Optional\n\ncuda: Optional[str] = '13.0'\n"}
+    wheel(tmp_path, "torch", "2.13.0", files=files)
+    host = HereHost(home, GPUCLOUD_PYTHON=bare_python, PATH=f"{tmp_path}:/usr/bin:/bin")
+    setup = f"pip install --no-index {tmp_path}/torch-2.13.0-py3-none-any.whl"
+    wanted = job(code, setup=setup, resources=Resources(gpus=1, gpu=("H200",)), env=(("PIP_NO_INDEX", "1"),))
+    with pytest.raises(NodeError) as caught:
+        fit(host, package, wanted)
+    assert caught.value.message == (
+        "torch 2.13.0 is built for CUDA 13.0, which needs driver 580.65.06; the node has 570.172.08"
+    )
+    assert caught.value.hint == "setup: pip install torch --index-url https://download.pytorch.org/whl/cu128"
 
 
 def test_a_node_without_python_is_named_with_a_hint(home, code, package):

@@ -39,6 +39,7 @@ FULL_SAMPLE = re.sub(r"(?m)^(\s*)#(?=[a-z])", r"\1", SAMPLE)
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "train.py").touch()
+    (tmp_path / "environment.yml").touch()
     return tmp_path
 
 

@@ -250,6 +250,8 @@ BROKEN: list[tuple[str, list[str]]] = [
         HEAD + "deadline: 1:30\n",
         ['4:11: deadline: "1:30" is not a span of time: write it like "12h", "90 min", "30s" or "2d 3h"'],
     ),
+    (HEAD + "conda: env.yml\n", ['4:8: conda: there is no file "env.yml" in the code folder']),
+    (HEAD + "conda: ../e.yml\n", ['4:8: conda: "../e.yml" is not a file inside the code folder']),
     (HEAD + "data: s3://b/x\n", ["4:7: data: must be a mapping of keys to values, not s3://b/x"]),
     (
         HEAD + "data: {s3://bkt/x: data}\n",

@@ -2,7 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.layer import layer_key, setup_digest, setup_files, setup_uses_tree, suffices
+from gpucloud.domain.layer import (
+    LayerWanted,
+    is_needed,
+    layer_key,
+    requirement_files,
+    setup_digest,
+    setup_files,
+    setup_uses_tree,
+    suffices,
+)
 
 
 @pytest.mark.parametrize(
@@ -38,8 +47,35 @@ def test_a_layer_depends_on_text_files_and_interpreter_and_on_the_tree_only_if_u
     assert setup_digest("pip install a", (("r.txt", b"x"),), "/code/1") != plain
     assert setup_digest("pip install .", (), "/code/1") != setup_digest("pip install .", (), "/code/2")
     assert setup_digest("pip install a", (), "/code/1", requirements=("boto3",)) != plain
-    keys = {layer_key(plain, "/p", (3, 11, 7)), layer_key(plain, "/q", (3, 11, 7)), layer_key(plain, "/p", (3, 12, 0))}
-    assert len(keys) == 3
+    assert setup_digest("pip install a", (), "/code/1", conda=b"name: x") != plain
+    assert setup_digest("", (), "", conda=b"name: x") != setup_digest("", (), "", conda=b"name: y")
+
+
+def test_a_layers_name_depends_on_interpreter_platform_and_torch_index():
+    one = {"python": "/p", "version": (3, 11, 7), "platform": "linux-x86_64", "torch_index": "cu130"}
+    others = ({"python": "/q"}, {"version": (3, 12, 0)}, {"platform": "linux-aarch64"}, {"torch_index": "cu128"})
+    keys = {layer_key("d", **one), layer_key("e", **one), *(layer_key("d", **{**one, **other}) for other in others)}
+    assert len(keys) == 6
+    assert layer_key("d", **one) == layer_key("d", **one)
+
+
+@pytest.mark.parametrize(
+    ("always", "boto3", "torch", "base", "needed"),
+    [
+        (True, False, False, {"boto3": "1.44", "torch": "2.13"}, True),
+        (False, True, True, {"boto3": "1.44", "torch": "2.13"}, False),
+        (False, True, False, {"boto3": "1.35.1", "torch": None}, True),
+        (False, False, True, {"boto3": None, "torch": None}, True),
+        (False, False, False, {"boto3": None, "torch": None}, False),
+    ],
+)
+def test_a_layer_is_made_for_a_setup_or_for_what_the_base_lacks(always, boto3, torch, base, needed):
+    assert is_needed(LayerWanted(digest="d", always=always, boto3=boto3, torch=torch), **base) is needed
+
+
+def test_the_trees_own_requirements_count_where_it_is_installed():
+    assert requirement_files("pip install -r r.txt") == ("r.txt",)
+    assert requirement_files("pip install -e .") == ("pyproject.toml", "setup.cfg", "setup.py")
 
 
 @pytest.mark.parametrize(

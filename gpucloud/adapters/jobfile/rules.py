@@ -23,6 +23,7 @@ def broken(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fau
     """Yield what is wrong between keys, and between the file and its `folder`."""
     yield from _code(root, folder, fault)
     yield from _run(root, folder, fault)
+    yield from _conda(root, folder, fault)
     yield from _store(root, fault)
     yield from _data(root, folder, fault)
     yield from _secrets(root, fault)
@@ -63,6 +64,16 @@ def _run(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault
         yield fault(("run",), f"{quoted(script)} is not a script inside the code folder")
     elif not os.path.isfile(place / script):  # noqa: PTH113  answers False for every name that no file can have
         yield fault(("run",), f"there is no script {quoted(script)} in the code folder")
+
+
+def _conda(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:
+    conda, code = root.get("conda"), root.get("code", ".")
+    if not isinstance(conda, str) or not isinstance(code, str) or not _is_folder(beside(folder, code)):
+        return
+    if conda.startswith("/") or ".." in conda.split("/"):
+        yield fault(("conda",), f"{quoted(conda)} is not a file inside the code folder")
+    elif not os.path.isfile(beside(folder, code) / conda):  # noqa: PTH113  never raises
+        yield fault(("conda",), f"there is no file {quoted(conda)} in the code folder")
 
 
 def _store(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:

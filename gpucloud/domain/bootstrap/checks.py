@@ -8,6 +8,7 @@ from gpucloud.domain.bootstrap.facts import Facts
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.errors import NodeError
 from gpucloud.domain.layer import BOTO3, suffices
+from gpucloud.domain.torchwheels import USUAL_INDEX, torch_index, why_no_gpu
 
 MINIMUM_PYTHON = (3, 10)
 MINIMUM_FREE_BYTES = 1 << 30
@@ -50,6 +51,17 @@ def check_torch(facts: Facts, wanted: Wanted) -> None:
         )
 
 
+def check_torch_build(facts: Facts, wanted: Wanted) -> None:
+    """Raise NodeError when the job's torch cannot use the GPUs that it asked for: it would run on the CPU."""
+    reason = _idle_gpus(facts, wanted)
+    if reason is not None and wanted.asks_for_gpus:
+        index = facts.layer.torch_index if facts.layer else torch_index(_driver(facts), _names(facts))
+        url = f"{(wanted.torch_mirror or USUAL_INDEX).rstrip('/')}/{index}"
+        is_bases = facts.layer is None or (facts.layer.torch, facts.layer.torch_cuda) == (facts.torch, facts.torch_cuda)
+        again = "-I " if is_bases else ""  # pip is content with what the base has
+        raise NodeError(reason, hint=f"setup: pip install {again}torch --index-url {url}")
+
+
 def check_boto3(facts: Facts, wanted: Wanted) -> None:
     """Raise NodeError when the job's Python could not reach the store: no boto3 that knows conditional writes."""
     found = facts.layer.boto3 if facts.layer else facts.boto3
@@ -58,15 +70,35 @@ def check_boto3(facts: Facts, wanted: Wanted) -> None:
         raise NodeError(f"the store is in S3, and {job_python(facts)} has {said}", hint=f"setup: pip install '{BOTO3}'")
 
 
-def findings(facts: Facts, skew: timedelta) -> tuple[str, ...]:
+def findings(facts: Facts, wanted: Wanted, skew: timedelta) -> tuple[str, ...]:
     """Return what the user should know of a node that works; `skew` is the node's clock minus the caller's."""
     found = []
     if not facts.gpus:
         found.append("no NVIDIA device: CPU, gloo")
+    idle = None if wanted.asks_for_gpus else _idle_gpus(facts, wanted)
+    if idle is not None:
+        found.append(f"{idle}: the job runs on the CPU")
     if abs(skew) > _TOLERATED_SKEW:
         side = "ahead of" if skew > timedelta(0) else "behind"
         found.append(f"the node's clock is {abs(skew).total_seconds():.0f} s {side} this machine's")
     return tuple(found)
+
+
+def _idle_gpus(facts: Facts, wanted: Wanted) -> str | None:
+    """Why a script under torchrun would leave this node's GPUs unused; None where it would not, or was told to."""
+    torch, cuda = (facts.layer.torch, facts.layer.torch_cuda) if facts.layer else (facts.torch, facts.torch_cuda)
+    hidden = dict(wanted.env).get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if not facts.gpus or torch is None or hidden or not wanted.torchrun:
+        return None
+    return why_no_gpu(torch, cuda, _driver(facts))
+
+
+def _driver(facts: Facts) -> str:
+    return facts.gpus[0].driver if facts.gpus else ""
+
+
+def _names(facts: Facts) -> tuple[str, ...]:
+    return tuple(gpu.name for gpu in facts.gpus or ())
 
 
 def job_python(facts: Facts) -> str:

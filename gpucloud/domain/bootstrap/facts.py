@@ -8,6 +8,7 @@ from datetime import datetime
 from gpucloud.domain.codec import Malformed, from_json
 from gpucloud.domain.gate import GateFact
 from gpucloud.domain.gpus import Gpu
+from gpucloud.domain.layer import LayerWanted
 from gpucloud.domain.machine import MachineFact
 
 
@@ -15,24 +16,30 @@ from gpucloud.domain.machine import MachineFact
 class Asked:
     """What the node's `facts` command is asked, on its standard input.
 
-    `layer` is the digest of the job's layer, empty for none; `layer_unless_boto3` that of one that is wanted for boto3
-    only, where the base interpreter has none that suffices. `data` are the keys of data sets.
+    `layer` is what the job wants of its Python, None if it takes the base's as it is. `data` are the keys of data sets.
     """
 
-    layer: str = ""
-    layer_unless_boto3: str = ""
+    layer: LayerWanted | None = None
     data: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """The environment that the job's `setup` fills; `torch` and `boto3` are their versions for its Python."""
+    """The job's own environment; `torch` and `boto3` are their versions for its Python.
+
+    `torch_cuda` is what its torch was built for, None: the CPU; `torch_index` whose wheels suit this machine's driver.
+    `uv` is the version that made it, None: pip did. `packages` is what was installed into it, as `pip freeze` says it.
+    """
 
     key: str
     python: str
     ready: bool
     torch: str | None
     boto3: str | None = None
+    torch_cuda: str | None = None
+    torch_index: str = ""
+    uv: str | None = None
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +47,10 @@ class Facts:
     """What a node is and has, from one call of the package's `facts`.
 
     `python` is the base interpreter (GPUCLOUD_PYTHON on the node, else `python3`), `torch` and `boto3` their versions
-    there; `package` is the SHA-256 of the zip that answered; `gpus` is None where there is no `nvidia-smi`, and
-    `gpu_fault` is what it said when it failed; `agent_package` is the zip of the agent that runs, if one does.
-    `machine` is how its driver and system software were left on this boot, `gate` what its last check on this boot
-    said, `staged` the keys of the data sets that are whole.
+    there, `torch_cuda` the CUDA of that torch, `packages` what the base has; `package` is the SHA-256 of the zip that
+    answered; `gpus` is None where there is no `nvidia-smi`, and `gpu_fault` is what it said when it failed;
+    `agent_package` is the zip of the agent that runs, if one does. `machine` is how its driver and system software were
+    left on this boot, `gate` what its last check on this boot said, `staged` the keys of the data sets that are whole.
     """
 
     python: str
@@ -61,6 +68,8 @@ class Facts:
     agent_busy: bool
     layer: Layer | None
     boto3: str | None = None
+    torch_cuda: str | None = None
+    packages: tuple[str, ...] = ()
     machine: MachineFact | None = None
     staged: tuple[str, ...] = ()
     gate: GateFact | None = None

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 from gpucloud.domain.bootstrap.data_step import DATA
 from gpucloud.domain.bootstrap.facts import Facts
+from gpucloud.domain.bootstrap.layer_step import LAYER
 from gpucloud.domain.bootstrap.probing import package_path
 from gpucloud.domain.bootstrap.step import Command, Step
 from gpucloud.domain.bootstrap.wanted import Wanted
 
-_SETUP_TIMEOUT_S = 3600.0
 # The cloud's schedule ends the group at that time, and may take a minute: a node that went before would be replaced.
 _POWER_OFF_AFTER_S = 120
 
@@ -32,32 +30,9 @@ def _agent_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
     return (Command(argv=(*start, "--power-off-after", str(_POWER_OFF_AFTER_S), "--power-off", *wanted.power_off)),)
 
 
-def _layer_needed(facts: Facts, wanted: Wanted) -> str | None:
-    if facts.layer is None or facts.layer.ready:
-        return None
-    return "setup has not run here" if wanted.setup else "the store needs boto3"
-
-
-def _layer_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
-    order = {
-        "setup": wanted.setup or "",
-        "digest": wanted.setup_digest,
-        "code": wanted.code,
-        "env": dict(wanted.env),
-        "boto3": wanted.boto3,
-    }
-    return (
-        Command(
-            argv=(facts.python, package_path(facts.root, wanted.package), "layer"),
-            stdin=json.dumps(order).encode(),
-            timeout_s=_SETUP_TIMEOUT_S,
-        ),
-    )
-
-
 STEPS = (
     # The command returns when the agent has written its first status.
     Step(name="agent", needed=_agent_needed, commands=_agent_commands, proves_itself=True),
-    Step(name="setup", needed=_layer_needed, commands=_layer_commands),
+    LAYER,
     DATA,
 )

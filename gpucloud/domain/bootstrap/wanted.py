@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gpucloud.domain.data import DataWanted
 from gpucloud.domain.gate import GateWanted
+from gpucloud.domain.layer import LayerWanted
 from gpucloud.domain.machine import MachineWanted
 
 
@@ -14,7 +15,9 @@ class Wanted:
     """What a job needs of every node. `env` may hold secrets: it travels on standard input only.
 
     `power_off` is the command by which a node ends itself after its paid time, empty for none; `boto3` says that the
-    job's store needs it. `machine`, `data` and `gate` are None or empty where the job wants nothing of the kind.
+    job's store needs it, `torch` that gpucloud installs it where the base has none. `conda` is the environment file,
+    below `code`; mirrors are indexes in place of the usual ones. `machine`, `data` and `gate` are None or empty where
+    the job wants nothing of the kind.
     """
 
     package: str
@@ -30,3 +33,15 @@ class Wanted:
     gate: GateWanted | None = None
     power_off: tuple[str, ...] = ()
     boto3: bool = False
+    torch: bool = False
+    conda: str | None = None
+    pip_mirror: str | None = None
+    torch_mirror: str | None = None
+
+    @property
+    def layer(self) -> LayerWanted | None:
+        """What the job wants of its Python; None: nothing beside what the base must have."""
+        always = self.setup is not None or self.conda is not None
+        if not (always or self.boto3 or self.torch):
+            return None
+        return LayerWanted(digest=self.setup_digest, always=always, boto3=self.boto3, torch=self.torch)

@@ -1,0 +1,296 @@
+"""Layers made for real by the shipped package, from a real index on loopback, on interpreters that lack things."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import uv
+
+from gpucloud.adapters.package import package_zip
+from gpucloud.agent.layer import collect
+from gpucloud.agent.layer.places import Places
+from gpucloud.domain.bootstrap.facts import Asked, Facts, Layer
+from gpucloud.domain.codec import from_json, to_json
+from gpucloud.domain.layer import LayerOrder, LayerWanted, setup_digest
+from tests.standins.packages import serving, wheel
+
+# As torch writes its version file; the wheel is a stand-in: torch's own are gigabytes.
+VERSION = "from typing import Optional\n\ncuda: Optional[str] = {!r}\nhip: Optional[str] = None\n"
+
+
+class Node:
+    """A login with a home, an interpreter and the package; commands run as over SSH."""
+
+    def __init__(self, folder: Path, python: str, *, path: str = "/usr/bin:/bin"):
+        self.home = folder / "home"
+        self.code = folder / "code"
+        for made in (self.home, self.code):
+            made.mkdir(parents=True, exist_ok=True)
+        self.zip = folder / "package.zip"
+        self.zip.write_bytes(package_zip()[0])
+        self.python = python
+        self.env = {"HOME": str(self.home), "PATH": path}
+        self.layers = self.home / ".gpucloud" / "layers"
+
+    def argv(self, command: str) -> list[str]:
+        return [self.python, str(self.zip), command]
+
+    def run(self, command: str, stdin: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.argv(command), input=stdin, env=self.env, capture_output=True, text=True, timeout=60)
+
+    def layer(self, wanted: LayerOrder) -> Layer:
+        """Make the layer and return what facts say of it."""
+        done = self.run("layer", to_json(wanted))
+        assert done.returncode == 0, done.stdout + done.stderr
+        return self.fact(wanted)
+
+    def fact(self, wanted: LayerOrder) -> Layer:
+        facts = from_json(Facts, self.run("facts", to_json(Asked(layer=wanted.wanted))).stdout)
+        assert facts.layer is not None
+        return facts.layer
+
+    def order(self, setup: str = "", *, boto3=False, torch=False, **changes) -> LayerOrder:
+        asked = LayerWanted(
+            digest=setup_digest(setup, (), "", requirements=(str(boto3), str(torch))), always=bool(setup), boto3=boto3,
+            torch=torch,
+        )  # fmt: skip
+        return LayerOrder(wanted=asked, setup=setup, code=str(self.code), **changes)
+
+    def shown(self, layer: Layer, code: str) -> str:
+        return subprocess.run([layer.python, "-c", code], capture_output=True, text=True, env=self.env).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory) -> str:
+    """Return an interpreter without pip and without packages, as a stock Ubuntu's (here: an empty environment)."""
+    folder = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    return str(folder / "bin" / "python")
+
+
+@pytest.fixture(scope="module")
+def with_pip(tmp_path_factory) -> str:
+    """Return an interpreter that has pip and nothing else."""
+    folder = tmp_path_factory.mktemp("with_pip")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    return str(folder / "bin" / "python")
+
+
+@pytest.fixture(scope="module")
+def uv_folder() -> str:
+    """Return the folder of the real uv, which the node has on its PATH."""
+    return str(Path(uv.find_uv_bin()).parent)
+
+
+@pytest.fixture
+def wheels(tmp_path) -> Path:
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    wheel(folder, "alpha", "1.2", needs="Requires-Dist: beta\n")
+    wheel(folder, "beta", "0.3")
+    wheel(folder, "boto3", "1.99")
+    for version, cuda in (("2.12.0", "13.0"), ("2.14.0", "13.2")):
+        wheel(folder, "torch", version, files={"torch/version.py": VERSION.format(cuda)})
+    return folder
+
+
+@pytest.fixture
+def index(wheels):
+    with serving(wheels) as running:
+        yield running
+
+
+def test_a_pip_install_on_a_node_with_uv_is_done_by_uv_from_the_mirror(tmp_path, bare, uv_folder, index):
+    node = Node(tmp_path, bare, path=f"{uv_folder}:/usr/bin:/bin")
+    made = node.layer(node.order("pip install alpha", pip_mirror=index.url))
+    assert made.uv == ".".join(str(part) for part in uv_version())
+    assert node.shown(made, "import alpha, beta; print(alpha.__version__, beta.__version__)") == "1.2 0.3"
+    assert [package for package in made.packages if not package.startswith("pip==")] == ["alpha==1.2", "beta==0.3"]
+    assert (Path(made.python).parents[1] / "lib").exists()
+    installers = list(Path(made.python).parents[1].glob("lib/*/site-packages/alpha-1.2.dist-info/INSTALLER"))
+    assert [file.read_text() for file in installers] == ["uv"]
+    assert (node.home / ".gpucloud" / "cache" / "uv").is_dir()
+
+
+def test_without_uv_pip_itself_installs_from_the_mirror(tmp_path, with_pip, index):
+    node = Node(tmp_path, with_pip)
+    made = node.layer(node.order("pip install alpha; python -m pip freeze >seen", pip_mirror=index.url))
+    assert made.uv is None
+    assert node.shown(made, "import alpha; print(alpha.__version__)") == "1.2"
+    assert "alpha==1.2" in (node.code / "seen").read_text()
+    assert "without uv: " in (node.layers / f"{made.key}.log").read_text()  # the mirror has none
+    assert "/simple/uv/" in index.asked
+
+
+def test_a_second_layer_takes_what_the_first_one_fetched_from_the_cache(tmp_path, bare, uv_folder, index):
+    node = Node(tmp_path, bare, path=f"{uv_folder}:/usr/bin:/bin")
+    node.layer(node.order("pip install alpha", pip_mirror=index.url))
+    fetched = [path for path in index.asked if path.startswith("/files/alpha")]
+    node.layer(node.order("pip install alpha # again", pip_mirror=index.url))
+    assert [path for path in index.asked if path.startswith("/files/alpha")] == fetched
+
+
+def test_what_uv_cannot_do_pip_does(tmp_path, with_pip, uv_folder, index):
+    node = Node(tmp_path, with_pip, path=f"{uv_folder}:/usr/bin:/bin")
+    setup = "pip install --target there alpha; pip install beta; pip uninstall -y beta; pip list >seen"
+    made = node.layer(node.order(setup, pip_mirror=index.url))
+    assert (node.code / "there" / "alpha" / "__init__.py").is_file()
+    assert node.shown(made, "import beta") == ""
+    assert not any(package.startswith("beta") for package in made.packages)
+
+
+def test_a_python_without_pip_where_nothing_can_be_had_is_named_with_the_reason(tmp_path, bare, index):
+    node = Node(tmp_path, bare)
+    done = node.run("layer", to_json(node.order("pip install alpha", pip_mirror=index.url)))
+    assert done.returncode == 1
+    assert done.stdout.startswith("the node's Python has no pip, and none could be had: ")
+    assert f"{index.url}/pip/" in done.stdout
+    assert not node.fact(node.order("pip install alpha")).ready
+
+
+def test_a_setup_that_installs_nothing_needs_no_index_at_all(tmp_path, bare):
+    node = Node(tmp_path, bare)
+    made = node.layer(node.order("echo run >>runs", env=(("PIP_NO_INDEX", "1"),)))
+    assert made.ready
+    assert (node.code / "runs").read_text() == "run\n"
+
+
+def test_torch_is_installed_for_a_script_where_the_node_has_none_within_the_tested_range(tmp_path, with_pip, wheels):
+    """The torch is a stand-in, served where PyTorch's index for the CPU would be: this machine has no GPU."""
+    node = Node(tmp_path, with_pip)
+    env = (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(wheels)))
+    made = node.layer(node.order(torch=True, env=env))
+    assert (made.torch, made.torch_cuda, made.torch_index) == ("2.12.0", "13.0", "cpu")
+
+
+def test_torch_comes_from_the_mirrors_folder_for_the_driver_and_the_rest_from_the_other_mirror(
+    tmp_path, bare, uv_folder, wheels
+):
+    """A stand-in torch: what is looked at is who is asked for what."""
+    with serving(wheels) as packages, serving(wheels) as pytorch:
+        base = pytorch.url.removesuffix("/simple")
+        node = Node(tmp_path, bare, path=f"{uv_folder}:/usr/bin:/bin")
+        order = node.order("pip install beta", torch=True, pip_mirror=packages.url, torch_mirror=base)
+        done = node.run("layer", to_json(order))
+        assert done.returncode == 1  # the mirror's folder for the CPU is empty here
+        assert {path for path in pytorch.asked if "torch" in path} == {"/cpu/torch/"}
+        assert not any("torch" in path for path in packages.asked)
+
+
+def test_a_second_layer_of_the_same_kind_waits_for_the_first_and_says_so(tmp_path, with_pip):
+    node = Node(tmp_path, with_pip)
+    order = node.order("sleep 2; echo run >>runs")
+    answers: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(node.run("layer", to_json(order)).stdout)) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answer.splitlines()[-1] for answer in answers) == ["ready", "ready"]
+    assert sum("note: waited " in answer for answer in answers) == 1
+    assert (node.code / "runs").read_text() == "run\n"
+
+
+@pytest.mark.parametrize("after_s", [0.1, 0.6, 1.5])
+def test_a_build_killed_at_any_point_is_finished_by_the_next(tmp_path, with_pip, index, after_s):
+    node = Node(tmp_path, with_pip)
+    order = node.order("pip install -q beta; sleep 1", pip_mirror=index.url)
+    killed = subprocess.Popen(
+        node.argv("layer"), env=node.env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert killed.stdin is not None
+    with killed.stdin:
+        killed.stdin.write(to_json(order))
+    time.sleep(after_s)  # any moment will do: the next build must finish from every one
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    made = node.layer(order)
+    assert made.ready
+    assert node.shown(made, "import beta; print(beta.__version__)") == "0.3"
+
+
+def test_old_layers_are_removed_save_the_newest_the_used_and_the_one_in_hand(tmp_path):
+    places = Places(layers=tmp_path, tools=tmp_path / ".bin", cache=tmp_path / ".cache")
+    old = time.time() - 30 * 86400
+    for number in range(8):
+        folder = tmp_path / f"layer{number}"
+        (folder / "bin").mkdir(parents=True)
+        (folder / "ready.json").write_text("{}")
+        (tmp_path / f"layer{number}.log").touch()
+        os.utime(folder / "ready.json", (old - number, old - number))
+    os.utime(tmp_path / "layer7" / "ready.json")
+    used = subprocess.Popen(["sleep", "60"], env={"PATH": f"{tmp_path / 'layer5' / 'bin'}:/usr/bin:/bin"})
+    try:
+        assert collect.collect(places, keep="layer6") == ("layer3", "layer4")
+    finally:
+        used.kill()
+        used.wait()
+    left = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    assert left == ["layer0", "layer1", "layer2", "layer5", "layer6", "layer7"]
+    assert not (tmp_path / "layer3.log").exists()
+
+
+def uv_version() -> tuple[int, ...]:
+    said = subprocess.run([uv.find_uv_bin(), "--version"], capture_output=True, text=True, check=True).stdout
+    return tuple(int(part) for part in said.split()[1].split("."))
+
+
+def test_facts_of_another_layer_do_not_make_one(tmp_path, with_pip):
+    node = Node(tmp_path, with_pip)
+    fact = node.fact(node.order("pip install alpha"))
+    assert (fact.ready, fact.torch_index) == (False, "cpu")
+    assert json.loads(node.run("facts", "{}").stdout)["layer"] is None
+
+
+def stand_in_conda(folder: Path, name: str, log: Path) -> str:
+    """Write a program that makes a plain virtual environment where conda would make its own; return its folder."""
+    folder.mkdir()
+    program = folder / name
+    program.write_text(f"""#!/bin/sh
+[ "$1" = --version ] && echo 2.9.0 && exit 0
+echo "$@" >>{log}
+while [ "$1" != --prefix ]; do shift; done
+exec {sys.executable} -m venv "$2"
+""")
+    program.chmod(0o755)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("micromamba", "create --yes --prefix {} --file {}\n"), ("conda", "env create --yes --prefix {} --file {}\n")],
+)
+def test_a_conda_environment_of_a_stand_in_conda_is_made_once_and_setup_runs_inside_it(
+    tmp_path, bare, index, name, words
+):
+    folder = stand_in_conda(tmp_path / "conda", name, tmp_path / "asked")
+    node = Node(tmp_path, bare, path=f"{folder}:/usr/bin:/bin")
+    (node.code / "environment.yml").write_text("dependencies: [python=3.11]\n")
+    setup = 'pip install -q beta; echo "$CONDA_PREFIX" >prefix'
+    order = node.order(setup, pip_mirror=index.url, conda="environment.yml")
+    made = node.layer(order)
+    node.layer(order)
+    prefix = str(Path(made.python).parents[1])
+    assert (tmp_path / "asked").read_text() == words.format(prefix, node.code / "environment.yml")
+    assert (node.code / "prefix").read_text() == f"{prefix}\n"
+    assert node.shown(made, "import beta, sys; print(beta.__version__, sys.prefix)") == f"0.3 {prefix}"
+
+
+def test_a_node_without_conda_that_cannot_fetch_one_says_so_with_the_address(tmp_path, bare):
+    node = Node(tmp_path, bare, path="/usr/bin:/bin")
+    node.env["https_proxy"] = "http://127.0.0.1:1"  # nobody is there
+    done = node.run("layer", to_json(node.order("true", conda="environment.yml")))
+    assert done.returncode == 1
+    assert done.stdout.startswith("conda: the node has no micromamba, mamba or conda, and none could be had: https://")
+    assert "micromamba-linux-" in done.stdout
