@@ -1,17 +1,24 @@
-"""`python3 <zip> agent|facts|layer`, or `python -m gpucloud.agent` with the same words."""
+"""`python3 <zip> agent|facts|layer|mpi|…`, or `python -m gpucloud.agent` with the same words."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
 
-from gpucloud.agent import daemon, facts, layer
+from gpucloud.agent import daemon, facts, image, layer
 from gpucloud.agent.decide import OwnEnd
+from gpucloud.agent.mpi import remote
+from gpucloud.agent.mpi.head import lead
+from gpucloud.agent.mpi.member import follow
+from gpucloud.agent.mpi.order import Order
 from gpucloud.domain.bootstrap.facts import Asked
 from gpucloud.domain.codec import from_json, to_json
+from gpucloud.domain.container import ImageWanted
+from gpucloud.domain.launch import SECRET
 
 
 def main(arguments: list[str]) -> int:
@@ -24,6 +31,14 @@ def main(arguments: list[str]) -> int:
         case "facts":
             asked = from_json(Asked, sys.stdin.read() or "{}")
             _say(to_json(facts.gather(root, package=_package(), asked=asked)))
+        case "image":
+            failure = image.pull(root, from_json(ImageWanted, sys.stdin.read()))
+            _say(failure or "ready")
+            return 0 if failure is None else 1
+        case "mpi":
+            return _run_mpi(options)
+        case "rexec":
+            return remote.call(options.host, options.words)
         case _:
             return _build_layer(root)
     return 0
@@ -38,7 +53,17 @@ def _parser() -> argparse.ArgumentParser:
     agent.add_argument("--power-off", nargs=argparse.REMAINDER, default=[], help="run at the end of the paid time")
     probe = commands.add_parser("facts", help="answer a question, JSON on standard input: what the node is and has")
     build = commands.add_parser("layer", help="run a job's setup, given as JSON on standard input")
-    for command in (agent, probe, build):
+    mpi = commands.add_parser("mpi", help="this node's part in an attempt under mpirun")
+    for name in ("rank", "nodes", "slots", "port"):
+        mpi.add_argument(f"--{name}", type=int, required=True)
+    mpi.add_argument("--head", required=True)
+    rexec = commands.add_parser("rexec", help="what mpirun calls in SSH's place")
+    rexec.add_argument("host")
+    for command in (mpi, rexec):
+        command.add_argument("words", nargs=argparse.REMAINDER)
+        command.set_defaults(root="~/.gpucloud")
+    pull = commands.add_parser("image", help="have a container image, given as JSON on standard input")
+    for command in (agent, probe, build, pull):
         command.add_argument("--root", default="~/.gpucloud")
     return parser
 
@@ -53,6 +78,20 @@ def _build_layer(root: Path) -> int:
     failure = layer.build(root, layer.Order(**json.load(sys.stdin)))
     _say(failure or "ready")
     return 0 if failure is None else 1
+
+
+def _run_mpi(options: argparse.Namespace) -> int:
+    order = Order(
+        rank=options.rank,
+        nodes=options.nodes,
+        slots=options.slots,
+        head=options.head,
+        port=options.port,
+        secret=os.environ.pop(SECRET, ""),
+        folder=Path(os.environ["GPUCLOUD_ATTEMPT_DIR"]),
+        words=tuple(options.words[1:] if options.words[:1] == ["--"] else options.words),
+    )
+    return lead(order) if order.rank == 0 else follow(order)
 
 
 def _package() -> Path | None:

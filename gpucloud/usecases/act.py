@@ -27,6 +27,7 @@ from gpucloud.domain.action import (
     Wait,
 )
 from gpucloud.domain.errors import CleanupIncomplete, HostUnreachable, NodeError, ProvisionError, StoreError
+from gpucloud.domain.launch import workers_per_node
 from gpucloud.domain.seen import Seen
 from gpucloud.domain.state import ExitReason
 from gpucloud.ports import ClusterSpec
@@ -183,7 +184,7 @@ class Actor:
                 continue
             try:
                 host = self.world.shell.host(alive[member.node_id])
-                while read_node(host, member.node_id, attempt, self.world.job.resources.gpus, self.logs)[1]:
+                while read_node(host, member.node_id, attempt, workers_per_node(self.world.job), self.logs)[1]:
                     pass  # a long output comes in pieces
             except NodeError:
                 continue  # gone meanwhile: what had been read of it is kept

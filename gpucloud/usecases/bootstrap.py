@@ -8,14 +8,16 @@ from datetime import datetime, timedelta
 
 from gpucloud.domain.bootstrap.checks import check, check_boto3, check_torch, findings, job_python, require_python
 from gpucloud.domain.bootstrap.facts import Bare, Facts, parse_facts
+from gpucloud.domain.bootstrap.image_step import IMAGE_HINT
 from gpucloud.domain.bootstrap.probing import package_path, probe, question, ship
 from gpucloud.domain.bootstrap.record import lock_record
 from gpucloud.domain.bootstrap.steps import STEPS, Command, Step
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.codec import Malformed
+from gpucloud.domain.container import ImageWanted
 from gpucloud.domain.errors import NodeError, RemoteCommandFailed
-from gpucloud.domain.job import Job
-from gpucloud.domain.launch import Script, parse_run
+from gpucloud.domain.job import Job, Launcher
+from gpucloud.domain.launch import launcher_of
 from gpucloud.domain.layer import BOTO3, setup_digest, setup_files
 from gpucloud.ports import Clock, Completed, Host
 
@@ -34,7 +36,8 @@ class Package:
 class Bootstrapped:
     """A node that is fit: where things lie on it, what was changed and how long each step took (seconds).
 
-    `changed` is empty when everything was there. `lock` holds JSON values only.
+    `changed` is empty when everything was there. `lock` holds JSON values only. `image` is the job's
+    image as it is pinned there.
     """
 
     python: str
@@ -44,13 +47,14 @@ class Bootstrapped:
     changed: tuple[str, ...]
     seconds: tuple[tuple[str, float], ...]
     lock: dict[str, object]
+    image: str | None = None
 
 
 def wanted_for(
     job: Job, *, package: Package, code: str, secrets: Mapping[str, str], store_url: str, power_off: tuple[str, ...]
 ) -> Wanted:
     """Return what the job needs of a node where its code lies at `code`; reads the files that `setup` names."""
-    boto3 = store_url.startswith("s3://")
+    boto3 = store_url.startswith("s3://") and job.image is None  # an image brings its own
     files = tuple(
         (name, (job.code / name).read_bytes()) for name in setup_files(job.setup or "") if (job.code / name).is_file()
     )
@@ -60,12 +64,20 @@ def wanted_for(
         setup=job.setup,
         setup_digest=setup_digest(job.setup or "", files, code, requirements=(BOTO3,) if boto3 else ()),
         env=(*job.env, *secrets.items()),
-        torchrun=isinstance(parse_run(job.run), Script),
+        torchrun=job.image is None and launcher_of(job) is Launcher.TORCHRUN,
+        image=_image(job, secrets),
         gpus=job.resources.gpus,
         asks_for_gpus=bool(job.resources.gpu) or job.resources.vram_gib is not None,
         power_off=power_off,
         boto3=boto3,
     )
+
+
+def _image(job: Job, secrets: Mapping[str, str]) -> ImageWanted | None:
+    if job.image is None:
+        return None
+    login = secrets.get(job.container.login) if job.container.login else None
+    return ImageWanted(reference=job.image, runtime=job.container.runtime, login=login)
 
 
 def bootstrap(host: Host, wanted: Wanted, package: Package, clock: Clock) -> Bootstrapped:
@@ -85,6 +97,7 @@ def bootstrap(host: Host, wanted: Wanted, package: Package, clock: Clock) -> Boo
         changed=tuple(work.changed),
         seconds=tuple(work.seconds),
         lock=lock_record(facts, wanted),
+        image=facts.image.pinned if facts.image else None,
     )
 
 
@@ -160,6 +173,8 @@ class _Work:
         )
 
     def _hint(self, name: str) -> str:
+        if name == "image":
+            return IMAGE_HINT
         if name != "setup":
             return "run the command again"
         if self._wanted.setup is None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gpucloud.domain.codec import Malformed, from_json
+from gpucloud.domain.container import ImageFact
 from gpucloud.domain.gate import GateFact
 from gpucloud.domain.gpus import Gpu
 from gpucloud.domain.machine import MachineFact
@@ -16,12 +17,14 @@ class Asked:
     """What the node's `facts` command is asked, on its standard input.
 
     `layer` is the digest of the job's layer, empty for none; `layer_unless_boto3` that of one that is wanted for boto3
-    only, where the base interpreter has none that suffices. `data` are the keys of data sets.
+    only, where the base interpreter has none that suffices. `data` are the keys of data sets, `image` the
+    job's container image.
     """
 
     layer: str = ""
     layer_unless_boto3: str = ""
     data: tuple[str, ...] = ()
+    image: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,7 @@ class Facts:
     there; `package` is the SHA-256 of the zip that answered; `gpus` is None where there is no `nvidia-smi`, and
     `gpu_fault` is what it said when it failed; `agent_package` is the zip of the agent that runs, if one does.
     `machine` is how its driver and system software were left on this boot, `gate` what its last check on this boot
-    said, `staged` the keys of the data sets that are whole.
+    said, `staged` the keys of the data sets that are whole, `image` the job's image if it was pulled.
     """
 
     python: str
@@ -64,6 +67,7 @@ class Facts:
     machine: MachineFact | None = None
     staged: tuple[str, ...] = ()
     gate: GateFact | None = None
+    image: ImageFact | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

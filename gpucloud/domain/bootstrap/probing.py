@@ -40,9 +40,10 @@ def probe(sha256: str) -> tuple[str, ...]:
 def question(wanted: Wanted) -> bytes:
     """Return what the node is asked for this job."""
     data = tuple(one.key for one in wanted.data)
+    image = wanted.image.reference if wanted.image else ""
     if wanted.boto3 and not wanted.setup:
-        return to_json(Asked(layer_unless_boto3=wanted.setup_digest, data=data)).encode()
-    return to_json(Asked(layer=wanted.setup_digest if wanted.setup else "", data=data)).encode()
+        return to_json(Asked(layer_unless_boto3=wanted.setup_digest, data=data, image=image)).encode()
+    return to_json(Asked(layer=wanted.setup_digest if wanted.setup else "", data=data, image=image)).encode()
 
 
 def ship(python: str, sha256: str) -> tuple[str, ...]:

@@ -17,5 +17,6 @@ def lock_record(facts: Facts, wanted: Wanted) -> dict[str, object]:
         "setup": wanted.setup,
         "setup_digest": wanted.setup_digest if wanted.setup else None,
         "layer": layer.key if layer else None,
+        "image": facts.image.pinned if facts.image else None,
         "gpus": [{"name": g.name, "memory_mib": g.memory_mib, "driver": g.driver} for g in facts.gpus or ()],
     }
