@@ -183,3 +183,7 @@ class Outputs(Protocol):
     def bring_home(self, host: Host, code: str) -> tuple[str, ...]:
         """Copy the outputs from the folder `code` on the host; return where they are now. NodeError, StoreError."""
         ...
+
+    def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
+        """Copy what profilers recorded on the host in that attempt; return where it is now. NodeError, StoreError."""
+        ...

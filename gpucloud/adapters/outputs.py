@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 
 from gpucloud.domain.errors import RemoteCommandFailed, StoreError
+from gpucloud.domain.launch import attempt_folder
 from gpucloud.ports import Host
 
 _LIMIT_S = 600.0
@@ -26,15 +27,26 @@ class OutputsFolder:
 
         Links and names that would leave the target are refused by Python's own `data` filter (PEP 706).
         """
-        if not self._paths:
-            return ()
-        done = host.run(("sh", "-c", _PACK, "sh", code, *self._paths), timeout_s=_LIMIT_S)
-        if done.exit_code != 0:
-            raise RemoteCommandFailed(f"outputs: {done.stderr.decode(errors='replace').strip()}")
-        try:
-            self._target.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-                archive.extractall(self._target, filter="data")
-        except (OSError, tarfile.TarError) as error:
-            raise StoreError(f"outputs cannot be written to {self._target}: {error}", hint="free some space") from error
-        return tuple(str(self._target / path) for path in self._paths if (self._target / path).exists())
+        return _bring(host, code, self._paths, self._target)
+
+    def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
+        """Return what of the attempt's profiles arrived from the host, below `profile/attempt-<n>`."""
+        folder = attempt_folder(host.node.root, attempt) + "/profile"
+        listed = host.run(("sh", "-c", 'cd "$1" 2>/dev/null && ls', "sh", folder))
+        names = tuple(name for name in listed.stdout.decode(errors="replace").split() if name.startswith("rank-"))
+        return _bring(host, folder, names, self._target / "profile" / f"attempt-{attempt}")
+
+
+def _bring(host: Host, folder: str, paths: tuple[str, ...], target: Path) -> tuple[str, ...]:
+    if not paths:
+        return ()
+    done = host.run(("sh", "-c", _PACK, "sh", folder, *paths), timeout_s=_LIMIT_S)
+    if done.exit_code != 0:
+        raise RemoteCommandFailed(f"outputs: {done.stderr.decode(errors='replace').strip()}")
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+            archive.extractall(target, filter="data")
+    except (OSError, tarfile.TarError) as error:
+        raise StoreError(f"outputs cannot be written to {target}: {error}", hint="free some space") from error
+    return tuple(str(target / path) for path in paths if (target / path).exists())

@@ -74,18 +74,25 @@ def up(target: Target = None, cloud: OnCloud = None, as_json: Json = False) -> N
 
 
 @app.command()
-def train(
+def train(  # noqa: PLR0913, PLR0917  each is an option
     target: Target = None,
     cloud: OnCloud = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the machines up at the end, prepaid.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return at once; the job goes on.")] = False,
     drill: Annotated[bool, typer.Option("--drill", help="Have one machine taken once, in mid-run.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Record a few steps of each rank.")] = False,
+    profile_steps: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, max=1000, metavar="STEPS", help="With --profile: how many; 5 if left out."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a job to its end, or continue it: machines, code, training, interruptions, teardown, cost."""
     from gpucloud.cli import training
 
-    raise typer.Exit(training.train(target, on=cloud, keep=keep, detach=detach, drill=drill, as_json=as_json))
+    steps = profile_steps or (5 if profile else None)
+    asked = training.Asked(keep=keep, detach=detach, drill=drill, profile_steps=steps)
+    raise typer.Exit(training.train(target, asked, on=cloud, as_json=as_json))
 
 
 @app.command()

@@ -36,6 +36,7 @@ from gpucloud.usecases.failure import last_words
 from gpucloud.usecases.lease import Lease
 from gpucloud.usecases.lookout import LogReader, read_node
 from gpucloud.usecases.prepare import Preparer
+from gpucloud.usecases.profiles import bring_profiles
 from gpucloud.usecases.story import tell_story
 from gpucloud.usecases.world import Watcher, World
 
@@ -121,6 +122,7 @@ class Actor:
                 self._read_to_the_end(seen)
                 self._explain(action, seen)
                 self._bring_home(action, seen)
+                self._bring_profiles(seen)
                 self.lease.write(books.close_attempt(state, action, seen.now))
             case Finish():
                 self.lease.write(books.finish(state, action, seen.now))
@@ -216,6 +218,14 @@ class Actor:
             return
         for path in brought:
             self.watcher.story(f"brought home: {path}")
+
+    def _bring_profiles(self, seen: Seen) -> None:
+        attempt = seen.state.attempt
+        if self.world.job.profile_steps and attempt is not None:
+            members = {member.node_id for member in attempt.members}
+            nodes = tuple(node for node in seen.group.alive if node.id in members)
+            for line in bring_profiles(self.world.outputs, self.world.shell, nodes, attempt.number):
+                self.watcher.story(line)
 
     def _tear_down(self) -> None:
         name = self.lease.state.group

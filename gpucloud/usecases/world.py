@@ -22,7 +22,7 @@ class World:
 
     `knows_our_address`: its firewall lets in the supervisor that made the group, and another one must be let in.
     `power_off` is the command by which a node ends itself after its paid time, empty for none. `key` is the cluster's
-    private SSH key, from which the secrets of attempts are made. `profile` brings its traces home.
+    private SSH key, from which the secrets of attempts are made.
     """
 
     job: Job

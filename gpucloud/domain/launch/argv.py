@@ -26,11 +26,14 @@ _MPI_SCRIPT = 'exec "$GPUCLOUD_JOB_PYTHON" -u "$@"'
 # A member that never comes would else be waited for 10 minutes; slow disks need most of this for their first import.
 RENDEZVOUS_TIMEOUT_S = 300
 
-# The capture range is what gpucloud.resume marks by cudaProfilerStart and Stop; the script goes on after it.
-_NSYS = """if command -v nsys >/dev/null 2>&1; then
+# Where gpucloud.resume is used, it marks the steps by cudaProfilerStart and Stop; any other code is watched for ten
+# seconds after half a minute. Either way the script goes on (nsys's guide, "CLI Profile Command Switch Options").
+_NSYS = """command -v nsys >/dev/null 2>&1 || exec "$@"
 mkdir -p "$GPUCLOUD_ATTEMPT_DIR/profile"
-exec nsys profile --force-overwrite=true --sample=none --capture-range=cudaProfilerApi --capture-range-end=stop \
---output="$GPUCLOUD_ATTEMPT_DIR/profile/rank-$RANK" "$@"; fi; exec "$@\""""
+if grep -rqsF --include='*.py' gpucloud .
+then window='--capture-range=cudaProfilerApi --capture-range-end=stop'; else window='--delay=30 --duration=10'; fi
+exec nsys profile --force-overwrite=true --sample=none --kill=none $window \\
+  --output="$GPUCLOUD_ATTEMPT_DIR/profile/rank-$RANK" "$@\""""
 
 
 def argv_of(member: Member) -> tuple[str, ...]:
