@@ -18,6 +18,9 @@ from gpucloud.domain.launch import INTERFACE_VARIABLES, gpu_defaults
 MARK = "GPUCLOUD_ATTEMPT_DIR"
 """The variable that every process of an attempt bears, with the attempt's folder."""
 
+# By this mark the embedded fleet ends what a node started, when the node is taken: Docker's processes are no children.
+_MARKS = ("GPUCLOUD_NODE",)
+
 _NVIDIA = Path("/proc/driver/nvidia/version")
 _FABRIC = Path("/sys/class/infiniband")
 
@@ -81,7 +84,7 @@ def end_recorded(folder: Path) -> tuple[str, ...]:
 
 
 def _contained(launch: Launch, run: ContainerRun, inside: Inside, folder: Path, given: Mapping[str, str]) -> Composed:
-    names = set(given)
+    names = {*given, *(name for name in _MARKS if name in os.environ)}
     if inside.runtime is ContainerRuntime.DOCKER and given.get("CUDA_VISIBLE_DEVICES") == ",".join(run.devices):
         names.discard("CUDA_VISIBLE_DEVICES")  # inside, the devices that were handed in are counted from 0
     argv = container_argv(

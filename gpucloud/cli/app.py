@@ -117,11 +117,14 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
     attempt: Annotated[Optional[int], typer.Option(help="Only this attempt.")] = None,  # noqa: UP045
     rank: Annotated[Optional[int], typer.Option(help="Only this rank; 0 is what `train` shows.")] = None,  # noqa: UP045
+    launch: Annotated[bool, typer.Option("--launch", help="How each node was launched instead: JSON lines.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Write the output of a job's script."""
     from gpucloud.cli import asking
 
+    if launch:
+        raise typer.Exit(asking.launches(target, attempt=attempt))
     raise typer.Exit(asking.logs(target, follow=follow, attempt=attempt, rank=rank, as_json=as_json))
 
 

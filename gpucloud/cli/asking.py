@@ -20,6 +20,7 @@ from gpucloud.cli.target import known_job
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.quantities import parse_span
+from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.report import JobReport
 from gpucloud.wiring import Gpucloud, KnownJob
 
@@ -65,6 +66,15 @@ def logs(target: str | None, *, follow: bool, attempt: int | None, rank: int | N
         else:
             sys.stdout.write(text)
             sys.stdout.flush()
+    return 0
+
+
+def launches(target: str | None, *, attempt: int | None) -> int:
+    """Write how each node of each attempt was launched, secrets left out; return the exit code."""
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    for number, node, data in JobStore(cloud.store_of(known), known.name).launches(attempt):
+        say(json.dumps({"version": VERSION, "attempt": number, "node": node, "launch": json.loads(data)}))
     return 0
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 from gpucloud.agent.mpi.link import Link, LinkLost
 from gpucloud.agent.mpi.order import Order, missing_program, search_path
@@ -59,9 +60,16 @@ def _report(link: Link, number: int, command: subprocess.Popen[bytes]) -> None:
 
 
 def run_command(words: list[str]) -> subprocess.Popen[bytes]:
-    """Start what mpirun would have given to SSH: words that a shell on the other side puts together."""
+    """Start what mpirun would have given to SSH: words that a shell on the other side puts together.
+
+    Open MPI's own files go to the attempt's folder: daemons of two nodes of one machine would meet in /tmp, and one of
+    them die of it. The ranks get their TMPDIR back.
+    """
+    folder = Path(os.environ["GPUCLOUD_ATTEMPT_DIR"], "mpi")
+    folder.mkdir(exist_ok=True)
+    theirs = {"TMPDIR": str(folder), "GPUCLOUD_TMPDIR": os.environ.get("TMPDIR", "/tmp")}  # noqa: S108  the usual one
     return subprocess.Popen(
         ["/bin/sh", "-c", " ".join(words)],
-        env={**os.environ, "PATH": search_path()},
+        env={**os.environ, **theirs, "PATH": search_path()},
         stdin=subprocess.DEVNULL,
     )

@@ -71,6 +71,7 @@ def settings(network: str | None, *, root: bool, remote: str, python: str) -> di
         "plm_rsh_agent": agent,
         "plm_rsh_no_tree_spawn": "1",  # only the head is connected to all
         "plm_rsh_assume_same_shell": "1",
+        "orte_leave_session_attached": "1",  # a daemon that dies at its start is then heard of, with its words
         "rmaps_base_mapping_policy": "slot",
         "hwloc_base_binding_policy": "none",  # a rank's data workers would share its one core
         **({"btl_tcp_if_include": network, "oob_tcp_if_include": network} if network else {}),
@@ -81,6 +82,7 @@ def settings(network: str | None, *, root: bool, remote: str, python: str) -> di
         "plm_ssh_agent": agent,
         "plm_ssh_no_tree_spawn": "1",
         "plm_ssh_assume_same_shell": "1",
+        "prte_leave_session_attached": "1",
         **({"prte_if_include": network} if network else {}),
     }
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if root else {}
