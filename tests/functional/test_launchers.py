@@ -42,7 +42,7 @@ print(config["task"], len(workers), len(set(workers)), os.environ["RANK"])
 
 def test_tensorflow_finds_the_same_workers_on_every_node_and_itself_among_them(line):
     answer = line.run(
-        "train", script(line, TENSORFLOW, extra="launcher: tensorflow\n", gpus=2, budget="5 USD"), "--json"
+        "train", script(line, TENSORFLOW, extra="launcher: tensorflow\n", gpus=2, budget="100 USD"), "--json"
     )
     assert answer.code == 0, answer.stderr
     assert output(line, 0) == "{'type': 'worker', 'index': 0} 2 2 0\n"
@@ -56,7 +56,7 @@ print(*(os.environ[n] for n in "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE
 
 
 def test_a_script_may_be_started_plainly_once_a_node(line):
-    answer = line.run("train", script(line, PLAIN, extra="launcher: plain\n", gpus=2, budget="5 USD"), "--json")
+    answer = line.run("train", script(line, PLAIN, extra="launcher: plain\n", gpus=2, budget="100 USD"), "--json")
     assert answer.code == 0, answer.stderr
     assert (output(line, 0), output(line, 1)) == ("0 2 0 1 0\n", "1 2 0 1 1\n")
 

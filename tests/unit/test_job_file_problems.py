@@ -303,7 +303,6 @@ BROKEN: list[tuple[str, list[str]]] = [
     (HEAD + "image: a\ncontainer: {login: PASS}\nsecrets: [TOKEN]\n", [
         '5:20: container.login: "PASS" is not in `secrets`: add it there'
     ]),
-    (HEAD + "container: {runtime: docker}\n", ["4:12: container: says how `image` is run, and there is no `image`"]),
     ("name: a\nrun: ./a.out\nbudget: 1 USD\nlauncher: torchrun\n", [
         "4:11: launcher: torchrun starts a Python script, and `run` is a command line: plain or mpi"
     ]),

@@ -108,8 +108,6 @@ def _image(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
         for key in ("conda", "setup"):
             if root.get(key) is not None:
                 yield fault((key,), "cannot be with `image`: put it into the image, where every node finds it")
-    elif isinstance(container, dict) and container:
-        yield fault(("container",), "says how `image` is run, and there is no `image`")
     login = container.get("login") if isinstance(container, dict) else None
     names = secrets if isinstance(secrets, list) else [secrets]
     if isinstance(login, str) and login not in names:
