@@ -186,6 +186,10 @@ class Outputs(Protocol):
         """Copy the outputs from the folder `code` on the host; return where they are now. NodeError, StoreError."""
         ...
 
+    def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
+        """Copy what profilers recorded on the host in that attempt; return where it is now. NodeError, StoreError."""
+        ...
+
 
 class DataSets(Protocol):
     """Where data sets come from. Raises StoreError, UsageError."""

@@ -1,18 +1,25 @@
-"""`python3 <zip> agent|facts|layer|data|metrics`, or `python -m gpucloud.agent` with the same words."""
+"""`python3 <zip> agent|facts|layer|data|…`, or `python -m gpucloud.agent` with the same words."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
 
-from gpucloud.agent import daemon, facts
+from gpucloud.agent import daemon, facts, image
 from gpucloud.agent.decide import OwnEnd
 from gpucloud.agent.layer.build import Failed, build
 from gpucloud.agent.metrics import endpoint
+from gpucloud.agent.mpi import remote
+from gpucloud.agent.mpi.head import lead
+from gpucloud.agent.mpi.member import follow
+from gpucloud.agent.mpi.order import Order
 from gpucloud.domain.bootstrap.facts import Asked
 from gpucloud.domain.codec import from_json, to_json
+from gpucloud.domain.container import ImageWanted
+from gpucloud.domain.launch import SECRET
 from gpucloud.domain.layer import LayerOrder
 
 
@@ -32,6 +39,14 @@ def main(arguments: list[str]) -> int:
             from gpucloud.agent.data import command  # noqa: PLC0415  facts must answer at once: this imports a lot
 
             return command.main(root, sys.stdin.buffer, _say)
+        case "image":
+            failure = image.pull(root, from_json(ImageWanted, sys.stdin.read()))
+            _say(failure or "ready")
+            return 0 if failure is None else 1
+        case "mpi":
+            return _run_mpi(options)
+        case "rexec":
+            return remote.call(options.host, options.words)
         case _:
             return _build_layer()
     return 0
@@ -48,7 +63,17 @@ def _parser() -> argparse.ArgumentParser:
     build = commands.add_parser("layer", help="make a job's environment, given as JSON on standard input")
     figures = commands.add_parser("metrics", help="write this node's figures as Prometheus reads them")
     stage = commands.add_parser("data", help="stage a data set, given on standard input")
-    for one in (agent, probe, build, stage, figures):
+    mpi = commands.add_parser("mpi", help="this node's part in an attempt under mpirun")
+    for name in ("rank", "nodes", "slots", "port"):
+        mpi.add_argument(f"--{name}", type=int, required=True)
+    mpi.add_argument("--head", required=True)
+    rexec = commands.add_parser("rexec", help="what mpirun calls in SSH's place")
+    rexec.add_argument("host")
+    for started in (mpi, rexec):
+        started.add_argument("words", nargs=argparse.REMAINDER)
+        started.set_defaults(root="~/.gpucloud")
+    pull = commands.add_parser("image", help="have a container image, given as JSON on standard input")
+    for one in (agent, probe, build, stage, figures, pull):
         one.add_argument("--root", default="~/.gpucloud")
     return parser
 
@@ -77,6 +102,20 @@ def _write_metrics(root: Path) -> int:
         sys.stderr.write(f"the agent of {root} serves no metrics: {error}\n")
         return 1
     return 0
+
+
+def _run_mpi(options: argparse.Namespace) -> int:
+    order = Order(
+        rank=options.rank,
+        nodes=options.nodes,
+        slots=options.slots,
+        head=options.head,
+        port=options.port,
+        secret=os.environ.pop(SECRET, ""),
+        folder=Path(os.environ["GPUCLOUD_ATTEMPT_DIR"]),
+        words=tuple(options.words[1:] if options.words[:1] == ["--"] else options.words),
+    )
+    return lead(order) if order.rank == 0 else follow(order)
 
 
 def _package() -> Path | None:

@@ -15,7 +15,12 @@ from gpucloud.domain.codec import Malformed, from_json, to_json
 
 LEFT_EXIT_CODE = 75  # "saved and left on a notice" (DESIGN §10); EX_TEMPFAIL of sysexits.h
 
-_FAILED_RANK = re.compile(r"Root Cause \(first observed failure\):.*?^\s*rank\s*:\s*(\d+)", re.DOTALL | re.MULTILINE)
+_FAILED_RANK = re.compile(
+    r"Root Cause \(first observed failure\):.*?^\s*rank\s*:\s*(\d+)"
+    # mpirun of Open MPI 4 (`[[1,1],3]`) and 5 (`[prterun-host-7@1,3]`).
+    r"|^\s*Process name: \[(?:\[\d+,\d+\]|[^\],]+),(\d+)\]",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 class AttemptFolder:
@@ -57,9 +62,9 @@ class AttemptFolder:
         return Outcome.LEFT if exit_code == LEFT_EXIT_CODE else Outcome.FAILED
 
     def failed_rank(self) -> int | None:
-        """Return the rank that torchrun saw fail first; None when its log does not say."""
+        """Return the rank that torchrun or mpirun saw fail first; None when its log does not say."""
         found = _FAILED_RANK.findall(read_tail(self.path / "launcher.log", 65536))
-        return int(found[-1]) if found else None
+        return int(found[-1][0] or found[-1][1]) if found else None
 
     def progress(self) -> Progress | None:
         """Return the last whole `progress.json`, with its age by the node's clock."""

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from gpucloud import processes, smi
-from gpucloud.agent import daemon
+from gpucloud.agent import daemon, image
 from gpucloud.agent.data.staged import staged
 from gpucloud.agent.layer.fact import base as base_python
 from gpucloud.agent.layer.fact import index_for, layer_fact
@@ -46,6 +46,7 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         torch_cuda=base.torch_cuda,
         packages=base.packages,
         staged=staged(root, asked.data),
+        image=image.fact(root, asked.image) if asked.image else None,
     )
 
 

@@ -21,7 +21,7 @@ def carrying(address: str) -> str | None:
         return None
     if not sys.platform.startswith("linux"):
         return "lo0" if wanted.is_loopback else None
-    return choose(wanted, tuple(_interfaces()))
+    return choose(wanted, interfaces())
 
 
 def choose(wanted: ipaddress.IPv4Address, interfaces: tuple[tuple[str, ipaddress.IPv4Interface], ...]) -> str | None:
@@ -32,7 +32,12 @@ def choose(wanted: ipaddress.IPv4Address, interfaces: tuple[tuple[str, ipaddress
     return max(holding, key=lambda pair: (pair[1].ip == wanted, pair[1].network.prefixlen))[0]
 
 
-def _interfaces() -> Iterator[tuple[str, ipaddress.IPv4Interface]]:
+def interfaces() -> tuple[tuple[str, ipaddress.IPv4Interface], ...]:
+    """Return the name of every interface with its IPv4 address and network; empty where this is not Linux."""
+    return tuple(_each()) if sys.platform.startswith("linux") else ()
+
+
+def _each() -> Iterator[tuple[str, ipaddress.IPv4Interface]]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # one without an IPv4 address

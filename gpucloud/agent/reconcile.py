@@ -15,7 +15,7 @@ from gpucloud.agent.attemptfolder import AttemptFolder, newest
 from gpucloud.agent.decide import Action, Kill, OwnEnd, PowerOff, Prepaid, Rest, Save, Seen, Start, decide
 from gpucloud.agent.levels import Inbox, Outbox
 from gpucloud.agent.metrics.station import Station
-from gpucloud.agent.running import CANNOT_RUN, RunningAttempt, sweep
+from gpucloud.agent.running import CANNOT_RUN, RunningAttempt, end_beside, sweep
 from gpucloud.domain.agentstatus import AttemptStatus, Launch, Outcome, RunState, Status
 from gpucloud.domain.node import Notice
 
@@ -94,6 +94,7 @@ class Agent:
         found = folder.verdict()
         if found is not None:
             return found
+        end_beside(folder)
         if not sweep(folder, limit_s=_SWEEP_LIMIT_S):
             sys.stderr.write(f"attempt {folder.number}: something of it cannot be killed\n")
         return self._close(folder, _ended(folder, Outcome.KILLED, None))

@@ -7,14 +7,13 @@ import subprocess
 
 from gpucloud import processes
 from gpucloud.agent.attemptfolder import AttemptFolder
-from gpucloud.agent.interface import carrying
+from gpucloud.agent.composing import MARK, compose, end_recorded
 from gpucloud.agent.wholefile import write_whole
 from gpucloud.domain.agentstatus import AttemptStatus, Launch, RunState
-from gpucloud.domain.launch import INTERFACE_VARIABLES
 
 CANNOT_RUN = 127  # what a shell answers when it cannot start a command
 
-_MARK = "GPUCLOUD_ATTEMPT_DIR"
+_END_LIMIT_S = 15.0  # a container engine that does not answer must not keep the agent from its other duties
 
 
 class RunningAttempt:
@@ -27,6 +26,7 @@ class RunningAttempt:
         self._ranks = tuple(int(rank) for rank in dict(launch.env).get("GPUCLOUD_RANKS", "").split())
         self._exit_code: int | None = None
         self._killing = False
+        self._ended_beside = False
         self._launcher = self._start(launch)
 
     def kill(self) -> None:
@@ -37,7 +37,7 @@ class RunningAttempt:
         """Look after the processes, and return how the attempt stands; those of `spare` are no part of it."""
         self._reap()
         over = self._exit_code is not None or self._killing or self._only_launcher_left()
-        if over and sweep(self.folder, spare=spare):
+        if over and self._swept(spare):
             self._reap()
             return self._verdict()
         return AttemptStatus(
@@ -51,14 +51,15 @@ class RunningAttempt:
         )
 
     def _start(self, launch: Launch) -> subprocess.Popen[bytes] | None:
-        env = {**_interfaces(launch), **os.environ, **dict(launch.env), _MARK: str(self.folder.path)}
+        composed = compose(launch, self.folder.path)
+        write_whole(self.folder.path / "launch.json", composed.shown(launch))
         log_path = self.folder.path / "launcher.log"
         try:
             with log_path.open("ab") as log:
                 return subprocess.Popen(
-                    launch.argv,
+                    composed.argv,
                     cwd=launch.directory,
-                    env=env,
+                    env={**os.environ, **composed.given},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -66,7 +67,7 @@ class RunningAttempt:
                 )
         except (OSError, ValueError) as error:
             self._exit_code = CANNOT_RUN
-            _note(self.folder, f"cannot start {launch.argv[0]} in {launch.directory}: {error}\n")
+            _note(self.folder, f"cannot start {composed.argv[0]} in {launch.directory}: {error}\n")
             return None
 
     def _reap(self) -> None:
@@ -82,6 +83,13 @@ class RunningAttempt:
                 self._exit_code = self._launcher.wait()
             else:
                 os.waitpid(ended.si_pid, 0)
+
+    def _swept(self, spare: frozenset[int]) -> bool:
+        """Whether nothing of the attempt is alive any more; call it again until it says so."""
+        if not self._ended_beside:
+            end_beside(self.folder)
+            self._ended_beside = True
+        return sweep(self.folder, spare=spare)
 
     def _only_launcher_left(self) -> bool:
         """Whether every rank wrote its last word and is gone: torchrun's own exit (0.4 s) needs no waiting for."""
@@ -104,26 +112,29 @@ class RunningAttempt:
         )
 
 
-def _interfaces(launch: Launch) -> dict[str, str]:
-    """Return the variables that name the interface of collectives, unless the node or the launch says otherwise.
-
-    Without them gloo takes what the host's name resolves to, which on many images is 127.0.1.1.
-    """
-    interface = carrying(launch.address) if launch.address else None
-    return dict.fromkeys(INTERFACE_VARIABLES, interface) if interface else {}
-
-
 def sweep(folder: AttemptFolder, *, limit_s: float = 0.25, spare: frozenset[int] = frozenset()) -> bool:
     """SIGKILL everything of the attempt; False when something is still alive after `limit_s` (call again).
 
     The mark is the attempt's folder, because nodes of the embedded fleet may share one process table; `spare` are
     children of the agent that are no part of any attempt.
     """
-    return processes.kill_below(os.getpid(), mark=(_MARK, str(folder.path)), limit_s=limit_s, spare=spare)
+    return processes.kill_below(os.getpid(), mark=(MARK, str(folder.path)), limit_s=limit_s, spare=spare)
+
+
+def end_beside(folder: AttemptFolder) -> None:
+    """End what of the attempt is no process below us: its container. What is gone already is no error."""
+    argv = end_recorded(folder.path)
+    if not argv:
+        return
+    try:
+        subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_END_LIMIT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        _note(folder, f"{' '.join(argv)}: {error}\n")
 
 
 def _note(folder: AttemptFolder, text: str) -> None:
     try:
-        write_whole(folder.path / "launcher.log", text)
+        with (folder.path / "launcher.log").open("a") as log:
+            log.write(text)
     except OSError:
         return  # the status says 127 all the same

@@ -74,18 +74,25 @@ def up(target: Target = None, cloud: OnCloud = None, as_json: Json = False) -> N
 
 
 @app.command()
-def train(
+def train(  # noqa: PLR0913, PLR0917  each is an option
     target: Target = None,
     cloud: OnCloud = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the machines up at the end, prepaid.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return at once; the job goes on.")] = False,
     drill: Annotated[bool, typer.Option("--drill", help="Have one machine taken once, in mid-run.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Record a few steps of each rank.")] = False,
+    profile_steps: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, max=1000, metavar="STEPS", help="With --profile: how many; 5 if left out."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a job to its end, or continue it: machines, code, training, interruptions, teardown, cost."""
     from gpucloud.cli import training
 
-    raise typer.Exit(training.train(target, on=cloud, keep=keep, detach=detach, drill=drill, as_json=as_json))
+    steps = profile_steps or (5 if profile else None)
+    asked = training.Asked(keep=keep, detach=detach, drill=drill, profile_steps=steps)
+    raise typer.Exit(training.train(target, asked, on=cloud, as_json=as_json))
 
 
 @app.command()
@@ -136,11 +143,14 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
     attempt: Annotated[Optional[int], typer.Option(help="Only this attempt.")] = None,  # noqa: UP045
     rank: Annotated[Optional[int], typer.Option(help="Only this rank; 0 is what `train` shows.")] = None,  # noqa: UP045
+    launch: Annotated[bool, typer.Option("--launch", help="How each node was launched instead: JSON lines.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Write the output of a job's script."""
     from gpucloud.cli import asking
 
+    if launch:
+        raise typer.Exit(asking.launches(target, attempt=attempt))
     raise typer.Exit(asking.logs(target, follow=follow, attempt=attempt, rank=rank, as_json=as_json))
 
 

@@ -24,6 +24,7 @@ from gpucloud.domain.errors import GpucloudError, NodeError, UsageError
 from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.quantities import parse_span
 from gpucloud.usecases.history import read_history
+from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.report import JobReport
 from gpucloud.usecases.visiting import visited
 from gpucloud.wiring import Gpucloud, KnownJob
@@ -104,6 +105,15 @@ def logs(target: str | None, *, follow: bool, attempt: int | None, rank: int | N
         else:
             sys.stdout.write(text)
             sys.stdout.flush()
+    return 0
+
+
+def launches(target: str | None, *, attempt: int | None) -> int:
+    """Write how each node of each attempt was launched, secrets left out; return the exit code."""
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    for number, node, data in JobStore(cloud.store_of(known), known.name).launches(attempt):
+        say(json.dumps({"version": VERSION, "attempt": number, "node": node, "launch": json.loads(data)}))
     return 0
 
 

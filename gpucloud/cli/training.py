@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpucloud.cli.interrupts import Detach, Interrupts, Leave, obeyed
@@ -48,13 +48,24 @@ def up(target: str | None, *, on: Cloud | None, as_json: bool) -> int:
     return _supervise(cloud, read, start, goal, as_json=as_json)
 
 
-def train(target: str | None, *, on: Cloud | None, keep: bool, detach: bool, drill: bool, as_json: bool) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What `train` is asked beside the job file; `profile_steps` None for no profile."""
+
+    keep: bool = False
+    detach: bool = False
+    drill: bool = False
+    profile_steps: int | None = None
+
+
+def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) -> int:
     """Run the job to its end, or start or continue it in the background; return the exit code."""
     cloud = Gpucloud()
     read, start = _started(cloud, target, on)
-    if detach:
-        return _detach(cloud, read, start, keep=keep, drill=drill, as_json=as_json)
-    goal = Goal(nodes=read.job.resources.nodes, keep=keep, drill=drill)
+    read = replace(read, job=replace(read.job, profile_steps=asked.profile_steps))
+    if asked.detach:
+        return _detach(cloud, read, start, keep=asked.keep, drill=asked.drill, as_json=as_json)
+    goal = Goal(nodes=read.job.resources.nodes, keep=asked.keep, drill=asked.drill)
     return _supervise(cloud, read, start, goal, as_json=as_json)
 
 
@@ -192,6 +203,8 @@ def _detach(cloud: Gpucloud, read: Target, start: Start, *, keep: bool, drill: b
     log = cloud.home.log(start.name)
     log.parent.mkdir(parents=True, exist_ok=True)
     flags = [flag for flag, on in (("--keep", keep), ("--drill", drill)) if on]
+    if read.job.profile_steps:
+        flags += ["--profile-steps", str(read.job.profile_steps)]
     with log.open("ab") as out:
         child = subprocess.Popen(
             [

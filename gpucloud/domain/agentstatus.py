@@ -8,7 +8,7 @@ All paths live under `~/.gpucloud` on the node:
     agent/desired.json         Desired, by the supervisor
     agent/status.json          Status, by the agent, several times a second while something changes
     code/<sha>/                synced code
-    attempts/<number>/         launcher.log, rank-<rank>.log, stop.json, progress.json, left-<rank>.json,
+    attempts/<number>/         launch.json, launcher.log, rank-<rank>.log, stop.json, progress.json, left-<rank>.json,
                                done-<rank>.json, exit.json (the agent's verdict); <number> has four digits
 """
 
@@ -19,6 +19,7 @@ from datetime import datetime
 from enum import Enum
 
 from gpucloud.domain.codec import from_json, to_json
+from gpucloud.domain.container import ContainerRun
 from gpucloud.domain.gpus import GpuSample
 from gpucloud.domain.host import HostSample
 from gpucloud.domain.node import Notice
@@ -37,6 +38,7 @@ class Launch:
     """One attempt on one node: `argv` run in `directory` with `env` added; secrets are in `env`, the file is 0600.
 
     `address` is the node's own private one: where `env` names no interface for collectives, the agent finds it by it.
+    The values of the `hidden` variables are shown nowhere. With `container`, `argv` runs in one.
     """
 
     attempt: int
@@ -44,6 +46,8 @@ class Launch:
     directory: str
     env: tuple[tuple[str, str], ...]
     address: str | None = None
+    hidden: tuple[str, ...] = ()
+    container: ContainerRun | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,7 +201,10 @@ class CheckpointPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One job file. Paths are absolute; `source` is the file it was read from."""
+    """One job file. Paths are absolute; `source` is the file it was read from.
+
+    `profile_steps` is not in the file: how many steps of each rank a profiler records, None for none.
+    """
 
     name: str
     run: str
@@ -229,3 +232,4 @@ class Job:
     tags: tuple[tuple[str, str], ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     secrets: tuple[str, ...] = ()
+    profile_steps: int | None = None

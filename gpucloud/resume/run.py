@@ -16,6 +16,7 @@ from gpucloud.resume import randomness
 from gpucloud.resume.checkpoints import Checkpoints
 from gpucloud.resume.folder import AttemptFolder, say
 from gpucloud.resume.loader import Loader
+from gpucloud.resume.profiling import Profiling
 from gpucloud.resume.progress import Progress
 from gpucloud.resume.promise import Level, lower, promised, surroundings
 from gpucloud.resume.ranks import Ranks
@@ -87,6 +88,7 @@ class Run:
             cost_s=max(restored.seconds if restored else 0.0, _LEAST_COST_S),
         )
         self._progress = Progress(self._folder if self._ranks.rank == 0 else AttemptFolder(None), self)
+        self._profiling = Profiling(self._folder, settings.profile_steps, self._ranks.rank)
         if self._ranks.rank == 0:
             self._begin(restored)
 
@@ -153,6 +155,9 @@ class Run:
             return
         self.steps_done += 1
         self._progress.stepped(loss)
+        if not self._profiling.over:
+            with self._progress.phase("profile"):
+                self._profiling.stepped()
         stop, due, generation = self._agree()
         if stop:
             self._leave(generation)
@@ -165,6 +170,7 @@ class Run:
 
     def done(self) -> None:
         """Commit the final state, then say that the job is done: nothing else counts as success. Raises StoreError."""
+        self._profiling.close()
         _, _, generation = self._agree()
         if not any(self._save(generation) for _ in range(_TRIES)):
             raise StoreError(
@@ -238,6 +244,7 @@ class Run:
             )
 
     def _leave(self, generation: int) -> None:
+        self._profiling.close()
         if not any(self._save(generation) for _ in range(_TRIES)) and self._ranks.rank == 0:
             say(f"step {self.steps_done} could not be saved: the job continues from step {self.committed_step}")
         self._folder.write(f"left-{self._ranks.rank}.json", self._standing())

@@ -15,7 +15,10 @@ _ALONE = "./.gpucloud-checkpoints"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Where checkpoints go, when, how many are kept; `folder` is where this node's agent looks, None without one."""
+    """Where checkpoints go, when, how many are kept; `folder` is where this node's agent looks, None without one.
+
+    `profile_steps` of this attempt are recorded by a profiler, 0 for none.
+    """
 
     store: str
     prefix: str
@@ -23,6 +26,7 @@ class Settings:
     folder: Path | None
     cadence: Cadence
     keep: int
+    profile_steps: int = 0
 
 
 def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
@@ -35,6 +39,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
         folder=Path(folder) if folder else None,
         cadence=read_cadence(env.get("GPUCLOUD_CHECKPOINT_EVERY", "auto")),
         keep=_number(env, "GPUCLOUD_CHECKPOINT_KEEP", 3),
+        profile_steps=_number(env, "GPUCLOUD_PROFILE_STEPS", 0),
     )
 
 

@@ -28,6 +28,7 @@ from gpucloud.domain.action import (
 )
 from gpucloud.domain.bootstrap.record import attempt_lock
 from gpucloud.domain.errors import CleanupIncomplete, HostUnreachable, NodeError, ProvisionError, StoreError
+from gpucloud.domain.launch import workers_per_node
 from gpucloud.domain.seen import Seen
 from gpucloud.domain.state import ExitReason
 from gpucloud.ports import ClusterSpec
@@ -37,6 +38,7 @@ from gpucloud.usecases.history import HistoryKeeper
 from gpucloud.usecases.lease import Lease
 from gpucloud.usecases.lookout import LogReader, read_node
 from gpucloud.usecases.prepare import Preparer
+from gpucloud.usecases.profiles import bring_profiles
 from gpucloud.usecases.story import tell_story
 from gpucloud.usecases.world import Watcher, World
 
@@ -123,6 +125,7 @@ class Actor:
                 self._read_to_the_end(seen)
                 self._explain(action, seen)
                 self._bring_home(action, seen)
+                self._bring_profiles(seen)
                 self.lease.write(books.close_attempt(state, action, seen.now))
             case Finish():
                 self.lease.write(books.finish(state, action, seen.now))
@@ -193,7 +196,7 @@ class Actor:
                 continue
             try:
                 host = self.world.shell.host(alive[member.node_id])
-                while read_node(host, member.node_id, attempt, self.world.job.resources.gpus, self.logs)[1]:
+                while read_node(host, member.node_id, attempt, workers_per_node(self.world.job), self.logs)[1]:
                     pass  # a long output comes in pieces
                 if attempt is not None:
                     self.history.look(host, attempt.number, last=True)
@@ -227,6 +230,14 @@ class Actor:
             return
         for path in brought:
             self.watcher.story(f"brought home: {path}")
+
+    def _bring_profiles(self, seen: Seen) -> None:
+        attempt = seen.state.attempt
+        if self.world.job.profile_steps and attempt is not None:
+            members = {member.node_id for member in attempt.members}
+            nodes = tuple(node for node in seen.group.alive if node.id in members)
+            for line in bring_profiles(self.world.outputs, self.world.shell, nodes, attempt.number):
+                self.watcher.story(line)
 
     def _tear_down(self) -> None:
         name = self.lease.state.group

@@ -18,6 +18,7 @@ from gpucloud.domain.bootstrap.checks import (
 )
 from gpucloud.domain.bootstrap.data_step import DATA, data_command, lacking
 from gpucloud.domain.bootstrap.facts import Bare, Facts, parse_facts
+from gpucloud.domain.bootstrap.image_step import IMAGE_HINT
 from gpucloud.domain.bootstrap.layer_step import layer_hint
 from gpucloud.domain.bootstrap.probing import package_path, probe, question, ship
 from gpucloud.domain.bootstrap.record import lock_record
@@ -25,10 +26,11 @@ from gpucloud.domain.bootstrap.step import Command, Step
 from gpucloud.domain.bootstrap.steps import STEPS
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.codec import Malformed
+from gpucloud.domain.container import ImageWanted
 from gpucloud.domain.data import DataWanted
 from gpucloud.domain.errors import NodeError, RemoteCommandFailed
-from gpucloud.domain.job import Job
-from gpucloud.domain.launch import Script, parse_run
+from gpucloud.domain.job import Job, Launcher
+from gpucloud.domain.launch import launcher_of
 from gpucloud.domain.layer import BOTO3, requirement_files, setup_digest, setup_files
 from gpucloud.domain.torchwheels import TORCH, names_torch
 from gpucloud.ports import Clock, Completed, DataSets, Host
@@ -49,7 +51,8 @@ class Package:
 class Bootstrapped:
     """A node that is fit: where things lie on it, what was changed and how long each step took (seconds).
 
-    `changed` is empty when everything was there. `lock` holds JSON values only.
+    `changed` is empty when everything was there. `lock` holds JSON values only. `image` is the job's
+    image as it is pinned there.
     """
 
     python: str
@@ -59,6 +62,7 @@ class Bootstrapped:
     changed: tuple[str, ...]
     seconds: tuple[tuple[str, float], ...]
     lock: dict[str, object]
+    image: str | None = None
 
 
 def wanted_for(  # noqa: PLR0913  each by its name
@@ -72,8 +76,9 @@ def wanted_for(  # noqa: PLR0913  each by its name
     data: tuple[DataWanted, ...] = (),
 ) -> Wanted:
     """Return what the job needs of a node where its code lies at `code`; reads the files that `setup` names."""
-    boto3 = store_url.startswith("s3://") or any(one.in_s3 for one in data)
-    torchrun = isinstance(parse_run(job.run), Script)
+    # An image brings its own Python; what stages data from S3 runs outside of it.
+    boto3 = (store_url.startswith("s3://") and job.image is None) or any(one.in_s3 for one in data)
+    torchrun = job.image is None and launcher_of(job) is Launcher.TORCHRUN
     torch = torchrun and not _brings_torch(job)
     requirements = (*((BOTO3,) if boto3 else ()), *((TORCH,) if torch else ()))
     conda = (job.code / job.conda).read_bytes() if job.conda else None
@@ -86,6 +91,7 @@ def wanted_for(  # noqa: PLR0913  each by its name
         ),
         env=(*job.env, *secrets.items()),
         torchrun=torchrun,
+        image=_image(job, secrets),
         gpus=job.resources.gpus,
         asks_for_gpus=bool(job.resources.gpu) or job.resources.vram_gib is not None,
         power_off=power_off,
@@ -96,6 +102,13 @@ def wanted_for(  # noqa: PLR0913  each by its name
         pip_mirror=job.mirrors.pip,
         torch_mirror=job.mirrors.torch,
     )
+
+
+def _image(job: Job, secrets: Mapping[str, str]) -> ImageWanted | None:
+    if job.image is None:
+        return None
+    login = secrets.get(job.container.login) if job.container.login else None
+    return ImageWanted(reference=job.image, runtime=job.container.runtime, login=login)
 
 
 def _files(job: Job, names: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
@@ -131,6 +144,7 @@ def bootstrap(host: Host, wanted: Wanted, package: Package, clock: Clock, sets: 
         changed=tuple(work.changed),
         seconds=tuple(work.seconds),
         lock=lock_record(facts, wanted),
+        image=facts.image.pinned if facts.image else None,
     )
 
 
@@ -231,6 +245,8 @@ class _Work:
     def _hint(self, name: str) -> str:
         if name == "data":
             return "`gpucloud train` goes on when that is put right; nothing that is whole is fetched again"
+        if name == "image":
+            return IMAGE_HINT
         return layer_hint(self._wanted) if name == "setup" else "run the command again"
 
     def _took(self, name: str, started: datetime) -> None:

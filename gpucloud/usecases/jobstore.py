@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -143,6 +144,20 @@ class JobStore:
         except Conflict:
             return
 
+    def keep_launch(self, attempt: int, node: int, data: bytes) -> None:
+        """Keep how a node of an attempt was launched; what is kept already is left as it is."""
+        try:
+            self.store.put(f"{self._root}/launches/{attempt:04d}/{node:05d}.json", data, if_absent=True)
+        except Conflict:
+            return
+
+    def launches(self, attempt: int | None = None) -> Iterator[tuple[int, int, bytes]]:
+        """Yield attempt, node's rank and its launch as JSON, in their order."""
+        for key in self.store.list(f"{self._root}/launches/"):
+            found, stored = _LAUNCH_KEY.search(key), self.store.get(key)
+            if found and stored and attempt in (None, int(found[1])):
+                yield int(found[1]), int(found[2]), stored.data
+
     def log_parts(self, attempt: int | None = None) -> tuple[LogPart, ...]:
         """Return the kept pieces in order of attempt, rank and offset."""
         prefix = f"{self._root}/logs/" if attempt is None else f"{self._root}/logs/{attempt:04d}/"
@@ -191,6 +206,7 @@ class JobStore:
 
 
 _HISTORY_KEY = re.compile(r"/metrics/(\d{4})/([^/]+)-(\d{12})\.jsonl\.gz$")
+_LAUNCH_KEY = re.compile(r"/launches/(\d{4})/(\d{5})\.json$")
 _LOG_KEY = re.compile(r"/logs/(\d{4})/rank-(\d{5})/(\d{12})$")
 
 

@@ -36,6 +36,7 @@ class LogReader:
     output: Callable[[int, int, str], None]
     taken: int = 0
     _ranks: dict[tuple[int, int], _Rank] = field(default_factory=dict)
+    _launches: set[tuple[int, int]] = field(default_factory=set)
 
     def offset(self, attempt: int, rank: int) -> int:
         """Return how many bytes have been read; what an earlier supervisor kept counts."""
@@ -56,6 +57,15 @@ class LogReader:
         self.output(attempt, rank, whole.decode(errors="replace"))
         if len(known.unkept) >= _KEEP_AT:
             self._keep(attempt, rank)
+
+    def asks_for_launch(self, attempt: int, node: int) -> bool:
+        """Whether that launch was not read yet."""
+        return (attempt, node) not in self._launches
+
+    def keep_launch(self, attempt: int, node: int, data: bytes) -> None:
+        """Take a launch, and keep it in the store."""
+        self._launches.add((attempt, node))
+        self.jobs.keep_launch(attempt, node, data)
 
     def flush(self) -> None:
         """Write what was read to the store."""
@@ -81,6 +91,7 @@ def read_node(
     part, before = status.attempt if status is not None else None, logs.taken
     if attempt is not None and part is not None and part.attempt == attempt.number:
         written = dict(part.output)
+        _keep_launch(host, node_id, attempt, logs)
         ranks = _ranks(node_id, attempt, workers)
         behind = tuple(r for r in ranks if written.get(r, 0) > logs.offset(attempt.number, r))
         read_output(host, attempt.number, behind, logs, last=part.state is RunState.EXITED)
@@ -94,6 +105,16 @@ def read_status(host: Host) -> Status | None:
         return status_from_json(done.stdout) if done.exit_code == 0 else None
     except ValueError:
         return None
+
+
+def _keep_launch(host: Host, node_id: str, attempt: Attempt, logs: LogReader) -> None:
+    """Keep how the node's part was launched, once: its agent leaves the values of secrets out."""
+    rank = next((member.rank for member in attempt.members if member.node_id == node_id), None)
+    if rank is None or not logs.asks_for_launch(attempt.number, rank):
+        return
+    done = host.run(("cat", f"{host.node.root}/attempts/{attempt.number:04d}/launch.json"))
+    if done.exit_code == 0:
+        logs.keep_launch(attempt.number, rank, done.stdout)
 
 
 def read_output(host: Host, number: int, ranks: tuple[int, ...], logs: LogReader, *, last: bool) -> None:

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from gpucloud.domain.agentstatus import Outcome, Status
 from gpucloud.domain.capacity import is_cooling
 from gpucloud.domain.errors import NodeError
+from gpucloud.domain.launch import workers_per_node
 from gpucloud.domain.ledger import with_beside
 from gpucloud.domain.membership import is_over, members_of, part_of, progress_of
 from gpucloud.domain.node import GroupView, Node, NodeState
@@ -141,7 +142,7 @@ class Observer:
 
     def _read(self, node: Node, state: JobState) -> Status | None:
         host = self.world.shell.host(node)
-        status = read_node(host, node.id, state.attempt, self.world.job.resources.gpus, self.logs)[0]
+        status = read_node(host, node.id, state.attempt, workers_per_node(self.world.job), self.logs)[0]
         if state.attempt is not None:
             self.history.look(host, state.attempt.number)
         return status

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, timezone
 from gpucloud.domain.agentstatus import Desired, Launch, Status, Stop, desired_to_json
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.errors import GpucloudError, NodeError
-from gpucloud.domain.launch import AttemptStart, Place, launches
+from gpucloud.domain.launch import AttemptStart, Place, attempt_secret, launches
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.seen import Readiness
 from gpucloud.domain.state import Attempt, JobState
@@ -186,6 +186,8 @@ class Preparer:
             port=attempt.port,
             store_url=self.world.store.url,
             checkpoints=self.world.jobs.checkpoints,
+            secret=attempt_secret(self.world.key, self.world.name, attempt.number),
+            profile_steps=self.world.job.profile_steps,
         )
         places = tuple(self._place(member.node_id, node_id) for member in attempt.members)
         return launches(self.world.job, start, places, secrets=self.world.secrets)[rank]
@@ -199,4 +201,5 @@ class Preparer:
             package=ready.bootstrapped.package_path,
             code=ready.code,
             root=ready.bootstrapped.root,
+            image=ready.bootstrapped.image,
         )

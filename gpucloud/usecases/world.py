@@ -21,7 +21,8 @@ class World:
     """Everything outside, for one job. `secrets` are the values of the job's secret names.
 
     `knows_our_address`: its firewall lets in the supervisor that made the group, and another one must be let in.
-    `power_off` is the command by which a node ends itself after its paid time, empty for none.
+    `power_off` is the command by which a node ends itself after its paid time, empty for none. `key` is the cluster's
+    private SSH key, from which the secrets of attempts are made.
     """
 
     job: Job
@@ -41,6 +42,7 @@ class World:
     knows_our_address: bool = False
     terms: Terms = field(default_factory=Terms)
     power_off: tuple[str, ...] = ()
+    key: bytes = field(default=b"", repr=False)
     secrets: Mapping[str, str] = field(default_factory=dict)
     data_sets: DataSets | None = None
 

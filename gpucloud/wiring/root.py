@@ -188,6 +188,7 @@ class Gpucloud:
             flush_s=cloud.manners.flush_s,
             knows_our_address=cloud.manners.knows_our_address,
             power_off=cloud.manners.power_off,
+            key=self.home.key(name).read_bytes(),
             secrets=read_secrets(job) if with_secrets else {},
         )
 

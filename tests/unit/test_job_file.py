@@ -158,9 +158,12 @@ def test_the_sample_reads_as_it_is_written(folder: Path) -> None:
     assert (job.name, job.cloud, job.resources.nodes, job.code) == ("my-job", Cloud.LOCAL, 2, folder)
 
 
-def test_the_sample_with_every_key_reads_too(folder: Path) -> None:
-    job = read(folder, FULL_SAMPLE)
-    assert job.secrets == ("HF_TOKEN",)
+@pytest.mark.parametrize("without", [("image",), ("conda", "setup")])
+def test_the_sample_with_every_key_reads_too(folder: Path, without: tuple[str, ...]) -> None:
+    """An image holds the whole software, so that it excludes what would make it."""
+    lines = [text for text in FULL_SAMPLE.splitlines() if not text.startswith(tuple(f"{key}:" for key in without))]
+    job = read(folder, "\n".join(lines))
+    assert job.secrets == ("HF_TOKEN", "REGISTRY_LOGIN")
     assert job.data == (("s3://my-bucket/imagenet", "/data"),)
 
 

@@ -296,6 +296,22 @@ BROKEN: list[tuple[str, list[str]]] = [
     (HEAD + "secrets: [hf_token]\n", ['4:11: secrets[0]: "hf_token" is not the name of a secret: A–Z, 0–9 and _']),
     (HEAD + "secrets: HF TOKEN\n", ['4:10: secrets: "HF TOKEN" is not the name of a secret: A–Z, 0–9 and _']),
     (HEAD + "secrets: [A, A]\n", ['4:10: secrets: "A" is there twice']),
+    (
+        HEAD + "image: a\nconda: e.yml\n",
+        ["5:8: conda: cannot be with `image`: put it into the image, where every node finds it"],
+    ),
+    (
+        HEAD + "image: a\nsetup: pip install b\n",
+        ["5:8: setup: cannot be with `image`: put it into the image, where every node finds it"],
+    ),
+    (
+        HEAD + "image: a\ncontainer: {login: PASS}\nsecrets: [TOKEN]\n",
+        ['5:20: container.login: "PASS" is not in `secrets`: add it there'],
+    ),
+    (
+        "name: a\nrun: ./a.out\nbudget: 1 USD\nlauncher: torchrun\n",
+        ["4:11: launcher: torchrun starts a Python script, and `run` is a command line: plain or mpi"],
+    ),
     (HEAD + "env: {A: 1}\nsecrets: [A]\n", ['5:11: secrets[0]: "A" is in env too: keep it in one of them']),
     (HEAD + "secrets: {A: 1}\n", ["4:10: secrets: must be a list, not a mapping"]),
     (

@@ -1,14 +1,27 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
+from gpucloud.domain.container import ContainerRun, Mount
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job import CheckpointPolicy, Job, Market, Resources
-from gpucloud.domain.launch import AttemptStart, CommandLine, Place, Script, launches, parse_run
+from gpucloud.domain.job import CheckpointPolicy, ContainerRuntime, Job, Launcher, Market, Resources
+from gpucloud.domain.launch import (
+    AttemptStart,
+    CommandLine,
+    Place,
+    Script,
+    attempt_secret,
+    gpu_defaults,
+    launches,
+    parse_run,
+    workers_per_node,
+)
 from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 
@@ -137,3 +150,138 @@ def test_a_run_line_that_would_not_do_what_it_says_is_refused_with_a_hint(run):
     with pytest.raises(UsageError) as caught:
         parse_run(run)
     assert caught.value.hint
+
+
+def test_mpirun_gets_the_same_words_on_every_node_and_the_secret_by_environment_only():
+    start = replace(START, secret="5ec4e7")
+    wanted = job("train.py --lr 0.1", launcher=Launcher.MPI, resources=Resources(nodes=2, gpus=4))
+    first, second = launches(wanted, start, (place(1), place(2)), {})
+    assert second.argv[:13] == (
+        "/py2/bin/python", "/home/u2/.gpucloud/lib/g.zip", "mpi",
+        "--rank", "1", "--nodes", "2", "--slots", "4", "--head", "10.0.0.1", "--port", "29501",
+    )  # fmt: skip
+    assert second.argv[13:16] == ("--", "/bin/sh", "-c")
+    assert second.argv[13:] == first.argv[13:]
+    assert second.argv[-2:] == ("--lr", "0.1")
+    env = dict(second.env)
+    assert (env["GPUCLOUD_CODE"], env["GPUCLOUD_JOB_PYTHON"]) == ("/home/u2/.gpucloud/code/c", "/py2/bin/python")
+    assert (env["GPUCLOUD_RANKS"], env["MASTER_ADDR"], env["GPUCLOUD_ATTEMPT_SECRET"]) == (
+        "4 5 6 7", "10.0.0.1", "5ec4e7",
+    )  # fmt: skip
+    assert "5ec4e7" not in str(second.argv)
+    assert second.hidden == ("GPUCLOUD_ATTEMPT_SECRET",)
+
+
+def test_one_node_under_mpirun_needs_no_secret():
+    start = replace(START, secret="5ec4e7")
+    (only,) = launches(job("train.py", launcher=Launcher.MPI), start, (place(1),), {})
+    assert "GPUCLOUD_ATTEMPT_SECRET" not in dict(only.env)
+
+
+def test_tensorflow_is_told_the_workers_in_the_order_of_ranks_once_a_node():
+    _, second = two(launcher=Launcher.TENSORFLOW, resources=Resources(nodes=2, gpus=4))
+    assert second.argv == (
+        "/bin/sh", "-c", WORKER, "/py2/bin", "/py2/bin/python", "-u", "train.py", "--epochs", "10",
+    )  # fmt: skip
+    assert json.loads(dict(second.env)["TF_CONFIG"]) == {
+        "cluster": {"worker": ["10.0.0.1:29501", "10.0.0.2:29501"]},
+        "task": {"type": "worker", "index": 1},
+    }
+    assert (dict(second.env)["RANK"], dict(second.env)["WORLD_SIZE"]) == ("1", "2")
+
+
+@pytest.mark.parametrize(
+    ("run", "launcher", "workers"),
+    [
+        ("train.py", Launcher.AUTO, 4),
+        ("train.py", Launcher.TORCHRUN, 4),
+        ("train.py", Launcher.MPI, 4),
+        ("./a.out", Launcher.MPI, 4),
+        ("train.py", Launcher.PLAIN, 1),
+        ("train.py", Launcher.TENSORFLOW, 1),
+        ("./a.out", Launcher.AUTO, 1),
+    ],
+)
+def test_a_node_has_a_rank_a_gpu_or_one_where_the_job_is_started_once(run, launcher, workers):
+    assert workers_per_node(job(run, launcher=launcher, resources=Resources(gpus=4))) == workers
+
+
+def test_torchrun_is_refused_for_a_command_line():
+    with pytest.raises(UsageError, match="torchrun starts a Python script") as caught:
+        two("./a.out", launcher=Launcher.TORCHRUN)
+    assert caught.value.hint == "run: train.py, or launcher: plain"
+
+
+@pytest.mark.parametrize(
+    ("devices", "gpus", "visible"),
+    [((), 2, None), (("0", "1"), 2, "0,1"), (("2", "3", "5"), 2, "2,3"), (("GPU-aa", "GPU-bb"), 1, "GPU-aa")],
+)
+def test_a_job_sees_the_devices_that_are_its_nodes_and_no_more_than_it_asked_for(devices, gpus, visible):
+    here = place(1)
+    here = replace(here, node=replace(here.node, devices=devices))
+    (only,) = launches(job("train.py", resources=Resources(gpus=gpus)), START, (here,), {})
+    assert dict(only.env).get("CUDA_VISIBLE_DEVICES") == visible
+
+
+def test_the_users_own_variables_win_over_what_we_propose():
+    here = place(1)
+    here = replace(here, node=replace(here.node, devices=("0", "1")))
+    env = (("CUDA_VISIBLE_DEVICES", "1"), ("NCCL_SOCKET_IFNAME", "bond0"), ("PYTHONUNBUFFERED", ""))
+    (only,) = launches(job("train.py", env=env), START, (here,), {})
+    found = dict(only.env)
+    assert (found["CUDA_VISIBLE_DEVICES"], found["NCCL_SOCKET_IFNAME"]) == ("1", "bond0")
+    assert (found["GLOO_SOCKET_IFNAME"], found["PYTHONUNBUFFERED"]) == ("ens1", "")
+
+
+def test_nccl_writes_to_the_attempts_folder_and_efa_is_named_only_where_it_is():
+    plain = gpu_defaults("/a", efa=False)
+    assert plain == {
+        "NCCL_DEBUG": "WARN",
+        "NCCL_DEBUG_FILE": "/a/nccl-%h-%p.log",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "300",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/a/nccl-trace-",
+    }
+    efa = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
+    assert gpu_defaults("/a", efa=True) == {**plain, **efa}
+
+
+def test_an_image_runs_torchrun_by_its_own_python_with_code_attempt_package_and_data_mounted():
+    here = replace(place(1), image="r/i@sha256:ab")
+    wanted = job("train.py", image="r/i:1", data=(("s3://b/d", "/data"),))
+    start = replace(START, store_url="file:///my%20store")
+    (only,) = launches(wanted, start, (here,), {})
+    assert only.argv[:3] == ("python3", "-m", "torch.distributed.run")
+    assert only.argv[-3:] == ("python3", "-u", "train.py")
+    home = "/home/u1/.gpucloud"
+    assert only.container == ContainerRun(
+        name="gpucloud-digits-3-0",
+        image="r/i@sha256:ab",
+        runtime=ContainerRuntime.AUTO,
+        devices=(),
+        gpus=1,
+        mounts=(
+            Mount(path=f"{home}/code/c"),
+            Mount(path=f"{home}/attempts/0003"),
+            Mount(path=f"{home}/lib/g.zip", read_only=True),
+            Mount(path="/data"),
+            Mount(path="/my store"),
+        ),
+    )
+
+
+def test_a_profile_asks_for_nsys_around_each_rank_only_when_it_is_wanted():
+    (plain,) = launches(job("train.py"), START, (place(1),), {})
+    (profiled,) = launches(job("train.py"), replace(START, profile_steps=7), (place(1),), {})
+    assert "nsys" not in str(plain.argv)
+    assert "nsys profile" in str(profiled.argv)
+    assert dict(profiled.env)["GPUCLOUD_PROFILE_STEPS"] == "7"
+    assert profiled.argv[-3:] == ("/py1/bin/python", "-u", "train.py")
+
+
+def test_the_secret_of_an_attempt_is_the_same_for_every_supervisor_and_another_for_every_attempt():
+    assert attempt_secret(b"key", "digits", 3) == attempt_secret(b"key", "digits", 3)
+    others = {attempt_secret(k, j, n) for k, j, n in [(b"key", "d", 3), (b"key", "d", 4), (b"k2", "d", 3)]}
+    assert len(others) == 3

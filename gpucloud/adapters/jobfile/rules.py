@@ -27,6 +27,8 @@ def broken(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fau
     yield from _store(root, fault)
     yield from _data(root, folder, fault)
     yield from _secrets(root, fault)
+    yield from _launcher(root, fault)
+    yield from _image(root, fault)
 
 
 def beside(folder: Path, written: str) -> Path:
@@ -106,6 +108,25 @@ def _secrets(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
     for at, name in enumerate(secrets if isinstance(secrets, list) else [secrets]):
         if isinstance(env, dict) and isinstance(name, str) and name in env:
             yield fault(("secrets", at), f"{quoted(name)} is in env too: keep it in one of them")
+
+
+def _launcher(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
+    run = root.get("run")
+    if root.get("launcher") == "torchrun" and isinstance(run, str) and run.strip() and script_of(run) is None:
+        yield fault(("launcher",), "torchrun starts a Python script, and `run` is a command line: plain or mpi")
+
+
+def _image(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
+    """An image holds the job's whole software: what else would make it has no place beside it."""
+    container, secrets = root.get("container"), root.get("secrets")
+    if root.get("image") is not None:
+        for key in ("conda", "setup"):
+            if root.get(key) is not None:
+                yield fault((key,), "cannot be with `image`: put it into the image, where every node finds it")
+    login = container.get("login") if isinstance(container, dict) else None
+    names = secrets if isinstance(secrets, list) else [secrets]
+    if isinstance(login, str) and login not in names:
+        yield fault(("container", "login"), f"{quoted(login)} is not in `secrets`: add it there")
 
 
 def _is_folder(path: Path) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gpucloud.domain.codec import Malformed, from_json
+from gpucloud.domain.container import ImageFact
 from gpucloud.domain.gate import GateFact
 from gpucloud.domain.gpus import Gpu
 from gpucloud.domain.layer import LayerWanted
@@ -16,11 +17,13 @@ from gpucloud.domain.machine import MachineFact
 class Asked:
     """What the node's `facts` command is asked, on its standard input.
 
-    `layer` is what the job wants of its Python, None if it takes the base's as it is. `data` are the keys of data sets.
+    `layer` is what the job wants of its Python, None if it takes the base's as it is. `data` are the keys of data sets,
+    `image` the job's container image.
     """
 
     layer: LayerWanted | None = None
     data: tuple[str, ...] = ()
+    image: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,8 @@ class Facts:
     there, `torch_cuda` the CUDA of that torch, `packages` what the base has; `package` is the SHA-256 of the zip that
     answered; `gpus` is None where there is no `nvidia-smi`, and `gpu_fault` is what it said when it failed;
     `agent_package` is the zip of the agent that runs, if one does. `machine` is how its driver and system software were
-    left on this boot, `gate` what its last check on this boot said, `staged` the keys of the data sets that are whole.
+    left on this boot, `gate` what its last check on this boot said, `staged` the keys of the data sets that are whole,
+    `image` the job's image if it was pulled.
     """
 
     python: str
@@ -73,6 +77,7 @@ class Facts:
     machine: MachineFact | None = None
     staged: tuple[str, ...] = ()
     gate: GateFact | None = None
+    image: ImageFact | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,8 @@ def probe(sha256: str) -> tuple[str, ...]:
 def question(wanted: Wanted) -> bytes:
     """Return what the node is asked for this job."""
     data = tuple(one.key for one in wanted.data)
-    return to_json(Asked(layer=wanted.layer, data=data)).encode()
+    image = wanted.image.reference if wanted.image else ""
+    return to_json(Asked(layer=wanted.layer, data=data, image=image)).encode()
 
 
 def ship(python: str, sha256: str) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ def lock_record(facts: Facts, wanted: Wanted) -> dict[str, object]:
         "uv": layer.uv if layer else None,
         "packages": list(layer.packages) if layer else [],
         "base_packages": list(facts.packages),
+        "image": facts.image.pinned if facts.image else None,
         "gpus": [{"name": g.name, "memory_mib": g.memory_mib, "driver": g.driver} for g in facts.gpus or ()],
     }
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from gpucloud.domain.bootstrap.data_step import DATA
 from gpucloud.domain.bootstrap.facts import Facts
+from gpucloud.domain.bootstrap.image_step import image_order, image_reason
 from gpucloud.domain.bootstrap.layer_step import LAYER
 from gpucloud.domain.bootstrap.probing import package_path
 from gpucloud.domain.bootstrap.step import Command, Step
 from gpucloud.domain.bootstrap.wanted import Wanted
 
+_PULL_TIMEOUT_S = 3600.0  # images with CUDA have 10 GB and more
 # The cloud's schedule ends the group at that time, and may take a minute: a node that went before would be replaced.
 _POWER_OFF_AFTER_S = 120
 
@@ -30,9 +32,15 @@ def _agent_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
     return (Command(argv=(*start, "--power-off-after", str(_POWER_OFF_AFTER_S), "--power-off", *wanted.power_off)),)
 
 
+def _image_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
+    pull = (facts.python, package_path(facts.root, wanted.package), "image", "--root", facts.root)
+    return (Command(argv=pull, stdin=image_order(wanted), timeout_s=_PULL_TIMEOUT_S),)
+
+
 STEPS = (
     # The command returns when the agent has written its first status.
     Step(name="agent", needed=_agent_needed, commands=_agent_commands, proves_itself=True),
+    Step(name="image", needed=image_reason, commands=_image_commands),
     LAYER,
     DATA,
 )

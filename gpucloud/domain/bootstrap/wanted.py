@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpucloud.domain.container import ImageWanted
 from gpucloud.domain.data import DataWanted
 from gpucloud.domain.gate import GateWanted
 from gpucloud.domain.layer import LayerWanted
@@ -31,6 +32,7 @@ class Wanted:
     machine: MachineWanted | None = None
     data: tuple[DataWanted, ...] = ()
     gate: GateWanted | None = None
+    image: ImageWanted | None = None
     power_off: tuple[str, ...] = ()
     boto3: bool = False
     torch: bool = False

@@ -1,0 +1,117 @@
+"""The process that a launch becomes on this node: its whole environment, and the container around it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpucloud.agent.interface import carrying
+from gpucloud.domain.agentstatus import Launch
+from gpucloud.domain.container import ContainerRun, Inside, container_argv, end_argv
+from gpucloud.domain.job import ContainerRuntime
+from gpucloud.domain.launch import INTERFACE_VARIABLES, gpu_defaults
+
+MARK = "GPUCLOUD_ATTEMPT_DIR"
+"""The variable that every process of an attempt bears, with the attempt's folder."""
+
+# By this mark the embedded fleet ends what a node started, when the node is taken: Docker's processes are no children.
+_MARKS = ("GPUCLOUD_NODE",)
+
+_NVIDIA = Path("/proc/driver/nvidia/version")
+_FABRIC = Path("/sys/class/infiniband")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composed:
+    """What is started; `given` are the variables that this launch adds to the agent's own environment.
+
+    `end` is the command that ends what is no child of ours, empty for nothing.
+    """
+
+    argv: tuple[str, ...]
+    given: Mapping[str, str]
+    end: tuple[str, ...]
+
+    def shown(self, launch: Launch) -> str:
+        """Return the launch as JSON without the values of its hidden variables: `launch.json`."""
+        env = {name: None if name in launch.hidden else value for name, value in sorted(self.given.items())}
+        record = {"version": 1, "argv": self.argv, "directory": launch.directory, "env": env, "end": self.end}
+        return json.dumps(record, indent=1) + "\n"
+
+
+def compose(launch: Launch, folder: Path) -> Composed:
+    """Return what the launch is on this node. What the node's own environment says beats what we only propose."""
+    nvidia, fabric = _NVIDIA.exists(), _fabric()
+    proposed = {
+        **_interfaces(launch),
+        **(gpu_defaults(str(folder), efa=bool(fabric)) if nvidia else {}),
+    }
+    given = {
+        **{name: value for name, value in proposed.items() if name not in os.environ},
+        **dict(launch.env),
+        MARK: str(folder),
+    }
+    if launch.container is None:
+        return Composed(argv=launch.argv, given=given, end=())
+    inside = Inside(
+        runtime=chosen_runtime(launch.container.runtime),
+        nvidia=nvidia,
+        fabric=fabric,
+        user=os.getuid(),
+        group=os.getgid(),
+    )
+    return _contained(launch, launch.container, inside, folder, given)
+
+
+def chosen_runtime(wanted: ContainerRuntime) -> ContainerRuntime:
+    """Return the runtime; AUTO is Apptainer where only that is, else Docker."""
+    if wanted is not ContainerRuntime.AUTO:
+        return wanted
+    alone = shutil.which("docker") is None and shutil.which("apptainer") is not None
+    return ContainerRuntime.APPTAINER if alone else ContainerRuntime.DOCKER
+
+
+def end_recorded(folder: Path) -> tuple[str, ...]:
+    """Return the command that ends what an attempt left beside its processes, from its `launch.json`."""
+    try:
+        return tuple(json.loads((folder / "launch.json").read_text())["end"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+
+
+def _contained(launch: Launch, run: ContainerRun, inside: Inside, folder: Path, given: Mapping[str, str]) -> Composed:
+    names = {*given, *(name for name in _MARKS if name in os.environ)}
+    if inside.runtime is ContainerRuntime.DOCKER and given.get("CUDA_VISIBLE_DEVICES") == ",".join(run.devices):
+        names.discard("CUDA_VISIBLE_DEVICES")  # inside, the devices that were handed in are counted from 0
+    argv = container_argv(
+        run,
+        inside,
+        folder=str(folder),
+        directory=launch.directory,
+        names=tuple(sorted(names)),
+        argv=launch.argv,
+    )
+    return Composed(argv=argv, given=given, end=end_argv(run, inside.runtime))
+
+
+def _interfaces(launch: Launch) -> dict[str, str]:
+    """Return the variables that name the interface of collectives, unless the node or the launch says otherwise.
+
+    Without them gloo takes what the host's name resolves to, which on many images is 127.0.1.1.
+    """
+    interface = carrying(launch.address) if launch.address else None
+    return dict.fromkeys(INTERFACE_VARIABLES, interface) if interface else {}
+
+
+def _fabric() -> tuple[str, ...]:
+    """Return EFA's devices: AWS's driver names them `efa_0` or `rdmap…s…` and is called `efa`."""
+    try:
+        found = [d for d in _FABRIC.iterdir() if (d / "device" / "driver").resolve().name == "efa"]
+    except OSError:
+        return ()
+    verbs = sorted(Path("/dev/infiniband").glob("uverbs*")) if found else []
+    return tuple(str(path) for path in verbs)

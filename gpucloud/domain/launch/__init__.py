@@ -1,0 +1,79 @@
+"""The command line and environment of every member of an attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import unquote, urlsplit
+
+from gpucloud.domain.agentstatus import Launch
+from gpucloud.domain.container import ContainerRun, Mount
+from gpucloud.domain.job import Job
+from gpucloud.domain.launch.argv import argv_of
+from gpucloud.domain.launch.environment import INTERFACE_VARIABLES, SECRET, env_of, gpu_defaults
+from gpucloud.domain.launch.form import CommandLine, Script, launcher_of, parse_run, workers_per_node
+from gpucloud.domain.launch.member import AttemptStart, Member, Place, attempt_folder, attempt_secret
+
+__all__ = [
+    "INTERFACE_VARIABLES",
+    "SECRET",
+    "AttemptStart",
+    "CommandLine",
+    "Place",
+    "Script",
+    "attempt_folder",
+    "attempt_secret",
+    "gpu_defaults",
+    "launcher_of",
+    "launches",
+    "parse_run",
+    "workers_per_node",
+]
+
+
+def launches(
+    job: Job, start: AttemptStart, places: tuple[Place, ...], secrets: Mapping[str, str]
+) -> tuple[Launch, ...]:
+    """Return one launch per member, in rank order; member 0's private address is the rendezvous.
+
+    Static rendezvous by IP without restarts: torchrun's elasticity hangs when a node joins again, so that a new
+    membership is always a new attempt.
+    """
+    form, launcher = parse_run(job.run), launcher_of(job)
+    members = [
+        Member(form=form, launcher=launcher, job=job, start=start, places=places, rank=rank, secrets=secrets)
+        for rank in range(len(places))
+    ]
+    return tuple(
+        Launch(
+            attempt=start.number,
+            argv=argv_of(member),
+            directory=member.place.code,
+            env=env_of(member),
+            address=member.place.node.private_address,
+            hidden=tuple(sorted((*secrets, SECRET))),
+            container=_container(member),
+        )
+        for member in members
+    )
+
+
+def _container(member: Member) -> ContainerRun | None:
+    job, place, number = member.job, member.place, member.start.number
+    if job.image is None:
+        return None
+    store = urlsplit(member.start.store_url)
+    local_store = (Mount(path=unquote(store.path)),) if store.scheme in ("", "file") else ()
+    return ContainerRun(
+        name=f"gpucloud-{job.name}-{number}-{member.rank}",
+        image=place.image or job.image,
+        runtime=job.container.runtime,
+        devices=place.node.devices[: job.resources.gpus],
+        gpus=job.resources.gpus,
+        mounts=(
+            Mount(path=place.code),
+            Mount(path=attempt_folder(place.root, number)),
+            Mount(path=place.package, read_only=True),
+            *(Mount(path=target) for _, target in job.data),
+            *local_store,
+        ),
+    )

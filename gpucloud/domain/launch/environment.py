@@ -1,0 +1,132 @@
+"""The environment of a member: the user's variables, ours where the user says nothing, and the ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import PurePosixPath
+
+from gpucloud.domain.data import variables
+from gpucloud.domain.job import CheckpointPolicy, Cloud, Launcher
+from gpucloud.domain.launch.form import Script
+from gpucloud.domain.launch.member import Member, attempt_folder
+
+# Where collectives listen; the agent fills in what the cloud did not say.
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+SECRET = "GPUCLOUD_ATTEMPT_SECRET"  # noqa: S105  the variable's name
+"""By this one member proves itself to another; it is taken out of the environment before the user's code runs."""
+
+# From SIGTERM to SIGKILL for the ranks of a node where one has left or failed. Given by environment (torchrun reads
+# PET_<OPTION>), because torch before 2.9 refuses an option that it does not know.
+_SHUTDOWN_TIMEOUT_S = 5
+# A rank that waits so long in a collective has lost another one; the supervisor's own watch is quicker, so this is for
+# a supervisor that is away. PyTorch's default is 480 s (8 min; docs, "ProcessGroupNCCL Environment Variables").
+_HEARTBEAT_S = 300
+
+
+def env_of(member: Member) -> tuple[tuple[str, str], ...]:
+    """Return the variables, by name. `env:` wins over ours, except over what the agent and the ranks rely on."""
+    job, start, place = member.job, member.start, member.place
+    wanted = {**_defaults(member), **dict(job.env), **member.secrets}
+    path = wanted.get("PYTHONPATH")
+    ours = {
+        "PYTHONPATH": f"{place.package}:{path}" if path else place.package,
+        "GPUCLOUD_STORE": start.store_url,
+        "GPUCLOUD_CHECKPOINTS": start.checkpoints,
+        "GPUCLOUD_CHECKPOINT_EVERY": _cadence(job.checkpoint),
+        "GPUCLOUD_CHECKPOINT_KEEP": str(job.checkpoint.keep),
+        "GPUCLOUD_JOB": job.name,
+        "GPUCLOUD_ATTEMPT": str(start.number),
+        "GPUCLOUD_ATTEMPT_DIR": attempt_folder(place.root, start.number),
+        **variables(tuple(target for _, target in job.data), place.root, below_root=job.cloud is Cloud.LOCAL),
+        **({"GPUCLOUD_PROFILE_STEPS": str(start.profile_steps)} if start.profile_steps else {}),
+    }
+    return tuple(sorted({**wanted, **ours, **_ranks(member)}.items()))
+
+
+def gpu_defaults(attempt_folder: str, *, efa: bool) -> dict[str, str]:
+    """Return what NCCL is told on a node with GPUs; the launch's own variables win.
+
+    NCCL writes warnings to a file of its own per process (`%h` host, `%p` process; NCCL's guide, "NCCL_DEBUG_FILE"),
+    and a collective that never ends leaves its story (PyTorch, "Flight Recorder"). With EFA, AWS's guide "Get started
+    with EFA and NCCL" names the provider and RDMA; forking needs FI_EFA_FORK_SAFE where the kernel is older than 5.13.
+    """
+    nccl = {
+        "NCCL_DEBUG": "WARN",
+        "NCCL_DEBUG_FILE": f"{attempt_folder}/nccl-%h-%p.log",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # a collective that failed ends its process, and so the attempt
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(_HEARTBEAT_S),
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{attempt_folder}/nccl-trace-",
+    }
+    fabric = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
+    return {**nccl, **(fabric if efa else {})}
+
+
+def _defaults(member: Member) -> dict[str, str]:
+    node = member.place.node
+    devices = node.devices[: member.job.resources.gpus]
+    return {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        **(dict.fromkeys(INTERFACE_VARIABLES, node.interface) if node.interface else {}),
+        **({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}),
+        # boto3 finds no region on a machine by itself.
+        **({"AWS_DEFAULT_REGION": node.pool.region} if member.job.cloud is Cloud.AWS else {}),
+    }
+
+
+def _ranks(member: Member) -> dict[str, str]:
+    match member.launcher:
+        case Launcher.TORCHRUN | Launcher.AUTO:
+            return {"GPUCLOUD_RANKS": _local_ranks(member), "PET_SHUTDOWN_TIMEOUT": str(_SHUTDOWN_TIMEOUT_S)}
+        case Launcher.MPI:
+            return _mpi(member)
+        case Launcher.PLAIN:
+            return _once(member)
+        case Launcher.TENSORFLOW:
+            return {**_once(member), "TF_CONFIG": _tf_config(member)}
+
+
+def _local_ranks(member: Member) -> str:
+    """What the agent waits for: the last words of exactly these ranks."""
+    gpus = member.job.resources.gpus
+    return " ".join(str(r) for r in range(member.rank * gpus, (member.rank + 1) * gpus))
+
+
+def _once(member: Member) -> dict[str, str]:
+    return {
+        "RANK": str(member.rank),
+        "WORLD_SIZE": str(len(member.places)),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "NODE_RANK": str(member.rank),
+        "MASTER_ADDR": member.master,
+        "MASTER_PORT": str(member.start.port),
+    }
+
+
+def _mpi(member: Member) -> dict[str, str]:
+    return {
+        "NODE_RANK": str(member.rank),
+        "MASTER_ADDR": member.master,
+        "MASTER_PORT": str(member.start.port),
+        "GPUCLOUD_CODE": member.place.code,
+        "GPUCLOUD_JOB_PYTHON": member.python,
+        **({} if member.job.image else {"GPUCLOUD_JOB_BIN": str(PurePosixPath(member.place.python).parent)}),
+        **({"GPUCLOUD_RANKS": _local_ranks(member)} if isinstance(member.form, Script) else {}),
+        **({SECRET: member.start.secret} if len(member.places) > 1 else {}),
+    }
+
+
+def _tf_config(member: Member) -> str:
+    """Return the workers in one order on all, and which is ours (TensorFlow, "Multi-worker training with Keras")."""
+    workers = [f"{place.node.private_address}:{member.start.port}" for place in member.places]
+    return json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": member.rank}})
+
+
+def _cadence(policy: CheckpointPolicy) -> str:
+    if policy.every_steps is not None:
+        return f"steps:{policy.every_steps}"
+    return "auto" if policy.every is None else f"{policy.every.total_seconds():.15g}"
