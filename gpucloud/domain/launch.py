@@ -159,6 +159,7 @@ def _env(member: _Member) -> tuple[tuple[str, str], ...]:
         "PYTHONPATH": f"{place.package}:{path}" if path else place.package,
         "PYTHONUNBUFFERED": "1",
         **(dict.fromkeys(INTERFACE_VARIABLES, place.node.interface) if place.node.interface else {}),
+        **({"CUDA_VISIBLE_DEVICES": ",".join(place.node.devices)} if place.node.devices else {}),
         "GPUCLOUD_STORE": start.store_url,
         "GPUCLOUD_CHECKPOINTS": start.checkpoints,
         "GPUCLOUD_CHECKPOINT_EVERY": _cadence(job.checkpoint),

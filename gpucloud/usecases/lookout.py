@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpucloud.domain.agentstatus import RunState, Status, status_from_json
+from gpucloud.domain.launch import attempt_folder
 from gpucloud.domain.state import Attempt
 from gpucloud.ports import Host
 from gpucloud.usecases.jobstore import JobStore
 
 _MOST = 1 << 20  # bytes of output of one rank that one pass takes
 _KEEP_AT = 1 << 16  # bytes after which read output goes to the store without waiting for the next flush
-_STATUS = ".gpucloud/agent/status.json"
 _READ = """border=$1; most=$2; shift 2
 while [ $# -gt 0 ]; do
   printf '%s' "$border"; tail -c "+$2" "$1" 2>/dev/null | head -c "$most"; shift 2
@@ -77,7 +77,7 @@ def read_node(
     Raises HostUnreachable. A torn or foreign status reads as None. Asking is one small command; output is fetched
     only when the status tells of more than has been read, because asking goes on while the script needs the cores.
     """
-    done = host.run(("cat", _STATUS))
+    done = host.run(("cat", f"{host.node.root}/agent/status.json"))
     try:
         status = status_from_json(done.stdout) if done.exit_code == 0 else None
     except ValueError:
@@ -97,7 +97,7 @@ def read_output(host: Host, number: int, ranks: tuple[int, ...], logs: LogReader
         return
     files: list[str] = []
     for rank in ranks:
-        files += [f".gpucloud/attempts/{number:04d}/rank-{rank}.log", str(logs.offset(number, rank) + 1)]
+        files += [f"{attempt_folder(host.node.root, number)}/rank-{rank}.log", str(logs.offset(number, rank) + 1)]
     border = f"--{uuid.uuid4().hex}--"  # no output holds it by accident
     done = host.run(("sh", "-c", _READ, "sh", border, str(_MOST), *files))
     for rank, data in zip(ranks, done.stdout.split(border.encode())[1:], strict=False):

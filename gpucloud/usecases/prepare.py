@@ -20,7 +20,6 @@ from gpucloud.usecases.world import Watcher, World
 _FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
 _ACKNOWLEDGED_IN = timedelta(seconds=0.5)
 _LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
-_ROOT = ".gpucloud/"  # the agent's folder as commands see it: they run in the node's home
 _WRITE = 'umask 077; cat >"$1.new" && mv -f "$1.new" "$1"'
 
 
@@ -96,7 +95,7 @@ class Preparer:
         """Write what is wanted of the node to its agent. Raises HostUnreachable."""
         wanted = self._wanted(node_id, state)
         host = self.world.shell.host(self._nodes[node_id])
-        done = host.run(("sh", "-c", _WRITE, "sh", f"{_ROOT}agent/desired.json"), stdin=wanted)
+        done = host.run(("sh", "-c", _WRITE, "sh", f"{host.node.root}/agent/desired.json"), stdin=wanted)
         self._told[node_id] = (wanted, self.world.clock.now())
         if done.exit_code != 0:
             raise NodeError(f"{node_id}: cannot write desired.json: {done.stderr.decode(errors='replace').strip()}")
@@ -116,7 +115,7 @@ class Preparer:
     def _prepare(self, node: Node) -> Prepared:
         try:
             host = self.world.shell.host(node)
-            syncing = self.syncs.submit(host.sync, self.world.job.code, f"{_ROOT}code")
+            syncing = self.syncs.submit(host.sync, self.world.job.code, f"{node.root}/code")
             # The setup runs where the code is; without one, both go on side by side.
             before = syncing.result() if self.world.job.setup else ""
             wanted = self._needs(before)
@@ -127,7 +126,7 @@ class Preparer:
             raise
         for finding in done.findings:
             self.watcher.story(f"{node.id}: {finding}")
-        return Prepared(bootstrapped=done, code=f"{done.root}/{code.removeprefix(_ROOT)}")
+        return Prepared(bootstrapped=done, code=f"{done.root}/{code.removeprefix(f'{node.root}/')}")
 
     def _needs(self, code: str) -> Wanted:
         world = self.world

@@ -74,7 +74,7 @@ def _layer_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
     }
     return (
         Command(
-            argv=(facts.python, package_path(facts.root, wanted.package), "layer"),
+            argv=(facts.python, package_path(facts.root, wanted.package), "layer", "--root", facts.root),
             stdin=json.dumps(order).encode(),
             timeout_s=_SETUP_TIMEOUT_S,
         ),
