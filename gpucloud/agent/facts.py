@@ -9,8 +9,8 @@ import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpucloud import processes
-from gpucloud.agent import daemon, smi
+from gpucloud import processes, smi
+from gpucloud.agent import daemon
 from gpucloud.agent.layer import installed_version, layer_fact
 from gpucloud.agent.wholefile import read_text
 from gpucloud.domain.agentstatus import RunState, status_from_json

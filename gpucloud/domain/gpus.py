@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
+
+_MAKERS = re.compile(r"^(NVIDIA|Tesla|Quadro|GeForce) +")
+_BUILD = re.compile(r"[- ]+(SXM[0-9]*|PCIe?|HBM[0-9]\w*|NVL|[0-9]+ ?GB)\b.*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,13 @@ class Gpu:
     mig: bool = False
     persistence: bool = False
     fabric: str | None = None
+
+
+def model_of(name: str) -> str:
+    """Return the model in a device's name, as clouds and job files call it: `A100` of `NVIDIA A100-SXM4-80GB`."""
+    while _MAKERS.match(name):
+        name = _MAKERS.sub("", name)
+    return _BUILD.sub("", name).strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,7 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
     _refuse_what_is_not_offered(job)
     ranked = fitting(job, offers)
     if not ranked:
+        _refuse_what_is_not_here(job, offers)
         _refuse_what_is_not_reached(job, offers)
         raise NoCapacity(*_nothing_matches(job, offers))
     nodes, left = job.resources.nodes, job.budget_usd - spent_usd
@@ -109,13 +110,17 @@ def _refuse_what_is_not_offered(job: Job) -> None:
             f"store: {job.store} is a folder here, which machines on AWS cannot reach",
             hint="leave `store:` out, or write s3://bucket/prefix",
         )
-    if job.cloud is Cloud.LOCAL and (job.resources.gpu or job.resources.vram_gib is not None):
-        raise PlanRefused(
-            "the embedded fleet has no GPUs: its nodes are CPU processes on this machine",
-            hint="leave out `gpu` and `vram_gib`; `gpus` is the number of workers on each node",
-        )
     if job.data:
         raise PlanRefused("`data` is not in this version", hint="put small data beside the code")
+
+
+def _refuse_what_is_not_here(job: Job, offers: tuple[Offer, ...]) -> None:
+    asks = job.resources.gpu or job.resources.vram_gib is not None
+    if job.cloud is Cloud.LOCAL and asks and not any(offer.gpu for offer in offers):
+        raise PlanRefused(
+            "this machine has too few GPUs for the job: without them, nodes here are processes on the CPU",
+            hint="leave out `gpu` and `vram_gib`; `gpus` is then the number of workers on each node",
+        )
 
 
 def _refuse_what_is_not_reached(job: Job, offers: tuple[Offer, ...]) -> None:

@@ -81,4 +81,10 @@ class LocalCloud:
         seconds = self.nodes().notice_seconds
         emulated = f"embedded fleet: nodes are processes of this machine; a notice of 120 s runs as {seconds:g} s"
         without = "Terraform is not on PATH: the embedded fleet's group is made without it"
-        return (emulated,) if find_terraform() else (emulated, without)
+        return (emulated, *self._gpus(), *(() if find_terraform() else (without,)))
+
+    def _gpus(self) -> tuple[str, ...]:
+        from gpucloud.adapters.local import devices
+
+        here = devices.here()
+        return (f"GPUs here: {len(here.uuids)} × {here.model}; each node gets its own",) if here.uuids else ()

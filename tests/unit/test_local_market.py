@@ -7,6 +7,7 @@ from decimal import Decimal
 
 import pytest
 
+from gpucloud.adapters.local.devices import Devices
 from gpucloud.adapters.local.market import LocalMarket
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job import Market, Resources
@@ -88,3 +89,28 @@ def test_a_pool_that_was_not_recorded_is_an_error() -> None:
     ):
         with pytest.raises(ProvisionError):
             LocalMarket().prices(pool, ANCHOR, ANCHOR)
+
+
+FOUR = Devices(uuids=("GPU-0", "GPU-1", "GPU-2", "GPU-3"), model="H200", vram_gib=140)
+
+
+def with_gpus() -> LocalMarket:
+    return LocalMarket(now=lambda: ANCHOR, devices=lambda: FOUR)
+
+
+def test_a_machine_with_gpus_enough_for_the_job_offers_them_and_nothing_else() -> None:
+    offers = with_gpus().offers(Resources(nodes=2, gpus=2))
+    assert {(offer.pool.instance_type, offer.gpus, offer.gpu, offer.vram_gib) for offer in offers} == {
+        ("local.gpu2", 2, "H200", 140)
+    }
+    assert {offer.cap_usd_per_hour for offer in offers} == {Decimal("1.80")}  # twice the recorded price of one
+    (point,) = with_gpus().prices(offers[0].pool, ANCHOR, ANCHOR)
+    assert point.usd_per_hour == offers[0].usd_per_hour
+
+
+def test_a_job_larger_than_the_machines_gpus_runs_on_the_cpu_unless_it_asks_for_gpus() -> None:
+    wanted = Resources(nodes=3, gpus=2)
+    offers = with_gpus().offers(wanted)
+    assert {offer.gpu for offer in offers} == {None}
+    assert rank(offers, wanted)
+    assert rank(offers, Resources(nodes=3, gpus=2, gpu=("H200",))) == ()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.agent.smi import parse, visible
+from gpucloud.domain.gpus import model_of
+from gpucloud.smi import parse, visible
 
 RECORDED = (Path(__file__).parent.parent / "data" / "nvidia_smi" / "h200x4.xml").read_text()
 
@@ -70,3 +71,25 @@ def test_devices_that_a_job_cannot_see_are_not_listed(devices: str | None, indic
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no XML"):
         parse(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 NVL", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A100 80GB PCIe", "A100"),
+        ("NVIDIA A100-PCIE-40GB", "A100"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA A10G", "A10G"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+    ],
+)
+def test_a_devices_name_holds_its_model(name: str, model: str) -> None:
+    assert model_of(name) == model

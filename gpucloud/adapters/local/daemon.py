@@ -16,11 +16,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.adapters.local import node
+from gpucloud.adapters.local import devices, node
+from gpucloud.adapters.local.devices import gpus_of
 from gpucloud.adapters.local.folder import Folder
 from gpucloud.adapters.local.level import settle
 from gpucloud.adapters.local.machine import Machine
-from gpucloud.adapters.local.records import GroupRecord, NodeRecord, Settings, ended
+from gpucloud.adapters.local.records import GroupRecord, NodeRecord, Settings, ShortOf, ended
 from gpucloud.domain.node import EndCause, NodeState
 
 _TICK_S = 0.03
@@ -41,6 +42,7 @@ class Daemon:
         self._pipe, self._held_end = os.pipe()
         self._selector = selectors.DefaultSelector()
         self._settings = Settings()
+        self._devices = devices.here()
         self._groups: dict[str, GroupRecord] = {}
         self._machines: dict[str, Machine] = {}
         self._paused: dict[str, float] = {}
@@ -161,14 +163,20 @@ class Daemon:
             self._groups[name] = step.group
             self._folder.save_group(step.group)
             for _ in range(step.starts if may_start else 0):
-                self._start(name)
+                if not self._start(name):
+                    break
 
     def _of(self, name: str) -> tuple[NodeRecord, ...]:
         return tuple(machine.record for machine in self._machines.values() if machine.group.name == name)
 
-    def _start(self, name: str) -> None:
-        group = replace(self._groups[name], launched=self._groups[name].launched + 1)
-        machine = Machine(self._folder, group, [m.record for m in self._machines.values()], _now())
+    def _start(self, name: str) -> bool:
+        """Start one node; False when no GPUs are free for it."""
+        records = [machine.record for machine in self._machines.values()]
+        devices = self._devices_for(name, records)
+        if devices is None and self._devices.uuids:
+            return False
+        group = replace(self._groups[name], launched=self._groups[name].launched + 1, short_of=None)
+        machine = Machine(self._folder, group, records, _now(), devices=devices)
         self._groups[name] = group
         self._machines[machine.record.id] = machine
         self._folder.save_group(group)
@@ -180,6 +188,25 @@ class Daemon:
             _log.error("%s cannot start: %s", machine.record.id, error)
         self._selector.register(machine.metadata, selectors.EVENT_READ, machine.metadata)
         _log.info("%s launched in %s at %s:%d", machine.record.id, name, machine.record.address, machine.record.port)
+        return True
+
+    def _devices_for(self, name: str, records: list[NodeRecord]) -> tuple[str, ...] | None:
+        """Return GPUs that no other node has; None when there are too few, or none on this machine at all."""
+        group = self._groups[name]
+        if not self._devices.uuids or group.pool is None:
+            return None
+        wanted = gpus_of(group.pool.instance_type)
+        free = self._devices.free(wanted, {uuid for record in records for uuid in record.devices})
+        if free is None:
+            self._paused[name] = time.monotonic() + _PAUSE_S / 10
+            if not any(record.ending or record.taken_at for record in self._of(name)):  # one that ends makes room
+                self._note_shortage(group, wanted)
+        return free
+
+    def _note_shortage(self, group: GroupRecord, wanted: int) -> None:
+        message = f"a node needs {wanted} GPUs; those of this machine ({len(self._devices.uuids)}) are in use"
+        self._groups[group.name] = replace(group, short_of=ShortOf(message=message, at=_now()))
+        self._folder.save_group(self._groups[group.name])
 
     def _carry_out(self, machine: Machine) -> None:
         record = machine.record

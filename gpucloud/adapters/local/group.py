@@ -15,7 +15,7 @@ from gpucloud.adapters.local.kick import kick
 from gpucloud.adapters.local.node import MARK
 from gpucloud.adapters.local.records import GroupRecord, NodeRecord, Schedule, noticed
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.domain.node import EndCause, GroupView
+from gpucloud.domain.node import EndCause, Fault, GroupView, Refusal
 from gpucloud.domain.offer import Pool
 
 _PURGE_S = 30.0
@@ -52,7 +52,8 @@ class LocalNodeGroup:
         if record is None:
             return GroupView(exists=False, size=0, armed_until=None, nodes=())
         listed = tuple(node.listed() for node in nodes)
-        return GroupView(exists=True, size=record.size, armed_until=record.armed_until, nodes=listed)
+        refusals = _refusals(record)
+        return GroupView(exists=True, size=record.size, armed_until=record.armed_until, nodes=listed, refusals=refusals)
 
     def arm(self, group: str, until: datetime) -> None:
         """Set the shut-off; a time that has passed counts as this moment."""
@@ -165,6 +166,22 @@ class LocalNodeGroup:
 
 def _needs_daemon(record: GroupRecord | None, nodes: tuple[NodeRecord, ...]) -> bool:
     return record is not None and (record.size > 0 or any(node.alive for node in nodes))
+
+
+def _refusals(record: GroupRecord) -> tuple[Refusal, ...]:
+    if record.short_of is None or record.pool is None:
+        return ()
+    short = record.short_of
+    return (
+        Refusal(
+            pool=record.pool,
+            fault=Fault.CAPACITY,
+            code="InsufficientGpus",
+            message=short.message,
+            at=short.at,
+            hint="gpucloud status of the other jobs on this machine",
+        ),
+    )
 
 
 def _no_group(group: str) -> ProvisionError:

@@ -76,5 +76,9 @@ def _start(folder: Folder, lock: int) -> None:
 
 def _environment() -> dict[str, str]:
     """Return the daemon's environment: no secret of the caller's, and no mark of a node that the caller may be on."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    kept = {
+        name: os.environ[name]
+        for name in ("PATH", "HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
+        if name in os.environ
+    }
     return {**kept, "LANG": "C.UTF-8", **import_path()}

@@ -21,8 +21,19 @@ from gpucloud.domain.job import Market
 class Machine:
     """One node from its launch to its end; `record` and `group` are kept up to date by the daemon."""
 
-    def __init__(self, folder: Folder, group: GroupRecord, others: Collection[NodeRecord], now: datetime) -> None:
-        """Reserve an id, an address, a port and a host key; nothing runs yet. OSError when there is no free port."""
+    def __init__(
+        self,
+        folder: Folder,
+        group: GroupRecord,
+        others: Collection[NodeRecord],
+        now: datetime,
+        *,
+        devices: tuple[str, ...] | None,
+    ) -> None:
+        """Reserve an id, an address, a port and a host key; nothing runs yet. OSError when there is no free port.
+
+        `devices` are the UUIDs of the node's GPUs, None on a machine without any.
+        """
         if group.pool is None:
             raise ProvisionError(f"{group.name} has a size and no pool", hint="set the size again")
         self._listener = node.listen({o.address for o in others}, {o.port for o in others})
@@ -45,7 +56,9 @@ class Machine:
             user=node.user_name(),
             interface=node.interface(),
             host_key=self._host_key.public,
+            devices=devices or (),
         )
+        self._devices = devices
 
     def start(self, server: tuple[str, ...], parent_pipe: int) -> None:
         """Start the node's processes; OSError when that fails."""
@@ -58,6 +71,7 @@ class Machine:
             user_data=self.group.user_data,
             metadata=self._metadata.url,
             layers=self._layers,
+            devices=self._devices,
         )
         self._process = node.start(boot, self._listener, parent_pipe)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from functools import cached_property
 from importlib import resources
 from typing import Any
 
+from gpucloud.adapters.local import devices
+from gpucloud.adapters.local.devices import Devices, gpus_of, type_with
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job import RENTED, Market, Resources
 from gpucloud.domain.offer import Offer, Pool, PricePoint
@@ -27,14 +29,19 @@ class _Series:
     offsets: tuple[timedelta, ...]
     prices: tuple[Decimal, ...]
 
+    def times(self, count: int) -> _Series:
+        return replace(self, prices=tuple(price * count for price in self.prices))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """One instance type: worker slots, the list price, the spot series of each zone that has it."""
+    """One instance type: worker slots or GPUs, the list price, the spot series of each zone that has it."""
 
     gpus: int
     on_demand: Decimal
     spot: dict[str, _Series]
+    gpu: str | None = None
+    vram_gib: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +60,20 @@ class LocalMarket:
     The source of the recording and its licence are in `prices.NOTICE`.
     """
 
-    def __init__(self, *, now: Callable[[], datetime] = _utc_now) -> None:
+    def __init__(
+        self, *, now: Callable[[], datetime] = _utc_now, devices: Callable[[], Devices] = devices.here
+    ) -> None:
         self._now = now
+        self._find_devices = devices
 
-    def offers(self, wanted: Resources) -> tuple[Offer, ...]:  # noqa: ARG002  few enough to give them all
-        """Return a spot and an on-demand offer for every type and zone, with the prices of this moment."""
+    def offers(self, wanted: Resources) -> tuple[Offer, ...]:
+        """Return a spot and an on-demand offer for every type and zone, with the prices of this moment.
+
+        Where this machine has GPUs for the whole job, its nodes get them; else they are processes on the CPU.
+        """
         now = self._now()
         found = []
-        for instance_type, kind in self._recording.kinds.items():
+        for instance_type, kind in self._kinds_for(wanted).items():
             for zone in kind.spot:
                 for market in RENTED:
                     pool = Pool(instance_type=instance_type, zone=zone, market=market)
@@ -72,13 +85,15 @@ class LocalMarket:
                             cap_usd_per_hour=kind.on_demand,
                             as_of=now,
                             gpus=kind.gpus,
+                            gpu=kind.gpu,
+                            vram_gib=kind.vram_gib,
                         )
                     )
         return tuple(found)
 
     def prices(self, pool: Pool, start: datetime, end: datetime) -> tuple[PricePoint, ...]:
         """Return the pool's points that cover start..end; ProvisionError for a pool that was not recorded."""
-        kind = self._recording.kinds.get(pool.instance_type)
+        kind = self._recording.kinds.get(pool.instance_type) or self._gpu_kind(gpus_of(pool.instance_type))
         series = kind.spot.get(pool.zone) if kind else None
         if kind is None or series is None:
             known = ", ".join(self._recording.kinds)
@@ -86,6 +101,30 @@ class LocalMarket:
         if pool.market is Market.ON_DEMAND:
             return (PricePoint(since=start, usd_per_hour=kind.on_demand),)
         return tuple(_replayed(series, self._recording.length, start, end))
+
+    def _kinds_for(self, wanted: Resources) -> dict[str, _Kind]:
+        here = self._devices
+        if not here.uuids or wanted.nodes * wanted.gpus > len(here.uuids):
+            return self._recording.kinds
+        kind = self._gpu_kind(wanted.gpus)
+        return {type_with(wanted.gpus): kind} if kind else {}
+
+    def _gpu_kind(self, count: int) -> _Kind | None:
+        """Return a type with so many of this machine's GPUs, at as many times the recorded price of one."""
+        if count == 0:
+            return None
+        one = next(kind for kind in self._recording.kinds.values() if kind.gpus == 1)
+        return _Kind(
+            gpus=count,
+            gpu=self._devices.model,
+            vram_gib=self._devices.vram_gib,
+            on_demand=one.on_demand * count,
+            spot={zone: series.times(count) for zone, series in one.spot.items()},
+        )
+
+    @cached_property
+    def _devices(self) -> Devices:
+        return self._find_devices()
 
     @cached_property
     def _recording(self) -> _Recording:

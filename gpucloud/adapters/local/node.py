@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -99,7 +100,8 @@ def server_command() -> tuple[str, ...]:
 class Boot:
     """What a node is started from. `folder` is made; `user_data` is a shell script, empty for none.
 
-    `layers` keeps what jobs' `setup` made, for all nodes of this machine.
+    `layers` keeps what jobs' `setup` made, for all nodes of this machine. `devices` are the UUIDs of the node's GPUs;
+    None on a machine without any.
     """
 
     id: str
@@ -110,6 +112,7 @@ class Boot:
     user_data: str
     metadata: str
     layers: Path
+    devices: tuple[str, ...] | None = None
 
     @property
     def home(self) -> Path:
@@ -132,7 +135,10 @@ class Boot:
 
     def environment(self) -> dict[str, str]:
         """Return the node's whole environment: nothing of the caller's, so that no secret of theirs is in it."""
-        search = (str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin")
+        search = [str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"]
+        tool = shutil.which("nvidia-smi") if self.devices else None
+        if tool and str(Path(tool).parent) not in search:
+            search.append(str(Path(tool).parent))
         return {
             "PATH": os.pathsep.join(search),
             "LANG": "C.UTF-8",
@@ -145,6 +151,17 @@ class Boot:
             "GPUCLOUD_PYTHON": sys.executable,
             "GPUCLOUD_LAYERS": str(self.layers),
             **import_path(),
+            **self._gpus(),
+        }
+
+    def _gpus(self) -> dict[str, str]:
+        """Return the variables by which the node's processes see its GPUs, and those of no other node."""
+        if self.devices is None:
+            return {}
+        library = os.environ.get("LD_LIBRARY_PATH")
+        return {
+            "CUDA_VISIBLE_DEVICES": ",".join(self.devices),
+            **({"LD_LIBRARY_PATH": library} if library else {}),
         }
 
 

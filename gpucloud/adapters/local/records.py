@@ -40,8 +40,19 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShortOf:
+    """What there is too little of to start a node, and when that was found last."""
+
+    message: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """One node group: what Terraform set, the level, the shut-off. `launched` numbers the nodes."""
+    """One node group: what Terraform set, the level, the shut-off. `launched` numbers the nodes.
+
+    `short_of` is why fewer nodes than the level run, while that is so.
+    """
 
     name: str
     region: str
@@ -57,11 +68,15 @@ class GroupRecord:
     armed_until: datetime | None = None
     schedule: Schedule | None = None
     launched: int = 0
+    short_of: ShortOf | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """One node. `ending` is why it is to end, written before it is done; `number` counts launches in the group."""
+    """One node; `devices` are the UUIDs of its GPUs.
+
+    `ending` is why it is to end, written before it is done; `number` counts launches in the group.
+    """
 
     id: str
     number: int
@@ -80,6 +95,7 @@ class NodeRecord:
     ending: EndCause | None = None
     ended_at: datetime | None = None
     user_data_exit: int | None = None
+    devices: tuple[str, ...] = ()
 
     @property
     def alive(self) -> bool:
@@ -104,6 +120,7 @@ class NodeRecord:
             private_address=self.address,
             interface=self.interface,
             host_key=self.host_key,
+            devices=self.devices,
             detached=self.detached,
             ended_at=self.ended_at,
             end_cause=None if self.alive else self.ending,
@@ -152,6 +169,7 @@ def group_from(text: str) -> GroupRecord:
         pool=_pool(raw["pool"]) if raw["pool"] else None,
         armed_until=_time(raw["armed_until"]),
         schedule=_schedule(raw["schedule"]) if raw["schedule"] else None,
+        short_of=_short_of(raw.get("short_of")),
     )
     return GroupRecord(**raw)
 
@@ -166,6 +184,7 @@ def node_from(text: str) -> NodeRecord:
         noticed_at=_time(raw["noticed_at"]),
         taken_at=_time(raw["taken_at"]),
         ending=EndCause(raw["ending"]) if raw["ending"] else None,
+        devices=tuple(raw.get("devices", ())),
         ended_at=_time(raw["ended_at"]),
     )
     return NodeRecord(**raw)
@@ -183,6 +202,10 @@ def _time(text: str | None) -> datetime | None:
 
 def _pool(raw: dict[str, Any]) -> Pool:
     return Pool(instance_type=raw["instance_type"], zone=raw["zone"], market=Market(raw["market"]))
+
+
+def _short_of(raw: dict[str, Any] | None) -> ShortOf | None:
+    return None if raw is None else ShortOf(message=raw["message"], at=datetime.fromisoformat(raw["at"]))
 
 
 def _schedule(raw: dict[str, Any]) -> Schedule:

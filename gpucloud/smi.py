@@ -1,4 +1,4 @@
-"""What `nvidia-smi` says of this machine's GPUs."""
+"""What `nvidia-smi` says of this machine's GPUs: asked on nodes by the agent, here by the embedded cloud."""
 
 from __future__ import annotations
 
