@@ -85,7 +85,7 @@ class SshNodeGroup:
         if before is not None and not before.detached:
             until = self.clock.now() + _REST
             mark = passing.over(before.place.name, "was given back as unfit", self.clock.now(), last_until=until)
-            self.records.change(group, lambda record: passing.marked(record, (mark,)))
+            self.records.change(group, lambda record: passing.marked(record, (mark,), told=False))
         self._follow(group)
 
     def purge(self, group: str) -> None:

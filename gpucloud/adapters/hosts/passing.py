@@ -39,14 +39,16 @@ def over(
     return PassedOver(name=name, why=why, again_at=again_at, last_until=last_until or again_at, lasting=lasting)
 
 
-def marked(record: Hosts, marks: tuple[PassedOver, ...]) -> Hosts:
-    """Return the record with the marks, the newest of each host, and a refusal for each that may be another's turn."""
+def marked(record: Hosts, marks: tuple[PassedOver, ...], *, told: bool = True) -> Hosts:
+    """Return the record with the marks, the newest of each host, and with a refusal for each that is to be told."""
     if not marks:
         return record
     names = {mark.name for mark in marks}
     kept = tuple(mark for mark in record.passed_over if mark.name not in names)
-    told = tuple(_refusal(Fault.TRANSIENT, f"{m.name}: {m.why}", "HostPassedOver", m.again_at - _AGAIN) for m in marks)
-    return replace(record, passed_over=(*kept, *marks), refusals=(*record.refusals, *told)[-64:])
+    refusals = tuple(
+        _refusal(Fault.TRANSIENT, f"{m.name}: {m.why}", "HostPassedOver", m.again_at - _AGAIN) for m in marks if told
+    )
+    return replace(record, passed_over=(*kept, *marks), refusals=(*record.refusals, *refusals)[-64:])
 
 
 def fallen_short(record: Hosts, places: tuple[Place, ...], now: datetime) -> Hosts:
