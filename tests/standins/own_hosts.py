@@ -30,7 +30,6 @@ class OwnHosts:
 
     servers: list[Server]
     key: Path
-    openssh: bool
 
     def places(self) -> tuple[Place, ...]:
         return tuple(
@@ -40,14 +39,13 @@ class OwnHosts:
                 port=server.node.port,
                 user=server.node.user,
                 host_key=server.node.host_key or "",
-                devices=(str(at),) if self.openssh else (),
             )
             for at, server in enumerate(self.servers)
         )
 
     def section(self, *numbers: int, price: str = "0 USD", gpus: Callable[[int], str] | None = None) -> str:
         """Return the job file's part that names these hosts, all of them if none is named."""
-        gpus = gpus or (lambda at: f"[{at}]" if self.openssh else "[]")
+        gpus = gpus or (lambda _: "[]")
         lines = [f"cloud: ssh\nssh:\n  key: {self.key}\n  price: {price}\n  hosts:\n"]
         for at in numbers or range(len(self.servers)):
             node = self.servers[at].node
@@ -61,7 +59,7 @@ class OwnHosts:
         sessions = processes.descendants(server.process.pid)
         server.process.kill()
         server.process.wait()
-        for pid in (*sessions, *_naming(f"/{self.name(at)}/")):
+        for pid in (*sessions, *_naming(f"{self.servers[at].home}/.gpucloud/jobs/")):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -77,7 +75,7 @@ class OwnHosts:
 
     def processes(self, at: int) -> list[int]:
         """Return what of gpucloud's jobs runs on the host."""
-        return _naming(f"/{self.name(at)}/")
+        return _naming(f"{self.servers[at].home}/.gpucloud/jobs/")
 
     def left(self, at: int = 0) -> list[str]:
         """Return what of gpucloud's jobs lies on a host."""
@@ -88,7 +86,7 @@ class OwnHosts:
 
 @contextlib.contextmanager
 def own_hosts(folder: Path, count: int, *, openssh: bool = False) -> Iterator[OwnHosts]:
-    """Give hosts of the embedded fleet's SSH server, or of OpenSSH's with its stock limits (those share one home)."""
+    """Give hosts of the embedded fleet's SSH server, or of OpenSSH's with its stock limits."""
     folder.mkdir(parents=True, exist_ok=True)
     env = {"GPUCLOUD_PYTHON": sys.executable}
     with contextlib.ExitStack() as stack:
@@ -100,9 +98,19 @@ def own_hosts(folder: Path, count: int, *, openssh: bool = False) -> Iterator[Ow
                 if servers and (servers[0].key_file.with_name(half)).exists():
                     (place / half).write_bytes(servers[0].key_file.with_name(half).read_bytes())
                     (place / half).chmod(0o600)
-            start = openssh_server if openssh else embedded_server
-            servers.append(stack.enter_context(start(place, name=f"h{at}", env=env)))
-        yield OwnHosts(servers, servers[0].key_file, openssh)
+            if openssh:
+                server = stack.enter_context(openssh_server(place, name=f"h{at}", env=env, home=place / "home"))
+            else:
+                server = stack.enter_context(embedded_server(place, name=f"h{at}", env=env))
+            servers.append(server)
+            stack.callback(_end_all, server.home)
+        yield OwnHosts(servers, servers[0].key_file)
+
+
+def _end_all(home: Path) -> None:
+    for pid in _naming(f"{home}/.gpucloud/"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _naming(text: str) -> list[int]:
