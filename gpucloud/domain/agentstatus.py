@@ -2,7 +2,7 @@
 
 Both are levels: written whole, as often as one likes. The agent refuses a `Desired` whose epoch is lower
 than the highest that it has seen, and never starts the same attempt twice.
-All paths live under `~/.gpucloud` on the node:
+All paths live under the agent's root on the node, `~/.gpucloud` or a folder of one job below it (`Node.root`):
 
     lib/gpucloud-<sha>.zip     the package, shipped
     agent/desired.json         Desired, by the supervisor

@@ -73,11 +73,21 @@ def _taken(attempt: Attempt, node: NodeSeen | None, seen: Seen, limits: Limits) 
 
 def _close(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, rules: Rules) -> Action:
     reason = _reason(attempt, members, seen)
-    waited = seen.failed_for if seen.failed_for is not None else timedelta(0)
-    if reason is ExitReason.USER_ERROR and waited < rules.limits.settle:
+    if reason is ExitReason.USER_ERROR and not _is_settled(members, seen, rules.limits):
         # A script also fails because a peer's machine went: give the cloud a moment to say so.
         return Wait(why="a script failed; asking the cloud whether a machine went first")
     return CloseAttempt(reason=reason)
+
+
+def _is_settled(members: tuple[NodeSeen | None, ...], seen: Seen, limits: Limits) -> bool:
+    """Whether a failure is the script's own: no machine that went has shown by now, and none is about to.
+
+    Where no cloud lists what has died (own hosts), a member's silence is the only sign of it.
+    """
+    if seen.failed_for is None or seen.failed_for < limits.settle:
+        return False
+    doubtful = any(node is not None and not is_gone(node) and node.silent_for > timedelta(0) for node in members)
+    return not doubtful or seen.failed_for >= limits.settle + limits.silent
 
 
 def _reason(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen) -> ExitReason:
@@ -127,7 +137,7 @@ def _order_for_the_broken(
     outcomes = {part.outcome for part in (part_of(attempt, node) for node in members) if part}
     if any(is_gone(node) for node in members) or taken is ExitReason.LOST or Outcome.KILLED in outcomes:
         return EndAttempt(how=Stop.KILL, reason=taken or ExitReason.LOST)
-    if seen.failed_for is not None and seen.failed_for >= limits.settle:
+    if _is_settled(members, seen, limits):
         return EndAttempt(how=Stop.KILL, reason=taken or ExitReason.USER_ERROR)
     if seen.uneven_for is not None and seen.uneven_for >= limits.save:
         return EndAttempt(how=Stop.KILL, reason=taken or ExitReason.LOST)

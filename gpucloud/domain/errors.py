@@ -12,6 +12,7 @@
     ├── ProvisionError               13
     ├── NodeError                    14   bootstrap, gate, SSH
     │   ├── HostUnreachable          14
+    │   │   └── KeyRefused           14
     │   ├── HostKeyMismatch          14
     │   └── RemoteCommandFailed      14
     ├── StoreError                   15
@@ -134,6 +135,12 @@ class HostUnreachable(NodeError):
     """No SSH answer within the deadline, or the connection was lost."""
 
     code = "host_unreachable"
+
+
+class KeyRefused(HostUnreachable):
+    """The host answers, and does not let us in."""
+
+    code = "key_refused"
 
 
 class HostKeyMismatch(NodeError):

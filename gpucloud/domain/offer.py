@@ -24,6 +24,8 @@ class Pool:
         return region_of(self.zone)
 
     def __str__(self) -> str:
+        if self.market is Market.OWNED:
+            return "own host"
         return f"{self.instance_type} {self.market.value} in {self.zone}"
 
 
@@ -55,14 +57,15 @@ class PricePoint:
 
 
 def matches(offer: Offer, wanted: Resources) -> bool:
-    """Whether the offer's machines do what the job asked for."""
+    """Whether the offer's machines do what the job asked for; own hosts have neither type nor region."""
+    owned = offer.pool.market is Market.OWNED
     return (
         wanted.market.allows(offer.pool.market)
-        and (not wanted.types or offer.pool.instance_type in wanted.types)
+        and (not wanted.types or owned or offer.pool.instance_type in wanted.types)
         and offer.gpus >= wanted.gpus
         and (not wanted.gpu or offer.gpu in wanted.gpu)
         and (wanted.vram_gib is None or (offer.vram_gib or 0) >= wanted.vram_gib)
-        and (not wanted.regions or offer.pool.region in wanted.regions)
+        and (not wanted.regions or owned or offer.pool.region in wanted.regions)
     )
 
 

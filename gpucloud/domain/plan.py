@@ -100,8 +100,11 @@ def quota_too_small(offer: Offer, nodes: int, room: Headroom) -> NoCapacity:
 
 
 def _refuse_what_is_not_offered(job: Job) -> None:
-    if job.cloud is Cloud.SSH:
-        raise PlanRefused("cloud: ssh is not in this version", hint="cloud: local or cloud: aws")
+    if job.cloud is Cloud.SSH and len(job.ssh.hosts) < job.resources.nodes:
+        raise PlanRefused(
+            f"{job.resources.nodes} nodes are wanted, and the job file has {len(job.ssh.hosts) or 'no'} hosts",
+            hint="ssh: {hosts: [user@address]}, or fewer `nodes`",
+        )
     if job.cloud is Cloud.AWS and job.store is not None and not job.store.startswith("s3://"):
         raise PlanRefused(
             f"store: {job.store} is a folder here, which machines on AWS cannot reach",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gpucloud.domain import books
 from gpucloud.domain.action import (
@@ -28,7 +28,9 @@ from gpucloud.domain.action import (
 )
 from gpucloud.domain.bootstrap.record import attempt_lock
 from gpucloud.domain.errors import CleanupIncomplete, HostUnreachable, NodeError, ProvisionError, StoreError
+from gpucloud.domain.job import Market
 from gpucloud.domain.launch import workers_per_node
+from gpucloud.domain.node import Fault, Refusal
 from gpucloud.domain.seen import Seen
 from gpucloud.domain.state import ExitReason
 from gpucloud.ports import ClusterSpec
@@ -54,9 +56,11 @@ class Actor:
     logs: LogReader
     watcher: Watcher
     history: HistoryKeeper
+    _told: set[Refusal] = field(default_factory=set)
 
     def act(self, action: Action, seen: Seen) -> None:
         """Do it. Errors of the cloud and of nodes come through as GpucloudError."""
+        self._tell_of_hosts(seen)
         line = tell_story(action, seen)
         if line:
             self.watcher.story(line)
@@ -72,6 +76,13 @@ class Actor:
                 self._in_the_books(action, seen)
             case Wait() | Done():
                 pass
+
+    def _tell_of_hosts(self, seen: Seen) -> None:
+        """Say which of the user's own hosts were passed over: another has taken their place, so no action tells it."""
+        for refusal in seen.group.refusals:
+            if refusal.fault is Fault.TRANSIENT and refusal.pool.market is Market.OWNED and refusal not in self._told:
+                self._told.add(refusal)
+                self.watcher.story(f"passed over: {refusal.message}")
 
     def let_us_in(self) -> None:
         """Bring the group's free parts up to date: SSH may come from another address than when they were made."""

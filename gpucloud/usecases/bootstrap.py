@@ -173,7 +173,7 @@ class _Work:
             return found
         require_python(found.python, found.version)
         started = self._clock.now()
-        receive = ship(found.python or "", self._package.sha256)
+        receive = ship(found.python or "", self._package.sha256, self._host.node.root)
         self._run("package", Command(argv=receive, stdin=self._package.data))
         self.changed.append("package")
         found = self._again()  # where it does not run, its complaint is on stderr
@@ -216,7 +216,9 @@ class _Work:
 
     def _probe(self) -> Facts | Bare:
         before = self._clock.now()
-        self._answer = self._host.run(probe(self._wanted.package), stdin=question(self._wanted))
+        self._answer = self._host.run(
+            self._with_devices(probe(self._wanted.package, self._host.node.root)), stdin=question(self._wanted)
+        )
         after = self._clock.now()
         try:
             found = parse_facts(self._answer.stdout)
@@ -226,8 +228,13 @@ class _Work:
             self.skew = found.time - (before + (after - before) / 2)
         return found
 
+    def _with_devices(self, argv: tuple[str, ...]) -> tuple[str, ...]:
+        """Whatever runs on the node sees its GPUs only, not those that another job may have there."""
+        devices = self._host.node.devices
+        return ("env", f"CUDA_VISIBLE_DEVICES={','.join(devices)}", *argv) if devices else argv
+
     def _run(self, name: str, command: Command) -> Completed:
-        completed = self._host.run(command.argv, stdin=command.stdin, timeout_s=command.timeout_s)
+        completed = self._host.run(self._with_devices(command.argv), stdin=command.stdin, timeout_s=command.timeout_s)
         if completed.exit_code != 0:
             raise self._failed(name, completed)
         lines = completed.stdout.decode("utf-8", errors="replace").splitlines()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from gpucloud.domain.agentstatus import Outcome
+from gpucloud.domain.launch import attempt_folder
 from gpucloud.domain.membership import members_of, part_of
 from gpucloud.domain.seen import NodeSeen, Seen
 from gpucloud.domain.state import Attempt
@@ -57,7 +58,7 @@ def _kept(jobs: JobStore, attempt: int, rank: int) -> str:
 
 
 def _launcher(host: Host, attempt: int) -> str:
-    done = host.run(("tail", "-n", str(_LINES), f".gpucloud/attempts/{attempt:04d}/launcher.log"))
+    done = host.run(("tail", "-n", str(_LINES), f"{attempt_folder(host.node.root, attempt)}/launcher.log"))
     return done.stdout.decode(errors="replace")
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpucloud.domain.agentstatus import RunState, Status, status_from_json
+from gpucloud.domain.launch import attempt_folder
 from gpucloud.domain.state import Attempt
 from gpucloud.ports import Host
 from gpucloud.usecases.jobstore import JobStore
 
 _MOST = 1 << 20  # bytes of output of one rank that one pass takes
 _KEEP_AT = 1 << 16  # bytes after which read output goes to the store without waiting for the next flush
-_STATUS = ".gpucloud/agent/status.json"
 _READ = """border=$1; most=$2; shift 2
 while [ $# -gt 0 ]; do
   printf '%s' "$border"; tail -c "+$2" "$1" 2>/dev/null | head -c "$most"; shift 2
@@ -100,7 +100,7 @@ def read_node(
 
 def read_status(host: Host) -> Status | None:
     """Return what the node's agent says, None before it says anything. Raises HostUnreachable."""
-    done = host.run(("cat", _STATUS))
+    done = host.run(("cat", f"{host.node.root}/agent/status.json"))
     try:
         return status_from_json(done.stdout) if done.exit_code == 0 else None
     except ValueError:
@@ -123,7 +123,7 @@ def read_output(host: Host, number: int, ranks: tuple[int, ...], logs: LogReader
         return
     files: list[str] = []
     for rank in ranks:
-        files += [f".gpucloud/attempts/{number:04d}/rank-{rank}.log", str(logs.offset(number, rank) + 1)]
+        files += [f"{attempt_folder(host.node.root, number)}/rank-{rank}.log", str(logs.offset(number, rank) + 1)]
     border = f"--{uuid.uuid4().hex}--"  # no output holds it by accident
     done = host.run(("sh", "-c", _READ, "sh", border, str(_MOST), *files))
     for rank, data in zip(ranks, done.stdout.split(border.encode())[1:], strict=False):

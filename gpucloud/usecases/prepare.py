@@ -22,7 +22,6 @@ _FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getso
 _ACKNOWLEDGED_IN = timedelta(seconds=0.5)
 _LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
 _WORTH_TELLING_S = 2.0
-_ROOT = ".gpucloud/"  # the agent's folder as commands see it: they run in the node's home
 _WRITE = 'umask 077; cat >"$1.new" && mv -f "$1.new" "$1"'
 
 
@@ -108,7 +107,7 @@ class Preparer:
         """Write what is wanted of the node to its agent. Raises HostUnreachable."""
         wanted = self._wanted(node_id, state)
         host = self.world.shell.host(self._nodes[node_id])
-        done = host.run(("sh", "-c", _WRITE, "sh", f"{_ROOT}agent/desired.json"), stdin=wanted)
+        done = host.run(("sh", "-c", _WRITE, "sh", f"{host.node.root}/agent/desired.json"), stdin=wanted)
         self._told[node_id] = (wanted, self.world.clock.now())
         if done.exit_code != 0:
             raise NodeError(f"{node_id}: cannot write desired.json: {done.stderr.decode(errors='replace').strip()}")
@@ -136,7 +135,7 @@ class Preparer:
     def _prepare(self, node: Node) -> Prepared:
         try:
             host = self.world.shell.host(node)
-            syncing = self.syncs.submit(host.sync, self.world.job.code, f"{_ROOT}code")
+            syncing = self.syncs.submit(host.sync, self.world.job.code, f"{node.root}/code")
             # The setup runs where the code is; without one, both go on side by side.
             before = syncing.result() if self._builds_in_code else ""
             wanted = self._needs(before)
@@ -150,7 +149,7 @@ class Preparer:
         took = ready_line(done.seconds)
         if took is not None:
             self.watcher.story(f"{node.id}: {took}")
-        return Prepared(bootstrapped=done, code=f"{done.root}/{code.removeprefix(_ROOT)}")
+        return Prepared(bootstrapped=done, code=f"{done.root}/{code.removeprefix(f'{node.root}/')}")
 
     @property
     def _builds_in_code(self) -> bool:

@@ -23,6 +23,7 @@ from gpucloud.domain.action import (
     Tell,
     Wait,
 )
+from gpucloud.domain.job import Market
 from gpucloud.domain.quantities import format_usd
 from gpucloud.domain.seen import Seen
 from gpucloud.domain.state import ExitReason, Interruption, InterruptionKind
@@ -32,7 +33,10 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
     """Return the line, None when the action is not news."""
     match action:
         case Provision():
-            return "making the node group (size 0: costs nothing)"
+            owned = seen.state.pool.market is Market.OWNED
+            return "nothing is rented: own hosts" if owned else "making the node group (size 0: costs nothing)"
+        case Arm(until=until) if seen.state.pool.market is Market.OWNED:
+            return f"taken until {until:%H:%M:%S} UTC: then the job's processes end by themselves"
         case Arm(until=until):
             return f"paid until {until:%H:%M:%S} UTC: then the machines shut themselves off"
         case Resize(size=size):
@@ -60,7 +64,7 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
         case Finish(reason=reason, message=message):
             return f"the job ends: {reason.value}{': ' + message if message else ''}"
         case TearDown():
-            return "ending every machine"
+            return "freeing every host" if seen.state.pool.market is Market.OWNED else "ending every machine"
         case Tell() | Wait() | Done():
             return None
 

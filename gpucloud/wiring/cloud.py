@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpucloud.domain.job import SshChoices
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.seen import Rules
 from gpucloud.ports import Account, MarketData, NodeGroup, Provisioner
@@ -17,7 +18,8 @@ class Manners:
 
     Its rules and terms; how often it is looked at, and output is written to the store (in S3 a paid request each time);
     the command that ends a node from inside; the interpreter that nodes have; how long a node that runs may take until
-    SSH answers; whether its firewall knows the address that we come from.
+    SSH answers; whether its firewall knows the address that we come from; how the user logs in where the hosts are
+    his own, and have not got the job's key.
     """
 
     rules: Rules
@@ -28,6 +30,7 @@ class Manners:
     node_python: str = "python3"
     connect_s: float = 15.0
     knows_our_address: bool = False
+    own_login: SshChoices | None = None
 
 
 class Cloud(Protocol):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.home import Home, KnownJob, open_home
-from gpucloud.domain.errors import GpucloudError, PlanRefused, UsageError
-from gpucloud.domain.job import AwsChoices, Job, Resources
+from gpucloud.domain.errors import GpucloudError, UsageError
+from gpucloud.domain.job import AwsChoices, Job, Resources, SshChoices
 from gpucloud.domain.job import Cloud as CloudName
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.wiring.local import LocalCloud
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gpucloud.usecases.world import World
     from gpucloud.wiring.aws import AwsCloud
     from gpucloud.wiring.cloud import Cloud, Manners
+    from gpucloud.wiring.hosts import SshCloud
 
 _VISIT_S = 5.0
 
@@ -64,25 +65,33 @@ class Gpucloud:
             self._aws[key] = AwsCloud(self.home, choices, resources)
         return self._aws[key]
 
+    def hosts(self, choices: SshChoices) -> SshCloud:
+        """Return the user's own hosts."""
+        from gpucloud.wiring.hosts import SshCloud
+
+        return SshCloud(self.home, choices)
+
     def cloud(self, job: Job) -> Cloud:
-        """Return the cloud that the job names. PlanRefused for one that is not in this version."""
+        """Return the cloud that the job names."""
         match job.cloud:
             case CloudName.LOCAL:
                 return self.local()
             case CloudName.AWS:
                 return self.aws(job.aws, job.resources)
             case CloudName.SSH:
-                raise PlanRefused("cloud: ssh is not in this version", hint="cloud: local or cloud: aws")
+                return self.hosts(job.ssh)
 
     def cloud_of(self, known: KnownJob) -> Cloud:
         """Return the cloud of a known job, from its file if that can still be read."""
         if known.cloud is CloudName.LOCAL:
             return self.local()
         try:
-            job = self.read_job(known.file)
+            job = replace(self.read_job(known.file), cloud=known.cloud)
         except GpucloudError:
+            if known.cloud is CloudName.SSH:
+                return self.hosts(SshChoices())
             return self.aws(AwsChoices(profile=known.profile), Resources())
-        return self.aws(job.aws, job.resources)
+        return self.cloud(job)
 
     def store(self, job: Job) -> ObjectStore:
         """Return where the job's state is kept."""
@@ -99,12 +108,13 @@ class Gpucloud:
         )
 
     def shell(self, job: str, manners: Manners) -> Shell:
-        """Return SSH with the key of the job's cluster."""
-        from gpucloud.adapters.ssh import SshShell
+        """Return SSH with the key of the job's cluster, or with the user's own where the hosts are."""
+        from gpucloud.adapters.ssh import SshShell, UserKeys
 
         cache = self.home.root / "cache"
-        key, limit_s = self.home.key(job), manners.connect_s
-        return SshShell(key, connect_timeout_s=limit_s, python=manners.node_python, cache=cache)
+        own, limit_s = manners.own_login, manners.connect_s
+        identity = self.home.key(job) if own is None else UserKeys(own.key)
+        return SshShell(identity, connect_timeout_s=limit_s, python=manners.node_python, cache=cache)
 
     def visitor(self, known: KnownJob) -> Shell:
         """Return SSH for a short look at a known job's nodes: one that does not answer is not waited for."""

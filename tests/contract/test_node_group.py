@@ -1,4 +1,4 @@
-"""What every `NodeGroup` promises, over the fake, the embedded cloud, and the emulated AWS in two ways to launch."""
+"""What every `NodeGroup` promises: the fake, the embedded cloud, own hosts, the emulated AWS in two ways to launch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from gpucloud.adapters.hosts.asking import Asking
+from gpucloud.adapters.hosts.group import SshNodeGroup
+from gpucloud.adapters.hosts.provision import SshProvisioner
+from gpucloud.adapters.hosts.recollection import Recollection
+from gpucloud.adapters.hosts.records import POOL as HOSTS
+from gpucloud.adapters.ssh import SshShell
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job import Market
 from gpucloud.domain.node import EndCause, GroupView, Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Clock, NodeGroup
+from gpucloud.store import open_store
 from tests.fakes.node_group import FakeNodeGroup
 from tests.standins import aws_group
-from tests.standins.embedded import make_cloud
+from tests.standins.embedded import make_cloud, spec_of
+from tests.standins.own_hosts import OwnHosts, own_hosts
 
 POOL = Pool(instance_type="local.p3.2xlarge", zone="us-east-2a", market=Market.SPOT)
 OTHER_POOL = Pool(instance_type="local.p2.xlarge", zone="us-east-2b", market=Market.ON_DEMAND)
@@ -142,6 +150,22 @@ def aws_by_its_level(path: Path) -> Iterator[Cloud]:
     yield from aws(path, has_launch_instances=False)
 
 
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnHosts]:
+    with own_hosts(tmp_path_factory.mktemp("servers"), 5) as found:
+        yield found
+
+
+def hosts(path: Path, servers: OwnHosts) -> Iterator[Cloud]:
+    records = Recollection(open_store(str(path / "store")))
+    asking = Asking(lambda: SshShell(servers.key))
+    nodes = SshNodeGroup(records, asking, servers.places, WallClock(), drill_s=0.5)
+    cloud = Cloud(nodes, WallClock(), pool=HOSTS, other_pool=HOSTS)
+    SshProvisioner(records, nodes).ensure(spec_of(cloud.group), story=print)
+    yield cloud
+    cloud.nodes.purge(cloud.group)
+
+
 EMULATED = pytest.mark.emulated
 
 
@@ -149,13 +173,17 @@ EMULATED = pytest.mark.emulated
     params=[
         fake,
         embedded,
+        hosts,
         pytest.param(aws, marks=EMULATED),
         pytest.param(aws_by_its_level, marks=EMULATED),
     ],
-    ids=["fake", "embedded", "aws", "aws-desired"],
+    ids=["fake", "embedded", "hosts", "aws", "aws-desired"],
 )
 def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cloud]:
-    yield from request.param(tmp_path)
+    if request.param is hosts:
+        yield from hosts(tmp_path, request.getfixturevalue("servers"))
+    else:
+        yield from request.param(tmp_path)
 
 
 def test_a_group_that_was_never_made_does_not_exist_and_has_nothing_to_purge(cloud: Cloud) -> None:

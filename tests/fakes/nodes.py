@@ -84,7 +84,10 @@ def embedded_server(
 
 
 @contextlib.contextmanager
-def openssh_server(folder: Path) -> Iterator[Server]:
+def openssh_server(
+    folder: Path, *, name: str = "n1", env: dict[str, str] | None = None, home: Path | None = None
+) -> Iterator[Server]:
+    """Start OpenSSH's server with its stock limits; with `home`, its logins find themselves there."""
     assert OPENSSH.exists(), "OpenSSH's server is missing: apt-get install openssh-server"
     host_key, public = _keys(folder)
     (folder / "authorized_keys").write_text(public + "\n")
@@ -101,11 +104,17 @@ def openssh_server(folder: Path) -> Iterator[Server]:
         "UsePAM": "no",
         "PasswordAuthentication": "no",
     }
+    if home is not None:
+        home.mkdir()
+        env = {**(env or {}), "HOME": str(home)}
+        settings["ForceCommand"] = 'cd "$HOME" && eval "$SSH_ORIGINAL_COMMAND"'
+    if env:
+        settings["SetEnv"] = " ".join(f"{key}={value}" for key, value in env.items())
     (folder / "config").write_text("".join(f"{key} {value}\n" for key, value in settings.items()))
     log = (folder / "log").open("wb")
     process = subprocess.Popen([OPENSSH, "-D", "-e", "-f", folder / "config"], stderr=log)
     try:
-        yield Server(node_at(port, host_key), process, folder / "user", Path.home())
+        yield Server(node_at(port, host_key, name=name), process, folder / "user", home or Path.home())
     finally:
         process.terminate()
         process.wait(10)

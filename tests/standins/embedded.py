@@ -26,7 +26,14 @@ def make_cloud(
     server: tuple[str, ...] | None = STAND_IN,
 ) -> LocalNodeGroup:
     """Return a cloud with one empty group; its notices are 0.5 s long (and up to a second more)."""
-    spec = ClusterSpec(
+    spec = spec_of(group)
+    assert ensure_group(root, spec, user_data=user_data) == group
+    return LocalNodeGroup(root, clock_factor=clock_factor, server=server)
+
+
+def spec_of(group: str) -> ClusterSpec:
+    """Return what a group is made from."""
+    return ClusterSpec(
         name=group,
         region="us-east-2",
         zones=("us-east-2a", "us-east-2b"),
@@ -36,8 +43,6 @@ def make_cloud(
         public_key="ssh-ed25519 AAAA",
         store="/nowhere",
     )
-    assert ensure_group(root, spec, user_data=user_data) == group
-    return LocalNodeGroup(root, clock_factor=clock_factor, server=server)
 
 
 def poll(wanted: Callable[[], bool], limit_s: float = 10.0) -> None:

@@ -29,6 +29,7 @@ from gpucloud.domain.job import (
     Mirrors,
     OwnHost,
     Resources,
+    SshChoices,
 )
 
 SAMPLE = bundled("templates", "gpucloud.yaml").read_text(encoding="utf-8")
@@ -62,6 +63,7 @@ def test_every_key_reaches_the_job(folder: Path) -> None:
         """
 name: digits
 cloud: ssh
+ssh: {hosts: [a, b, c, d]}
 resources: {nodes: 4, gpus: 8, gpu: [A100, RTX 4090], vram_gib: 40, market: on_demand, regions: us-west-2}
 code: src
 setup: |
@@ -82,6 +84,7 @@ secrets: [HF_TOKEN, WANDB_API_KEY]
     assert job == Job(
         name="digits",
         cloud=Cloud.SSH,
+        ssh=SshChoices(hosts=tuple(OwnHost(address=name) for name in "abcd")),
         resources=Resources(
             nodes=4,
             gpus=8,
@@ -355,6 +358,7 @@ def _job_or_problems(path: Path) -> None:
 
 
 def test_hosts_may_be_written_in_one_word_or_as_a_mapping(folder: Path) -> None:
+    (folder / "id").touch()
     job = read(
         folder,
         "name: a\nrun: train.py\nbudget: 1 USD\ncloud: ssh\n"
@@ -378,3 +382,32 @@ def test_what_machines_are_given_reaches_the_job(folder: Path) -> None:
     assert job.idle == IdlePolicy(below=30, lasting=timedelta(minutes=15))
     assert (job.gate, job.launcher) == (GatePolicy.QUICK, Launcher.MPI)
     assert job.mirrors == Mirrors(pip="https://mirror.example.com/simple")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "problem"),
+    [
+        ("", "3:8: cloud: needs hosts: ssh: {hosts: [user@address]}"),
+        ("ssh: {hosts: gpu1}\n", "4:20: resources.nodes: 2 nodes need as many hosts; there are 1"),
+        (
+            "ssh: {hosts: [a, b:2222, {address: b, port: 2222}]}\n",
+            '5:26: ssh.hosts[2]: "b" is there twice: give each its own `gpus`',
+        ),
+        (
+            "ssh: {hosts: [{address: a, gpus: [0, 1]}, {address: a, gpus: 1}]}\n",
+            '5:43: ssh.hosts[1]: "a" is there twice: give each its own `gpus`',
+        ),
+        ("ssh: {hosts: [a, b], key: nothing}\n", '5:27: ssh.key: there is no file "nothing"'),
+    ],
+)
+def test_hosts_that_cannot_serve_are_told_at_their_place(folder: Path, hosts: str, problem: str) -> None:
+    with pytest.raises(JobFileError) as error:
+        read(folder, f"name: a\nrun: train.py\ncloud: ssh\nresources: {{nodes: 2}}\n{hosts}budget: 1 USD\n")
+    (found,) = error.value.problems
+    assert str(found).split("job.yaml:")[1] == problem
+
+
+def test_one_machine_may_be_two_hosts_with_gpus_of_their_own(folder: Path) -> None:
+    hosts = "[{address: a, gpus: [0, 1]}, {address: a, gpus: [2, 3]}]"
+    job = read(folder, f"name: a\nrun: train.py\nbudget: 1 USD\ncloud: ssh\nssh: {{hosts: {hosts}}}\n")
+    assert [host.gpus for host in job.ssh.hosts] == [(0, 1), (2, 3)]

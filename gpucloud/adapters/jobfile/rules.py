@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gpucloud.adapters.jobfile import values
 from gpucloud.adapters.jobfile.fault import Fault
 from gpucloud.adapters.jobfile.fault import Path as Key
 from gpucloud.domain.quoting import quoted
@@ -29,6 +30,7 @@ def broken(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fau
     yield from _secrets(root, fault)
     yield from _launcher(root, fault)
     yield from _image(root, fault)
+    yield from _hosts(root, folder, fault)
 
 
 def beside(folder: Path, written: str) -> Path:
@@ -127,6 +129,52 @@ def _image(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
     names = secrets if isinstance(secrets, list) else [secrets]
     if isinstance(login, str) and login not in names:
         yield fault(("container", "login"), f"{quoted(login)} is not in `secrets`: add it there")
+
+
+def _hosts(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:
+    section, resources = root.get("ssh"), root.get("resources")
+    section = section if isinstance(section, dict) else {}
+    hosts = section.get("hosts", [])
+    hosts = hosts if isinstance(hosts, list) else [hosts]
+    if root.get("cloud") == "ssh":
+        key = section.get("key")
+        if isinstance(key, str) and not os.path.isfile(beside(folder, key)):  # noqa: PTH113  never raises
+            yield fault(("ssh", "key"), f"there is no file {quoted(key)}")
+        nodes = resources.get("nodes", 1) if isinstance(resources, dict) else 1
+        if not hosts:
+            yield fault(("cloud",), "needs hosts: ssh: {hosts: [user@address]}")
+        elif type(nodes) is int and nodes > len(hosts):
+            yield fault(("resources", "nodes"), f"{nodes} nodes need as many hosts; there are {len(hosts)}")
+    yield from _shared_hosts(hosts, fault)
+
+
+def _shared_hosts(hosts: list[Any], fault: Report) -> Iterator[Fault]:
+    """Two entries may be one machine only if each has GPUs of its own."""
+    seen: dict[tuple[str, int], list[set[int]]] = {}
+    for at, written in enumerate(hosts):
+        found = host_of(written)
+        if found is None:
+            continue
+        address, port, gpus = found
+        for others in seen.get((address, port), []):
+            if not gpus or not others or gpus & others:
+                yield fault(("ssh", "hosts", at), f"{quoted(address)} is there twice: give each its own `gpus`")
+                break
+        seen.setdefault((address, port), []).append(gpus)
+
+
+def host_of(written: object) -> tuple[str, int, set[int]] | None:
+    """Return the address, port and GPUs of a host as it is written; None where that cannot be read."""
+    try:
+        keys = values.host(written)
+    except ValueError:
+        return None
+    if not isinstance(keys, dict) or not isinstance(keys.get("address"), str):
+        return None
+    gpus, port = keys.get("gpus", []), keys.get("port", 22)
+    gpus = gpus if isinstance(gpus, list) else [gpus]
+    numbers = {gpu for gpu in gpus if type(gpu) is int}
+    return (keys["address"], port, numbers) if type(port) is int and len(numbers) == len(gpus) else None
 
 
 def _is_folder(path: Path) -> bool:

@@ -114,10 +114,10 @@ class Connection:
         self._transport.close()
 
 
-def connect(node: Node, key: paramiko.PKey, *, limit_s: float) -> Connection:
+def connect(node: Node, keys: tuple[paramiko.PKey, ...], *, limit_s: float) -> Connection:
     """Return a connection whose host proved the pinned key. Raises HostKeyMismatch, ToolMissing, the library's errors.
 
-    The key is compared before the user's name or key is sent.
+    The host's key is compared before the user's name or key is sent. The first of `keys` that it accepts counts.
     """
     if node.host_key is None:
         raise HostKeyMismatch(
@@ -137,9 +137,17 @@ def connect(node: Node, key: paramiko.PKey, *, limit_s: float) -> Connection:
             raise TimeoutError(f"no SSH handshake within {limit_s:.0f} s")
         if transport.get_remote_server_key().get_base64() != text:
             raise key_mismatch(node)
-        transport.auth_publickey(node.user, key)
+        _log_in(transport, node.user, keys)
         undo.pop_all()
     return Connection(node, transport, sock)
+
+
+def _log_in(transport: paramiko.Transport, user: str, keys: tuple[paramiko.PKey, ...]) -> None:
+    for key in keys[:-1]:
+        with contextlib.suppress(paramiko.AuthenticationException):
+            transport.auth_publickey(user, key)
+            return
+    transport.auth_publickey(user, keys[-1])
 
 
 @contextlib.contextmanager

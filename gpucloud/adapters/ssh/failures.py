@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import paramiko
 from paramiko.ssh_exception import IncompatiblePeer, MessageOrderError
 
-from gpucloud.domain.errors import HostKeyMismatch, HostUnreachable, NodeError
+from gpucloud.domain.errors import HostKeyMismatch, HostUnreachable, KeyRefused, NodeError
 from gpucloud.domain.node import Node
 
 GONE = "the node may still boot, be gone, or be behind a firewall: see `gpucloud status`"
@@ -29,12 +29,12 @@ def node_error(error: Exception, node: Node) -> NodeError:
     where = f"{node.id} ({node.address}:{node.port})"
     match error:
         case paramiko.PasswordRequiredException():
-            return HostUnreachable(
+            return KeyRefused(
                 f"{where}: the private key is locked by a passphrase",
                 hint="use a key without one, or one made by gpucloud",
             )
         case paramiko.AuthenticationException():
-            return HostUnreachable(
+            return KeyRefused(
                 f"{where}: refused the key of user {node.user}",
                 hint=f"add the public key to {node.user}'s authorized_keys",
             )

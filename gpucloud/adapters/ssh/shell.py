@@ -14,9 +14,10 @@ import paramiko
 
 from gpucloud.adapters.ssh.connection import Connection, connect
 from gpucloud.adapters.ssh.failures import GONE, LIBRARY_ERRORS, may_pass, node_error, translated
+from gpucloud.adapters.ssh.identity import Identity, OneKey
 from gpucloud.adapters.ssh.terminal import attach
 from gpucloud.adapters.sync import sync_tree
-from gpucloud.domain.errors import HostUnreachable, NodeError, UsageError
+from gpucloud.domain.errors import HostUnreachable, UsageError
 from gpucloud.domain.node import Node
 from gpucloud.ports import Completed
 
@@ -29,7 +30,7 @@ _UNNAMED_SIGNAL = 128
 
 
 class SshShell:
-    """Opens hosts with the private key in `key_file`.
+    """Opens hosts with the private key in a file, or with the user's own keys.
 
     A node that does not listen yet is tried again for `connect_timeout_s`, one that was connected before for 3 s at
     most. `python` is the interpreter that nodes run for a code sync; `cache` a folder that keeps hashes of local files
@@ -37,12 +38,17 @@ class SshShell:
     """
 
     def __init__(
-        self, key_file: Path, *, connect_timeout_s: float = 15.0, python: str = "python3", cache: Path | None = None
+        self,
+        identity: Path | Identity,
+        *,
+        connect_timeout_s: float = 15.0,
+        python: str = "python3",
+        cache: Path | None = None,
     ) -> None:
         self.python = python
         self.cache = cache
         self.connect_timeout_s = connect_timeout_s
-        self._key_file = key_file
+        self._identity = OneKey(identity) if isinstance(identity, Path) else identity
         self._hosts: dict[str, SshHost] = {}
         self._lock = threading.Lock()
         self._handshakes = threading.BoundedSemaphore(HANDSHAKES)
@@ -69,29 +75,20 @@ class SshShell:
 
     def open(self, node: Node, limit_s: float) -> Connection:
         """Return a new connection, trying again while the failure is one of a node that boots."""
-        key = self._key()
+        if self._closed.is_set():
+            raise HostUnreachable("the shell was closed")
         deadline = time.monotonic() + limit_s
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                with self._handshakes:
-                    return connect(node, key, limit_s=max(0.5, min(_ATTEMPT_S, deadline - time.monotonic())))
+                with self._handshakes, self._identity.keys() as keys:
+                    return connect(node, keys, limit_s=max(0.5, min(_ATTEMPT_S, deadline - time.monotonic())))
             except LIBRARY_ERRORS as error:
                 if not may_pass(error) or time.monotonic() + pause_s > deadline:
                     raise node_error(error, node) from error
             if self._closed.wait(pause_s):
                 raise HostUnreachable(f"{node.id}: the shell was closed")
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    def _key(self) -> paramiko.PKey:
-        if self._closed.is_set():
-            raise HostUnreachable("the shell was closed")
-        try:
-            return paramiko.PKey.from_path(self._key_file)
-        except (*LIBRARY_ERRORS, ValueError, TypeError) as error:
-            raise NodeError(
-                f"cannot use the private key {self._key_file}: {error}", hint="name a private key without a passphrase"
-            ) from error
 
 
 class SshHost:

@@ -6,12 +6,12 @@ from gpucloud.domain.bootstrap.facts import Asked
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.codec import to_json
 
-# $1 is the package's SHA-256; the question comes on standard input. One round trip answers everything; a package that
-# cannot run (a damaged disk) is as good as none.
+# $1 is the package's SHA-256, $2 the agent's folder from the home; the question comes on standard input. One round trip
+# answers everything; a package that cannot run (a damaged disk) is as good as none.
 PROBE = """\
-py="${GPUCLOUD_PYTHON:-python3}"; zip="$HOME/.gpucloud/lib/gpucloud-$1.zip"
+py="${GPUCLOUD_PYTHON:-python3}"; root="$HOME/$2"; zip="$root/lib/gpucloud-$1.zip"
 command -v "$py" >/dev/null || { echo '{"python": null, "version": null}'; exit 0; }
-[ -f "$zip" ] && "$py" "$zip" facts && exit 0
+[ -f "$zip" ] && "$py" "$zip" facts --root "$root" && exit 0
 exec "$py" -c 'import sys, json; print(json.dumps({"python": sys.executable, "version": sys.version_info[:3]}))'
 """
 
@@ -21,7 +21,7 @@ import hashlib, os, sys
 data = sys.stdin.buffer.read()
 if hashlib.sha256(data).hexdigest() != sys.argv[1]:
     sys.exit("the package arrived torn")
-folder = os.path.expanduser("~/.gpucloud/lib")
+folder = os.path.join(os.path.expanduser("~"), sys.argv[2], "lib")
 os.makedirs(folder, mode=0o700, exist_ok=True)
 path = os.path.join(folder, "gpucloud-%s.zip" % sys.argv[1])
 with open("%s.%d" % (path, os.getpid()), "wb") as file:
@@ -32,9 +32,12 @@ os.replace(file.name, path)
 """
 
 
-def probe(sha256: str) -> tuple[str, ...]:
-    """Return the command that answers with facts, if the package with this hash is there; `question` is its input."""
-    return ("/bin/sh", "-c", PROBE, "sh", sha256)
+def probe(sha256: str, root: str) -> tuple[str, ...]:
+    """Return the command that answers with facts, if the package with this hash is there; `question` is its input.
+
+    `root` is the agent's folder, from the login's home (`Node.root`).
+    """
+    return ("/bin/sh", "-c", PROBE, "sh", sha256, root)
 
 
 def question(wanted: Wanted) -> bytes:
@@ -44,9 +47,9 @@ def question(wanted: Wanted) -> bytes:
     return to_json(Asked(layer=wanted.layer, data=data, image=image)).encode()
 
 
-def ship(python: str, sha256: str) -> tuple[str, ...]:
+def ship(python: str, sha256: str, root: str) -> tuple[str, ...]:
     """Return the command that puts the package, its standard input, on the node, whole or not at all."""
-    return (python, "-c", _RECEIVE, sha256)
+    return (python, "-c", _RECEIVE, sha256, root)
 
 
 def package_path(root: str, sha256: str) -> str:

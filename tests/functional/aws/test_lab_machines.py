@@ -225,7 +225,7 @@ def test_an_agent_on_a_machine_hears_the_notice_finds_its_interface_and_ends_the
     desired = desired_to_json(Desired(epoch=1, launch=launch, stop=Stop.NO, paid_until=until_))
     shell = SshShell(tmp_path / "key")
     host = shell.host(node(machines, address))
-    host.run(ship("python3", sha256), stdin=data)
+    host.run(ship("python3", sha256, ".gpucloud"), stdin=data)
     end = ("--power-off-after", "0.5", "--power-off", "sudo", "shutdown", "-h", "now")
     began = host.run(("sh", "-c", f'python3 "$HOME/.gpucloud/lib/gpucloud-{sha256}.zip" agent {" ".join(end)}'))
     assert began.stdout == b"started\n", began.stderr

@@ -1,0 +1,1 @@
+"""Hosts that exist already, as a cloud: taken and given back over SSH, never made and never switched off."""

@@ -1,0 +1,67 @@
+"""Asking hosts, several at once: to be taken, to be kept, to be cleared."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from gpucloud.adapters.hosts import onhost
+from gpucloud.domain.errors import GpucloudError, NodeError, RemoteCommandFailed
+from gpucloud.domain.node import Node
+from gpucloud.ports import Shell
+
+AT_ONCE = 8
+_LIMIT_S = 30.0
+_RUN = 'exec "${GPUCLOUD_PYTHON:-python3}" -I -c "$1"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What one host is told; see `onhost.answer`."""
+
+    node: Node
+    order: dict[str, Any]
+
+
+class Asking:
+    """Speaks to hosts over connections of its own, which end with each call."""
+
+    def __init__(self, shell: Callable[[], Shell]) -> None:
+        self._shell = shell
+
+    def ask(self, orders: Sequence[Order]) -> tuple[dict[str, Any] | GpucloudError, ...]:
+        """Return each host's answer, or why it gave none, in the order of the orders."""
+        if not orders:
+            return ()
+        shell = self._shell()
+        try:
+            with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(orders)), thread_name_prefix="hosts") as pool:
+                return tuple(pool.map(lambda order: _answer(shell, order), orders))
+        finally:
+            shell.close()
+
+
+def _answer(shell: Shell, order: Order) -> dict[str, Any] | GpucloudError:
+    try:
+        return _asked(shell, order)
+    except GpucloudError as error:
+        return error
+
+
+def _asked(shell: Shell, order: Order) -> dict[str, Any]:
+    stdin = json.dumps(order.order).encode()
+    host = shell.host(order.node)
+    done = host.run(("sh", "-c", _RUN, "sh", inspect.getsource(onhost)), stdin=stdin, timeout_s=_LIMIT_S)
+    host.close()
+    if done.exit_code != 0:
+        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {done.exit_code}"]
+        raise RemoteCommandFailed(f"{order.node.id}: {said[0]}", hint="Python 3.10 or newer must be there")
+    lines = done.stdout.splitlines()
+    try:
+        return dict(json.loads(lines[-1]))  # a login banner may come first
+    except (IndexError, ValueError, TypeError) as error:
+        raise NodeError(f"{order.node.id}: an answer that is none: {done.stdout[-200:]!r}") from error

@@ -1,0 +1,236 @@
+"""Groups of own hosts: a level of hosts that are taken, each taking a node of its own."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from gpucloud.adapters.hosts import passing
+from gpucloud.adapters.hosts.asking import Asking, Order
+from gpucloud.adapters.hosts.recollection import Recollection
+from gpucloud.adapters.hosts.records import Hosts, Place, Taken, candidates, ended, levelled, settled
+from gpucloud.domain.errors import GpucloudError, ProvisionError
+from gpucloud.domain.node import EndCause, GroupView
+from gpucloud.domain.offer import Pool
+from gpucloud.ports import Clock
+
+_NO_GROUP = GroupView(exists=False, size=0, armed_until=None, nodes=())
+# A host is another's only some time after its paid time: clocks differ, and the last save may take a moment.
+_GRACE = timedelta(minutes=2)
+_REST = timedelta(minutes=10)  # a host that was given back as unfit is taken last for so long
+
+
+@dataclass(slots=True)
+class SshNodeGroup:
+    """Implements `NodeGroup` over hosts that exist. `places` gives the job file's hosts, in its order.
+
+    A host that cannot be taken is passed over, and another of the list is taken in its place; the level is then what
+    could be taken, and the refusals say why it is not more. `drill_s` is how long a host stays after a drill's notice.
+    """
+
+    records: Recollection
+    hosts: Asking
+    places: Callable[[], tuple[Place, ...]]
+    clock: Clock
+    drill_s: float = 2.0
+    _owner: str = field(default_factory=lambda: f"{getpass.getuser()}@{socket.gethostname()}")
+
+    def describe(self, group: str) -> GroupView:
+        """Return the group as its record says now; ends and replaces what a drill has taken."""
+        record = self.records.read(group)
+        if record is None:
+            return _NO_GROUP
+        now = self.clock.now()
+        seen = settled(record, now)
+        if any(a.alive != b.alive and b.end_cause is EndCause.INTERRUPTED for a, b in _pairs(record, seen)):
+            seen = self._follow(group)
+        return seen.view(self.clock.now())
+
+    def arm(self, group: str, until: datetime) -> None:
+        """Set the shut-off, and tell the hosts how long they are taken; one that does not answer is told later."""
+        until = max(until, self.clock.now())
+        record = self.records.change(group, lambda r: replace(settled(r, self.clock.now()), armed_until=until))
+        self.hosts.ask([self._order("keep", node, record) for node in record.nodes if node.alive])
+
+    def resize(self, group: str, size: int, pool: Pool) -> None:
+        """Set the level; ProvisionError when it is above 0 and no shut-off lies ahead."""
+
+        def change(record: Hosts) -> Hosts:
+            now = self.clock.now()
+            record = settled(record, now)
+            if size > 0 and (record.armed_until is None or record.armed_until <= now):
+                raise ProvisionError(
+                    f"{group}: no host is taken without an end ahead (it is {record.armed_until})", hint="arm it first"
+                )
+            return levelled(replace(record, size=size), now)
+
+        self.records.change(group, change)
+        self._follow(group, pool)
+
+    def detach(self, group: str, node_id: str) -> None:
+        """Stop counting the node: another host is taken now."""
+        self._change_node(group, node_id, lambda node: replace(node, detached=True))
+        self._follow(group)
+
+    def terminate(self, group: str, node_id: str) -> None:
+        """End our processes on the host and free it; the next one is taken, this one again only as the last."""
+
+        def change(node: Taken) -> Taken:
+            return replace(ended(node, self.clock.now(), EndCause.CHOICE), given_up=True)
+
+        before = self._change_node(group, node_id, change)
+        if before is not None and not before.detached:
+            until = self.clock.now() + _REST
+            mark = passing.over(before.place.name, "was given back as unfit", self.clock.now(), last_until=until)
+            self.records.change(group, lambda record: passing.marked(record, (mark,), told=False))
+        self._follow(group)
+
+    def purge(self, group: str) -> None:
+        """Free every host; ProvisionError naming those that may still run something of the job."""
+        if self.records.read(group) is None:
+            return
+
+        def change(record: Hosts) -> Hosts:
+            now = self.clock.now()
+            return levelled(replace(settled(record, now), size=0, nodes=_all_ended(record, now)), now)
+
+        wanted = self.records.change(group, change)
+        left = self._clear(group)
+        until = wanted.armed_until
+        if left and until is not None and self.clock.now() < until + _GRACE:
+            raise ProvisionError(
+                f"{group}: {'; '.join(left)}; what runs there ends by itself at {until:%H:%M:%S} UTC",
+                hint="repeat the command when they answer",
+            )
+
+    def interrupt(self, group: str, node_id: str, *, notice: bool) -> None:
+        """Take the host away, as a drill: own hosts give no notice, it is gone after `drill_s` or at once."""
+
+        def change(node: Taken) -> Taken:
+            now = self.clock.now()
+            if not notice:
+                return ended(node, now, EndCause.INTERRUPTED)
+            return replace(node, leaves_at=node.leaves_at or now + timedelta(seconds=self.drill_s))
+
+        self._change_node(group, node_id, change)
+        self._follow(group)
+
+    def uncleared(self, group: str) -> tuple[str, ...]:
+        """Return the ids of ended nodes that may have left something on their hosts."""
+        record = self.records.read(group)
+        return tuple(node.id for node in record.nodes if not node.alive and not node.cleared) if record else ()
+
+    def _change_node(self, group: str, node_id: str, change: Callable[[Taken], Taken]) -> Taken | None:
+        """Change a node that is alive, and return it as it was; one that has ended stays as it is: None."""
+        before: list[Taken] = []
+
+        def changed(record: Hosts) -> Hosts:
+            record = settled(record, self.clock.now())
+            found = [node for node in record.nodes if node.id == node_id]
+            if not found:
+                raise ProvisionError(f"{group} has no node {node_id}", hint="take an id from the group's list")
+            before[:] = [node for node in found if node.alive]
+            return replace(record, nodes=tuple(change(n) if n in before else n for n in record.nodes))
+
+        self.records.change(group, changed)
+        return before[0] if before else None
+
+    def _follow(self, group: str, pool: Pool | None = None) -> Hosts:
+        """Make the hosts follow the record: clear what has ended, take what the level asks for."""
+        record = self.records.change(group, lambda r: levelled(settled(r, self.clock.now()), self.clock.now()))
+        if any(not node.alive and not node.cleared for node in record.nodes):
+            self._clear(group)
+        while (record := self._settled(group)).size > len(record.counted):
+            asked = candidates(record, self.places(), self.clock.now())[: record.size - len(record.counted)]
+            if not asked:
+                return self.records.change(group, lambda r: passing.fallen_short(r, self.places(), self.clock.now()))
+            self._take(group, record, asked, pool)
+        return record
+
+    def _settled(self, group: str) -> Hosts:
+        return self.records.change(group, lambda r: settled(r, self.clock.now()))
+
+    def _take(self, group: str, record: Hosts, places: tuple[Place, ...], pool: Pool | None) -> None:
+        """Ask the hosts, all at once, and write down who came. Numbers are drawn before: no id is ever used twice."""
+        first = record.launched
+        self.records.change(group, lambda r: replace(r, launched=max(r.launched, first + len(places))))
+        pool = pool or (record.nodes[-1].pool if record.nodes else passing.POOL)
+        wanted = [self._candidate(record, place, first + at + 1, pool) for at, place in enumerate(places)]
+        answers = self.hosts.ask([self._order("take", node, record) for node in wanted])
+        came, marks = [], []
+        for node, answer in zip(wanted, answers, strict=True):
+            why = passing.why_not(answer)
+            if why is None and not isinstance(answer, GpucloudError):
+                came.append(_arrived(node, answer["address"], self.clock.now()))
+            elif why is not None:
+                marks.append(passing.over(node.place.name, why[0], self.clock.now(), lasting=why[1]))
+        self.records.change(group, lambda r: passing.marked(replace(r, nodes=(*r.nodes, *came)), tuple(marks)))
+
+    def _candidate(self, record: Hosts, place: Place, number: int, pool: Pool) -> Taken:
+        job = record.name.removeprefix("gpucloud-")
+        # The token: two people may share a login, and call their jobs the same; the name: homes may be shared by hosts.
+        root = f".gpucloud/jobs/{job}-{record.token[:8]}/{place.name}"
+        return Taken(
+            id=f"{place.name}-{number}",
+            place=place,
+            pool=pool,
+            root=root,
+            private_address=place.private_address or place.address,
+            launched_at=self.clock.now(),
+        )
+
+    def _clear(self, group: str) -> list[str]:
+        """Clear the hosts of ended nodes, and return what could not be done, in words."""
+        record = self._settled(group)
+        gone = [node for node in record.nodes if not node.alive and not node.cleared]
+        # A host that was taken again since is cleared with its newest node; its root is the same.
+        again = {node.place.name for node in record.nodes if node.alive}
+        asked = [node for node in gone if node.place.name not in again]
+        left, clean = [], {node.id for node in gone if node.place.name in again}
+        for node, answer in zip(asked, self.hosts.ask([self._order("release", n, record) for n in asked]), strict=True):
+            if isinstance(answer, GpucloudError):
+                left += [] if node.given_up else [answer.message]
+            elif answer.get("left"):
+                left.append(f"{node.id}: {', '.join(answer['left'])} left")
+            else:
+                clean.add(node.id)
+        self.records.change(
+            group,
+            lambda r: replace(r, nodes=tuple(replace(n, cleared=True) if n.id in clean else n for n in r.nodes)),
+        )
+        return left
+
+    def _order(self, do: str, node: Taken, record: Hosts) -> Order:
+        until = (record.armed_until or self.clock.now()) + _GRACE
+        return Order(
+            node=node.node(),
+            order={
+                "do": do,
+                "root": node.root,
+                "token": record.token,
+                "name": node.place.name,
+                "node": node.id,
+                "job": record.name.removeprefix("gpucloud-"),
+                "owner": self._owner,
+                "until": until.timestamp(),
+                "devices": list(node.place.devices),
+                "store": self.records.path(record.name),
+            },
+        )
+
+
+def _pairs(before: Hosts, after: Hosts) -> tuple[tuple[Taken, Taken], ...]:
+    return tuple(zip(before.nodes, after.nodes, strict=True))
+
+
+def _all_ended(record: Hosts, now: datetime) -> tuple[Taken, ...]:
+    return tuple(ended(node, now, EndCause.CHOICE) for node in settled(record, now).nodes)
+
+
+def _arrived(node: Taken, reached: str | None, now: datetime) -> Taken:
+    """Where the user named no address between hosts, it is the one that the host itself was reached by."""
+    address = node.place.private_address or reached or node.private_address
+    return replace(node, private_address=address, launched_at=now)

@@ -1,0 +1,112 @@
+"""Who we are to a host: a job's own key, or the user's, as ssh finds them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import paramiko
+
+from gpucloud.adapters.ssh.failures import LIBRARY_ERRORS
+from gpucloud.domain.errors import KeyRefused, NodeError
+
+_USUAL = ("id_ed25519", "id_ecdsa", "id_rsa")
+_MOST = 5  # stock sshd: MaxAuthTries 6
+
+
+class Identity(Protocol):
+    """Gives the keys to offer, one after the other."""
+
+    def keys(self) -> contextlib.AbstractContextManager[tuple[paramiko.PKey, ...]]:
+        """Give the keys; those of an agent serve inside the block only. Raises NodeError when there is none."""
+        ...
+
+
+class OneKey:
+    """A private key without a passphrase, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @contextlib.contextmanager
+    def keys(self) -> Iterator[tuple[paramiko.PKey, ...]]:
+        """Give the key."""
+        try:
+            key = paramiko.PKey.from_path(self._path)
+        except (*LIBRARY_ERRORS, ValueError, TypeError) as error:
+            raise NodeError(
+                f"cannot use the private key {self._path}: {error}", hint="name a private key without a passphrase"
+            ) from error
+        yield (key,)
+
+
+class UserKeys:
+    """The user's keys: `path` alone if it is given, else those of the agent and then the usual files in `folder`.
+
+    A key with a passphrase serves through the agent; it is never asked for.
+    """
+
+    def __init__(self, path: Path | None = None, folder: Path | None = None) -> None:
+        self._path = path
+        self._folder = folder or Path.home() / ".ssh"
+
+    @contextlib.contextmanager
+    def keys(self) -> Iterator[tuple[paramiko.PKey, ...]]:
+        """Give the keys that can be used now, five at the most."""
+        with _agent_keys() as held:
+            keys = self._usual(held) if self._path is None else (self._named(self._path, held),)
+            if not keys:
+                names = ", ".join(_USUAL)
+                raise NodeError(
+                    f"no key to log in with: no agent holds one, and {self._folder} has no usable one ({names})",
+                    hint="ssh-add, or `ssh: {key: …}` in the job file",
+                )
+            yield keys[:_MOST]
+
+    def _usual(self, held: tuple[paramiko.PKey, ...]) -> tuple[paramiko.PKey, ...]:
+        found = []
+        for name in _USUAL:
+            with contextlib.suppress(*LIBRARY_ERRORS, ValueError, TypeError):
+                found.append(paramiko.PKey.from_path(self._folder / name))
+        known = {key.asbytes() for key in held}
+        return (*held, *(key for key in found if key.asbytes() not in known))
+
+    def _named(self, path: Path, held: tuple[paramiko.PKey, ...]) -> paramiko.PKey:
+        try:
+            return paramiko.PKey.from_path(path)
+        except (paramiko.PasswordRequiredException, TypeError) as error:
+            public = _public(path)
+            for key in held:
+                if key.get_base64() == public:
+                    return key
+            raise KeyRefused(
+                f"the private key {path} is locked by a passphrase, and no agent holds it", hint=f"ssh-add {path}"
+            ) from error
+        except (*LIBRARY_ERRORS, ValueError) as error:
+            raise NodeError(f"cannot use the private key {path}: {error}", hint="name a private key's file") from error
+
+
+@contextlib.contextmanager
+def _agent_keys() -> Iterator[tuple[paramiko.PKey, ...]]:
+    if not os.environ.get("SSH_AUTH_SOCK"):
+        yield ()
+        return
+    try:
+        agent = paramiko.Agent()
+    except LIBRARY_ERRORS:
+        yield ()
+        return
+    try:
+        yield agent.get_keys()
+    finally:
+        agent.close()
+
+
+def _public(path: Path) -> str | None:
+    """Return the public half of a key that is locked, from the file beside it."""
+    with contextlib.suppress(OSError, IndexError):
+        return path.with_name(f"{path.name}.pub").read_text().split()[1]
+    return None

@@ -1,0 +1,164 @@
+"""`cloud: ssh` through the real command line, over real SSH servers: the embedded fleet's own, and OpenSSH's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.commandline import CommandLine, command_line, until, weights
+from tests.standins.own_hosts import OwnHosts, own_hosts
+
+pytestmark = pytest.mark.timeout(240)
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(params=["embedded", pytest.param("openssh", marks=SLOW)])
+def hosts(request, tmp_path):
+    with own_hosts(tmp_path / "hosts", 3, openssh=request.param == "openssh") as found:
+        yield found
+
+
+@pytest.fixture
+def line(tmp_path):
+    (tmp_path / "cli").mkdir()
+    with command_line(tmp_path / "cli") as found:
+        yield found
+
+
+def job(line: CommandLine, extra: str, name: str = "small", *, nodes: int = 2, steps: int = 40) -> str:
+    file = Path(line.job(name, steps=steps, step_s=0.05, extra=extra))
+    file.write_text(file.read_text().replace("nodes: 2", f"nodes: {nodes}"))
+    return str(file)
+
+
+def nothing_is_left(hosts: OwnHosts, *numbers: int) -> None:
+    for at in numbers or range(len(hosts.servers)):
+        assert hosts.left(at) == []
+        assert hosts.processes(at) == []
+        assert hosts.taken(at) == []
+
+
+def test_plan_names_the_hosts_and_the_price_that_the_user_states(line, hosts):
+    answer = line.run("plan", job(line, hosts.section(price="1.50 USD")))
+
+    assert answer.code == 0, answer.stderr
+    assert f"hosts, taken in this order: {', '.join(hosts.name(at) for at in range(3))}" in answer.stderr
+    assert "2 × own host, 2 workers" in answer.stdout
+    assert "3.00 USD an hour now, 3.00 USD at the most" in answer.stdout
+
+
+@SLOW
+def test_a_job_that_loses_a_host_goes_on_exactly_on_a_third_one(line, hosts):
+    assert line.run("train", job(line, hosts.section(), "other", steps=80)).code == 0
+    undisturbed = weights(line, "other")
+
+    train = line.start("train", job(line, hosts.section(price="1.20 USD"), steps=80))
+    until(lambda: line.step() >= 25, "the job is at step 25")
+    hosts.kill(1)
+    assert train.wait(120) == 0, (line.folder / "err").read_text()
+
+    told = json.loads(line.run("status", "small", "--json").stdout)["jobs"][0]
+    assert [attempt["reason"] for attempt in told["attempts"]] == ["lost", "succeeded"]
+    assert told["attempts"][1]["first_step"] > 1
+    assert weights(line) == undisturbed
+    nodes = {charge["node"] for charge in json.loads(line.run("cost", "small", "--json").stdout)["charges"]}
+    assert {node.rpartition("-")[0] for node in nodes} == {hosts.name(at) for at in range(3)}
+    nothing_is_left(hosts, 0, 2)
+
+
+@SLOW
+def test_a_supervisor_that_was_killed_is_followed_by_one_that_goes_on_with_the_same_hosts(line, hosts):
+    file = job(line, hosts.section(), steps=100)
+    train = line.start("train", file)
+    until(lambda: line.step() >= 10, "the job is at step 10")
+    os.kill(train.pid, signal.SIGKILL)
+    train.wait()
+    before = {entry["node"] for at in range(2) for entry in hosts.taken(at)}
+
+    answer = line.run("train", file, "--json")
+
+    assert answer.code == 0, answer.stderr
+    assert [attempt["reason"] for attempt in answer.json["attempts"]] == ["succeeded"]
+    assert {charge["node"] for charge in line.run("cost", "small", "--json").json["charges"]} == before
+    nothing_is_left(hosts)
+
+
+@SLOW
+def test_two_jobs_share_a_host_and_each_leaves_what_is_the_others(line, hosts):
+    def section(device: int) -> str:
+        return hosts.section(0, gpus=lambda _: f"[{device}]")
+
+    assert line.run("up", job(line, section(4), "other", nodes=1)).code == 0
+    mine = hosts.processes(0)
+    answer = line.run("train", job(line, section(5), nodes=1))
+
+    assert answer.code == 0, answer.stderr
+    assert [entry["job"] for entry in hosts.taken(0)] == ["other"]
+    assert hosts.processes(0) == mine != []
+    assert line.run("train", job(line, section(4), "other", nodes=1)).code == 0
+    nothing_is_left(hosts, 0)
+
+
+def test_a_second_job_is_told_who_has_the_host(line, hosts):
+    assert line.run("up", job(line, hosts.section(0), "other", nodes=1)).code == 0
+
+    answer = line.run("train", job(line, hosts.section(0) + "deadline: 3s\n", nodes=1))
+
+    assert answer.code == 12, answer.stderr
+    (entry,) = hosts.taken(0)
+    assert f"passed over: {hosts.name(0)}: other of {entry['owner']} has " in answer.stderr
+    assert line.run("down", "other").code == 0
+    nothing_is_left(hosts)
+
+
+def test_a_host_that_does_not_answer_is_named_and_another_takes_its_place(line, hosts):
+    hosts.kill(0)
+
+    answer = line.run("up", job(line, hosts.section()))
+
+    assert answer.code == 0, answer.stderr
+    assert f"passed over: {hosts.name(0)}: " in answer.stderr
+    assert "connection refused" in answer.stderr
+    told = json.loads(line.run("status", "small", "--json").stdout)["jobs"][0]
+    assert {node["id"].rpartition("-")[0] for node in told["nodes"]} == {hosts.name(1), hosts.name(2)}
+    first = told["nodes"][0]["id"]
+    assert line.run("ssh", "small", "--node", first, "--", "echo", "in").stdout == "in\n"
+    assert line.run("reconcile", "small").code == 0
+    assert line.run("down", "small").code == 0
+    nothing_is_left(hosts, 1, 2)
+
+
+def test_a_host_with_another_key_is_not_spoken_to_and_ends_a_job_that_needs_it(line, hosts):
+    keys = [server.node.host_key for server in hosts.servers]
+    extra = hosts.section(0, 1).replace(keys[1], keys[2])
+
+    answer = line.run("train", job(line, extra))
+
+    assert answer.code == 13, answer.stderr
+    assert f"{hosts.name(1)}: " in answer.stderr
+    assert "the host key is not the pinned one; nothing was sent" in answer.stderr
+    nothing_is_left(hosts)
+
+
+def test_a_host_whose_key_nobody_accepted_is_refused_with_the_way_to_accept_it(line, hosts, tmp_path):
+    line.env["HOME"] = str(tmp_path)
+    text = hosts.section()
+    extra = "".join(row + "\n" for row in text.replace("gpus: [],", "gpus: []}").splitlines() if "host_key" not in row)
+    extra = extra.replace("],\n", "]}\n")
+    port = hosts.servers[0].node.port
+
+    for command in ("plan", "train"):
+        answer = line.run(command, job(line, extra))
+        assert answer.code == 14, answer.stderr
+        assert f"the host key of 127.0.0.1:{port}, " in answer.stderr
+        assert f"ssh-keyscan -p {port} 127.0.0.1 | tee -a {tmp_path}/.ssh/known_hosts" in answer.stderr
+
+    known = tmp_path / ".ssh" / "known_hosts"
+    known.parent.mkdir()
+    nodes = [server.node for server in hosts.servers]
+    known.write_text("".join(f"[127.0.0.1]:{node.port} {node.host_key}\n" for node in nodes))
+    assert line.run("plan", job(line, extra)).code == 0
