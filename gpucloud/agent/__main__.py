@@ -1,4 +1,4 @@
-"""`python3 <zip> agent|facts|layer`, or `python -m gpucloud.agent` with the same words."""
+"""`python3 <zip> agent|facts|layer|machine`, or `python -m gpucloud.agent` with the same words."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpucloud.agent import daemon, facts, layer
 from gpucloud.agent.decide import OwnEnd
+from gpucloud.agent.machine.command import machine_command
 from gpucloud.domain.bootstrap.facts import Asked
 from gpucloud.domain.codec import from_json, to_json
 
@@ -24,6 +25,8 @@ def main(arguments: list[str]) -> int:
         case "facts":
             asked = from_json(Asked, sys.stdin.read() or "{}")
             _say(to_json(facts.gather(root, package=_package(), asked=asked)))
+        case "machine":
+            return machine_command(root)
         case _:
             return _build_layer(root)
     return 0
@@ -38,7 +41,10 @@ def _parser() -> argparse.ArgumentParser:
     agent.add_argument("--power-off", nargs=argparse.REMAINDER, default=[], help="run at the end of the paid time")
     probe = commands.add_parser("facts", help="answer a question, JSON on standard input: what the node is and has")
     build = commands.add_parser("layer", help="run a job's setup, given as JSON on standard input")
-    for command in (agent, probe, build):
+    machine = commands.add_parser(
+        "machine", help="give the machine the system software that a job wants, JSON on input"
+    )
+    for command in (agent, probe, build, machine):
         command.add_argument("--root", default="~/.gpucloud")
     return parser
 

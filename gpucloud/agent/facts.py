@@ -12,6 +12,7 @@ from pathlib import Path
 from gpucloud import processes, smi
 from gpucloud.agent import daemon
 from gpucloud.agent.layer import installed_version, layer_fact
+from gpucloud.agent.machine.notes import machine_fact
 from gpucloud.agent.wholefile import read_text
 from gpucloud.domain.agentstatus import RunState, status_from_json
 from gpucloud.domain.bootstrap.facts import Asked, Facts
@@ -43,6 +44,7 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         agent_busy=_is_busy(root),
         layer=layer_fact(root, layer_key(digest, sys.executable, version)) if digest else None,
         boto3=boto3,
+        machine=machine_fact(root),
     )
 
 

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from gpucloud.domain.bootstrap.answers import REFUSED, parse_answer
 from gpucloud.domain.bootstrap.checks import check, check_boto3, check_torch, findings, job_python, require_python
 from gpucloud.domain.bootstrap.facts import Bare, Facts, parse_facts
+from gpucloud.domain.bootstrap.machine_step import MACHINE
 from gpucloud.domain.bootstrap.probing import package_path, probe, question, ship
 from gpucloud.domain.bootstrap.record import lock_record
-from gpucloud.domain.bootstrap.steps import STEPS, Command, Step
+from gpucloud.domain.bootstrap.step import REBOOT_WANTED, Command, Step
+from gpucloud.domain.bootstrap.steps import STEPS
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.codec import Malformed
 from gpucloud.domain.errors import NodeError, RemoteCommandFailed
 from gpucloud.domain.job import Job
 from gpucloud.domain.launch import Script, parse_run
 from gpucloud.domain.layer import BOTO3, setup_digest, setup_files
+from gpucloud.domain.machine.wanting import machine_wanted
 from gpucloud.ports import Clock, Completed, Host
+from gpucloud.usecases.rebooting import reboot
 
 _SHOWN_LINES = 20
+_TOLD_FROM_S = 1.0
+_MOST_REBOOTS = 2  # one for the driver, one for what only shows with it: MIG, EFA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +54,13 @@ class Bootstrapped:
 
 
 def wanted_for(
-    job: Job, *, package: Package, code: str, secrets: Mapping[str, str], store_url: str, power_off: tuple[str, ...]
+    job: Job,
+    *,
+    package: Package,
+    code: str,
+    secrets: Mapping[str, str],
+    store_url: str,
+    power_off: tuple[str, ...],
 ) -> Wanted:
     """Return what the job needs of a node where its code lies at `code`; reads the files that `setup` names."""
     boto3 = store_url.startswith("s3://")
@@ -63,18 +76,25 @@ def wanted_for(
         torchrun=isinstance(parse_run(job.run), Script),
         gpus=job.resources.gpus,
         asks_for_gpus=bool(job.resources.gpu) or job.resources.vram_gib is not None,
+        machine=machine_wanted(job),
         power_off=power_off,
         boto3=boto3,
     )
 
 
-def bootstrap(host: Host, wanted: Wanted, package: Package, clock: Clock) -> Bootstrapped:
-    """Return the fit node. Raises NodeError (with the last lines of a failed command), HostUnreachable."""
-    work = _Work(host, wanted, package, clock)
+def bootstrap(
+    host: Host, wanted: Wanted, package: Package, clock: Clock, story: Callable[[str], None] = lambda _: None
+) -> Bootstrapped:
+    """Return the fit node; what takes minutes is told to `story` when it begins.
+
+    Raises NodeError (with the last lines of a failed command), HostUnreachable.
+    """
+    work = _Work(host, wanted, package, clock, story)
     facts = work.facts()
-    check(facts, wanted)
     for step in STEPS:
         facts = work.make(step, facts)
+        if step is MACHINE:  # GPUs that do not answer may have lacked their driver only
+            check(facts, wanted)
     check_torch(facts, wanted)
     check_boto3(facts, wanted)
     return Bootstrapped(
@@ -91,7 +111,9 @@ def bootstrap(host: Host, wanted: Wanted, package: Package, clock: Clock) -> Boo
 class _Work:
     """One node's bootstrap under way."""
 
-    def __init__(self, host: Host, wanted: Wanted, package: Package, clock: Clock) -> None:
+    def __init__(
+        self, host: Host, wanted: Wanted, package: Package, clock: Clock, story: Callable[[str], None]
+    ) -> None:
         self.changed: list[str] = []
         self.seconds: list[tuple[str, float]] = []
         self.skew = timedelta(0)
@@ -99,6 +121,8 @@ class _Work:
         self._wanted = wanted
         self._package = package
         self._clock = clock
+        self._story = story
+        self._boot_id = ""
         self._answer = Completed(exit_code=0, stdout=b"", stderr=b"")
 
     def facts(self) -> Facts:
@@ -143,13 +167,34 @@ class _Work:
         except Malformed as error:
             raise self._failed("facts", self._answer) from error
         if isinstance(found, Facts):
+            self._boot_id = found.boot_id
             self.skew = found.time - (before + (after - before) / 2)
         return found
 
     def _run(self, name: str, command: Command) -> None:
         completed = self._host.run(command.argv, stdin=command.stdin, timeout_s=command.timeout_s)
+        for _ in range(_MOST_REBOOTS):
+            if not command.reboots or completed.exit_code != REBOOT_WANTED:
+                break
+            self._reboot(name, completed)
+            completed = self._host.run(command.argv, stdin=command.stdin, timeout_s=command.timeout_s)
+        answer = parse_answer(completed.stdout)
+        if completed.exit_code == REFUSED and answer is not None:
+            raise NodeError(f"{self._host.node.id}: {answer.said}", hint=answer.hint or None)
         if completed.exit_code != 0:
             raise self._failed(name, completed)
+        for step, seconds in answer.steps if answer is not None else ():
+            if seconds >= _TOLD_FROM_S:
+                self._story(f"{self._host.node.id}: {name}: {step} took {seconds:.0f} s")
+
+    def _reboot(self, name: str, completed: Completed) -> None:
+        answer = parse_answer(completed.stdout)
+        why = answer.said if answer else "its software asks for it"
+        self._story(f"{self._host.node.id} reboots ({name}: {why}); its paid time goes on")
+        started = self._clock.now()
+        reboot(self._host, self._boot_id, self._clock)
+        self._probe()
+        self._took("reboot", started)
 
     def _failed(self, name: str, completed: Completed) -> RemoteCommandFailed:
         output = (completed.stdout + completed.stderr).decode("utf-8", errors="replace").strip()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -102,6 +104,22 @@ class JobStore:
     def withdraw_request(self) -> None:
         """Remove the request: it was carried out, or a new start makes it void."""
         self.store.delete(f"{self._root}/request.json")
+
+    def keep_lock(self, record: Mapping[str, object]) -> None:
+        """Write what later nodes must have to be the same, once: the first node's record stays."""
+        try:
+            self.store.put(f"{self._root}/lock.json", json.dumps(record).encode(), if_absent=True)
+        except Conflict:
+            return
+
+    def driver(self) -> str:
+        """Return the driver's version in the record of the job's first node; empty when there is none."""
+        stored = self.store.get(f"{self._root}/lock.json")
+        try:
+            machine = json.loads(stored.data)["machine"] if stored else None
+            return str(machine.get("driver", "")) if machine else ""
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StoreError(f"{self.store.url}/{self._root}/lock.json is damaged: {error}") from error
 
     def append_log(self, attempt: int, rank: int, offset: int, data: bytes) -> None:
         """Keep a piece of a rank's output; a piece that is there already is left as it is."""

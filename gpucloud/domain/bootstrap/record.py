@@ -9,6 +9,7 @@ from gpucloud.domain.bootstrap.wanted import Wanted
 def lock_record(facts: Facts, wanted: Wanted) -> dict[str, object]:
     """Return what a later node must have to be the same, as JSON values."""
     layer = facts.layer
+    machine = facts.machine
     return {
         "version": 1,
         "package": facts.package,
@@ -17,5 +18,6 @@ def lock_record(facts: Facts, wanted: Wanted) -> dict[str, object]:
         "setup": wanted.setup,
         "setup_digest": wanted.setup_digest if wanted.setup else None,
         "layer": layer.key if layer else None,
+        "machine": {**dict(machine.versions), "boot_id": facts.boot_id} if machine else None,
         "gpus": [{"name": g.name, "memory_mib": g.memory_mib, "driver": g.driver} for g in facts.gpus or ()],
     }

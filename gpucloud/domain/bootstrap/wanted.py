@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpucloud.domain.data import DataWanted
 from gpucloud.domain.gate import GateWanted
@@ -30,3 +30,8 @@ class Wanted:
     gate: GateWanted | None = None
     power_off: tuple[str, ...] = ()
     boto3: bool = False
+
+
+def with_driver(wanted: Wanted, version: str) -> Wanted:
+    """Return what is wanted of a later node: the driver of that version, which an earlier node of the job got."""
+    return wanted if wanted.machine is None else replace(wanted, machine=replace(wanted.machine, version=version))
