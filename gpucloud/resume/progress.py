@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from gpucloud.resume.folder import AttemptFolder
+from gpucloud.resume.loss import LastLoss
 
 _REMEMBERED = 20  # steps, for the median
 _LEAST_S = 0.2  # between two files within one phase
@@ -35,7 +36,7 @@ class Progress:
         self._standing = standing
         self._first_step = standing.steps_done + 1
         self._phase = "start"
-        self._loss: Any = None
+        self._loss = LastLoss()
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self._stepped_at = time.monotonic()
         self._written_at = 0.0
@@ -46,12 +47,12 @@ class Progress:
         self._stepped_at = time.monotonic()
 
     def stepped(self, loss: Any) -> None:
-        """A step was done; `loss` is a number or a tensor, looked at only when it is written."""
+        """A step was done; `loss` is a number or a tensor, nobody waits for it."""
         now = time.monotonic()
         self._seconds.append(now - self._stepped_at)
         self._stepped_at = now
         if loss is not None:
-            self._loss = loss.detach() if hasattr(loss, "detach") else loss  # or it would hold the whole graph
+            self._loss.offer(loss)
         if self._phase != "train" or now - self._written_at >= _LEAST_S:
             self._phase = "train"
             self.write()
@@ -79,7 +80,7 @@ class Progress:
                 "step": self._standing.steps_done,
                 "first_step": self._first_step,
                 "total_steps": self._standing.total_steps,
-                "loss": float(self._loss) if self._loss is not None else None,
+                "loss": self._loss.now() if self._phase == "train" else self._loss.final(),
                 "phase": self._phase,
                 "committed_step": self._standing.committed_step or None,
                 "step_seconds": statistics.median(self._seconds) if self._seconds else None,

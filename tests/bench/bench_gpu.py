@@ -48,9 +48,10 @@ def main() -> int:
 
 def throughput(line: CommandLine, gpus: int) -> bool:
     plain, ours = [], []
-    for _ in range(ROUNDS):
-        plain.append(tokens_per_s(torchrun(gpus)))
+    for number in range(ROUNDS):
+        plain.append(tokens_per_s(torchrun(gpus, line.folder / f"plain-{number}")))
         ours.append(tokens_per_s(train(line, "speed", 1, gpus, "--steps 220")))
+    print("torchrun", plain, "gpucloud", ours, flush=True)
     figure("gpu_torchrun_tokens_per_s", max(plain))
     figure("gpu_gpucloud_tokens_per_s", max(ours))
     return figure("gpu_slowdown_to_torchrun", max(plain) / max(ours), SLOWDOWN_LIMIT)
@@ -65,9 +66,11 @@ def exactness(line: CommandLine, nodes: int, gpus: int) -> bool:
     return figure("gpu_resumed_runs_that_differ", float(state(cut) != whole), 0)
 
 
-def torchrun(gpus: int) -> str:
+def torchrun(gpus: int, store: Path) -> str:
+    """The script saves at its end alone, as the job does."""
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}", str(SCRIPT)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    saving = {"GPUCLOUD_STORE": str(store), "GPUCLOUD_CHECKPOINT_EVERY": "steps:1000000"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **saving}
     return subprocess.run([*argv, "--steps", "220"], env=env, capture_output=True, text=True, check=True).stdout
 
 
