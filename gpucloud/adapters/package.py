@@ -30,7 +30,7 @@ sys.exit(main(sys.argv[1:]))
 def package_zip() -> tuple[bytes, str]:
     """Return the zip and its SHA-256; the same source always gives the same bytes.
 
-    `python3 <zip> agent|facts|layer …` runs it, `PYTHONPATH=<zip>` makes `import gpucloud.resume` work.
+    `python3 <zip> agent|facts|layer|machine …` runs it, `PYTHONPATH=<zip>` makes `import gpucloud.resume` work.
     """
     root = Path(gpucloud.__file__).parent
     sources = {"__main__.py": _MAIN.encode()}

@@ -11,6 +11,7 @@ from pathlib import Path
 from gpucloud.agent import daemon, facts, image
 from gpucloud.agent.decide import OwnEnd
 from gpucloud.agent.layer.build import Failed, build
+from gpucloud.agent.machine.command import machine_command
 from gpucloud.agent.metrics import endpoint
 from gpucloud.agent.mpi import remote
 from gpucloud.agent.mpi.head import lead
@@ -47,6 +48,8 @@ def main(arguments: list[str]) -> int:
             return _run_mpi(options)
         case "rexec":
             return remote.call(options.host, options.words)
+        case "machine":
+            return machine_command(root)
         case _:
             return _build_layer()
     return 0
@@ -61,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     agent.add_argument("--power-off", nargs=argparse.REMAINDER, default=[], help="run at the end of the paid time")
     probe = commands.add_parser("facts", help="answer a question, JSON on standard input: what the node is and has")
     build = commands.add_parser("layer", help="make a job's environment, given as JSON on standard input")
+    machine = commands.add_parser("machine", help="give the machine the system software that a job wants")
     figures = commands.add_parser("metrics", help="write this node's figures as Prometheus reads them")
     stage = commands.add_parser("data", help="stage a data set, given on standard input")
     mpi = commands.add_parser("mpi", help="this node's part in an attempt under mpirun")
@@ -73,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         started.add_argument("words", nargs=argparse.REMAINDER)
         started.set_defaults(root="~/.gpucloud")
     pull = commands.add_parser("image", help="have a container image, given as JSON on standard input")
-    for one in (agent, probe, build, stage, figures, pull):
+    for one in (agent, probe, build, machine, stage, figures, pull):
         one.add_argument("--root", default="~/.gpucloud")
     return parser
 

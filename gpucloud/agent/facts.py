@@ -15,6 +15,7 @@ from gpucloud.agent.data.staged import staged
 from gpucloud.agent.layer.fact import base as base_python
 from gpucloud.agent.layer.fact import index_for, layer_fact
 from gpucloud.agent.layer.places import places
+from gpucloud.agent.machine.notes import machine_fact
 from gpucloud.agent.wholefile import read_text
 from gpucloud.domain.agentstatus import RunState, status_from_json
 from gpucloud.domain.bootstrap.facts import Asked, Facts
@@ -45,6 +46,7 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         boto3=base.boto3,
         torch_cuda=base.torch_cuda,
         packages=base.packages,
+        machine=machine_fact(root),
         staged=staged(root, asked.data),
         image=image.fact(root, asked.image) if asked.image else None,
     )

@@ -144,7 +144,7 @@ class Actor:
     def _keep_lock(self, action: OpenAttempt) -> None:
         locks = {node_id: self.preparer.lock(node_id) for node_id in action.node_ids}
         seconds = {node_id: self.preparer.seconds(node_id) for node_id in action.node_ids}
-        self.world.jobs.keep_lock(action.number, attempt_lock(locks, seconds))
+        self.world.jobs.keep_attempt_lock(action.number, attempt_lock(locks, seconds))
 
     def _provision(self) -> None:
         """The group's name and the image are in the books before anything is made: a teardown then finds it all."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from gpucloud.domain.bootstrap.answers import REFUSED, parse_answer
 from gpucloud.domain.bootstrap.checks import (
     check,
     check_boto3,
@@ -20,23 +21,21 @@ from gpucloud.domain.bootstrap.data_step import DATA, data_command, lacking
 from gpucloud.domain.bootstrap.facts import Bare, Facts, parse_facts
 from gpucloud.domain.bootstrap.image_step import IMAGE_HINT
 from gpucloud.domain.bootstrap.layer_step import layer_hint
+from gpucloud.domain.bootstrap.machine_step import MACHINE
 from gpucloud.domain.bootstrap.probing import package_path, probe, question, ship
 from gpucloud.domain.bootstrap.record import lock_record
-from gpucloud.domain.bootstrap.step import Command, Step
+from gpucloud.domain.bootstrap.step import REBOOT_WANTED, Command, Step
 from gpucloud.domain.bootstrap.steps import STEPS
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.codec import Malformed
-from gpucloud.domain.container import ImageWanted
-from gpucloud.domain.data import DataWanted
 from gpucloud.domain.errors import NodeError, RemoteCommandFailed
-from gpucloud.domain.job import Job, Launcher
-from gpucloud.domain.launch import launcher_of
-from gpucloud.domain.layer import BOTO3, requirement_files, setup_digest, setup_files
-from gpucloud.domain.torchwheels import TORCH, names_torch
 from gpucloud.ports import Clock, Completed, DataSets, Host
+from gpucloud.usecases.rebooting import reboot
 
 _SHOWN_LINES = 20
-_NOTE = "note: "  # so begins a line of a step's answer that the user should read
+_NOTE = "note: "  # so begins a line of a command's answer that the user should read
+_TOLD_FROM_S = 1.0
+_MOST_REBOOTS = 2  # one for the driver, one for what only shows with it: MIG, EFA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +50,8 @@ class Package:
 class Bootstrapped:
     """A node that is fit: where things lie on it, what was changed and how long each step took (seconds).
 
-    `changed` is empty when everything was there. `lock` holds JSON values only. `image` is the job's
-    image as it is pinned there.
+    `changed` is empty when everything was there. `lock` holds JSON values only. `image` is the job's image as it is
+    pinned there.
     """
 
     python: str
@@ -65,74 +64,25 @@ class Bootstrapped:
     image: str | None = None
 
 
-def wanted_for(  # noqa: PLR0913  each by its name
-    job: Job,
-    *,
+def bootstrap(
+    host: Host,
+    wanted: Wanted,
     package: Package,
-    code: str,
-    secrets: Mapping[str, str],
-    store_url: str,
-    power_off: tuple[str, ...],
-    data: tuple[DataWanted, ...] = (),
-) -> Wanted:
-    """Return what the job needs of a node where its code lies at `code`; reads the files that `setup` names."""
-    # An image brings its own Python; what stages data from S3 runs outside of it.
-    boto3 = (store_url.startswith("s3://") and job.image is None) or any(one.in_s3 for one in data)
-    torchrun = job.image is None and launcher_of(job) is Launcher.TORCHRUN
-    torch = torchrun and not _brings_torch(job)
-    requirements = (*((BOTO3,) if boto3 else ()), *((TORCH,) if torch else ()))
-    conda = (job.code / job.conda).read_bytes() if job.conda else None
-    return Wanted(
-        package=package.sha256,
-        code=code,
-        setup=job.setup,
-        setup_digest=setup_digest(
-            job.setup or "", _files(job, setup_files(job.setup or "")), code, requirements=requirements, conda=conda
-        ),
-        env=(*job.env, *secrets.items()),
-        torchrun=torchrun,
-        image=_image(job, secrets),
-        gpus=job.resources.gpus,
-        asks_for_gpus=bool(job.resources.gpu) or job.resources.vram_gib is not None,
-        power_off=power_off,
-        boto3=boto3,
-        data=data,
-        torch=torch,
-        conda=job.conda,
-        pip_mirror=job.mirrors.pip,
-        torch_mirror=job.mirrors.torch,
-    )
-
-
-def _image(job: Job, secrets: Mapping[str, str]) -> ImageWanted | None:
-    if job.image is None:
-        return None
-    login = secrets.get(job.container.login) if job.container.login else None
-    return ImageWanted(reference=job.image, runtime=job.container.runtime, login=login)
-
-
-def _files(job: Job, names: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
-    return tuple((name, (job.code / name).read_bytes()) for name in names if (job.code / name).is_file())
-
-
-def _brings_torch(job: Job) -> bool:
-    """Whether the job's own files install torch: then its version is theirs."""
-    setup = job.setup or ""
-    named = (*requirement_files(setup), *((job.conda,) if job.conda else ()))
-    texts = [setup, *(data.decode("utf-8", errors="replace") for _, data in _files(job, named))]
-    return any(names_torch(text) for text in texts)
-
-
-def bootstrap(host: Host, wanted: Wanted, package: Package, clock: Clock, sets: DataSets | None = None) -> Bootstrapped:
-    """Return the fit node; `sets` sends the data sets that lie on this machine.
+    clock: Clock,
+    *,
+    sets: DataSets | None = None,
+    story: Callable[[str], None] = lambda _: None,
+) -> Bootstrapped:
+    """Return the fit node. `sets` sends the data sets that lie on this machine; `story` hears of what takes minutes.
 
     Raises NodeError (with the last lines of a failed command), HostUnreachable.
     """
-    work = _Work(host, wanted, package, clock, sets)
+    work = _Work(host, wanted, package, clock, sets=sets, story=story)
     facts = work.facts()
-    check(facts, wanted)
     for step in STEPS:
         facts = work.make(step, facts)
+        if step is MACHINE:  # GPUs that do not answer may have lacked their driver only
+            check(facts, wanted)
     check_torch(facts, wanted)
     check_torch_build(facts, wanted)
     check_boto3(facts, wanted)
@@ -140,7 +90,7 @@ def bootstrap(host: Host, wanted: Wanted, package: Package, clock: Clock, sets: 
         python=job_python(facts),
         package_path=package_path(facts.root, wanted.package),
         root=facts.root,
-        findings=(*findings(facts, wanted, work.skew), *work.notes, *work.told),
+        findings=(*findings(facts, wanted, work.skew), *work.notes),
         changed=tuple(work.changed),
         seconds=tuple(work.seconds),
         lock=lock_record(facts, wanted),
@@ -151,8 +101,16 @@ def bootstrap(host: Host, wanted: Wanted, package: Package, clock: Clock, sets: 
 class _Work:
     """One node's bootstrap under way."""
 
-    def __init__(self, host: Host, wanted: Wanted, package: Package, clock: Clock, sets: DataSets | None) -> None:
-        self.told: list[str] = []
+    def __init__(
+        self,
+        host: Host,
+        wanted: Wanted,
+        package: Package,
+        clock: Clock,
+        *,
+        sets: DataSets | None,
+        story: Callable[[str], None],
+    ) -> None:
         self.changed: list[str] = []
         self.notes: list[str] = []
         self.seconds: list[tuple[str, float]] = []
@@ -162,6 +120,8 @@ class _Work:
         self._package = package
         self._clock = clock
         self._sets = sets
+        self._story = story
+        self._boot_id = ""
         self._answer = Completed(exit_code=0, stdout=b"", stderr=b"")
 
     def facts(self) -> Facts:
@@ -185,9 +145,10 @@ class _Work:
         if step.needed(facts, self._wanted) is None:
             return facts
         started = self._clock.now()
-        done = [self._run(step.name, command) for command in step.commands(facts, self._wanted)]
-        done += self._send_data(facts) if step is DATA else []
-        self.told += [_last_line(one) for one in done if step.tells]
+        for command in step.commands(facts, self._wanted):
+            self._run(step.name, command)
+        if step is DATA:
+            self._send_data(facts)
         after = facts if step.proves_itself else self._again()
         self._took(step.name, started)
         reason = None if step.proves_itself else step.needed(after, self._wanted)
@@ -196,16 +157,14 @@ class _Work:
         self.changed.append(step.name)
         return after
 
-    def _send_data(self, facts: Facts) -> list[Completed]:
+    def _send_data(self, facts: Facts) -> None:
         """Send the sets that lie on this machine: the node says where to, and what of them it has."""
-        done = []
         for one in lacking(facts, self._wanted):
             if self._sets is not None and not one.in_s3:
                 place = self._run("data", data_command("place", one, facts, self._wanted))
                 answer = json.loads(_last_line(place))
                 self._sets.send(self._host, one, answer["folder"], tuple(answer["missing"]))
-                done.append(self._run("data", data_command("finish", one, facts, self._wanted)))
-        return done
+                self._run("data", data_command("finish", one, facts, self._wanted))
 
     def _again(self) -> Facts:
         """Return the facts of a node that has the package."""
@@ -225,21 +184,49 @@ class _Work:
         except Malformed as error:
             raise self._failed("facts", self._answer) from error
         if isinstance(found, Facts):
+            self._boot_id = found.boot_id
             self.skew = found.time - (before + (after - before) / 2)
         return found
+
+    def _run(self, name: str, command: Command) -> Completed:
+        completed = self._command(command)
+        for _ in range(_MOST_REBOOTS):
+            if not command.reboots or completed.exit_code != REBOOT_WANTED:
+                break
+            self._reboot(name, completed)
+            completed = self._command(command)
+        self._judge(name, completed)
+        lines = completed.stdout.decode("utf-8", errors="replace").splitlines()
+        self.notes += [line.removeprefix(_NOTE) for line in lines if line.startswith(_NOTE)]
+        return completed
+
+    def _command(self, command: Command) -> Completed:
+        return self._host.run(self._with_devices(command.argv), stdin=command.stdin, timeout_s=command.timeout_s)
 
     def _with_devices(self, argv: tuple[str, ...]) -> tuple[str, ...]:
         """Whatever runs on the node sees its GPUs only, not those that another job may have there."""
         devices = self._host.node.devices
         return ("env", f"CUDA_VISIBLE_DEVICES={','.join(devices)}", *argv) if devices else argv
 
-    def _run(self, name: str, command: Command) -> Completed:
-        completed = self._host.run(self._with_devices(command.argv), stdin=command.stdin, timeout_s=command.timeout_s)
+    def _judge(self, name: str, completed: Completed) -> None:
+        """Raise NodeError for a command that failed; tell what took its time in one that did not."""
+        answer = parse_answer(completed.stdout)
+        if completed.exit_code == REFUSED and answer is not None:
+            raise NodeError(f"{self._host.node.id}: {answer.said}", hint=answer.hint or None)
         if completed.exit_code != 0:
             raise self._failed(name, completed)
-        lines = completed.stdout.decode("utf-8", errors="replace").splitlines()
-        self.notes += [line.removeprefix(_NOTE) for line in lines if line.startswith(_NOTE)]
-        return completed
+        for step, seconds in answer.steps if answer is not None else ():
+            if seconds >= _TOLD_FROM_S:
+                self._story(f"{self._host.node.id}: {name}: {step} took {seconds:.0f} s")
+
+    def _reboot(self, name: str, completed: Completed) -> None:
+        answer = parse_answer(completed.stdout)
+        why = answer.said if answer else "its software asks for it"
+        self._story(f"{self._host.node.id} reboots ({name}: {why}); its paid time goes on")
+        started = self._clock.now()
+        reboot(self._host, self._boot_id, self._clock)
+        self._probe()
+        self._took("reboot", started)
 
     def _failed(self, name: str, completed: Completed) -> RemoteCommandFailed:
         output = (completed.stdout + completed.stderr).decode("utf-8", errors="replace").strip()

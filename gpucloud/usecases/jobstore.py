@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -131,10 +131,26 @@ class JobStore:
         """Remove the request: it was carried out, or a new start makes it void."""
         self.store.delete(f"{self._root}/request.json")
 
-    def keep_lock(self, attempt: int, lock: dict[str, object]) -> None:
+    def keep_attempt_lock(self, attempt: int, lock: dict[str, object]) -> None:
         """Write what the attempt's nodes were made of (`attempt_lock`); one object for all of them."""
         data = json.dumps(lock, sort_keys=True).encode()
         self.store.put(f"{self._root}/attempts/{attempt:04d}/lock.json", data)
+
+    def keep_lock(self, record: Mapping[str, object]) -> None:
+        """Write what later nodes must have to be the same, once: the first node's record stays."""
+        try:
+            self.store.put(f"{self._root}/lock.json", json.dumps(record).encode(), if_absent=True)
+        except Conflict:
+            return
+
+    def driver(self) -> str:
+        """Return the driver's version in the record of the job's first node; empty when there is none."""
+        stored = self.store.get(f"{self._root}/lock.json")
+        try:
+            machine = json.loads(stored.data)["machine"] if stored else None
+            return str(machine.get("driver", "")) if machine else ""
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StoreError(f"{self.store.url}/{self._root}/lock.json is damaged: {error}") from error
 
     def append_log(self, attempt: int, rank: int, offset: int, data: bytes) -> None:
         """Keep a piece of a rank's output; a piece that is there already is left as it is."""

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
 from gpucloud.domain.agentstatus import Desired, Launch, Status, Stop, desired_to_json
-from gpucloud.domain.bootstrap.wanted import Wanted
-from gpucloud.domain.errors import GpucloudError, NodeError
+from gpucloud.domain.bootstrap.wanted import Wanted, with_driver
+from gpucloud.domain.errors import GpucloudError, NodeError, StoreError
 from gpucloud.domain.launch import AttemptStart, Place, attempt_secret, launches
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.seen import Readiness
 from gpucloud.domain.state import Attempt, JobState
-from gpucloud.usecases.bootstrap import Bootstrapped, bootstrap, wanted_for
+from gpucloud.usecases.bootstrap import Bootstrapped, bootstrap
 from gpucloud.usecases.datasets import JobData
+from gpucloud.usecases.needs import wanted_for
 from gpucloud.usecases.world import Watcher, World
 
 _FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
@@ -139,7 +141,15 @@ class Preparer:
             # The setup runs where the code is; without one, both go on side by side.
             before = syncing.result() if self._builds_in_code else ""
             wanted = self._needs(before)
-            done = bootstrap(host, wanted, self.world.package, self.world.clock, self.world.data_sets)
+            done = bootstrap(
+                host,
+                wanted,
+                self.world.package,
+                self.world.clock,
+                sets=self.world.data_sets,
+                story=self.watcher.story,
+            )
+            self._keep(done)
             code = syncing.result()
         except GpucloudError:
             self.failures += 1
@@ -157,15 +167,27 @@ class Preparer:
 
     def _needs(self, code: str) -> Wanted:
         world = self.world
-        return wanted_for(
+        wanted = wanted_for(
             world.job,
-            package=world.package,
+            package=world.package.sha256,
             code=code,
             secrets=world.secrets,
             store_url=world.store.url,
             power_off=world.power_off,
             data=self.data.wanted(),
         )
+        return with_driver(wanted, self._driver()) if wanted.machine is not None else wanted
+
+    def _keep(self, done: Bootstrapped) -> None:
+        """The first machine's record is the job's: a later one gets the same driver, where it can still be had."""
+        if done.lock["machine"] is not None:
+            with contextlib.suppress(StoreError):  # whoever supervises the job meets the store's faults
+                self.world.jobs.keep_lock(done.lock)
+
+    def _driver(self) -> str:
+        with contextlib.suppress(StoreError):
+            return self.world.jobs.driver()
+        return ""
 
     def _wanted(self, node_id: str, state: JobState) -> bytes:
         attempt = state.attempt

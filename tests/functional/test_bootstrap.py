@@ -20,7 +20,8 @@ from gpucloud.domain.job import Job, Market, Resources
 from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Completed
-from gpucloud.usecases.bootstrap import Package, bootstrap, wanted_for
+from gpucloud.usecases.bootstrap import Package, bootstrap
+from gpucloud.usecases.needs import wanted_for
 from tests.standins.agent_node import AgentNode
 from tests.standins.packages import wheel
 

@@ -41,9 +41,9 @@ def main(root: Path, given: BinaryIO, say: Callable[[str], None]) -> int:
             case "finish":
                 with locked(root, asked.order.content):
                     finish(root, asked.order, found, prepare(root, asked.order, found).folder)
-                say(f"data: {asked.order.target}: {gigabytes(found.size)}, {len(found.files)} files")
+                say(f"note: data: {asked.order.target}: {gigabytes(found.size)}, {len(found.files)} files")
             case _:
-                say(stage(root, asked.order, found))
+                say(f"note: {stage(root, asked.order, found)}")
     except GpucloudError as error:
         say(f"{error}; hint: {error.hint}" if error.hint else str(error))
         return 1

@@ -39,4 +39,4 @@ def _commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
     return tuple(data_command("stage", one, facts, wanted) for one in lacking(facts, wanted) if one.in_s3)
 
 
-DATA = Step(name="data", tells=True, needed=_needed, commands=_commands)
+DATA = Step(name="data", needed=_needed, commands=_commands)

@@ -9,6 +9,7 @@ from gpucloud.domain.bootstrap.wanted import Wanted
 def lock_record(facts: Facts, wanted: Wanted) -> dict[str, object]:
     """Return what a later node must have to be the same, as JSON values; no secrets, and nothing of this node alone."""
     layer = facts.layer
+    machine = facts.machine
     return {
         "version": 1,
         "package": facts.package,
@@ -24,6 +25,7 @@ def lock_record(facts: Facts, wanted: Wanted) -> dict[str, object]:
         "packages": list(layer.packages) if layer else [],
         "base_packages": list(facts.packages),
         "image": facts.image.pinned if facts.image else None,
+        "machine": dict(machine.versions) if machine else None,
         "gpus": [{"name": g.name, "memory_mib": g.memory_mib, "driver": g.driver} for g in facts.gpus or ()],
     }
 

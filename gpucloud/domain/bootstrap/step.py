@@ -26,12 +26,10 @@ class Command:
 class Step:
     """A change: `needed` says why it must be made, or None; after `commands`, fresh facts must answer None.
 
-    The facts are not asked again where the commands' own success says as much (`proves_itself`). The last line that
-    a command of a step writes is told to the user where the step `tells`.
+    The facts are not asked again where the commands' own success says as much (`proves_itself`).
     """
 
     name: str
     proves_itself: bool = False
-    tells: bool = False
     needed: Callable[[Facts, Wanted], str | None]
     commands: Callable[[Facts, Wanted], tuple[Command, ...]]

@@ -6,6 +6,7 @@ from gpucloud.domain.bootstrap.data_step import DATA
 from gpucloud.domain.bootstrap.facts import Facts
 from gpucloud.domain.bootstrap.image_step import image_order, image_reason
 from gpucloud.domain.bootstrap.layer_step import LAYER
+from gpucloud.domain.bootstrap.machine_step import MACHINE
 from gpucloud.domain.bootstrap.probing import package_path
 from gpucloud.domain.bootstrap.step import Command, Step
 from gpucloud.domain.bootstrap.wanted import Wanted
@@ -38,6 +39,7 @@ def _image_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
 
 
 STEPS = (
+    MACHINE,
     # The command returns when the agent has written its first status.
     Step(name="agent", needed=_agent_needed, commands=_agent_commands, proves_itself=True),
     Step(name="image", needed=image_reason, commands=_image_commands),

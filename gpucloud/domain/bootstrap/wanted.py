@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpucloud.domain.container import ImageWanted
 from gpucloud.domain.data import DataWanted
@@ -47,3 +47,8 @@ class Wanted:
         if not (always or self.boto3 or self.torch):
             return None
         return LayerWanted(digest=self.setup_digest, always=always, boto3=self.boto3, torch=self.torch)
+
+
+def with_driver(wanted: Wanted, version: str) -> Wanted:
+    """Return what is wanted of a later node: the driver of that version, which an earlier node of the job got."""
+    return wanted if wanted.machine is None else replace(wanted, machine=replace(wanted.machine, version=version))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, replace
+
+from gpucloud.domain.codec import to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -10,13 +13,18 @@ class MachineWanted:
     """What a job wants of a machine below Python.
 
     `install`: gpucloud may install and change system software; else it only looks. `branch` is the driver's, such as
-    `580`; `least_driver` the oldest that will do, such as `580.65.06`. `runtime` is `docker`, `apptainer` or empty.
+    `580`, empty for any that is not older than `least_driver`, such as `580.65.06`. `version` is the driver that an
+    earlier node of the job got: it is taken where it can still be had. `gpus` is 0 for a job that wants no driver;
+    unless the job `asked` for GPUs, a machine that has none needs none. `runtime` is `docker`, `apptainer`, `auto`
+    (what is there, else Docker) or empty.
     """
 
     install: bool
     branch: str
     least_driver: str
     gpus: int
+    asked: bool = True
+    version: str = ""
     mig: str | None = None
     mps: bool = False
     exporter: bool = False
@@ -31,3 +39,8 @@ class MachineFact:
 
     digest: str
     versions: tuple[tuple[str, str], ...] = ()
+
+
+def digest(wanted: MachineWanted) -> str:
+    """Return what names the wish; the version, which is taken only where a driver is installed, does not count."""
+    return hashlib.sha256(to_json(replace(wanted, version="")).encode()).hexdigest()

@@ -1,0 +1,126 @@
+"""Carries out a step: fetches its files, runs its commands as root, waits for the locks of others."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from gpucloud.agent.machine.asking import ask, environment
+from gpucloud.agent.machine.openpgp import binary, fingerprint
+from gpucloud.agent.wholefile import read_tail
+from gpucloud.domain.machine.apt import simulate, simulated
+from gpucloud.domain.machine.decisions import Download, MachineStep, Run
+from gpucloud.domain.machine.facts import AptAnswer
+
+# apt waits for dpkg's lock by itself, and neither for that of its lists nor does dpkg wait at all.
+_LOCKED = re.compile(r"Could not get lock|lock was locked by another process|is another process using it")
+_UNFETCHED = re.compile(r"^E: (Failed|Unable) to fetch", re.MULTILINE)
+_LOCK_LIMIT_S = 900.0
+_LOCK_PAUSE_S = 1.0
+_COMMAND_LIMIT_S = 3000.0
+_FETCH_LIMIT_S = 60.0
+_SHOWN_LINES = 15
+
+
+class StepFailed(Exception):
+    """A step's command failed, or a file could not be fetched; the message ends with what it said.
+
+    `unfetched`: an archive that lists a package does not have it.
+    """
+
+    unfetched = False
+
+
+def carry_out(step: MachineStep, folder: Path, *, say: Callable[[str], None]) -> None:
+    """Carry out the step, its log in `folder`. Raises StepFailed."""
+    for download in step.downloads:
+        _fetch(download, folder)
+    for run in step.commands:
+        _run(step.name, run, folder, say)
+
+
+def ask_apt(packages: tuple[str, ...]) -> AptAnswer:
+    """Return what apt would install for the set, or why it would not."""
+    code, said = ask(*simulate(packages), timeout_s=120.0)
+    if code == 0:
+        return AptAnswer(packages=packages, installs=simulated(said))
+    reason = [line for line in said.splitlines() if line.startswith("E: ") or "Depends: " in line]
+    return AptAnswer(packages=packages, installs=None, said="; ".join(" ".join(line.split()) for line in reason)[:400])
+
+
+def _fetch(download: Download, folder: Path) -> None:
+    path = folder / download.name
+    try:
+        with urllib.request.urlopen(download.url, timeout=_FETCH_LIMIT_S) as response:  # noqa: S310  (https, ours)
+            data: bytes = response.read()
+        if download.fingerprint:
+            data = _checked(data, download)
+    except (OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise StepFailed(f"{download.url}: {reason}") from error
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_bytes(data)
+    beside.replace(path)
+
+
+def _checked(data: bytes, download: Download) -> bytes:
+    key = binary(data)
+    found = fingerprint(key)
+    if found != download.fingerprint:
+        raise ValueError(f"the key's fingerprint is {found}, not {download.fingerprint}")
+    return key
+
+
+def _run(name: str, run: Run, folder: Path, say: Callable[[str], None]) -> None:
+    argv = [word.replace("{folder}", str(folder)) for word in run.argv]
+    if not run.plain and os.geteuid() != 0:
+        argv = ["sudo", "-n", *argv]
+    log = folder / "machine.log"
+    deadline = time.monotonic() + _LOCK_LIMIT_S
+    while True:
+        start = log.stat().st_size if log.exists() else 0
+        code = _logged(argv, run.text, log)
+        said = read_tail(log, 16384) if log.stat().st_size - start > 16384 else _since(log, start)
+        if code in run.passes:
+            return
+        if not _LOCKED.search(said) or time.monotonic() > deadline:
+            tail = "\n".join(said.splitlines()[-_SHOWN_LINES:])
+            failed = StepFailed(f"{name}: `{' '.join(argv)}` ended with exit code {code}:\n{tail}\n(all of it: {log})")
+            failed.unfetched = _UNFETCHED.search(said) is not None
+            raise failed
+        say("another program holds apt's lock: waiting")
+        time.sleep(_LOCK_PAUSE_S)
+
+
+def _logged(argv: list[str], text: str, log: Path) -> int:
+    with log.open("ab") as file:
+        file.write(f"$ {' '.join(argv)}\n".encode())
+        file.flush()
+        try:
+            done = subprocess.run(
+                argv,
+                input=text.encode(),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment(),
+                timeout=_COMMAND_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return 124
+        except OSError as error:
+            file.write(f"{error}\n".encode())
+            return 127
+    return done.returncode
+
+
+def _since(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(start)
+        return file.read().decode("utf-8", errors="replace")

@@ -1,0 +1,179 @@
+"""What this machine says of its system software: read from files where they say it, asked of programs where not."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+from pathlib import Path
+
+from gpucloud import smi
+from gpucloud.agent.machine.asking import answer, ask, names, text, version
+from gpucloud.agent.machine.notes import Notes, sources_digest
+from gpucloud.domain.machine import MachineWanted
+from gpucloud.domain.machine.containers import EXPORTER
+from gpucloud.domain.machine.facts import AptAnswer, MachineFacts, MigRoom, Package, PciDevice, Source
+
+_NVIDIA_OR_KERNEL = re.compile(
+    r"^(lib)?(nvidia|cuda-drivers|nvlsm|docker|apptainer)|^linux-(image|headers|modules|objects|signatures|aws|azure|"
+    r"gcp|generic|oracle|ibm|gke|virtual)"
+)
+_MARKER = re.compile(r"SW_MNG")  # NVSwitches of B200 and later are reached through ConnectX ports that say so in VPD
+_MIG_LINE = re.compile(r"^\|\s+(\d+)\s+MIG (\S+)\s+\d+\s+(\d+)/(\d+)", re.MULTILINE)
+
+
+def gather(wanted: MachineWanted, notes: Notes, asked: tuple[AptAnswer, ...], tried: tuple[str, ...]) -> MachineFacts:
+    """Return the facts; what the job does not want is not asked for."""
+    release = _os_release()
+    gpus, fault = smi.gpus({}) if wanted.gpus else (None, None)
+    packages, interrupted = _packages()
+    sources = _sources()
+    kernel = platform.release()
+    containers = bool(wanted.runtime) or wanted.exporter
+    return MachineFacts(
+        os=release.get("ID", ""),
+        release=release.get("VERSION_ID", ""),
+        codename=release.get("VERSION_CODENAME", ""),
+        arch=platform.machine(),
+        kernel=kernel,
+        privilege=_privilege(wanted),
+        systemd=Path("/run/systemd/system").is_dir(),
+        free_bytes=shutil.disk_usage("/").free,
+        cloud_init_runs=_cloud_init_runs(),
+        secure_boot=_secure_boot(),
+        packages=packages,
+        dpkg_interrupted=interrupted,
+        sources=sources,
+        sources_digest=sources_digest(sources),
+        listed=notes.listed(),
+        pci=_pci(),
+        gpus=gpus,
+        gpu_fault=fault,
+        loaded=_loaded(),
+        modules=_modules(kernel, working=bool(gpus)),
+        runfile=shutil.which("nvidia-uninstall") is not None,
+        switches=len(names("/proc/driver/nvidia-nvswitch/devices")),
+        bridges=_bridges(),
+        fabric_manager=version("nv-fabricmanager", "--version"),
+        fabric_manager_active=answer("systemctl", "is-active", "nvidia-fabricmanager") == "active",
+        mig_pending=_mig_pending() if wanted.mig else (),
+        mig=_mig_rooms() if wanted.mig else (),
+        mps=_runs("nvidia-cuda-mps"),
+        docker=version("docker", "--version") if containers else "",
+        docker_answers=containers and _docker(wanted, "info")[0] == 0,
+        docker_has_nvidia="nvidia" in text("/etc/docker/daemon.json"),
+        apptainer=version("apptainer", "--version") if containers else "",
+        toolkit=version("nvidia-ctk", "--version") if containers else "",
+        exporter=wanted.exporter and bool(_docker(wanted, "ps", "-q", "--filter", f"name=^{EXPORTER}$")[1].strip()),
+        efa=_efa_version() if wanted.efa else "",
+        efa_answers=wanted.efa and bool(answer("fi_info", "-p", "efa", "-t", "FI_EP_RDM")),
+        asked=asked,
+        installed_by_us=notes.installed(),
+        rebooted_for=notes.rebooted_for(),
+        tried=tried,
+    )
+
+
+def _os_release() -> dict[str, str]:
+    lines = (line.partition("=") for line in text("/etc/os-release").splitlines())
+    return {name: value.strip("\"'") for name, _, value in lines}
+
+
+def _privilege(wanted: MachineWanted) -> str:
+    if os.geteuid() == 0:
+        return "root"
+    # Where we only look, sudo is not tried: on the user's own hosts a refusal is reported to their administrator.
+    return "sudo" if wanted.install and ask("sudo", "-n", "true")[0] == 0 else ""
+
+
+def _cloud_init_runs() -> bool:
+    folder = Path("/run/cloud-init")
+    return folder.is_dir() and not any((folder / name).exists() for name in ("result.json", "disabled"))
+
+
+def _secure_boot() -> bool:
+    # The variable holds four bytes of attributes, then 1 for on.
+    for path in Path("/sys/firmware/efi/efivars").glob("SecureBoot-*"):
+        try:
+            return path.read_bytes()[-1:] == b"\1"
+        except OSError:
+            return False
+    return False
+
+
+def _packages() -> tuple[tuple[Package, ...], bool]:
+    """Return the packages that matter, every one that dpkg left half-way, and whether dpkg itself was interrupted."""
+    shown = answer("dpkg-query", "-W", "-f", "${Package}\t${Version}\t${db:Status-Status}\t${db:Status-Want}\n")
+    rows = (line.split("\t") for line in shown.splitlines())
+    packages = tuple(
+        Package(name=name, version=number, state=state, held=want == "hold")
+        for name, number, state, want in rows
+        if _NVIDIA_OR_KERNEL.match(name) or state not in ("installed", "config-files", "not-installed")
+    )
+    # apt's own test: dpkg's journal of changes that it has not written into its table yet.
+    return packages, any(name.isdigit() for name in names("/var/lib/dpkg/updates"))
+
+
+def _sources() -> tuple[Source, ...]:
+    folder = "/etc/apt/sources.list.d"
+    listed = (f"{folder}/{name}" for name in names(folder) if name.endswith((".list", ".sources")))
+    found = ((path, text(path)) for path in ("/etc/apt/sources.list", *listed))
+    return tuple(Source(path=path, text=words) for path, words in found if words)
+
+
+def _pci() -> tuple[PciDevice, ...]:
+    devices = []
+    for name in names("/sys/bus/pci/devices"):
+        read = [text(f"/sys/bus/pci/devices/{name}/{field}").strip() for field in ("vendor", "device", "class")]
+        if all(read):
+            vendor, device, kind = (int(value, 16) for value in read)
+            devices.append(PciDevice(vendor=vendor, device=device, kind=kind >> 8))
+    return tuple(devices)
+
+
+def _loaded() -> str:
+    found = re.search(
+        r"(?:Kernel Module|for x86_64|for aarch64)\s+(\d+(?:\.\d+)+)", text("/proc/driver/nvidia/version")
+    )
+    return found[1] if found else ""
+
+
+def _modules(kernel: str, *, working: bool) -> tuple[tuple[str, str], ...]:
+    """Return the version of the `nvidia` module on the disk, by kernel; of the running one only where it works."""
+    kernels = (kernel,) if working else tuple(dict.fromkeys((kernel, *names("/lib/modules"))))
+    found = ((name, version("modinfo", "-k", name, "-F", "version", "nvidia")) for name in kernels)
+    return tuple((name, number) for name, number in found if number)
+
+
+def _bridges() -> int:
+    devices = (f"/sys/class/infiniband/{name}/device/vpd" for name in names("/sys/class/infiniband"))
+    return sum(1 for path in devices if _MARKER.search(text(path)))
+
+
+def _mig_pending() -> tuple[int, ...]:
+    shown = answer("nvidia-smi", "--query-gpu=index,mig.mode.pending", "--format=csv,noheader")
+    return tuple(int(line.partition(",")[0]) for line in shown.splitlines() if line.endswith(" Enabled"))
+
+
+def _mig_rooms() -> tuple[MigRoom, ...]:
+    found = _MIG_LINE.findall(answer("nvidia-smi", "mig", "-lgip"))
+    return tuple(MigRoom(gpu=int(g), profile=p, free=int(free), total=int(total)) for g, p, free, total in found)
+
+
+def _runs(name: str) -> bool:
+    return any(text(f"/proc/{pid}/comm").strip().startswith(name) for pid in names("/proc") if pid.isdigit())
+
+
+def _docker(wanted: MachineWanted, *words: str) -> tuple[int, str]:
+    """Return how Docker answered, and what; root asks where the user may not."""
+    code, said = ask("docker", *words)
+    if code in (0, 127) or not wanted.install or os.geteuid() == 0:
+        return code, said if code == 0 else ""
+    code, said = ask("sudo", "-n", "docker", *words)
+    return code, said if code == 0 else ""
+
+
+def _efa_version() -> str:
+    found = re.search(r"installer version:\s*(\S+)", text("/opt/amazon/efa_installed_packages"))
+    return found[1] if found else ""

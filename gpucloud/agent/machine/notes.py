@@ -1,0 +1,80 @@
+"""What earlier runs left written below the agent's root: how the machine was left, and what they were about."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+
+from gpucloud import processes
+from gpucloud.agent.wholefile import read_text, write_whole
+from gpucloud.domain.codec import Malformed, from_json, to_json
+from gpucloud.domain.machine import MachineFact
+from gpucloud.domain.machine.facts import Source
+
+_LISTS_LAST_S = 24 * 3600
+
+
+def machine_fact(root: Path) -> MachineFact | None:
+    """Return how the machine was left on this boot; None when nobody looked since it booted."""
+    try:
+        note = json.loads(read_text(root / "machine" / "ready.json") or "")
+        return from_json(MachineFact, json.dumps(note["fact"])) if note["boot_id"] == processes.boot_id() else None
+    except (Malformed, ValueError, KeyError, TypeError):
+        return None
+
+
+def sources_digest(sources: tuple[Source, ...]) -> str:
+    """Return what names a set of package sources."""
+    return hashlib.sha256(to_json(sources).encode()).hexdigest()
+
+
+class Notes:
+    """The notes in `folder`, each a file of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def ready(self, fact: MachineFact) -> None:
+        """Write down that the machine is ready, on this boot."""
+        self._write("ready.json", {"boot_id": processes.boot_id(), "fact": json.loads(to_json(fact))})
+        (self._folder / "reboot.json").unlink(missing_ok=True)
+
+    def listed(self) -> str:
+        """Return the digest of the sources whose lists apt has, less than a day old; else nothing."""
+        note = self._read("lists.json")
+        at = note.get("at", 0.0)
+        fresh = isinstance(at, float) and 0 <= time.time() - at < _LISTS_LAST_S
+        return str(note.get("sources", "")) if fresh else ""
+
+    def set_listed(self, sources: str) -> None:
+        """Write down that apt's lists are those of these sources now."""
+        self._write("lists.json", {"sources": sources, "at": time.time()})
+
+    def installed(self) -> bool:
+        """Whether the driver, or part of it, was put here by us."""
+        return bool(self._read("installed.json"))
+
+    def set_installed(self) -> None:
+        """Write down, before it is done, that we install."""
+        self._write("installed.json", {"at": time.time()})
+
+    def rebooted_for(self) -> str:
+        """Return why we asked for the reboot that has happened since; nothing when we asked for none."""
+        note = self._read("reboot.json")
+        return str(note["why"]) if note and note.get("boot_id") != processes.boot_id() else ""
+
+    def set_reboot(self, why: str) -> None:
+        """Write down that we ask for a reboot."""
+        self._write("reboot.json", {"boot_id": processes.boot_id(), "why": why})
+
+    def _read(self, name: str) -> dict[str, object]:
+        try:
+            found = json.loads(read_text(self._folder / name) or "{}")
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _write(self, name: str, note: dict[str, object]) -> None:
+        write_whole(self._folder / name, json.dumps(note))

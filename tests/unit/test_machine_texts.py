@@ -1,0 +1,68 @@
+"""What is read from programs and the network: apt's plans, OpenPGP keys; and the shell that root runs."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import subprocess
+
+import pytest
+
+from gpucloud.agent.machine.openpgp import binary, fingerprint
+from gpucloud.domain.machine import apt, fabric
+from gpucloud.domain.machine.apt import simulated
+from gpucloud.usecases.rebooting import REBOOT
+
+# Written by apt 2.8 of Ubuntu 24.04, `apt-get -s install`, shortened.
+PLAN = """\
+Reading package lists...
+The following NEW packages will be installed:
+  adduser kmod
+Inst adduser (3.137ubuntu1 Ubuntu:24.04/noble [all])
+Inst libc6 [2.39-0ubuntu8.3] (2.39-0ubuntu8.6 Ubuntu:24.04/noble-updates [amd64]) []
+Inst nvidia-utils-580-server (580.178.04-0ubuntu0.24.04.1 Ubuntu:24.04/noble-updates [amd64])
+Conf adduser (3.137ubuntu1 Ubuntu:24.04/noble [all])
+"""
+
+
+def test_what_apt_would_install_is_read_from_its_plan():
+    assert simulated(PLAN) == (
+        ("adduser", "3.137ubuntu1"),
+        ("libc6", "2.39-0ubuntu8.6"),
+        ("nvidia-utils-580-server", "580.178.04-0ubuntu0.24.04.1"),
+    )
+
+
+@pytest.mark.parametrize("armored", [False, True])
+def test_the_fingerprint_of_a_key_is_the_one_that_gpg_says(tmp_path, armored):
+    gpg = shutil.which("gpg")
+    assert gpg, "gpg is missing: apt-get install gnupg"
+    home = ["--homedir", str(tmp_path), "--batch", "--quiet"]
+    tmp_path.chmod(0o700)
+    make = [gpg, *home, "--passphrase", "", "--quick-generate-key", "t <t@example.com>", "rsa2048", "sign", "never"]
+    subprocess.run(make, check=True, capture_output=True)
+    key = subprocess.run(
+        [gpg, *home, *(["--armor"] if armored else []), "--export"], check=True, capture_output=True
+    ).stdout
+    shown = subprocess.run(
+        [gpg, *home, "--with-colons", "--fingerprint"], check=True, capture_output=True, text=True
+    ).stdout
+    expected = next(line.split(":")[9] for line in shown.splitlines() if line.startswith("fpr:"))
+    assert fingerprint(binary(key)) == expected
+    assert not binary(key).startswith(b"-----")
+
+
+@pytest.mark.parametrize(
+    "torn", [b"", b"<html>", b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n", base64.b64decode("mQENBA==")]
+)
+def test_what_is_no_key_is_refused(torn):
+    with pytest.raises(ValueError, match="OpenPGP"):
+        fingerprint(binary(torn))
+
+
+@pytest.mark.parametrize("text", [REBOOT, apt._WRITE, fabric._UNPACK], ids=["reboot", "write", "unpack"])
+def test_shellcheck_finds_nothing_in_what_root_runs(text):
+    shellcheck = shutil.which("shellcheck")
+    assert shellcheck, "shellcheck is missing: apt-get install shellcheck"
+    done = subprocess.run([shellcheck, "-s", "sh", "-"], input=text, capture_output=True, text=True)
+    assert done.stdout == ""
