@@ -1,4 +1,4 @@
-"""`python3 <zip> agent|facts|layer`, or `python -m gpucloud.agent` with the same words."""
+"""`python3 <zip> agent|facts|layer|gate|gang`, or `python -m gpucloud.agent` with the same words."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ def main(arguments: list[str]) -> int:
         case "facts":
             asked = from_json(Asked, sys.stdin.read() or "{}")
             _say(to_json(facts.gather(root, package=_package(), asked=asked)))
+        case "gate":
+            return _check(root)
+        case "gang":
+            _take_part()
         case _:
             return _build_layer(root)
     return 0
@@ -38,7 +42,9 @@ def _parser() -> argparse.ArgumentParser:
     agent.add_argument("--power-off", nargs=argparse.REMAINDER, default=[], help="run at the end of the paid time")
     probe = commands.add_parser("facts", help="answer a question, JSON on standard input: what the node is and has")
     build = commands.add_parser("layer", help="run a job's setup, given as JSON on standard input")
-    for command in (agent, probe, build):
+    gate = commands.add_parser("gate", help="check this machine's GPUs, as JSON on standard input asks")
+    gang = commands.add_parser("gang", help="exchange with the other machines of a job, as JSON on standard input asks")
+    for command in (agent, probe, build, gate, gang):
         command.add_argument("--root", default="~/.gpucloud")
     return parser
 
@@ -53,6 +59,23 @@ def _build_layer(root: Path) -> int:
     failure = layer.build(root, layer.Order(**json.load(sys.stdin)))
     _say(failure or "ready")
     return 0 if failure is None else 1
+
+
+def _check(root: Path) -> int:
+    from gpucloud.agent.gate.check import check
+    from gpucloud.domain.gate.findings import REFUSED, failures
+    from gpucloud.domain.gate.wanted import GateOrder
+
+    done = check(root, from_json(GateOrder, sys.stdin.read()))
+    _say(to_json(done))
+    return REFUSED if failures(done.findings) else 0
+
+
+def _take_part() -> None:
+    from gpucloud.agent.gate.member import take_part
+    from gpucloud.domain.gate.gang import GangOrder
+
+    _say(to_json(take_part(from_json(GangOrder, sys.stdin.read()))))
 
 
 def _package() -> Path | None:

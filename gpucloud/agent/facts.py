@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpucloud import processes, smi
 from gpucloud.agent import daemon
+from gpucloud.agent.gate.record import gate_fact
 from gpucloud.agent.layer import installed_version, layer_fact
 from gpucloud.agent.wholefile import read_text
 from gpucloud.domain.agentstatus import RunState, status_from_json
@@ -43,6 +44,7 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         agent_busy=_is_busy(root),
         layer=layer_fact(root, layer_key(digest, sys.executable, version)) if digest else None,
         boto3=boto3,
+        gate=gate_fact(root),
     )
 
 

@@ -15,11 +15,13 @@ from gpucloud.domain.action import (
     Drill,
     EndAttempt,
     Finish,
+    Inspect,
     Move,
     NoteInterruptions,
     OpenAttempt,
     Prepare,
     Provision,
+    QuarantineNodes,
     Replace,
     Resize,
     TearDown,
@@ -27,11 +29,13 @@ from gpucloud.domain.action import (
     Wait,
 )
 from gpucloud.domain.errors import CleanupIncomplete, HostUnreachable, NodeError, ProvisionError, StoreError
+from gpucloud.domain.membership import quarantined
 from gpucloud.domain.seen import Seen
 from gpucloud.domain.state import ExitReason
 from gpucloud.ports import ClusterSpec
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.failure import last_words
+from gpucloud.usecases.inspection import Inspector
 from gpucloud.usecases.lease import Lease
 from gpucloud.usecases.lookout import LogReader, read_node
 from gpucloud.usecases.prepare import Preparer
@@ -46,6 +50,7 @@ class Actor:
     world: World
     lease: Lease
     preparer: Preparer
+    inspector: Inspector
     cashier: Cashier
     logs: LogReader
     watcher: Watcher
@@ -60,10 +65,20 @@ class Actor:
                 self._on_the_cloud(action)
             case Prepare(node_ids=node_ids):
                 for node_id in node_ids:
-                    self.preparer.start(node_id)
+                    self.preparer.start(node_id, self.lease.state.gpu)
+            case Inspect():
+                self.inspector.start(action, seen)
             case Tell(node_ids=node_ids):
                 self._tell(node_ids)
-            case CoolDown() | OpenAttempt() | NoteInterruptions() | EndAttempt() | CloseAttempt() | Finish():
+            case (
+                CoolDown()
+                | OpenAttempt()
+                | NoteInterruptions()
+                | QuarantineNodes()
+                | EndAttempt()
+                | CloseAttempt()
+                | Finish()
+            ):
                 self._in_the_books(action, seen)
             case Wait() | Done():
                 pass
@@ -92,7 +107,7 @@ class Actor:
                 group.detach(name, node_id)
             case Replace(node_ids=node_ids):
                 for node_id in node_ids:
-                    group.terminate(name, node_id)
+                    group.terminate(name, node_id, bad=node_id in quarantined(state))
             case Drill(node_id=node_id):
                 self.lease.write(replace(state, drilled=True))
                 group.interrupt(name, node_id, notice=True)
@@ -101,7 +116,7 @@ class Actor:
 
     def _in_the_books(
         self,
-        action: CoolDown | OpenAttempt | NoteInterruptions | EndAttempt | CloseAttempt | Finish,
+        action: CoolDown | OpenAttempt | NoteInterruptions | QuarantineNodes | EndAttempt | CloseAttempt | Finish,
         seen: Seen,
     ) -> None:
         state = self.lease.state
@@ -114,6 +129,8 @@ class Actor:
                 )
             case NoteInterruptions():
                 self.lease.write(books.note_interruptions(state, action))
+            case QuarantineNodes():
+                self.lease.write(books.quarantine(state, action, seen.now))
             case EndAttempt():
                 self.lease.write(books.order_end(state, action, seen.now))
             case CloseAttempt():

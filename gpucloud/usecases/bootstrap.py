@@ -8,16 +8,20 @@ from datetime import datetime, timedelta
 
 from gpucloud.domain.bootstrap.checks import check, check_boto3, check_torch, findings, job_python, require_python
 from gpucloud.domain.bootstrap.facts import Bare, Facts, parse_facts
+from gpucloud.domain.bootstrap.gate_step import GATE
 from gpucloud.domain.bootstrap.probing import package_path, probe, question, ship
 from gpucloud.domain.bootstrap.record import lock_record
-from gpucloud.domain.bootstrap.steps import STEPS, Command, Step
+from gpucloud.domain.bootstrap.step import Command, Step
+from gpucloud.domain.bootstrap.steps import STEPS
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.codec import Malformed
 from gpucloud.domain.errors import NodeError, RemoteCommandFailed
+from gpucloud.domain.gate.findings import REFUSED
 from gpucloud.domain.job import Job
 from gpucloud.domain.launch import Script, parse_run
 from gpucloud.domain.layer import BOTO3, setup_digest, setup_files
 from gpucloud.ports import Clock, Completed, Host
+from gpucloud.usecases.gate import gate_wanted, refusal
 
 _SHOWN_LINES = 20
 
@@ -34,10 +38,12 @@ class Package:
 class Bootstrapped:
     """A node that is fit: where things lie on it, what was changed and how long each step took (seconds).
 
-    `changed` is empty when everything was there. `lock` holds JSON values only.
+    `python` is the job's, `base_python` the one that runs the package. `changed` is empty when everything was there.
+    `lock` holds JSON values only.
     """
 
     python: str
+    base_python: str
     package_path: str
     root: str
     findings: tuple[str, ...]
@@ -49,7 +55,10 @@ class Bootstrapped:
 def wanted_for(
     job: Job, *, package: Package, code: str, secrets: Mapping[str, str], store_url: str, power_off: tuple[str, ...]
 ) -> Wanted:
-    """Return what the job needs of a node where its code lies at `code`; reads the files that `setup` names."""
+    """Return what the job needs of a node where its code lies at `code`; reads the files that `setup` names.
+
+    What the job pays for, and which GPUs a node has of its machine, is added by `gate.of_node`.
+    """
     boto3 = store_url.startswith("s3://")
     files = tuple(
         (name, (job.code / name).read_bytes()) for name in setup_files(job.setup or "") if (job.code / name).is_file()
@@ -63,6 +72,7 @@ def wanted_for(
         torchrun=isinstance(parse_run(job.run), Script),
         gpus=job.resources.gpus,
         asks_for_gpus=bool(job.resources.gpu) or job.resources.vram_gib is not None,
+        gate=gate_wanted(job, None),
         power_off=power_off,
         boto3=boto3,
     )
@@ -79,9 +89,10 @@ def bootstrap(host: Host, wanted: Wanted, package: Package, clock: Clock) -> Boo
     check_boto3(facts, wanted)
     return Bootstrapped(
         python=job_python(facts),
+        base_python=facts.python,
         package_path=package_path(facts.root, wanted.package),
         root=facts.root,
-        findings=findings(facts, work.skew),
+        findings=findings(facts, wanted, work.skew),
         changed=tuple(work.changed),
         seconds=tuple(work.seconds),
         lock=lock_record(facts, wanted),
@@ -148,6 +159,8 @@ class _Work:
 
     def _run(self, name: str, command: Command) -> None:
         completed = self._host.run(command.argv, stdin=command.stdin, timeout_s=command.timeout_s)
+        if name == GATE and completed.exit_code == REFUSED:
+            raise refusal(self._host.node.id, completed.stdout)
         if completed.exit_code != 0:
             raise self._failed(name, completed)
 

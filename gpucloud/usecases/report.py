@@ -15,6 +15,7 @@ from gpucloud.domain.state import (
     Interruption,
     JobState,
     JobStatus,
+    Quarantine,
 )
 
 
@@ -37,6 +38,7 @@ class JobReport:
     nodes: tuple[Node, ...]
     charges: tuple[Charge, ...]
     cooldowns: tuple[Cooldown, ...]
+    quarantined: tuple[Quarantine, ...] = ()
 
 
 def report(
@@ -60,4 +62,5 @@ def report(
         nodes=group.alive,
         charges=charges,
         cooldowns=() if state.status.ended else state.cooldowns,
+        quarantined=state.quarantined,
     )

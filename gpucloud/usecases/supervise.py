@@ -17,6 +17,7 @@ from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.usecases.act import Actor
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.forecast import time_left
+from gpucloud.usecases.inspection import Inspector
 from gpucloud.usecases.lease import Lease
 from gpucloud.usecases.lookout import LogReader
 from gpucloud.usecases.observe import Observer
@@ -70,7 +71,7 @@ class Supervisor:
         """Tick until there is nothing to do but to wait for the job itself."""
         while not isinstance(action := self.tick(), Done):
             if isinstance(action, Wait):
-                if not self.observer.preparer.busy:
+                if not self.observer.preparer.busy and not self.observer.inspector.busy:
                     break
                 self.world.clock.sleep(self.world.period_s)
         self.logs.flush()
@@ -108,16 +109,26 @@ def supervisor(
     cashier = Cashier(world.jobs, world.market, world.terms)
     logs = LogReader(world.jobs, watcher.output)
     preparer = Preparer(world=world, watcher=watcher, pool=makers, syncs=syncs)
+    inspector = Inspector(world=world, preparer=preparer, pool=makers)
     observer = Observer(
         world=world,
         goal=goal,
         preparer=preparer,
+        inspector=inspector,
         cashier=cashier,
         logs=logs,
         wanted_end=wanted_end,
         pool=readers,
     )
-    actor = Actor(world=world, lease=lease, preparer=preparer, cashier=cashier, logs=logs, watcher=watcher)
+    actor = Actor(
+        world=world,
+        lease=lease,
+        preparer=preparer,
+        inspector=inspector,
+        cashier=cashier,
+        logs=logs,
+        watcher=watcher,
+    )
     try:
         with lease:
             actor.let_us_in()

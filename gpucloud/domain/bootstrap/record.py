@@ -18,4 +18,5 @@ def lock_record(facts: Facts, wanted: Wanted) -> dict[str, object]:
         "setup_digest": wanted.setup_digest if wanted.setup else None,
         "layer": layer.key if layer else None,
         "gpus": [{"name": g.name, "memory_mib": g.memory_mib, "driver": g.driver} for g in facts.gpus or ()],
+        "gate": dict(facts.gate.figures) if facts.gate is not None and wanted.gate is not None else None,
     }

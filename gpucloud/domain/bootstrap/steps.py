@@ -3,42 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from gpucloud.domain.bootstrap.facts import Facts
+from gpucloud.domain.bootstrap.gate_step import GATE_STEP
 from gpucloud.domain.bootstrap.probing import package_path
+from gpucloud.domain.bootstrap.step import Command, Step
 from gpucloud.domain.bootstrap.wanted import Wanted
 
 _SETUP_TIMEOUT_S = 3600.0
 # The cloud's schedule ends the group at that time, and may take a minute: a node that went before would be replaced.
 _POWER_OFF_AFTER_S = 120
-
-REBOOT_WANTED = 101
-"""The exit code of a command after which the node must boot anew before it can go on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """What a step runs on the node; with `reboots`, exit code 101 asks for a reboot and for the command once more."""
-
-    argv: tuple[str, ...]
-    stdin: bytes = b""
-    timeout_s: float = 60.0
-    reboots: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """A change: `needed` says why it must be made, or None; after `commands`, fresh facts must answer None.
-
-    The facts are not asked again where the commands' own success says as much (`proves_itself`).
-    """
-
-    name: str
-    proves_itself: bool = False
-    needed: Callable[[Facts, Wanted], str | None]
-    commands: Callable[[Facts, Wanted], tuple[Command, ...]]
 
 
 def _agent_needed(facts: Facts, wanted: Wanted) -> str | None:
@@ -85,4 +59,5 @@ STEPS = (
     # The command returns when the agent has written its first status.
     Step(name="agent", needed=_agent_needed, commands=_agent_commands, proves_itself=True),
     Step(name="setup", needed=_layer_needed, commands=_layer_commands),
+    GATE_STEP,
 )
