@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from gpucloud.domain.action import (
     Action,
     Arm,
@@ -22,6 +24,8 @@ from gpucloud.domain.quarantine import give_up_pool, note_bad, to_replace
 from gpucloud.domain.seen import Goal, Limits, NodeSeen, Readiness, Rules, Seen, Until
 from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind
 from gpucloud.domain.upkeep import can_renew, make_room, prepare, renew, tell
+
+_WORTH = timedelta(seconds=30)
 
 
 def between(goal: Goal, seen: Seen, rules: Rules) -> Action:
@@ -92,7 +96,12 @@ def _must_arm(goal: Goal, seen: Seen, wall: Wall) -> bool:
     if until is None or until - seen.now < wall.least:
         return True
     starting = seen.group.size < goal.nodes and until - seen.now < wall.horizon / 2
-    return (starting and can_renew(seen)) or renew(seen, wall) is not None
+    return (starting and _gains(seen, until)) or renew(seen, wall) is not None
+
+
+def _gains(seen: Seen, until: datetime) -> bool:
+    """While nothing is spent the payable time moves on with the clock: armed anew for that, no machine ever starts."""
+    return can_renew(seen) and seen.payable_until is not None and seen.payable_until - until >= _WORTH
 
 
 def _is_unfit(node: NodeSeen, seen: Seen, limits: Limits) -> bool:

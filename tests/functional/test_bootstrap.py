@@ -280,9 +280,7 @@ def test_the_devices_of_a_stand_in_nvidia_smi_are_in_the_lock_record(home, code,
     assert done.findings == ()
 
 
-def test_a_node_whose_stand_in_gpus_are_not_those_paid_for_is_refused_each_time(
-    home, code, package, tmp_path
-):
+def test_a_node_whose_stand_in_gpus_are_not_those_paid_for_is_refused_each_time(home, code, package, tmp_path):
     _stand_in_nvidia_smi(tmp_path, f"cat {RECORDED}")
     host = HereHost(home, PATH=f"{tmp_path}:{os.environ['PATH']}")
     wanted = job(code, resources=Resources(gpus=2, gpu=("A100",)), gate=GatePolicy.QUICK)

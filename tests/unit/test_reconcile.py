@@ -88,6 +88,13 @@ def test_the_level_is_set_once_the_shut_off_is_read_back():
     assert decide(GOAL, seen(group_size=0), RULES) == Resize(size=2)
 
 
+def test_a_budget_for_a_few_minutes_starts_machines_instead_of_arming_for_ever():
+    armed = NOW + timedelta(minutes=9)
+    later = {"armed": armed, "group_size": 0, "state": state(paid_until=armed)}
+    assert decide(GOAL, seen(**later, payable_until=armed + timedelta(seconds=1)), RULES) == Resize(size=2)
+    assert decide(GOAL, seen(**later, payable_until=LATER), RULES) == Arm(until=LATER)
+
+
 def test_nodes_that_run_are_prepared_and_pending_ones_are_waited_for():
     nodes = (up("a", readiness=Readiness.NO), up("b", readiness=Readiness.NO, state=NodeState.PENDING))
 
