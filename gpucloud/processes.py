@@ -62,12 +62,14 @@ def marked(name: str, value: str) -> tuple[int, ...]:
     return tuple(p.pid for p in listing() if p.pid in bearing and p.pid != os.getpid())
 
 
-def kill_below(pid: int, *, mark: tuple[str, str] | None = None, limit_s: float = 5.0) -> bool:
+def kill_below(
+    pid: int, *, mark: tuple[str, str] | None = None, limit_s: float = 5.0, spare: frozenset[int] = frozenset()
+) -> bool:
     """SIGKILL everything below `pid`, everything that bears `mark` and everything below that, until nothing is left.
 
-    Returns False when something was still alive after `limit_s`. `pid` itself and this process are spared.
+    Returns False when something was still alive after `limit_s`. `pid` itself, this process and those of `spare` live.
     """
-    return _kill(lambda: _tree({pid}, mark) - {pid}, limit_s)
+    return _kill(lambda: _tree({pid}, mark) - {pid} - spare, limit_s)
 
 
 def kill_marked(mark: tuple[str, str], *, limit_s: float = 5.0) -> bool:

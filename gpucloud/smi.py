@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from typing import Protocol, TypeVar
 from xml.etree import ElementTree
 
 from gpucloud.domain.gpus import Gpu
@@ -41,11 +42,21 @@ def gpus(environ: Mapping[str, str] = os.environ) -> tuple[tuple[Gpu, ...] | Non
     return (), f"exit code {answer.returncode}: {(answer.stdout + answer.stderr).strip()[:200]}"
 
 
-def visible(found: tuple[Gpu, ...], devices: str | None) -> tuple[Gpu, ...]:
+class _Device(Protocol):
+    @property
+    def index(self) -> int: ...
+    @property
+    def uuid(self) -> str: ...
+
+
+D = TypeVar("D", bound=_Device)
+
+
+def visible(found: tuple[D, ...], devices: str | None) -> tuple[D, ...]:
     """Return those that CUDA_VISIBLE_DEVICES lets a process see, in its order; a word that names none ends the list."""
     if devices is None:
         return found
-    chosen: list[Gpu] = []
+    chosen: list[D] = []
     for word in (part.strip() for part in devices.split(",")):
         gpu = next((g for g in found if str(g.index) == word or (len(word) > 4 and g.uuid.startswith(word))), None)
         if gpu is None:

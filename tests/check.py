@@ -17,6 +17,8 @@ STAGES = {
     "ruff check": ["ruff", "check", "."],
     "mypy": ["mypy"],
     "lint-imports": ["lint-imports"],
+    "bandit": ["bandit", "--quiet", "--configfile", "pyproject.toml", "-ll", "--recursive", "gpucloud", "templates"],
+    "shellcheck": ["shellcheck", ".ci/run"],
     "terraform fmt": ["terraform", "fmt", "-check", "-recursive", "terraform"],
 }
 # Tests over the emulated AWS mostly wait (for Terraform, for machines): some run side by side. The embedded fleet's

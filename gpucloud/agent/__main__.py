@@ -1,4 +1,4 @@
-"""`python3 <zip> agent|facts|layer|gate|gang`, or `python -m gpucloud.agent` with the same words."""
+"""`python3 <zip> agent|facts|layer|gate|gang|metrics`, or `python -m gpucloud.agent` with the same words."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpucloud.agent import daemon, facts, layer
 from gpucloud.agent.decide import OwnEnd
+from gpucloud.agent.metrics import endpoint
 from gpucloud.domain.bootstrap.facts import Asked
 from gpucloud.domain.codec import from_json, to_json
 
@@ -28,6 +29,8 @@ def main(arguments: list[str]) -> int:
             return _check(root)
         case "gang":
             _take_part()
+        case "metrics":
+            return _write_metrics(root)
         case _:
             return _build_layer(root)
     return 0
@@ -44,7 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     build = commands.add_parser("layer", help="run a job's setup, given as JSON on standard input")
     gate = commands.add_parser("gate", help="check this machine's GPUs, as JSON on standard input asks")
     gang = commands.add_parser("gang", help="exchange with the other machines of a job, as JSON on standard input asks")
-    for command in (agent, probe, build, gate, gang):
+    figures = commands.add_parser("metrics", help="write this node's figures as Prometheus reads them")
+    for command in (agent, probe, build, gate, gang, figures):
         command.add_argument("--root", default="~/.gpucloud")
     return parser
 
@@ -76,6 +80,16 @@ def _take_part() -> None:
     from gpucloud.domain.gate.gang import GangOrder
 
     _say(to_json(take_part(from_json(GangOrder, sys.stdin.read()))))
+
+
+def _write_metrics(root: Path) -> int:
+    try:
+        port = int((root / "agent" / "metrics.port").read_text())
+        sys.stdout.write(endpoint.fetch(port))
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"the agent of {root} serves no metrics: {error}\n")
+        return 1
+    return 0
 
 
 def _package() -> Path | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from gpucloud import processes
 from gpucloud.agent.decide import OwnEnd
 from gpucloud.agent.metadata import watcher_from
+from gpucloud.agent.metrics.station import Station
 from gpucloud.agent.reconcile import Agent
 from gpucloud.agent.wake import Wake
 from gpucloud.agent.wholefile import read_tail, read_text, write_whole
@@ -124,12 +125,20 @@ def _be_agent(root: Path, ready: int, *, package: str, own_end: OwnEnd) -> None:
     wake = Wake()
     wake.at_child_exit()
     watcher = watcher_from(os.environ, wake.wake)
-    agent = Agent(root, notice=lambda: watcher.notice if watcher else None, own_end=own_end, rest=wake.rest)
+    station = Station(root)
+    agent = Agent(
+        root,
+        notice=lambda: watcher.notice if watcher else None,
+        own_end=own_end,
+        rest=wake.rest,
+        station=station,
+    )
     agent.tick()
     os.write(ready, b"ready")
     os.close(ready)
     if watcher:
         watcher.start()
+    station.start()
     agent.run()
 
 

@@ -12,7 +12,8 @@ from gpucloud.domain.agentstatus import Desired, Status, desired_from_json, stat
 from gpucloud.domain.codec import Malformed
 
 # Spare room in the file, so that a status still fits in place when the disk has no block left for a new file.
-_STATUS_SIZE = 1024
+_STATUS_SIZE = 1536
+_GPU_SIZE = 512  # for each device
 
 
 class Inbox:
@@ -76,7 +77,7 @@ class Outbox:
             return
         self._beat += 1
         self._written_at, self._last = now_s, status
-        text = status_to_json(replace(status, beat=self._beat)).ljust(_STATUS_SIZE)
+        text = status_to_json(replace(status, beat=self._beat)).ljust(_STATUS_SIZE + _GPU_SIZE * len(status.gpus))
         try:
             write_whole(self._path, text)
         except OSError:
@@ -90,12 +91,13 @@ class Outbox:
 
 
 def _milestones(status: Status) -> Status:
-    """Return the status without what changes at every step."""
+    """Return the status without what changes at every step, or every second."""
+    status = replace(status, gpus=(), host=None)
     attempt = status.attempt
     if attempt is None:
         return status
     progress = attempt.progress
-    steady = progress and replace(progress, step=0, loss=None, step_seconds=None, age_s=0.0)
+    steady = progress and replace(progress, step=0, loss=None, step_seconds=None, age_s=0.0, waiting_share=None)
     return replace(status, attempt=replace(attempt, progress=steady, output=()))
 
 

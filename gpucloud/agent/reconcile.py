@@ -14,6 +14,7 @@ from gpucloud import processes
 from gpucloud.agent.attemptfolder import AttemptFolder, newest
 from gpucloud.agent.decide import Action, Kill, OwnEnd, PowerOff, Prepaid, Rest, Save, Seen, Start, decide
 from gpucloud.agent.levels import Inbox, Outbox
+from gpucloud.agent.metrics.station import Station
 from gpucloud.agent.running import CANNOT_RUN, RunningAttempt, sweep
 from gpucloud.domain.agentstatus import AttemptStatus, Launch, Outcome, RunState, Status
 from gpucloud.domain.node import Notice
@@ -33,6 +34,7 @@ class Agent:
         notice: Callable[[], Notice | None],
         own_end: OwnEnd,
         rest: Callable[[float], None],
+        station: Station,
     ) -> None:
         folder = root / "agent"
         self._attempts = root / "attempts"
@@ -41,6 +43,7 @@ class Agent:
         self._notice = notice
         self._own_end = own_end
         self._rest = rest
+        self._station = station
         self._boot_id = processes.boot_id()
         self._prepaid: Prepaid | None = None
         self._powered_off = False
@@ -136,7 +139,7 @@ class Agent:
     def _advance(self) -> None:
         if self._running is None:
             return
-        self._attempt = self._running.advance()
+        self._attempt = self._running.advance(self._station.spared)
         if self._attempt.state is RunState.EXITED:
             folder, self._running = self._running.folder, None
             self._close(folder, self._attempt)
@@ -147,7 +150,14 @@ class Agent:
             folder.write_verdict(status)
         return status
 
+    def _measure(self) -> None:
+        launch = self._inbox.desired.launch if self._inbox.desired else None
+        devices = dict(launch.env).get("CUDA_VISIBLE_DEVICES") if launch else None
+        folder = self._running.folder.path if self._running else None
+        self._station.look(self._attempt, folder, devices)
+
     def _report(self) -> None:
+        self._measure()
         status = Status(
             beat=0,
             epoch=self._inbox.epoch,
@@ -155,6 +165,9 @@ class Agent:
             boot_id=self._boot_id,
             notice=self._notice(),
             attempt=self._attempt,
+            gpus=self._station.gpus,
+            ill=self._station.ill,
+            host=self._station.host,
         )
         self._outbox.publish(status, now_s=time.monotonic())
 

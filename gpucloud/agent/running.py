@@ -33,11 +33,11 @@ class RunningAttempt:
         """Ask for the end; `advance` brings it about."""
         self._killing = True
 
-    def advance(self) -> AttemptStatus:
-        """Look after the processes, and return how the attempt stands."""
+    def advance(self, spare: frozenset[int] = frozenset()) -> AttemptStatus:
+        """Look after the processes, and return how the attempt stands; those of `spare` are no part of it."""
         self._reap()
         over = self._exit_code is not None or self._killing or self._only_launcher_left()
-        if over and sweep(self.folder):
+        if over and sweep(self.folder, spare=spare):
             self._reap()
             return self._verdict()
         return AttemptStatus(
@@ -113,12 +113,13 @@ def _interfaces(launch: Launch) -> dict[str, str]:
     return dict.fromkeys(INTERFACE_VARIABLES, interface) if interface else {}
 
 
-def sweep(folder: AttemptFolder, *, limit_s: float = 0.25) -> bool:
+def sweep(folder: AttemptFolder, *, limit_s: float = 0.25, spare: frozenset[int] = frozenset()) -> bool:
     """SIGKILL everything of the attempt; False when something is still alive after `limit_s` (call again).
 
-    The mark is the attempt's folder, because nodes of the embedded fleet may share one process table.
+    The mark is the attempt's folder, because nodes of the embedded fleet may share one process table; `spare` are
+    children of the agent that are no part of any attempt.
     """
-    return processes.kill_below(os.getpid(), mark=(_MARK, str(folder.path)), limit_s=limit_s)
+    return processes.kill_below(os.getpid(), mark=(_MARK, str(folder.path)), limit_s=limit_s, spare=spare)
 
 
 def _note(folder: AttemptFolder, text: str) -> None:

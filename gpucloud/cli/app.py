@@ -89,11 +89,37 @@ def train(
 
 
 @app.command()
-def status(target: Target = None, as_json: Json = False) -> None:
-    """Say where a job stands; without a job, list all."""
+def status(
+    target: Target = None,
+    metrics: Annotated[bool, typer.Option("--metrics", help="How the job's machines were used, all attempts.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say where a job stands and how it uses its GPUs; without a job, list all."""
     from gpucloud.cli import asking
 
-    raise typer.Exit(asking.status(target, as_json=as_json))
+    raise typer.Exit(asking.status(target, history=metrics, as_json=as_json))
+
+
+@app.command()
+def watch(
+    target: Target = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Show a job's GPUs, steps and money until it ends; Ctrl-C leaves the job alone."""
+    from gpucloud.cli import watching
+
+    raise typer.Exit(watching.watch(target, as_json=as_json))
+
+
+@app.command()
+def metrics(
+    target: Target = None,
+    node: Annotated[Optional[str], typer.Option(help="Which node; the first if left out.")] = None,  # noqa: UP045
+) -> None:
+    """Write a machine's figures as Prometheus reads them."""
+    from gpucloud.cli import asking
+
+    raise typer.Exit(asking.metrics(target, node))
 
 
 @app.command()

@@ -14,19 +14,36 @@ from gpucloud.cli.render import (
     report_text,
     say,
     say_json,
+    standing_json,
+    table,
     tell,
 )
 from gpucloud.cli.target import known_job
-from gpucloud.domain.errors import GpucloudError, UsageError
+from gpucloud.cli.use import history_json, history_rows
+from gpucloud.domain.errors import GpucloudError, NodeError, UsageError
 from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.quantities import parse_span
+from gpucloud.usecases.history import read_history
 from gpucloud.usecases.report import JobReport
+from gpucloud.usecases.visiting import visited
 from gpucloud.wiring import Gpucloud, KnownJob
 
+# The package that the agent runs from answers; which one that is the agent has written down.
+_METRICS = """\
+py="${GPUCLOUD_PYTHON:-python3}"
+sha=$(sed -n 's/.*"package": "\\([0-9a-f]*\\)".*/\\1/p' "$1/agent/agent.json") || exit 1
+exec "$py" -I "$1/lib/gpucloud-$sha.zip" metrics --root "$1"
+"""
 
-def status(target: str | None, *, as_json: bool) -> int:
-    """Say where one job stands, or all that are known; return the exit code."""
+
+def status(target: str | None, *, history: bool, as_json: bool) -> int:
+    """Say where one job stands, or all that are known; return the exit code.
+
+    With `history`, how its machines were used from the first attempt on.
+    """
     cloud = Gpucloud()
+    if history:
+        return _history(cloud, known_job(cloud, target), as_json=as_json)
     if target is None:
         reports = [report for known in cloud.home.known() if (report := _report(cloud, known))]
         if as_json:
@@ -34,11 +51,33 @@ def status(target: str | None, *, as_json: bool) -> int:
         else:
             say(jobs_text(reports))
         return 0
-    report = cloud.asker(known_job(cloud, target)).report()
+    known = known_job(cloud, target)
+    shell = cloud.visitor(known)
+    try:
+        report = visited(cloud.asker(known).report(), shell)
+    finally:
+        shell.close()
     if as_json:
-        say_json({"jobs": [report_json(report)]})
+        say_json({"jobs": [standing_json(report)]})
     else:
         say(report_text(report))
+    return 0
+
+
+def metrics(target: str | None, node_id: str | None) -> int:
+    """Write a node's figures as Prometheus reads them; return the exit code."""
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    node = _node(cloud, known, node_id)
+    shell = cloud.visitor(known)
+    try:
+        done = shell.host(node).run(("sh", "-c", _METRICS, "sh", node.root))
+    finally:
+        shell.close()
+    if done.exit_code != 0:
+        said = done.stderr.decode(errors="replace").strip()
+        raise NodeError(f"{node.id} tells no metrics: {said}", hint=f"gpucloud status {known.name}")
+    sys.stdout.write(done.stdout.decode())
     return 0
 
 
@@ -113,6 +152,19 @@ def weather(target: str | None, *, seed: int, mean: str, unannounced: float, as_
         say_json({"job": known.name, "seed": seed, "mean_s": mean_s, "unannounced": unannounced})
     else:
         say(f"{known.name}: nodes are taken every {mean_s:g} s on average, seed {seed}")
+    return 0
+
+
+def _history(cloud: Gpucloud, known: KnownJob, *, as_json: bool) -> int:
+    asker = cloud.asker(known)
+    asker.state()  # UsageError when there is no such job
+    kept = read_history(asker.jobs)
+    if as_json:
+        say_json({"job": known.name, "history": history_json(kept)})
+    elif kept:
+        say(table(history_rows(kept)))
+    else:
+        say(f"{known.name}: no use is kept yet: it comes every few minutes, and when an attempt ends")
     return 0
 
 

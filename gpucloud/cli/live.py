@@ -12,10 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from gpucloud.cli.progress import Snapshot, snapshot
+from gpucloud.cli.use import headline, use_rows
 from gpucloud.domain.action import Action
 from gpucloud.domain.ledger import Spend
 from gpucloud.domain.quantities import format_span, format_usd
 from gpucloud.domain.seen import Seen
+from gpucloud.usecases.report import JobReport
 
 
 class LiveOnlooker:
@@ -58,6 +60,43 @@ class LiveOnlooker:
                 self._console.print(Text("  | ", style="dim") + Text(line))
 
 
+class LiveUse:
+    """The table of `watch`: it stays on the terminal as it was last."""
+
+    def __init__(self) -> None:
+        self._live = Live(console=Console(highlight=False), auto_refresh=False)
+
+    def __enter__(self) -> LiveUse:
+        """Take the last lines of the terminal."""
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the last table where it is."""
+        self._live.stop()
+
+    def show(self, report: JobReport) -> None:
+        """Draw the table anew."""
+        head, *rows = use_rows(report)
+        grid = Table(*head, box=None, header_style="dim", padding=(0, 2, 0, 0))
+        for row in rows:
+            grid.add_row(*(Text(cell, style=_style(row)) for cell in row))
+        body = grid if rows else Text(_nobody(report), style="dim")
+        shown = Panel(Group(Text(headline(report)), Text(""), body), title=report.job, title_align="left")
+        self._live.update(shown, refresh=True)
+
+
+def _style(row: tuple[str, ...]) -> str:
+    if row[1].startswith(("ILL", "does not")):
+        return "red"
+    # At full power the cap holds the clocks down: that is healthy.
+    return "yellow" if row[1].startswith("GPU") and row[-1] not in ("", "sw power cap") else ""
+
+
+def _nobody(report: JobReport) -> str:
+    return "no machine was asked: " + ("the job has ended" if report.status.ended else "none is training yet")
+
+
 def _panel(now: Snapshot) -> Panel:
     title = f"{now.job} · attempt {now.attempt}" if now.attempt else now.job
     return Panel(Group(_progress(now), _money(now), _nodes(now)), title=title, title_align="left")
@@ -91,5 +130,5 @@ def _money(now: Snapshot) -> Text:
 def _nodes(now: Snapshot) -> Table:
     rows = Table.grid(padding=(0, 2))
     for node in now.nodes:
-        rows.add_row(Text(node.node_id), Text(node.zone), Text(node.word))
+        rows.add_row(Text(node.node_id), Text(node.zone), Text(node.word), Text(node.gpus))
     return rows

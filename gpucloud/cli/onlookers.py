@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gpucloud.domain.action import Action
     from gpucloud.domain.ledger import Spend
     from gpucloud.domain.seen import Seen
+    from gpucloud.usecases.report import JobReport
 
 _PLAIN_EVERY_S = 5.0
 
@@ -49,6 +50,29 @@ class Onlooker(Protocol):
     def output(self, attempt: int, rank: int, text: str) -> None:
         """A rank wrote whole lines."""
         ...
+
+
+class Display(Protocol):
+    """Shows a job's report anew at each look."""
+
+    def __enter__(self) -> Display:
+        """Begin to show."""
+        ...
+
+    def __exit__(self, *_: object) -> None:
+        """Stop showing."""
+        ...
+
+    def show(self, report: JobReport) -> None:
+        """Show how it stands now."""
+        ...
+
+
+def display() -> Display:
+    """Return the live table of `watch`."""
+    from gpucloud.cli.live import LiveUse
+
+    return LiveUse()
 
 
 def onlooker() -> Onlooker:
@@ -104,6 +128,8 @@ def line_of(now: Snapshot) -> str:
     parts = [f"{now.phase}: step {now.step}" + (f" of {now.total_steps}" if now.total_steps else "")]
     if now.loss is not None:
         parts.append(f"loss {now.loss:.4f}")
+    if now.gpus:
+        parts.append(now.gpus)
     if now.time_left is not None:
         parts.append(f"{format_span(now.time_left)} to go")
     parts.append(f"spent {format_usd(now.spend.spent_usd)} of {format_usd(now.spend.budget_usd)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from gpucloud.cli.use import brief
 from gpucloud.domain.action import Action, Wait
 from gpucloud.domain.ledger import Spend
 from gpucloud.domain.membership import progress_of
@@ -15,11 +16,12 @@ from gpucloud.usecases.forecast import time_left
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLine:
-    """One node: its id, where it is, and its state in one word."""
+    """One node: its id, where it is, its state in one word, and how its GPUs are used, empty without any."""
 
     node_id: str
     zone: str
     word: str
+    gpus: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class Snapshot:
     spend: Spend
     paid_until: datetime | None
     nodes: tuple[NodeLine, ...]
+    gpus: str = ""
 
 
 def snapshot(seen: Seen, action: Action, spend: Spend) -> Snapshot:
@@ -56,6 +59,7 @@ def snapshot(seen: Seen, action: Action, spend: Spend) -> Snapshot:
         committed_step=progress.committed_step if progress else None,
         spend=spend,
         paid_until=seen.state.paid_until,
+        gpus=brief([gpu for node in seen.nodes if node.status for gpu in node.status.gpus]),
         nodes=tuple(_node_line(node, seen) for node in seen.nodes if node.node.state is not NodeState.TERMINATED),
     )
 
@@ -69,7 +73,8 @@ def _phase(seen: Seen, action: Action, reported: str | None) -> str:
 
 
 def _node_line(node: NodeSeen, seen: Seen) -> NodeLine:
-    return NodeLine(node_id=node.node.id, zone=node.node.pool.zone, word=_word(node, seen))
+    gpus = brief(node.status.gpus) if node.status is not None else ""
+    return NodeLine(node_id=node.node.id, zone=node.node.pool.zone, word=_word(node, seen), gpus=gpus)
 
 
 def _word(node: NodeSeen, seen: Seen) -> str:

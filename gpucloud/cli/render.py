@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
 
+from gpucloud.cli.use import use_json, use_rows
 from gpucloud.domain import codec
 from gpucloud.domain.errors import GpucloudError, JobFileError
 from gpucloud.domain.ledger import Charge, Spend, total
@@ -117,6 +118,11 @@ def report_json(report: JobReport) -> dict[str, Any]:
     }
 
 
+def standing_json(report: JobReport) -> dict[str, Any]:
+    """Return a job's report as `status` and `watch` give it: with what its nodes said when they were asked."""
+    return {**report_json(report), "use": use_json(report)}
+
+
 def spend_json(spend: Spend) -> dict[str, str | None]:
     """Return the money as decimal strings."""
     return {
@@ -200,6 +206,8 @@ def report_text(report: JobReport) -> str:
     if report.quarantined:
         rows = [("bad node", "since", "why"), *((q.node_id, f"{q.at:%H:%M:%S}", q.why) for q in report.quarantined)]
         parts.append(table(rows))
+    if report.standing:
+        parts.append(table(use_rows(report)))
     parts.append(spend_text(report.spend))
     parts.append(_nodes_text(report))
     return "\n\n".join(parts)

@@ -82,7 +82,7 @@ def reconcile(target: str | None, *, as_json: bool) -> int:
     read = read_target(cloud, str(known.file), known.cloud)
     jobs = JobStore(cloud.store_of(known), known.name)
     lease = take(jobs, cloud.clock)
-    goal = _with_deadline(Goal(nodes=read.job.resources.nodes), read.job, lease.state)
+    goal = _with_limits(Goal(nodes=read.job.resources.nodes), read.job, lease.state)
     with onlooker() as shown, supervisor(cloud.world(read.job, known.name), goal, lease, shown, lambda: None) as one:
         one.settle()
     return _answer(cloud.asker(known).report(), as_json=as_json)
@@ -142,7 +142,7 @@ def _run(cloud: Gpucloud, read: Target, start: Start, goal: Goal, shown: Onlooke
     world = cloud.world(read.job, start.name)
     lease = take(world.jobs, cloud.clock)
     going_on = adopt(lease.state, read.job, read.spec, start.plan)
-    goal = _with_deadline(goal, read.job, going_on)
+    goal = _with_limits(goal, read.job, going_on)
     with supervisor(world, goal, lease, shown, interrupts.wanted_end) as one:
         world.jobs.withdraw_request()
         world.jobs.keep_spec(read.spec)
@@ -156,8 +156,9 @@ def _run(cloud: Gpucloud, read: Target, start: Start, goal: Goal, shown: Onlooke
             raise
 
 
-def _with_deadline(goal: Goal, job: Job, state: JobState) -> Goal:
-    return replace(goal, deadline_at=state.created_at + job.deadline) if job.deadline else goal
+def _with_limits(goal: Goal, job: Job, state: JobState) -> Goal:
+    """Return the goal with what the job file limits: the whole time, and time with idle GPUs."""
+    return replace(goal, deadline_at=state.created_at + job.deadline if job.deadline else None, idle=job.idle)
 
 
 def _known(cloud: Gpucloud, read: Target, start: Start) -> KnownJob:

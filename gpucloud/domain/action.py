@@ -95,10 +95,11 @@ class QuarantineNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndAttempt:
-    """Write down that the attempt is to end, how and why; `Tell` then ends it."""
+    """Write down that the attempt is to end, how and why; `Tell` then ends it. `message` is for the user."""
 
     how: Stop
     reason: ExitReason
+    message: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from enum import Enum
 
 from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.gpus import GpuSample
+from gpucloud.domain.host import HostSample
 from gpucloud.domain.node import Notice
 
 
@@ -83,6 +84,7 @@ class Progress:
     committed_step: int | None
     step_seconds: float | None  # median of the last steps
     age_s: float  # seconds since the script last wrote it, by the node's clock
+    waiting_share: float | None = None  # of the last steps' time, from 0 to 1: waiting for the next batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,8 @@ class AttemptStatus:
 class Status:
     """What the agent says of its node. `beat` rises with every write; `epoch` is the highest seen.
 
-    `gpus` is the newest sample of each device, `ill` why a GPU here must not be trusted any more.
+    `gpus` is the newest sample of each device, `ill` why a GPU here must not be trusted any more, `host` how the
+    machine itself is used.
     `desired_sha256` is of the `desired.json` that the agent goes by, empty before the first one.
     """
 
@@ -114,6 +117,7 @@ class Status:
     desired_sha256: str = ""
     gpus: tuple[GpuSample, ...] = ()
     ill: str | None = None
+    host: HostSample | None = None
 
 
 def desired_to_json(desired: Desired) -> str:

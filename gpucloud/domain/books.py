@@ -56,7 +56,7 @@ def order_end(state: JobState, action: EndAttempt, now: datetime) -> JobState:
     """Return the state in which the open attempt is condemned; the first reason stays."""
     attempt = state.attempts[-1]
     return _with_attempt(
-        state,
+        replace(state, message=action.message or state.message),
         replace(
             attempt,
             condemned=attempt.condemned or action.reason,
@@ -69,8 +69,9 @@ def order_end(state: JobState, action: EndAttempt, now: datetime) -> JobState:
 def close_attempt(state: JobState, action: CloseAttempt, now: datetime) -> JobState:
     """Return the state with the attempt closed, and the job ended too where its reason is not retried."""
     closed = _with_attempt(state, replace(state.attempts[-1], ended_at=now, reason=action.reason))
-    waiting = replace(closed, status=JobStatus.WAITING)
-    return waiting if action.reason.retried else finish(waiting, Finish(reason=action.reason), now)
+    waiting = replace(closed, status=JobStatus.WAITING, message=None)
+    message = state.message if action.reason is state.attempts[-1].condemned else None
+    return waiting if action.reason.retried else finish(waiting, Finish(reason=action.reason, message=message), now)
 
 
 def note_interruptions(state: JobState, action: NoteInterruptions) -> JobState:

@@ -20,6 +20,7 @@ from gpucloud.domain.quarantine import in_a_row, note_bad, to_replace
 from gpucloud.domain.seen import Goal, Limits, NodeSeen, Rules, Seen
 from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind
 from gpucloud.domain.upkeep import can_renew, make_room, prepare, renew, tell
+from gpucloud.domain.use import wasted
 
 
 def during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:
@@ -36,7 +37,7 @@ def during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:
     if _is_overdue(attempt, seen, rules.limits):
         return CloseAttempt(reason=attempt.condemned or ExitReason.STOPPED)
     return (
-        _order(attempt, members, seen, rules.limits)
+        _order(attempt, members, goal, seen, rules.limits)
         or tell(seen)
         or make_room(seen)
         or _replace_bad(attempt, seen, rules.limits)
@@ -112,13 +113,16 @@ def _reason_of_interruptions(attempt: Attempt, seen: Seen) -> ExitReason | None:
 _FIRMNESS = {Stop.NO: 0, Stop.SAVE: 1, Stop.KILL: 2}
 
 
-def _order(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, limits: Limits) -> EndAttempt | None:
+def _order(
+    attempt: Attempt, members: tuple[NodeSeen | None, ...], goal: Goal, seen: Seen, limits: Limits
+) -> EndAttempt | None:
     """One member down means that the others cannot go on: they end now, not when their collectives give up."""
     wanted = (
         _order_for_the_broken(attempt, members, seen, limits)
         or _order_for_the_ill(attempt, seen, limits)
         or _order_for_the_hung(attempt, seen, limits)
         or _order_for_the_user(attempt, seen, limits)
+        or _order_for_the_idle(attempt, goal, seen, limits)
     )
     return wanted if wanted and _FIRMNESS[wanted.how] > _FIRMNESS[attempt.ordered] else None
 
@@ -168,8 +172,21 @@ def _order_for_the_hung(attempt: Attempt, seen: Seen, limits: Limits) -> EndAtte
 def _order_for_the_user(attempt: Attempt, seen: Seen, limits: Limits) -> EndAttempt | None:
     if seen.wanted_end is None:
         return None
+    return EndAttempt(how=_how(attempt, seen, limits), reason=seen.wanted_end)
+
+
+def _order_for_the_idle(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:
+    """Once it is decided it stays so, whatever the GPUs do while the ranks save."""
+    if attempt.condemned is ExitReason.IDLE:
+        return EndAttempt(how=_how(attempt, seen, limits), reason=ExitReason.IDLE)
+    why = wasted(seen.use, goal.idle)
+    return EndAttempt(how=Stop.SAVE, reason=ExitReason.IDLE, message=why) if why is not None else None
+
+
+def _how(attempt: Attempt, seen: Seen, limits: Limits) -> Stop:
+    """Saving first; what does not listen is killed."""
     waited = seen.now - attempt.condemned_at if attempt.condemned_at else timedelta(0)
-    return EndAttempt(how=Stop.KILL if waited >= limits.save else Stop.SAVE, reason=seen.wanted_end)
+    return Stop.KILL if waited >= limits.save else Stop.SAVE
 
 
 def _is_overdue(attempt: Attempt, seen: Seen, limits: Limits) -> bool:

@@ -57,7 +57,10 @@ def model_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSample:
-    """How one GPU was used at a moment: percent, MiB, °C, W; None where the device does not say."""
+    """How one GPU was used at a moment: percent, MiB, °C, W, MHz; None where the device does not say.
+
+    `pci` is its bus id as nvidia-smi writes it, `slowdowns` are as in `Gpu`.
+    """
 
     at: datetime
     index: int
@@ -68,3 +71,7 @@ class GpuSample:
     power: float | None
     slowdowns: tuple[str, ...] = ()
     ecc_uncorrected: int | None = None
+    uuid: str = ""
+    pci: str = ""
+    power_limit: float | None = None
+    sm_clock: int | None = None

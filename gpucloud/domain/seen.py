@@ -7,10 +7,12 @@ from datetime import datetime, timedelta
 from enum import Enum
 
 from gpucloud.domain.agentstatus import Status
+from gpucloud.domain.job import IdlePolicy
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.prepaid import Wall
 from gpucloud.domain.state import CheckpointRef, ExitReason, JobState
+from gpucloud.domain.use import GpuUse
 
 
 class Until(str, Enum):
@@ -38,6 +40,7 @@ class Goal:
     keep: bool = False
     drill: bool = False
     deadline_at: datetime | None = None
+    idle: IdlePolicy | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +112,9 @@ class Seen:
     `wanted_end` is why the user, from this terminal or another, wants the job to end. `failed_for` is how long ago
     the first member of the attempt was seen to have failed, `uneven_for` how long some members are over and some not,
     `short_for` how long the group has had some machines, but fewer than wanted. `candidates` are the offers that the
-    job takes and the budget can start, best first; looked up only when the job's pool is cooling down. `inspects`: the
-    job's nodes have GPUs and are looked at before every attempt; `inspection` is the last look.
+    job takes and the budget can start, best first; looked up only when the job's pool is cooling down. `use` is how
+    well the attempt uses its GPUs over the window of `Goal.idle`, None without that policy or without GPUs. `inspects`:
+    the job's nodes have GPUs and are looked at before every attempt; `inspection` is the last look.
     """
 
     now: datetime
@@ -128,3 +132,4 @@ class Seen:
     short_for: timedelta | None = None
     inspects: bool = False
     inspection: Inspection | None = None
+    use: GpuUse | None = None

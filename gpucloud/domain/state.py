@@ -38,6 +38,7 @@ class ExitReason(str, Enum):
     HUNG = "hung"
     BUDGET = "budget"
     DEADLINE = "deadline"
+    IDLE = "idle"
     STOPPED = "stopped"
 
     @property
@@ -55,7 +56,8 @@ class ExitReason(str, Enum):
         """The job's status when it ends for this reason."""
         if self is ExitReason.SUCCEEDED:
             return JobStatus.SUCCEEDED
-        return JobStatus.STOPPED if self is ExitReason.STOPPED else JobStatus.FAILED
+        stopped = self in (ExitReason.STOPPED, ExitReason.IDLE)  # as the user wished, now or in the job file
+        return JobStatus.STOPPED if stopped else JobStatus.FAILED
 
 
 _EXIT_CODES = {
@@ -67,6 +69,7 @@ _EXIT_CODES = {
     ExitReason.HUNG: 21,
     ExitReason.BUDGET: 10,
     ExitReason.DEADLINE: 12,
+    ExitReason.IDLE: 16,
     ExitReason.STOPPED: 130,
 }
 

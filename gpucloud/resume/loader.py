@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,6 +47,7 @@ class Loader:
         )
         self.begin: Callable[[], None] = lambda: None
         self.ended: Callable[[], bool] = lambda: False
+        self.waited: Callable[[float], None] = lambda _seconds: None
         self._again = False
 
     @property
@@ -63,12 +65,23 @@ class Loader:
             self._again = False
             batches = iter(self._torch_loader)
             self.begin()
-            for batch in batches:
+            for batch in self._timed(batches):
                 self.batches += 1
                 yield batch
                 if self._again or self.ended():
                     break
         self.begin()  # for a run that was finished already: what follows finds the generators as they were
+
+    def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches, and tell how long each was waited for."""
+        while True:
+            asked = time.monotonic()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self.waited(time.monotonic() - asked)
+            yield batch
 
     def go_back(self) -> None:
         """Begin again at the position that was loaded, when the next batch is asked for."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from gpucloud.resume.folder import AttemptFolder
+from gpucloud.resume.loss import LastLoss
 
 _REMEMBERED = 20  # steps, for the median
 _LEAST_S = 0.2  # between two files within one phase
@@ -35,8 +36,10 @@ class Progress:
         self._standing = standing
         self._first_step = standing.steps_done + 1
         self._phase = "start"
-        self._loss: Any = None
+        self._loss = LastLoss()
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        self._waits: deque[float] = deque(maxlen=_REMEMBERED)
+        self._waited_s = 0.0
         self._stepped_at = time.monotonic()
         self._written_at = 0.0
         self.write()
@@ -44,14 +47,21 @@ class Progress:
     def batch_wanted(self) -> None:
         """Training begins, or begins again: what was before does not count as a step's time."""
         self._stepped_at = time.monotonic()
+        self._waited_s = 0.0
+
+    def waited(self, seconds: float) -> None:
+        """The script waited so long for a batch; it counts with the step that the batch is for."""
+        self._waited_s += seconds
 
     def stepped(self, loss: Any) -> None:
-        """A step was done; `loss` is a number or a tensor, looked at only when it is written."""
+        """A step was done; `loss` is a number or a tensor, nobody waits for it."""
         now = time.monotonic()
         self._seconds.append(now - self._stepped_at)
+        self._waits.append(self._waited_s)
+        self._waited_s = 0.0
         self._stepped_at = now
         if loss is not None:
-            self._loss = loss.detach() if hasattr(loss, "detach") else loss  # or it would hold the whole graph
+            self._loss.offer(loss)
         if self._phase != "train" or now - self._written_at >= _LEAST_S:
             self._phase = "train"
             self.write()
@@ -79,10 +89,16 @@ class Progress:
                 "step": self._standing.steps_done,
                 "first_step": self._first_step,
                 "total_steps": self._standing.total_steps,
-                "loss": float(self._loss) if self._loss is not None else None,
+                "loss": self._loss.now() if self._phase == "train" else self._loss.final(),
                 "phase": self._phase,
                 "committed_step": self._standing.committed_step or None,
                 "step_seconds": statistics.median(self._seconds) if self._seconds else None,
+                "waiting_share": self._waiting_share(),
                 "written_at": time.time(),
             },
         )
+
+    def _waiting_share(self) -> float | None:
+        """Return the share of the last steps' time that went by waiting for batches, None without a loader's word."""
+        steps = sum(self._seconds)
+        return round(min(1.0, sum(self._waits) / steps), 3) if steps > 0 and any(self._waits) else None

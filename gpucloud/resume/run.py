@@ -135,6 +135,7 @@ class Run:
             if position["global_batch"] != global_batch:
                 self._lower(Level.BEST_EFFORT, f"global_batch {position['global_batch']} → {global_batch}")
         loader.begin = self._begin_batches
+        loader.waited = self._progress.waited
         loader.ended = lambda: self.total_steps is not None and self.steps_done >= self.total_steps
         self._loader = loader
         return loader

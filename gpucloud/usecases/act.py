@@ -35,6 +35,7 @@ from gpucloud.domain.state import ExitReason
 from gpucloud.ports import ClusterSpec
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.failure import last_words
+from gpucloud.usecases.history import HistoryKeeper
 from gpucloud.usecases.inspection import Inspector
 from gpucloud.usecases.lease import Lease
 from gpucloud.usecases.lookout import LogReader, read_node
@@ -54,6 +55,7 @@ class Actor:
     cashier: Cashier
     logs: LogReader
     watcher: Watcher
+    history: HistoryKeeper
 
     def act(self, action: Action, seen: Seen) -> None:
         """Do it. Errors of the cloud and of nodes come through as GpucloudError."""
@@ -202,6 +204,8 @@ class Actor:
                 host = self.world.shell.host(alive[member.node_id])
                 while read_node(host, member.node_id, attempt, self.world.job.resources.gpus, self.logs)[1]:
                     pass  # a long output comes in pieces
+                if attempt is not None:
+                    self.history.look(host, attempt.number, last=True)
             except NodeError:
                 continue  # gone meanwhile: what had been read of it is kept
         self.logs.flush()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+import zlib
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -33,6 +35,16 @@ class LogPart:
 
     attempt: int
     rank: int
+    offset: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryPart:
+    """A piece of one node's use: `offset` is where it starts in that node's file, before compression."""
+
+    attempt: int
+    node_id: str
     offset: int
     key: str
 
@@ -127,7 +139,35 @@ class JobStore:
         stored = self.store.get(part.key)
         return stored.data if stored else b""
 
+    def append_history(self, attempt: int, node_id: str, offset: int, data: bytes) -> None:
+        """Keep a compressed piece of a node's use; a piece that is there already is left as it is."""
+        key = f"{self._root}/metrics/{attempt:04d}/{node_id}-{offset:012d}.jsonl.gz"
+        try:
+            self.store.put(key, data, if_absent=True)
+        except Conflict:
+            return
 
+    def history_parts(self, attempt: int | None = None) -> tuple[HistoryPart, ...]:
+        """Return the kept pieces in order of attempt, node and offset."""
+        prefix = f"{self._root}/metrics/" if attempt is None else f"{self._root}/metrics/{attempt:04d}/"
+        found = (_HISTORY_KEY.search(key) for key in self.store.list(prefix))
+        return tuple(HistoryPart(attempt=int(m[1]), node_id=m[2], offset=int(m[3]), key=m.string) for m in found if m)
+
+    def history_length(self, attempt: int, node_id: str) -> int:
+        """Return how many bytes of a node's use are kept, before compression. StoreError when a piece is damaged."""
+        parts = [part for part in self.history_parts(attempt) if part.node_id == node_id]
+        return parts[-1].offset + len(self.read_history(parts[-1])) if parts else 0
+
+    def read_history(self, part: HistoryPart) -> bytes:
+        """Return a piece's lines. StoreError when it is damaged."""
+        stored = self.store.get(part.key)
+        try:
+            return gzip.decompress(stored.data) if stored else b""
+        except (OSError, EOFError, zlib.error) as error:
+            raise StoreError(f"{self.store.url}/{part.key} is damaged: {error}") from error
+
+
+_HISTORY_KEY = re.compile(r"/metrics/(\d{4})/([^/]+)-(\d{12})\.jsonl\.gz$")
 _LOG_KEY = re.compile(r"/logs/(\d{4})/rank-(\d{5})/(\d{12})$")
 
 

@@ -77,11 +77,7 @@ def read_node(
     Raises HostUnreachable. A torn or foreign status reads as None. Asking is one small command; output is fetched
     only when the status tells of more than has been read, because asking goes on while the script needs the cores.
     """
-    done = host.run(("cat", _STATUS))
-    try:
-        status = status_from_json(done.stdout) if done.exit_code == 0 else None
-    except ValueError:
-        return None, False
+    status = read_status(host)
     part, before = status.attempt if status is not None else None, logs.taken
     if attempt is not None and part is not None and part.attempt == attempt.number:
         written = dict(part.output)
@@ -89,6 +85,15 @@ def read_node(
         behind = tuple(r for r in ranks if written.get(r, 0) > logs.offset(attempt.number, r))
         read_output(host, attempt.number, behind, logs, last=part.state is RunState.EXITED)
     return status, logs.taken > before
+
+
+def read_status(host: Host) -> Status | None:
+    """Return what the node's agent says, None before it says anything. Raises HostUnreachable."""
+    done = host.run(("cat", _STATUS))
+    try:
+        return status_from_json(done.stdout) if done.exit_code == 0 else None
+    except ValueError:
+        return None
 
 
 def read_output(host: Host, number: int, ranks: tuple[int, ...], logs: LogReader, *, last: bool) -> None:

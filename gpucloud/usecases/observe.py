@@ -20,9 +20,11 @@ from gpucloud.domain.state import Attempt, CheckpointRef, ExitReason, JobState
 from gpucloud.store.commits import newest_commit
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.gate import gate_wanted
+from gpucloud.usecases.history import HistoryKeeper
 from gpucloud.usecases.inspection import Inspector
 from gpucloud.usecases.lookout import LogReader, read_node
 from gpucloud.usecases.prepare import Preparer
+from gpucloud.usecases.usage import UsageMeter
 from gpucloud.usecases.world import World
 
 _ANSWER_S = 0.4  # how long one pass waits for a node; one that is late is silent at this pass
@@ -69,6 +71,8 @@ class Observer:
     logs: LogReader
     wanted_end: Callable[[], ExitReason | None]
     pool: ThreadPoolExecutor
+    history: HistoryKeeper
+    usage: UsageMeter
     _memory: dict[str, _Memory] = field(default_factory=dict)
     _since: _Since = field(default_factory=_Since)
     _short_since: datetime | None = None
@@ -142,7 +146,10 @@ class Observer:
 
     def _read(self, node: Node, state: JobState) -> Status | None:
         host = self.world.shell.host(node)
-        return read_node(host, node.id, state.attempt, self.world.job.resources.gpus, self.logs)[0]
+        status = read_node(host, node.id, state.attempt, self.world.job.resources.gpus, self.logs)[0]
+        if state.attempt is not None:
+            self.history.look(host, state.attempt.number)
+        return status
 
     def _take(self, memory: _Memory, answer: Future[Status | None], now: datetime) -> None:
         if isinstance(answer.exception(), NodeError):
@@ -193,6 +200,7 @@ class Observer:
             checkpoint=self._newest(attempt, seen),
             failed_for=seen.now - since.failed if since.failed else None,
             uneven_for=seen.now - since.uneven if since.uneven else None,
+            use=self.usage.take(attempt, seen),
         )
 
     def _newest(self, attempt: Attempt, seen: Seen) -> CheckpointRef | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from gpucloud.domain.agentstatus import Status
 from gpucloud.domain.ledger import Charge, Spend
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.state import (
@@ -20,8 +21,19 @@ from gpucloud.domain.state import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStanding:
+    """What a node said when it was asked; `status` is None when it did not answer."""
+
+    node_id: str
+    status: Status | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
-    """A job as users see it. `nodes` are those alive; `charges` are all so far."""
+    """A job as users see it. `nodes` are those alive; `charges` are all so far; `standing` is of nodes that were asked.
+
+    Only `status` of one job and `watch` ask nodes.
+    """
 
     job: str
     status: JobStatus
@@ -39,6 +51,7 @@ class JobReport:
     charges: tuple[Charge, ...]
     cooldowns: tuple[Cooldown, ...]
     quarantined: tuple[Quarantine, ...] = ()
+    standing: tuple[NodeStanding, ...] = ()
 
 
 def report(

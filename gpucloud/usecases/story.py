@@ -53,8 +53,8 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
             return f"looking at the GPUs of {', '.join(node_ids)}"
         case QuarantineNodes(nodes=nodes):
             return "; ".join(f"{node_id} takes no part any more: {why}" for node_id, why in nodes)
-        case EndAttempt(reason=reason):
-            return f"ending the attempt: {reason.value}"
+        case EndAttempt(reason=reason, message=message):
+            return f"ending the attempt: {reason.value}{': ' + message if message else ''}"
         case CloseAttempt(reason=reason):
             return _closed(reason, seen)
         case Detach(node_id=node_id):

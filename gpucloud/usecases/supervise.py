@@ -17,11 +17,13 @@ from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.usecases.act import Actor
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.forecast import time_left
+from gpucloud.usecases.history import HistoryKeeper
 from gpucloud.usecases.inspection import Inspector
 from gpucloud.usecases.lease import Lease
 from gpucloud.usecases.lookout import LogReader
 from gpucloud.usecases.observe import Observer
 from gpucloud.usecases.prepare import Preparer
+from gpucloud.usecases.usage import UsageMeter
 from gpucloud.usecases.world import Watcher, World
 
 _PATIENCE = timedelta(minutes=2)
@@ -49,6 +51,8 @@ class Supervisor:
             self.lease.write(recorded)  # a machine is in the books before anything else is done about it
         self.lease.remember(recorded)
         action = decide(self.goal, seen, self.world.rules)
+        if (line := self.observer.usage.warning()) is not None:
+            self.watcher.story(line)
         self.watcher.tick(seen, action, self.cashier.spend(recorded, seen.now, time_left(seen)))
         self.actor.act(action, seen)
         return action
@@ -108,6 +112,7 @@ def supervisor(
     syncs = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sync")
     cashier = Cashier(world.jobs, world.market, world.terms)
     logs = LogReader(world.jobs, watcher.output)
+    history = HistoryKeeper(world.jobs, world.clock)
     preparer = Preparer(world=world, watcher=watcher, pool=makers, syncs=syncs)
     inspector = Inspector(world=world, preparer=preparer, pool=makers)
     observer = Observer(
@@ -119,6 +124,8 @@ def supervisor(
         logs=logs,
         wanted_end=wanted_end,
         pool=readers,
+        history=history,
+        usage=UsageMeter(lasting=goal.idle.lasting if goal.idle else None),
     )
     actor = Actor(
         world=world,
@@ -128,6 +135,7 @@ def supervisor(
         cashier=cashier,
         logs=logs,
         watcher=watcher,
+        history=history,
     )
     try:
         with lease:

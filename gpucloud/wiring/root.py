@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from gpucloud.usecases.world import World
     from gpucloud.wiring.aws import AwsCloud
     from gpucloud.wiring.cloud import Cloud, Manners
+
+_VISIT_S = 5.0
 
 
 class Gpucloud:
@@ -98,6 +101,10 @@ class Gpucloud:
         cache = self.home.root / "cache"
         key, limit_s = self.home.key(job), manners.connect_s
         return SshShell(key, connect_timeout_s=limit_s, python=manners.node_python, cache=cache)
+
+    def visitor(self, known: KnownJob) -> Shell:
+        """Return SSH for a short look at a known job's nodes: one that does not answer is not waited for."""
+        return self.shell(known.name, replace(self.cloud_of(known).manners, connect_s=_VISIT_S))
 
     def starter(self, job: Job) -> Starter:
         """Return what starts jobs in the job's store."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import bench_aws_traffic, bench_aws_up, bench_help, bench_main_job, bench_sync
+from tests.bench import bench_aws_traffic, bench_aws_up, bench_gpu, bench_help, bench_main_job, bench_sync
 
 BENCHES = {
     "help": bench_help.main,
@@ -17,8 +17,10 @@ BENCHES = {
     "aws_traffic": bench_aws_traffic.main,
 }
 
+ON_REQUEST = {"gpu": bench_gpu.main}  # needs a machine with GPUs
+
 if __name__ == "__main__":
-    unknown = [name for name in sys.argv[1:] if name not in BENCHES]
+    unknown = [name for name in sys.argv[1:] if name not in {**BENCHES, **ON_REQUEST}]
     if unknown:
-        sys.exit(f"there is no benchmark {unknown[0]}: {', '.join(BENCHES)}")
-    sys.exit(max([BENCHES[name]() for name in sys.argv[1:] or BENCHES]))
+        sys.exit(f"there is no benchmark {unknown[0]}: {', '.join([*BENCHES, *ON_REQUEST])}")
+    sys.exit(max([{**BENCHES, **ON_REQUEST}[name]() for name in sys.argv[1:] or BENCHES]))

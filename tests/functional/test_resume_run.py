@@ -85,7 +85,8 @@ def test_progress_tells_the_steps_the_phase_and_what_counts(job):
     run.done()
     last = report(job)
     assert set(last) == {
-        "step", "first_step", "total_steps", "loss", "phase", "committed_step", "step_seconds", "written_at",
+        "step", "first_step", "total_steps", "loss", "phase", "committed_step", "step_seconds", "waiting_share",
+        "written_at",
     }  # fmt: skip
     assert (last["step"], last["total_steps"], last["committed_step"], last["phase"]) == (5, 5, 5, "train")
     assert last["loss"] == losses[-1]

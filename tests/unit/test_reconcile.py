@@ -33,6 +33,7 @@ from gpucloud.domain.action import (
 )
 from gpucloud.domain.agentstatus import Outcome, Stop
 from gpucloud.domain.between import fruitless
+from gpucloud.domain.job import IdlePolicy
 from gpucloud.domain.node import EndCause, Fault, NodeState
 from gpucloud.domain.reconcile import decide
 from gpucloud.domain.seen import Goal, Inspection, Readiness, Rules, Until
@@ -43,6 +44,7 @@ from gpucloud.domain.state import (
     JobStatus,
     Quarantine,
 )
+from gpucloud.domain.use import DeviceUse, GpuUse
 from tests.unit.worlds import (
     LATER,
     NOW,
@@ -60,6 +62,8 @@ from tests.unit.worlds import (
 )
 
 GOAL = Goal(nodes=2)
+IDLE_GOAL = Goal(nodes=2, idle=IdlePolicy(below=30, lasting=timedelta(minutes=15)))
+IDLE = GpuUse(covered=timedelta(minutes=15), devices=(DeviceUse(node_id="a", index=0, use=5.0),))
 RULES = Rules()
 
 
@@ -310,6 +314,38 @@ def test_the_user_is_obeyed_by_saving_first_and_killing_after_the_limit():
     assert decide(GOAL, running(*nodes, attempt=slow, wanted_end=ExitReason.STOPPED), RULES) == EndAttempt(
         how=Stop.KILL, reason=ExitReason.STOPPED
     )
+
+
+def test_idle_gpus_end_the_job_by_saving_first_and_killing_after_the_limit():
+    nodes = (up("a", part(1)), up("b", part(1)))
+    why = (
+        "the GPUs were used 5 % on average over 15 min of training, less than the 30 % of `idle:`; "
+        "no cause stands out: `gpucloud train --profile` shows where the time goes"
+    )
+    slow = opened("a", "b", condemned=ExitReason.IDLE, condemned_at=NOW - RULES.limits.save, ordered=Stop.SAVE)
+    left = (up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT)))
+
+    assert decide(IDLE_GOAL, running(*nodes, use=IDLE), RULES) == EndAttempt(
+        how=Stop.SAVE, reason=ExitReason.IDLE, message=why
+    )
+    assert decide(IDLE_GOAL, running(*nodes, attempt=slow), RULES) == EndAttempt(how=Stop.KILL, reason=ExitReason.IDLE)
+    assert decide(IDLE_GOAL, running(*left, attempt=slow), RULES) == CloseAttempt(reason=ExitReason.IDLE)
+    assert decide(GOAL, running(*nodes, use=IDLE), RULES) == Wait(why="running")
+
+
+def test_the_message_of_an_idle_end_is_the_jobs_and_the_job_may_go_on_later():
+    ordered = books.order_end(
+        state(attempts=(opened("a"),)), EndAttempt(how=Stop.SAVE, reason=ExitReason.IDLE, message="why"), NOW
+    )
+    ended = books.close_attempt(ordered, CloseAttempt(reason=ExitReason.IDLE), NOW)
+    assert (ended.status, ended.exit_reason, ended.exit_code, ended.message) == (
+        JobStatus.STOPPED,
+        ExitReason.IDLE,
+        16,
+        "why",
+    )
+    taken = books.close_attempt(ordered, CloseAttempt(reason=ExitReason.INTERRUPTED), NOW)
+    assert (taken.status, taken.message) == (JobStatus.WAITING, None)
 
 
 @pytest.mark.parametrize(
@@ -660,6 +696,7 @@ GROUPS = {
 WISHES = {
     "nothing": {},
     "stop": {"wanted_end": ExitReason.STOPPED},
+    "idle": {"use": IDLE},
     "poor": {"payable_until": None, "payable_with_another": None},
     "failing": {"failed_for": timedelta(seconds=5), "failed_bootstraps": 1},
     "refused": {"refusals": (refusal(),), "short_for": timedelta(seconds=120)},
@@ -686,7 +723,7 @@ def worlds():
 def test_no_world_breaks_what_must_always_hold():
     count = 0
     for name, world in worlds():
-        action = decide(GOAL, world, RULES)
+        action = decide(IDLE_GOAL, world, RULES)
         broken = [text for text, holds in laws(world, action) if not holds]
         assert not broken, f"{name}: {action} breaks: {broken}"
         count += 1
@@ -738,6 +775,12 @@ def laws(world, action):
         "success is every member's",
         action != CloseAttempt(reason=ExitReason.SUCCEEDED)
         or all(by_id[i].status.attempt.outcome is Outcome.DONE for i in ("a", "b")),
+    )
+    yield (
+        "only what is seen to be idle ends as idle, and it is asked to save first",
+        not isinstance(action, EndAttempt)
+        or action.reason is not ExitReason.IDLE
+        or (world.use is not None and action.how is Stop.SAVE),
     )
     yield (
         "orders only become firmer",

@@ -20,11 +20,15 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from gpucloud.adapters.aws.prices import catalog
 from gpucloud.adapters.local import node
 from gpucloud.adapters.local.imds import Instance, Metadata, _Handler, _look_up, document, tree
+from tests.standins.gpus import write_nvidia_smi
 
 # Below the ports that the kernel gives out, so that no connection of somebody else sits on one.
 _PORTS = range(20000, 32000)
+# Says to what runs on a machine that its GPUs are named, not there: nothing can be computed on them.
+STAND_IN = "GPUCLOUD_STAND_IN_GPUS"
 _KEYS_LAST = timedelta(hours=6)
 
 _SHUTDOWN = """#!/bin/sh
@@ -43,6 +47,12 @@ if [ "$seconds" -eq 0 ]; then : >'{folder}/powered-off'; exit 0; fi
 echo $! >'{folder}/shutdown.pid'
 """
 _POWEROFF = "#!/bin/sh\n: >'{folder}/powered-off'\n"
+# What would change the machine that all this runs on. Its software is as an image with everything has it.
+_NEVER = ("apt", "apt-get", "dnf", "yum", "modprobe", "systemctl", "reboot", "apt-mark")
+_REFUSES = """#!/bin/sh
+echo "$0: an emulated machine has no software of its own to change" >&2
+exit 1
+"""
 _SUDO = """#!/bin/sh
 while :; do case "$1" in -u) shift 2 ;; --) shift; break ;; -*) shift ;; *) break ;; esac; done
 exec "$@"
@@ -118,7 +128,7 @@ class Machines:
                 image_user=image_user,
             )
             self._machines[id] = machine
-        env = {"AWS_ENDPOINT_URL": self._endpoint_url, "AWS_REGION": self._region, **(extra_env or {})}
+        env = {"AWS_ENDPOINT_URL": self._endpoint_url, "AWS_REGION": self._region, STAND_IN: "1", **(extra_env or {})}
         machine.start(self._boot(machine, public_key, user_data, env), self._pipe)
         return Address(machine.instance.address, self.port)
 
@@ -277,6 +287,11 @@ class _Machine:
             program = binaries / name
             program.write_text(text.format(folder=self.folder) if name != "sudo" else text)
             program.chmod(0o755)
+        for name in _NEVER:
+            program = binaries / name
+            program.write_text(_REFUSES)
+            program.chmod(0o755)
+        _put_gpus(binaries, self.instance.instance_type)
         (self.folder / "host_key.pub").write_text(f"{self.host_key.public} root@{self.instance.id}\n")
         self._process = node.start(boot, self._listener, parent_pipe)
 
@@ -356,6 +371,15 @@ class _RoleHandler(_Handler):
             return
         found = _look_up(self.server.told(), self.path)
         self._answer(404 if found is None else 200, found or "")
+
+
+def _put_gpus(folder: Path, instance_type: str) -> None:
+    """Put a stand-in nvidia-smi there that lists the GPUs of the type; a type that is not known has none."""
+    machine = catalog.load().machines.get(instance_type)
+    if machine is not None:
+        write_nvidia_smi(
+            folder, name=f"NVIDIA {machine.gpu}", count=machine.gpus, memory_mib=machine.vram_gib * 1024 - 500
+        )
 
 
 def _credentials(role: Role) -> dict[str, Any]:

@@ -1,0 +1,87 @@
+"""The kernel's log from now on, for errors of the GPU driver."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from gpucloud.domain.xid import Xid, find_xid
+
+_KMSG = Path("/dev/kmsg")
+
+
+class KernelLog:
+    """Reads /dev/kmsg, or follows journalctl where only the journal may be read; `readable` says whether any can be."""
+
+    def __init__(self, kmsg: Path = _KMSG) -> None:
+        self._journal: subprocess.Popen[bytes] | None = None
+        self._rest = b""
+        self._stream = self._open(kmsg)
+
+    @property
+    def readable(self) -> bool:
+        """Whether errors will be seen at all."""
+        return self._stream is not None
+
+    @property
+    def pid(self) -> int | None:
+        """The process that follows the journal, if one does."""
+        return self._journal.pid if self._journal else None
+
+    def news(self) -> tuple[Xid, ...]:
+        """Return the errors since the last call."""
+        lines = self._lines()
+        return tuple(xid for line in lines if b"Xid" in line and (xid := find_xid(line.decode(errors="replace"))))
+
+    def close(self) -> None:
+        """End."""
+        if self._journal is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._journal.kill()
+            self._journal.wait(1.0)
+        if self._stream is not None:
+            os.close(self._stream)
+            self._stream = None
+
+    def _open(self, kmsg: Path) -> int | None:
+        try:
+            stream = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK)
+            os.lseek(stream, 0, os.SEEK_END)
+        except OSError:
+            return self._follow_journal()
+        return stream
+
+    def _follow_journal(self) -> int | None:
+        program = shutil.which("journalctl")
+        if program is None:
+            return None
+        reader, writer = os.pipe()
+        self._journal = subprocess.Popen(
+            [program, "--dmesg", "--follow", "--lines=0", "--output=cat"],
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(writer)
+        os.set_blocking(reader, False)
+        return reader
+
+    def _lines(self) -> list[bytes]:
+        """One read of kmsg is one record; one that was overwritten meanwhile is EPIPE, and the next one follows."""
+        data = self._rest
+        for _ in range(1000):
+            try:
+                got = os.read(self._stream, 8192) if self._stream is not None else b""
+            except BrokenPipeError:
+                continue
+            except OSError:
+                break
+            if not got:
+                break
+            data += got
+        *lines, self._rest = data.split(b"\n")
+        return lines

@@ -1,0 +1,150 @@
+"""Everything that is measured on a node, for one look a second."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from gpucloud.agent.metrics.endpoint import PORT, Endpoint
+from gpucloud.agent.metrics.exposition import Figures, exposition
+from gpucloud.agent.metrics.keeping import Keeper
+from gpucloud.agent.metrics.kernel import KernelLog
+from gpucloud.agent.metrics.machine import Machine
+from gpucloud.agent.metrics.sampler import Sampler
+from gpucloud.agent.wholefile import write_whole
+from gpucloud.domain.agentstatus import AttemptStatus, RunState
+from gpucloud.domain.gpus import GpuSample
+from gpucloud.domain.host import HostSample
+from gpucloud.domain.illness import Signs, absent, illness
+from gpucloud.domain.xid import Xid, pci_address
+from gpucloud.smi import visible
+
+PORT_VARIABLE = "GPUCLOUD_METRICS_PORT"
+_EVERY_S = 1.0
+_STALE_S = 10.0
+
+
+class Station:
+    """`gpus`, `host` and `ill` are what the agent's status says; without nvidia-smi nothing of GPUs runs."""
+
+    def __init__(self, root: Path, environ: Mapping[str, str] = os.environ) -> None:
+        self.gpus: tuple[GpuSample, ...] = ()
+        self.host: HostSample | None = None
+        self.ill: str | None = None
+        self._root = root
+        self._environ = environ
+        program = shutil.which("nvidia-smi", path=environ.get("PATH"))
+        self._sampler = Sampler(program) if program else None
+        self._kernel: KernelLog | None = None
+        self._machine = Machine(root)
+        self._keeper = Keeper()
+        self._watch = _Watch()
+        self._attempt: AttemptStatus | None = None
+        self._xids: dict[int, int] = {}
+        self._endpoint: Endpoint | None = None
+        self._looked_at = 0.0
+
+    @property
+    def spared(self) -> frozenset[int]:
+        """Processes that are no part of any attempt and outlive it."""
+        pids = (part.pid for part in (self._sampler, self._kernel) if part is not None)
+        return frozenset(pid for pid in pids if pid is not None)
+
+    def start(self) -> None:
+        """Begin to sample and to answer; in the process that will go on, because threads do not survive a fork."""
+        if self._sampler is not None:
+            self._kernel = KernelLog()
+            if not self._kernel.readable:
+                sys.stderr.write("the kernel's log may not be read here: errors that the GPU driver logs go unseen\n")
+            self._sampler.start()
+        wanted = self._environ.get(PORT_VARIABLE, str(PORT))
+        if wanted.isdecimal():
+            self._endpoint = Endpoint(self.text, port=int(wanted))
+            self._endpoint.start()
+            with contextlib.suppress(OSError):
+                write_whole(self._root / "agent" / "metrics.port", str(self._endpoint.port))
+
+    def stop(self) -> None:
+        """End everything that was begun."""
+        for part in (self._sampler, self._endpoint):
+            if part is not None:
+                part.stop()
+        if self._kernel is not None:
+            self._kernel.close()
+
+    def text(self) -> str:
+        """Return the figures for Prometheus."""
+        xids = tuple(sorted(self._xids.items()))
+        return exposition(Figures(gpus=self.gpus, host=self.host, attempt=self._attempt, ill=self.ill, xids=xids))
+
+    def look(self, attempt: AttemptStatus | None, folder: Path | None, devices: str | None) -> None:
+        """Look, if the last time is a second ago. `folder` is the running attempt's, `devices` which GPUs it sees.
+
+        Without an own word on devices, the node's CUDA_VISIBLE_DEVICES counts.
+        """
+        self._attempt = attempt
+        if folder is None:
+            self._keeper.end()
+        now = time.monotonic()
+        if now - self._looked_at < _EVERY_S:
+            return
+        self._looked_at = now
+        self.host = self._machine.look()
+        self._look_at_gpus(attempt, devices, now)
+        if folder is not None:
+            self._keeper.keep(folder / "metrics.jsonl", self.gpus, self.host, datetime.now(timezone.utc))
+
+    def _look_at_gpus(self, attempt: AttemptStatus | None, devices: str | None, now: float) -> None:
+        if self._sampler is None:
+            return
+        chosen = devices if devices is not None else self._environ.get("CUDA_VISIBLE_DEVICES")
+        heard = self._sampler.heard_at
+        fresh = heard is not None and now - heard < _STALE_S
+        self.gpus = visible(self._sampler.newest, chosen) if fresh else ()
+        news = self._kernel.news() if self._kernel is not None else ()
+        self._note(news)
+        running = attempt is not None and attempt.state is RunState.RUNNING
+        signs = self._watch.signs(attempt.attempt if running and attempt else None, self.gpus, self._sampler, news, now)
+        if signs is not None:
+            self.ill = self.ill or illness(signs)
+
+    def _note(self, news: tuple[Xid, ...]) -> None:
+        own = {pci_address(gpu.pci): gpu.index for gpu in self.gpus}
+        self._xids.update({own[xid.pci]: xid.number for xid in news if xid.pci in own})
+
+
+class _Watch:
+    """What has been seen since an attempt began."""
+
+    def __init__(self) -> None:
+        self._attempt: int | None = None
+        self._before: tuple[GpuSample, ...] = ()
+        self._xids: tuple[Xid, ...] = ()
+        self._missing_since: float | None = None
+
+    def signs(
+        self, attempt: int | None, gpus: tuple[GpuSample, ...], sampler: Sampler, news: tuple[Xid, ...], now: float
+    ) -> Signs | None:
+        """Return the signs, None while no attempt runs or no GPU has been seen in it."""
+        if attempt is None or sampler.heard_at is None or (attempt != self._attempt and not gpus):
+            self._attempt = None
+            return None
+        if attempt != self._attempt:
+            self._attempt, self._before, self._xids, self._missing_since = attempt, gpus, (), None
+        self._xids += news
+        missing = bool(absent(self._before, gpus))
+        self._missing_since = (self._missing_since or now) if missing else None
+        return Signs(
+            before=self._before,
+            now=gpus,
+            silent=timedelta(seconds=now - sampler.heard_at),
+            said=sampler.said,
+            missing=timedelta(seconds=now - self._missing_since if self._missing_since else 0),
+            xids=self._xids,
+        )
