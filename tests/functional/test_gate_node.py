@@ -247,3 +247,10 @@ def test_a_probe_that_is_told_of_cuda_here_says_why_there_is_none():
         torch.version.cuda,
         None,
     )
+
+
+def test_on_an_emulated_machine_that_says_so_gpus_are_looked_at_and_not_put_to_work(tmp_path, stand_in, monkeypatch):
+    monkeypatch.setenv("GPUCLOUD_STAND_IN_GPUS", "1")
+    code, checked = gate(tmp_path, order(full=True, torch=True))
+    assert (code, checked.report.torch, len(checked.report.gpus)) == (0, None, 4)
+    assert take_part(member(0, 2, 1, device="cuda")) == GangSeen(rank=0, met=True, arrived=(0, 1))

@@ -90,3 +90,13 @@ def test_every_pair_comes_once_and_no_member_twice_in_a_round(world):
     pairs = [pair for one in found for pair in one]
     assert sorted(pairs) == [(a, b) for a in range(world) for b in range(a + 1, world)]
     assert all(len({rank for pair in one for rank in pair}) == 2 * len(one) for one in found)
+
+
+def test_a_member_that_came_and_then_failed_is_to_blame():
+    seen = list(gang(3))
+    seen[2] = GangSeen(rank=2, met=True, error="DistBackendError: NCCL error")
+    assert [one.rank for one in check(seen, 3)] == [2]
+
+
+def test_a_gang_that_only_names_its_gpus_is_not_blamed():
+    assert check([GangSeen(rank=r, met=True, arrived=(0, 1)) for r in (0, 1)], 2) == ()

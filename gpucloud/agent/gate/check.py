@@ -12,6 +12,7 @@ from gpucloud.agent.gate.look import look
 from gpucloud.agent.gate.record import write_down
 from gpucloud.agent.gate.surroundings import clock_is_kept, reach, write_mbps
 from gpucloud.agent.gate.try_out import try_out
+from gpucloud.agent.gate.workers import can_compute
 from gpucloud.domain.gate.check import Checked
 from gpucloud.domain.gate.findings import failures
 from gpucloud.domain.gate.judge import judge
@@ -44,4 +45,5 @@ def _fully(root: Path, order: GateOrder, report: Report) -> Report:
         store=reach(order.store) if order.store else None,
     )
     # Without devices there is nothing to put to work; with them, the job's torch is tried even where they are too few.
-    return try_out(order, seen) if order.wanted.torch and seen.gpus and order.python else seen
+    tried = order.wanted.torch and seen.gpus and order.python and can_compute()
+    return try_out(order, seen) if tried else seen

@@ -114,9 +114,15 @@ def _said(member: GangSeen | None) -> str:
 
 
 def _pairs(seen: Sequence[GangSeen]) -> tuple[PairSeen, ...]:
-    """Both members of a pair tell of it: the worse counts."""
+    """Both members of a pair tell of it: the worse counts. Who failed before any exchange failed with everybody."""
     found: dict[tuple[int, int], PairSeen] = {}
-    for pair in (pair for member in seen for pair in member.pairs):
+    failed = [
+        PairSeen(one=min(member.rank, other.rank), other=max(member.rank, other.rank), gbps=None)
+        for member in seen
+        for other in seen
+        if member.rank != other.rank and member.error is not None and not member.pairs
+    ]
+    for pair in (*failed, *(pair for member in seen for pair in member.pairs)):
         before = found.get((pair.one, pair.other), pair)
         found[pair.one, pair.other] = min(before, pair, key=lambda p: (p.right, p.gbps or 0.0))
     return tuple(found.values())
