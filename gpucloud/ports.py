@@ -91,8 +91,11 @@ class NodeGroup(Protocol):
         """Stop counting a node that is being taken: the level starts another one now."""
         ...
 
-    def terminate(self, group: str, node_id: str) -> None:
-        """End one node by choice; the level starts another one unless it was lowered."""
+    def terminate(self, group: str, node_id: str, *, bad: bool = False) -> None:
+        """End one node by choice; the level starts another one unless it was lowered.
+
+        `bad`: its machine is not to come back, where the group could choose it again.
+        """
         ...
 
     def purge(self, group: str) -> None:

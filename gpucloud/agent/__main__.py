@@ -1,104 +1,131 @@
-"""`python3 <zip> agent|facts|layer|data|…`, or `python -m gpucloud.agent` with the same words."""
+"""`python3 <zip> COMMAND`, or `python -m gpucloud.agent COMMAND`: what the supervisor has done on a node.
+
+Orders come as JSON on standard input; the answer is the last line of standard output. `facts` is asked often and must
+be quick: what it does not need is imported by the command that does.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from gpucloud.agent import daemon, facts, image
-from gpucloud.agent.decide import OwnEnd
-from gpucloud.agent.layer.build import Failed, build
-from gpucloud.agent.machine.command import machine_command
-from gpucloud.agent.metrics import endpoint
-from gpucloud.agent.mpi import remote
-from gpucloud.agent.mpi.head import lead
-from gpucloud.agent.mpi.member import follow
-from gpucloud.agent.mpi.order import Order
-from gpucloud.domain.bootstrap.facts import Asked
 from gpucloud.domain.codec import from_json, to_json
-from gpucloud.domain.container import ImageWanted
-from gpucloud.domain.launch import SECRET
-from gpucloud.domain.layer import LayerOrder
+
+Do = Callable[[Path, argparse.Namespace], int]
 
 
 def main(arguments: list[str]) -> int:
-    """Carry out one command and return its exit code; answers go to stdout as one line."""
+    """Carry out one command and return its exit code."""
     options = _parser().parse_args(arguments)
-    root = Path(options.root).expanduser().absolute()
-    match options.command:
-        case "agent":
-            _say(_start_agent(root, options))
-        case "facts":
-            asked = from_json(Asked, sys.stdin.read() or "{}")
-            _say(to_json(facts.gather(root, package=_package(), asked=asked)))
-        case "metrics":
-            return _write_metrics(root)
-        case "data":
-            from gpucloud.agent.data import command  # noqa: PLC0415  facts must answer at once: this imports a lot
-
-            return command.main(root, sys.stdin.buffer, _say)
-        case "image":
-            failure = image.pull(root, from_json(ImageWanted, sys.stdin.read()))
-            _say(failure or "ready")
-            return 0 if failure is None else 1
-        case "mpi":
-            return _run_mpi(options)
-        case "rexec":
-            return remote.call(options.host, options.words)
-        case "machine":
-            return machine_command(root)
-        case _:
-            return _build_layer()
-    return 0
+    do: Do = options.do
+    return do(Path(options.root).expanduser().absolute(), options)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpucloud-node", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
-    agent = commands.add_parser("agent", help="start this node's agent, detached; say `started` or `already`")
+
+    def command(name: str, do: Do, help_: str) -> argparse.ArgumentParser:
+        one = commands.add_parser(name, help=help_)
+        one.add_argument("--root", default="~/.gpucloud")
+        one.set_defaults(do=do)
+        return one
+
+    command("facts", _facts, "say what the node is and has")
+    command("machine", _machine, "give the machine the system software that a job wants")
+    agent = command("agent", _agent, "start this node's agent, detached; say `started` or `already`")
     agent.add_argument("--replace", action="store_true", help="end an agent that runs another version first")
     agent.add_argument("--power-off-after", type=float, default=0.0, metavar="SECONDS", help="so long after that end")
     agent.add_argument("--power-off", nargs=argparse.REMAINDER, default=[], help="run at the end of the paid time")
-    probe = commands.add_parser("facts", help="answer a question, JSON on standard input: what the node is and has")
-    build = commands.add_parser("layer", help="make a job's environment, given as JSON on standard input")
-    machine = commands.add_parser("machine", help="give the machine the system software that a job wants")
-    figures = commands.add_parser("metrics", help="write this node's figures as Prometheus reads them")
-    stage = commands.add_parser("data", help="stage a data set, given on standard input")
-    mpi = commands.add_parser("mpi", help="this node's part in an attempt under mpirun")
+    command("image", _image, "have a container image")
+    command("layer", _layer, "make a job's environment")
+    command("data", _data, "stage a data set")
+    command("gate", _gate, "check this machine's GPUs")
+    command("gang", _gang, "exchange with the other machines of a job")
+    command("metrics", _metrics, "write this node's figures as Prometheus reads them")
+    mpi = command("mpi", _mpi, "take this node's part in an attempt under mpirun")
     for name in ("rank", "nodes", "slots", "port"):
         mpi.add_argument(f"--{name}", type=int, required=True)
     mpi.add_argument("--head", required=True)
-    rexec = commands.add_parser("rexec", help="what mpirun calls in SSH's place")
+    rexec = command("rexec", _rexec, "what mpirun calls in SSH's place")
     rexec.add_argument("host")
     for started in (mpi, rexec):
         started.add_argument("words", nargs=argparse.REMAINDER)
-        started.set_defaults(root="~/.gpucloud")
-    pull = commands.add_parser("image", help="have a container image, given as JSON on standard input")
-    for one in (agent, probe, build, machine, stage, figures, pull):
-        one.add_argument("--root", default="~/.gpucloud")
     return parser
 
 
-def _start_agent(root: Path, options: argparse.Namespace) -> str:
-    package = facts.package_sha256(_package())
+def _facts(root: Path, _: argparse.Namespace) -> int:
+    from gpucloud.agent import facts
+    from gpucloud.domain.bootstrap.facts import Asked
+
+    asked = from_json(Asked, sys.stdin.read() or "{}")
+    return _say(to_json(facts.gather(root, package=_package(), asked=asked)))
+
+
+def _machine(root: Path, _: argparse.Namespace) -> int:
+    from gpucloud.agent.machine.command import machine_command
+
+    return machine_command(root)
+
+
+def _agent(root: Path, options: argparse.Namespace) -> int:
+    from gpucloud.agent import daemon, facts
+    from gpucloud.agent.decide import OwnEnd
+
     end = OwnEnd(argv=tuple(options.power_off), after=timedelta(seconds=options.power_off_after))
-    return daemon.start(root, package=package, own_end=end, replace=options.replace)
+    package = facts.package_sha256(_package())
+    return _say(daemon.start(root, package=package, own_end=end, replace=options.replace))
 
 
-def _build_layer() -> int:
+def _image(root: Path, _: argparse.Namespace) -> int:
+    from gpucloud.agent import image
+    from gpucloud.domain.container import ImageWanted
+
+    failure = image.pull(root, from_json(ImageWanted, sys.stdin.read()))
+    return _say(failure or "ready", code=0 if failure is None else 1)
+
+
+def _layer(_root: Path, _: argparse.Namespace) -> int:
+    """Layers are shared by all jobs of a login, so that they lie below its home."""
+    from gpucloud.agent.layer.build import Failed, build
+    from gpucloud.domain.layer import LayerOrder
+
     try:
         notes = build(from_json(LayerOrder, sys.stdin.read()))
     except Failed as failure:
-        _say(str(failure))
-        return 1
-    _say("\n".join([*(f"note: {note}" for note in notes), "ready"]))
-    return 0
+        return _say(str(failure), code=1)
+    return _say("\n".join([*(f"note: {note}" for note in notes), "ready"]))
 
 
-def _write_metrics(root: Path) -> int:
+def _data(root: Path, _: argparse.Namespace) -> int:
+    from gpucloud.agent.data import command
+
+    return command.main(root, sys.stdin.buffer, _say)
+
+
+def _gate(root: Path, _: argparse.Namespace) -> int:
+    from gpucloud.agent.gate.check import check
+    from gpucloud.domain.gate.findings import REFUSED, failures
+    from gpucloud.domain.gate.wanted import GateOrder
+
+    done = check(root, from_json(GateOrder, sys.stdin.read()))
+    return _say(to_json(done), code=REFUSED if failures(done.findings) else 0)
+
+
+def _gang(_root: Path, _: argparse.Namespace) -> int:
+    from gpucloud.agent.gate.member import take_part
+    from gpucloud.domain.gate.gang import GangOrder
+
+    return _say(to_json(take_part(from_json(GangOrder, sys.stdin.read()))))
+
+
+def _metrics(root: Path, _: argparse.Namespace) -> int:
+    from gpucloud.agent.metrics import endpoint
+
     try:
         port = int((root / "agent" / "metrics.port").read_text())
         sys.stdout.write(endpoint.fetch(port))
@@ -108,7 +135,12 @@ def _write_metrics(root: Path) -> int:
     return 0
 
 
-def _run_mpi(options: argparse.Namespace) -> int:
+def _mpi(_root: Path, options: argparse.Namespace) -> int:
+    from gpucloud.agent.mpi.head import lead
+    from gpucloud.agent.mpi.member import follow
+    from gpucloud.agent.mpi.order import Order
+    from gpucloud.domain.launch import SECRET
+
     order = Order(
         rank=options.rank,
         nodes=options.nodes,
@@ -122,14 +154,21 @@ def _run_mpi(options: argparse.Namespace) -> int:
     return lead(order) if order.rank == 0 else follow(order)
 
 
+def _rexec(_root: Path, options: argparse.Namespace) -> int:
+    from gpucloud.agent.mpi import remote
+
+    return remote.call(options.host, options.words)
+
+
 def _package() -> Path | None:
     """Return the zip that this code was read from; None when it was not read from one."""
     path = Path(sys.argv[0]).absolute()
     return path if path.suffix == ".zip" and path.is_file() else None
 
 
-def _say(text: str) -> None:
+def _say(text: str, *, code: int = 0) -> int:
     sys.stdout.write(text + "\n")
+    return code
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 from gpucloud import processes, smi
 from gpucloud.agent import daemon, image
 from gpucloud.agent.data.staged import staged
+from gpucloud.agent.gate.record import gate_fact
 from gpucloud.agent.layer.fact import base as base_python
 from gpucloud.agent.layer.fact import index_for, layer_fact
 from gpucloud.agent.layer.places import places
@@ -49,6 +50,7 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         machine=machine_fact(root),
         staged=staged(root, asked.data),
         image=image.fact(root, asked.image) if asked.image else None,
+        gate=gate_fact(root),
     )
 
 

@@ -138,6 +138,23 @@ def cost(target: Target = None, as_json: Json = False) -> None:
 
 
 @app.command()
+def doctor(
+    target: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="[JOB|FILE]", help="Its live machines; this machine if left out."),
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full/--quick", help="Put GPUs to work too; not while a job uses them.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Say whether machines and their GPUs are fit: this one, or those of a job."""
+    from gpucloud.cli import doctor as asked
+
+    raise typer.Exit(asked.doctor(target, full=full, as_json=as_json))
+
+
+@app.command()
 def logs(
     target: Target = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,

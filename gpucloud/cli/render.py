@@ -16,7 +16,7 @@ from gpucloud.domain.ledger import Charge, Spend, total
 from gpucloud.domain.node import Node
 from gpucloud.domain.plan import Plan
 from gpucloud.domain.quantities import format_span, format_usd
-from gpucloud.domain.state import Attempt, Cooldown, Interruption
+from gpucloud.domain.state import Attempt, Cooldown, Interruption, Quarantine
 from gpucloud.usecases.report import JobReport
 
 VERSION = 1
@@ -114,6 +114,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "paid_until": codec.plain(report.paid_until),
         "nodes": [_node_json(node) for node in report.nodes],
         "passed_over": [_cooldown_json(cooldown) for cooldown in report.cooldowns],
+        "quarantined": [_quarantine_json(one) for one in report.quarantined],
     }
 
 
@@ -141,6 +142,7 @@ def cost_json(report: JobReport) -> dict[str, Any]:
         "by_attempt": [{"attempt": key, "usd": usd(total(c))} for key, c in _grouped(report.charges, "attempt")],
         "by_node": [{"node": key, "usd": usd(total(c))} for key, c in _grouped(report.charges, "node_id")],
         "charges": [_charge_json(charge) for charge in report.charges],
+        "quarantined": [_quarantine_json(one) for one in report.quarantined],
     }
 
 
@@ -200,6 +202,9 @@ def report_text(report: JobReport) -> str:
         parts.append(charges_text(report.charges))
     if report.cooldowns:
         rows = [("passed over", "until", "why"), *map(_cooldown_row, report.cooldowns)]
+        parts.append(table(rows))
+    if report.quarantined:
+        rows = [("bad node", "since", "why"), *((q.node_id, f"{q.at:%H:%M:%S}", q.why) for q in report.quarantined)]
         parts.append(table(rows))
     if report.standing:
         parts.append(table(use_rows(report)))
@@ -295,6 +300,10 @@ def _cooldown_json(cooldown: Cooldown) -> dict[str, Any]:
         "code": cooldown.code,
         "message": cooldown.message,
     }
+
+
+def _quarantine_json(one: Quarantine) -> dict[str, Any]:
+    return {"node": one.node_id, "why": one.why, "at": codec.plain(one.at)}
 
 
 def _attempt_row(attempt: Attempt) -> tuple[str, ...]:

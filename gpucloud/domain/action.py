@@ -79,6 +79,21 @@ class NoteInterruptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Inspect:
+    """Look at these nodes' GPUs before attempt `number`, and at the ways between them; beside everything else."""
+
+    number: int
+    node_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantineNodes:
+    """Write down that these nodes take no part any more: `(node id, why)` each; `Replace` then ends them."""
+
+    nodes: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndAttempt:
     """Write down that the attempt is to end, how and why; `Tell` then ends it. `message` is for the user."""
 
@@ -149,6 +164,8 @@ Action = (
     | Move
     | Prepare
     | Tell
+    | Inspect
+    | QuarantineNodes
     | OpenAttempt
     | NoteInterruptions
     | EndAttempt

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from gpucloud.domain.action import (
     Action,
     Arm,
     Done,
     Finish,
+    Inspect,
     NoteInterruptions,
     OpenAttempt,
     Provision,
@@ -14,18 +17,22 @@ from gpucloud.domain.action import (
     Resize,
     Wait,
 )
-from gpucloud.domain.capacity import other_pool, refused_lately
+from gpucloud.domain.capacity import is_cooling, other_pool, refused_lately
 from gpucloud.domain.membership import is_gone, is_usable, somebody_answers
 from gpucloud.domain.prepaid import Wall
+from gpucloud.domain.quarantine import give_up_pool, note_bad, to_replace
 from gpucloud.domain.seen import Goal, Limits, NodeSeen, Readiness, Rules, Seen, Until
 from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind
 from gpucloud.domain.upkeep import can_renew, make_room, prepare, renew, tell
+
+_WORTH = timedelta(seconds=30)
 
 
 def between(goal: Goal, seen: Seen, rules: Rules) -> Action:
     """Return the next thing to do when no attempt is open."""
     return (
         _finish(seen, rules.limits)
+        or note_bad(seen)
         or _capacity(goal, seen, rules)
         or prepare(seen, rules.limits)
         or tell(seen)
@@ -60,7 +67,7 @@ def fruitless(attempts: tuple[Attempt, ...]) -> int:
 def _capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
     """The shut-off is armed, and read back, before the level that starts machines is set."""
     group, payable = seen.group, seen.payable_until
-    elsewhere = other_pool(goal, seen, rules.limits)
+    elsewhere = other_pool(goal, seen, rules.limits) or _bad_pool(seen, rules.limits)
     if elsewhere is not None:
         return elsewhere
     if not group.exists:
@@ -70,7 +77,7 @@ def _capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
     if group.size != goal.nodes:
         refused = refused_lately(seen, rules.limits)
         return Wait(why="the cloud has no more machines now") if refused else Resize(size=goal.nodes)
-    unfit = tuple(n.node.id for n in seen.nodes if _is_unfit(n, seen, rules.limits))
+    unfit = to_replace(seen) or tuple(n.node.id for n in seen.nodes if _is_unfit(n, seen, rules.limits))
     if unfit:
         return Replace(node_ids=unfit)
     known = {i.node_id for i in seen.state.interruptions}
@@ -80,12 +87,21 @@ def _capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
     return make_room(seen)
 
 
+def _bad_pool(seen: Seen, limits: Limits) -> Action | None:
+    return None if is_cooling(seen.state, seen.state.pool, seen.now) else give_up_pool(seen, limits)
+
+
 def _must_arm(goal: Goal, seen: Seen, wall: Wall) -> bool:
     until = seen.group.armed_until
     if until is None or until - seen.now < wall.least:
         return True
     starting = seen.group.size < goal.nodes and until - seen.now < wall.horizon / 2
-    return (starting and can_renew(seen)) or renew(seen, wall) is not None
+    return (starting and _gains(seen, until)) or renew(seen, wall) is not None
+
+
+def _gains(seen: Seen, until: datetime) -> bool:
+    """While nothing is spent the payable time moves on with the clock: armed anew for that, no machine ever starts."""
+    return can_renew(seen) and seen.payable_until is not None and seen.payable_until - until >= _WORTH
 
 
 def _is_unfit(node: NodeSeen, seen: Seen, limits: Limits) -> bool:
@@ -106,7 +122,18 @@ def _start(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
         return None
     if goal.until is Until.READY:
         return Done()
-    return OpenAttempt(number=len(seen.state.attempts) + 1, node_ids=_ranked(ready, seen)[: goal.nodes])
+    opening = OpenAttempt(number=len(seen.state.attempts) + 1, node_ids=_ranked(ready, seen)[: goal.nodes])
+    return _inspect(opening, seen) or opening
+
+
+def _inspect(opening: OpenAttempt, seen: Seen) -> Action | None:
+    """GPUs are looked at before every attempt that uses them; who is bad was written down before we came here."""
+    if not seen.inspects:
+        return None
+    last = seen.inspection
+    if last is None or (last.number, last.node_ids) != (opening.number, opening.node_ids):
+        return Inspect(number=opening.number, node_ids=opening.node_ids)
+    return None if last.done else Wait(why="gate")
 
 
 def _ranked(ready: list[str], seen: Seen) -> tuple[str, ...]:

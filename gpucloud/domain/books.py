@@ -13,12 +13,14 @@ from gpucloud.domain.action import (
     Move,
     NoteInterruptions,
     OpenAttempt,
+    QuarantineNodes,
 )
 from gpucloud.domain.capacity import cooled
 from gpucloud.domain.membership import progress_of
 from gpucloud.domain.node import Node, NodeState
+from gpucloud.domain.quarantine import QUARANTINED
 from gpucloud.domain.seen import Seen
-from gpucloud.domain.state import Attempt, ExitReason, Interruption, JobState, JobStatus, Member, NodeLife
+from gpucloud.domain.state import Attempt, ExitReason, Interruption, JobState, JobStatus, Member, NodeLife, Quarantine
 
 
 def record(seen: Seen) -> JobState:
@@ -77,6 +79,13 @@ def note_interruptions(state: JobState, action: NoteInterruptions) -> JobState:
     return replace(state, interruptions=(*state.interruptions, *action.interruptions))
 
 
+def quarantine(state: JobState, action: QuarantineNodes, now: datetime) -> JobState:
+    """Return the state in which the nodes are never used again; the first reason stays."""
+    known = {one.node_id for one in state.quarantined}
+    new = tuple(Quarantine(node_id=i, why=why, at=now) for i, why in action.nodes if i not in known)
+    return replace(state, quarantined=(*state.quarantined, *new))
+
+
 def cool_down(state: JobState, action: CoolDown, now: datetime) -> JobState:
     """Return the state in which the pool is left alone for a while."""
     return replace(state, cooldowns=cooled(state, action, now))
@@ -87,7 +96,7 @@ def move(state: JobState, action: Move, group: str | None, now: datetime) -> Job
     offer = action.offer
     efa = tuple(sorted({*state.efa, offer.efa})) if group is not None else (offer.efa,)
     cap = offer.cap_usd_per_hour
-    return replace(state, pool=offer.pool, cap_usd_per_hour=cap, pool_at=now, group=group, efa=efa)
+    return replace(state, pool=offer.pool, cap_usd_per_hour=cap, pool_at=now, group=group, efa=efa, gpu=offer.gpu)
 
 
 def finish(state: JobState, action: Finish, now: datetime) -> JobState:
@@ -120,6 +129,8 @@ def reopen(state: JobState) -> JobState:
         ended_at=None,
         torn_down=False,
         reopened_after=len(state.attempts),
+        forgiven=len(state.quarantined),
+        cooldowns=tuple(c for c in state.cooldowns if c.code != QUARANTINED),
     )
 
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from gpucloud.domain.action import Action, CoolDown, Finish, Move, Resize, Wait
 from gpucloud.domain.node import Fault, Refusal
 from gpucloud.domain.offer import Pool
+from gpucloud.domain.quarantine import QUARANTINED
 from gpucloud.domain.seen import Goal, Limits, Seen
 from gpucloud.domain.state import Cooldown, ExitReason, JobState
 
@@ -93,6 +94,9 @@ def _nothing_left(seen: Seen, limits: Limits) -> Action:
     last = max(cooling, key=lambda c: c.until)
     ended = [life.ended_at for life in seen.state.nodes if life.ended_at is not None]
     waited = seen.now - max([min(c.first_at for c in cooling), *ended])
+    bad = next((c for c in cooling if c.code == QUARANTINED), None)
+    if bad is not None:
+        return Finish(reason=ExitReason.NO_CAPACITY, message=bad.message, exit_code=14)
     if all(c.fault is Fault.QUOTA for c in cooling):
         return Finish(reason=ExitReason.NO_CAPACITY, message=f"{last.message} ({last.code}): gpucloud quota request")
     if waited >= limits.patience:

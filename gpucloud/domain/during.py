@@ -10,11 +10,13 @@ from gpucloud.domain.action import (
     Drill,
     EndAttempt,
     NoteInterruptions,
+    Replace,
     Wait,
 )
 from gpucloud.domain.agentstatus import Outcome, Stop
-from gpucloud.domain.membership import is_gone, is_over, members_of, part_of, progress_of, somebody_answers
+from gpucloud.domain.membership import is_gone, is_over, members_of, part_of, progress_of, quarantined, somebody_answers
 from gpucloud.domain.node import EndCause
+from gpucloud.domain.quarantine import in_a_row, note_bad, to_replace
 from gpucloud.domain.seen import Goal, Limits, NodeSeen, Rules, Seen
 from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind
 from gpucloud.domain.upkeep import can_renew, make_room, prepare, renew, tell
@@ -27,6 +29,9 @@ def during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:
     news = _news(attempt, members, seen, rules.limits)
     if news:
         return NoteInterruptions(interruptions=news)
+    bad = note_bad(seen)
+    if bad is not None:
+        return bad
     if all(is_over(attempt, node) for node in members):
         return _close(attempt, members, seen, rules)
     if _is_overdue(attempt, seen, rules.limits):
@@ -35,6 +40,7 @@ def during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:
         _order(attempt, members, goal, seen, rules.limits)
         or tell(seen)
         or make_room(seen)
+        or _replace_bad(attempt, seen, rules.limits)
         or prepare(seen, rules.limits)
         or renew(seen, rules.wall)
         or _drill(attempt, goal, seen, rules.limits)
@@ -100,8 +106,8 @@ def _reason(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen) 
         return attempt.condemned
     if taken is not None:
         return taken
-    if Outcome.FAILED in outcomes:
-        return ExitReason.USER_ERROR
+    if Outcome.FAILED in outcomes:  # a script also fails because its GPU did
+        return ExitReason.LOST if _ill_members(attempt, seen) else ExitReason.USER_ERROR
     if outcomes == {Outcome.LEFT}:
         return ExitReason.INTERRUPTED if can_renew(seen) else ExitReason.BUDGET
     return ExitReason.LOST
@@ -123,6 +129,7 @@ def _order(
     """One member down means that the others cannot go on: they end now, not when their collectives give up."""
     wanted = (
         _order_for_the_broken(attempt, members, seen, limits)
+        or _order_for_the_ill(attempt, seen, limits)
         or _order_for_the_hung(attempt, seen, limits)
         or _order_for_the_user(attempt, seen, limits)
         or _order_for_the_idle(attempt, goal, seen, limits)
@@ -142,6 +149,25 @@ def _order_for_the_broken(
     if seen.uneven_for is not None and seen.uneven_for >= limits.save:
         return EndAttempt(how=Stop.KILL, reason=taken or ExitReason.LOST)
     return None
+
+
+def _order_for_the_ill(attempt: Attempt, seen: Seen, limits: Limits) -> EndAttempt | None:
+    """An ill node may still save; what it computes from now on is not trusted."""
+    if not _ill_members(attempt, seen):
+        return None
+    waited = seen.now - attempt.condemned_at if attempt.condemned_at else timedelta(0)
+    return EndAttempt(how=Stop.KILL if waited >= limits.save else Stop.SAVE, reason=ExitReason.INTERRUPTED)
+
+
+def _ill_members(attempt: Attempt, seen: Seen) -> bool:
+    return any(member.node_id in quarantined(seen.state) for member in attempt.members)
+
+
+def _replace_bad(attempt: Attempt, seen: Seen, limits: Limits) -> Replace | None:
+    """End bad nodes that were to come in place of others; not for ever in a pool that has no good ones."""
+    members = {member.node_id for member in attempt.members}
+    bad = tuple(node_id for node_id in to_replace(seen) if node_id not in members)
+    return Replace(node_ids=bad) if bad and len(in_a_row(seen.state)) < limits.quarantines else None
 
 
 def _order_for_the_hung(attempt: Attempt, seen: Seen, limits: Limits) -> EndAttempt | None:

@@ -14,7 +14,8 @@
     │   ├── HostUnreachable          14
     │   │   └── KeyRefused           14
     │   ├── HostKeyMismatch          14
-    │   └── RemoteCommandFailed      14
+    │   ├── RemoteCommandFailed      14
+    │   └── GateRefused              14   its GPUs are not known good
     ├── StoreError                   15
     └── CleanupIncomplete            30   names what still costs money
 
@@ -153,6 +154,12 @@ class RemoteCommandFailed(NodeError):
     """A command on a node ended with a non-zero exit code."""
 
     code = "remote_command"
+
+
+class GateRefused(NodeError):
+    """A node's GPUs are not what the job pays for, or not known good: another node may be."""
+
+    code = "gate"
 
 
 class StoreError(GpucloudError):

@@ -7,7 +7,7 @@ from datetime import timedelta
 from gpucloud.domain.agentstatus import AttemptStatus, Progress, RunState
 from gpucloud.domain.node import NodeState
 from gpucloud.domain.seen import Limits, NodeSeen, Seen
-from gpucloud.domain.state import Attempt
+from gpucloud.domain.state import Attempt, JobState
 
 
 def part_of(attempt: Attempt, node: NodeSeen | None) -> AttemptStatus | None:
@@ -45,6 +45,11 @@ def is_usable(node: NodeSeen, limits: Limits) -> bool:
     """Whether an attempt may be placed on the node once it is prepared."""
     noticed = node.status is not None and node.status.notice is not None
     return not is_gone(node) and not node.node.detached and not noticed and node.silent_for < limits.silent
+
+
+def quarantined(state: JobState) -> frozenset[str]:
+    """Return the nodes that take no part any more."""
+    return frozenset(one.node_id for one in state.quarantined)
 
 
 def somebody_answers(seen: Seen) -> bool:

@@ -48,7 +48,7 @@ class Limits:
     """How long to wait for what, before believing the worst.
 
     `gang`: for the rest of the machines, while some are there already. `patience`: for any machine at all.
-    `boot`: for a machine's host key.
+    `boot`: for a machine's host key. `quarantines`: bad nodes in a row, after which it is the pool that is bad.
     """
 
     silent: timedelta = timedelta(seconds=3)
@@ -65,6 +65,7 @@ class Limits:
     cooldown: timedelta = timedelta(minutes=5)
     cooldown_longest: timedelta = timedelta(minutes=30)
     patience: timedelta = timedelta(hours=1)
+    quarantines: int = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,8 @@ class Rules:
 class NodeSeen:
     """One node as the cloud lists it and as it answers.
 
-    `silent_for` is zero when it answered at this tick; `told` is whether its agent has read what we want of it.
+    `silent_for` is zero when it answered at this tick; `told` is whether its agent has read what we want of it;
+    `refused` is why the gate refused it.
     """
 
     node: Node
@@ -88,6 +90,17 @@ class NodeSeen:
     status: Status | None = None
     silent_for: timedelta = timedelta(0)
     told: bool = False
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """The look at nodes before attempt `number`: over or not, and who is to take no part, `(node id, why)` each."""
+
+    number: int
+    node_ids: tuple[str, ...]
+    done: bool
+    bad: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +113,8 @@ class Seen:
     the first member of the attempt was seen to have failed, `uneven_for` how long some members are over and some not,
     `short_for` how long the group has had some machines, but fewer than wanted. `candidates` are the offers that the
     job takes and the budget can start, best first; looked up only when the job's pool is cooling down. `use` is how
-    well the attempt uses its GPUs over the window of `Goal.idle`, None without that policy or without GPUs.
+    well the attempt uses its GPUs over the window of `Goal.idle`, None without that policy or without GPUs. `inspects`:
+    the job's nodes have GPUs and are looked at before every attempt; `inspection` is the last look.
     """
 
     now: datetime
@@ -116,4 +130,6 @@ class Seen:
     failed_bootstraps: int = 0
     candidates: tuple[Offer, ...] = ()
     short_for: timedelta | None = None
+    inspects: bool = False
+    inspection: Inspection | None = None
     use: GpuUse | None = None

@@ -181,7 +181,8 @@ class JobState:
 
     An ended job still has machines until it is `torn_down`, unless the user wanted them `kept`. `images` pins the
     machine image of each region; `pool_at` is when the job turned to its pool, `efa` the numbers of EFA
-    interfaces that its group is made for; `gpu` is the model that the job pays for, None where it pays for none.
+    interfaces that its group is made for; `gpu` is the model that the job pays for, None where it pays for none;
+    `forgiven` is how many of the `quarantined` there were when the user had the job go on.
     """
 
     job: str
@@ -210,6 +211,7 @@ class JobState:
     nodes: tuple[NodeLife, ...] = ()
     gpu: str | None = None
     quarantined: tuple[Quarantine, ...] = ()
+    forgiven: int = 0
     checkpoint: CheckpointRef | None = None
     reopened_after: int = 0
     drilled: bool = False

@@ -15,11 +15,13 @@ from gpucloud.domain.action import (
     Drill,
     EndAttempt,
     Finish,
+    Inspect,
     Move,
     NoteInterruptions,
     OpenAttempt,
     Prepare,
     Provision,
+    QuarantineNodes,
     Replace,
     Resize,
     TearDown,
@@ -30,6 +32,7 @@ from gpucloud.domain.bootstrap.record import attempt_lock
 from gpucloud.domain.errors import CleanupIncomplete, HostUnreachable, NodeError, ProvisionError, StoreError
 from gpucloud.domain.job import Market
 from gpucloud.domain.launch import workers_per_node
+from gpucloud.domain.membership import quarantined
 from gpucloud.domain.node import Fault, Refusal
 from gpucloud.domain.seen import Seen
 from gpucloud.domain.state import ExitReason
@@ -37,6 +40,7 @@ from gpucloud.ports import ClusterSpec
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.failure import last_words
 from gpucloud.usecases.history import HistoryKeeper
+from gpucloud.usecases.inspection import Inspector
 from gpucloud.usecases.lease import Lease
 from gpucloud.usecases.lookout import LogReader, read_node
 from gpucloud.usecases.prepare import Preparer
@@ -52,6 +56,7 @@ class Actor:
     world: World
     lease: Lease
     preparer: Preparer
+    inspector: Inspector
     cashier: Cashier
     logs: LogReader
     watcher: Watcher
@@ -69,10 +74,20 @@ class Actor:
                 self._on_the_cloud(action)
             case Prepare(node_ids=node_ids):
                 for node_id in node_ids:
-                    self.preparer.start(node_id)
+                    self.preparer.start(node_id, self.lease.state.gpu)
+            case Inspect():
+                self.inspector.start(action, seen)
             case Tell(node_ids=node_ids):
                 self._tell(node_ids)
-            case CoolDown() | OpenAttempt() | NoteInterruptions() | EndAttempt() | CloseAttempt() | Finish():
+            case (
+                CoolDown()
+                | OpenAttempt()
+                | NoteInterruptions()
+                | QuarantineNodes()
+                | EndAttempt()
+                | CloseAttempt()
+                | Finish()
+            ):
                 self._in_the_books(action, seen)
             case Wait() | Done():
                 pass
@@ -108,7 +123,7 @@ class Actor:
                 group.detach(name, node_id)
             case Replace(node_ids=node_ids):
                 for node_id in node_ids:
-                    group.terminate(name, node_id)
+                    group.terminate(name, node_id, bad=node_id in quarantined(state))
             case Drill(node_id=node_id):
                 self.lease.write(replace(state, drilled=True))
                 group.interrupt(name, node_id, notice=True)
@@ -117,7 +132,7 @@ class Actor:
 
     def _in_the_books(
         self,
-        action: CoolDown | OpenAttempt | NoteInterruptions | EndAttempt | CloseAttempt | Finish,
+        action: CoolDown | OpenAttempt | NoteInterruptions | QuarantineNodes | EndAttempt | CloseAttempt | Finish,
         seen: Seen,
     ) -> None:
         state = self.lease.state
@@ -130,6 +145,8 @@ class Actor:
                 self.lease.write(books.open_attempt(state, action, port, seen.now))
             case NoteInterruptions():
                 self.lease.write(books.note_interruptions(state, action))
+            case QuarantineNodes():
+                self.lease.write(books.quarantine(state, action, seen.now))
             case EndAttempt():
                 self.lease.write(books.order_end(state, action, seen.now))
             case CloseAttempt():
@@ -142,8 +159,9 @@ class Actor:
                 self.lease.write(books.finish(state, action, seen.now))
 
     def _keep_lock(self, action: OpenAttempt) -> None:
-        locks = {node_id: self.preparer.lock(node_id) for node_id in action.node_ids}
-        seconds = {node_id: self.preparer.seconds(node_id) for node_id in action.node_ids}
+        made = {node_id: self.preparer.made_of(node_id) for node_id in action.node_ids}
+        locks = {node_id: one.lock for node_id, one in made.items()}
+        seconds = {node_id: dict(one.seconds) for node_id, one in made.items()}
         self.world.jobs.keep_attempt_lock(action.number, attempt_lock(locks, seconds))
 
     def _provision(self) -> None:

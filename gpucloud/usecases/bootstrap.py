@@ -19,8 +19,9 @@ from gpucloud.domain.bootstrap.checks import (
 )
 from gpucloud.domain.bootstrap.data_step import DATA, data_command, lacking
 from gpucloud.domain.bootstrap.facts import Bare, Facts, parse_facts
+from gpucloud.domain.bootstrap.gate_step import GATE
 from gpucloud.domain.bootstrap.image_step import IMAGE_HINT
-from gpucloud.domain.bootstrap.layer_step import layer_hint
+from gpucloud.domain.bootstrap.layer_step import LAYER, layer_hint
 from gpucloud.domain.bootstrap.machine_step import MACHINE
 from gpucloud.domain.bootstrap.probing import package_path, probe, question, ship
 from gpucloud.domain.bootstrap.record import lock_record
@@ -29,7 +30,9 @@ from gpucloud.domain.bootstrap.steps import STEPS
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.codec import Malformed
 from gpucloud.domain.errors import NodeError, RemoteCommandFailed
+from gpucloud.domain.gate.findings import REFUSED as GATE_REFUSED
 from gpucloud.ports import Clock, Completed, DataSets, Host
+from gpucloud.usecases.gate import refusal
 from gpucloud.usecases.rebooting import reboot
 
 _SHOWN_LINES = 20
@@ -50,11 +53,12 @@ class Package:
 class Bootstrapped:
     """A node that is fit: where things lie on it, what was changed and how long each step took (seconds).
 
-    `changed` is empty when everything was there. `lock` holds JSON values only. `image` is the job's image as it is
-    pinned there.
+    `python` is the job's, `base_python` the one that runs the package. `changed` is empty when everything was there.
+    `lock` holds JSON values only. `image` is the job's image as it is pinned there.
     """
 
     python: str
+    base_python: str
     package_path: str
     root: str
     findings: tuple[str, ...]
@@ -83,11 +87,13 @@ def bootstrap(
         facts = work.make(step, facts)
         if step is MACHINE:  # GPUs that do not answer may have lacked their driver only
             check(facts, wanted)
-    check_torch(facts, wanted)
-    check_torch_build(facts, wanted)
-    check_boto3(facts, wanted)
+        if step is LAYER:  # what the job file got wrong is no fault of the node, which the gate would find
+            check_torch(facts, wanted)
+            check_torch_build(facts, wanted)
+            check_boto3(facts, wanted)
     return Bootstrapped(
         python=job_python(facts),
+        base_python=facts.python,
         package_path=package_path(facts.root, wanted.package),
         root=facts.root,
         findings=(*findings(facts, wanted, work.skew), *work.notes),
@@ -213,6 +219,8 @@ class _Work:
         answer = parse_answer(completed.stdout)
         if completed.exit_code == REFUSED and answer is not None:
             raise NodeError(f"{self._host.node.id}: {answer.said}", hint=answer.hint or None)
+        if name == GATE and completed.exit_code == GATE_REFUSED:
+            raise refusal(self._host.node.id, completed.stdout)
         if completed.exit_code != 0:
             raise self._failed(name, completed)
         for step, seconds in answer.steps if answer is not None else ():

@@ -20,7 +20,9 @@ from gpucloud.domain.seen import Goal, NodeSeen, Readiness, Seen
 from gpucloud.domain.state import Attempt, CheckpointRef, ExitReason, JobState
 from gpucloud.store.commits import newest_commit
 from gpucloud.usecases.cashier import Cashier
+from gpucloud.usecases.gate import gate_wanted
 from gpucloud.usecases.history import HistoryKeeper
+from gpucloud.usecases.inspection import Inspector
 from gpucloud.usecases.lookout import LogReader, read_node
 from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.usage import UsageMeter
@@ -65,6 +67,7 @@ class Observer:
     world: World
     goal: Goal
     preparer: Preparer
+    inspector: Inspector
     cashier: Cashier
     logs: LogReader
     wanted_end: Callable[[], ExitReason | None]
@@ -96,6 +99,8 @@ class Observer:
             failed_bootstraps=self.preparer.failures,
             candidates=self._candidates(state, now),
             short_for=self._short_for(group, now),
+            inspects=gate_wanted(self.world.job, state.gpu) is not None,
+            inspection=self.inspector.seen(),
         )
         return self._with_times(state.attempt, seen) if state.attempt is not None else seen
 
@@ -171,6 +176,7 @@ class Observer:
             status=memory.status,
             silent_for=silence if silence > timedelta(seconds=_ANSWER_S / 2) else timedelta(0),
             told=self.preparer.is_told(node, memory.status, state),
+            refused=self.preparer.refused(node.id),
         )
 
     def _wanted_end(self, now: datetime) -> ExitReason | None:

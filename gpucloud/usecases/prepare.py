@@ -10,13 +10,14 @@ from datetime import datetime, timedelta, timezone
 
 from gpucloud.domain.agentstatus import Desired, Launch, Status, Stop, desired_to_json
 from gpucloud.domain.bootstrap.wanted import Wanted, with_driver
-from gpucloud.domain.errors import GpucloudError, NodeError, StoreError
+from gpucloud.domain.errors import GateRefused, GpucloudError, NodeError, StoreError
 from gpucloud.domain.launch import AttemptStart, Place, attempt_secret, launches
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.seen import Readiness
 from gpucloud.domain.state import Attempt, JobState
 from gpucloud.usecases.bootstrap import Bootstrapped, bootstrap
 from gpucloud.usecases.datasets import JobData
+from gpucloud.usecases.gate import of_node
 from gpucloud.usecases.needs import wanted_for
 from gpucloud.usecases.world import Watcher, World
 
@@ -62,10 +63,10 @@ class Preparer:
         """Remember where the nodes are."""
         self._nodes.update({node.id: node for node in group.nodes})
 
-    def start(self, node_id: str) -> None:
-        """Begin to prepare the node; nothing happens when that has begun already."""
+    def start(self, node_id: str, gpu: str | None) -> None:
+        """Begin to prepare the node, by a job that pays for GPUs of this model; nothing happens when that has begun."""
         if node_id not in self._work:
-            self._work[node_id] = self.pool.submit(self._prepare, self._nodes[node_id])
+            self._work[node_id] = self.pool.submit(self._prepare, self._nodes[node_id], gpu)
 
     def forget(self, node_id: str) -> None:
         """Prepare the node again when it is asked for next: its agent does not answer."""
@@ -95,6 +96,12 @@ class Preparer:
         error = work.exception() if work is not None and work.done() else None
         return str(error) if error is not None else None
 
+    def refused(self, node_id: str) -> str | None:
+        """Return why the gate refused the node; None for any other failure, and none."""
+        work = self._work.get(node_id)
+        error = work.exception() if work is not None and work.done() else None
+        return error.message if isinstance(error, GateRefused) else None
+
     def is_told(self, node: Node, status: Status | None, state: JobState) -> bool:
         """Whether the node's agent has read what is wanted of it."""
         if status is None or self.readiness(node.id) is not Readiness.READY:
@@ -118,13 +125,13 @@ class Preparer:
         """Return where the node's copy of the code lies, None while it is not prepared."""
         return self._work[node_id].result().code if self.readiness(node_id) is Readiness.READY else None
 
-    def lock(self, node_id: str) -> dict[str, object]:
-        """Return what a later node must have to be the same as this one, which is prepared; JSON values."""
-        return self._work[node_id].result().bootstrapped.lock
+    def made_of(self, node_id: str) -> Bootstrapped:
+        """Return what the bootstrap of a prepared node gave: its Python, its lock record, how long each phase took."""
+        return self._work[node_id].result().bootstrapped
 
-    def seconds(self, node_id: str) -> dict[str, float]:
-        """Return how long each phase of the node's preparation took."""
-        return dict(self._work[node_id].result().bootstrapped.seconds)
+    def node(self, node_id: str) -> Node:
+        """Return the node as it was last listed."""
+        return self._nodes[node_id]
 
     def free_port(self, node_id: str) -> int:
         """Return a TCP port that is free on the node now. Raises NodeError."""
@@ -134,13 +141,13 @@ class Preparer:
             raise NodeError(f"{node_id}: no free port: {done.stderr.decode(errors='replace').strip()}")
         return int(done.stdout)
 
-    def _prepare(self, node: Node) -> Prepared:
+    def _prepare(self, node: Node, gpu: str | None) -> Prepared:
         try:
             host = self.world.shell.host(node)
             syncing = self.syncs.submit(host.sync, self.world.job.code, f"{node.root}/code")
             # The setup runs where the code is; without one, both go on side by side.
             before = syncing.result() if self._builds_in_code else ""
-            wanted = self._needs(before)
+            wanted = of_node(self._needs(before), self.world.job, gpu, node, self.world.store.url)
             done = bootstrap(
                 host,
                 wanted,
@@ -151,6 +158,8 @@ class Preparer:
             )
             self._keep(done)
             code = syncing.result()
+        except GateRefused:
+            raise  # the node's own fault, which another one need not have
         except GpucloudError:
             self.failures += 1
             raise

@@ -16,6 +16,7 @@ from gpucloud.domain.state import (
     Interruption,
     JobState,
     JobStatus,
+    Quarantine,
 )
 
 
@@ -49,6 +50,7 @@ class JobReport:
     nodes: tuple[Node, ...]
     charges: tuple[Charge, ...]
     cooldowns: tuple[Cooldown, ...]
+    quarantined: tuple[Quarantine, ...] = ()
     standing: tuple[NodeStanding, ...] = ()
 
 
@@ -73,4 +75,5 @@ def report(
         nodes=group.alive,
         charges=charges,
         cooldowns=() if state.status.ended else state.cooldowns,
+        quarantined=state.quarantined,
     )

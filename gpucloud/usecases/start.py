@@ -98,6 +98,7 @@ class Starter:
             pool=plan.offer.pool,
             cap_usd_per_hour=plan.offer.cap_usd_per_hour,
             efa=(plan.offer.efa,),
+            gpu=plan.offer.gpu,
         )
         try:
             JobStore(self.store, name).create(state, spec)
@@ -151,7 +152,8 @@ def adopt(state: JobState, job: Job, spec: bytes, plan: Plan) -> JobState:
     if adopted.group is not None:
         return adopted
     offer = plan.offer
-    return replace(adopted, pool=offer.pool, cap_usd_per_hour=offer.cap_usd_per_hour, efa=(offer.efa,))
+    cap = offer.cap_usd_per_hour
+    return replace(adopted, pool=offer.pool, cap_usd_per_hour=cap, efa=(offer.efa,), gpu=offer.gpu)
 
 
 def _sha256(data: bytes) -> str:

@@ -12,11 +12,13 @@ from gpucloud.domain.action import (
     Drill,
     EndAttempt,
     Finish,
+    Inspect,
     Move,
     NoteInterruptions,
     OpenAttempt,
     Prepare,
     Provision,
+    QuarantineNodes,
     Replace,
     Resize,
     TearDown,
@@ -51,6 +53,10 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
             return f"attempt {number} starts on {', '.join(node_ids)}"
         case NoteInterruptions(interruptions=interruptions):
             return "; ".join(_interrupted(i) for i in interruptions)
+        case Inspect(node_ids=node_ids):
+            return f"looking at the GPUs of {', '.join(node_ids)}"
+        case QuarantineNodes(nodes=nodes):
+            return "; ".join(f"{node_id} takes no part any more: {why}" for node_id, why in nodes)
         case EndAttempt(reason=reason, message=message):
             return f"ending the attempt: {reason.value}{': ' + message if message else ''}"
         case CloseAttempt(reason=reason):

@@ -19,6 +19,7 @@ from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.datasets import JobData
 from gpucloud.usecases.forecast import time_left
 from gpucloud.usecases.history import HistoryKeeper
+from gpucloud.usecases.inspection import Inspector
 from gpucloud.usecases.lease import Lease
 from gpucloud.usecases.lookout import LogReader
 from gpucloud.usecases.observe import Observer
@@ -75,7 +76,7 @@ class Supervisor:
         """Tick until there is nothing to do but to wait for the job itself."""
         while not isinstance(action := self.tick(), Done):
             if isinstance(action, Wait):
-                if not self.observer.preparer.busy:
+                if not self.observer.preparer.busy and not self.observer.inspector.busy:
                     break
                 self.world.clock.sleep(self.world.period_s)
         self.logs.flush()
@@ -115,10 +116,12 @@ def supervisor(
     history = HistoryKeeper(world.jobs, world.clock)
     data = JobData(job=world.job, jobs=world.jobs, sets=world.data_sets, story=watcher.story)
     preparer = Preparer(world=world, watcher=watcher, pool=makers, syncs=syncs, data=data)
+    inspector = Inspector(world=world, preparer=preparer, pool=makers)
     observer = Observer(
         world=world,
         goal=goal,
         preparer=preparer,
+        inspector=inspector,
         cashier=cashier,
         logs=logs,
         wanted_end=wanted_end,
@@ -127,7 +130,14 @@ def supervisor(
         usage=UsageMeter(lasting=goal.idle.lasting if goal.idle else None),
     )
     actor = Actor(
-        world=world, lease=lease, preparer=preparer, cashier=cashier, logs=logs, watcher=watcher, history=history
+        world=world,
+        lease=lease,
+        preparer=preparer,
+        inspector=inspector,
+        cashier=cashier,
+        logs=logs,
+        watcher=watcher,
+        history=history,
     )
     try:
         with lease:

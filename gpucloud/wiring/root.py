@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpucloud.domain.node import Node
     from gpucloud.domain.plan import Plan
     from gpucloud.ports import DataSets, Shell
+    from gpucloud.usecases.here import Here
     from gpucloud.usecases.jobs import Asker
     from gpucloud.usecases.start import Starter
     from gpucloud.usecases.world import World
@@ -232,6 +233,12 @@ class Gpucloud:
         from gpucloud.adapters.terraform.install import install
 
         return install(self.home.tools, story=story)
+
+    def look_here(self, *, full: bool) -> Here:
+        """Return how this machine is; with `full`, its GPUs are put to work."""
+        from gpucloud.wiring.here import look_here
+
+        return look_here(self.home, lambda: self.aws(AwsChoices(), Resources()).account(), full=full)
 
     def leftovers(self, known: KnownJob) -> tuple[str, ...]:
         """Return what the cloud still lists for a job: its group, and nodes alive in it."""

@@ -74,8 +74,8 @@ class FakeNodeGroup:
         self._change(state, self._alive(group, node_id), detached=True)
         self._settled(group)
 
-    def terminate(self, group: str, node_id: str) -> None:
-        state = self._called("terminate", group, node_id)
+    def terminate(self, group: str, node_id: str, *, bad: bool = False) -> None:
+        state = self._called("terminate", group, node_id, *(["bad"] if bad else []))
         self._end(state, self._alive(group, node_id), EndCause.CHOICE)
         self._settled(group)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.package import package_zip
-from gpucloud.domain.errors import NodeError, RemoteCommandFailed
-from gpucloud.domain.job import Job, Market, Resources
+from gpucloud.domain.errors import GateRefused, NodeError, RemoteCommandFailed
+from gpucloud.domain.job import GatePolicy, Job, Market, Resources
 from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Completed
@@ -260,7 +260,7 @@ def test_other_requirements_are_another_layer(home, code, package):
 
 
 def test_a_job_that_asks_for_a_gpu_is_refused_by_a_node_without_one(home, code, package):
-    with pytest.raises(NodeError, match="0 NVIDIA devices, the job needs 1"):
+    with pytest.raises(GateRefused, match="n1: 0 GPUs, 1 expected"):
         fit(HereHost(home), package, job(code, resources=Resources(gpu=("A100",))))
 
 
@@ -274,7 +274,10 @@ def test_a_driver_that_does_not_answer_is_named(home, code, package, tmp_path):
 def test_the_devices_of_a_stand_in_nvidia_smi_are_in_the_lock_record(home, code, package, tmp_path):
     _stand_in_nvidia_smi(tmp_path, f"cat {RECORDED}")
     host = HereHost(home, PATH=f"{tmp_path}:{os.environ['PATH']}")
-    done = fit(host, package, job(code, run="./train", resources=Resources(gpus=2, gpu=("H200",))))
+    wanted = job(code, run="./train", resources=Resources(gpus=2, gpu=("H200",)), gate=GatePolicy.QUICK)
+    done = fit(host, package, wanted)
+    assert done.changed == ("package", "agent", "gate")
+    assert fit(host, package, wanted).changed == ()
     assert done.lock["gpus"] == [{"name": "NVIDIA H200", "memory_mib": 143771, "driver": "580.159.04"}] * 4
     assert done.findings == ()
 
@@ -311,6 +314,15 @@ def test_a_torch_that_setup_installs_and_a_stand_in_driver_is_too_old_for_is_ref
         "torch 2.13.0 is built for CUDA 13.0, which needs driver 580.65.06; the node has 570.172.08"
     )
     assert caught.value.hint == "setup: pip install torch --index-url https://download.pytorch.org/whl/cu128"
+
+
+def test_a_node_whose_stand_in_gpus_are_not_those_paid_for_is_refused_each_time(home, code, package, tmp_path):
+    _stand_in_nvidia_smi(tmp_path, f"cat {RECORDED}")
+    host = HereHost(home, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    wanted = job(code, resources=Resources(gpus=2, gpu=("A100",)), gate=GatePolicy.QUICK)
+    for _ in range(2):
+        with pytest.raises(GateRefused, match="n1: GPU 0: it is a NVIDIA H200, A100 expected"):
+            fit(host, package, wanted)
 
 
 def test_a_node_without_python_is_named_with_a_hint(home, code, package):

@@ -102,9 +102,9 @@ def fit(host, driver="580", story=lambda _: None, version=""):
         name="j", run="train.py", budget_usd=Decimal(1), source=Path("/j.yaml"), code=Path("/"), cloud=Cloud.AWS,
         resources=Resources(gpus=4, gpu=("H200",)), machine=MachineChoices(driver=driver),
     )  # fmt: skip
-    wanted = wanted_for(job, package=PACKAGE, code="/code", secrets={}, store_url="file:///s", power_off=())
+    wanted = wanted_for(job, package=PACKAGE.sha256, code="/code", secrets={}, store_url="file:///s", power_off=())
     host.digest = digest(wanted.machine)
-    return bootstrap(host, with_driver(wanted, version), PACKAGE, SteppedClock(), story)
+    return bootstrap(host, with_driver(wanted, version), PACKAGE, SteppedClock(), story=story)
 
 
 def test_a_driver_that_is_installed_by_the_step_is_looked_for_only_after_it():

@@ -18,11 +18,13 @@ from gpucloud.domain.action import (
     Drill,
     EndAttempt,
     Finish,
+    Inspect,
     Move,
     NoteInterruptions,
     OpenAttempt,
     Prepare,
     Provision,
+    QuarantineNodes,
     Replace,
     Resize,
     TearDown,
@@ -34,12 +36,13 @@ from gpucloud.domain.between import fruitless
 from gpucloud.domain.job import IdlePolicy
 from gpucloud.domain.node import EndCause, Fault, NodeState
 from gpucloud.domain.reconcile import decide
-from gpucloud.domain.seen import Goal, Readiness, Rules, Until
+from gpucloud.domain.seen import Goal, Inspection, Readiness, Rules, Until
 from gpucloud.domain.state import (
     ExitReason,
     Interruption,
     InterruptionKind,
     JobStatus,
+    Quarantine,
 )
 from gpucloud.domain.use import DeviceUse, GpuUse
 from tests.unit.worlds import (
@@ -87,6 +90,13 @@ def test_the_shut_off_is_armed_before_the_level_is_set():
 
 def test_the_level_is_set_once_the_shut_off_is_read_back():
     assert decide(GOAL, seen(group_size=0), RULES) == Resize(size=2)
+
+
+def test_a_budget_for_a_few_minutes_starts_machines_instead_of_arming_for_ever():
+    armed = NOW + timedelta(minutes=9)
+    later = {"armed": armed, "group_size": 0, "state": state(paid_until=armed)}
+    assert decide(GOAL, seen(**later, payable_until=armed + timedelta(seconds=1)), RULES) == Resize(size=2)
+    assert decide(GOAL, seen(**later, payable_until=LATER), RULES) == Arm(until=LATER)
 
 
 def test_nodes_that_run_are_prepared_and_pending_ones_are_waited_for():
@@ -523,6 +533,129 @@ def test_a_pool_that_refuses_again_is_left_alone_for_longer_each_time():
     assert len(now.cooldowns) == 1
 
 
+# The gate
+
+
+def bad(node_id, why="GPU 0: Xid 79", ago=1.0):
+    return Quarantine(node_id=node_id, why=why, at=NOW - timedelta(seconds=ago))
+
+
+def looked(*found, done=True, number=1):
+    return {
+        "inspects": True,
+        "inspection": Inspection(number=number, node_ids=("a", "b"), done=done, bad=tuple(found)),
+    }
+
+
+def test_a_job_without_gpus_opens_its_attempt_without_a_look():
+    assert decide(GOAL, seen(up("a"), up("b"), inspects=False), RULES) == OpenAttempt(number=1, node_ids=("a", "b"))
+
+
+def test_gpus_are_looked_at_before_every_attempt_and_waited_for():
+    first = opened("a", "b", reason=ExitReason.INTERRUPTED, last_step=5)
+    nodes = (up("a"), up("b"))
+    again = state(attempts=(first,))
+    assert decide(GOAL, seen(*nodes, inspects=True), RULES) == Inspect(number=1, node_ids=("a", "b"))
+    assert decide(GOAL, seen(*nodes, **looked(done=False)), RULES) == Wait(why="gate")
+    assert decide(GOAL, seen(*nodes, **looked()), RULES) == OpenAttempt(number=1, node_ids=("a", "b"))
+    assert decide(GOAL, seen(*nodes, **looked(), state=again), RULES) == Inspect(number=2, node_ids=("a", "b"))
+
+
+def test_other_members_are_looked_at_anew():
+    assert decide(GOAL, seen(up("a"), up("c"), **looked()), RULES) == Inspect(number=1, node_ids=("a", "c"))
+
+
+def test_a_node_found_bad_is_written_down_and_then_replaced():
+    world = seen(up("a"), up("b"), **looked(("b", "GPU 0: Xid 79")))
+    assert decide(GOAL, world, RULES) == QuarantineNodes(nodes=(("b", "GPU 0: Xid 79"),))
+    known = replace(world, state=state(quarantined=(bad("b"),)))
+    assert decide(GOAL, known, RULES) == Replace(node_ids=("b",))
+
+
+def test_a_node_that_the_gate_refused_is_quarantined_and_not_counted_as_a_failed_bootstrap():
+    refused = up("b", readiness=Readiness.FAILED, refused="3 GPUs, 4 expected")
+    world = seen(up("a"), refused)
+    assert decide(GOAL, world, RULES) == QuarantineNodes(nodes=(("b", "3 GPUs, 4 expected"),))
+
+
+def test_three_bad_nodes_in_a_row_are_a_bad_pool():
+    three = state(quarantined=(bad("x"), bad("y"), bad("z", "GPU 3: Xid 48")))
+    action = decide(GOAL, seen(up("a"), state=three, group_size=2), RULES)
+    assert isinstance(action, CoolDown)
+    assert (action.pool, action.code, action.message) == (
+        POOL,
+        "Quarantined",
+        "3 nodes in a row were bad: z: GPU 3: Xid 48",
+    )
+
+
+def test_from_a_bad_pool_the_job_turns_to_another_and_without_one_it_stops_with_the_findings():
+    cooling = replace(cooldown(), code="Quarantined", message="3 nodes in a row were bad: z: GPU 3: Xid 48")
+    known = state(cooldowns=(cooling,), quarantined=(bad("x"), bad("y"), bad("z")))
+    assert decide(GOAL, seen(group_size=0, state=known, candidates=(offer(),)), RULES) == Move(offer=offer())
+    assert decide(GOAL, seen(group_size=0, state=known), RULES) == Finish(
+        reason=ExitReason.NO_CAPACITY, message="3 nodes in a row were bad: z: GPU 3: Xid 48", exit_code=14
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pool_at": NOW},
+        {"forgiven": 3},
+        {"attempts": (replace(opened("a", "b", reason=ExitReason.LOST, last_step=4), started_at=NOW),)},
+    ],
+)
+def test_what_was_before_another_pool_a_new_start_or_a_step_does_not_count(changes):
+    known = state(quarantined=(bad("x"), bad("y"), bad("z")), **changes)
+    assert not isinstance(decide(GOAL, seen(up("a"), up("b"), state=known), RULES), CoolDown)
+
+
+def test_a_member_that_falls_ill_saves_with_the_others_and_is_killed_when_it_does_not():
+    nodes = (up("a", part(1)), up("b", part(1), ill="GPU 1: Xid 94"))
+    quarantined = {"quarantined": (bad("b"),)}
+    late = opened("a", "b", condemned=ExitReason.INTERRUPTED, condemned_at=NOW - RULES.limits.save, ordered=Stop.SAVE)
+    known = state(attempts=(opened("a", "b"),), **quarantined)
+    assert decide(GOAL, running(*nodes), RULES) == QuarantineNodes(nodes=(("b", "GPU 1: Xid 94"),))
+    assert decide(GOAL, seen(*nodes, state=known), RULES) == EndAttempt(how=Stop.SAVE, reason=ExitReason.INTERRUPTED)
+    assert decide(GOAL, seen(*nodes, state=state(attempts=(late,), **quarantined)), RULES) == EndAttempt(
+        how=Stop.KILL, reason=ExitReason.INTERRUPTED
+    )
+    left = (up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT), ill="GPU 1: Xid 94"))
+    assert decide(GOAL, seen(*left, state=state(attempts=(late,), **quarantined)), RULES) == CloseAttempt(
+        reason=ExitReason.INTERRUPTED
+    )
+
+
+def test_a_script_that_failed_on_an_ill_node_is_not_the_users_error():
+    failed = (up("a", part(1, Outcome.FAILED)), up("b", part(1, Outcome.FAILED), ill="GPU 1: Xid 79"))
+    known = state(attempts=(opened("a", "b"),), quarantined=(bad("b"),))
+    assert decide(GOAL, seen(*failed, state=known, failed_for=timedelta(seconds=9)), RULES) == CloseAttempt(
+        reason=ExitReason.LOST
+    )
+
+
+def test_a_bad_node_that_was_to_come_next_is_replaced_while_the_attempt_goes_on():
+    known = state(attempts=(opened("a", "b"),), quarantined=(bad("c"),))
+    world = seen(up("a", part(1)), up("b", part(1)), up("c"), state=known)
+    assert decide(GOAL, world, RULES) == Replace(node_ids=("c",))
+
+
+def test_the_books_keep_the_first_reason_and_a_new_start_forgives():
+    first = books.quarantine(state(), QuarantineNodes(nodes=(("a", "Xid 79"),)), NOW)
+    again = books.quarantine(first, QuarantineNodes(nodes=(("a", "Xid 48"), ("b", "ECC"))), LATER)
+    assert [(one.node_id, one.why, one.at) for one in again.quarantined] == [("a", "Xid 79", NOW), ("b", "ECC", LATER)]
+    cooled = replace(again, cooldowns=(replace(cooldown(), code="Quarantined"), cooldown(OTHER_POOL)))
+    reopened = books.reopen(cooled)
+    assert (reopened.forgiven, len(reopened.quarantined)) == (2, 2)
+    assert [c.pool for c in reopened.cooldowns] == [OTHER_POOL]
+
+
+def test_the_model_that_is_paid_for_changes_with_the_offer():
+    moved = books.move(state(gpu="A100"), Move(offer=replace(offer(), gpu="H100")), None, NOW)
+    assert moved.gpu == "H100"
+
+
 # The whole product of small worlds
 
 
@@ -534,6 +667,8 @@ NODES = {
     "broken": lambda i: up(i, readiness=Readiness.FAILED),
     "ready": up,
     "untold": lambda i: up(i, told=False),
+    "refused": lambda i: up(i, readiness=Readiness.FAILED, refused="2 GPUs, 4 expected"),
+    "ill": lambda i: up(i, part(1, step=50), ill="GPU 0: Xid 79"),
     "noticed": lambda i: up(i, part(1), notice=True),
     "detached": lambda i: up(i, part(1), notice=True, detached=True),
     "silent": lambda i: up(i, part(1), silent=9),
@@ -566,6 +701,9 @@ WISHES = {
     "failing": {"failed_for": timedelta(seconds=5), "failed_bootstraps": 1},
     "refused": {"refusals": (refusal(),), "short_for": timedelta(seconds=120)},
     "cooling": {"cooldowns": (cooldown(),), "candidates": (offer(POOL), offer())},
+    "a look": {"inspects": True},
+    "found": {**looked(("b", "GPU 0: Xid 79")), "quarantined": (bad("a"),)},
+    "bad pool": {"inspects": True, "quarantined": (bad("x"), bad("y"), bad("a"))},
     "dry": {"cooldowns": (cooldown(), cooldown(OTHER_POOL)), "candidates": (offer(POOL), offer())},
 }
 
@@ -575,6 +713,7 @@ def worlds():
         nodes = tuple(n for n in (NODES[a]("a"), NODES[b]("b")) if n is not None)
         wishes = dict(WISHES[wish])
         stored = state(attempts=ATTEMPTS[attempts], cooldowns=wishes.pop("cooldowns", ()))
+        stored = replace(stored, quarantined=wishes.pop("quarantined", ()))
         yield (
             f"attempt {attempts}, a {a}, b {b}, group {group}, {wish}",
             seen(*nodes, state=stored, **GROUPS[group], **wishes),
@@ -618,6 +757,18 @@ def laws(world, action):
             for i in action.node_ids
         ),
     )
+    out = {one.node_id for one in world.state.quarantined}
+    yield (
+        "no attempt opens on a quarantined node, nor on one that was not looked at where that is wanted",
+        not isinstance(action, OpenAttempt)
+        or (not out & set(action.node_ids) and (not world.inspects or world.inspection.done)),
+    )
+    yield (
+        "only who lives and is not known yet is quarantined",
+        not isinstance(action, QuarantineNodes)
+        or all(by_id[i].node.state is not NodeState.TERMINATED and i not in out for i, _ in action.nodes),
+    )
+    yield "a look is for jobs with GPUs", not isinstance(action, Inspect) or (world.inspects and attempt is None)
     yield "an attempt is closed only when it is open", not isinstance(action, CloseAttempt) or attempt is not None
     yield "the job is never finished over an open attempt", not isinstance(action, Finish) or attempt is None
     yield (

@@ -77,7 +77,7 @@ def part(number=1, outcome=None, step=None, **changes):
     )
 
 
-def up(node_id, attempt=None, *, notice=False, readiness=Readiness.READY, silent=0.0, told=True, **changes):
+def up(node_id, attempt=None, *, notice=False, readiness=Readiness.READY, silent=0.0, told=True, ill=None, **changes):
     """A node that is up, prepared and told, unless said otherwise."""
     status = Status(
         beat=1,
@@ -85,8 +85,10 @@ def up(node_id, attempt=None, *, notice=False, readiness=Readiness.READY, silent
         boot_id="b",
         notice=Notice(action="terminate", at=NOW + timedelta(minutes=2)) if notice else None,
         attempt=attempt,
+        ill=ill,
     )
     return NodeSeen(
+        refused=changes.pop("refused", None),
         node=node(node_id, **changes),
         readiness=readiness,
         error="no pip" if readiness is Readiness.FAILED else None,

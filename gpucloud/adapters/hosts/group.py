@@ -20,6 +20,7 @@ from gpucloud.ports import Clock
 _NO_GROUP = GroupView(exists=False, size=0, armed_until=None, nodes=())
 # A host is another's only some time after its paid time: clocks differ, and the last save may take a moment.
 _GRACE = timedelta(minutes=2)
+_NEVER_AGAIN = timedelta(days=365)
 _REST = timedelta(minutes=10)  # a host that was given back as unfit is taken last for so long
 
 
@@ -75,16 +76,20 @@ class SshNodeGroup:
         self._change_node(group, node_id, lambda node: replace(node, detached=True))
         self._follow(group)
 
-    def terminate(self, group: str, node_id: str) -> None:
-        """End our processes on the host and free it; the next one is taken, this one again only as the last."""
+    def terminate(self, group: str, node_id: str, *, bad: bool = False) -> None:
+        """End our processes on the host and free it; the next one is taken, this one again only as the last.
+
+        A `bad` one is not taken again for as long as the group is there.
+        """
 
         def change(node: Taken) -> Taken:
             return replace(ended(node, self.clock.now(), EndCause.CHOICE), given_up=True)
 
         before = self._change_node(group, node_id, change)
         if before is not None and not before.detached:
-            until = self.clock.now() + _REST
-            mark = passing.over(before.place.name, "was given back as unfit", self.clock.now(), last_until=until)
+            now = self.clock.now()
+            mark = passing.over(before.place.name, "was given back as unfit", now, last_until=now + _REST)
+            mark = replace(mark, again_at=now + _NEVER_AGAIN, lasting=True) if bad else mark
             self.records.change(group, lambda record: passing.marked(record, (mark,), told=False))
         self._follow(group)
 

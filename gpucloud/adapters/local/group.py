@@ -74,7 +74,7 @@ class LocalNodeGroup:
         """Stop counting the node: the level starts another one now."""
         self._change(group, node_id, lambda node: replace(node, detached=True))
 
-    def terminate(self, group: str, node_id: str) -> None:
+    def terminate(self, group: str, node_id: str, *, bad: bool = False) -> None:  # noqa: ARG002  nodes are made anew
         """End the node by choice."""
         self._change(group, node_id, _ended_by_choice)
 

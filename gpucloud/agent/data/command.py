@@ -28,7 +28,7 @@ class Asked:
     env: tuple[tuple[str, str], ...] = ()
 
 
-def main(root: Path, given: BinaryIO, say: Callable[[str], None]) -> int:
+def main(root: Path, given: BinaryIO, say: Callable[[str], object]) -> int:
     """Carry out what is asked on `given` and return the exit code."""
     asked = from_json(Asked, given.readline())
     found = unpack(given.read())

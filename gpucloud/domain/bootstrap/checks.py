@@ -26,20 +26,14 @@ def require_python(python: str | None, version: tuple[int, ...] | None) -> None:
 
 
 def check(facts: Facts, wanted: Wanted) -> None:
-    """Raise NodeError for what no step can mend: a full disk, a GPU that is missing or does not answer."""
+    """Raise NodeError for what no step can mend: a full disk, a driver that does not answer a job without a gate."""
     if facts.free_bytes < MINIMUM_FREE_BYTES:
         raise NodeError(
             f"{facts.root}: {facts.free_bytes / 2**30:.2f} GiB free, 1 GiB is the least that works",
             hint="free some space there, or take nodes with a larger disk",
         )
-    if facts.gpu_fault is not None:
+    if facts.gpu_fault is not None and wanted.gate is None:
         raise NodeError(f"nvidia-smi failed: {facts.gpu_fault}", hint="replace the node, or install its driver again")
-    found = len(facts.gpus or ())
-    if wanted.asks_for_gpus and found < wanted.gpus:
-        raise NodeError(
-            f"{found} NVIDIA devices, the job needs {wanted.gpus}",
-            hint="lower `resources.gpus`, or leave out `gpu:` and `vram_gib:` to run on the CPU",
-        )
 
 
 def check_torch(facts: Facts, wanted: Wanted) -> None:
@@ -78,6 +72,7 @@ def findings(facts: Facts, wanted: Wanted, skew: timedelta) -> tuple[str, ...]:
     idle = None if wanted.asks_for_gpus else _idle_gpus(facts, wanted)
     if idle is not None:
         found.append(f"{idle}: the job runs on the CPU")
+    found += facts.gate.remarks if facts.gate is not None and wanted.gate is not None else ()
     if abs(skew) > _TOLERATED_SKEW:
         side = "ahead of" if skew > timedelta(0) else "behind"
         found.append(f"the node's clock is {abs(skew).total_seconds():.0f} s {side} this machine's")

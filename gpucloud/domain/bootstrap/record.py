@@ -27,6 +27,7 @@ def lock_record(facts: Facts, wanted: Wanted) -> dict[str, object]:
         "image": facts.image.pinned if facts.image else None,
         "machine": dict(machine.versions) if machine else None,
         "gpus": [{"name": g.name, "memory_mib": g.memory_mib, "driver": g.driver} for g in facts.gpus or ()],
+        "gate": dict(facts.gate.figures) if facts.gate is not None and wanted.gate is not None else None,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpucloud.domain.bootstrap.data_step import DATA
 from gpucloud.domain.bootstrap.facts import Facts
+from gpucloud.domain.bootstrap.gate_step import GATE_STEP
 from gpucloud.domain.bootstrap.image_step import image_order, image_reason
 from gpucloud.domain.bootstrap.layer_step import LAYER
 from gpucloud.domain.bootstrap.machine_step import MACHINE
@@ -45,4 +46,5 @@ STEPS = (
     Step(name="image", needed=image_reason, commands=_image_commands),
     LAYER,
     DATA,
+    GATE_STEP,
 )

@@ -17,8 +17,9 @@ class Wanted:
 
     `power_off` is the command by which a node ends itself after its paid time, empty for none; `boto3` says that the
     job's store needs it, `torch` that gpucloud installs it where the base has none. `conda` is the environment file,
-    below `code`; mirrors are indexes in place of the usual ones. `machine`, `data` and `gate` are None or empty where
-    the job wants nothing of the kind.
+    below `code`; mirrors are indexes in place of the usual ones. `devices` are the GPUs that are the node's, empty for
+    all; `store_endpoint` is where the store answers (`https://host:port`), empty where it is not in S3. `machine`,
+    `data` and `gate` are None or empty where the job wants nothing of the kind.
     """
 
     package: str
@@ -33,6 +34,8 @@ class Wanted:
     data: tuple[DataWanted, ...] = ()
     gate: GateWanted | None = None
     image: ImageWanted | None = None
+    devices: tuple[str, ...] = ()
+    store_endpoint: str = ""
     power_off: tuple[str, ...] = ()
     boto3: bool = False
     torch: bool = False

@@ -103,7 +103,7 @@ class AwsNodeGroup:
                 )
             watch.memory.detach(node_id)
 
-    def terminate(self, group: str, node_id: str) -> None:
+    def terminate(self, group: str, node_id: str, *, bad: bool = False) -> None:  # noqa: ARG002  never the same again
         """End one machine by its id; the group starts another one unless the machine was detached."""
         with self._changing(group) as watch:
             node = self._find(watch, node_id)

@@ -1,0 +1,1 @@
+"""The gate on the node: look, put to work, judge, write down."""

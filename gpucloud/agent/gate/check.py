@@ -1,0 +1,49 @@
+"""The whole check of this machine: look, try out, judge; what passed is written down for this boot."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from gpucloud.agent.gate.look import look
+from gpucloud.agent.gate.record import write_down
+from gpucloud.agent.gate.surroundings import clock_is_kept, reach, write_mbps
+from gpucloud.agent.gate.try_out import try_out
+from gpucloud.agent.gate.workers import can_compute
+from gpucloud.domain.gate.check import Checked
+from gpucloud.domain.gate.findings import failures
+from gpucloud.domain.gate.judge import judge
+from gpucloud.domain.gate.report import Report
+from gpucloud.domain.gate.wanted import GateOrder
+
+
+def check(root: Path, order: GateOrder) -> Checked:
+    """Look at this machine, put it to work where that is wanted, judge it; what has a digest and passes is recorded."""
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (root / "gate.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two at once would measure each other
+        started = time.monotonic()
+        report = look(order.devices, full=order.wanted.full)
+        if order.wanted.full:
+            report = _fully(root, order, report)
+        report = replace(report, seconds=round(time.monotonic() - started, 2))
+        findings = judge(report, order.wanted)
+        if order.digest and not failures(findings):
+            write_down(root, order.digest, report, findings)
+    return Checked(report=report, findings=findings)
+
+
+def _fully(root: Path, order: GateOrder, report: Report) -> Report:
+    seen = replace(
+        report,
+        clock_kept=clock_is_kept(),
+        free_bytes=shutil.disk_usage(root).free,
+        write_mbps=write_mbps(root),
+        store=reach(order.store) if order.store else None,
+    )
+    # Without devices there is nothing to put to work; with them, the job's torch is tried even where they are too few.
+    tried = order.wanted.torch and seen.gpus and order.python and can_compute()
+    return try_out(order, seen) if tried else seen

@@ -1,0 +1,34 @@
+"""The record of the last check that passed, for this boot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from gpucloud import processes
+from gpucloud.agent.wholefile import read_text, write_whole
+from gpucloud.domain.codec import Malformed, from_json, plain
+from gpucloud.domain.gate.figures import figures
+from gpucloud.domain.gate.findings import Finding
+from gpucloud.domain.gate.report import Report
+from gpucloud.domain.gate.wanted import GateFact
+
+_RECORD = "gate.json"
+
+
+def gate_fact(root: Path) -> GateFact | None:
+    """Return what the last check on this boot passed; None when there was none, or the machine booted since."""
+    try:
+        data = json.loads(read_text(root / _RECORD) or "")
+        if data.pop("boot_id") != processes.boot_id():
+            return None
+        return from_json(GateFact, json.dumps(data))
+    except (ValueError, KeyError, AttributeError, Malformed):
+        return None
+
+
+def write_down(root: Path, digest: str, report: Report, findings: tuple[Finding, ...]) -> None:
+    """Write the record of a check that passed; what it found wanting all the same are remarks."""
+    remarks = tuple(f"{finding} ({finding.hint})" for finding in findings)
+    fact = GateFact(digest=digest, at=report.at, figures=figures(report), remarks=remarks)
+    write_whole(root / _RECORD, json.dumps({"boot_id": processes.boot_id(), **plain(fact)}))

@@ -1,0 +1,70 @@
+"""What a job needs beside GPUs: a clock that is kept, a disk that writes, a way to the store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from gpucloud.domain.gate.report import StoreSeen
+
+_WRITTEN = 64 << 20
+_PIECE = 4 << 20
+_PATIENCE_S = 5.0
+
+
+def clock_is_kept() -> bool | None:
+    """Return whether a time service keeps the clock; None where none can be asked."""
+    for argv, good in (
+        (("timedatectl", "show", "-p", "NTPSynchronized", "--value"), "yes"),
+        (("chronyc", "-c", "tracking"), "Normal"),
+    ):
+        if shutil.which(argv[0]) is None:
+            continue
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+            )
+            if done.returncode == 0 and done.stdout.strip():
+                return good in done.stdout
+    return None
+
+
+def write_mbps(folder: Path) -> float | None:
+    """Return how fast the disk of the folder takes 64 MiB (written through), in 10^6 bytes a second; None: it fails."""
+    path = folder / f".written-{os.getpid()}"
+    piece = os.urandom(_PIECE)
+    started = time.perf_counter()
+    try:
+        with path.open("wb") as file:
+            for _ in range(_WRITTEN // _PIECE):
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        return _WRITTEN / (time.perf_counter() - started) / 1e6
+    except OSError:
+        return None
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def reach(endpoint: str) -> StoreSeen:
+    """Return how long a connection to the endpoint (`https://host:port`) takes, TLS included, or why there is none."""
+    url = urlsplit(endpoint)
+    secure = url.scheme == "https"
+    host, port = url.hostname or "", url.port or (443 if secure else 80)
+    started = time.perf_counter()
+    try:
+        with socket.create_connection((host, port), timeout=_PATIENCE_S) as plain, contextlib.ExitStack() as stack:
+            if secure:
+                stack.enter_context(ssl.create_default_context().wrap_socket(plain, server_hostname=host))
+            return StoreSeen(endpoint=endpoint, seconds=time.perf_counter() - started)
+    except OSError as error:  # ssl.SSLError is one
+        return StoreSeen(endpoint=endpoint, error=str(error))

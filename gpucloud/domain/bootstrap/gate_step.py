@@ -1,0 +1,47 @@
+"""The step that lets a node with GPUs through the gate: once a boot, Python and driver."""
+
+from __future__ import annotations
+
+from gpucloud.domain.bootstrap.checks import job_python
+from gpucloud.domain.bootstrap.facts import Facts
+from gpucloud.domain.bootstrap.probing import package_path
+from gpucloud.domain.bootstrap.step import Command, Step
+from gpucloud.domain.bootstrap.wanted import Wanted
+from gpucloud.domain.codec import to_json
+from gpucloud.domain.gate.wanted import GateOrder, GateWanted, gate_digest
+
+GATE = "gate"
+_TIMEOUT_S = 400.0
+
+
+def gate_command(python: str, package: str, order: GateOrder) -> Command:
+    """Return the command that checks a node; exit code 14 and its findings where it is not fit."""
+    return Command(argv=(python, package, "gate"), stdin=to_json(order).encode(), timeout_s=_TIMEOUT_S)
+
+
+def _needed(facts: Facts, wanted: Wanted) -> str | None:
+    if wanted.gate is None:
+        return None
+    passed = facts.gate is not None and facts.gate.digest == _digest(facts, wanted, wanted.gate)
+    return None if passed else "its GPUs were not checked on this boot"
+
+
+def _commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
+    if wanted.gate is None:
+        return ()
+    order = GateOrder(
+        wanted=wanted.gate,
+        digest=_digest(facts, wanted, wanted.gate),
+        python=job_python(facts),
+        devices=wanted.devices,
+        store=wanted.store_endpoint,
+    )
+    return (gate_command(facts.python, package_path(facts.root, wanted.package), order),)
+
+
+def _digest(facts: Facts, wanted: Wanted, gate: GateWanted) -> str:
+    driver = facts.gpus[0].driver if facts.gpus else ""
+    return gate_digest(gate, job_python(facts), driver, wanted.devices)
+
+
+GATE_STEP = Step(name=GATE, needed=_needed, commands=_commands)

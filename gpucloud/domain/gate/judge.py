@@ -1,0 +1,153 @@
+"""The judgement: what was seen of a machine, against what the job wants and what its GPU model should do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gpucloud.domain.gate.devices import device_findings
+from gpucloud.domain.gate.findings import Finding, fail, warn
+from gpucloud.domain.gate.models import is_older, least_driver
+from gpucloud.domain.gate.report import Report, TorchSeen
+from gpucloud.domain.gate.wanted import GateWanted
+from gpucloud.domain.gate.work import work_findings
+from gpucloud.domain.gate.xids import XidClass, same_device, xid_class, xid_means
+from gpucloud.domain.gpus import model_of
+
+_LEAST_FREE = 5 << 30
+_LEAST_WRITE_MBPS = 50.0
+REPLACE = "replace the machine"
+
+
+def judge(report: Report, wanted: GateWanted) -> tuple[Finding, ...]:
+    """Return everything that is not as it should be, failures first; the same report gives the same findings."""
+    rules: tuple[Callable[[Report, GateWanted], Iterator[Finding]], ...] = (
+        _presence,
+        _models,
+        device_findings,
+        _xids,
+        _torch,
+        work_findings,
+        _machine,
+    )
+    found = [finding for rule in rules for finding in rule(report, wanted)]
+    return tuple(sorted(found, key=lambda finding: finding.severity.value))
+
+
+def _presence(report: Report, wanted: GateWanted) -> Iterator[Finding]:
+    if report.gpu_fault is not None:
+        yield fail("driver-fault", f"nvidia-smi failed: {report.gpu_fault}", "install the driver again, or " + REPLACE)
+        return
+    found = len(report.gpus or ())
+    if found >= wanted.gpus:
+        return
+    on_the_bus = len(report.on_the_bus)
+    if report.gpus is None and on_the_bus:
+        text = f"{on_the_bus} NVIDIA devices and no driver: nvidia-smi is not there, {wanted.gpus} GPUs expected"
+        yield fail("no-driver", text, "machine: {driver: 580} has it installed")
+        return
+    if on_the_bus > report.listed:
+        why = f": {on_the_bus} are on the PCI bus and the driver knows {report.listed}; one has failed"
+    elif found < report.listed:
+        why = f": {report.listed} are there, CUDA_VISIBLE_DEVICES hides the others"
+    else:
+        why = ""
+    yield fail("count", f"{found} GPUs, {wanted.gpus} expected{why}", f"{REPLACE}, or lower `resources.gpus`")
+
+
+def _models(report: Report, wanted: GateWanted) -> Iterator[Finding]:
+    names = {model_of(gpu.name) for gpu in report.gpus or ()}
+    if len(names) > 1:
+        yield warn("mixed", f"GPUs of several models: {', '.join(sorted(names))}", "the slowest sets the pace")
+    for gpu in report.gpus or ():
+        if wanted.models and not any(_is(model, gpu.name) for model in wanted.models):
+            text = f"it is a {gpu.name}, {' or '.join(wanted.models)} expected"
+            yield fail("model", text, "take another machine, or mend `resources.gpu`", gpu.index)
+        # 24 GiB are sold where 22.5 can be used: ECC and the driver take their part.
+        if wanted.vram_gib is not None and gpu.memory_mib < wanted.vram_gib * 1024 * 0.92:
+            text = f"{gpu.memory_mib / 1024:.1f} GiB of memory, {wanted.vram_gib} expected"
+            yield fail("memory", text, "take another machine, or lower `vram_gib`", gpu.index)
+
+
+def _is(model: str, name: str) -> bool:
+    """Whether a device's name is of the model, as clouds write it: `RTX PRO 6000` is one of `… Blackwell Server`."""
+    found, wanted = model_of(name).casefold(), model_of(model).casefold()
+    return found == wanted or found.startswith(f"{wanted} ")
+
+
+def _xids(report: Report, wanted: GateWanted) -> Iterator[Finding]:  # noqa: ARG001
+    if report.kernel_log is not None:
+        text = f"the kernel's log cannot be read ({report.kernel_log}): Xids are not known"
+        yield warn("kernel-log", text, "sudo sysctl kernel.dmesg_restrict=0")
+    ours = {gpu.index: gpu.pci for gpu in report.gpus or () if gpu.pci}
+    seen: set[tuple[int, str]] = set()
+    for xid in report.xids:
+        kind, mine = xid_class(xid.number), [i for i, pci in ours.items() if same_device(pci, xid.pci)]
+        # Of a device that the job does not use, nothing is said; of one that nobody lists any more, everything.
+        if (
+            kind is XidClass.APPLICATION
+            or (xid.number, xid.pci) in seen
+            or (not mine and not _is_lost(report, xid.pci))
+        ):
+            continue
+        seen.add((xid.number, xid.pci))
+        text = f"Xid {xid.number} in the kernel's log since boot: {xid_means(xid.number)}"
+        gpu = mine[0] if mine else None
+        if kind is XidClass.BROKEN:
+            yield fail("xid", text, f"reset the GPU (nvidia-smi --gpu-reset), boot anew, or {REPLACE}", gpu)
+        else:
+            yield warn("xid", text, "watch it; a reset of the GPU mends it", gpu)
+
+
+def _is_lost(report: Report, pci: str) -> bool:
+    """Whether a device is on no list: what is on the bus, and not the job's, belongs to somebody else."""
+    return report.listed <= len(report.gpus or ()) or not any(same_device(pci, other) for other in report.on_the_bus)
+
+
+def _torch(report: Report, wanted: GateWanted) -> Iterator[Finding]:
+    seen = report.torch
+    if seen is None or not wanted.torch:
+        return
+    driver = report.gpus[0].driver if report.gpus else ""
+    if seen.version is None:
+        text = f"the job's Python has no torch that starts: {seen.error or 'not installed'}"
+        yield fail("no-torch", text, "setup: pip install torch")
+    elif seen.cuda is None:
+        text = f"torch {seen.version} is built for the CPU only: the job would train without its GPUs"
+        yield fail("cpu-torch", text, "setup: pip install torch, from an index with CUDA")
+    elif driver and (least := least_driver(seen.cuda)) is not None and is_older(driver, least):
+        text = f"torch {seen.version} is built for CUDA {seen.cuda} and needs driver {least}; this one is {driver}"
+        yield fail("wheel-too-new", text, f"{_older_wheel(driver)}, or machine: {{driver: {least.partition('.')[0]}}}")
+    elif not seen.available:
+        yield fail(
+            "no-cuda", f"torch {seen.version} cannot use CUDA: {seen.error or 'no reason given'}", _cuda_hint(seen)
+        )
+    elif seen.devices < wanted.gpus:
+        text = f"torch sees {seen.devices} devices, {wanted.gpus} expected"
+        yield fail("torch-count", text, "leave CUDA_VISIBLE_DEVICES out of `env:`")
+
+
+def _older_wheel(driver: str) -> str:
+    for cuda, label in (("12", "cu126"), ("11", "cu118")):
+        if not is_older(driver, least_driver(cuda) or ""):
+            return f"setup: pip install torch --index-url https://download.pytorch.org/whl/{label}"
+    return "a newer driver"
+
+
+def _cuda_hint(seen: TorchSeen) -> str:
+    # 802: the driver waits for the NVSwitch fabric (NVIDIA Fabric Manager guide, "Partitioning and CUDA init").
+    if "802" in (seen.error or "") or "not yet initialized" in (seen.error or ""):
+        return "sudo systemctl start nvidia-fabricmanager, in exactly the driver's version"
+    return "nvidia-smi on the machine says more; or " + REPLACE
+
+
+def _machine(report: Report, wanted: GateWanted) -> Iterator[Finding]:  # noqa: ARG001
+    if report.clock_kept is False:
+        yield warn("clock", "no time service keeps the clock", "sudo timedatectl set-ntp true")
+    if report.free_bytes is not None and report.free_bytes < _LEAST_FREE:
+        yield warn("disk-full", f"{report.free_bytes / 2**30:.1f} GiB free, 5 expected", "free some space on the disk")
+    if report.write_mbps is not None and report.write_mbps < _LEAST_WRITE_MBPS:
+        text = f"the disk writes {report.write_mbps:.0f} MB/s, {_LEAST_WRITE_MBPS:.0f} expected"
+        yield warn("disk-slow", text, "`data:` and checkpoints will be slow: another disk, or another machine")
+    if report.store is not None and report.store.error is not None:
+        text = f"the store at {report.store.endpoint} cannot be reached: {report.store.error}"
+        yield fail("store", text, "let the machine reach it (route, firewall, endpoint)")

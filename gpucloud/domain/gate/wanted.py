@@ -1,0 +1,54 @@
+"""What a machine must show at the gate, and what is kept of it when it did."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime
+
+from gpucloud.domain.codec import to_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateWanted:
+    """What a machine must show: `gpus` devices, of one of `models` if any was asked for or paid for.
+
+    `full`: compute and collectives are tried too. `torch`: the job needs it, on those devices.
+    """
+
+    gpus: int
+    models: tuple[str, ...] = ()
+    vram_gib: int | None = None
+    full: bool = True
+    torch: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateOrder:
+    """What the node's `gate` command is told, on its standard input.
+
+    `python` is the job's, `devices` the GPUs that are the node's as CUDA_VISIBLE_DEVICES takes them (empty: as the
+    environment says), `store` the store's endpoint (`https://host:port`, empty for none). `digest` names what is asked.
+    """
+
+    wanted: GateWanted
+    digest: str
+    python: str
+    devices: tuple[str, ...] = ()
+    store: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateFact:
+    """What the last full check on this boot passed: the digest of what was asked, when, its figures and remarks."""
+
+    digest: str
+    at: datetime
+    figures: tuple[tuple[str, str], ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+def gate_digest(wanted: GateWanted, python: str, driver: str, devices: tuple[str, ...] = ()) -> str:
+    """Return the name of a check: another Python, driver or set of devices must pass it anew."""
+    text = "\n".join((to_json(wanted), python, driver, ",".join(devices)))
+    return hashlib.sha256(text.encode()).hexdigest()

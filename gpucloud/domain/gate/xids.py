@@ -1,0 +1,86 @@
+"""Xids: what the driver writes to the kernel's log, and what each means for the machine.
+
+Source: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html), column "Resolution Bucket
+(Immediate Action)", read 2026-11: RESTART_APP and IGNORE leave the device in use; RESET_GPU, RESTART_BM (a new boot)
+and the NVLink workflows do not. 63 and 156 ask for a reset that may wait: nvidia-smi says so too (`repair_pending`).
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<number>\d+)\b")
+
+# What the driver could not mend while it runs: the device, or its link, must be reset or replaced.
+_BROKEN = {
+    46: "the GPU stopped processing",
+    48: "an uncorrectable memory error (double bit)",
+    62: "the GPU's controller halted",
+    64: "a bad row of memory could not be remapped",
+    74: "an NVLink error",
+    79: "the GPU has fallen off the bus",
+    95: "an uncontained memory error",
+    109: "a context switch timed out",
+    110: "a security fault",
+    119: "the GPU's system processor did not answer",
+    120: "the GPU's system processor failed",
+    136: "an NVLink failed to train",
+    140: "an unrecovered memory error",
+    143: "the GPU failed to initialise",
+    144: "an NVLink error (SAW)",
+    145: "an NVLink error (RLW)",
+    146: "an NVLink error (TLW)",
+    149: "an NVLink is down (NETIR)",
+    150: "an NVLink error (MSE)",
+    151: "a key could not be rotated",
+    155: "an NVLink error (software defined)",
+    158: "a fatal timeout of the GPU",
+    171: "an uncorrectable DRAM error",
+    172: "an uncorrectable SRAM error",
+}
+# Mended or contained by the driver; worth knowing, because they come before worse.
+_WEAK = {
+    63: "a bad row of memory is to be remapped",
+    92: "many corrected memory errors",
+    94: "a contained memory error",
+    156: "a part of the GPU was retired",
+    157: "a part of the GPU could not be retired",
+    168: "less memory than the GPU was made with",
+}
+
+
+class XidClass(str, Enum):
+    """What an Xid says of the machine."""
+
+    BROKEN = "broken"
+    WEAK = "weak"
+    APPLICATION = "application"  # a program's own fault, or of no consequence
+
+
+def xid_class(number: int) -> XidClass:
+    """Return what the Xid says; one that is not in the table is a program's: 13, 31, 43, 45 and their kind."""
+    if number in _BROKEN:
+        return XidClass.BROKEN
+    return XidClass.WEAK if number in _WEAK else XidClass.APPLICATION
+
+
+def xid_means(number: int) -> str:
+    """Return its meaning in a few words."""
+    return _BROKEN.get(number) or _WEAK.get(number) or "a program's own fault"
+
+
+def find_xid(line: str) -> tuple[int, str] | None:
+    """Return the Xid in a line of the kernel's log, with the PCI address as written there."""
+    m = _LINE.search(line)
+    return (int(m["number"]), m["pci"]) if m else None
+
+
+def same_device(pci: str, other: str) -> bool:
+    """Whether two PCI addresses name one device: domains are written with four or eight digits, functions left out."""
+    return _bus(pci) == _bus(other)
+
+
+def _bus(pci: str) -> tuple[int, ...]:
+    parts = pci.lower().partition(".")[0].split(":")
+    return tuple(int(part, 16) for part in (["0", *parts] if len(parts) == 2 else parts) if part)

@@ -1,0 +1,55 @@
+"""Nodes that take no part any more: who, and when it is the whole pool that is bad."""
+
+from __future__ import annotations
+
+from gpucloud.domain.action import CoolDown, QuarantineNodes
+from gpucloud.domain.membership import is_gone, quarantined
+from gpucloud.domain.node import Fault
+from gpucloud.domain.seen import Limits, NodeSeen, Seen
+from gpucloud.domain.state import JobState, Quarantine
+
+QUARANTINED = "Quarantined"
+"""The code of a cooldown that a pool of bad nodes got."""
+
+
+def note_bad(seen: Seen) -> QuarantineNodes | None:
+    """Write down who was refused by the gate, who was found bad before an attempt, and who fell ill."""
+    known = {one.node_id for one in seen.state.quarantined}
+    alive = {node.node.id: node for node in seen.nodes if not is_gone(node)}
+    found = {node_id: why for node_id, node in alive.items() if (why := _why(node)) is not None}
+    if seen.inspection is not None and seen.inspection.done:
+        found.update({node_id: why for node_id, why in seen.inspection.bad if node_id in alive})
+    news = tuple((node_id, why) for node_id, why in found.items() if node_id not in known)
+    return QuarantineNodes(nodes=news) if news else None
+
+
+def to_replace(seen: Seen) -> tuple[str, ...]:
+    """Return the quarantined nodes that still live and are counted."""
+    known = quarantined(seen.state)
+    return tuple(n.node.id for n in seen.nodes if n.node.id in known and not is_gone(n) and not n.node.detached)
+
+
+def give_up_pool(seen: Seen, limits: Limits) -> CoolDown | None:
+    """After some bad nodes in a row the pool is bad: it cools down, and another one is asked, if there is one."""
+    bad = in_a_row(seen.state)
+    if len(bad) < limits.quarantines:
+        return None
+    return CoolDown(
+        pool=seen.state.pool,
+        fault=Fault.CAPACITY,
+        code=QUARANTINED,
+        message=f"{len(bad)} nodes in a row were bad: {bad[-1].node_id}: {bad[-1].why}",
+        length=limits.cooldown_longest,
+        longest=limits.cooldown_longest,
+    )
+
+
+def in_a_row(state: JobState) -> tuple[Quarantine, ...]:
+    """Return the nodes quarantined since an attempt last made a step, the job turned to its pool, or went on."""
+    started = [attempt.started_at for attempt in state.attempts if attempt.last_step is not None]
+    since = max([*started, *([state.pool_at] if state.pool_at is not None else [])], default=None)
+    return tuple(one for one in state.quarantined[state.forgiven :] if since is None or one.at > since)
+
+
+def _why(node: NodeSeen) -> str | None:
+    return node.refused or (node.status.ill if node.status is not None else None)

@@ -1,0 +1,1 @@
+"""What the gate runs in the job's own Python: `python -m gpucloud.probe`, an order on standard input."""

@@ -1,0 +1,29 @@
+"""One worker of a probe: its order is JSON on standard input, what it finds comes line by line on standard output."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from gpucloud.domain.codec import from_json
+from gpucloud.domain.gate.probing import GANG, ProbeOrder, Said
+from gpucloud.domain.gate.report import TorchSeen
+from gpucloud.probe.telling import tell
+
+try:
+    from gpucloud.probe import gang, machine
+except (ImportError, OSError) as error:  # OSError: a shared library of the wheel is missing
+    tell(Said(torch=TorchSeen(error=f"{type(error).__name__}: {error}")))
+    sys.exit(0)
+
+
+def main() -> None:
+    """Do what the order says and leave at once: a communicator that lost a peer never ends by itself."""
+    order = from_json(ProbeOrder, sys.stdin.read())
+    (gang.run if order.kind == GANG else machine.run)(order)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

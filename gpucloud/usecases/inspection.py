@@ -1,0 +1,128 @@
+"""Looking at nodes before an attempt, in the background: each one's GPUs, then the ways between them."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from gpucloud.domain.action import Inspect
+from gpucloud.domain.bootstrap.gate_step import gate_command
+from gpucloud.domain.codec import Malformed, from_json, to_json
+from gpucloud.domain.errors import GpucloudError, NodeError
+from gpucloud.domain.gate.findings import why
+from gpucloud.domain.gate.gang import GangOrder, GangSeen, blame
+from gpucloud.domain.gate.wanted import GateOrder, GateWanted
+from gpucloud.domain.seen import Inspection, Seen
+from gpucloud.usecases.gate import gate_wanted, parse_checked
+from gpucloud.usecases.prepare import Preparer
+from gpucloud.usecases.world import World
+
+Bad = tuple[tuple[str, str], ...]
+
+_GANG_S = 90.0
+_SLACK_S = 60.0  # beyond what the node's own limit says: Python starts, workers are ended
+# torch reads these when it sets up the ways between nodes: the job's own wishes about them hold for the check too.
+_PASSED_ON = ("NCCL_", "GLOO_", "FI_", "TORCH_NCCL_")
+
+
+@dataclass(slots=True)
+class Inspector:
+    """Looks at nodes beside everything else; knows which of them passed together before."""
+
+    world: World
+    preparer: Preparer
+    pool: ThreadPoolExecutor
+    device: str = "cuda"
+    _asked: Inspect | None = None
+    _work: Future[Bad] | None = None
+    _passed: frozenset[str] = field(default_factory=frozenset)
+
+    def start(self, asked: Inspect, seen: Seen) -> None:
+        """Begin to look; an earlier look that still goes on is forgotten."""
+        self._asked = asked
+        self._work = self.pool.submit(self._look, asked, seen.state.gpu, self._efa(seen))
+
+    def seen(self) -> Inspection | None:
+        """Return the last look. A fault of ours in it is raised here."""
+        if self._asked is None or self._work is None:
+            return None
+        done = self._work.done()
+        bad = self._work.result() if done else ()
+        return Inspection(number=self._asked.number, node_ids=self._asked.node_ids, done=done, bad=bad)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a look goes on."""
+        return self._work is not None and not self._work.done()
+
+    def _efa(self, seen: Seen) -> bool:
+        return max(seen.state.efa, default=0) > 0
+
+    def _look(self, asked: Inspect, gpu: str | None, efa: bool) -> Bad:  # noqa: FBT001
+        wanted = gate_wanted(self.world.job, gpu)
+        if wanted is None:
+            return ()
+        # Threads of their own: this pool's may all be preparing nodes.
+        with ThreadPoolExecutor(max_workers=min(32, len(asked.node_ids))) as hands:
+            found = hands.map(lambda node_id: self._alone(node_id, wanted), asked.node_ids)
+            bad = tuple((node_id, said) for node_id, said in zip(asked.node_ids, found, strict=True) if said)
+            if bad or len(asked.node_ids) == 1 or not wanted.full or not wanted.torch:
+                return bad
+            if frozenset(asked.node_ids) <= self._passed:
+                return ()
+            bad = self._together(asked.node_ids, hands, efa=efa)
+        if not bad:
+            self._passed = frozenset(asked.node_ids)
+        return bad
+
+    def _alone(self, node_id: str, wanted: GateWanted) -> str | None:
+        """Return why the node's GPUs are bad now; None too where it does not answer: that is seen elsewhere."""
+        made, node = self.preparer.made_of(node_id), self.preparer.node(node_id)
+        order = GateOrder(wanted=replace(wanted, full=False), digest="", python=made.python, devices=node.devices)
+        command = gate_command(made.base_python, made.package_path, order)
+        try:
+            done = self.world.shell.host(node).run(command.argv, stdin=command.stdin, timeout_s=command.timeout_s)
+        except NodeError:
+            return None
+        checked = parse_checked(done.stdout)
+        return why(checked.findings) or None if checked is not None else None
+
+    def _together(self, node_ids: tuple[str, ...], hands: ThreadPoolExecutor, *, efa: bool) -> Bad:
+        try:
+            port = self.preparer.free_port(node_ids[0])
+        except GpucloudError:
+            return ()
+        orders = [self._order(rank, node_ids, port) for rank in range(len(node_ids))]
+        seen = [one for one in hands.map(self._ask, node_ids, orders) if one is not None]
+        if len(seen) < len(node_ids):
+            return ()  # a node that does not answer is seen elsewhere, and without it the others tell nothing
+        proven = frozenset(rank for rank, node_id in enumerate(node_ids) if node_id in self._passed)
+        found = blame(seen, len(node_ids), efa=efa, proven=proven)
+        return tuple((node_ids[one.rank], one.why) for one in found)
+
+    def _order(self, rank: int, node_ids: tuple[str, ...], port: int) -> GangOrder:
+        node = self.preparer.node(node_ids[rank])
+        env = tuple(pair for pair in self.world.job.env if pair[0].startswith(_PASSED_ON))
+        return GangOrder(
+            rank=rank,
+            world=len(node_ids),
+            address=self.preparer.node(node_ids[0]).private_address,
+            port=port,
+            python=self.preparer.made_of(node_ids[rank]).python,
+            device=self.device,
+            interface=node.interface,
+            own_address=node.private_address,
+            devices=node.devices,
+            env=env,
+            limit_s=_GANG_S,
+        )
+
+    def _ask(self, node_id: str, order: GangOrder) -> GangSeen | None:
+        made, node = self.preparer.made_of(node_id), self.preparer.node(node_id)
+        argv = (made.base_python, made.package_path, "gang")
+        try:
+            host = self.world.shell.host(node)
+            done = host.run(argv, stdin=to_json(order).encode(), timeout_s=order.limit_s + _SLACK_S)
+            return from_json(GangSeen, (done.stdout.strip().splitlines() or [b""])[-1])
+        except (NodeError, Malformed):
+            return None

@@ -1,0 +1,264 @@
+"""Supervision with the gate: fakes for the cloud, real agents in folders, a stand-in nvidia-smi of four H200."""
+
+from __future__ import annotations
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from gpucloud.adapters.clock import SystemClock
+from gpucloud.adapters.local.devices import Devices
+from gpucloud.adapters.local.market import LocalMarket
+from gpucloud.adapters.outputs import OutputsFolder
+from gpucloud.adapters.package import package_zip
+from gpucloud.domain.action import Inspect
+from gpucloud.domain.codec import from_json, to_json
+from gpucloud.domain.gate.check import Checked
+from gpucloud.domain.gate.findings import fail
+from gpucloud.domain.gate.gang import GangOrder, GangSeen, PairSeen
+from gpucloud.domain.gate.report import Report
+from gpucloud.domain.job import GatePolicy, Job, Resources
+from gpucloud.domain.ledger import Terms
+from gpucloud.domain.prepaid import Wall
+from gpucloud.domain.seen import Goal, Rules
+from gpucloud.domain.state import ExitReason
+from gpucloud.ports import Completed
+from gpucloud.store import open_store
+from gpucloud.usecases.bootstrap import Bootstrapped, Package
+from gpucloud.usecases.doctor import examine
+from gpucloud.usecases.inspection import Inspector
+from gpucloud.usecases.lease import take
+from gpucloud.usecases.start import Starter
+from gpucloud.usecases.supervise import supervisor
+from gpucloud.usecases.world import World
+from tests.fakes.node_group import FakeNodeGroup
+from tests.fakes.provisioner import FakeProvisioner
+from tests.fakes.shell import FakeShell
+from tests.standins.agent_node import AgentNode
+from tests.unit import worlds
+
+DATA = Path(__file__).parent.parent / "data" / "nvidia_smi"
+AT = datetime(2026, 11, 21, tzinfo=timezone.utc)
+XID = fail("xid", "Xid 79 in the kernel's log since boot: the GPU has fallen off the bus", "replace the machine", 0)
+
+
+class Provisioner(FakeProvisioner):
+    """Makes the group where it makes the cluster."""
+
+    def __init__(self, group):
+        super().__init__()
+        self.nodes = group
+
+    def ensure(self, spec, *, story):
+        return self.nodes.create(super().ensure(spec, story=story))
+
+    def destroy(self, group, *, story):
+        super().destroy(group, story=story)
+        self.nodes.remove(group)
+
+
+@dataclass
+class Watcher:
+    lines: list[str] = field(default_factory=list)
+
+    def story(self, line):
+        self.lines.append(line)
+
+    def tick(self, seen, action, spend):
+        pass
+
+    def output(self, attempt, rank, text):
+        pass
+
+
+def answer(*findings):
+    checked = Checked(report=Report(at=AT), findings=findings)
+    return Completed(exit_code=14 if findings else 0, stdout=to_json(checked).encode(), stderr=b"")
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A function that makes a world whose nodes' gates answer as `gates` says, by the order of their launch."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ncat {DATA}/h200x4.xml\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("GPUCLOUD_PYTHON", sys.executable)
+    homes = tmp_path / "homes"
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "work.sh").write_text("echo worked\n")
+
+    def make(gates, **changes):
+        plain = {
+            "name": "j",
+            "run": "sh work.sh",
+            "budget_usd": Decimal(5),
+            "source": code / "j.yaml",
+            "code": code,
+            "resources": Resources(nodes=2, gpus=1, gpu=("H200",)),
+            "gate": GatePolicy.QUICK,
+        }
+        job = Job(**{**plain, **changes})
+        group = FakeNodeGroup(SystemClock())
+
+        def answers(node, argv, stdin):
+            return gates(int(node.id.removeprefix("i-"), 16), argv, stdin) if len(argv) == 3 else None
+
+        data, sha256 = package_zip()
+        return World(
+            job=job,
+            name="j",
+            clock=SystemClock(),
+            store=open_store(str(tmp_path / "store")),
+            provisioner=Provisioner(group),
+            group=group,
+            market=LocalMarket(devices=lambda: Devices(uuids=("a", "b"), model="H200", vram_gib=140)),
+            shell=FakeShell(homes, answers),
+            outputs=OutputsFolder((), tmp_path / "out"),
+            public_key="ssh-ed25519 AAAA",
+            package=Package(data=data, sha256=sha256),
+            rules=Rules(),
+            period_s=0.05,
+        )
+
+    yield make
+    for home in homes.iterdir() if homes.exists() else ():
+        AgentNode(home, Path()).destroy()
+
+
+def run(world):
+    """Supervise the job to its end; return its state and the story."""
+    starter = Starter(
+        store=world.store, market=world.market, account=None, clock=world.clock, wall=Wall(), terms=Terms()
+    )
+    starter.start(world.job, b"name: j\n")
+    watcher = Watcher()
+    lease = take(world.jobs, world.clock)
+    with supervisor(world, Goal(nodes=2), lease, watcher, lambda: None) as one:
+        return one.run(), watcher.lines
+
+
+def asked(world, word):
+    return [node_id for node_id, argv in world.shell.calls if argv[2:3] == (word,)]
+
+
+def test_a_bad_node_is_quarantined_ended_and_replaced_and_the_job_runs_on_good_ones(made):
+    world = made(lambda n, argv, stdin: answer(XID) if n == 2 and argv[2] == "gate" else None)
+    state, story = run(world)
+    second = "i-00000000000000002"
+    assert state.exit_reason is ExitReason.SUCCEEDED, story
+    assert state.gpu == "H200"
+    assert [(one.node_id, one.why) for one in state.quarantined] == [(second, f"{second}: {XID}")]
+    assert ("terminate", "gpucloud-j", second, "bad") in world.group.calls
+    assert [m.node_id for m in state.attempts[0].members] == ["i-00000000000000001", "i-00000000000000003"]
+    assert f"{second} takes no part any more: {second}: {XID}" in story
+
+
+def test_three_bad_nodes_in_a_row_end_the_job_when_no_other_pool_has_good_ones(made):
+    world = made(lambda n, argv, stdin: answer(XID) if argv[2] == "gate" else None)
+    state, story = run(world)
+    assert (state.exit_reason, state.exit_code) == (ExitReason.NO_CAPACITY, 14), story
+    assert "nodes in a row were bad" in state.message
+    assert "Xid 79" in state.message
+    assert state.attempts == ()
+
+
+def test_a_job_without_gpus_meets_no_gate(made):
+    world = made(lambda n, argv, stdin: None, resources=Resources(nodes=2, gpus=2))
+    state, story = run(world)
+    assert state.exit_reason is ExitReason.SUCCEEDED, story
+    assert (asked(world, "gate"), asked(world, "gang"), state.gpu, state.quarantined) == ([], [], None, ())
+    assert not any("looking at the GPUs" in line for line in story)
+
+
+class Prepared:
+    """A preparer that has prepared everything."""
+
+    def made_of(self, node_id):
+        return Bootstrapped(
+            python="/layer/python", base_python="/usr/bin/python3", package_path="/lib/g.zip", root="/r",
+            findings=(), changed=(), seconds=(), lock={},
+        )  # fmt: skip
+
+    def node(self, node_id):
+        return worlds.node(node_id, devices=("GPU-1",))
+
+    def free_port(self, node_id):
+        return 29501
+
+
+def gang_of(slow):
+    """Answers in which these pairs of ranks are slow."""
+
+    def gates(n, argv, stdin):
+        if argv[2] == "gate":
+            return answer()
+        order = from_json(GangOrder, stdin)
+        assert (order.address, order.port, order.python, order.devices) == (
+            "127.0.0.10",
+            29501,
+            "/layer/python",
+            ("GPU-1",),
+        )
+        others = [other for other in range(order.world) if other != order.rank]
+        pairs = tuple(
+            PairSeen(one=min(p), other=max(p), gbps=0.1 if slow(*sorted(p)) else 9.0)
+            for p in ((order.rank, other) for other in others)
+        )
+        seen = GangSeen(rank=order.rank, met=True, arrived=tuple(range(order.world)), pairs=pairs)
+        return Completed(exit_code=0, stdout=to_json(seen).encode(), stderr=b"")
+
+    return gates
+
+
+def look(world, inspector, number, *nodes):
+    inspector.start(Inspect(number=number, node_ids=nodes), worlds.seen(state=worlds.state(gpu="H200")))
+    inspector._work.result(30)
+    return inspector.seen().bad
+
+
+def test_the_gang_is_checked_when_its_members_change_and_the_right_one_is_blamed(made):
+    slow = {"rank": None}
+    changes = {"run": "train.py", "gate": GatePolicy.FULL, "resources": Resources(nodes=3, gpu=("H200",))}
+    world = made(gang_of(lambda one, other: slow["rank"] in (one, other)), **changes)
+    with ThreadPoolExecutor(1) as pool:
+        inspector = Inspector(world=world, preparer=Prepared(), pool=pool)
+        nodes = ("i-1", "i-2", "i-3")
+        assert look(world, inspector, 1, *nodes) == ()
+        assert len(asked(world, "gang")) == 3
+        assert look(world, inspector, 2, *nodes) == ()
+        assert len(asked(world, "gang")) == 3  # the same members passed before
+        slow["rank"] = 1
+        (found,) = look(world, inspector, 3, "i-1", "i-4", "i-3")
+        assert found == ("i-4", "its network is too slow: 0.10 GB/s at best with rank 0, 2")
+        assert len(asked(world, "gate")) == 9  # each one before each attempt
+
+
+def test_a_quick_gate_leaves_out_the_gang(made):
+    world = made(gang_of(lambda one, other: True), run="train.py", resources=Resources(nodes=2, gpu=("H200",)))
+    with ThreadPoolExecutor(1) as pool:
+        inspector = Inspector(world=world, preparer=Prepared(), pool=pool)
+        assert look(world, inspector, 1, "i-1", "i-2") == ()
+    assert (len(asked(world, "gate")), asked(world, "gang")) == (2, [])
+
+
+def test_the_doctor_examines_a_jobs_machines_with_the_package_that_it_ships(made):
+    world = made(lambda n, argv, stdin: answer(XID) if n == 2 and argv[2] == "gate" else None)
+    group = world.group.create("gpucloud-j")
+    world.group.arm(group, datetime.now(timezone.utc).replace(year=2099))
+    world.group.resize(group, 2, worlds.POOL)
+    world.group.describe(group)  # they are pending at first
+    first, second = examine(world, worlds.state(gpu="H200", group=group), full=False)
+    assert (first.error, [gpu.name for gpu in first.checked.report.gpus]) == (None, ["NVIDIA H200"] * 4)
+    assert [one.code for one in first.checked.findings if one.severity.value == "fail"] == []
+    assert [one.code for one in second.checked.findings] == ["xid"]
+    world.shell.unreachable.add(first.node.id)
+    assert "connection refused" in examine(world, worlds.state(gpu="H200", group=group), full=False)[0].error

@@ -1,0 +1,144 @@
+"""What tools and the kernel write becomes a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpucloud.agent.gate.kernel_log import found, xids
+from gpucloud.agent.gate.links import pairs, ports
+from gpucloud.agent.gate.look import on_the_bus
+from gpucloud.domain.gate.models import is_older, least_driver, spec_of
+from gpucloud.domain.gate.xids import XidClass, find_xid, same_device, xid_class
+
+TOPOLOGY = (Path(__file__).parent.parent / "data" / "nvidia_smi" / "h200x4.topo.txt").read_text()
+
+
+def test_the_genuine_topology_joins_every_two_devices():
+    assert pairs(TOPOLOGY) == tuple((a, b, "NV18") for a in range(4) for b in range(a + 1, 4))
+
+
+def test_network_cards_in_the_topology_are_left_out():
+    text = (
+        "\tGPU0\tNIC0\tGPU1\tCPU Affinity\nGPU0\t X \tPXB\tSYS\t0-3\nNIC0\tPXB\t X \tSYS\t\nGPU1\tSYS\tSYS\t X \t0-3\n"
+    )
+    assert pairs(text.replace("\tNIC0\tGPU1", "\tGPU1\tNIC0").replace("PXB\tSYS\t0-3", "SYS\tPXB\t0-3", 1)) == (
+        (0, 1, "SYS"),
+    )
+
+
+def test_links_with_a_speed_are_up():
+    # As the nvidia-smi manual shows it; no genuine recording of a broken link is at hand.
+    first = "GPU 0: NVIDIA H200 (UUID: GPU-1)\n\t Link 0: 26.562 GB/s\n\t Link 1: <inactive>\n"
+    text = first + "GPU 1: NVIDIA H200 (UUID: GPU-2)\n\t Link 0: 26.562 GB/s\n"
+    assert ports(text) == ((0, 1, 1), (1, 1, 0))
+
+
+@pytest.mark.parametrize("text", ["", "No devices were found\n"])
+def test_an_nvidia_smi_that_does_not_know_links_tells_nothing(text):
+    assert (pairs(text), ports(text)) == ((), ())
+
+
+LOG = """\
+NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.159.04
+NVRM: Xid (PCI:0000:cb:00): 13, pid=1797828, name=python, Graphics SM Warp Exception on (GPC 7, TPC 7, SM 0)
+[ 1234.5] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
+NVRM: Xid (0000:01:00): 31, Ch 0000000b, engmask 00000120, intr 10000000
+"""
+
+
+def test_xids_are_found_in_the_kernels_log():
+    assert [(one.number, one.pci) for one in found(LOG.splitlines())] == [
+        (13, "0000:cb:00"),
+        (79, "0000:3b:00"),
+        (31, "0000:01:00"),
+    ]
+
+
+def test_a_log_that_cannot_be_read_is_said_and_not_taken_for_clean():
+    def closed():
+        raise PermissionError(1, "Operation not permitted")
+
+    assert xids(closed) == ((), "Operation not permitted")
+
+
+def test_the_log_of_this_machine_is_read():
+    seen, unread = xids()
+    assert unread is None, unread
+    assert seen == ()  # a machine without NVIDIA's driver has no Xid
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("00000000:3B:00.0", "0000:3b:00", True),
+        ("0000:3b:00.0", "3b:00", True),
+        ("0000:3b:00", "0000:3c:00", False),
+        ("0001:3b:00", "0000:3b:00", False),
+    ],
+)
+def test_a_device_is_known_by_every_form_of_its_address(one, other, same):
+    assert same_device(one, other) is same
+
+
+def test_a_line_without_an_xid_is_none():
+    assert find_xid("NVRM: GPU at PCI:0000:3b:00: GPU-1") is None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kind"),
+    [
+        ((48, 62, 64, 74, 79, 95, 119, 120, 140), XidClass.BROKEN),
+        ((63, 92, 94), XidClass.WEAK),
+        ((8, 13, 31, 32, 43, 45, 68, 69), XidClass.APPLICATION),
+    ],
+)
+def test_xids_are_sorted_as_nvidias_catalog_does(numbers, kind):
+    assert {xid_class(number) for number in numbers} == {kind}
+
+
+def test_nvidia_devices_are_found_by_vendor_and_class(tmp_path):
+    for name, vendor, kind in (
+        ("0000:3b:00.0", "0x10de", "0x030200"),
+        ("0000:3b:00.1", "0x10de", "0x040300"),
+        ("0000:05:00.0", "0x10de", "0x068000"),
+        ("0000:00:02.0", "0x8086", "0x030000"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(vendor + "\n")
+        (tmp_path / name / "class").write_text(kind + "\n")
+    assert on_the_bus(tmp_path) == ("0000:3b:00.0",)
+    assert on_the_bus(tmp_path / "absent") == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "nvlink", "floor"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100", 18, 180),
+        ("NVIDIA H100 PCIe", "H100", 0, 8),
+        ("NVIDIA H200", "H200", 18, 180),
+        ("NVIDIA A100-SXM4-40GB", "A100", 12, 120),
+        ("NVIDIA A100-PCIE-40GB", "A100", 0, 5),
+        ("NVIDIA A10G", "A10G", 0, 1.5),
+        ("Tesla T4", "T4", 0, 1),
+        ("Tesla V100-SXM2-16GB", "V100", 1, 15),
+        ("NVIDIA L40S", "L40S", 0, 3),
+        ("NVIDIA B200", "B200", 18, 360),
+    ],
+)
+def test_models_are_known_as_nvidia_smi_names_them(name, model, nvlink, floor):
+    spec = spec_of(name)
+    assert spec is not None
+    assert (spec.model, spec.nvlink, spec.busbw_floor_gbps) == (model, nvlink, floor)
+
+
+def test_a_wheel_has_its_least_driver():
+    assert [least_driver(cuda) for cuda in ("13.0", "12.8", "11.8", "10.2")] == [
+        "580.65.06",
+        "525.60.13",
+        "450.80.02",
+        None,
+    ]
+    assert is_older("580.65.05", "580.65.06")
+    assert not is_older("580.159.04", "580.65.06")
