@@ -21,6 +21,7 @@ from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Completed
 from gpucloud.usecases.bootstrap import Package, bootstrap
+from gpucloud.usecases.gate import of_node
 from gpucloud.usecases.needs import wanted_for
 from tests.standins.agent_node import AgentNode
 from tests.standins.packages import wheel
@@ -89,8 +90,9 @@ def job(code, run="train.py", **changes):
 
 def fit(host, package, job, secrets=None, *, store_url="file:///store", power_off=()):
     wanted = wanted_for(
-        job, package=package, code=str(job.code), secrets=secrets or {}, store_url=store_url, power_off=power_off
+        job, package=package.sha256, code=str(job.code), secrets=secrets or {}, store_url=store_url, power_off=power_off
     )
+    wanted = of_node(wanted, job, None, host.node, store_url)
     return bootstrap(host, wanted, package, SystemClock())
 
 
@@ -199,10 +201,10 @@ def test_two_nodes_that_share_their_layers_run_setup_once(tmp_path, code, packag
     assert (code / "runs").read_text() == "run\n"
 
 
-@pytest.fixture
-def bare_python(tmp_path):
-    """Return an interpreter that has pip and nothing else, as a fresh machine's."""
-    folder = tmp_path / "bare"
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory):
+    """Return an interpreter that has pip and nothing else, as a fresh machine's; jobs build their layers beside it."""
+    folder = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     return str(folder / "bin" / "python")
 
@@ -319,7 +321,7 @@ def test_a_torch_that_setup_installs_and_a_stand_in_driver_is_too_old_for_is_ref
 def test_a_node_whose_stand_in_gpus_are_not_those_paid_for_is_refused_each_time(home, code, package, tmp_path):
     _stand_in_nvidia_smi(tmp_path, f"cat {RECORDED}")
     host = HereHost(home, PATH=f"{tmp_path}:{os.environ['PATH']}")
-    wanted = job(code, resources=Resources(gpus=2, gpu=("A100",)), gate=GatePolicy.QUICK)
+    wanted = job(code, run="./train", resources=Resources(gpus=2, gpu=("A100",)), gate=GatePolicy.QUICK)
     for _ in range(2):
         with pytest.raises(GateRefused, match="n1: GPU 0: it is a NVIDIA H200, A100 expected"):
             fit(host, package, wanted)
