@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,52 @@ def test_a_host_that_does_not_answer_is_named_and_another_takes_its_place(line, 
     assert line.run("reconcile", "small").code == 0
     assert line.run("down", "small").code == 0
     nothing_is_left(hosts, 1, 2)
+
+
+class Hasty(CommandLine):
+    """The command line where own hosts are taken for 15 s at a time, and waited for a few seconds after that."""
+
+    def argv(self, *arguments: str) -> list[str]:
+        program = (
+            "from datetime import timedelta as td; from dataclasses import replace; from functools import partial\n"
+            "import gpucloud.wiring.hosts as hosts\n"
+            "quick = {'silent': td(seconds=3), 'cooldown': td(seconds=2), 'patience': td(seconds=4)}\n"
+            "hosts._LIMITS = replace(hosts._LIMITS, **quick)\n"
+            "import gpucloud.adapters.hosts.group as group; group._GRACE = td(seconds=3)\n"
+            "hosts.Wall = partial(hosts.Wall, horizon=td(seconds=15), least=td(seconds=3))\n"
+            "from gpucloud.__main__ import main; main()"
+        )
+        return [sys.executable, "-c", program, *arguments]
+
+
+@SLOW
+def test_a_job_whose_only_host_dies_waits_for_its_time_and_ends_without_capacity(hosts, tmp_path):
+    line = Hasty(tmp_path)
+    train = line.start("train", job(line, hosts.section(0), nodes=1, steps=400))
+    until(lambda: line.step() >= 10, "the job is at step 10")
+    hosts.kill(0)
+
+    assert train.wait(120) == 11, (tmp_path / "err").read_text()
+    told = (tmp_path / "err").read_text()
+    assert told.count(f"no machine answers: {hosts.name(0)}-1; what works there goes on until ") == 1
+    assert "the job ends: no_capacity: no pool had machines for " in told
+    assert "connection refused" in told
+    line.close()
+
+
+@SLOW
+def test_a_job_whose_host_dies_goes_on_elsewhere_when_its_time_there_is_over(hosts, tmp_path):
+    line = Hasty(tmp_path)
+    train = line.start("train", job(line, hosts.section(0, 1), nodes=1, steps=100))
+    until(lambda: line.step() >= 20, "the job is at step 20")
+    hosts.kill(0)
+
+    assert train.wait(120) == 0, (tmp_path / "err").read_text()
+    attempts = json.loads(line.run("status", "small", "--json").stdout)["jobs"][0]["attempts"]
+    assert [attempt["reason"] for attempt in attempts] == ["lost", "succeeded"]
+    assert attempts[1]["first_step"] > 1
+    nothing_is_left(hosts, 1)
+    line.close()
 
 
 def test_a_host_with_another_key_is_not_spoken_to_and_ends_a_job_that_needs_it(line, hosts):
