@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.commandline import CommandLine, command_line, until, weights
+from tests.fakes.nodes import openssh_server
 from tests.standins.own_hosts import OwnHosts, own_hosts
 
 pytestmark = pytest.mark.timeout(240)
@@ -209,3 +210,26 @@ def test_a_host_whose_key_nobody_accepted_is_refused_with_the_way_to_accept_it(l
     nodes = [server.node for server in hosts.servers]
     known.write_text("".join(f"[127.0.0.1]:{node.port} {node.host_key}\n" for node in nodes))
     assert line.run("plan", job(line, extra)).code == 0
+
+
+@SLOW
+def test_hosts_behind_another_one_are_reached_through_it_once_its_key_is_accepted(line, tmp_path):
+    line.env["HOME"] = str(tmp_path)
+    known = tmp_path / ".ssh" / "known_hosts"
+    known.parent.mkdir()
+    with own_hosts(tmp_path / "hosts", 2) as hosts, openssh_server(tmp_path / "door", name="door") as door:
+        (tmp_path / "door" / "authorized_keys").write_bytes(hosts.key.with_name("authorized_keys").read_bytes())
+        way = f"jump: {door.node.user}@127.0.0.1:{door.node.port}, host_key:"
+        file = job(line, hosts.section().replace("host_key:", way))
+
+        refused = line.run("train", file)
+        known.write_text(f"[127.0.0.1]:{door.node.port} {door.node.host_key}\n")
+        answer = line.run("train", file)
+
+        assert refused.code == 13, refused.stderr
+        assert f"the host key of {door.node.user}@127.0.0.1, on the way there, is not an accepted" in refused.stderr
+        assert answer.code == 0, answer.stderr
+        came_in = (tmp_path / "door" / "log").read_text().count("Accepted publickey")
+        assert came_in >= 4  # for each of two hosts: to take it, and for the job
+        assert weights(line)
+        nothing_is_left(hosts)
