@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from gpucloud.domain.drivers import is_older, least_driver
 from gpucloud.domain.gate.devices import device_findings
 from gpucloud.domain.gate.findings import Finding, fail, warn
-from gpucloud.domain.gate.models import is_older, least_driver
 from gpucloud.domain.gate.report import Report, TorchSeen
 from gpucloud.domain.gate.wanted import GateWanted
 from gpucloud.domain.gate.work import work_findings
