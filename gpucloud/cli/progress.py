@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from gpucloud.cli.use import brief
 from gpucloud.domain.action import Action, Wait
 from gpucloud.domain.ledger import Spend
-from gpucloud.domain.membership import progress_of
+from gpucloud.domain.membership import members_of, progress_of
 from gpucloud.domain.node import NodeState
 from gpucloud.domain.seen import NodeSeen, Readiness, Seen
 from gpucloud.usecases.forecast import time_left
@@ -47,6 +47,7 @@ def snapshot(seen: Seen, action: Action, spend: Spend) -> Snapshot:
     """Return what is to be shown of the pass."""
     attempt = seen.state.attempt
     progress = progress_of(attempt, seen) if attempt else None
+    at_work = members_of(attempt, seen) if attempt else seen.nodes  # not one that waits to be taken
     return Snapshot(
         job=seen.state.job,
         phase=_phase(seen, action, progress.phase if progress else None),
@@ -59,7 +60,7 @@ def snapshot(seen: Seen, action: Action, spend: Spend) -> Snapshot:
         committed_step=progress.committed_step if progress else None,
         spend=spend,
         paid_until=seen.state.paid_until,
-        gpus=brief([gpu for node in seen.nodes if node.status for gpu in node.status.gpus]),
+        gpus=brief([gpu for node in at_work if node and node.status for gpu in node.status.gpus]),
         nodes=tuple(_node_line(node, seen) for node in seen.nodes if node.node.state is not NodeState.TERMINATED),
     )
 
