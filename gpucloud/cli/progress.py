@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from gpucloud.cli.use import brief
 from gpucloud.domain.action import Action, Wait
 from gpucloud.domain.ledger import Spend
-from gpucloud.domain.membership import members_of, progress_of
+from gpucloud.domain.membership import progress_of
 from gpucloud.domain.node import NodeState
 from gpucloud.domain.seen import NodeSeen, Readiness, Seen
 from gpucloud.usecases.forecast import time_left
@@ -47,7 +47,6 @@ def snapshot(seen: Seen, action: Action, spend: Spend) -> Snapshot:
     """Return what is to be shown of the pass."""
     attempt = seen.state.attempt
     progress = progress_of(attempt, seen) if attempt else None
-    at_work = members_of(attempt, seen) if attempt else seen.nodes  # not one that waits to be taken
     return Snapshot(
         job=seen.state.job,
         phase=_phase(seen, action, progress.phase if progress else None),
@@ -60,9 +59,15 @@ def snapshot(seen: Seen, action: Action, spend: Spend) -> Snapshot:
         committed_step=progress.committed_step if progress else None,
         spend=spend,
         paid_until=seen.state.paid_until,
-        gpus=brief([gpu for node in at_work if node and node.status for gpu in node.status.gpus]),
+        gpus=brief([gpu for node in _working(seen) if node.status for gpu in node.status.gpus]),
         nodes=tuple(_node_line(node, seen) for node in seen.nodes if node.node.state is not NodeState.TERMINATED),
     )
+
+
+def _working(seen: Seen) -> list[NodeSeen]:
+    """Return the members of the attempt: a node that was taken still counts its GPUs as its own for a while."""
+    members = {member.node_id for member in seen.state.attempt.members} if seen.state.attempt else set()
+    return [node for node in seen.nodes if node.node.id in members]
 
 
 def _phase(seen: Seen, action: Action, reported: str | None) -> str:
