@@ -21,6 +21,7 @@ from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Completed
 from gpucloud.usecases.bootstrap import Package, bootstrap
+from gpucloud.usecases.gate import of_node
 from gpucloud.usecases.needs import wanted_for
 from tests.standins.agent_node import AgentNode
 from tests.standins.packages import wheel
@@ -89,9 +90,9 @@ def job(code, run="train.py", **changes):
 
 def fit(host, package, job, secrets=None, *, store_url="file:///store", power_off=()):
     wanted = wanted_for(
-        job, package=package, code=str(job.code), secrets=secrets or {}, store_url=store_url, power_off=power_off
+        job, package=package.sha256, code=str(job.code), secrets=secrets or {}, store_url=store_url, power_off=power_off
     )
-    return bootstrap(host, wanted, package, SystemClock())
+    return bootstrap(host, of_node(wanted, job, None, host.node, store_url), package, SystemClock())
 
 
 def test_a_bare_node_gets_package_and_agent_and_a_second_run_changes_nothing_in_one_round_trip(home, code, package):
@@ -330,7 +331,7 @@ def test_a_torch_that_setup_installs_and_a_stand_in_driver_is_too_old_for_is_ref
 def test_a_node_whose_stand_in_gpus_are_not_those_paid_for_is_refused_each_time(home, code, package, tmp_path):
     _stand_in_nvidia_smi(tmp_path, f"cat {RECORDED}")
     host = HereHost(home, PATH=f"{tmp_path}:{os.environ['PATH']}")
-    wanted = job(code, resources=Resources(gpus=2, gpu=("A100",)), gate=GatePolicy.QUICK)
+    wanted = job(code, run="./train", resources=Resources(gpus=2, gpu=("A100",)), gate=GatePolicy.QUICK)
     for _ in range(2):
         with pytest.raises(GateRefused, match="n1: GPU 0: it is a NVIDIA H200, A100 expected"):
             fit(host, package, wanted)
