@@ -19,7 +19,7 @@ from gpucloud.domain.action import (
 )
 from gpucloud.domain.capacity import is_cooling, other_pool, refused_lately
 from gpucloud.domain.membership import NOBODY_ANSWERS, all_silent, is_gone, is_usable, somebody_answers
-from gpucloud.domain.quarantine import give_up_pool, note_bad, to_replace
+from gpucloud.domain.quarantine import give_up_pool, note_bad, stop_buying, to_replace
 from gpucloud.domain.seen import Goal, Limits, NodeSeen, Readiness, Rules, Seen, Until
 from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind
 from gpucloud.domain.upkeep import can_renew, make_room, prepare, renew, tell
@@ -57,7 +57,7 @@ def _finish(seen: Seen, limits: Limits) -> Finish | None:
         return Finish(reason=ExitReason.LOST, message=f"{count} attempts in a row made no new step")
     if seen.payable_until is None:
         return Finish(reason=ExitReason.BUDGET, message="the budget cannot pay for another start and its save")
-    return None
+    return stop_buying(seen, limits)
 
 
 def fruitless(attempts: tuple[Attempt, ...]) -> int:

@@ -92,8 +92,7 @@ def fit(host, package, job, secrets=None, *, store_url="file:///store", power_of
     wanted = wanted_for(
         job, package=package.sha256, code=str(job.code), secrets=secrets or {}, store_url=store_url, power_off=power_off
     )
-    wanted = of_node(wanted, job, None, host.node, store_url)
-    return bootstrap(host, wanted, package, SystemClock())
+    return bootstrap(host, of_node(wanted, job, None, host.node, store_url), package, SystemClock())
 
 
 def test_a_bare_node_gets_package_and_agent_and_a_second_run_changes_nothing_in_one_round_trip(home, code, package):
@@ -282,6 +281,17 @@ def test_the_devices_of_a_stand_in_nvidia_smi_are_in_the_lock_record(home, code,
     assert fit(host, package, wanted).changed == ()
     assert done.lock["gpus"] == [{"name": "NVIDIA H200", "memory_mib": 143771, "driver": "580.159.04"}] * 4
     assert done.findings == ()
+
+
+def test_a_torch_for_the_cpu_will_do_on_an_emulated_machine_which_says_so_at_its_gate(home, code, package, tmp_path):
+    _stand_in_nvidia_smi(tmp_path, f"cat {RECORDED}")
+    host = HereHost(home, PATH=f"{tmp_path}:{os.environ['PATH']}", GPUCLOUD_STAND_IN_GPUS="1")
+    done = fit(host, package, job(code, run="train.py", resources=Resources(gpus=4, gpu=("H200",))))
+    assert done.changed == ("package", "agent", "gate")
+    (said,) = [one for one in done.findings if "clock" not in one and "disk" not in one]
+    assert said == (
+        "its GPUs are stand-ins, and nothing was computed on them (it is an emulated machine: the job runs on the CPU)"
+    )
 
 
 def test_a_torch_for_the_cpu_is_refused_where_a_stand_in_nvidia_smi_shows_gpus_that_the_job_asked_for(

@@ -619,6 +619,30 @@ def test_from_a_bad_pool_the_job_turns_to_another_and_without_one_it_stops_with_
     )
 
 
+def bad_pools(*left_s):
+    pools = (POOL, OTHER_POOL)
+    found = zip(pools, left_s, strict=False)
+    message = "3 nodes in a row were bad: z: no CUDA"
+    return tuple(replace(cooldown(pool, left=left), code="Quarantined", message=message) for pool, left in found)
+
+
+def test_after_two_bad_pools_no_third_one_is_paid():
+    known = state(cooldowns=bad_pools(1500.0, 1700.0))
+    assert decide(GOAL, seen(group_size=0, state=known, candidates=(offer(),)), RULES) == Finish(
+        reason=ExitReason.NO_CAPACITY,
+        message=f"2 pools in a row had bad machines; {OTHER_POOL}: 3 nodes in a row were bad: z: no CUDA",
+        exit_code=14,
+    )
+
+
+def test_a_bad_pool_before_the_last_step_is_not_counted_with_one_after_it():
+    # Cooled down 300 s and 100 s ago, for half an hour; the attempt that made a step began 200 s ago.
+    good = replace(opened("a", "b", reason=ExitReason.LOST, last_step=4), started_at=NOW - timedelta(seconds=200))
+    known = state(cooldowns=bad_pools(1500.0, 1700.0), attempts=(good,), pool=POOL)
+    third = offer(replace(POOL, zone="us-east-2c"))
+    assert decide(GOAL, seen(group_size=0, state=known, candidates=(third,)), RULES) == Move(offer=third)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
