@@ -200,10 +200,10 @@ def test_two_nodes_that_share_their_layers_run_setup_once(tmp_path, code, packag
     assert (code / "runs").read_text() == "run\n"
 
 
-@pytest.fixture
-def bare_python(tmp_path):
-    """Return an interpreter that has pip and nothing else, as a fresh machine's."""
-    folder = tmp_path / "bare"
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory):
+    """Return an interpreter that has pip and nothing else, as a fresh machine's; jobs build their layers beside it."""
+    folder = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     return str(folder / "bin" / "python")
 

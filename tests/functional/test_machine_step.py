@@ -128,6 +128,7 @@ def test_a_reboot_is_told_waited_for_and_followed_by_the_same_command():
     done = fit(host, story=told.append)
     assert host.ran == ["machine", "reboot", "machine"]
     assert told == ["n1 reboots (machine: the driver's module does not load); its paid time goes on"]
+    assert host.boot == 2
     assert done.lock["machine"] == {"driver": "580.159.04"}
     assert dict(done.seconds)["reboot"] == 12.0  # three asks in vain and one answered, 3 s apart
 

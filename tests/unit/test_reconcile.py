@@ -264,7 +264,28 @@ def test_a_silent_machine_is_believed_lost_only_when_another_one_answers():
     offline = running(up("a", part(1), silent=limit), up("b", part(1), silent=limit))
 
     assert decide(GOAL, frozen, RULES) == NoteInterruptions(interruptions=(interruption("b", InterruptionKind.FROZEN),))
-    assert decide(GOAL, offline, RULES) == Wait(why="running")
+    assert decide(GOAL, offline, RULES) == Wait(why="no machine answers")
+
+
+def test_prepaid_time_is_not_renewed_for_machines_that_would_not_hear_of_it():
+    near = NOW + timedelta(seconds=50)
+    silent = (up("a", part(1), silent=9), up("b", part(1), silent=9))
+    one_hears = (up("a", part(1), silent=0.3), up("b", part(1), silent=9))
+    less = NOW + timedelta(seconds=30)
+
+    assert decide(GOAL, running(*silent, armed=near), RULES) == Wait(why="no machine answers")
+    assert decide(GOAL, seen(up("a", silent=9), up("b", silent=9), armed=near), RULES) == Wait(why="no machine answers")
+    assert decide(GOAL, running(*one_hears, armed=near), RULES) == Arm(until=LATER)
+    assert decide(GOAL, running(*silent, armed=near, payable_until=less), RULES) == Arm(until=less)
+
+
+def test_machines_that_never_answered_again_are_asked_for_anew_when_their_time_is_over():
+    over = NOW - timedelta(seconds=1)
+    ended = (gone("a", EndCause.SCHEDULE), gone("b", EndCause.SCHEDULE))
+
+    assert decide(GOAL, running(*ended, armed=over, group_size=0), RULES) == CloseAttempt(reason=ExitReason.LOST)
+    assert decide(GOAL, seen(*ended, armed=over, group_size=0), RULES) == Arm(until=LATER)
+    assert decide(GOAL, seen(*ended, armed=LATER, group_size=0), RULES) == Resize(size=2)
 
 
 def test_a_frozen_machine_is_ended_by_name():
