@@ -37,6 +37,8 @@ class Lab:
     folder and the URL when the lab opens and gives what stands behind the instances; without it they run by themselves.
     """
 
+    _stands = threading.Lock()
+
     def __init__(
         self,
         folder: Path,
@@ -57,6 +59,8 @@ class Lab:
         self.service_quotas = ServiceQuotas(self.world)
 
     def __enter__(self) -> Lab:
+        if not self._stands.acquire(blocking=False):
+            raise AssertionError("another lab stands in this process: two would do everything twice")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._install()
         forget()
@@ -90,6 +94,7 @@ class Lab:
         with self.world.lock:
             self._patches.undo()
             forget()
+        self._stands.release()
         if self._pump.broken and error is None:
             raise AssertionError("the lab itself broke:\n" + self._pump.broken[0])
 
