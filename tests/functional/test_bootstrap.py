@@ -89,7 +89,7 @@ def job(code, run="train.py", **changes):
 
 def fit(host, package, job, secrets=None, *, store_url="file:///store", power_off=()):
     wanted = wanted_for(
-        job, package=package, code=str(job.code), secrets=secrets or {}, store_url=store_url, power_off=power_off
+        job, package=package.sha256, code=str(job.code), secrets=secrets or {}, store_url=store_url, power_off=power_off
     )
     return bootstrap(host, wanted, package, SystemClock())
 

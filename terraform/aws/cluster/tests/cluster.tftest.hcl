@@ -247,6 +247,7 @@ run "the_role_reaches_its_own_job" {
       ListJob = ["arn:aws:s3:::bucket"]
       Job     = ["arn:aws:s3:::bucket/team/jobs/digits/*"]
       HostKey = ["arn:aws:s3:::bucket/team/clusters/gpucloud-digits/hosts/$${aws:userid}"]
+      Record  = ["arn:aws:s3:::bucket/team/clusters/gpucloud-digits/gpucloud-*.zip", "arn:aws:s3:::bucket/team/clusters/gpucloud-digits/node.json"]
       Level   = ["arn:aws:autoscaling:us-east-1:123456789012:autoScalingGroup:*:autoScalingGroupName/gpucloud-digits"]
       End     = ["arn:aws:autoscaling:us-east-1:123456789012:autoScalingGroup:*:autoScalingGroupName/gpucloud-digits"]
     }
