@@ -59,9 +59,15 @@ def snapshot(seen: Seen, action: Action, spend: Spend) -> Snapshot:
         committed_step=progress.committed_step if progress else None,
         spend=spend,
         paid_until=seen.state.paid_until,
-        gpus=brief([gpu for node in seen.nodes if node.status for gpu in node.status.gpus]),
+        gpus=brief([gpu for node in _working(seen) if node.status for gpu in node.status.gpus]),
         nodes=tuple(_node_line(node, seen) for node in seen.nodes if node.node.state is not NodeState.TERMINATED),
     )
+
+
+def _working(seen: Seen) -> list[NodeSeen]:
+    """Return the members of the attempt: a node that was taken still counts its GPUs as its own for a while."""
+    members = {member.node_id for member in seen.state.attempt.members} if seen.state.attempt else set()
+    return [node for node in seen.nodes if node.node.id in members]
 
 
 def _phase(seen: Seen, action: Action, reported: str | None) -> str:

@@ -7,29 +7,18 @@ from decimal import Decimal
 from gpucloud.domain.data import DataSet, gigabytes
 from gpucloud.domain.quantities import format_usd
 
-PRICES_OF = "2025"
-"""The year of the list prices below (aws.amazon.com/ec2/pricing/on-demand, Data Transfer OUT to other regions)."""
-
-_USD_PER_GB = {
-    "af-south-1": Decimal("0.147"),
-    "ap-east-1": Decimal("0.09"),
-    "ap-northeast-1": Decimal("0.09"),
-    "ap-northeast-2": Decimal("0.08"),
-    "ap-northeast-3": Decimal("0.09"),
-    "ap-south-1": Decimal("0.086"),
-    "ap-southeast-1": Decimal("0.09"),
-    "ap-southeast-2": Decimal("0.098"),
-    "me-south-1": Decimal("0.1105"),
-    "sa-east-1": Decimal("0.138"),
-}
-_ELSEWHERE_USD_PER_GB = Decimal("0.02")  # North America and Europe
+# Between regions of North America and Europe: AWS re:Post, "Cost effective methods for accessing S3 buckets
+# cross-region", prices of January 2026. Elsewhere prices differ by region, and none is known to be above this.
+_USD_PER_GB = Decimal("0.02")
+_CHEAP = ("us-", "ca-", "eu-")
+_MOST_USD_PER_GB = Decimal("0.15")
 
 
 def transfer_usd(found: DataSet, region: str, nodes: int) -> Decimal:
-    """Return what S3 charges when `nodes` nodes in `region` read the set once each; nothing within a region."""
+    """Return the most that S3 charges when `nodes` nodes in `region` read the set once each; nothing in its region."""
     if found.region is None or found.region == region:
         return Decimal(0)
-    per_gb = _USD_PER_GB.get(found.region, _ELSEWHERE_USD_PER_GB)
+    per_gb = _USD_PER_GB if found.region.startswith(_CHEAP) else _MOST_USD_PER_GB
     return (per_gb * found.size * nodes / 10**9).quantize(Decimal("0.01"))
 
 
@@ -40,6 +29,6 @@ def remark(found: DataSet, region: str, nodes: int) -> str | None:
         return None
     return (
         f"data: {found.source} is in {found.region}, the machines are in {region}: reading {gigabytes(found.size)} on"
-        f" {nodes} nodes costs about {format_usd(usd)} (list prices of {PRICES_OF}), again for each replacement;"
+        f" {nodes} nodes costs up to {format_usd(usd)} (list prices of January 2026), again for each replacement;"
         " the budget does not count it"
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from gpucloud.domain.gpus import GpuSample
-from gpucloud.domain.xid import FATAL, Xid, pci_address
+from gpucloud.domain.xids import Xid, XidClass, pci_address, xid_class, xid_means
 
 _SILENT = timedelta(seconds=30)  # nvidia-smi answers within a second; a driver that hangs never does
 _LOST = timedelta(seconds=10)
@@ -45,8 +45,9 @@ def _by_xid(signs: Signs) -> str | None:
     """Only errors of the node's own devices count: several nodes may share one machine and its kernel log."""
     own = {pci_address(gpu.pci): gpu.index for gpu in signs.before}
     for xid in signs.xids:
-        if xid.number in FATAL and xid.pci in own:
-            return f"GPU {own[xid.pci]}: {FATAL[xid.number]} (Xid {xid.number})"
+        place = pci_address(xid.pci)
+        if xid_class(xid.number) is XidClass.BROKEN and place in own:
+            return f"GPU {own[place]}: {xid_means(xid.number)} (Xid {xid.number})"
     return None
 
 

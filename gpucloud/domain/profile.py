@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpucloud.domain.codec import from_json
+from gpucloud.domain.quoting import brief
+
+_LONGEST = 70  # kernels made from templates have names of many lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,4 +52,4 @@ def summary_lines(summary: ProfileSummary, most: int = 5) -> tuple[str, ...]:
 def _line(operator: Operator, summary: ProfileSummary, steps: int) -> str:
     seconds, where = (operator.cpu_seconds, "CPU") if summary.gpu_busy is None else (operator.gpu_seconds, "GPU")
     share = 100 * seconds / summary.seconds if summary.seconds else 0.0
-    return f"{share:4.0f} % {where} {1000 * seconds / steps:8.2f} ms a step  {operator.name}"
+    return f"{share:4.0f} % {where} {1000 * seconds / steps:8.2f} ms a step  {brief(operator.name, _LONGEST)}"

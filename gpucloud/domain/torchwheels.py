@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from gpucloud.domain.drivers import is_older, least_driver
+
 TORCH = "torch>=2.6,<2.14"
 """What is installed for a torchrun job that names no torch itself: the range that this package is tested with."""
 
@@ -11,10 +13,6 @@ USUAL_INDEX = "https://download.pytorch.org/whl"
 
 CPU = "cpu"
 _DEFAULT_ON_PYPI = "cu130"  # PyPI's Linux wheels for x86-64, torch 2.11 to 2.13 (wheel metadata, 2026-11)
-
-# CUDA's major version → the least Linux driver that runs it: NVIDIA, "CUDA Compatibility", table "CUDA Toolkit minor
-# version compatibility" (read 2026-11).
-LEAST_DRIVERS = ((13, "580.65.06"), (12, "525.60.13"), (11, "450.80.02"))
 
 # Wheels of CUDA 12.8 and 13 hold code for Turing and newer; those of 12.6 go back to Maxwell, and from torch 2.11 on
 # leave Hopper out (pytorch/pytorch issues 172352 and 178665, RELEASE.md; read 2026-11). cu128 ends with torch 2.11.
@@ -32,9 +30,8 @@ def torch_index(driver: str | None, names: tuple[str, ...] = ()) -> str:
         return CPU
     if any(_OLD_GPUS.search(name) for name in names):
         return "cu126"
-    if is_at_least(driver, "580.65.06"):
-        return "cu130"
-    return "cu128" if is_at_least(driver, "525.60.13") else "cu126"
+    newest = next((cuda for cuda in ("13", "12") if not is_older(driver, least_driver(cuda) or "")), "11")
+    return {"13": "cu130", "12": "cu128", "11": "cu126"}[newest]
 
 
 def torch_url(index: str, mirror: str | None, machine: str) -> str | None:
@@ -44,25 +41,14 @@ def torch_url(index: str, mirror: str | None, machine: str) -> str | None:
     return f"{(mirror or USUAL_INDEX).rstrip('/')}/{index}"
 
 
-def least_driver(cuda: str) -> str | None:
-    """Return the oldest driver that runs a CUDA such as `13.0`; None for one that the table does not know."""
-    major = _numbers(cuda)[:1]
-    return next((driver for number, driver in LEAST_DRIVERS if (number,) == major), None)
-
-
 def why_no_gpu(torch: str, cuda: str | None, driver: str) -> str | None:
     """Return why this torch would not use GPUs under this driver, with both versions; None if it would."""
     if cuda is None:
         return f"torch {torch} is built for the CPU, and the node has NVIDIA GPUs (driver {driver})"
     least = least_driver(cuda)
-    if least is not None and not is_at_least(driver, least):
+    if least is not None and is_older(driver, least):
         return f"torch {torch} is built for CUDA {cuda}, which needs driver {least}; the node has {driver}"
     return None
-
-
-def is_at_least(driver: str, least: str) -> bool:
-    """Compare driver versions by their numbers."""
-    return _numbers(driver) >= _numbers(least)
 
 
 def names_torch(text: str) -> bool:

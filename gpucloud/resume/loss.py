@@ -17,7 +17,8 @@ class LastLoss:
     def __init__(self) -> None:
         self._value: float | None = None
         self._newest: Any = None
-        self._landing: tuple[torch.Tensor, torch.cuda.Event] | None = None
+        self._copy: torch.Tensor | None = None
+        self._landing: torch.cuda.Event | None = None
 
     def offer(self, loss: Any) -> None:
         """Remember the loss of a step: a number, or a tensor with one element on any device."""
@@ -32,16 +33,15 @@ class LastLoss:
         return self._value
 
     def _land(self) -> None:
+        if self._copy is None:  # pinned once: making it waits for the GPU
+            self._copy = torch.empty((), dtype=torch.float32, pin_memory=True)
         if self._landing is not None:
-            copied, done = self._landing
-            if not done.query():  # type: ignore[no-untyped-call]
+            if not self._landing.query():  # type: ignore[no-untyped-call]
                 return
-            self._value = float(copied)
-        copied = torch.empty((), dtype=torch.float32, pin_memory=True)
-        copied.copy_(self._newest.reshape(()), non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
-        self._landing = copied, done
+            self._value = float(self._copy)
+        self._copy.copy_(self._newest.reshape(()), non_blocking=True)
+        self._landing = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._landing.record()
 
     def final(self) -> float | None:
         """Return the newest value, waiting for it."""

@@ -106,8 +106,9 @@ class Profiling:
 
     def _summary(self, recording: profile) -> dict[str, Any]:
         averages = recording.key_averages()
-        on_gpu = any(average.self_device_time_total for average in averages)
-        steps = [average for average in averages if not average.key.startswith("ProfilerStep")]
+        kernels = [average for average in averages if _is_kernel(average)]
+        on_gpu = bool(kernels)
+        steps = kernels or [average for average in averages if not average.key.startswith("ProfilerStep")]
         steps.sort(key=lambda a: a.self_device_time_total if on_gpu else a.self_cpu_time_total, reverse=True)
         loading = sum(a.cpu_time_total for a in averages if a.key.startswith(_LOADING)) / 1e6
         return {
@@ -124,6 +125,12 @@ class Profiling:
         events = recording.events() or ()  # type: ignore[no-untyped-call]
         on_gpu = (event.time_range for event in events if event.device_type.name == "CUDA")
         return busy_share(((span.start, span.end) for span in on_gpu), self._window_s)
+
+
+def _is_kernel(average: Any) -> bool:
+    """Whether it ran on the GPU itself; what the script or DDP names there (`record_function`) spans kernels."""
+    named = getattr(average, "is_user_annotation", False)
+    return average.device_type.name == "CUDA" and not named and average.self_device_time_total > 0
 
 
 def _operator(average: Any) -> dict[str, Any]:

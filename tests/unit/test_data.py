@@ -119,7 +119,7 @@ BIG = data_set("s3://bucket/p", [replace(A, size=150 * GB)], "us-east-1")
     [
         ("us-east-1", "us-east-1", 8, "0"),
         ("us-east-1", "us-west-2", 2, "6.00"),
-        ("ap-southeast-1", "us-west-2", 1, "13.50"),
+        ("ap-southeast-1", "us-west-2", 1, "22.50"),
         (None, "us-west-2", 1, "0"),
     ],
 )
@@ -130,8 +130,8 @@ def test_reading_costs_between_regions_only(home, region, nodes, usd):
 def test_what_reading_costs_is_said_with_the_date_of_its_prices():
     assert remark(BIG, "us-east-1", 2) is None
     assert remark(BIG, "us-west-2", 2) == (
-        "data: s3://bucket/p is in us-east-1, the machines are in us-west-2: reading 150.00 GB on 2 nodes costs about"
-        " 6.00 USD (list prices of 2025), again for each replacement; the budget does not count it"
+        "data: s3://bucket/p is in us-east-1, the machines are in us-west-2: reading 150.00 GB on 2 nodes costs up to"
+        " 6.00 USD (list prices of January 2026), again for each replacement; the budget does not count it"
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpucloud.domain.gpus import GpuSample
 from gpucloud.domain.illness import Signs, illness
-from gpucloud.domain.xid import Xid, find_xid
+from gpucloud.domain.xids import Xid, find_xid
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
 FELL_OFF = "NVRM: Xid (PCI:0000:05:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
@@ -38,10 +38,10 @@ WELL = Signs(before=PAIR, now=PAIR)
     ("signs", "why"),
     [
         (WELL, None),
-        (replace(WELL, xids=(Xid(number=79, pci=(0, 5, 0)),)), "GPU 1: it has fallen off the bus (Xid 79)"),
-        (replace(WELL, xids=(Xid(number=13, pci=(0, 5, 0)),)), None),  # the program's own fault
-        (replace(WELL, xids=(Xid(number=63, pci=(0, 5, 0)),)), None),  # a repair that succeeded
-        (replace(WELL, xids=(Xid(number=79, pci=(0, 9, 0)),)), None),  # a device of another node on this machine
+        (replace(WELL, xids=(Xid(number=79, pci="0000:05:00"),)), "GPU 1: the GPU has fallen off the bus (Xid 79)"),
+        (replace(WELL, xids=(Xid(number=13, pci="0000:05:00"),)), None),  # the program's own fault
+        (replace(WELL, xids=(Xid(number=63, pci="0000:05:00"),)), None),  # a repair that succeeded
+        (replace(WELL, xids=(Xid(number=79, pci="0000:09:00"),)), None),  # a device of another node on this machine
         (replace(WELL, now=(gpu(0), gpu(1, 1))), "GPU 1: 1 uncorrected memory error during the attempt"),
         (replace(WELL, before=(gpu(0, 3), gpu(1)), now=(gpu(0, 3), gpu(1))), None),  # old errors are the gate's
         (replace(WELL, now=(gpu(0), gpu(1, None))), None),
@@ -64,9 +64,9 @@ def test_signs_of_illness(signs: Signs, why: str | None) -> None:
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        (FELL_OFF, Xid(number=79, pci=(0, 5, 0))),
-        (f"4,1234,987654,-;{FELL_OFF}", Xid(number=79, pci=(0, 5, 0))),  # as /dev/kmsg writes it
-        ("NVRM: Xid (PCI:0000:AF:00): 31, Ch 00000008", Xid(number=31, pci=(0, 0xAF, 0))),
+        (FELL_OFF, Xid(number=79, pci="0000:05:00")),
+        (f"4,1234,987654,-;{FELL_OFF}", Xid(number=79, pci="0000:05:00")),  # as /dev/kmsg writes it
+        ("NVRM: Xid (PCI:0000:AF:00): 31, Ch 00000008", Xid(number=31, pci="0000:AF:00")),
         ("NVRM: loading NVIDIA UNIX Open Kernel Module", None),
         ("", None),
     ],

@@ -241,7 +241,6 @@ def test_nccl_writes_to_the_attempts_folder_and_efa_is_named_only_where_it_is():
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "300",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/a/nccl-trace-",
     }
     efa = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}

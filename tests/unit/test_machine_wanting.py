@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gpucloud.domain.drivers import is_older, least_driver
 from gpucloud.domain.job import Cloud, Job, MachineChoices, Mirrors, Resources
 from gpucloud.domain.machine import MachineWanted, digest
-from gpucloud.domain.machine.versions import is_older, least_driver, upstream
+from gpucloud.domain.machine.versions import upstream
 from gpucloud.domain.machine.wanting import machine_wanted
 
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.torchwheels import is_at_least, least_driver, names_torch, torch_index, torch_url, why_no_gpu
+from gpucloud.domain.drivers import is_older, least_driver
+from gpucloud.domain.torchwheels import names_torch, torch_index, torch_url, why_no_gpu
 
 
 @pytest.mark.parametrize(
@@ -96,5 +97,5 @@ def test_a_text_that_installs_torch_by_name_is_told_apart(text, names):
 
 
 def test_drivers_compare_as_numbers():
-    assert is_at_least("580.100.1", "580.65.06")
-    assert not is_at_least("99.1", "525.60.13")
+    assert not is_older("580.100.1", "580.65.06")
+    assert is_older("99.1", "525.60.13")

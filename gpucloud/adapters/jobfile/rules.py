@@ -74,6 +74,8 @@ def _conda(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fau
     conda, code = root.get("conda"), root.get("code", ".")
     if not isinstance(conda, str) or not isinstance(code, str) or not _is_folder(beside(folder, code)):
         return
+    if root.get("image") is not None:  # it has no place there at all
+        return
     if conda.startswith("/") or ".." in conda.split("/"):
         yield fault(("conda",), f"{quoted(conda)} is not a file inside the code folder")
     elif not os.path.isfile(beside(folder, code) / conda):  # noqa: PTH113  never raises

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 
 from gpucloud.domain.gate.report import XidSeen
-from gpucloud.domain.gate.xids import find_xid
+from gpucloud.domain.xids import find_xid
 
 _LONGEST = 300
 _RECORD = 8192  # the kernel hands out one record a read, and none is longer (printk's LOG_LINE_MAX and prefix)
@@ -31,7 +31,7 @@ def found(lines: Iterable[str]) -> Iterable[XidSeen]:
     for line in lines:
         xid = find_xid(line)
         if xid is not None:
-            yield XidSeen(number=xid[0], pci=xid[1], text=line[line.index("NVRM:") :][:_LONGEST])
+            yield XidSeen(number=xid.number, pci=xid.pci, text=line[line.index("NVRM:") :][:_LONGEST])
 
 
 def _from_device() -> Iterable[str]:

@@ -25,12 +25,14 @@ def take_part(order: GangOrder) -> GangSeen:
     )
     (heard,) = work(order.python, (probe,), _env(order), limit_s=order.limit_s)
     errors = [one.error for one in heard.said if one.error is not None]
+    pairs = tuple(one.pair for one in heard.said if one.pair is not None)
+    complaint = None if pairs and not heard.ended else heard.complaint  # else it is a library's warning
     return GangSeen(
         rank=order.rank,
         met=any(one.met for one in heard.said),
         arrived=next((one.arrived for one in heard.said if one.arrived), ()),
-        pairs=tuple(one.pair for one in heard.said if one.pair is not None),
-        error=errors[0] if errors else heard.complaint or ("it hangs" if heard.ended else None),
+        pairs=pairs,
+        error=errors[0] if errors else complaint or ("it hangs" if heard.ended else None),
     )
 
 

@@ -17,7 +17,9 @@ _MEGABYTES = 256
 
 def try_out(order: GateOrder, report: Report, *, device: str = "cuda", limit_s: float = _LIMIT_S) -> Report:
     """Return the report with what the job's torch made of the devices, one worker on each."""
-    count, port = max(1, order.wanted.gpus), free_port()
+    # Too few devices are found out without workers that wait for those that have none.
+    most = len(report.gpus or ()) if device == "cuda" else order.wanted.gpus
+    count, port = max(1, min(order.wanted.gpus, most)), free_port()
     orders = tuple(
         ProbeOrder(
             kind=MACHINE, rank=rank, world=count, address="127.0.0.1", port=port, device=device, megabytes=_MEGABYTES

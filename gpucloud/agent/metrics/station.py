@@ -22,7 +22,7 @@ from gpucloud.domain.agentstatus import AttemptStatus, RunState
 from gpucloud.domain.gpus import GpuSample
 from gpucloud.domain.host import HostSample
 from gpucloud.domain.illness import Signs, absent, illness
-from gpucloud.domain.xid import Xid, pci_address
+from gpucloud.domain.xids import Xid, pci_address
 from gpucloud.smi import visible
 
 PORT_VARIABLE = "GPUCLOUD_METRICS_PORT"
@@ -116,7 +116,7 @@ class Station:
 
     def _note(self, news: tuple[Xid, ...]) -> None:
         own = {pci_address(gpu.pci): gpu.index for gpu in self.gpus}
-        self._xids.update({own[xid.pci]: xid.number for xid in news if xid.pci in own})
+        self._xids.update({own[place]: xid.number for xid in news if (place := pci_address(xid.pci)) in own})
 
 
 class _Watch:

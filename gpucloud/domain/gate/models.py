@@ -76,20 +76,3 @@ def spec_of(name: str) -> Spec | None:
         nvlink=0,
         busbw_floor_gbps=floor,
     )
-
-
-def least_driver(cuda: str) -> str | None:
-    """Return the oldest driver that runs a wheel built for this CUDA (`13.0`); None for an unknown one.
-
-    Source: CUDA Compatibility guide, minor version compatibility (docs.nvidia.com/deploy/cuda-compatibility).
-    """
-    return {"13": "580.65.06", "12": "525.60.13", "11": "450.80.02"}.get(cuda.partition(".")[0])
-
-
-def is_older(driver: str, least: str) -> bool:
-    """Whether a driver's version comes before another."""
-    return _parts(driver) < _parts(least)
-
-
-def _parts(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())

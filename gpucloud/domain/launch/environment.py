@@ -57,7 +57,6 @@ def gpu_defaults(attempt_folder: str, *, efa: bool) -> dict[str, str]:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # a collective that failed ends its process, and so the attempt
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(_HEARTBEAT_S),
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{attempt_folder}/nccl-trace-",
     }
     fabric = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}

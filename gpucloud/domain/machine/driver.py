@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from gpucloud.domain.drivers import branch_of, is_older
 from gpucloud.domain.machine import MachineWanted, ways
 from gpucloud.domain.machine.apt import before_apt, install, unasked
 from gpucloud.domain.machine.decisions import Ask, Decision, MachineStep, Reboot, Run, Stuck
 from gpucloud.domain.machine.facts import MachineFacts
 from gpucloud.domain.machine.repositories import SUPPORTED, cuda
-from gpucloud.domain.machine.versions import DEFAULT_BRANCH, branch_of, branch_refused, is_older, open_modules
+from gpucloud.domain.machine.versions import DEFAULT_BRANCH, branch_refused, open_modules
 
 _NEEDED_BYTES = (
     3 << 30

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from gpucloud.domain.drivers import branch_of
 from gpucloud.domain.machine import MachineWanted
 from gpucloud.domain.machine.apt import before_apt, install, unasked
 from gpucloud.domain.machine.decisions import Decision, Download, MachineStep, Reboot, Run, Stuck
 from gpucloud.domain.machine.facts import MachineFacts
 from gpucloud.domain.machine.repositories import SUPPORTED, cuda
-from gpucloud.domain.machine.versions import branch_of, upstream
+from gpucloud.domain.machine.versions import upstream
 
 _SERVICE = "nvidia-fabricmanager"
 _START = (Run(argv=("systemctl", "enable", _SERVICE)), Run(argv=("systemctl", "restart", _SERVICE)))

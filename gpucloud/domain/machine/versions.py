@@ -1,4 +1,4 @@
-"""Driver versions: which one a CUDA needs, what a GPU's generation allows."""
+"""Which drivers there are for a machine: what its packages are called, what a GPU's generation allows."""
 
 from __future__ import annotations
 
@@ -7,32 +7,10 @@ import re
 DEFAULT_BRANCH = "580"
 """Installed where the job names none: the oldest that runs PyPI's wheels of PyTorch, and the newest that Volta has."""
 
-# NVIDIA, "CUDA Compatibility", table of minor-version compatibility: CUDA's major version → least Linux driver.
-_LEAST_DRIVER = {13: "580.65.06", 12: "525.60.13", 11: "450.80.02"}
-
 # Device ids as the PCI ID database lists them: TU102 begins at 1e02, GV100 ends at 1dff; GB100 begins at 2900.
 _FIRST_TURING = 0x1E00
 _FIRST_BLACKWELL = 0x2900
 _LAST_BRANCH_BEFORE_TURING = 580  # NVIDIA, "Driver lifecycle": Maxwell, Pascal and Volta end with R580
-
-
-def least_driver(cuda: str) -> str | None:
-    """Return the oldest driver that runs a program built for that CUDA, such as `12.8`; None for one not in the table.
-
-    Source: NVIDIA, "CUDA Compatibility", minor-version compatibility.
-    """
-    major = cuda.partition(".")[0]
-    return _LEAST_DRIVER.get(int(major)) if major.isdigit() else None
-
-
-def is_older(version: str, than: str) -> bool:
-    """Whether one driver version is older than the other; `580.95.05` is older than `580.126.09`."""
-    return _parts(version) < _parts(than)
-
-
-def branch_of(version: str) -> str:
-    """Return the branch of a driver version: `580` of `580.178.04`."""
-    return version.partition(".")[0]
 
 
 def upstream(package_version: str) -> str:
@@ -58,7 +36,3 @@ def branch_refused(branch: str, device_ids: tuple[int, ...]) -> str | None:
     if oldest < _FIRST_TURING and newest >= _FIRST_BLACKWELL:
         return "no driver drives Blackwell and GPUs older than Turing in one machine"
     return None
-
-
-def _parts(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version))

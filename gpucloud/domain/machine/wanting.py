@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpucloud.domain.drivers import least_driver
 from gpucloud.domain.job import Cloud, ContainerRuntime, DriverPolicy, Job
 from gpucloud.domain.machine import MachineWanted
-from gpucloud.domain.machine.versions import least_driver
 
 _NEWEST_CUDA = "13.0"  # of PyPI's wheels of PyTorch 2.13: what a job gets that names no other
 _OLDEST_CUDA = "11.8"  # of any wheel of PyTorch 2: a driver that runs not even that runs no job

@@ -8,6 +8,7 @@ and the NVLink workflows do not. 63 and 156 ask for a reset that may wait: nvidi
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import Enum
 
 _LINE = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<number>\d+)\b")
@@ -50,6 +51,14 @@ _WEAK = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Xid:
+    """One error: its number, and the PCI address of the device as it was written."""
+
+    number: int
+    pci: str
+
+
 class XidClass(str, Enum):
     """What an Xid says of the machine."""
 
@@ -70,17 +79,24 @@ def xid_means(number: int) -> str:
     return _BROKEN.get(number) or _WEAK.get(number) or "a program's own fault"
 
 
-def find_xid(line: str) -> tuple[int, str] | None:
-    """Return the Xid in a line of the kernel's log, with the PCI address as written there."""
+def find_xid(line: str) -> Xid | None:
+    """Return the Xid in a line of the kernel's log, None for any other line."""
     m = _LINE.search(line)
-    return (int(m["number"]), m["pci"]) if m else None
+    return Xid(number=int(m["number"]), pci=m["pci"]) if m else None
+
+
+def pci_address(text: str) -> tuple[int, ...]:
+    """Return a PCI address as numbers: (domain, bus, device); () for other text.
+
+    Domains are written with four or eight digits or not at all, and functions are left out.
+    """
+    parts = text.partition(".")[0].split(":")
+    try:
+        return tuple(int(part, 16) for part in (["0", *parts] if len(parts) == 2 else parts))
+    except ValueError:
+        return ()
 
 
 def same_device(pci: str, other: str) -> bool:
-    """Whether two PCI addresses name one device: domains are written with four or eight digits, functions left out."""
-    return _bus(pci) == _bus(other)
-
-
-def _bus(pci: str) -> tuple[int, ...]:
-    parts = pci.lower().partition(".")[0].split(":")
-    return tuple(int(part, 16) for part in (["0", *parts] if len(parts) == 2 else parts) if part)
+    """Whether two PCI addresses name one device."""
+    return pci_address(pci) == pci_address(other)
