@@ -262,7 +262,7 @@ run "the_role_reaches_its_own_job" {
     error_message = "and other jobs' names are not listed"
   }
   assert {
-    condition     = jsondecode(aws_iam_role_policy.node[0].policy).Statement[4].Condition.NumericLessThanEquals == { "autoscaling:MaxSize" = ["0"] }
+    condition     = jsondecode(aws_iam_role_policy.node[0].policy).Statement[5].Condition.NumericLessThanEquals == { "autoscaling:MaxSize" = ["0"] }
     error_message = "a machine cannot raise its group's limit"
   }
   assert {
@@ -325,7 +325,7 @@ run "a_boundary_and_a_key_are_honoured" {
     error_message = "the boundary"
   }
   assert {
-    condition = jsondecode(aws_iam_role_policy.node[0].policy).Statement[3] == {
+    condition = jsondecode(aws_iam_role_policy.node[0].policy).Statement[4] == {
       Sid       = "StoreKey"
       Effect    = "Allow"
       Action    = ["kms:Decrypt", "kms:GenerateDataKey"]
