@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 from gpucloud.domain.gpus import Gpu
 
+_STAND_IN = "GPUCLOUD_STAND_IN_GPUS"
 _TIMEOUT_S = 30.0  # a driver that hangs must not hang whoever asks
 _CHOSEN = ("idle", "applications_clocks_setting", "display_clocks_setting", "sync_boost")
 
@@ -40,6 +41,14 @@ def gpus(environ: Mapping[str, str] = os.environ) -> tuple[tuple[Gpu, ...] | Non
     except (OSError, ValueError) as error:
         return (), str(error)
     return (), f"exit code {answer.returncode}: {(answer.stdout + answer.stderr).strip()[:200]}"
+
+
+def are_stand_ins(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this node's GPUs are named and not there, as an emulated machine says of itself by a variable.
+
+    Nothing is computed on them, and nothing is installed for them: the machine below is somebody's own.
+    """
+    return bool(environ.get(_STAND_IN))
 
 
 class _Device(Protocol):

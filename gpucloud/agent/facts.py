@@ -44,6 +44,7 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         boot_id=processes.boot_id(),
         gpus=gpus,
         gpu_fault=fault,
+        stand_in=smi.are_stand_ins(),
         agent_package=(agent_package or "unknown") if is_running else None,
         agent_busy=_is_busy(root),
         layer=layer_fact(places(), asked.layer, base, index_for(gpus)),

@@ -83,7 +83,7 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
     profile: Annotated[bool, typer.Option("--profile", help="Record a few steps of each rank.")] = False,
     profile_steps: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=1, max=1000, metavar="STEPS", help="With --profile: how many; 5 if left out."),
+        typer.Option(min=1, max=1000, metavar="STEPS", help="As --profile, and how many; 5 if left out."),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -23,6 +23,7 @@ from gpucloud.cli.use import history_json, history_rows
 from gpucloud.domain.errors import GpucloudError, NodeError, UsageError
 from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.quantities import parse_span
+from gpucloud.domain.state import JobState
 from gpucloud.usecases.history import read_history
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.report import JobReport
@@ -97,7 +98,11 @@ def logs(target: str | None, *, follow: bool, attempt: int | None, rank: int | N
     """Write the output of a job's ranks, to its end with `follow`; return the exit code."""
     cloud = Gpucloud()
     asker = cloud.asker(known_job(cloud, target))
+    if attempt is not None and not follow:
+        _require_attempt(asker.state(), attempt)
+    empty = True
     for part, data in asker.output(attempt=attempt, rank=rank, follow=follow):
+        empty = False
         text = data.decode(errors="replace")
         if as_json:
             for line in text.splitlines():
@@ -105,6 +110,9 @@ def logs(target: str | None, *, follow: bool, attempt: int | None, rank: int | N
         else:
             sys.stdout.write(text)
             sys.stdout.flush()
+    if empty:
+        of_rank = "" if rank is None else f" of rank {rank}"
+        tell(f"no output{of_rank} is there")
     return 0
 
 
@@ -112,6 +120,8 @@ def launches(target: str | None, *, attempt: int | None) -> int:
     """Write how each node of each attempt was launched, secrets left out; return the exit code."""
     cloud = Gpucloud()
     known = known_job(cloud, target)
+    if attempt is not None:
+        _require_attempt(cloud.asker(known).state(), attempt)
     for number, node, data in JobStore(cloud.store_of(known), known.name).launches(attempt):
         say(json.dumps({"version": VERSION, "attempt": number, "node": node, "launch": json.loads(data)}))
     return 0
@@ -199,11 +209,21 @@ def _report(cloud: Gpucloud, known: KnownJob) -> JobReport | None:
         return None
 
 
+def _require_attempt(state: JobState, number: int) -> None:
+    if number not in [attempt.number for attempt in state.attempts]:
+        last = f"its newest is {state.attempts[-1].number}" if state.attempts else "none has started yet"
+        raise UsageError(f"{state.job} has no attempt {number}: {last}", hint=f"gpucloud status {state.job}")
+
+
 def _group_of(cloud: Gpucloud, known: KnownJob) -> str:
-    group = cloud.asker(known).state().group
-    if group is None:
-        raise UsageError(f"{known.name} has no machines", hint=f"gpucloud up {known.name}")
-    return group
+    state = cloud.asker(known).state()
+    if state.group is None:
+        closed = state.status.ended
+        raise UsageError(
+            f"{known.name} has {'ended, and has no machines any more' if closed else 'no machines yet'}",
+            hint=f"gpucloud status {known.name}" if closed else f"gpucloud up {known.name}",
+        )
+    return state.group
 
 
 def _node(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:

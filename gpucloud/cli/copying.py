@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from gpucloud.cli.asking import node_of
 from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.target import known_job
-from gpucloud.domain.data import gigabytes
 from gpucloud.domain.errors import UsageError
+from gpucloud.domain.quantities import format_size
 from gpucloud.wiring import Gpucloud, KnownJob, local_file, local_folder
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def copy(source: str, target: str, *, node: str | None, recursive: bool, as_json
     if as_json:
         say_json({"files": files, "bytes": moved})
     else:
-        say(f"{files} files, {gigabytes(moved)} copied")
+        say(f"{files} file{'' if files == 1 else 's'}, {format_size(moved)} copied")
     return 0
 
 
@@ -148,5 +148,5 @@ def _store_place(key: str, wanted: str, target: Path) -> Path:
 
 def _shown(done: int, total: int) -> None:
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r{gigabytes(done)} of {gigabytes(total)}" + ("\n" if done >= total else ""))
+        sys.stderr.write(f"\r{format_size(done)} of {format_size(total)}" + ("\n" if done >= total else ""))
         sys.stderr.flush()

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from gpucloud.cli.use import brief
 from gpucloud.domain.action import Action, Wait
 from gpucloud.domain.ledger import Spend
-from gpucloud.domain.membership import progress_of
+from gpucloud.domain.membership import NOBODY_ANSWERS, progress_of
 from gpucloud.domain.node import NodeState
 from gpucloud.domain.seen import NodeSeen, Readiness, Seen
 from gpucloud.usecases.forecast import time_left
@@ -73,6 +73,8 @@ def _working(seen: Seen) -> list[NodeSeen]:
 def _phase(seen: Seen, action: Action, reported: str | None) -> str:
     if seen.state.status.ended:
         return "tearing down"
+    if isinstance(action, Wait) and action.why == NOBODY_ANSWERS:
+        return NOBODY_ANSWERS
     if seen.state.attempt is not None:
         return reported or "launch"
     return action.why if isinstance(action, Wait) else "machines"

@@ -18,9 +18,8 @@ from gpucloud.domain.action import (
     Wait,
 )
 from gpucloud.domain.capacity import is_cooling, other_pool, refused_lately
-from gpucloud.domain.membership import is_gone, is_usable, somebody_answers
-from gpucloud.domain.prepaid import Wall
-from gpucloud.domain.quarantine import give_up_pool, note_bad, to_replace
+from gpucloud.domain.membership import NOBODY_ANSWERS, all_silent, is_gone, is_usable, somebody_answers
+from gpucloud.domain.quarantine import give_up_pool, note_bad, stop_buying, to_replace
 from gpucloud.domain.seen import Goal, Limits, NodeSeen, Readiness, Rules, Seen, Until
 from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind
 from gpucloud.domain.upkeep import can_renew, make_room, prepare, renew, tell
@@ -37,8 +36,14 @@ def between(goal: Goal, seen: Seen, rules: Rules) -> Action:
         or prepare(seen, rules.limits)
         or tell(seen)
         or _start(goal, seen, rules.limits)
-        or Wait(why="machines" if not seen.group.alive else "bootstrap")
+        or Wait(why=_waits_for(seen, rules.limits))
     )
+
+
+def _waits_for(seen: Seen, limits: Limits) -> str:
+    if all_silent(seen, limits):
+        return NOBODY_ANSWERS
+    return "machines" if not seen.group.alive else "bootstrap"
 
 
 def _finish(seen: Seen, limits: Limits) -> Finish | None:
@@ -52,7 +57,7 @@ def _finish(seen: Seen, limits: Limits) -> Finish | None:
         return Finish(reason=ExitReason.LOST, message=f"{count} attempts in a row made no new step")
     if seen.payable_until is None:
         return Finish(reason=ExitReason.BUDGET, message="the budget cannot pay for another start and its save")
-    return None
+    return stop_buying(seen, limits)
 
 
 def fruitless(attempts: tuple[Attempt, ...]) -> int:
@@ -72,7 +77,7 @@ def _capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
         return elsewhere
     if not group.exists:
         return Provision()
-    if payable is not None and _must_arm(goal, seen, rules.wall):
+    if payable is not None and _must_arm(goal, seen, rules):
         return Arm(until=payable)
     if group.size != goal.nodes:
         refused = refused_lately(seen, rules.limits)
@@ -91,12 +96,12 @@ def _bad_pool(seen: Seen, limits: Limits) -> Action | None:
     return None if is_cooling(seen.state, seen.state.pool, seen.now) else give_up_pool(seen, limits)
 
 
-def _must_arm(goal: Goal, seen: Seen, wall: Wall) -> bool:
-    until = seen.group.armed_until
-    if until is None or until - seen.now < wall.least:
+def _must_arm(goal: Goal, seen: Seen, rules: Rules) -> bool:
+    until, wall = seen.group.armed_until, rules.wall
+    if until is None or (until - seen.now < wall.least and not all_silent(seen, rules.limits)):
         return True
     starting = seen.group.size < goal.nodes and until - seen.now < wall.horizon / 2
-    return (starting and _gains(seen, until)) or renew(seen, wall) is not None
+    return (starting and _gains(seen, until)) or renew(seen, wall, rules.limits) is not None
 
 
 def _gains(seen: Seen, until: datetime) -> bool:

@@ -14,7 +14,17 @@ from gpucloud.domain.action import (
     Wait,
 )
 from gpucloud.domain.agentstatus import Outcome, Stop
-from gpucloud.domain.membership import is_gone, is_over, members_of, part_of, progress_of, quarantined, somebody_answers
+from gpucloud.domain.membership import (
+    NOBODY_ANSWERS,
+    all_silent,
+    is_gone,
+    is_over,
+    members_of,
+    part_of,
+    progress_of,
+    quarantined,
+    somebody_answers,
+)
 from gpucloud.domain.node import EndCause
 from gpucloud.domain.quarantine import in_a_row, note_bad, to_replace
 from gpucloud.domain.seen import Goal, Limits, NodeSeen, Rules, Seen
@@ -42,9 +52,9 @@ def during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:
         or make_room(seen)
         or _replace_bad(attempt, seen, rules.limits)
         or prepare(seen, rules.limits)
-        or renew(seen, rules.wall)
+        or renew(seen, rules.wall, rules.limits)
         or _drill(attempt, goal, seen, rules.limits)
-        or Wait(why="running")
+        or Wait(why=NOBODY_ANSWERS if all_silent(seen, rules.limits) else "running")
     )
 
 

@@ -9,6 +9,8 @@ from gpucloud.domain.node import NodeState
 from gpucloud.domain.seen import Limits, NodeSeen, Seen
 from gpucloud.domain.state import Attempt, JobState
 
+NOBODY_ANSWERS = "no machine answers"
+
 
 def part_of(attempt: Attempt, node: NodeSeen | None) -> AttemptStatus | None:
     """Return what the node says of its part in the attempt; None while it has not heard of it."""
@@ -55,3 +57,9 @@ def quarantined(state: JobState) -> frozenset[str]:
 def somebody_answers(seen: Seen) -> bool:
     """All silent at once means that we are offline, and nothing is believed."""
     return any(node.silent_for == timedelta(0) and not is_gone(node) for node in seen.nodes)
+
+
+def all_silent(seen: Seen, limits: Limits) -> bool:
+    """Whether there are nodes, and none has answered for long enough that it is no passing delay."""
+    alive = [node for node in seen.nodes if not is_gone(node)]
+    return bool(alive) and all(node.silent_for >= limits.silent for node in alive)

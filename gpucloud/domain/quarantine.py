@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gpucloud.domain.action import CoolDown, QuarantineNodes
+from gpucloud.domain.action import CoolDown, Finish, QuarantineNodes
 from gpucloud.domain.membership import is_gone, quarantined
 from gpucloud.domain.node import Fault
 from gpucloud.domain.seen import Limits, NodeSeen, Seen
-from gpucloud.domain.state import JobState, Quarantine
+from gpucloud.domain.state import ExitReason, JobState, Quarantine
 
 QUARANTINED = "Quarantined"
 """The code of a cooldown that a pool of bad nodes got."""
@@ -42,6 +42,19 @@ def give_up_pool(seen: Seen, limits: Limits) -> CoolDown | None:
         length=limits.cooldown_longest,
         longest=limits.cooldown_longest,
     )
+
+
+def stop_buying(seen: Seen, limits: Limits) -> Finish | None:
+    """After some bad pools in a row it is not the machines: what all of them lack, the next ones lack too."""
+    since = max((a.started_at for a in seen.state.attempts if a.last_step is not None), default=None)
+    # A pool's last cooldown began so long before its end: a bad pool's has the greatest length from the first.
+    bad = [c for c in seen.state.cooldowns if c.code == QUARANTINED]
+    bad = [c for c in bad if since is None or c.until - limits.cooldown_longest > since]
+    if len(bad) < limits.bad_pools:
+        return None
+    last = max(bad, key=lambda cooldown: cooldown.until)
+    message = f"{len(bad)} pools in a row had bad machines; {last.pool}: {last.message}"
+    return Finish(reason=ExitReason.NO_CAPACITY, message=message, exit_code=14)
 
 
 def in_a_row(state: JobState) -> tuple[Quarantine, ...]:

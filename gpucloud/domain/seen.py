@@ -48,7 +48,8 @@ class Limits:
     """How long to wait for what, before believing the worst.
 
     `gang`: for the rest of the machines, while some are there already. `patience`: for any machine at all.
-    `boot`: for a machine's host key. `quarantines`: bad nodes in a row, after which it is the pool that is bad.
+    `boot`: for a machine's host key. `quarantines`: bad nodes in a row, after which it is the pool that is bad;
+    `bad_pools`: bad pools in a row, after which it is none of the machines.
     """
 
     silent: timedelta = timedelta(seconds=3)
@@ -66,6 +67,7 @@ class Limits:
     cooldown_longest: timedelta = timedelta(minutes=30)
     patience: timedelta = timedelta(hours=1)
     quarantines: int = 3
+    bad_pools: int = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

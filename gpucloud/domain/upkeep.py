@@ -12,7 +12,7 @@ from gpucloud.domain.action import (
     Replace,
     Tell,
 )
-from gpucloud.domain.membership import is_gone, is_usable
+from gpucloud.domain.membership import all_silent, is_gone, is_usable
 from gpucloud.domain.node import NodeState
 from gpucloud.domain.prepaid import Wall
 from gpucloud.domain.seen import Limits, Readiness, Seen
@@ -55,15 +55,18 @@ def make_room(seen: Seen) -> Action | None:
     return Replace(node_ids=frozen) if frozen else None
 
 
-def renew(seen: Seen, wall: Wall) -> Arm | None:
-    """Renewed when half of the horizon is gone, and only if it is worth a call; lowered whenever it must be."""
+def renew(seen: Seen, wall: Wall, limits: Limits) -> Arm | None:
+    """Renewed when half of the horizon is gone, and only if it is worth a call; lowered whenever it must be.
+
+    Machines of which none answers end their work at the time that they were told: a later one would only be paid for.
+    """
     until, payable = seen.group.armed_until, seen.payable_until
     if payable is None or until is None:
         return None
     lower = _lower(seen, payable)
     if lower is not None:
         return lower
-    worth = payable - until >= min(timedelta(seconds=60), wall.horizon / 4)
+    worth = payable - until >= min(timedelta(seconds=60), wall.horizon / 4) and not all_silent(seen, limits)
     return Arm(until=payable) if worth and until - seen.now < wall.horizon / 2 else None
 
 

@@ -32,7 +32,7 @@ from gpucloud.domain.bootstrap.record import attempt_lock
 from gpucloud.domain.errors import CleanupIncomplete, HostUnreachable, NodeError, ProvisionError, StoreError
 from gpucloud.domain.job import Market
 from gpucloud.domain.launch import workers_per_node
-from gpucloud.domain.membership import quarantined
+from gpucloud.domain.membership import all_silent, quarantined, somebody_answers
 from gpucloud.domain.node import Fault, Refusal
 from gpucloud.domain.seen import Seen
 from gpucloud.domain.state import ExitReason
@@ -45,7 +45,7 @@ from gpucloud.usecases.lease import Lease
 from gpucloud.usecases.lookout import LogReader, read_node
 from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.profiles import bring_profiles
-from gpucloud.usecases.story import tell_story
+from gpucloud.usecases.story import silence, tell_story
 from gpucloud.usecases.world import Watcher, World
 
 
@@ -62,10 +62,12 @@ class Actor:
     watcher: Watcher
     history: HistoryKeeper
     _told: set[Refusal] = field(default_factory=set)
+    _silence: bool = False
 
     def act(self, action: Action, seen: Seen) -> None:
         """Do it. Errors of the cloud and of nodes come through as GpucloudError."""
         self._tell_of_hosts(seen)
+        self._tell_of_silence(seen)
         line = tell_story(action, seen)
         if line:
             self.watcher.story(line)
@@ -98,6 +100,13 @@ class Actor:
             if refusal.fault is Fault.TRANSIENT and refusal.pool.market is Market.OWNED and refusal not in self._told:
                 self._told.add(refusal)
                 self.watcher.story(f"passed over: {refusal.message}")
+
+    def _tell_of_silence(self, seen: Seen) -> None:
+        """Say once that no machine answers, which may be our own line, and once that one does again."""
+        silent = all_silent(seen, self.world.rules.limits)
+        if silent is not self._silence and (silent or somebody_answers(seen)):
+            self._silence = silent
+            self.watcher.story(silence(seen) if silent else "machines answer again")
 
     def let_us_in(self) -> None:
         """Bring the group's free parts up to date: SSH may come from another address than when they were made."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gpucloud.domain.bootstrap.checks import job_python, require_python
 from gpucloud.domain.bootstrap.facts import Bare, Facts, parse_facts
-from gpucloud.domain.bootstrap.gate_step import gate_command
+from gpucloud.domain.bootstrap.gate_step import endpoints, gate_command
 from gpucloud.domain.bootstrap.probing import package_path, probe, question, ship
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.codec import Malformed
@@ -89,6 +89,7 @@ def _check(host: Host, facts: Facts, wanted: Wanted, *, full: bool) -> Checked:
         python=job_python(facts),
         devices=wanted.devices,
         store=wanted.store_endpoint,
+        env=endpoints(wanted),
     )
     command = gate_command(facts.python, package_path(facts.root, wanted.package), order)
     done = host.run(command.argv, stdin=command.stdin, timeout_s=command.timeout_s)

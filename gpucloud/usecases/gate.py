@@ -9,7 +9,7 @@ from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.codec import Malformed, from_json
 from gpucloud.domain.errors import GateRefused, NodeError
 from gpucloud.domain.gate.check import Checked
-from gpucloud.domain.gate.findings import failures, why
+from gpucloud.domain.gate.findings import failures, is_machines, why
 from gpucloud.domain.gate.wanted import GateWanted
 from gpucloud.domain.job import Cloud, GatePolicy, Job
 from gpucloud.domain.launch import Script, parse_run
@@ -48,13 +48,10 @@ def of_any_node(wanted: Wanted, job: Job, gpu: str | None, region: str | None, s
 
 
 def store_endpoint(job: Job, store_url: str, region: str | None) -> str:
-    """Return where the store answers, as boto3 on the node will look for it; empty for a store that is a folder."""
+    """Return where the store answers, unless the node or the job names another endpoint; empty for a folder."""
     if not store_url.startswith("s3://"):
         return ""
     env = dict(job.env)
-    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
-        if name in env:
-            return env[name]
     if job.cloud is not Cloud.AWS:
         region = env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     suffix = "amazonaws.com.cn" if (region or "").startswith("cn-") else "amazonaws.com"
@@ -62,12 +59,13 @@ def store_endpoint(job: Job, store_url: str, region: str | None) -> str:
 
 
 def refusal(node_id: str, stdout: bytes) -> NodeError:
-    """Return the error of a node that the gate refused, with its findings."""
+    """Return the error of a node that the gate refused, with its findings; GateRefused where the fault is its own."""
     checked = parse_checked(stdout)
     failed = failures(checked.findings) if checked is not None else ()
     if checked is None or not failed:
         return NodeError(f"{node_id}: gate: {stdout[-300:].decode(errors='replace')}", hint="run the command again")
-    return GateRefused(f"{node_id}: {why(failed)}", hint=failed[0].hint)
+    kind = GateRefused if is_machines(failed) else NodeError
+    return kind(f"{node_id}: {why(failed)}", hint=failed[0].hint)
 
 
 def parse_checked(stdout: bytes) -> Checked | None:

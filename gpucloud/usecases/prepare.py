@@ -93,16 +93,19 @@ class Preparer:
         return Readiness.READY if error is None else Readiness.FAILED
 
     def error(self, node_id: str) -> str | None:
-        """Return why the node could not be prepared."""
+        """Return why the node could not be prepared, and what to do about it."""
         work = self._work.get(node_id)
         error = work.exception() if work is not None and work.done() else None
-        return str(error) if error is not None else None
+        if error is None:
+            return None
+        hint = error.hint if isinstance(error, GpucloudError) else None
+        return f"{error}; hint: {hint}" if hint else str(error)
 
     def refused(self, node_id: str) -> str | None:
         """Return why the gate refused the node; None for any other failure, and none."""
         work = self._work.get(node_id)
         error = work.exception() if work is not None and work.done() else None
-        return error.message if isinstance(error, GateRefused) else None
+        return error.message.removeprefix(f"{node_id}: ") if isinstance(error, GateRefused) else None
 
     def is_told(self, node: Node, status: Status | None, state: JobState) -> bool:
         """Whether the node's agent has read what is wanted of it."""

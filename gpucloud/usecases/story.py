@@ -75,6 +75,13 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
             return None
 
 
+def silence(seen: Seen) -> str:
+    """Return the line for machines of which none answers: whether they or our line are down cannot be told apart."""
+    until = seen.group.armed_until
+    goes_on = f"; what works there goes on until {until:%H:%M:%S} UTC at the latest" if until else ""
+    return f"no machine answers: {', '.join(node.id for node in seen.group.alive)}{goes_on}"
+
+
 def _interrupted(interruption: Interruption) -> str:
     match interruption.kind:
         case InterruptionKind.NOTICE:

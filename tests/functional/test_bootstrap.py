@@ -21,6 +21,7 @@ from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Completed
 from gpucloud.usecases.bootstrap import Package, bootstrap
+from gpucloud.usecases.gate import of_node
 from gpucloud.usecases.needs import wanted_for
 from tests.standins.agent_node import AgentNode
 from tests.standins.packages import wheel
@@ -91,7 +92,7 @@ def fit(host, package, job, secrets=None, *, store_url="file:///store", power_of
     wanted = wanted_for(
         job, package=package.sha256, code=str(job.code), secrets=secrets or {}, store_url=store_url, power_off=power_off
     )
-    return bootstrap(host, wanted, package, SystemClock())
+    return bootstrap(host, of_node(wanted, job, None, host.node, store_url), package, SystemClock())
 
 
 def test_a_bare_node_gets_package_and_agent_and_a_second_run_changes_nothing_in_one_round_trip(home, code, package):
@@ -199,10 +200,10 @@ def test_two_nodes_that_share_their_layers_run_setup_once(tmp_path, code, packag
     assert (code / "runs").read_text() == "run\n"
 
 
-@pytest.fixture
-def bare_python(tmp_path):
-    """Return an interpreter that has pip and nothing else, as a fresh machine's."""
-    folder = tmp_path / "bare"
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory):
+    """Return an interpreter that has pip and nothing else, as a fresh machine's; jobs build their layers beside it."""
+    folder = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     return str(folder / "bin" / "python")
 
@@ -282,6 +283,17 @@ def test_the_devices_of_a_stand_in_nvidia_smi_are_in_the_lock_record(home, code,
     assert done.findings == ()
 
 
+def test_a_torch_for_the_cpu_will_do_on_an_emulated_machine_which_says_so_at_its_gate(home, code, package, tmp_path):
+    _stand_in_nvidia_smi(tmp_path, f"cat {RECORDED}")
+    host = HereHost(home, PATH=f"{tmp_path}:{os.environ['PATH']}", GPUCLOUD_STAND_IN_GPUS="1")
+    done = fit(host, package, job(code, run="train.py", resources=Resources(gpus=4, gpu=("H200",))))
+    assert done.changed == ("package", "agent", "gate")
+    (said,) = [one for one in done.findings if "clock" not in one and "disk" not in one]
+    assert said == (
+        "its GPUs are stand-ins, and nothing was computed on them (it is an emulated machine: the job runs on the CPU)"
+    )
+
+
 def test_a_torch_for_the_cpu_is_refused_where_a_stand_in_nvidia_smi_shows_gpus_that_the_job_asked_for(
     home, code, package, tmp_path
 ):
@@ -319,7 +331,7 @@ def test_a_torch_that_setup_installs_and_a_stand_in_driver_is_too_old_for_is_ref
 def test_a_node_whose_stand_in_gpus_are_not_those_paid_for_is_refused_each_time(home, code, package, tmp_path):
     _stand_in_nvidia_smi(tmp_path, f"cat {RECORDED}")
     host = HereHost(home, PATH=f"{tmp_path}:{os.environ['PATH']}")
-    wanted = job(code, resources=Resources(gpus=2, gpu=("A100",)), gate=GatePolicy.QUICK)
+    wanted = job(code, run="./train", resources=Resources(gpus=2, gpu=("A100",)), gate=GatePolicy.QUICK)
     for _ in range(2):
         with pytest.raises(GateRefused, match="n1: GPU 0: it is a NVIDIA H200, A100 expected"):
             fit(host, package, wanted)

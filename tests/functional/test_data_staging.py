@@ -84,11 +84,11 @@ def test_a_set_is_whole_at_its_target_and_a_second_time_nothing_is_read(tiny, tm
     code, said = stage(root, one)
     assert code == 0, said
     assert content(root / "data" / "at" / "data") == FILES
-    assert said.startswith("data: /data: 0.2 MB in ")
+    assert said.startswith("note: data: /data: 0.2 MB in ")
     assert said.endswith(", 150 files")
     assert staged(root, (one.key, "another")) == (one.key,)
     assert len(tiny.reads) == 150
-    assert stage(root, one) == (0, "data: /data: 0.2 MB were there")
+    assert stage(root, one) == (0, "note: data: /data: 0.2 MB were there")
     assert len(tiny.reads) == 150
 
 
@@ -96,7 +96,7 @@ def test_a_set_with_the_same_bytes_at_another_target_is_the_same_folder(tiny, tm
     root = node(tmp_path)
     stage(root, wish())
     code, said = stage(root, wish(target="/sets/mine/"))
-    assert (code, said) == (0, "data: /sets/mine: 0.2 MB were there")
+    assert (code, said) == (0, "note: data: /sets/mine: 0.2 MB were there")
     at = root / "data" / "at"
     assert (at / "sets" / "mine").resolve() == (at / "data").resolve()
 
@@ -240,7 +240,7 @@ def test_large_objects_are_read_in_parts_and_proven_by_both_kinds_of_etags(big, 
     assert sorted(found) == ["parts.bin", "small", "whole.bin"]
     ranges = [span for path, span in big.reads if path == "sets/big/parts.bin" and span]
     assert len(ranges) == 10
-    assert ranges[0] == f"bytes=0-{BIG_PART - 1}"
+    assert f"bytes=0-{BIG_PART - 1}" in ranges  # side by side: any part may be first
 
 
 def test_killed_in_a_large_object_it_reads_only_the_parts_that_are_missing(big, tmp_path):

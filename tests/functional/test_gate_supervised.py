@@ -156,10 +156,10 @@ def test_a_bad_node_is_quarantined_ended_and_replaced_and_the_job_runs_on_good_o
     second = "i-00000000000000002"
     assert state.exit_reason is ExitReason.SUCCEEDED, story
     assert state.gpu == "H200"
-    assert [(one.node_id, one.why) for one in state.quarantined] == [(second, f"{second}: {XID}")]
+    assert [(one.node_id, one.why) for one in state.quarantined] == [(second, str(XID))]
     assert ("terminate", "gpucloud-j", second, "bad") in world.group.calls
     assert [m.node_id for m in state.attempts[0].members] == ["i-00000000000000001", "i-00000000000000003"]
-    assert f"{second} takes no part any more: {second}: {XID}" in story
+    assert f"{second} takes no part any more: {XID}" in story
 
 
 def test_three_bad_nodes_in_a_row_end_the_job_when_no_other_pool_has_good_ones(made):
@@ -169,6 +169,15 @@ def test_three_bad_nodes_in_a_row_end_the_job_when_no_other_pool_has_good_ones(m
     assert "nodes in a row were bad" in state.message
     assert "Xid 79" in state.message
     assert state.attempts == ()
+
+
+def test_a_store_out_of_reach_ends_the_job_after_two_machines_and_blames_none(made):
+    away = fail("store", "the store at https://s3 cannot be reached: timed out", "let the machine reach it")
+    world = made(lambda n, argv, stdin: answer(away) if argv[2] == "gate" else None)
+    state, story = run(world)
+    assert (state.exit_reason, state.exit_code, state.quarantined) == (ExitReason.USER_ERROR, 14, ()), story
+    assert "the store at https://s3 cannot be reached: timed out; hint: let the machine reach it" in state.message
+    assert len(state.nodes) == 2
 
 
 def test_a_job_without_gpus_meets_no_gate(made):

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -26,6 +27,7 @@ from gpucloud.ports import Completed
 from gpucloud.smi import parse
 from gpucloud.usecases.bootstrap import Package, bootstrap
 from gpucloud.usecases.needs import wanted_for
+from tests.standins.gpus import write_nvidia_smi
 
 RECORDED = Path(__file__).parent.parent / "data" / "nvidia_smi" / "h200x4.xml"
 PACKAGE = Package(data=b"zip", sha256="f00d")
@@ -89,7 +91,8 @@ class StandInHost:
 
     def facts(self):
         return Facts(
-            python="/usr/bin/python3", version=(3, 12, 3), torch="2.13.0", root="/home/me/.gpucloud", package="f00d",
+            python="/usr/bin/python3", version=(3, 12, 3), torch="2.13.0", torch_cuda="13.0",
+            root="/home/me/.gpucloud", package="f00d",
             free_bytes=1 << 40, cpus=96, time=datetime(2026, 11, 21, tzinfo=timezone.utc), boot_id=f"boot-{self.boot}",
             gpus=parse(RECORDED.read_text()) if self.machine else (),
             gpu_fault=None if self.machine else "exit code 9: NVIDIA-SMI has failed",
@@ -113,7 +116,7 @@ def test_a_driver_that_is_installed_by_the_step_is_looked_for_only_after_it():
     done = fit(host, version="580.159.04", story=told.append)
     assert told == ["n1: machine: driver took 61 s"]
     assert done.changed == ("machine",)
-    assert done.lock["machine"] == {"driver": "580.159.04", "boot_id": "boot-1"}
+    assert done.lock["machine"] == {"driver": "580.159.04"}
     assert host.version == "580.159.04"
     assert fit(host).changed == ()
     assert host.ran == ["machine"]
@@ -125,7 +128,8 @@ def test_a_reboot_is_told_waited_for_and_followed_by_the_same_command():
     done = fit(host, story=told.append)
     assert host.ran == ["machine", "reboot", "machine"]
     assert told == ["n1 reboots (machine: the driver's module does not load); its paid time goes on"]
-    assert done.lock["machine"]["boot_id"] == "boot-2"
+    assert host.boot == 2
+    assert done.lock["machine"] == {"driver": "580.159.04"}
     assert dict(done.seconds)["reboot"] == 12.0  # three asks in vain and one answered, 3 s apart
 
 
@@ -163,8 +167,8 @@ def node(tmp_path):
     zip_path = tmp_path / "gpucloud.zip"
     zip_path.write_bytes(package_zip()[0])
 
-    def run(wanted, programs=None):
-        env = {**os.environ, "HOME": str(tmp_path)}
+    def run(wanted, programs=None, **said):
+        env = {**os.environ, "HOME": str(tmp_path), **said}
         if programs:
             env["PATH"] = f"{programs}:{env['PATH']}"
         argv = [sys.executable, "-I", str(zip_path), "machine", "--root", str(tmp_path / "root")]
@@ -189,6 +193,26 @@ def test_a_machine_that_has_what_is_wanted_is_recognised_by_a_stand_in_nvidia_sm
     record = json.loads((tmp_path / "root" / "machine" / "ready.json").read_text())
     assert record["fact"]["digest"] == digest(LOOK)
     assert ["driver", "580.159.04"] in record["fact"]["versions"]
+
+
+def test_on_an_emulated_machine_nothing_is_changed_whatever_the_job_wants(node, tmp_path):
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("sudo", "apt-get", "apt-mark", "dpkg", "sh", "install", "modprobe", "systemctl", "cloud-init"):
+        program = programs / name
+        program.write_text(f'#!/bin/bash\necho "{name} $*" >>{tmp_path}/ran\nexit 1\n')
+        program.chmod(0o755)
+    wanted = replace(LOOK, install=True, branch="580", runtime="docker", apt_mirror="http://127.0.0.1:1/ubuntu")
+    done = node(wanted, programs, GPUCLOUD_STAND_IN_GPUS="1")
+    assert done.returncode == 102, done.stderr
+    write_nvidia_smi(programs, name="NVIDIA T4", count=4, memory_mib=16000)
+    ready = replace(wanted, runtime="")
+    done = node(ready, programs, GPUCLOUD_STAND_IN_GPUS="1")
+    assert (done.returncode, json.loads(done.stdout)["steps"]) == (0, []), done.stdout
+    ran = (tmp_path / "ran").read_text().splitlines()
+    assert set(ran) == {"systemctl is-active nvidia-fabricmanager"}  # a question
+    record = json.loads((tmp_path / "root" / "machine" / "ready.json").read_text())
+    assert record["fact"]["digest"] == digest(ready)
 
 
 def test_what_is_missing_where_we_only_look_is_refused_by_name(node):

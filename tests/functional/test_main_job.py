@@ -245,6 +245,7 @@ def test_setup_secrets_and_outputs_reach_the_script_and_come_home(line):
     assert "hf-canary" not in answer.stdout + answer.stderr
 
 
+@pytest.mark.slow  # half a minute on busy cores
 def test_a_frozen_node_is_given_up_and_the_job_goes_on(line, uninterrupted):
     train = line.start("train", line.job(step_s=0.1), "--json")
     until(lambda: line.step() >= 12, "step 12")
@@ -258,6 +259,7 @@ def test_a_frozen_node_is_given_up_and_the_job_goes_on(line, uninterrupted):
     nothing_is_left(line)
 
 
+@pytest.mark.slow  # half a minute on busy cores
 def test_weather_takes_nodes_as_its_seed_says_and_the_job_ends_all_the_same(line, uninterrupted):
     train = line.start("train", line.job(step_s=0.2), "--json")
     until(lambda: line.step() >= 2, "step 2")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.commandline import CommandLine, command_line, until, weights
+from tests.fakes.nodes import openssh_server
 from tests.standins.own_hosts import OwnHosts, own_hosts
 
 pytestmark = pytest.mark.timeout(240)
@@ -132,6 +134,52 @@ def test_a_host_that_does_not_answer_is_named_and_another_takes_its_place(line, 
     nothing_is_left(hosts, 1, 2)
 
 
+class Hasty(CommandLine):
+    """The command line where own hosts are taken for 15 s at a time, and waited for a few seconds after that."""
+
+    def argv(self, *arguments: str) -> list[str]:
+        program = (
+            "from datetime import timedelta as td; from dataclasses import replace; from functools import partial\n"
+            "import gpucloud.wiring.hosts as hosts\n"
+            "quick = {'silent': td(seconds=3), 'cooldown': td(seconds=2), 'patience': td(seconds=4)}\n"
+            "hosts._LIMITS = replace(hosts._LIMITS, **quick)\n"
+            "import gpucloud.adapters.hosts.group as group; group._GRACE = td(seconds=3)\n"
+            "hosts.Wall = partial(hosts.Wall, horizon=td(seconds=15), least=td(seconds=3))\n"
+            "from gpucloud.__main__ import main; main()"
+        )
+        return [sys.executable, "-c", program, *arguments]
+
+
+@SLOW
+def test_a_job_whose_only_host_dies_waits_for_its_time_and_ends_without_capacity(hosts, tmp_path):
+    line = Hasty(tmp_path)
+    train = line.start("train", job(line, hosts.section(0), nodes=1, steps=400))
+    until(lambda: line.step() >= 10, "the job is at step 10")
+    hosts.kill(0)
+
+    assert train.wait(120) == 11, (tmp_path / "err").read_text()
+    told = (tmp_path / "err").read_text()
+    assert told.count(f"no machine answers: {hosts.name(0)}-1; what works there goes on until ") == 1
+    assert "the job ends: no_capacity: no pool had machines for " in told
+    assert "connection refused" in told
+    line.close()
+
+
+@SLOW
+def test_a_job_whose_host_dies_goes_on_elsewhere_when_its_time_there_is_over(hosts, tmp_path):
+    line = Hasty(tmp_path)
+    train = line.start("train", job(line, hosts.section(0, 1), nodes=1, steps=100))
+    until(lambda: line.step() >= 20, "the job is at step 20")
+    hosts.kill(0)
+
+    assert train.wait(120) == 0, (tmp_path / "err").read_text()
+    attempts = json.loads(line.run("status", "small", "--json").stdout)["jobs"][0]["attempts"]
+    assert [attempt["reason"] for attempt in attempts] == ["lost", "succeeded"]
+    assert attempts[1]["first_step"] > 1
+    nothing_is_left(hosts, 1)
+    line.close()
+
+
 def test_a_host_with_another_key_is_not_spoken_to_and_ends_a_job_that_needs_it(line, hosts):
     keys = [server.node.host_key for server in hosts.servers]
     extra = hosts.section(0, 1).replace(keys[1], keys[2])
@@ -162,3 +210,26 @@ def test_a_host_whose_key_nobody_accepted_is_refused_with_the_way_to_accept_it(l
     nodes = [server.node for server in hosts.servers]
     known.write_text("".join(f"[127.0.0.1]:{node.port} {node.host_key}\n" for node in nodes))
     assert line.run("plan", job(line, extra)).code == 0
+
+
+@SLOW
+def test_hosts_behind_another_one_are_reached_through_it_once_its_key_is_accepted(line, tmp_path):
+    line.env["HOME"] = str(tmp_path)
+    known = tmp_path / ".ssh" / "known_hosts"
+    known.parent.mkdir()
+    with own_hosts(tmp_path / "hosts", 2) as hosts, openssh_server(tmp_path / "door", name="door") as door:
+        (tmp_path / "door" / "authorized_keys").write_bytes(hosts.key.with_name("authorized_keys").read_bytes())
+        way = f"jump: {door.node.user}@127.0.0.1:{door.node.port}, host_key:"
+        file = job(line, hosts.section().replace("host_key:", way))
+
+        refused = line.run("train", file)
+        known.write_text(f"[127.0.0.1]:{door.node.port} {door.node.host_key}\n")
+        answer = line.run("train", file)
+
+        assert refused.code == 13, refused.stderr
+        assert f"the host key of {door.node.user}@127.0.0.1, on the way there, is not an accepted" in refused.stderr
+        assert answer.code == 0, answer.stderr
+        came_in = (tmp_path / "door" / "log").read_text().count("Accepted publickey")
+        assert came_in >= 4  # for each of two hosts: to take it, and for the job
+        assert weights(line)
+        nothing_is_left(hosts)

@@ -114,7 +114,6 @@ def test_what_changed_since_the_last_start_is_said(starter):
         ({"resources": Resources(gpu=("A100",))}, PlanRefused),
         ({"resources": Resources(gpus=16)}, NoCapacity),
         ({"resources": Resources(regions=("eu-west-1",))}, NoCapacity),
-        ({"data": (("s3://bucket/x", "/data"),)}, PlanRefused),
     ],
 )
 def test_a_hopeless_plan_is_refused_before_anything_is_written(starter, changes, error):

@@ -20,6 +20,7 @@ def line(tmp_path):
         yield found
 
 
+@pytest.mark.slow  # half a minute on busy cores
 def test_a_job_is_watched_from_another_terminal_and_its_use_is_kept_after_it_ended(line):
     train = line.start("train", line.job(step_s=0.2, steps=3000), "--json")
     until(lambda: line.step() >= 3, "step 3")

@@ -12,7 +12,7 @@ from gpucloud.agent.gate.links import pairs
 from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.gate.check import Checked
 from gpucloud.domain.gate.figures import figures
-from gpucloud.domain.gate.findings import Severity, failures, why
+from gpucloud.domain.gate.findings import Severity, fail, failures, is_machines, why
 from gpucloud.domain.gate.judge import judge
 from gpucloud.domain.gate.report import (
     CollectiveProbe,
@@ -24,7 +24,7 @@ from gpucloud.domain.gate.report import (
     UnderLoad,
     XidSeen,
 )
-from gpucloud.domain.gate.wanted import GateWanted, gate_digest
+from gpucloud.domain.gate.wanted import GateOrder, GateWanted, gate_digest, store_endpoint
 from gpucloud.smi import parse
 
 DATA = Path(__file__).parent.parent / "data" / "nvidia_smi"
@@ -279,6 +279,35 @@ def test_one_planted_fault_keeps_the_machine_out(name: str) -> None:
     assert why(found) == text
 
 
+@pytest.mark.parametrize(
+    ("codes", "machines"),
+    [(("store",), False), (("cpu-torch", "store"), False), (("count",), True), (("store", "xid"), True)],
+)
+def test_what_the_next_machine_would_show_as_well_is_no_fault_of_this_one(
+    codes: tuple[str, ...], machines: bool
+) -> None:
+    assert is_machines(tuple(fail(code, "text", "hint") for code in codes)) is machines
+
+
+@pytest.mark.parametrize(
+    ("said_by_job", "said_by_node", "endpoint"),
+    [
+        ({}, {}, "https://s3.us-east-1.amazonaws.com"),
+        ({}, {"AWS_ENDPOINT_URL": "http://n"}, "http://n"),
+        ({"AWS_ENDPOINT_URL": "http://j"}, {"AWS_ENDPOINT_URL": "http://n"}, "http://j"),
+        ({"AWS_ENDPOINT_URL": "http://j"}, {"AWS_ENDPOINT_URL_S3": "http://s3"}, "http://s3"),
+    ],
+)
+def test_the_store_is_sought_where_boto3_in_the_job_will_seek_it(
+    said_by_job: dict[str, str], said_by_node: dict[str, str], endpoint: str
+) -> None:
+    order = GateOrder(
+        wanted=WANTED, digest="", python="", store="https://s3.us-east-1.amazonaws.com", env=tuple(said_by_job.items())
+    )
+    assert store_endpoint(order, said_by_node) == endpoint
+    assert store_endpoint(replace(order, store=""), said_by_node) == ""
+
+
 WARNS = {
     "half of the lanes": (planted("<current_link_width>16x<", "<current_link_width>8x<"), "pcie-width"),
     "a slow link under load": (report(under_load=(UnderLoad(index=1, generation=3, width=16),)), "pcie-generation"),
@@ -294,6 +323,7 @@ WARNS = {
     "nobody keeps the clock": (report(clock_kept=False), "clock"),
     "the disk is full": (report(free_bytes=1 << 30), "disk-full"),
     "the disk is slow": (report(write_mbps=12.0), "disk-slow"),
+    "the GPUs are stand-ins": (report(stand_in=True, torch=None, probes=(), collective=None), "stand-in"),
 }
 
 

@@ -264,7 +264,28 @@ def test_a_silent_machine_is_believed_lost_only_when_another_one_answers():
     offline = running(up("a", part(1), silent=limit), up("b", part(1), silent=limit))
 
     assert decide(GOAL, frozen, RULES) == NoteInterruptions(interruptions=(interruption("b", InterruptionKind.FROZEN),))
-    assert decide(GOAL, offline, RULES) == Wait(why="running")
+    assert decide(GOAL, offline, RULES) == Wait(why="no machine answers")
+
+
+def test_prepaid_time_is_not_renewed_for_machines_that_would_not_hear_of_it():
+    near = NOW + timedelta(seconds=50)
+    silent = (up("a", part(1), silent=9), up("b", part(1), silent=9))
+    one_hears = (up("a", part(1), silent=0.3), up("b", part(1), silent=9))
+    less = NOW + timedelta(seconds=30)
+
+    assert decide(GOAL, running(*silent, armed=near), RULES) == Wait(why="no machine answers")
+    assert decide(GOAL, seen(up("a", silent=9), up("b", silent=9), armed=near), RULES) == Wait(why="no machine answers")
+    assert decide(GOAL, running(*one_hears, armed=near), RULES) == Arm(until=LATER)
+    assert decide(GOAL, running(*silent, armed=near, payable_until=less), RULES) == Arm(until=less)
+
+
+def test_machines_that_never_answered_again_are_asked_for_anew_when_their_time_is_over():
+    over = NOW - timedelta(seconds=1)
+    ended = (gone("a", EndCause.SCHEDULE), gone("b", EndCause.SCHEDULE))
+
+    assert decide(GOAL, running(*ended, armed=over, group_size=0), RULES) == CloseAttempt(reason=ExitReason.LOST)
+    assert decide(GOAL, seen(*ended, armed=over, group_size=0), RULES) == Arm(until=LATER)
+    assert decide(GOAL, seen(*ended, armed=LATER, group_size=0), RULES) == Resize(size=2)
 
 
 def test_a_frozen_machine_is_ended_by_name():
@@ -596,6 +617,30 @@ def test_from_a_bad_pool_the_job_turns_to_another_and_without_one_it_stops_with_
     assert decide(GOAL, seen(group_size=0, state=known), RULES) == Finish(
         reason=ExitReason.NO_CAPACITY, message="3 nodes in a row were bad: z: GPU 3: Xid 48", exit_code=14
     )
+
+
+def bad_pools(*left_s):
+    pools = (POOL, OTHER_POOL)
+    found = zip(pools, left_s, strict=False)
+    message = "3 nodes in a row were bad: z: no CUDA"
+    return tuple(replace(cooldown(pool, left=left), code="Quarantined", message=message) for pool, left in found)
+
+
+def test_after_two_bad_pools_no_third_one_is_paid():
+    known = state(cooldowns=bad_pools(1500.0, 1700.0))
+    assert decide(GOAL, seen(group_size=0, state=known, candidates=(offer(),)), RULES) == Finish(
+        reason=ExitReason.NO_CAPACITY,
+        message=f"2 pools in a row had bad machines; {OTHER_POOL}: 3 nodes in a row were bad: z: no CUDA",
+        exit_code=14,
+    )
+
+
+def test_a_bad_pool_before_the_last_step_is_not_counted_with_one_after_it():
+    # Cooled down 300 s and 100 s ago, for half an hour; the attempt that made a step began 200 s ago.
+    good = replace(opened("a", "b", reason=ExitReason.LOST, last_step=4), started_at=NOW - timedelta(seconds=200))
+    known = state(cooldowns=bad_pools(1500.0, 1700.0), attempts=(good,), pool=POOL)
+    third = offer(replace(POOL, zone="us-east-2c"))
+    assert decide(GOAL, seen(group_size=0, state=known, candidates=(third,)), RULES) == Move(offer=third)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 import paramiko
 import pytest
@@ -48,11 +49,13 @@ def test_socket_errors_are_mapped_and_may_pass(error: Exception):
         (ssh_exception.AuthenticationException("no"), "refused the key"),
         (ssh_exception.PasswordRequiredException("locked"), "passphrase"),
         (ssh_exception.IncompatiblePeer("Incompatible ssh peer (no acceptable host key)"), "not the pinned one"),
+        (OSError("ssh ended with exit code 255: Host key verification failed."), "the host key of bob@door, on "),
+        (OSError("ssh ended with exit code 255: bob@door: Permission denied (publickey)."), "bob@door, on the way"),
     ],
 )
 def test_what_waiting_cannot_cure_is_said_at_once(error: Exception, what: str):
     assert not may_pass(error)
-    assert what in node_error(error, NODE).message
+    assert what in node_error(error, replace(NODE, proxy=("ssh", "-W", "127.0.0.1:22", "bob@door"))).message
 
 
 def test_too_many_handshakes_may_pass():

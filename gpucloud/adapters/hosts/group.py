@@ -104,10 +104,9 @@ class SshNodeGroup:
 
         wanted = self.records.change(group, change)
         left = self._clear(group)
-        until = wanted.armed_until
-        if left and until is not None and self.clock.now() < until + _GRACE:
+        if left and wanted.armed_until is not None:
             raise ProvisionError(
-                f"{group}: {'; '.join(left)}; what runs there ends by itself at {until:%H:%M:%S} UTC",
+                f"{group}: {'; '.join(left)}; what runs there ends by itself at {wanted.armed_until:%H:%M:%S} UTC",
                 hint="repeat the command when they answer",
             )
 
@@ -196,10 +195,11 @@ class SshNodeGroup:
         asked = [node for node in gone if node.place.name not in again]
         left, clean = [], {node.id for node in gone if node.place.name in again}
         for node, answer in zip(asked, self.hosts.ask([self._order("release", n, record) for n in asked]), strict=True):
+            over = _is_over(node, record, self.clock.now())
             if isinstance(answer, GpucloudError):
-                left += [] if node.given_up else [answer.message]
+                left += [] if over or node.given_up else [answer.message]
             elif answer.get("left"):
-                left.append(f"{node.id}: {', '.join(answer['left'])} left")
+                left += [] if over else [f"{node.id}: {', '.join(answer['left'])} left"]
             else:
                 clean.add(node.id)
         self.records.change(
@@ -229,6 +229,12 @@ class SshNodeGroup:
 
 def _pairs(before: Hosts, after: Hosts) -> tuple[tuple[Taken, Taken], ...]:
     return tuple(zip(before.nodes, after.nodes, strict=True))
+
+
+def _is_over(node: Taken, record: Hosts, now: datetime) -> bool:
+    """Whether what ran on the host has ended by itself, at the time that it was told."""
+    told = node.ended_at if node.end_cause is EndCause.SCHEDULE else record.armed_until
+    return told is None or now >= told + _GRACE
 
 
 def _all_ended(record: Hosts, now: datetime) -> tuple[Taken, ...]:

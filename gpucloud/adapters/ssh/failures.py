@@ -42,6 +42,8 @@ def node_error(error: Exception, node: Node) -> NodeError:
             return key_mismatch(node)
         case IncompatiblePeer() if "host key" in str(error):
             return key_mismatch(node)
+        case OSError() if _is_refused_on_the_way(error):
+            return _refused_on_the_way(node, error)
         case _:
             return HostUnreachable(f"{where}: {_reason(error)}", hint=GONE)
 
@@ -57,7 +59,27 @@ def key_mismatch(node: Node) -> HostKeyMismatch:
 def may_pass(error: Exception) -> bool:
     """Whether a booting node may cause this: nobody listens yet, too many handshakes, cut off, no answer."""
     final = (paramiko.AuthenticationException, paramiko.BadHostKeyException, IncompatiblePeer, MessageOrderError)
-    return isinstance(error, LIBRARY_ERRORS) and not isinstance(error, final)
+    passing = isinstance(error, LIBRARY_ERRORS) and not isinstance(error, final)
+    return passing and not _is_refused_on_the_way(error)
+
+
+# OpenSSH's last words as the program that leads to the node (ssh.c, sshconnect2.c): asking again cannot help.
+_UNKNOWN_KEY = "Host key verification failed"
+_NO_LOGIN = "Permission denied ("
+
+
+def _is_refused_on_the_way(error: Exception) -> bool:
+    return isinstance(error, OSError) and any(words in str(error) for words in (_UNKNOWN_KEY, _NO_LOGIN))
+
+
+def _refused_on_the_way(node: Node, error: Exception) -> NodeError:
+    where, way = f"{node.id} ({node.address}:{node.port})", " ".join(node.proxy[-1:])
+    if _UNKNOWN_KEY in str(error):
+        return HostKeyMismatch(
+            f"{where}: the host key of {way}, on the way there, is not an accepted one; nothing was sent",
+            hint=f"log in to {way} once with `ssh`, and compare the key that it shows",
+        )
+    return KeyRefused(f"{where}: {way}, on the way there: {error}", hint=f"add the public key to {way}")
 
 
 def _reason(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import time
 from dataclasses import replace
@@ -12,12 +13,11 @@ from gpucloud.agent.gate.look import look
 from gpucloud.agent.gate.record import write_down
 from gpucloud.agent.gate.surroundings import clock_is_kept, reach, write_mbps
 from gpucloud.agent.gate.try_out import try_out
-from gpucloud.agent.gate.workers import can_compute
 from gpucloud.domain.gate.check import Checked
 from gpucloud.domain.gate.findings import failures
 from gpucloud.domain.gate.judge import judge
 from gpucloud.domain.gate.report import Report
-from gpucloud.domain.gate.wanted import GateOrder
+from gpucloud.domain.gate.wanted import GateOrder, store_endpoint
 
 
 def check(root: Path, order: GateOrder) -> Checked:
@@ -37,13 +37,14 @@ def check(root: Path, order: GateOrder) -> Checked:
 
 
 def _fully(root: Path, order: GateOrder, report: Report) -> Report:
+    store = store_endpoint(order, os.environ)
     seen = replace(
         report,
         clock_kept=clock_is_kept(),
         free_bytes=shutil.disk_usage(root).free,
         write_mbps=write_mbps(root),
-        store=reach(order.store) if order.store else None,
+        store=reach(store) if store else None,
     )
     # Without devices there is nothing to put to work; with them, the job's torch is tried even where they are too few.
-    tried = order.wanted.torch and seen.gpus and order.python and can_compute()
+    tried = order.wanted.torch and seen.gpus and order.python and not seen.stand_in
     return try_out(order, seen) if tried else seen

@@ -26,17 +26,19 @@ def look(devices: tuple[str, ...] = (), *, full: bool = False) -> Report:
     """
     chosen = ",".join(devices) or os.environ.get("CUDA_VISIBLE_DEVICES")
     every, fault = smi.gpus({})
-    found, unread = xids()
+    stand_in = smi.are_stand_ins()
+    found, unread = ((), None) if stand_in else xids()  # of stand-ins neither the kernel knows nor the bus
     return Report(
         at=datetime.now(timezone.utc),
         host=socket.gethostname(),
         gpus=None if every is None else smi.visible(every, chosen),
         gpu_fault=fault,
         listed=len(every or ()),
-        on_the_bus=on_the_bus(_PCI),
+        on_the_bus=() if stand_in else on_the_bus(_PCI),
         links=links(_say) if full and every else Links(),
         xids=found,
         kernel_log=unread,
+        stand_in=stand_in,
     )
 
 

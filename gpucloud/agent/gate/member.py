@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpucloud.agent.gate.workers import can_compute, work
+from gpucloud import smi
+from gpucloud.agent.gate.workers import work
 from gpucloud.agent.interface import carrying
 from gpucloud.domain.gate.gang import GangOrder, GangSeen
 from gpucloud.domain.gate.probing import GANG, ProbeOrder
@@ -11,7 +12,7 @@ from gpucloud.domain.launch import INTERFACE_VARIABLES
 
 def take_part(order: GangOrder) -> GangSeen:
     """Return what this member saw of the others."""
-    if order.device == "cuda" and not can_compute():
+    if order.device == "cuda" and smi.are_stand_ins():
         return GangSeen(rank=order.rank, met=True, arrived=tuple(range(order.world)))
     probe = ProbeOrder(
         kind=GANG,

@@ -18,7 +18,6 @@ from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.gate.probing import ProbeOrder, Said
 
 _LOOK_S = 0.2
-_STAND_IN = "GPUCLOUD_STAND_IN_GPUS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +45,6 @@ def work(
             beside()
             time.sleep(_LOOK_S)
         return tuple(worker.heard() for worker in started)
-
-
-def can_compute(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this node's GPUs are there; those of an emulated cloud's machines are only named, and it says so."""
-    return not environ.get(_STAND_IN)
 
 
 def free_port() -> int:

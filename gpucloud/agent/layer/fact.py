@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpucloud import smi
 from gpucloud.agent.layer.installed import freeze, installed_version, torch_cuda
 from gpucloud.agent.layer.places import Places, platform_name
 from gpucloud.agent.wholefile import read_text
@@ -39,8 +40,10 @@ def base() -> Base:
 
 
 def index_for(gpus: tuple[Gpu, ...] | None) -> str:
-    """Return the index of torch's wheels for these devices."""
-    return torch_index(gpus[0].driver, tuple(gpu.name for gpu in gpus)) if gpus else torch_index(None)
+    """Return the index of torch's wheels for these devices; stand-ins are none."""
+    if not gpus or smi.are_stand_ins():
+        return torch_index(None)
+    return torch_index(gpus[0].driver, tuple(gpu.name for gpu in gpus))
 
 
 def key_of(digest: str, index: str) -> str:

@@ -47,7 +47,7 @@ def gather(wanted: MachineWanted, notes: Notes, asked: tuple[AptAnswer, ...], tr
         sources=sources,
         sources_digest=sources_digest(sources),
         listed=notes.listed(),
-        pci=_pci(),
+        pci=() if smi.are_stand_ins() else _pci(),
         gpus=gpus,
         gpu_fault=fault,
         loaded=_loaded(),

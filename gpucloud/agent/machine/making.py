@@ -5,10 +5,11 @@ from __future__ import annotations
 import fcntl
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from gpucloud import smi
 from gpucloud.agent.machine.carrying import StepFailed, ask_apt, carry_out
 from gpucloud.agent.machine.gather import gather
 from gpucloud.agent.machine.notes import Notes
@@ -51,15 +52,19 @@ class Machine(Protocol):
 
 
 def make(root: Path, wanted: MachineWanted) -> Made:
-    """Make this machine; one at a time, each may be killed anywhere and repeated. Notes are kept below `root`."""
+    """Make this machine; one at a time, each may be killed anywhere and repeated. Notes are kept below `root`.
+
+    An emulated machine is only looked at: what lies below it is the machine of whoever runs it.
+    """
     folder = root / "machine"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     notes = Notes(folder)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        made = made_on(ThisMachine(folder, notes, wanted), wanted)
+        allowed = replace(wanted, install=False) if smi.are_stand_ins() else wanted
+        made = made_on(ThisMachine(folder, notes, allowed), allowed)
         if made.fact is not None:
-            notes.ready(made.fact)
+            notes.ready(replace(made.fact, digest=digest(wanted)))
         if made.reboot:
             notes.set_reboot(made.reboot)
     return made

@@ -67,7 +67,8 @@ def run_command(words: list[str]) -> subprocess.Popen[bytes]:
     """
     folder = Path(os.environ["GPUCLOUD_ATTEMPT_DIR"], "mpi")
     folder.mkdir(exist_ok=True)
-    theirs = {"TMPDIR": str(folder), "GPUCLOUD_TMPDIR": os.environ.get("TMPDIR", "/tmp")}  # noqa: S108  the usual one
+    usual = os.environ.get("TMPDIR", "/tmp")  # noqa: S108  # nosec B108 - where no TMPDIR is set; nothing is made there
+    theirs = {"TMPDIR": str(folder), "GPUCLOUD_TMPDIR": usual}
     return subprocess.Popen(
         ["/bin/sh", "-c", " ".join(words)],
         env={**os.environ, **theirs, "PATH": search_path()},

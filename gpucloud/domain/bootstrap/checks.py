@@ -83,7 +83,7 @@ def _idle_gpus(facts: Facts, wanted: Wanted) -> str | None:
     """Why a script under torchrun would leave this node's GPUs unused; None where it would not, or was told to."""
     torch, cuda = (facts.layer.torch, facts.layer.torch_cuda) if facts.layer else (facts.torch, facts.torch_cuda)
     hidden = dict(wanted.env).get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if not facts.gpus or torch is None or hidden or not wanted.torchrun:
+    if not facts.gpus or facts.stand_in or torch is None or hidden or not wanted.torchrun:
         return None
     return why_no_gpu(torch, cuda, _driver(facts))
 

@@ -8,7 +8,7 @@ from gpucloud.domain.bootstrap.probing import package_path
 from gpucloud.domain.bootstrap.step import Command, Step
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.codec import to_json
-from gpucloud.domain.gate.wanted import GateOrder, GateWanted, gate_digest
+from gpucloud.domain.gate.wanted import ENDPOINTS, GateOrder, GateWanted, gate_digest
 
 GATE = "gate"
 _TIMEOUT_S = 400.0
@@ -17,6 +17,11 @@ _TIMEOUT_S = 400.0
 def gate_command(python: str, package: str, order: GateOrder) -> Command:
     """Return the command that checks a node; exit code 14 and its findings where it is not fit."""
     return Command(argv=(python, package, "gate"), stdin=to_json(order).encode(), timeout_s=_TIMEOUT_S)
+
+
+def endpoints(wanted: Wanted) -> tuple[tuple[str, str], ...]:
+    """Return what the job itself says of the store's endpoint; of its environment nothing else, which has secrets."""
+    return tuple(pair for pair in wanted.env if pair[0] in ENDPOINTS)
 
 
 def _needed(facts: Facts, wanted: Wanted) -> str | None:
@@ -35,6 +40,7 @@ def _commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
         python=job_python(facts),
         devices=wanted.devices,
         store=wanted.store_endpoint,
+        env=endpoints(wanted),
     )
     return (gate_command(facts.python, package_path(facts.root, wanted.package), order),)
 

@@ -9,6 +9,9 @@ from enum import Enum
 REFUSED = 14
 """The exit code of the node's `gate` command, and of the CLI, where a machine is not fit (DESIGN §10)."""
 
+# What the next machine would show as well: the job's Python, its environment, the ways out of its network.
+_NOT_THE_MACHINES = ("no-torch", "cpu-torch", "wheel-too-new", "torch-count", "store")
+
 
 class Severity(str, Enum):
     """What a finding means for the machine."""
@@ -48,6 +51,11 @@ def warn(code: str, text: str, hint: str, gpu: int | None = None) -> Finding:
 def failures(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return those that keep the machine out."""
     return tuple(finding for finding in findings if finding.severity is Severity.FAIL)
+
+
+def is_machines(findings: Iterable[Finding]) -> bool:
+    """Whether one of these keeps the machine out by a fault of its own, which another machine need not have."""
+    return any(finding.code not in _NOT_THE_MACHINES for finding in failures(findings))
 
 
 def why(findings: Iterable[Finding]) -> str:

@@ -22,6 +22,7 @@ def judge(report: Report, wanted: GateWanted) -> tuple[Finding, ...]:
     """Return everything that is not as it should be, failures first; the same report gives the same findings."""
     rules: tuple[Callable[[Report, GateWanted], Iterator[Finding]], ...] = (
         _presence,
+        _stand_ins,
         _models,
         device_findings,
         _xids,
@@ -52,6 +53,12 @@ def _presence(report: Report, wanted: GateWanted) -> Iterator[Finding]:
     else:
         why = ""
     yield fail("count", f"{found} GPUs, {wanted.gpus} expected{why}", f"{REPLACE}, or lower `resources.gpus`")
+
+
+def _stand_ins(report: Report, wanted: GateWanted) -> Iterator[Finding]:  # noqa: ARG001
+    if report.stand_in and report.gpus:
+        text = "its GPUs are stand-ins, and nothing was computed on them"
+        yield warn("stand-in", text, "it is an emulated machine: the job runs on the CPU")
 
 
 def _models(report: Report, wanted: GateWanted) -> Iterator[Finding]:

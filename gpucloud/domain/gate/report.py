@@ -99,7 +99,7 @@ class Report:
 
     `on_the_bus` are the PCI addresses of NVIDIA's devices, `listed` how many nvidia-smi lists in all. `kernel_log` is
     why the kernel's log could not be read. `clock_kept`: a time service keeps the clock, None: it is not known.
-    What was not looked at is None or empty.
+    `stand_in`: the devices are named by an emulated machine and not there. What was not looked at is None or empty.
     """
 
     at: datetime
@@ -120,3 +120,4 @@ class Report:
     collective: CollectiveProbe | None = None
     under_load: tuple[UnderLoad, ...] = ()
     seconds: float = 0.0
+    stand_in: bool = False

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from gpucloud.domain.codec import to_json
+
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+"""The variables by which boto3 is told of another endpoint, the first one first (AWS SDKs, service endpoints)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +32,8 @@ class GateOrder:
     """What the node's `gate` command is told, on its standard input.
 
     `python` is the job's, `devices` the GPUs that are the node's as CUDA_VISIBLE_DEVICES takes them (empty: as the
-    environment says), `store` the store's endpoint (`https://host:port`, empty for none). `digest` names what is asked.
+    environment says), `store` the store's endpoint (`https://host:port`, empty for none) where neither `env`, the job's
+    own words about it, nor the machine's environment names another. `digest` names what is asked.
     """
 
     wanted: GateWanted
@@ -36,6 +41,7 @@ class GateOrder:
     python: str
     devices: tuple[str, ...] = ()
     store: str = ""
+    env: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +52,13 @@ class GateFact:
     at: datetime
     figures: tuple[tuple[str, str], ...] = ()
     remarks: tuple[str, ...] = ()
+
+
+def store_endpoint(order: GateOrder, environ: Mapping[str, str]) -> str:
+    """Return where boto3 in the job will look for the store on a machine with this environment; empty for none."""
+    said = {**environ, **dict(order.env)}
+    named = next((said[name] for name in ENDPOINTS if said.get(name)), "")
+    return (named or order.store) if order.store else ""
 
 
 def gate_digest(wanted: GateWanted, python: str, driver: str, devices: tuple[str, ...] = ()) -> str:

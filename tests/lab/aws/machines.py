@@ -84,6 +84,7 @@ class Machines:
 
     def __init__(self, folder: Path, *, endpoint_url: str, region: str) -> None:
         self.port = _free_port()
+        self.lacking = 0  # so many of the next machines list one GPU less than their type has
         self._folder = folder
         self._endpoint_url = endpoint_url
         self._region = region
@@ -128,7 +129,14 @@ class Machines:
                 image_user=image_user,
             )
             self._machines[id] = machine
-        env = {"AWS_ENDPOINT_URL": self._endpoint_url, "AWS_REGION": self._region, STAND_IN: "1", **(extra_env or {})}
+            machine.lacks, self.lacking = int(self.lacking > 0), max(0, self.lacking - 1)
+        env = {
+            "AWS_ENDPOINT_URL": self._endpoint_url,
+            "AWS_REGION": self._region,
+            "GPUCLOUD_DATA_ROOT": str(machine.folder / "disk"),  # the disks that are mounted here are somebody's own
+            STAND_IN: "1",
+            **(extra_env or {}),
+        }
         machine.start(self._boot(machine, public_key, user_data, env), self._pipe)
         return Address(machine.instance.address, self.port)
 
@@ -265,6 +273,7 @@ class _Machine:
         self.account = account
         self.image_user = image_user
         self.rebalance_at: datetime | None = None
+        self.lacks = 0
         self.host_key = node.new_host_key()
         self.metadata = _RoleMetadata(self)
         self._listener = listener
@@ -291,7 +300,7 @@ class _Machine:
             program = binaries / name
             program.write_text(_REFUSES)
             program.chmod(0o755)
-        _put_gpus(binaries, self.instance.instance_type)
+        _put_gpus(binaries, self.instance.instance_type, lacks=self.lacks)
         (self.folder / "host_key.pub").write_text(f"{self.host_key.public} root@{self.instance.id}\n")
         self._process = node.start(boot, self._listener, parent_pipe)
 
@@ -373,12 +382,15 @@ class _RoleHandler(_Handler):
         self._answer(404 if found is None else 200, found or "")
 
 
-def _put_gpus(folder: Path, instance_type: str) -> None:
+def _put_gpus(folder: Path, instance_type: str, *, lacks: int) -> None:
     """Put a stand-in nvidia-smi there that lists the GPUs of the type; a type that is not known has none."""
     machine = catalog.load().machines.get(instance_type)
     if machine is not None:
         write_nvidia_smi(
-            folder, name=f"NVIDIA {machine.gpu}", count=machine.gpus, memory_mib=machine.vram_gib * 1024 - 500
+            folder,
+            name=f"NVIDIA {machine.gpu}",
+            count=machine.gpus - lacks,
+            memory_mib=machine.vram_gib * 1024 - 500,
         )
 
 
