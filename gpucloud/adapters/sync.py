@@ -35,7 +35,32 @@ def sync_tree(host: Host, root: Path, target: str, *, python: str = "python3", c
             changed = str(error)
         else:
             return f"{target}/{tree.sha256}"
-    raise UsageError(
+    raise _restless(changed)
+
+
+def whole_code(root: Path, *, limit: int, cache: Path | None = None) -> tuple[str, bytes | None]:
+    """Return the tree's name, and what the receiver reads to make it from nothing; None for more than `limit` bytes.
+
+    Raises UsageError: the folder cannot be read, or changes all the time.
+    """
+    hashes = HashCache(cache, root)
+    changed = ""
+    for _ in range(_ROUNDS):
+        try:
+            tree = read_tree(root, hashes)
+            contents = {entry.sha256: entry for entry in tree.entries if entry.sha256 is not None}
+            if sum(entry.size for entry in contents.values()) > limit:
+                return tree.sha256, None
+            blobs = [(entry.sha256 or "", read_content(root, entry)) for entry in contents.values()]
+        except TreeChanged as error:
+            changed = str(error)
+        else:
+            return tree.sha256, _request(_packed(tree), blobs)
+    raise _restless(changed)
+
+
+def _restless(changed: str) -> UsageError:
+    return UsageError(
         f"code: {changed} changes while it is sent", hint="name what your tools write all the time in .gpucloudignore"
     )
 
@@ -51,7 +76,7 @@ class _Transfer:
         missing = self._ask(b"")
         if missing is None:
             return
-        packed = self._packed()
+        packed = _packed(self._tree)
         missing = self._ask(_request(packed, []))
         for _ in range(_ROUNDS):
             if missing is None:
@@ -71,10 +96,6 @@ class _Transfer:
     def _contents(self, batch: list[Entry]) -> list[tuple[str, bytes]]:
         return [(entry.sha256 or "", read_content(self._root, entry)) for entry in batch]
 
-    def _packed(self) -> bytes:
-        rows = [[entry.path, entry.size, entry.mtime_ns, entry.mode, entry.sha256] for entry in self._tree.entries]
-        return zlib.compress(json.dumps(rows).encode(), 1)
-
     def _ask(self, request: bytes) -> list[str] | None:
         """Return None when the tree stands, else the contents that are missing (none named: the manifest is)."""
         completed = self._host.run(self._argv, stdin=request, timeout_s=_LIMIT_S)
@@ -89,6 +110,11 @@ class _Transfer:
                 hint="the node needs python3 (3.10 or newer) and room in its home folder",
             )
         return None if answer["ready"] else list(answer["missing"])
+
+
+def _packed(tree: Manifest) -> bytes:
+    rows = [[entry.path, entry.size, entry.mtime_ns, entry.mode, entry.sha256] for entry in tree.entries]
+    return zlib.compress(json.dumps(rows).encode(), 1)
 
 
 def _request(packed: bytes, contents: list[tuple[str, bytes]]) -> bytes:

@@ -41,6 +41,12 @@ def _parser() -> argparse.ArgumentParser:
     agent.add_argument("--replace", action="store_true", help="end an agent that runs another version first")
     agent.add_argument("--power-off-after", type=float, default=0.0, metavar="SECONDS", help="so long after that end")
     agent.add_argument("--power-off", nargs=argparse.REMAINDER, default=[], help="run at the end of the paid time")
+    boot = command("bootstrap", _bootstrap, "make this node fit by its record, on standard input with its code behind")
+    boot.add_argument("--again", action="store_true", help="by the record that it read before")
+    command("await", _await, "return when this node's own bootstrap has ended")
+    code = command("code", _code, "have a tree of code, which comes on standard input")
+    code.add_argument("target")
+    code.add_argument("tree")
     command("image", _image, "have a container image")
     command("layer", _layer, "make a job's environment")
     command("data", _data, "stage a data set")
@@ -79,6 +85,26 @@ def _agent(root: Path, options: argparse.Namespace) -> int:
     end = OwnEnd(argv=tuple(options.power_off), after=timedelta(seconds=options.power_off_after))
     package = facts.package_sha256(_package())
     return _say(daemon.start(root, package=package, own_end=end, replace=options.replace))
+
+
+def _bootstrap(root: Path, options: argparse.Namespace) -> int:
+    from gpucloud.agent.boot.command import bootstrap_command
+
+    return bootstrap_command(root, _package(), None if options.again else sys.stdin.buffer, _say)
+
+
+def _await(root: Path, _: argparse.Namespace) -> int:
+    from gpucloud.agent.boot.files import wait_for_own
+
+    wait_for_own(root)
+    return _say("ended")
+
+
+def _code(_root: Path, options: argparse.Namespace) -> int:
+    from gpucloud.adapters.receiver import main as receive
+
+    receive(options.target, options.tree)
+    return 0
 
 
 def _image(root: Path, _: argparse.Namespace) -> int:

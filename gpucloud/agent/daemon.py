@@ -33,6 +33,8 @@ def start(root: Path, *, package: str, own_end: OwnEnd = _NONE, replace: bool = 
     if lock is None and replace and _identity(folder).get("package") != package:
         _end(folder)
         lock = _wait_for_lock(folder, limit_s=3.0)
+    if lock is None and not _lives(folder):  # somebody looks whether one runs, or starts it
+        lock = _wait_for_lock(folder, limit_s=3.0)
     if lock is None:
         return "already"
     with contextlib.closing(lock):
@@ -88,11 +90,16 @@ def _identity(folder: Path) -> dict[str, object]:
 
 
 def _end(folder: Path) -> None:
+    if _lives(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(str(_identity(folder)["pid"])), signal.SIGKILL)
+
+
+def _lives(folder: Path) -> bool:
+    """Whether the agent that wrote of itself last is alive."""
     identity = _identity(folder)
     pid, started = identity.get("pid"), identity.get("started")
-    if isinstance(pid, int) and isinstance(started, str) and processes.alive(pid, started):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    return isinstance(pid, int) and isinstance(started, str) and processes.alive(pid, started)
 
 
 def _detach(root: Path, *, package: str, own_end: OwnEnd) -> str:

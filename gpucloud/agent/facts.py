@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpucloud import processes, smi
 from gpucloud.agent import daemon, image
+from gpucloud.agent.boot.files import boots_itself, note_visit
 from gpucloud.agent.data.staged import staged
 from gpucloud.agent.gate.record import gate_fact
 from gpucloud.agent.layer.fact import base as base_python
@@ -26,6 +27,8 @@ from gpucloud.domain.codec import Malformed
 def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
     """Return the facts."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if asked.visit:
+        note_visit(root)
     gpus, fault = smi.gpus()
     is_running, agent_package = daemon.running(root)
     base = base_python()
@@ -52,6 +55,7 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         staged=staged(root, asked.data),
         image=image.fact(root, asked.image) if asked.image else None,
         gate=gate_fact(root),
+        boots_itself=boots_itself(root),
     )
 
 

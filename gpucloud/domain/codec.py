@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import math
+from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
@@ -19,7 +22,7 @@ class Malformed(ValueError):
 
 
 def to_json(value: object) -> str:
-    """Return one line of JSON. Times must be aware; a float that is not finite becomes a string ("nan", "inf")."""
+    """Return one line of JSON. Times must be aware; bytes become base64, a float that is not finite "nan" or "inf"."""
     return json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
 
 
@@ -42,6 +45,8 @@ def plain(value: object) -> Any:
             return value.isoformat()
         case Decimal():
             return format(value, "f")
+        case bytes():
+            return base64.b64encode(value).decode()
         case float() if not math.isfinite(value):
             return str(value)
         case tuple():
@@ -62,12 +67,8 @@ def _value(kind: Any, data: object, path: str) -> Any:
         return _record(kind, data, path)
     if issubclass(kind, Enum):
         return _parsed(kind, data, path)
-    if kind is datetime:
-        return _time(data, path)
-    if kind is float:
-        return _float(data, path)
-    if kind is Decimal:
-        return _decimal(data, path)
+    if kind in _READ:
+        return _READ[kind](data, path)
     if type(data) is not kind:  # `type`, because a bool is an int to isinstance
         raise Malformed(f"{path}: expected {kind.__name__}, found {_shown(data)}")
     return data
@@ -130,5 +131,15 @@ def _decimal(data: object, path: str) -> Decimal:
         raise Malformed(f"{path}: expected a sum, found {_shown(data)}") from error
 
 
+def _bytes(data: object, path: str) -> bytes:
+    try:
+        return base64.b64decode(data if isinstance(data, str) else "?", validate=True)
+    except binascii.Error as error:
+        raise Malformed(f"{path}: expected base64, found {_shown(data)}") from error
+
+
 def _shown(data: object) -> str:
     return repr(data)[:60]
+
+
+_READ: dict[Any, Callable[[object, str], Any]] = {datetime: _time, float: _float, Decimal: _decimal, bytes: _bytes}

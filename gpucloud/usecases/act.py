@@ -184,6 +184,7 @@ class Actor:
             images[region] = image
         group = provisioner.group(self.world.cluster, region)
         self.lease.write(replace(state, group=group, images=tuple(sorted(images.items()))))
+        self.preparer.publish(region, self.lease.state.gpu)  # the first machine may read it as soon as it is there
         provisioner.ensure(self._cluster(image), story=self.watcher.story)
 
     def _move(self, action: Move) -> None:
@@ -196,6 +197,8 @@ class Actor:
         self.lease.write(books.move(self.lease.state, action, kept, world.clock.now()))
         if kept is not None and self.lease.state.efa != state.efa:
             self._provision()  # machines of another shape need a template of their own
+        elif kept is not None:
+            self.preparer.publish(action.offer.pool.region, self.lease.state.gpu)
 
     def _end_group(self, name: str) -> None:
         """End the machines, bill them, and only then forget the group that lists them."""
@@ -282,6 +285,7 @@ class Actor:
         if name is not None:
             try:
                 self._end_group(name)
+                self.preparer.records.withdraw()
             except ProvisionError as error:
                 raise self._incomplete(name, error) from error
         self.lease.write(replace(self.lease.state, torn_down=True, paid_until=None, group=None))

@@ -23,21 +23,22 @@ from gpucloud.domain.bootstrap.gate_step import GATE
 from gpucloud.domain.bootstrap.image_step import IMAGE_HINT
 from gpucloud.domain.bootstrap.layer_step import LAYER, layer_hint
 from gpucloud.domain.bootstrap.machine_step import MACHINE
-from gpucloud.domain.bootstrap.probing import package_path, probe, question, ship
+from gpucloud.domain.bootstrap.probing import awaiting, package_path, probe, question, ship
 from gpucloud.domain.bootstrap.record import lock_record
 from gpucloud.domain.bootstrap.step import REBOOT_WANTED, Command, Step
 from gpucloud.domain.bootstrap.steps import STEPS
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.codec import Malformed
-from gpucloud.domain.errors import NodeError, RemoteCommandFailed
+from gpucloud.domain.errors import HostUnreachable, NodeError, RemoteCommandFailed
 from gpucloud.domain.gate.findings import REFUSED as GATE_REFUSED
 from gpucloud.ports import Clock, Completed, DataSets, Host
 from gpucloud.usecases.gate import refusal
-from gpucloud.usecases.rebooting import reboot
+from gpucloud.usecases.rebooting import come_back, reboot
 
 _SHOWN_LINES = 20
 _NOTE = "note: "  # so begins a line of a command's answer that the user should read
 _TOLD_FROM_S = 1.0
+_AWAIT_S = 3600.0
 _MOST_REBOOTS = 2  # one for the driver, one for what only shows with it: MIG, EFA
 
 
@@ -68,7 +69,22 @@ class Bootstrapped:
     image: str | None = None
 
 
-def bootstrap(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conduct:
+    """Who carries the bootstrap out: a supervisor over SSH, or with `own` the node itself.
+
+    `restart` reboots the node and returns on its next boot; the step `left` and all after it are not done.
+    """
+
+    own: bool = False
+    restart: Callable[[Host, str, Clock], None] = reboot
+    left: str = ""
+
+
+SUPERVISOR = Conduct()
+
+
+def bootstrap(  # noqa: PLR0913  each by its name
     host: Host,
     wanted: Wanted,
     package: Package,
@@ -76,14 +92,18 @@ def bootstrap(
     *,
     sets: DataSets | None = None,
     story: Callable[[str], None] = lambda _: None,
+    conduct: Conduct = SUPERVISOR,
 ) -> Bootstrapped:
     """Return the fit node. `sets` sends the data sets that lie on this machine; `story` hears of what takes minutes.
 
-    Raises NodeError (with the last lines of a failed command), HostUnreachable.
+    A node that makes itself fit is waited for. Raises NodeError (with the last lines of a failed command),
+    HostUnreachable.
     """
-    work = _Work(host, wanted, package, clock, sets=sets, story=story)
+    work = _Work(host, wanted, package, clock, sets=sets, story=story, conduct=conduct)
     facts = work.facts()
     for step in STEPS:
+        if step.name == conduct.left:
+            break
         facts = work.make(step, facts)
         if step is MACHINE:  # GPUs that do not answer may have lacked their driver only
             check(facts, wanted)
@@ -107,7 +127,7 @@ def bootstrap(
 class _Work:
     """One node's bootstrap under way."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  each by its name
         self,
         host: Host,
         wanted: Wanted,
@@ -116,6 +136,7 @@ class _Work:
         *,
         sets: DataSets | None,
         story: Callable[[str], None],
+        conduct: Conduct,
     ) -> None:
         self.changed: list[str] = []
         self.notes: list[str] = []
@@ -127,6 +148,7 @@ class _Work:
         self._clock = clock
         self._sets = sets
         self._story = story
+        self._conduct = conduct
         self._boot_id = ""
         self._answer = Completed(exit_code=0, stdout=b"", stderr=b"")
 
@@ -136,7 +158,7 @@ class _Work:
         found = self._probe()
         self._took("facts", started)
         if isinstance(found, Facts) and found.package == self._wanted.package:
-            return found
+            return self._rested(found)
         require_python(found.python, found.version)
         started = self._clock.now()
         receive = ship(found.python or "", self._package.sha256, self._host.node.root)
@@ -144,7 +166,23 @@ class _Work:
         self.changed.append("package")
         found = self._again()  # where it does not run, its complaint is on stderr
         self._took("package", started)
-        return found
+        return self._rested(found)
+
+    def _rested(self, found: Facts) -> Facts:
+        """Return the facts of a node that is not at its own bootstrap (any more): what that makes, need not be made."""
+        if self._conduct.own or not found.boots_itself:
+            return found
+        self._story(f"{self._host.node.id} makes itself ready; waiting for it")
+        started = self._clock.now()
+        command = awaiting(found.python, found.root, self._wanted.package)
+        try:
+            self._host.run(command, timeout_s=_AWAIT_S)
+        except HostUnreachable:  # it may have booted anew: for its driver
+            come_back(self._host, (None,), self._clock)
+        after = self._again()
+        self._took("own", started)
+        # One that has just booted may go on with its own; whatever both do at once, locks on the node keep apart.
+        return after
 
     def make(self, step: Step, facts: Facts) -> Facts:
         """Return the facts after the step, which is left out if nothing needs it."""
@@ -182,7 +220,8 @@ class _Work:
     def _probe(self) -> Facts | Bare:
         before = self._clock.now()
         self._answer = self._host.run(
-            self._with_devices(probe(self._wanted.package, self._host.node.root)), stdin=question(self._wanted)
+            self._with_devices(probe(self._wanted.package, self._host.node.root)),
+            stdin=question(self._wanted, visit=not self._conduct.own),
         )
         after = self._clock.now()
         try:
@@ -232,7 +271,7 @@ class _Work:
         why = answer.said if answer else "its software asks for it"
         self._story(f"{self._host.node.id} reboots ({name}: {why}); its paid time goes on")
         started = self._clock.now()
-        reboot(self._host, self._boot_id, self._clock)
+        self._conduct.restart(self._host, self._boot_id, self._clock)
         self._probe()
         self._took("reboot", started)
 

@@ -34,12 +34,16 @@ def gate_wanted(job: Job, gpu: str | None) -> GateWanted | None:
 
 def of_node(wanted: Wanted, job: Job, gpu: str | None, node: Node, store_url: str) -> Wanted:
     """Return what is wanted of this very node, by a job that pays for GPUs of the model `gpu` (None: for none)."""
+    return replace(of_any_node(wanted, job, gpu, node.pool.region, store_url), devices=node.devices)
+
+
+def of_any_node(wanted: Wanted, job: Job, gpu: str | None, region: str | None, store_url: str) -> Wanted:
+    """Return what is wanted of every node in the region that has its machine for itself."""
     return replace(
         wanted,
         asks_for_gpus=wanted.asks_for_gpus or gpu is not None,
         gate=gate_wanted(job, gpu),
-        devices=node.devices,
-        store_endpoint=store_endpoint(job, store_url, node.pool.region),
+        store_endpoint=store_endpoint(job, store_url, region),
     )
 
 

@@ -53,6 +53,11 @@ def wanted_for(  # noqa: PLR0913  each by its name
     )
 
 
+def builds_in_code(job: Job) -> bool:
+    """Whether what is installed depends on where the code lies: it must be there first."""
+    return job.setup is not None or job.conda is not None
+
+
 def _digest(job: Job, code: str, *, boto3: bool, torch: bool) -> str:
     setup = job.setup or ""
     requirements = (*((BOTO3,) if boto3 else ()), *((TORCH,) if torch else ()))

@@ -18,7 +18,8 @@ from gpucloud.domain.state import Attempt, JobState
 from gpucloud.usecases.bootstrap import Bootstrapped, bootstrap
 from gpucloud.usecases.datasets import JobData
 from gpucloud.usecases.gate import of_node
-from gpucloud.usecases.needs import wanted_for
+from gpucloud.usecases.needs import builds_in_code, wanted_for
+from gpucloud.usecases.noderecords import NodeRecords
 from gpucloud.usecases.world import Watcher, World
 
 _FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
@@ -54,6 +55,7 @@ class Preparer:
     pool: ThreadPoolExecutor
     syncs: ThreadPoolExecutor
     data: JobData
+    records: NodeRecords
     failures: int = 0
     _work: dict[str, Future[Prepared]] = field(default_factory=dict)
     _nodes: dict[str, Node] = field(default_factory=dict)
@@ -149,8 +151,8 @@ class Preparer:
             host = self.world.shell.host(node)
             syncing = self.syncs.submit(host.sync, self.world.job.code, f"{node.root}/code")
             # The setup runs where the code is; without one, both go on side by side.
-            before = syncing.result() if self._builds_in_code else ""
-            wanted = of_node(self._needs(before), self.world.job, gpu, node, self.world.store.url)
+            before = syncing.result() if builds_in_code(self.world.job) else ""
+            wanted = of_node(self.needs(before), self.world.job, gpu, node, self.world.store.url)
             done = bootstrap(
                 host,
                 wanted,
@@ -159,7 +161,7 @@ class Preparer:
                 sets=self.world.data_sets,
                 story=self.watcher.story,
             )
-            self._keep(done)
+            self._keep(done, node.pool.region, gpu)
             code = syncing.result()
         except GateRefused:
             raise  # the node's own fault, which another one need not have
@@ -173,11 +175,12 @@ class Preparer:
             self.watcher.story(f"{node.id}: {took}")
         return Prepared(bootstrapped=done, code=f"{done.root}/{code.removeprefix(f'{node.root}/')}")
 
-    @property
-    def _builds_in_code(self) -> bool:
-        return self.world.job.setup is not None or self.world.job.conda is not None
+    def publish(self, region: str | None, gpu: str | None) -> None:
+        """Write down for machines that make themselves fit what is wanted of them now, where the cloud has such."""
+        self.records.publish(self.needs, region, gpu, self.watcher.story)
 
-    def _needs(self, code: str) -> Wanted:
+    def needs(self, code: str) -> Wanted:
+        """Return what the job needs of any node where its code lies at `code`."""
         world = self.world
         wanted = wanted_for(
             world.job,
@@ -190,11 +193,12 @@ class Preparer:
         )
         return with_driver(wanted, self._driver()) if wanted.machine is not None else wanted
 
-    def _keep(self, done: Bootstrapped) -> None:
+    def _keep(self, done: Bootstrapped, region: str | None, gpu: str | None) -> None:
         """The first machine's record is the job's: a later one gets the same driver, where it can still be had."""
         if done.lock["machine"] is not None:
             with contextlib.suppress(StoreError):  # whoever supervises the job meets the store's faults
                 self.world.jobs.keep_lock(done.lock)
+                self.publish(region, gpu)
 
     def _driver(self) -> str:
         with contextlib.suppress(StoreError):

@@ -30,10 +30,15 @@ def reboot(host: Host, boot_id: str, clock: Clock) -> None:
         # A node that goes down may end the order's shell too, by a signal (128 + n).
         if done.exit_code < 128:
             raise NodeError(f"{host.node.id} does not reboot: {said}", hint="let its user reboot by sudo, or reboot it")
+    come_back(host, (None, boot_id), clock)
+
+
+def come_back(host: Host, not_yet: tuple[str | None, ...], clock: Clock) -> None:
+    """Return when a node that reboots answers with another boot id than these (None: no answer). Raises NodeError."""
     deadline = clock.now() + _LIMIT
     while clock.now() < deadline:
         clock.sleep(_PAUSE_S)
-        if _boot_id(host) not in (None, boot_id):
+        if _boot_id(host) not in not_yet:
             return
     raise NodeError(f"{host.node.id} did not come back within 10 min of a reboot", hint="replace the node")
 

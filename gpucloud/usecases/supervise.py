@@ -22,6 +22,7 @@ from gpucloud.usecases.history import HistoryKeeper
 from gpucloud.usecases.inspection import Inspector
 from gpucloud.usecases.lease import Lease
 from gpucloud.usecases.lookout import LogReader
+from gpucloud.usecases.noderecords import NodeRecords
 from gpucloud.usecases.observe import Observer
 from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.usage import UsageMeter
@@ -115,7 +116,8 @@ def supervisor(
     logs = LogReader(world.jobs, watcher.output)
     history = HistoryKeeper(world.jobs, world.clock)
     data = JobData(job=world.job, jobs=world.jobs, sets=world.data_sets, story=watcher.story)
-    preparer = Preparer(world=world, watcher=watcher, pool=makers, syncs=syncs, data=data)
+    records = NodeRecords(world=world)
+    preparer = Preparer(world=world, watcher=watcher, pool=makers, syncs=syncs, data=data, records=records)
     inspector = Inspector(world=world, preparer=preparer, pool=makers)
     observer = Observer(
         world=world,

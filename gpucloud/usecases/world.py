@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from gpucloud.domain.action import Action
@@ -16,13 +17,30 @@ from gpucloud.usecases.bootstrap import Package
 from gpucloud.usecases.jobstore import JobStore
 
 
+class PackCode(Protocol):
+    """Makes a code folder one object for the store."""
+
+    def __call__(self, root: Path, *, limit: int) -> tuple[str, bytes | None]:
+        """Return the tree's name and the object, None for one with more than `limit` bytes. Raises UsageError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfBoot:
+    """Machines that can make themselves fit: as which login, and how the code is put into the store for them."""
+
+    login: str
+    pack_code: PackCode
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """Everything outside, for one job. `secrets` are the values of the job's secret names.
 
     `knows_our_address`: its firewall lets in the supervisor that made the group, and another one must be let in.
     `power_off` is the command by which a node ends itself after its paid time, empty for none. `key` is the cluster's
-    private SSH key, from which the secrets of attempts are made.
+    private SSH key, from which the secrets of attempts are made. `self_boot` is None where machines have no first boot
+    of ours.
     """
 
     job: Job
@@ -45,6 +63,7 @@ class World:
     key: bytes = field(default=b"", repr=False)
     secrets: Mapping[str, str] = field(default_factory=dict)
     data_sets: DataSets | None = None
+    self_boot: SelfBoot | None = None
 
     @property
     def cluster(self) -> str:

@@ -70,6 +70,7 @@ class AwsCloud:
             power_off=("sudo", "shutdown", "-h", "now"),
             connect_s=600.0,
             knows_our_address=True,
+            boots_as=self._choices.user,
         )
 
     def account(self) -> AwsAccount:

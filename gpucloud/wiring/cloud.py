@@ -19,7 +19,7 @@ class Manners:
     Its rules and terms; how often it is looked at, and output is written to the store (in S3 a paid request each time);
     the command that ends a node from inside; the interpreter that nodes have; how long a node that runs may take until
     SSH answers; whether its firewall knows the address that we come from; how the user logs in where the hosts are
-    his own, and have not got the job's key.
+    his own, and have not got the job's key; the login as which machines make themselves fit, None where they do not.
     """
 
     rules: Rules
@@ -31,6 +31,7 @@ class Manners:
     connect_s: float = 15.0
     knows_our_address: bool = False
     own_login: SshChoices | None = None
+    boots_as: str | None = None
 
 
 class Cloud(Protocol):

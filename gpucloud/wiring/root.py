@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from gpucloud.usecases.here import Here
     from gpucloud.usecases.jobs import Asker
     from gpucloud.usecases.start import Starter
-    from gpucloud.usecases.world import World
+    from gpucloud.usecases.world import SelfBoot, World
     from gpucloud.wiring.aws import AwsCloud
     from gpucloud.wiring.cloud import Cloud, Manners
     from gpucloud.wiring.hosts import SshCloud
@@ -201,7 +202,16 @@ class Gpucloud:
             power_off=cloud.manners.power_off,
             key=self.home.key(name).read_bytes(),
             secrets=read_secrets(job) if with_secrets else {},
+            self_boot=self._self_boot(cloud.manners),
         )
+
+    def _self_boot(self, manners: Manners) -> SelfBoot | None:
+        from gpucloud.adapters.sync import whole_code
+        from gpucloud.usecases.world import SelfBoot
+
+        if manners.boots_as is None:
+            return None
+        return SelfBoot(login=manners.boots_as, pack_code=partial(whole_code, cache=self.home.root / "cache"))
 
     def data_sets(self, job: Job) -> DataSets | None:
         """Return where the job's data comes from; None for a job without data."""

@@ -1,9 +1,12 @@
-"""A node's first boot: it publishes its SSH host key under its role's own name, and ends itself if no agent ever comes.
+"""A node's first boot: it publishes its SSH host key under its role's own name, makes itself fit for its job where its
+cluster has a record, and ends itself if nobody ever comes.
 
     python3 -I - s3://bucket/prefix CLUSTER REGION       as root, from the user data; standard library, Python >= 3.8
 
 The key's object is `clusters/<cluster>/hosts/<role id>:<instance id>`: its role may write under that name only, so
-that no other machine can speak for this one. AWS_ENDPOINT_URL and AWS_EC2_METADATA_SERVICE_ENDPOINT are honoured;
+that no other machine can speak for this one. Then, if there is `clusters/<cluster>/node.json`, the package that it
+names is fetched, proven, and run in the background as the record's login (log: ~/.gpucloud/bootstrap.log); whatever
+goes wrong with that is the supervisor's to mend. AWS_ENDPOINT_URL and AWS_EC2_METADATA_SERVICE_ENDPOINT are honoured;
 GPUCLOUD_HOST_KEY_FILE, GPUCLOUD_PUBLISH_S and GPUCLOUD_DEAD_MAN_S move the file and the two limits. Nothing secret is
 printed: of an answer of AWS, its status and its error code only.
 """
@@ -15,8 +18,10 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,11 +29,17 @@ from urllib.parse import quote, urlsplit
 
 PUBLISH_S = 300.0  # a new role's keys, and what they may do, take some minutes to be known everywhere
 DEAD_MAN_S = 1800.0
+FETCH_S = 60.0
+LARGEST = 256 << 20
 HOST_KEY_FILE = "/etc/ssh/ssh_host_ed25519_key.pub"
 
 
 class NotYet(Exception):
     """Worth another try."""
+
+
+class Torn(NotYet):
+    """No other try would help."""
 
 
 def main(store, cluster, region):
@@ -44,9 +55,71 @@ def main(store, cluster, region):
                 print("gpucloud: the host key is not published: " + reason)
                 return 1
         else:
+            make_fit(store, cluster, region)
             return 0
         time.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(2 * pause, 20.0)
+
+
+def make_fit(store, cluster, region):
+    """Start this machine's own bootstrap, if its cluster has a record; say what became of that."""
+    deadline = time.monotonic() + FETCH_S
+    while True:
+        try:
+            fetched = fetch(store, cluster, region)
+            break
+        except (NotYet, OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+            reason = str(error) if isinstance(error, NotYet) else type(error).__name__
+            if time.monotonic() > deadline or isinstance(error, Torn):
+                print("gpucloud: not made fit by itself: " + reason)
+                return
+        time.sleep(2)
+    if fetched is not None:
+        print("gpucloud: makes itself fit; see ~/.gpucloud/bootstrap.log of " + fetched[0])
+        sys.stdout.flush()
+        start(*fetched)
+
+
+def fetch(store, cluster, region):
+    """Return the login, the package, and what that reads on standard input; None without a record."""
+    keys, _ = own_keys()
+    bucket, below = place(store)
+    text = get(bucket, below + "clusters/" + cluster + "/node.json", keys, region)
+    if text is None:
+        return None
+    record = json.loads(text.decode())
+    package = get(bucket, below + record["package"]["key"], keys, region)
+    if package is None or hashlib.sha256(package).hexdigest() != record["package"]["sha256"]:
+        raise Torn("the package in the store is not the one that the record names")
+    code = get(bucket, below + record["code"]["key"], keys, region) if record["code"] else b""
+    if code is None:
+        raise Torn("the code that the record names is not in the store")
+    return str(record["login"]), package, text.replace(b"\n", b" ") + b"\n" + code
+
+
+def start(login, package, given):
+    """Run the package's bootstrap as the login, detached; one that is killed is run again, a few times."""
+    if os.fork():
+        return
+    detach()
+    folder = Path(tempfile.mkdtemp(prefix="gpucloud-"))
+    path = folder / "gpucloud.zip"
+    path.write_bytes(package)
+    for place in (folder, path):  # the login reads it; only root writes
+        place.chmod(0o755)
+    logged = 'umask 022; mkdir -p -m 700 ~/.gpucloud; exec "$@" >>~/.gpucloud/bootstrap.log 2>&1'
+    python = os.environ.get("GPUCLOUD_PYTHON", "python3")
+    command = ["sudo", "-n", "-H", "-u", login, "--", "sh", "-c", logged, "sh", python, "-I", str(path), "bootstrap"]
+    for _ in range(5):
+        process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        try:
+            process.communicate(given)
+        except OSError:
+            process.wait()
+        if process.returncode not in (-9, 137):
+            break
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
 
 
 def publish(store, cluster, region):
@@ -56,20 +129,34 @@ def publish(store, cluster, region):
     if session != instance_id:
         raise NotYet("the role's session is not this instance's")
     line = " ".join(Path(os.environ.get("GPUCLOUD_HOST_KEY_FILE", HOST_KEY_FILE)).read_text().split()[:2])
-    bucket, _, prefix = store[len("s3://") :].partition("/")
-    key = "/".join(part for part in (prefix.strip("/"), "clusters", cluster, "hosts") if part)
-    key += "/" + role_id + ":" + instance_id
-    put(bucket, key, (line + "\n").encode(), keys, region)
+    bucket, below = place(store)
+    key = below + "clusters/" + cluster + "/hosts/" + role_id + ":" + instance_id
+    status, said = in_s3("PUT", bucket, key, (line + "\n").encode(), keys, region)
+    if status not in (200, 204):
+        raise NotYet("S3 " + explained(status, said.decode("utf-8", "replace")))
     return key
 
 
-def put(bucket, key, body, keys, region):
-    status, headers, text = exchange("PUT", object_url(bucket, key, region), body, keys, (region, "s3"))
+def place(store):
+    """Return the store's bucket, and its prefix with a slash."""
+    bucket, _, prefix = store[len("s3://") :].partition("/")
+    return bucket, prefix.strip("/") + "/" if prefix.strip("/") else ""
+
+
+def get(bucket, key, keys, region):
+    """Return the object's bytes; None when there is none: a role that may not list is told 403, not 404."""
+    status, body = in_s3("GET", bucket, key, b"", keys, region)
+    if status not in (200, 403, 404):
+        raise NotYet("S3 " + explained(status, body.decode("utf-8", "replace")))
+    return body if status == 200 else None
+
+
+def in_s3(method, bucket, key, body, keys, region):
+    status, headers, said = exchange(method, object_url(bucket, key, region), body, keys, (region, "s3"))
     elsewhere = headers.get("x-amz-bucket-region")
     if status not in (200, 204) and elsewhere not in (None, region):
-        status, _, text = exchange("PUT", object_url(bucket, key, elsewhere), body, keys, (elsewhere, "s3"))
-    if status not in (200, 204):
-        raise NotYet("S3 " + explained(status, text))
+        status, _, said = exchange(method, object_url(bucket, key, elsewhere), body, keys, (elsewhere, "s3"))
+    return status, said
 
 
 def object_url(bucket, key, region):
@@ -87,7 +174,8 @@ def caller(keys, region):
     """Return the caller's user id, `<role id>:<instance id>` for an instance's role; only STS knows the role's id."""
     url = os.environ.get("AWS_ENDPOINT_URL") or "https://sts." + region + "." + domain(region)
     body = b"Action=GetCallerIdentity&Version=2011-06-15"
-    status, _, text = exchange("POST", url.rstrip("/") + "/", body, keys, (region, "sts"))
+    status, _, said = exchange("POST", url.rstrip("/") + "/", body, keys, (region, "sts"))
+    text = said.decode("utf-8", "replace")
     found = re.search("<UserId>([^<]+)</UserId>", text)
     if status != 200 or found is None:
         raise NotYet("STS " + explained(status, text))
@@ -117,7 +205,8 @@ def own_keys():
 
 def metadata(method, path, headers):
     endpoint = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254"
-    status, _, text = send(method, endpoint.rstrip("/") + path, b"", headers)
+    status, _, said = send(method, endpoint.rstrip("/") + path, b"", headers)
+    text = said.decode("utf-8", "replace")
     if status != 200 or not text.strip():
         raise NotYet(f"the metadata service answered {status}")
     return text
@@ -135,7 +224,7 @@ def send(method, url, body, headers):
         connection.request(method, parts.path, body or None, headers)
         reply = connection.getresponse()
         told = {name.lower(): value for name, value in reply.getheaders()}
-        return reply.status, told, reply.read(65536).decode("utf-8", "replace")
+        return reply.status, told, reply.read(LARGEST)
     finally:
         connection.close()
 
@@ -167,17 +256,14 @@ def signed(method, url, body, keys, scope, now=None):
 
 
 def watch_for_agent():
-    """Leave a process behind that powers the machine off if no agent was ever started on it.
+    """Leave a process behind that powers the machine off if no supervisor ever had an agent on it.
 
     The cloud's schedule is the first to end a machine; this is for one that nobody could reach while the schedule was
     renewed. Once an agent was there it keeps the time itself. After a restart nobody watches: the schedule does.
     """
     if os.fork():
         return
-    os.setsid()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):  # the log of the first boot ends with it, not with us
-        os.dup2(nothing, number)
+    detach()
     started = time.time()
     deadline = time.monotonic() + float(os.environ.get("GPUCLOUD_DEAD_MAN_S", DEAD_MAN_S))
     while time.monotonic() < deadline:
@@ -189,11 +275,24 @@ def watch_for_agent():
     os._exit(0)
 
 
+def detach():
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):  # the log of the first boot ends with it, not with us
+        os.dup2(nothing, number)
+
+
 def agent_came(started):
-    """Whether an agent was started on this machine: one that an image was made with does not count."""
-    homes = (Path.home(), *Path("/home").glob("*"))
-    marks = [home / ".gpucloud" / "agent" / "agent.json" for home in homes]
-    return any(mark.exists() and mark.stat().st_mtime > started - 600 for mark in marks)
+    """Whether an agent was started on this machine and a supervisor was here; what an image brought does not count.
+
+    The machine's own bootstrap starts an agent too, which nobody told how long the machine is paid for.
+    """
+    folders = [home / ".gpucloud" / "agent" for home in (Path.home(), *Path("/home").glob("*"))]
+    return any(is_new(folder / "agent.json", started) and is_new(folder / "visited", started) for folder in folders)
+
+
+def is_new(mark, started):
+    return mark.exists() and mark.stat().st_mtime > started - 600
 
 
 if __name__ == "__main__":

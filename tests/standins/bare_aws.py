@@ -29,14 +29,14 @@ def bare_aws() -> Iterator[str]:
         server.stop()
 
 
-def instance_role(url: str, instance_id: str) -> Role:
+def instance_role(url: str, instance_id: str, name: str = "gpucloud-digits") -> Role:
     """Return a new role with the keys of the session that EC2 opens for a machine: it is named by the machine's id."""
     iam = boto3.client("iam", endpoint_url=url, **_KNOWN)
-    made = iam.create_role(RoleName="gpucloud-digits", AssumeRolePolicyDocument="{}")["Role"]
+    made = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")["Role"]
     sts = boto3.client("sts", endpoint_url=url, **_KNOWN)
     keys = sts.assume_role(RoleArn=made["Arn"], RoleSessionName=instance_id)["Credentials"]
     return Role(
-        name="gpucloud-digits",
+        name=name,
         role_id=made["RoleId"],
         arn=made["Arn"],
         access_key=keys["AccessKeyId"],

@@ -132,6 +132,10 @@ def test_a_machine_reaches_its_job_its_host_key_and_its_groups_end():
         "ListJob": ["arn:aws:s3:::b"],
         "Job": ["arn:aws:s3:::b/team/jobs/digits/*"],
         "HostKey": ["arn:aws:s3:::b/team/clusters/gpucloud-digits/hosts/${aws:userid}"],
+        "Record": [
+            "arn:aws:s3:::b/team/clusters/gpucloud-digits/gpucloud-*.zip",
+            "arn:aws:s3:::b/team/clusters/gpucloud-digits/node.json",
+        ],
         "Level": [group],
         "End": [group],
     }

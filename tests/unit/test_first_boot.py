@@ -31,6 +31,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "watch_for_agent", lambda: None)
+    monkeypatch.setattr(module, "make_fit", lambda store, cluster, region: None)
     monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
     monkeypatch.setenv("GPUCLOUD_HOST_KEY_FILE", str(bundled("templates", "node", "first_boot.py")))
     return module
@@ -44,7 +45,11 @@ class Aws:
         self._s3 = list(s3)
         self._roles = list(roles)
 
-    def send(self, method: str, url: str, body: bytes, headers: dict[str, str]) -> tuple[int, dict[str, str], str]:
+    def send(self, method: str, url: str, body: bytes, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+        status, told, text = self.answer(method, url)
+        return status, told, text.encode()
+
+    def answer(self, method: str, url: str) -> tuple[int, dict[str, str], str]:
         self.asked.append((method, url))
         if url.endswith("/latest/api/token"):
             return 200, {}, "token"

@@ -18,12 +18,13 @@ class Asked:
     """What the node's `facts` command is asked, on its standard input.
 
     `layer` is what the job wants of its Python, None if it takes the base's as it is. `data` are the keys of data sets,
-    `image` the job's container image.
+    `image` the job's container image. `visit`: a supervisor asks, and not the node itself.
     """
 
     layer: LayerWanted | None = None
     data: tuple[str, ...] = ()
     image: str = ""
+    visit: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class Facts:
     `stand_in` says that they are named by an emulated machine and not there;
     `agent_package` is the zip of the agent that runs, if one does. `machine` is how its driver and system software were
     left on this boot, `gate` what its last check on this boot said, `staged` the keys of the data sets that are whole,
-    `image` the job's image if it was pulled.
+    `image` the job's image if it was pulled. `boots_itself`: its own bootstrap is under way.
     """
 
     python: str
@@ -79,6 +80,7 @@ class Facts:
     staged: tuple[str, ...] = ()
     gate: GateFact | None = None
     image: ImageFact | None = None
+    boots_itself: bool = False
     stand_in: bool = False
 
 

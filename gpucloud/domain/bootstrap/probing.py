@@ -40,16 +40,21 @@ def probe(sha256: str, root: str) -> tuple[str, ...]:
     return ("/bin/sh", "-c", PROBE, "sh", sha256, root)
 
 
-def question(wanted: Wanted) -> bytes:
-    """Return what the node is asked for this job."""
+def question(wanted: Wanted, *, visit: bool = True) -> bytes:
+    """Return what the node is asked for this job; `visit` says that a supervisor asks."""
     data = tuple(one.key for one in wanted.data)
     image = wanted.image.reference if wanted.image else ""
-    return to_json(Asked(layer=wanted.layer, data=data, image=image)).encode()
+    return to_json(Asked(layer=wanted.layer, data=data, image=image, visit=visit)).encode()
 
 
 def ship(python: str, sha256: str, root: str) -> tuple[str, ...]:
     """Return the command that puts the package, its standard input, on the node, whole or not at all."""
     return (python, "-c", _RECEIVE, sha256, root)
+
+
+def awaiting(python: str, root: str, sha256: str) -> tuple[str, ...]:
+    """Return the command that ends when the node's own bootstrap has ended."""
+    return (python, package_path(root, sha256), "await", "--root", root)
 
 
 def package_path(root: str, sha256: str) -> str:

@@ -38,6 +38,13 @@ locals {
       Action   = ["s3:PutObject"]
       Resource = ["${local.bucket}/${local.prefix}clusters/${var.name}/hosts/$${aws:userid}"]
     },
+    {
+      # What it must know and run to make itself fit; it cannot change what others read there.
+      Sid      = "Record"
+      Effect   = "Allow"
+      Action   = ["s3:GetObject"]
+      Resource = [for name in ["gpucloud-*.zip", "node.json"] : "${local.bucket}/${local.prefix}clusters/${var.name}/${name}"]
+    },
   ]
 
   # A prefix is one object, or a folder of them. Nothing is listed: the machines are told what there is.

@@ -115,6 +115,7 @@ def test_a_machine_with_an_agent_stays(machines: Machines, role: Role, tmp_path:
     mark = tmp_path / "machines" / ID / "home" / ".gpucloud" / "agent" / "agent.json"
     mark.parent.mkdir(parents=True)
     mark.write_text("{}")
+    mark.with_name("visited").touch()
     until(lambda: machines.user_data_exit(ID) == 0 and not _watchers())
     assert machines.powered_off() == frozenset()
 

@@ -124,6 +124,11 @@ def node_policy(  # noqa: PLR0913  each by its name
             _allow("Job", "s3", "AbortMultipartUpload DeleteObject GetObject PutObject", [f"{store}/{jobs}"]),
             # <role id>:<instance id>: no machine can write another one's key.
             _allow("HostKey", "s3", "PutObject", [f"{store}/{below}clusters/{cluster}/hosts/${{aws:userid}}"]),
+            # What it must know and run to make itself fit; it cannot change what others read there.
+            _allow(
+                "Record", "s3", "GetObject",
+                [f"{store}/{below}clusters/{cluster}/{name}" for name in ("gpucloud-*.zip", "node.json")],
+            ),
             *([_allow("Data", "s3", "GetObject", read)] if read else []),
             _allow("Level", "autoscaling", "SetDesiredCapacity", [group], {"StringEquals": ours}),
             _allow(

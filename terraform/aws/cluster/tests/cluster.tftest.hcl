@@ -247,6 +247,7 @@ run "the_role_reaches_its_own_job" {
       ListJob = ["arn:aws:s3:::bucket"]
       Job     = ["arn:aws:s3:::bucket/team/jobs/digits/*"]
       HostKey = ["arn:aws:s3:::bucket/team/clusters/gpucloud-digits/hosts/$${aws:userid}"]
+      Record  = ["arn:aws:s3:::bucket/team/clusters/gpucloud-digits/gpucloud-*.zip", "arn:aws:s3:::bucket/team/clusters/gpucloud-digits/node.json"]
       Level   = ["arn:aws:autoscaling:us-east-1:123456789012:autoScalingGroup:*:autoScalingGroupName/gpucloud-digits"]
       End     = ["arn:aws:autoscaling:us-east-1:123456789012:autoScalingGroup:*:autoScalingGroupName/gpucloud-digits"]
     }
@@ -261,7 +262,7 @@ run "the_role_reaches_its_own_job" {
     error_message = "and other jobs' names are not listed"
   }
   assert {
-    condition     = jsondecode(aws_iam_role_policy.node[0].policy).Statement[4].Condition.NumericLessThanEquals == { "autoscaling:MaxSize" = ["0"] }
+    condition     = jsondecode(aws_iam_role_policy.node[0].policy).Statement[5].Condition.NumericLessThanEquals == { "autoscaling:MaxSize" = ["0"] }
     error_message = "a machine cannot raise its group's limit"
   }
   assert {
@@ -324,7 +325,7 @@ run "a_boundary_and_a_key_are_honoured" {
     error_message = "the boundary"
   }
   assert {
-    condition = jsondecode(aws_iam_role_policy.node[0].policy).Statement[3] == {
+    condition = jsondecode(aws_iam_role_policy.node[0].policy).Statement[4] == {
       Sid       = "StoreKey"
       Effect    = "Allow"
       Action    = ["kms:Decrypt", "kms:GenerateDataKey"]

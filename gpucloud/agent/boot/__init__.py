@@ -1,0 +1,1 @@
+"""The node makes itself fit: by its record, with the supervisor's own steps."""
