@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Protocol, TypeVar
 from xml.etree import ElementTree
 
-from gpucloud.domain.gpus import Gpu
+from gpucloud.domain.hardware.gpus import Gpu
 
 _STAND_IN = "GPUCLOUD_STAND_IN_GPUS"
 _TIMEOUT_S = 30.0  # a driver that hangs must not hang whoever asks

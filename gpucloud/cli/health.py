@@ -9,7 +9,7 @@ from gpucloud.domain import codec
 from gpucloud.domain.gate.check import Checked
 from gpucloud.domain.gate.figures import figures
 from gpucloud.domain.gate.findings import Severity, failures
-from gpucloud.domain.gpus import Gpu
+from gpucloud.domain.hardware.gpus import Gpu
 
 
 def is_fit(checked: Checked) -> bool:

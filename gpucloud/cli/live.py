@@ -13,10 +13,10 @@ from rich.text import Text
 
 from gpucloud.cli.progress import Snapshot, snapshot
 from gpucloud.cli.use import headline, use_rows
-from gpucloud.domain.action import Action
 from gpucloud.domain.ledger import Spend
 from gpucloud.domain.quantities import format_span, format_usd
-from gpucloud.domain.seen import Seen
+from gpucloud.domain.supervision.action import Action
+from gpucloud.domain.supervision.seen import Seen
 from gpucloud.usecases.report import JobReport
 
 

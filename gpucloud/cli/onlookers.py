@@ -12,9 +12,9 @@ from gpucloud.cli.render import tell
 from gpucloud.domain.quantities import format_span, format_usd
 
 if TYPE_CHECKING:
-    from gpucloud.domain.action import Action
     from gpucloud.domain.ledger import Spend
-    from gpucloud.domain.seen import Seen
+    from gpucloud.domain.supervision.action import Action
+    from gpucloud.domain.supervision.seen import Seen
     from gpucloud.usecases.report import JobReport
 
 _PLAIN_EVERY_S = 5.0

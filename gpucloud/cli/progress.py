@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from gpucloud.cli.use import brief
-from gpucloud.domain.action import Action, Wait
 from gpucloud.domain.ledger import Spend
-from gpucloud.domain.membership import NOBODY_ANSWERS, progress_of
 from gpucloud.domain.node import NodeState
-from gpucloud.domain.seen import NodeSeen, Readiness, Seen
+from gpucloud.domain.supervision.action import Action, Wait
+from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, progress_of
+from gpucloud.domain.supervision.seen import NodeSeen, Readiness, Seen
 from gpucloud.usecases.forecast import time_left
 
 

@@ -11,11 +11,11 @@ from gpucloud.cli.interrupts import Detach, Interrupts, Leave, obeyed
 from gpucloud.cli.onlookers import Onlooker, onlooker
 from gpucloud.cli.render import plan_json, plan_text, report_json, report_text, say, say_json, tell
 from gpucloud.cli.target import Target, known_job, read_target
-from gpucloud.domain import books
 from gpucloud.domain.errors import CleanupIncomplete, GpucloudError, LeaseHeld, UsageError
 from gpucloud.domain.job import AwsChoices, Cloud, Job
-from gpucloud.domain.seen import Goal, Until
 from gpucloud.domain.state import ExitReason, JobState
+from gpucloud.domain.supervision import books
+from gpucloud.domain.supervision.seen import Goal, Until
 from gpucloud.usecases.jobs import Asker
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.lease import take

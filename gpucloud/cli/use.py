@@ -9,9 +9,9 @@ from typing import Any
 
 from gpucloud.domain import codec
 from gpucloud.domain.agentstatus import Progress
-from gpucloud.domain.gpus import GpuSample
+from gpucloud.domain.hardware.gpus import GpuSample
+from gpucloud.domain.hardware.host import HostSample
 from gpucloud.domain.history import GpuSpan, Span
-from gpucloud.domain.host import HostSample
 from gpucloud.domain.quantities import format_span, format_usd
 from gpucloud.usecases.history import NodeHistory
 from gpucloud.usecases.report import JobReport

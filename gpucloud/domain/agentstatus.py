@@ -20,8 +20,8 @@ from enum import Enum
 
 from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.container import ContainerRun
-from gpucloud.domain.gpus import GpuSample
-from gpucloud.domain.host import HostSample
+from gpucloud.domain.hardware.gpus import GpuSample
+from gpucloud.domain.hardware.host import HostSample
 from gpucloud.domain.node import Notice
 
 

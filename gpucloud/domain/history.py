@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpucloud.domain.gpus import GpuSample
-from gpucloud.domain.host import HostSample
+from gpucloud.domain.hardware.gpus import GpuSample
+from gpucloud.domain.hardware.host import HostSample
 
 SPAN_S = 10
 """Length of a span, in seconds; the last of an attempt may be shorter."""

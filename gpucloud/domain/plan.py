@@ -11,7 +11,7 @@ from gpucloud.domain.account import Headroom
 from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, PlanRefused
 from gpucloud.domain.job import Access, Cloud, Job
 from gpucloud.domain.offer import Offer, rank
-from gpucloud.domain.prepaid import Wall, least_budget_usd
+from gpucloud.domain.supervision.prepaid import Wall, least_budget_usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gpucloud.domain.drivers import is_older, least_driver
+from gpucloud.domain.hardware.drivers import is_older, least_driver
 
 TORCH = "torch>=2.6,<2.14"
 """What is installed for a torchrun job that names no torch itself: the range that this package is tested with."""

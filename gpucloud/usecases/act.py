@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from gpucloud.domain import books
-from gpucloud.domain.action import (
+from gpucloud.domain.bootstrap.record import attempt_lock
+from gpucloud.domain.errors import CleanupIncomplete, HostUnreachable, NodeError, ProvisionError, StoreError
+from gpucloud.domain.job import Market
+from gpucloud.domain.launch import workers_per_node
+from gpucloud.domain.node import Fault, Refusal
+from gpucloud.domain.state import ExitReason
+from gpucloud.domain.supervision import books
+from gpucloud.domain.supervision.action import (
     Action,
     Arm,
     CloseAttempt,
@@ -28,14 +34,8 @@ from gpucloud.domain.action import (
     Tell,
     Wait,
 )
-from gpucloud.domain.bootstrap.record import attempt_lock
-from gpucloud.domain.errors import CleanupIncomplete, HostUnreachable, NodeError, ProvisionError, StoreError
-from gpucloud.domain.job import Market
-from gpucloud.domain.launch import workers_per_node
-from gpucloud.domain.membership import all_silent, quarantined, somebody_answers
-from gpucloud.domain.node import Fault, Refusal
-from gpucloud.domain.seen import Seen
-from gpucloud.domain.state import ExitReason
+from gpucloud.domain.supervision.membership import all_silent, quarantined, somebody_answers
+from gpucloud.domain.supervision.seen import Seen
 from gpucloud.ports import ClusterSpec
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.failure import last_words

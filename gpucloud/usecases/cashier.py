@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from gpucloud.domain.ledger import ZERO, Charge, Spend, Terms, meter, total, usd_for
-from gpucloud.domain.prepaid import Wall, paid_until
 from gpucloud.domain.state import JobState, NodeLife
+from gpucloud.domain.supervision.prepaid import Wall, paid_until
 from gpucloud.ports import MarketData
 from gpucloud.usecases.jobstore import JobStore
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from gpucloud.domain.agentstatus import Outcome
 from gpucloud.domain.launch import attempt_folder
-from gpucloud.domain.membership import members_of, part_of
-from gpucloud.domain.seen import NodeSeen, Seen
 from gpucloud.domain.state import Attempt
+from gpucloud.domain.supervision.membership import members_of, part_of
+from gpucloud.domain.supervision.seen import NodeSeen, Seen
 from gpucloud.ports import Host, Shell
 from gpucloud.usecases.jobstore import JobStore
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from gpucloud.domain.membership import progress_of
-from gpucloud.domain.seen import Seen
+from gpucloud.domain.supervision.membership import progress_of
+from gpucloud.domain.supervision.seen import Seen
 
 
 def time_left(seen: Seen) -> timedelta | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from gpucloud.domain.action import Inspect
 from gpucloud.domain.bootstrap.gate_step import gate_command
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.errors import GpucloudError, NodeError
 from gpucloud.domain.gate.findings import why
 from gpucloud.domain.gate.gang import GangOrder, GangSeen, blame
 from gpucloud.domain.gate.wanted import GateOrder, GateWanted
-from gpucloud.domain.seen import Inspection, Seen
+from gpucloud.domain.supervision.action import Inspect
+from gpucloud.domain.supervision.seen import Inspection, Seen
 from gpucloud.usecases.gate import gate_wanted, parse_checked
 from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.world import World

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpucloud.domain.agentstatus import Outcome, Status
-from gpucloud.domain.capacity import is_cooling
 from gpucloud.domain.errors import NodeError
 from gpucloud.domain.launch import workers_per_node
 from gpucloud.domain.ledger import with_beside
-from gpucloud.domain.membership import is_over, members_of, part_of, progress_of
 from gpucloud.domain.node import GroupView, Node, NodeState
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.plan import affordable, fitting
-from gpucloud.domain.seen import Goal, NodeSeen, Readiness, Seen
 from gpucloud.domain.state import Attempt, CheckpointRef, ExitReason, JobState
+from gpucloud.domain.supervision.capacity import is_cooling
+from gpucloud.domain.supervision.membership import is_over, members_of, part_of, progress_of
+from gpucloud.domain.supervision.seen import Goal, NodeSeen, Readiness, Seen
 from gpucloud.store.commits import newest_commit
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.gate import gate_wanted

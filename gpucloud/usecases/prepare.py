@@ -13,8 +13,8 @@ from gpucloud.domain.bootstrap.wanted import Wanted, with_driver
 from gpucloud.domain.errors import GateRefused, GpucloudError, NodeError, StoreError
 from gpucloud.domain.launch import AttemptStart, Place, attempt_secret, launches
 from gpucloud.domain.node import GroupView, Node
-from gpucloud.domain.seen import Readiness
 from gpucloud.domain.state import Attempt, JobState
+from gpucloud.domain.supervision.seen import Readiness
 from gpucloud.usecases.bootstrap import Bootstrapped, bootstrap
 from gpucloud.usecases.datasets import JobData
 from gpucloud.usecases.gate import of_node

@@ -6,14 +6,14 @@ import hashlib
 import re
 from dataclasses import dataclass, replace
 
-from gpucloud.domain import books
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Job
 from gpucloud.domain.ledger import ZERO, Terms, total, with_beside
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.plan import Plan, fitting, make_plan, quota_too_small
-from gpucloud.domain.prepaid import Wall
 from gpucloud.domain.state import ExitReason, JobState
+from gpucloud.domain.supervision import books
+from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.ports import Account, Clock, MarketData
 from gpucloud.store import Conflict, ObjectStore
 from gpucloud.usecases.cashier import Cashier

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from gpucloud.domain.action import (
+from gpucloud.domain.job import Market
+from gpucloud.domain.quantities import format_usd
+from gpucloud.domain.state import ExitReason, Interruption, InterruptionKind
+from gpucloud.domain.supervision.action import (
     Action,
     Arm,
     CloseAttempt,
@@ -25,10 +28,7 @@ from gpucloud.domain.action import (
     Tell,
     Wait,
 )
-from gpucloud.domain.job import Market
-from gpucloud.domain.quantities import format_usd
-from gpucloud.domain.seen import Seen
-from gpucloud.domain.state import ExitReason, Interruption, InterruptionKind
+from gpucloud.domain.supervision.seen import Seen
 
 
 def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911, PLR0912  (one flat match)

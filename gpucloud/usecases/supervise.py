@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from gpucloud.domain import books
-from gpucloud.domain.action import Action, Done, Wait
 from gpucloud.domain.errors import GpucloudError
-from gpucloud.domain.reconcile import decide
-from gpucloud.domain.seen import Goal
 from gpucloud.domain.state import ExitReason, JobState
+from gpucloud.domain.supervision import books
+from gpucloud.domain.supervision.action import Action, Done, Wait
+from gpucloud.domain.supervision.reconcile import decide
+from gpucloud.domain.supervision.seen import Goal
 from gpucloud.usecases.act import Actor
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.datasets import JobData

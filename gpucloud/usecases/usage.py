@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from gpucloud.domain.agentstatus import Progress, Status
-from gpucloud.domain.membership import members_of, part_of, progress_of
-from gpucloud.domain.seen import NodeSeen, Seen
 from gpucloud.domain.state import Attempt
+from gpucloud.domain.supervision.membership import members_of, part_of, progress_of
+from gpucloud.domain.supervision.seen import NodeSeen, Seen
 from gpucloud.domain.use import LOOK, DeviceUse, GpuUse, warning
 
 _LONGEST_GAP_S = 5.0  # between two samples; a longer one was not seen, and counts as this much

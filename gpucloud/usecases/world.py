@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from gpucloud.domain.action import Action
 from gpucloud.domain.job import Job
 from gpucloud.domain.ledger import Spend, Terms
-from gpucloud.domain.seen import Rules, Seen
+from gpucloud.domain.supervision.action import Action
+from gpucloud.domain.supervision.seen import Rules, Seen
 from gpucloud.ports import Clock, DataSets, MarketData, NodeGroup, Outputs, Provisioner, Shell
 from gpucloud.store import ObjectStore
 from gpucloud.usecases.bootstrap import Package

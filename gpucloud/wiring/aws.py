@@ -14,8 +14,8 @@ from gpucloud.adapters.home import Home
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import AwsChoices, Job, Resources
 from gpucloud.domain.ledger import Terms
-from gpucloud.domain.prepaid import Wall
-from gpucloud.domain.seen import Limits, Rules
+from gpucloud.domain.supervision.prepaid import Wall
+from gpucloud.domain.supervision.seen import Limits, Rules
 from gpucloud.wiring.cloud import Manners
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from gpucloud.domain.job import SshChoices
 from gpucloud.domain.ledger import Terms
-from gpucloud.domain.seen import Rules
+from gpucloud.domain.supervision.seen import Rules
 from gpucloud.ports import Account, MarketData, NodeGroup, Provisioner
 from gpucloud.store import ObjectStore
 

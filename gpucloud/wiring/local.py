@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from gpucloud.adapters.home import Home
 from gpucloud.domain.ledger import Terms
-from gpucloud.domain.prepaid import Wall
-from gpucloud.domain.seen import Limits, Rules
+from gpucloud.domain.supervision.prepaid import Wall
+from gpucloud.domain.supervision.seen import Limits, Rules
 from gpucloud.wiring.cloud import Manners
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from gpucloud.adapters.local.devices import Devices
 from gpucloud.adapters.local.market import LocalMarket
 from gpucloud.adapters.outputs import OutputsFolder
 from gpucloud.adapters.package import package_zip
-from gpucloud.domain.action import Inspect
 from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.gate.check import Checked
 from gpucloud.domain.gate.findings import fail
@@ -25,9 +24,10 @@ from gpucloud.domain.gate.gang import GangOrder, GangSeen, PairSeen
 from gpucloud.domain.gate.report import Report
 from gpucloud.domain.job import GatePolicy, Job, Resources
 from gpucloud.domain.ledger import Terms
-from gpucloud.domain.prepaid import Wall
-from gpucloud.domain.seen import Goal, Rules
 from gpucloud.domain.state import ExitReason
+from gpucloud.domain.supervision.action import Inspect
+from gpucloud.domain.supervision.prepaid import Wall
+from gpucloud.domain.supervision.seen import Goal, Rules
 from gpucloud.ports import Completed
 from gpucloud.store import open_store
 from gpucloud.usecases.bootstrap import Bootstrapped, Package

@@ -24,8 +24,8 @@ from gpucloud.agent.metrics.machine import Machine
 from gpucloud.agent.metrics.sampler import Sampler
 from gpucloud.domain.agentstatus import Outcome
 from gpucloud.domain.codec import from_json
+from gpucloud.domain.hardware.host import HostSample
 from gpucloud.domain.history import Span
-from gpucloud.domain.host import HostSample
 from tests.standins.agent_node import AgentNode, wait_until
 from tests.standins.nvidia_smi import NvidiaSmi
 

@@ -13,8 +13,8 @@ from gpucloud.adapters.local.market import LocalMarket
 from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, PlanRefused
 from gpucloud.domain.job import Access, AwsChoices, Cloud, Job, Market, MarketPolicy, Resources
 from gpucloud.domain.ledger import Terms
-from gpucloud.domain.prepaid import Wall
 from gpucloud.domain.state import ExitReason, JobStatus
+from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.start import Starter, adopt

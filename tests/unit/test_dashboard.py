@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpucloud.agent.metrics.exposition import Figures, exposition
 from gpucloud.domain.agentstatus import AttemptStatus, Progress, RunState
-from gpucloud.domain.gpus import GpuSample
-from gpucloud.domain.host import HostSample
+from gpucloud.domain.hardware.gpus import GpuSample
+from gpucloud.domain.hardware.host import HostSample
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
 DASHBOARD = json.loads((Path(__file__).parents[2] / "templates" / "dashboards" / "grafana-gpucloud.json").read_text())

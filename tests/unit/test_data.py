@@ -13,9 +13,9 @@ from gpucloud.domain.bootstrap.facts import Facts
 from gpucloud.domain.bootstrap.steps import STEPS
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.data import DataFile, data_set, difference, gigabytes, pack, place_of, unpack, variables, wanted
-from gpucloud.domain.disks import Disk, Speed, choose
 from gpucloud.domain.egress import remark, transfer_usd
 from gpucloud.domain.errors import UsageError
+from gpucloud.domain.hardware.disks import Disk, Speed, choose
 from gpucloud.domain.job import Cloud
 
 A = DataFile(path="a", size=10, etag="1" * 32, key="p/a")

@@ -9,9 +9,9 @@ import pytest
 from gpucloud.agent.gate.kernel_log import found, xids
 from gpucloud.agent.gate.links import pairs, ports
 from gpucloud.agent.gate.look import on_the_bus
-from gpucloud.domain.drivers import is_older, least_driver
 from gpucloud.domain.gate.models import spec_of
-from gpucloud.domain.xids import XidClass, find_xid, same_device, xid_class
+from gpucloud.domain.hardware.drivers import is_older, least_driver
+from gpucloud.domain.hardware.xids import XidClass, find_xid, same_device, xid_class
 
 TOPOLOGY = (Path(__file__).parent.parent / "data" / "nvidia_smi" / "h200x4.topo.txt").read_text()
 

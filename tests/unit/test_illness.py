@@ -7,9 +7,9 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from gpucloud.domain.gpus import GpuSample
-from gpucloud.domain.illness import Signs, illness
-from gpucloud.domain.xids import Xid, find_xid
+from gpucloud.domain.hardware.gpus import GpuSample
+from gpucloud.domain.hardware.illness import Signs, illness
+from gpucloud.domain.hardware.xids import Xid, find_xid
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
 FELL_OFF = "NVRM: Xid (PCI:0000:05:00): 79, pid=4711, name=python3, GPU has fallen off the bus."

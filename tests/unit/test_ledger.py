@@ -14,8 +14,8 @@ from gpucloud.domain.job import Market
 from gpucloud.domain.ledger import Spend, meter, total, usd_for
 from gpucloud.domain.node import EndCause
 from gpucloud.domain.offer import PricePoint
-from gpucloud.domain.prepaid import Wall, least_budget_usd, paid_until
 from gpucloud.domain.state import ExitReason, NodeLife
+from gpucloud.domain.supervision.prepaid import Wall, least_budget_usd, paid_until
 from tests.unit.worlds import NOW, POOL, opened
 
 PRICES = (PricePoint(since=NOW - timedelta(days=1), usd_per_hour=Decimal("0.36")),)

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from gpucloud.domain.bootstrap.facts import Facts, Layer
 from gpucloud.domain.bootstrap.record import attempt_lock, lock_record
 from gpucloud.domain.bootstrap.wanted import Wanted
-from gpucloud.domain.gpus import Gpu
+from gpucloud.domain.hardware.gpus import Gpu
 from gpucloud.usecases.prepare import ready_line
 
 FACTS = Facts(

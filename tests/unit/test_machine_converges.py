@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpucloud.agent.machine.making import made_on
-from gpucloud.domain.gpus import Gpu
+from gpucloud.domain.hardware.gpus import Gpu
 from gpucloud.domain.machine import MachineWanted
 from gpucloud.domain.machine.decisions import MachineStep, Run
 from gpucloud.domain.machine.facts import AptAnswer, MachineFacts, Package, PciDevice

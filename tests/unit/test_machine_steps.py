@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpucloud.domain.gpus import Gpu
+from gpucloud.domain.hardware.gpus import Gpu
 from gpucloud.domain.machine import MachineWanted
 from gpucloud.domain.machine.deciding import next_step
 from gpucloud.domain.machine.decisions import Ask, MachineStep, Ready, Reboot, Stuck

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.domain.drivers import is_older, least_driver
+from gpucloud.domain.hardware.drivers import is_older, least_driver
 from gpucloud.domain.job import Cloud, Job, MachineChoices, Mirrors, Resources
 from gpucloud.domain.machine import MachineWanted, digest
 from gpucloud.domain.machine.versions import upstream

@@ -8,8 +8,18 @@ from datetime import timedelta
 
 import pytest
 
-from gpucloud.domain import books
-from gpucloud.domain.action import (
+from gpucloud.domain.agentstatus import Outcome, Stop
+from gpucloud.domain.job import IdlePolicy
+from gpucloud.domain.node import EndCause, Fault, NodeState
+from gpucloud.domain.state import (
+    ExitReason,
+    Interruption,
+    InterruptionKind,
+    JobStatus,
+    Quarantine,
+)
+from gpucloud.domain.supervision import books
+from gpucloud.domain.supervision.action import (
     Arm,
     CloseAttempt,
     CoolDown,
@@ -31,19 +41,9 @@ from gpucloud.domain.action import (
     Tell,
     Wait,
 )
-from gpucloud.domain.agentstatus import Outcome, Stop
-from gpucloud.domain.between import fruitless
-from gpucloud.domain.job import IdlePolicy
-from gpucloud.domain.node import EndCause, Fault, NodeState
-from gpucloud.domain.reconcile import decide
-from gpucloud.domain.seen import Goal, Inspection, Readiness, Rules, Until
-from gpucloud.domain.state import (
-    ExitReason,
-    Interruption,
-    InterruptionKind,
-    JobStatus,
-    Quarantine,
-)
+from gpucloud.domain.supervision.between import fruitless
+from gpucloud.domain.supervision.reconcile import decide
+from gpucloud.domain.supervision.seen import Goal, Inspection, Readiness, Rules, Until
 from gpucloud.domain.use import DeviceUse, GpuUse
 from tests.unit.worlds import (
     LATER,

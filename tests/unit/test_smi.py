@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.domain.gpus import model_of
+from gpucloud.domain.hardware.gpus import model_of
 from gpucloud.smi import parse, visible
 
 RECORDED = (Path(__file__).parent.parent / "data" / "nvidia_smi" / "h200x4.xml").read_text()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.drivers import is_older, least_driver
+from gpucloud.domain.hardware.drivers import is_older, least_driver
 from gpucloud.domain.torchwheels import names_torch, torch_index, torch_url, why_no_gpu
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpucloud.domain.agentstatus import Status
-from gpucloud.domain.gpus import GpuSample
-from gpucloud.domain.host import HostSample
+from gpucloud.domain.hardware.gpus import GpuSample
+from gpucloud.domain.hardware.host import HostSample
 from gpucloud.domain.job import IdlePolicy
 from gpucloud.domain.use import DeviceUse, GpuUse, likely_cause, warning, wasted
 from gpucloud.usecases.usage import UsageMeter

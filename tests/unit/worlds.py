@@ -9,8 +9,8 @@ from gpucloud.domain.agentstatus import AttemptStatus, Outcome, Progress, RunSta
 from gpucloud.domain.job import Market
 from gpucloud.domain.node import EndCause, Fault, GroupView, Node, NodeState, Notice, Refusal
 from gpucloud.domain.offer import Offer, Pool
-from gpucloud.domain.seen import NodeSeen, Readiness, Seen
 from gpucloud.domain.state import Attempt, Cooldown, JobState, Member
+from gpucloud.domain.supervision.seen import NodeSeen, Readiness, Seen
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
 POOL = Pool(instance_type="local.p2.xlarge", zone="us-east-2a", market=Market.SPOT)

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpucloud.domain.disks import Disk, Speed
+from gpucloud.domain.hardware.disks import Disk, Speed
 
 FOLDER = "gpucloud-data"
 # Where images and sites mount a fast disk for work: AWS's Deep Learning AMI, DGX OS, and what people call it.

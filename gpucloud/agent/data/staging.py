@@ -18,8 +18,8 @@ from gpucloud.agent.data.disks import disks
 from gpucloud.agent.data.fetching import Fetched, fetch
 from gpucloud.agent.wholefile import read_text, write_whole
 from gpucloud.domain.data import DataFile, DataSet, gigabytes, place_of
-from gpucloud.domain.disks import Disk, choose
 from gpucloud.domain.errors import NodeError
+from gpucloud.domain.hardware.disks import Disk, choose
 
 MARK = ".gpucloud-data.json"
 """In a set's folder, written last: with it the set is whole."""

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 
 from gpucloud.domain.gate.report import XidSeen
-from gpucloud.domain.xids import find_xid
+from gpucloud.domain.hardware.xids import find_xid
 
 _LONGEST = 300
 _RECORD = 8192  # the kernel hands out one record a read, and none is longer (printk's LOG_LINE_MAX and prefix)

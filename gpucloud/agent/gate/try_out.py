@@ -9,7 +9,7 @@ from gpucloud.agent.gate.workers import Heard, free_port, work
 from gpucloud.domain.gate.probing import MACHINE, ProbeOrder
 from gpucloud.domain.gate.report import CollectiveProbe, DeviceProbe, Report, TorchSeen, UnderLoad
 from gpucloud.domain.gate.wanted import GateOrder
-from gpucloud.domain.gpus import Gpu
+from gpucloud.domain.hardware.gpus import Gpu
 
 _LIMIT_S = 240.0  # a cold disk needs a minute to import torch on eight ranks at once
 _MEGABYTES = 256

@@ -14,7 +14,7 @@ from gpucloud.agent.layer.installed import freeze, installed_version, torch_cuda
 from gpucloud.agent.layer.places import Places, platform_name
 from gpucloud.agent.wholefile import read_text
 from gpucloud.domain.bootstrap.facts import Layer
-from gpucloud.domain.gpus import Gpu
+from gpucloud.domain.hardware.gpus import Gpu
 from gpucloud.domain.layer import LayerWanted, is_needed, layer_key
 from gpucloud.domain.torchwheels import torch_index
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpucloud.domain.agentstatus import AttemptStatus, RunState
-from gpucloud.domain.gpus import GpuSample
-from gpucloud.domain.host import HostSample
+from gpucloud.domain.hardware.gpus import GpuSample
+from gpucloud.domain.hardware.host import HostSample
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _MIB = 1 << 20

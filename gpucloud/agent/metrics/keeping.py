@@ -7,9 +7,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from gpucloud.domain.codec import to_json
-from gpucloud.domain.gpus import GpuSample
+from gpucloud.domain.hardware.gpus import GpuSample
+from gpucloud.domain.hardware.host import HostSample
 from gpucloud.domain.history import SPAN_S, span_of
-from gpucloud.domain.host import HostSample
 
 
 class Keeper:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from gpucloud.domain.xids import Xid, find_xid
+from gpucloud.domain.hardware.xids import Xid, find_xid
 
 _KMSG = Path("/dev/kmsg")
 

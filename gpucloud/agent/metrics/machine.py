@@ -6,7 +6,7 @@ import os
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpucloud.domain.host import HostSample
+from gpucloud.domain.hardware.host import HostSample
 
 _MIB = 1 << 20
 

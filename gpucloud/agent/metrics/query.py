@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 
-from gpucloud.domain.gpus import GpuSample
+from gpucloud.domain.hardware.gpus import GpuSample
 
 FIELDS = (
     "index",

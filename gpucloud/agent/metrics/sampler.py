@@ -11,7 +11,7 @@ import time
 from datetime import datetime, timezone
 
 from gpucloud.agent.metrics.query import FIELDS, OLD_FIELDS, command, row
-from gpucloud.domain.gpus import GpuSample
+from gpucloud.domain.hardware.gpus import GpuSample
 
 _EVERY_MS = 1000
 _ROUND_ENDS_S = 0.2  # the rows of a round are written at once; then there is nothing for the rest of the second

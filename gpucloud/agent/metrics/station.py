@@ -19,10 +19,10 @@ from gpucloud.agent.metrics.machine import Machine
 from gpucloud.agent.metrics.sampler import Sampler
 from gpucloud.agent.wholefile import write_whole
 from gpucloud.domain.agentstatus import AttemptStatus, RunState
-from gpucloud.domain.gpus import GpuSample
-from gpucloud.domain.host import HostSample
-from gpucloud.domain.illness import Signs, absent, illness
-from gpucloud.domain.xids import Xid, pci_address
+from gpucloud.domain.hardware.gpus import GpuSample
+from gpucloud.domain.hardware.host import HostSample
+from gpucloud.domain.hardware.illness import Signs, absent, illness
+from gpucloud.domain.hardware.xids import Xid, pci_address
 from gpucloud.smi import visible
 
 PORT_VARIABLE = "GPUCLOUD_METRICS_PORT"

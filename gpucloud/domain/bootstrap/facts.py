@@ -8,7 +8,7 @@ from datetime import datetime
 from gpucloud.domain.codec import Malformed, from_json
 from gpucloud.domain.container import ImageFact
 from gpucloud.domain.gate import GateFact
-from gpucloud.domain.gpus import Gpu
+from gpucloud.domain.hardware.gpus import Gpu
 from gpucloud.domain.layer import LayerWanted
 from gpucloud.domain.machine import MachineFact
 

@@ -8,7 +8,7 @@ from gpucloud.domain.gate.findings import Finding, fail, warn
 from gpucloud.domain.gate.models import Spec, spec_of
 from gpucloud.domain.gate.report import Report
 from gpucloud.domain.gate.wanted import GateWanted
-from gpucloud.domain.gpus import Gpu
+from gpucloud.domain.hardware.gpus import Gpu
 
 # The hardware's own: heat, or the power supply's brake. `sw_power_cap` is normal under load (NVML, event reasons).
 _HARDWARE_SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")

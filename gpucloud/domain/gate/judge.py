@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gpucloud.domain.drivers import is_older, least_driver
 from gpucloud.domain.gate.devices import device_findings
 from gpucloud.domain.gate.findings import Finding, fail, warn
 from gpucloud.domain.gate.report import Report, TorchSeen
 from gpucloud.domain.gate.wanted import GateWanted
 from gpucloud.domain.gate.work import work_findings
-from gpucloud.domain.gpus import model_of
-from gpucloud.domain.xids import XidClass, same_device, xid_class, xid_means
+from gpucloud.domain.hardware.drivers import is_older, least_driver
+from gpucloud.domain.hardware.gpus import model_of
+from gpucloud.domain.hardware.xids import XidClass, same_device, xid_class, xid_means
 
 _LEAST_FREE = 5 << 30
 _LEAST_WRITE_MBPS = 50.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpucloud.domain.gpus import model_of
+from gpucloud.domain.hardware.gpus import model_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from gpucloud.domain.gate.findings import Finding, fail, warn
 from gpucloud.domain.gate.models import Spec, spec_of
 from gpucloud.domain.gate.report import DeviceProbe, Report, UnderLoad
 from gpucloud.domain.gate.wanted import GateWanted
-from gpucloud.domain.gpus import Gpu
+from gpucloud.domain.hardware.gpus import Gpu
 
 _COPY = 0.35  # of the link's one direction; 0.85 is what H200s reach, a link at half its generation 0.43
 _MEMORY = 0.5  # of the data sheet's; 0.85 to 0.92 is usual

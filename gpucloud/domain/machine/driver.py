@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpucloud.domain.drivers import branch_of, is_older
+from gpucloud.domain.hardware.drivers import branch_of, is_older
 from gpucloud.domain.machine import MachineWanted, ways
 from gpucloud.domain.machine.apt import before_apt, install, unasked
 from gpucloud.domain.machine.decisions import Ask, Decision, MachineStep, Reboot, Run, Stuck

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpucloud.domain.drivers import branch_of
+from gpucloud.domain.hardware.drivers import branch_of
 from gpucloud.domain.machine import MachineWanted
 from gpucloud.domain.machine.apt import before_apt, install, unasked
 from gpucloud.domain.machine.decisions import Decision, Download, MachineStep, Reboot, Run, Stuck

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gpucloud.domain.gpus import Gpu
+from gpucloud.domain.hardware.gpus import Gpu
 
 NVIDIA = 0x10DE
 AMAZON = 0x1D0F

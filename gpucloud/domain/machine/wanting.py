@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpucloud.domain.drivers import least_driver
+from gpucloud.domain.hardware.drivers import least_driver
 from gpucloud.domain.job import Cloud, ContainerRuntime, DriverPolicy, Job
 from gpucloud.domain.machine import MachineWanted
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpucloud.domain.action import (
+from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind
+from gpucloud.domain.supervision.action import (
     Action,
     Arm,
     Done,
@@ -17,12 +18,11 @@ from gpucloud.domain.action import (
     Resize,
     Wait,
 )
-from gpucloud.domain.capacity import is_cooling, other_pool, refused_lately
-from gpucloud.domain.membership import NOBODY_ANSWERS, all_silent, is_gone, is_usable, somebody_answers
-from gpucloud.domain.quarantine import give_up_pool, note_bad, stop_buying, to_replace
-from gpucloud.domain.seen import Goal, Limits, NodeSeen, Readiness, Rules, Seen, Until
-from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind
-from gpucloud.domain.upkeep import can_renew, make_room, prepare, renew, tell
+from gpucloud.domain.supervision.capacity import is_cooling, other_pool, refused_lately
+from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_gone, is_usable, somebody_answers
+from gpucloud.domain.supervision.quarantine import give_up_pool, note_bad, stop_buying, to_replace
+from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Readiness, Rules, Seen, Until
+from gpucloud.domain.supervision.upkeep import can_renew, make_room, prepare, renew, tell
 
 _WORTH = timedelta(seconds=30)
 

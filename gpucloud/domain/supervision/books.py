@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from gpucloud.domain.action import (
+from gpucloud.domain.node import Node, NodeState
+from gpucloud.domain.state import Attempt, ExitReason, Interruption, JobState, JobStatus, Member, NodeLife, Quarantine
+from gpucloud.domain.supervision.action import (
     CloseAttempt,
     CoolDown,
     EndAttempt,
@@ -15,12 +17,10 @@ from gpucloud.domain.action import (
     OpenAttempt,
     QuarantineNodes,
 )
-from gpucloud.domain.capacity import cooled
-from gpucloud.domain.membership import progress_of
-from gpucloud.domain.node import Node, NodeState
-from gpucloud.domain.quarantine import QUARANTINED
-from gpucloud.domain.seen import Seen
-from gpucloud.domain.state import Attempt, ExitReason, Interruption, JobState, JobStatus, Member, NodeLife, Quarantine
+from gpucloud.domain.supervision.capacity import cooled
+from gpucloud.domain.supervision.membership import progress_of
+from gpucloud.domain.supervision.quarantine import QUARANTINED
+from gpucloud.domain.supervision.seen import Seen
 
 
 def record(seen: Seen) -> JobState:

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 from gpucloud.domain.agentstatus import AttemptStatus, Progress, RunState
 from gpucloud.domain.node import NodeState
-from gpucloud.domain.seen import Limits, NodeSeen, Seen
 from gpucloud.domain.state import Attempt, JobState
+from gpucloud.domain.supervision.seen import Limits, NodeSeen, Seen
 
 NOBODY_ANSWERS = "no machine answers"
 

@@ -6,15 +6,15 @@ doing it: the next tick, here or elsewhere, sees the world as it is then and dec
 
 from __future__ import annotations
 
-from gpucloud.domain.action import (
+from gpucloud.domain.state import ExitReason
+from gpucloud.domain.supervision.action import (
     Action,
     Done,
     TearDown,
 )
-from gpucloud.domain.between import between
-from gpucloud.domain.during import during
-from gpucloud.domain.seen import Goal, Rules, Seen
-from gpucloud.domain.state import ExitReason
+from gpucloud.domain.supervision.between import between
+from gpucloud.domain.supervision.during import during
+from gpucloud.domain.supervision.seen import Goal, Rules, Seen
 
 
 def decide(goal: Goal, seen: Seen, rules: Rules) -> Action:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from gpucloud.domain.action import (
+from gpucloud.domain.agentstatus import Outcome, Stop
+from gpucloud.domain.node import EndCause
+from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind
+from gpucloud.domain.supervision.action import (
     Action,
     CloseAttempt,
     Drill,
@@ -13,8 +16,7 @@ from gpucloud.domain.action import (
     Replace,
     Wait,
 )
-from gpucloud.domain.agentstatus import Outcome, Stop
-from gpucloud.domain.membership import (
+from gpucloud.domain.supervision.membership import (
     NOBODY_ANSWERS,
     all_silent,
     is_gone,
@@ -25,11 +27,9 @@ from gpucloud.domain.membership import (
     quarantined,
     somebody_answers,
 )
-from gpucloud.domain.node import EndCause
-from gpucloud.domain.quarantine import in_a_row, note_bad, to_replace
-from gpucloud.domain.seen import Goal, Limits, NodeSeen, Rules, Seen
-from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind
-from gpucloud.domain.upkeep import can_renew, make_room, prepare, renew, tell
+from gpucloud.domain.supervision.quarantine import in_a_row, note_bad, to_replace
+from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Rules, Seen
+from gpucloud.domain.supervision.upkeep import can_renew, make_room, prepare, renew, tell
 from gpucloud.domain.use import wasted
 
 

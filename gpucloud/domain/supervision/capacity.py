@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from gpucloud.domain.action import Action, CoolDown, Finish, Move, Resize, Wait
 from gpucloud.domain.node import Fault, Refusal
 from gpucloud.domain.offer import Pool
-from gpucloud.domain.quarantine import QUARANTINED
-from gpucloud.domain.seen import Goal, Limits, Seen
 from gpucloud.domain.state import Cooldown, ExitReason, JobState
+from gpucloud.domain.supervision.action import Action, CoolDown, Finish, Move, Resize, Wait
+from gpucloud.domain.supervision.quarantine import QUARANTINED
+from gpucloud.domain.supervision.seen import Goal, Limits, Seen
 
 _ELSEWHERE = (Fault.CAPACITY, Fault.QUOTA)  # another pool may help
 _LATER = (Fault.THROTTLING, Fault.TRANSIENT)  # the same call may help

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpucloud.domain.action import (
+from gpucloud.domain.node import NodeState
+from gpucloud.domain.state import InterruptionKind
+from gpucloud.domain.supervision.action import (
     Action,
     Arm,
     Detach,
@@ -12,11 +14,9 @@ from gpucloud.domain.action import (
     Replace,
     Tell,
 )
-from gpucloud.domain.membership import all_silent, is_gone, is_usable
-from gpucloud.domain.node import NodeState
-from gpucloud.domain.prepaid import Wall
-from gpucloud.domain.seen import Limits, Readiness, Seen
-from gpucloud.domain.state import InterruptionKind
+from gpucloud.domain.supervision.membership import all_silent, is_gone, is_usable
+from gpucloud.domain.supervision.prepaid import Wall
+from gpucloud.domain.supervision.seen import Limits, Readiness, Seen
 
 
 def prepare(seen: Seen, limits: Limits) -> Prepare | None:

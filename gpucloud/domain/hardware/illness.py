@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from gpucloud.domain.gpus import GpuSample
-from gpucloud.domain.xids import Xid, XidClass, pci_address, xid_class, xid_means
+from gpucloud.domain.hardware.gpus import GpuSample
+from gpucloud.domain.hardware.xids import Xid, XidClass, pci_address, xid_class, xid_means
 
 _SILENT = timedelta(seconds=30)  # nvidia-smi answers within a second; a driver that hangs never does
 _LOST = timedelta(seconds=10)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gpucloud.domain.action import CoolDown, Finish, QuarantineNodes
-from gpucloud.domain.membership import is_gone, quarantined
 from gpucloud.domain.node import Fault
-from gpucloud.domain.seen import Limits, NodeSeen, Seen
 from gpucloud.domain.state import ExitReason, JobState, Quarantine
+from gpucloud.domain.supervision.action import CoolDown, Finish, QuarantineNodes
+from gpucloud.domain.supervision.membership import is_gone, quarantined
+from gpucloud.domain.supervision.seen import Limits, NodeSeen, Seen
 
 QUARANTINED = "Quarantined"
 """The code of a cooldown that a pool of bad nodes got."""

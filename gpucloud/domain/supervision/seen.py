@@ -10,8 +10,8 @@ from gpucloud.domain.agentstatus import Status
 from gpucloud.domain.job import IdlePolicy
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.offer import Offer
-from gpucloud.domain.prepaid import Wall
 from gpucloud.domain.state import CheckpointRef, ExitReason, JobState
+from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.use import GpuUse
 
 
