@@ -21,6 +21,8 @@ from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from tests.standins.agent_node import AgentNode, wait_until
 
+pytestmark = pytest.mark.slow  # needs Open MPI on this machine: apt-get install openmpi-bin
+
 SECRET = "5ec4e7" * 10
 
 
@@ -172,8 +174,6 @@ def test_an_attempt_that_is_killed_leaves_no_process_on_any_node(nodes):
 
 LEAVES = """
 import os, sys, time
-
-pytestmark = pytest.mark.slow  # needs Open MPI on this machine: apt-get install openmpi-bin
 rank = os.environ["RANK"]
 time.sleep(0.5 * int(rank))
 open(os.environ["GPUCLOUD_ATTEMPT_DIR"] + f"/left-{rank}.json", "w").close()

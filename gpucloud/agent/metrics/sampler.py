@@ -52,7 +52,9 @@ class Sampler:
     def stop(self) -> None:
         """End the program and the thread."""
         self._ending.set()
-        self._kill()
+        child = self._child
+        if child is not None:
+            _kill(child)  # the thread reads to the end, and closes what it reads from
         self._thread.join(5)
 
     def _run(self) -> None:
@@ -76,11 +78,13 @@ class Sampler:
         except OSError as error:
             self.said = str(error)
             return 0
+        child = self._child
         try:
-            return self._read(self._child)
+            return self._read(child)
         finally:
-            self._kill()
             self._child = None
+            _kill(child)
+            _close(child)
 
     def _read(self, child: subprocess.Popen[bytes]) -> int:
         assert child.stdout is not None  # noqa: S101  (it was asked for)
@@ -119,14 +123,15 @@ class Sampler:
         self.heard_at, self.said = time.monotonic(), ""
         return 1
 
-    def _kill(self) -> None:
-        """One that the kernel holds does not die, and is not waited for."""
-        child = self._child
-        if child is None:
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            child.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(1.0)
-        if child.stdout is not None:
-            child.stdout.close()
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        child.kill()
+
+
+def _close(child: subprocess.Popen[bytes]) -> None:
+    """One that the kernel holds does not die, and is not waited for."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(1.0)
+    if child.stdout is not None:
+        child.stdout.close()
