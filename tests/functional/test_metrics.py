@@ -256,7 +256,7 @@ def test_errors_in_the_kernel_log_are_seen_from_now_on(tmp_path):
         file.flush()
         assert log.news() == ()
         file.write(RECORD[30:])
-    assert [(xid.number, xid.pci) for xid in log.news()] == [(79, (0, 5, 0))]
+    assert [(xid.number, xid.pci) for xid in log.news()] == [(79, "0000:05:00")]
     log.close()
 
 
