@@ -144,11 +144,12 @@ def test_an_instance_of_the_emulated_ec2_is_reached_with_the_key_that_it_publish
         store = stack.enter_context(contextlib.closing(S3Store(STORE)))
         keys = HostKeys(store, "gpucloud-digits", role_id=role_id)
         until(lambda: keys.of(instance) is not None)
-        console = lab.client("ec2").get_console_output(InstanceId=instance)["Output"]
+        published = "gpucloud: the host key is published as team/clusters/gpucloud-digits/hosts/"
+        ec2 = lab.client("ec2")  # what is on the disk of the console comes a moment after the key
+        until(lambda: published in ec2.get_console_output(InstanceId=instance).get("Output", ""))
         shell = stack.enter_context(contextlib.closing(SshShell(tmp_path / "key")))
         said = shell.host(_node(lab, instance, keys.of(instance))).run(("sh", "-c", "echo $USER"))
     assert said.stdout == b"ubuntu\n"
-    assert "gpucloud: the host key is published as team/clusters/gpucloud-digits/hosts/" in console
 
 
 def _machines(folder: Path, url: str) -> Machines:
