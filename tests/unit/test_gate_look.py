@@ -10,7 +10,6 @@ from gpucloud.agent.gate.kernel_log import found, xids
 from gpucloud.agent.gate.links import pairs, ports
 from gpucloud.agent.gate.look import on_the_bus
 from gpucloud.domain.gate.models import spec_of
-from gpucloud.domain.hardware.drivers import is_older, least_driver
 from gpucloud.domain.hardware.xids import XidClass, find_xid, same_device, xid_class
 
 TOPOLOGY = (Path(__file__).parent.parent / "data" / "nvidia_smi" / "h200x4.topo.txt").read_text()
@@ -132,14 +131,3 @@ def test_models_are_known_as_nvidia_smi_names_them(name, model, nvlink, floor):
     spec = spec_of(name)
     assert spec is not None
     assert (spec.model, spec.nvlink, spec.busbw_floor_gbps) == (model, nvlink, floor)
-
-
-def test_a_wheel_has_its_least_driver():
-    assert [least_driver(cuda) for cuda in ("13.0", "12.8", "11.8", "10.2")] == [
-        "580.65.06",
-        "525.60.13",
-        "450.80.02",
-        None,
-    ]
-    assert is_older("580.65.05", "580.65.06")
-    assert not is_older("580.159.04", "580.65.06")

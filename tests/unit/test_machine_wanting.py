@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.domain.hardware.drivers import is_older, least_driver
 from gpucloud.domain.job import Cloud, Job, MachineChoices, Mirrors, Resources
 from gpucloud.domain.machine import MachineWanted, digest
 from gpucloud.domain.machine.versions import upstream
@@ -57,17 +56,6 @@ def test_the_version_that_another_node_got_does_not_make_another_wish():
     assert digest(one) != digest(MachineWanted(install=True, branch="580", least_driver="", gpus=1))
 
 
-@pytest.mark.parametrize(
-    ("cuda", "driver"),
-    [("13.0", "580.65.06"), ("13.2", "580.65.06"), ("12.6", "525.60.13"), ("11.8", "450.80.02"), ("10.2", None)],
-)
-def test_least_driver_of_a_cuda(cuda, driver):
-    assert least_driver(cuda) == driver
-
-
-def test_versions_are_compared_number_by_number():
-    assert is_older("580.95.05", "580.126.09")
-    assert is_older("570.211.01", "580.65.06")
-    assert not is_older("580.65.06", "580.65.06")
+def test_a_drivers_version_is_found_in_its_packages():
     assert upstream("580.178.04-0ubuntu0.24.04.1") == "580.178.04"
     assert upstream("1:4.7.0-1") == "4.7.0"

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.hardware.drivers import is_older, least_driver
 from gpucloud.domain.torchwheels import names_torch, torch_index, torch_url, why_no_gpu
 
 
@@ -46,14 +45,6 @@ def test_torch_comes_from_pypi_where_that_is_the_build_and_there_is_no_mirror(in
 
 
 @pytest.mark.parametrize(
-    ("cuda", "driver"),
-    [("13.0", "580.65.06"), ("13.2", "580.65.06"), ("12.8", "525.60.13"), ("11.8", "450.80.02"), ("14.0", None)],
-)
-def test_every_minor_version_of_a_cuda_runs_under_the_least_driver_of_its_first(cuda, driver):
-    assert least_driver(cuda) == driver
-
-
-@pytest.mark.parametrize(
     ("torch", "cuda", "driver", "reason"),
     [
         ("2.13.0", "13.0", "580.159.04", None),
@@ -94,8 +85,3 @@ def test_a_torch_that_would_leave_the_gpus_unused_is_named_with_both_versions(to
 )
 def test_a_text_that_installs_torch_by_name_is_told_apart(text, names):
     assert names_torch(text) is names
-
-
-def test_drivers_compare_as_numbers():
-    assert not is_older("580.100.1", "580.65.06")
-    assert is_older("99.1", "525.60.13")
