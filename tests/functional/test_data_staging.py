@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gpucloud import processes
 from gpucloud.adapters.datasets import Sources
 from gpucloud.agent.data import fetching
 from gpucloud.agent.data.staged import staged
@@ -277,7 +278,8 @@ def test_no_worker_outlives_a_killed_parent(big, tmp_path):
     process.wait()
     process.stdout.close()
     process.stderr.close()
-    until(lambda: not any(Path("/proc", worker).exists() for worker in workers))
+    # A process that nobody has reaped yet is dead too.
+    until(lambda: not any(processes.started(int(worker)) for worker in workers))
 
 
 def test_two_nodes_stage_at_the_same_time_and_two_calls_on_one_node_read_once(tiny, tmp_path):
