@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
+_NAMESPACE = _PROC / "self/ns/pid"
 _LINUX = sys.platform.startswith("linux")
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
@@ -46,6 +47,14 @@ def started(pid: int) -> str | None:
 def alive(pid: int, start: str) -> bool:
     """Whether that very process still runs."""
     return started(pid) == start
+
+
+def space() -> str:
+    """Return what tells the pids of this process's surroundings from those elsewhere on the same host."""
+    try:
+        return str(_NAMESPACE.readlink())
+    except OSError:
+        return ""
 
 
 def descendants(pid: int) -> tuple[int, ...]:

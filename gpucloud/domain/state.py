@@ -76,13 +76,17 @@ _EXIT_CODES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The supervisor that holds the lease; `started` tells a process from a later one with its pid."""
+    """The supervisor that holds the lease; `started` tells a process from a later one with its pid.
+
+    Pids mean something within one `space` only (Linux: the PID namespace); nodes of the embedded fleet have their own.
+    """
 
     id: str
     host: str
     pid: int
     started: str
     since: datetime
+    space: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

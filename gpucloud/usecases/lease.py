@@ -114,7 +114,8 @@ def is_over(state: JobState, stored: Stored) -> bool:
     owner = state.owner
     if owner is None:
         return True
-    if owner.host == socket.gethostname() and not processes.alive(owner.pid, owner.started):
+    near = (owner.host, owner.space) == (socket.gethostname(), processes.space())
+    if near and not processes.alive(owner.pid, owner.started):
         return True
     return stored.store_time - stored.modified >= timedelta(seconds=state.lease_s)
 
@@ -127,6 +128,7 @@ def _me(clock: Clock) -> Owner:
         pid=pid,
         started=processes.started(pid) or "",
         since=clock.now(),
+        space=processes.space(),
     )
 
 

@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import pytest
 
+from gpucloud import processes
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.domain.errors import LeaseHeld
 from gpucloud.domain.state import JobStatus, Owner
@@ -56,10 +57,23 @@ def test_a_dead_process_of_this_host_is_followed_at_once(jobs):
     gone.wait()
     host = os.uname().nodename
     current, found = jobs.load()
-    jobs.replace(replace(current, owner=stranger(host=host, pid=gone.pid), lease_s=999.0), found.version)
+    jobs.replace(
+        replace(current, owner=stranger(host=host, pid=gone.pid, space=processes.space()), lease_s=999.0), found.version
+    )
 
     with take(jobs, CLOCK) as lease:
         assert lease.state.owner.pid == os.getpid()
+
+
+def test_a_pid_of_another_pid_namespace_of_this_host_says_nothing(jobs):
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone.wait()
+    current, found = jobs.load()
+    owner = stranger(host=os.uname().nodename, pid=gone.pid, space="pid:[1]")
+    jobs.replace(replace(current, owner=owner, lease_s=999.0), found.version)
+
+    with pytest.raises(LeaseHeld):
+        take(jobs, CLOCK)
 
 
 def test_an_owner_elsewhere_is_followed_when_its_lease_is_over_by_the_stores_clock(jobs):
