@@ -29,7 +29,8 @@ from gpucloud.domain.node import EndCause, Node
 from gpucloud.domain.offer import Pool
 from tests.standins.embedded import STAND_IN, daemons, make_cloud, poll, running
 
-pytestmark = pytest.mark.allow_hosts(["127.0.0.0/8"])  # each node has an address of its own there
+# Each node has an address of its own there; some tests look at how quick things are.
+pytestmark = [pytest.mark.allow_hosts(["127.0.0.0/8"]), pytest.mark.alone]
 
 GROUP = "gpucloud-digits"
 POOL = Pool(instance_type="local.p3.2xlarge", zone="us-east-2a", market=Market.SPOT)
