@@ -125,7 +125,7 @@ def test_a_detached_job_is_followed_from_elsewhere_and_ended_by_down(line):
 
     status = line.run("status", "small", "--json").json["jobs"][0]
     assert status["status"] == "running"
-    assert status["supervisor"].startswith("process ")
+    assert status["supervisor"].startswith("its own node i-")
     twice = line.run("train", job, "--json")
     assert twice.code == 4
     assert twice.json["error"]["code"] == "lease_held"
