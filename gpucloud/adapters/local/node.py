@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import secrets
@@ -84,6 +85,12 @@ def listen(addresses: Collection[str], ports: Collection[int]) -> socket.socket:
         listener.close()
 
 
+def private_address(taken: Collection[str | None]) -> str:
+    """Return an address on the network between nodes of tier A that no live node has."""
+    free = (f"10.88.{k // 200}.{10 + k % 200}" for k in range(5000))
+    return next(candidate for candidate in free if candidate not in taken)
+
+
 def import_path() -> dict[str, str]:
     """Return PYTHONPATH where this package is not installed, else nothing."""
     parent = Path(gpucloud.__file__).resolve().parent.parent
@@ -97,11 +104,38 @@ def server_command() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnSpace:
+    """The namespaces that a node of tier A gets: `network` and, unless we are root, `user` are descriptors."""
+
+    network: int
+    user: int | None
+    address: str
+    home_mib: int
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What the node's process has to inherit."""
+        return (self.network,) if self.user is None else (self.network, self.user)
+
+    def argv(self) -> tuple[str, ...]:
+        """Return the beginning of the node's command line."""
+        return (
+            *(sys.executable, "-m", "gpucloud.adapters.local.own_space"),
+            *("--network", str(self.network)),
+            *(() if self.user is None else ("--user", str(self.user))),
+            *("--name", f"ip-{self.address.replace('.', '-')}"),
+            *("--address", self.address),
+            *("--home-mib", str(self.home_mib)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
     """What a node is started from. `folder` is made; `user_data` is a shell script, empty for none.
 
     `layers` keeps what jobs' `setup` made, for all nodes of this machine. `devices` are the UUIDs of the node's GPUs;
-    None on a machine without any.
+    None on a machine without any. `metadata` is None where the service is at its true address. `own` are the options
+    by which the node gets namespaces of its own, empty for none.
     """
 
     id: str
@@ -110,9 +144,10 @@ class Boot:
     public_key: str
     host_key: HostKey
     user_data: str
-    metadata: str
+    metadata: str | None
     layers: Path
     devices: tuple[str, ...] | None = None
+    own: OwnSpace | None = None
 
     @property
     def home(self) -> Path:
@@ -129,9 +164,18 @@ class Boot:
             *("--home", str(self.home)),
             *("--parent-pipe", str(parent_pipe)),
         )
-        if not self.user_data:
+        if self.user_data:
+            server = (sys.executable, "-m", "gpucloud.adapters.local.first_boot", str(self.folder), *server)
+        if self.own is None:
             return server
-        return (sys.executable, "-m", "gpucloud.adapters.local.first_boot", str(self.folder), *server)
+        return (
+            *self.own.argv(),
+            *("--folder", str(self.folder)),
+            *("--home", str(self.home)),
+            *("--parent-pipe", str(parent_pipe)),
+            "--",
+            *server,
+        )
 
     def environment(self) -> dict[str, str]:
         """Return the node's whole environment: nothing of the caller's, so that no secret of theirs is in it."""
@@ -146,10 +190,10 @@ class Boot:
             "USER": user_name(),
             "LOGNAME": user_name(),
             MARK: self.id,
-            "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.metadata,
             "GPUCLOUD_NOTICE_POLL_S": _NOTICE_POLL_S,
             "GPUCLOUD_PYTHON": sys.executable,
             "GPUCLOUD_LAYERS": str(self.layers),
+            **({"AWS_EC2_METADATA_SERVICE_ENDPOINT": self.metadata} if self.metadata else {}),
             **import_path(),
             **self._gpus(),
         }
@@ -180,7 +224,7 @@ def start(boot: Boot, listener: socket.socket, parent_pipe: int) -> subprocess.P
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=console,
-            pass_fds=(listener.fileno(), parent_pipe),
+            pass_fds=(listener.fileno(), parent_pipe, *(boot.own.descriptors if boot.own else ())),
             start_new_session=True,
         )
 
@@ -220,6 +264,24 @@ def end_orphans(nodes: Collection[int]) -> None:
 def freeze(node_id: str, process: subprocess.Popen[bytes]) -> None:
     """Stop every process of the node, so that it answers nothing and yet is there."""
     processes.stop_tree(process.pid, mark=(MARK, node_id))
+
+
+def thaw(node_id: str, process: subprocess.Popen[bytes]) -> None:
+    """Let every process of the node go on."""
+    processes.continue_tree(process.pid, mark=(MARK, node_id))
+
+
+def close_way_in(process: subprocess.Popen[bytes], *, closed: bool, own_space: bool) -> bool:
+    """Let the node's SSH server stop or go on, and nothing else of it; return whether it is closed now.
+
+    Connections stay as they are and nothing comes through: so is a way in whose packets are lost.
+    """
+    server = processes.first_command(process.pid) if own_space else process.pid
+    if server is None:
+        return not closed
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(server, signal.SIGSTOP if closed else signal.SIGCONT)
+    return closed
 
 
 def _write_private(path: Path, data: bytes) -> None:
