@@ -140,6 +140,19 @@ class LocalNodeGroup:
         """
         self._change(group, node_id, lambda node: replace(node, cut=True))
 
+    def has_own_network(self, group: str, node_id: str) -> bool:
+        """Whether the node is of tier A."""
+        node = next((node for node in self._read(group)[1] if node.id == node_id), None)
+        return node is not None and node.tier is Tier.A
+
+    def owner_of(self, node_id: str) -> tuple[str, str] | None:
+        """Return the group that has the node, and the job that it is tagged with; None when no group has it."""
+        with contextlib.suppress(FileNotFoundError), self._locked():
+            for group in filter(None, map(self._folder.group, self._folder.groups())):
+                if self._folder.node(group.name, node_id) is not None:
+                    return group.name, dict(group.tags).get("gpucloud:job", group.name)
+        return None
+
     def part(self, group: str, node_id: str, segment: int) -> None:
         """Put the node on that side of a partition: it reaches nodes of the same side only, and SSH still answers.
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Collection
 from datetime import datetime
 
-from gpucloud.adapters.local import node
+from gpucloud.adapters.local import node, place
 from gpucloud.adapters.local.folder import Folder
 from gpucloud.adapters.local.imds import Instance, Metadata
 from gpucloud.adapters.local.records import GroupRecord, NodeRecord, Tier
@@ -40,10 +40,10 @@ class Machine:
         """
         if group.pool is None:
             raise ProvisionError(f"{group.name} has a size and no pool", hint="set the size again")
-        self._listener = node.listen({o.address for o in others}, {o.port for o in others})
+        self._listener = place.listen({o.address for o in others}, {o.port for o in others})
         address, port = self._listener.getsockname()[:2]
         self._host_key = node.new_host_key()
-        private = node.private_address({o.private for o in others}) if switch else None
+        private = place.private_address({o.private for o in others}) if switch else None
         self._switch = switch
         self._port = switch.plug(private) if switch and private else None
         if self._port is None:
@@ -66,7 +66,7 @@ class Machine:
             address=address,
             port=port,
             user=node.user_name(),
-            interface="eth0" if self._port else node.interface(),
+            interface="eth0" if self._port else place.interface(),
             host_key=self._host_key.public,
             devices=devices or (),
             tier=Tier.A if self._port else Tier.B,
@@ -94,8 +94,8 @@ class Machine:
             for descriptor in boot.own.descriptors if boot.own else ():
                 os.close(descriptor)
 
-    def _own_space(self, port: Port) -> node.OwnSpace:
-        return node.OwnSpace(
+    def _own_space(self, port: Port) -> place.OwnSpace:
+        return place.OwnSpace(
             network=port.network,
             user=port.user,
             address=self.record.private or "",

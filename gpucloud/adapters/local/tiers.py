@@ -9,7 +9,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from gpucloud.adapters.local import node
+from gpucloud.adapters.local import node, place
 from gpucloud.adapters.local.records import Tier
 from gpucloud.adapters.local.switch import METADATA_ADDRESS, Switch
 from gpucloud.domain.errors import ProvisionError, UsageError
@@ -67,10 +67,10 @@ def missing_right() -> str | None:
 
 def _try_on(switch: Switch) -> str | None:
     """Run a command as a node does; return what it complained of."""
-    address = node.private_address(())
+    address = place.private_address(())
     port = switch.plug(address)
     reader, writer = os.pipe()
-    space = node.OwnSpace(network=port.network, user=port.user, address=address, home_mib=1)
+    space = place.OwnSpace(network=port.network, user=port.user, address=address, home_mib=1)
     try:
         with tempfile.TemporaryDirectory() as folder, port.metadata:
             home = Path(folder) / "home"
