@@ -18,7 +18,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-local = typer.Typer(help="The embedded cloud: have it take machines.", rich_markup_mode=None, no_args_is_help=True)
+local = typer.Typer(
+    help="The embedded cloud: have it take, freeze and cut off machines.", rich_markup_mode=None, no_args_is_help=True
+)
 app.add_typer(local, name="local")
 quota = typer.Typer(help="What the AWS account may rent.", rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(quota, name="quota")
@@ -36,6 +38,14 @@ Target = Annotated[
 OnCloud = Annotated[
     Optional[Cloud],  # noqa: UP045
     typer.Option("--cloud", help="Another cloud than the job file names."),
+]
+Drilled = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Argument(metavar="[NODE|JOB|FILE]", help="A machine's name, or a job; gpucloud.yaml here if left out."),
+]
+OneNode = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--node", help="Which machine of the job; the first if left out."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON object.")]
 
@@ -254,16 +264,49 @@ def schema() -> None:
 
 @local.command()
 def interrupt(
-    target: Target = None,
-    node: Annotated[Optional[str], typer.Option(help="Which node; the first if left out.")] = None,  # noqa: UP045
-    now: Annotated[bool, typer.Option("--now", help="Take it without notice.")] = False,
-    freeze: Annotated[bool, typer.Option("--freeze", help="Stop it silently instead.")] = False,
+    which: Drilled = None,
+    node: OneNode = None,
+    now: Annotated[bool, typer.Option("--now", help="Take it without notice, as `kill` does.")] = False,
+    freeze_: Annotated[bool, typer.Option("--freeze", help="Stop it silently instead, as `freeze` does.")] = False,
     as_json: Json = False,
 ) -> None:
     """Take a node of the embedded fleet, with a notice unless told otherwise."""
-    from gpucloud.cli import asking
+    from gpucloud.cli.drills import Drill, drill
 
-    raise typer.Exit(asking.interrupt(target, node, notice=not now, freeze=freeze, as_json=as_json))
+    what = Drill.FREEZE if freeze_ else Drill.KILL if now else Drill.INTERRUPT
+    raise typer.Exit(drill(which, node, what, as_json=as_json))
+
+
+@local.command()
+def kill(which: Drilled = None, node: OneNode = None, as_json: Json = False) -> None:
+    """Take a node of the embedded fleet without a notice: all of it is gone at once."""
+    from gpucloud.cli.drills import Drill, drill
+
+    raise typer.Exit(drill(which, node, Drill.KILL, as_json=as_json))
+
+
+@local.command()
+def freeze(which: Drilled = None, node: OneNode = None, as_json: Json = False) -> None:
+    """Stop everything on a node of the embedded fleet: it is there, is paid for, and answers nothing."""
+    from gpucloud.cli.drills import Drill, drill
+
+    raise typer.Exit(drill(which, node, Drill.FREEZE, as_json=as_json))
+
+
+@local.command()
+def cut(which: Drilled = None, node: OneNode = None, as_json: Json = False) -> None:
+    """Cut a node of the embedded fleet off the network; what runs on it goes on."""
+    from gpucloud.cli.drills import Drill, drill
+
+    raise typer.Exit(drill(which, node, Drill.CUT, as_json=as_json))
+
+
+@local.command()
+def heal(which: Drilled = None, node: OneNode = None, as_json: Json = False) -> None:
+    """Undo `freeze` and `cut`."""
+    from gpucloud.cli.drills import Drill, drill
+
+    raise typer.Exit(drill(which, node, Drill.HEAL, as_json=as_json))
 
 
 @local.command()

@@ -70,7 +70,7 @@ def metrics(target: str | None, node_id: str | None) -> int:
     """Write a node's figures as Prometheus reads them; return the exit code."""
     cloud = Gpucloud()
     known = known_job(cloud, target)
-    node = _node(cloud, known, node_id)
+    node = one_node(cloud, known, node_id)
     shell = cloud.visitor(known)
     try:
         done = shell.host(node).run(("sh", "-c", _METRICS, "sh", node.root))
@@ -131,31 +131,12 @@ def ssh(target: str | None, node_id: str | None, command: tuple[str, ...]) -> in
     """Open a shell on a node, or run a command there; return its exit code."""
     cloud = Gpucloud()
     known = known_job(cloud, target)
-    node = _node(cloud, known, node_id)
+    node = one_node(cloud, known, node_id)
     shell = cloud.shell(known.name, cloud.cloud_of(known).manners)
     try:
         return shell.host(node).interact(command)
     finally:
         shell.close()
-
-
-def interrupt(target: str | None, node_id: str | None, *, notice: bool, freeze: bool, as_json: bool) -> int:
-    """Have the embedded cloud take or freeze a node; return the exit code."""
-    cloud = Gpucloud()
-    known = known_job(cloud, target)
-    nodes = cloud.embedded(known)
-    node = _node(cloud, known, node_id)
-    group = _group_of(cloud, known)
-    if freeze:
-        nodes.freeze(group, node.id)
-    else:
-        nodes.interrupt(group, node.id, notice=notice)
-    done = "frozen" if freeze else "noticed" if notice else "taken"
-    if as_json:
-        say_json({"job": known.name, "node": node.id, "done": done})
-    else:
-        say(f"{node.id}: {done}")
-    return 0
 
 
 def weather(target: str | None, *, seed: int, mean: str, unannounced: float, as_json: bool) -> int:
@@ -167,7 +148,7 @@ def weather(target: str | None, *, seed: int, mean: str, unannounced: float, as_
     except ValueError as error:
         raise UsageError(f"--mean: {error}") from error
     nodes = cloud.embedded(known)
-    nodes.schedule_interruptions(_group_of(cloud, known), seed=seed, mean_s=mean_s, unannounced=unannounced)
+    nodes.schedule_interruptions(group_of(cloud, known), seed=seed, mean_s=mean_s, unannounced=unannounced)
     if as_json:
         say_json({"job": known.name, "seed": seed, "mean_s": mean_s, "unannounced": unannounced})
     else:
@@ -193,11 +174,11 @@ def node_of(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
     attempts = cloud.asker(known).state().attempts
     first = attempts[-1].members[0].node_id if attempts else None
     try:
-        return _node(cloud, known, node_id or first)
+        return one_node(cloud, known, node_id or first)
     except UsageError:
         if node_id is not None:
             raise
-        return _node(cloud, known, None)
+        return one_node(cloud, known, None)
 
 
 def _report(cloud: Gpucloud, known: KnownJob) -> JobReport | None:
@@ -215,7 +196,8 @@ def _require_attempt(state: JobState, number: int) -> None:
         raise UsageError(f"{state.job} has no attempt {number}: {last}", hint=f"gpucloud status {state.job}")
 
 
-def _group_of(cloud: Gpucloud, known: KnownJob) -> str:
+def group_of(cloud: Gpucloud, known: KnownJob) -> str:
+    """Return the name of the job's node group; UsageError when it has none."""
     state = cloud.asker(known).state()
     if state.group is None:
         closed = state.status.ended
@@ -226,10 +208,10 @@ def _group_of(cloud: Gpucloud, known: KnownJob) -> str:
     return state.group
 
 
-def _node(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
+def one_node(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
     """Return the node that is meant; the first one without a name."""
     asker = cloud.asker(known)
-    listed = asker.group.describe(_group_of(cloud, known)).alive
+    listed = asker.group.describe(group_of(cloud, known)).alive
     running = [node for node in listed if node.state is NodeState.RUNNING]
     if not running:
         raise UsageError(f"{known.name} has no machine that is up", hint=f"gpucloud status {known.name}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import secrets
 import time
@@ -15,7 +16,9 @@ from pathlib import Path
 from gpucloud.domain.errors import StoreError
 from gpucloud.store.contract import RESERVED, Conflict, Stored, checked
 
-_LOCK = f"{RESERVED}lock"
+_LOCKS = f"{RESERVED}locks"
+_LOCK_LIMIT_S = 10.0
+_LOCK_POLL_S = 0.002
 _HINTS = {
     errno.ENOSPC: "free some space there, or name another store",
     errno.EDQUOT: "free some of your quota there, or name another store",
@@ -29,8 +32,10 @@ class DirectoryStore:
     """Objects as files below `root`, which may be shared by processes and, over a network file system, machines.
 
     A file is written beside its place and renamed or linked into it, so a reader meets a whole object or none.
-    One lock file orders the writes. A version is the file's modification time, made to rise with every write, and
-    its inode. Store time is this machine's clock.
+    A write that must find nothing there needs no lock: a link does that. The others to one key are ordered by a lock,
+    which few other keys share, since a writer that was stopped (SIGSTOP, Ctrl-Z, a frozen node) keeps what it holds;
+    it is waited for 10 s. A version is the file's modification time, made to rise with every write, and its inode.
+    Store time is this machine's clock.
     """
 
     def __init__(self, root: Path) -> None:
@@ -68,7 +73,7 @@ class DirectoryStore:
         with _explained("write", path):
             beside = self._write_beside(path, data, 0o600 if private else 0o666)
             try:
-                with self._locked():
+                with contextlib.nullcontext() if if_absent else self._locked(key):
                     return _place(beside, path, if_absent=if_absent, if_version=if_version)
             finally:
                 with contextlib.suppress(FileNotFoundError):
@@ -116,14 +121,32 @@ class DirectoryStore:
         return beside
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, key: str) -> Iterator[None]:
         # flock belongs to the open file, so it excludes threads of one process as well as processes.
-        descriptor = os.open(self.root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = self.root / _LOCKS / hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:2]
+        _make_folder(file.parent)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _take(descriptor, file)
             yield
         finally:
             os.close(descriptor)
+
+
+def _take(descriptor: int, file: Path) -> None:
+    deadline = time.monotonic() + _LOCK_LIMIT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise StoreError(
+                    f"another process has held {file} for {_LOCK_LIMIT_S:g} s; one that is stopped keeps it",
+                    hint=f"end or continue that process: `fuser {file}` names it",
+                ) from None
+            time.sleep(_LOCK_POLL_S)
+        else:
+            return
 
 
 def _create(path: Path, mode: int) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.local.login import user_name
+from gpucloud.adapters.local.records import Tier
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.supervision.seen import Limits, Rules
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
     from gpucloud.store import ObjectStore
 
 
+_KINDS = {
+    Tier.A: "nodes have namespaces of their own on this machine, and no way to the internet (tier A)",
+    Tier.B: "nodes are processes of this machine (tier B)",
+}
+
+
 class LocalCloud:
     """Machines that are processes here."""
 
@@ -29,6 +36,7 @@ class LocalCloud:
         period_s=0.1,
         node_python=sys.executable,
         drives_as=user_name(),
+        power_off=(sys.executable, "-m", "gpucloud.adapters.local.power_off"),
     )
 
     def __init__(self, home: Home) -> None:
@@ -46,8 +54,9 @@ class LocalCloud:
     def nodes(self) -> LocalNodeGroup:
         """Return the node groups, with what only an emulated cloud can do."""
         from gpucloud.adapters.local.group import LocalNodeGroup
+        from gpucloud.adapters.local.tiers import wanted_tier
 
-        return LocalNodeGroup(self._home.cloud)
+        return LocalNodeGroup(self._home.cloud, tier=wanted_tier(os.environ))
 
     def group(self, store: ObjectStore) -> LocalNodeGroup:  # noqa: ARG002  host keys are known here
         """Return the node groups."""
@@ -80,8 +89,8 @@ class LocalCloud:
         """Return what is emulated."""
         from gpucloud.adapters.terraform import find_terraform
 
-        seconds = self.nodes().notice_seconds
-        emulated = f"embedded fleet: nodes are processes of this machine; a notice of 120 s runs as {seconds:g} s"
+        nodes = self.nodes()
+        emulated = f"embedded fleet: {_KINDS[nodes.wanted_tier]}; a notice of 120 s runs as {nodes.notice_seconds:g} s"
         without = "Terraform is not on PATH: the embedded fleet's group is made without it"
         return (emulated, *self._gpus(), *(() if find_terraform() else (without,)))
 

@@ -15,6 +15,7 @@ from gpucloud.adapters.hosts.group import SshNodeGroup
 from gpucloud.adapters.hosts.provision import SshProvisioner
 from gpucloud.adapters.hosts.recollection import Recollection
 from gpucloud.adapters.hosts.records import POOL as HOSTS
+from gpucloud.adapters.local.records import Tier
 from gpucloud.adapters.ssh import SshShell
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job import Market
@@ -127,6 +128,12 @@ def embedded(path: Path) -> Iterator[Cloud]:
     cloud.nodes.purge(cloud.group)
 
 
+def embedded_with_own_spaces(path: Path) -> Iterator[Cloud]:
+    cloud = Cloud(make_cloud(path / "cloud", Cloud.group, tier=Tier.A), WallClock())
+    yield cloud
+    cloud.nodes.purge(cloud.group)
+
+
 def aws(path: Path, *, has_launch_instances: bool = True) -> Iterator[Cloud]:
     with aws_group.rented(path / "lab", notice_s=2.0) as lab:
         lab.has_launch_instances = has_launch_instances
@@ -173,11 +180,12 @@ EMULATED = pytest.mark.emulated
     params=[
         fake,
         embedded,
+        embedded_with_own_spaces,
         hosts,
         pytest.param(aws, marks=EMULATED),
         pytest.param(aws_by_its_level, marks=EMULATED),
     ],
-    ids=["fake", "embedded", "hosts", "aws", "aws-desired"],
+    ids=["fake", "embedded", "embedded-a", "hosts", "aws", "aws-desired"],
 )
 def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cloud]:
     if request.param is hosts:

@@ -1,4 +1,4 @@
-"""What every Shell does: the fake, paramiko against the embedded node, paramiko against OpenSSH."""
+"""What every Shell does: the fake, paramiko against the embedded node of both tiers, paramiko against OpenSSH."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from gpucloud.domain.node import Node
 from gpucloud.ports import Host, Shell
 from tests.fakes.nodes import embedded_server, node_at, openssh_server
 from tests.fakes.shell import FakeShell
+from tests.standins.own_spaces import spaces
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,20 @@ class Case:
     nobody: Node  # a node that does not answer
 
 
-@pytest.fixture(scope="module", params=["fake", "embedded", pytest.param("openssh", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["fake", "embedded", "embedded-a", pytest.param("openssh", marks=pytest.mark.slow)]
+)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     folder = tmp_path_factory.mktemp("node")
     if request.param == "fake":
         fake = FakeShell(folder)
         fake.unreachable.add("nobody")
         yield Case(fake, node_at(22, None), node_at(22, None, name="nobody"))
+        return
+    if request.param == "embedded-a":
+        with spaces(folder) as one:
+            (node,) = one.size(1)
+            yield Case(one.shell, node, node_at(1, node.host_key, name="nobody"))
         return
     with (embedded_server if request.param == "embedded" else openssh_server)(folder) as server:
         patient = SshShell(server.key_file)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -52,7 +53,7 @@ def test_a_full_or_forbidden_disk_is_explained_and_leaves_the_old_object(store, 
             store.put("key", b"new")
     assert hint in raised.value.hint
     assert store.get("key").data == b"old"
-    assert sorted(path.name for path in store.root.iterdir()) == [".gpucloud-lock", "key"]
+    assert sorted(path.name for path in store.root.iterdir()) == [".gpucloud-locks", "key"]
 
 
 def test_a_folder_made_by_delete_and_put_at_once_is_there(store):
@@ -61,3 +62,31 @@ def test_a_folder_made_by_delete_and_put_at_once_is_there(store):
         store.delete("a/b/key")
     assert list(store.root.rglob("key")) == []
     assert not (store.root / "a").exists()
+
+
+HOLDS = """
+import os, signal, sys
+from gpucloud.store import directory
+place = directory._place
+def stop_in_the_middle(*words, **more):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return place(*words, **more)
+directory._place = stop_in_the_middle
+directory.DirectoryStore(directory.Path(sys.argv[1])).put("frozen", b"half")
+"""
+
+
+def test_a_writer_that_was_stopped_in_the_middle_is_waited_for_by_none_but_its_own_key(store, monkeypatch):
+    stopped = subprocess.Popen([sys.executable, "-c", HOLDS, str(store.root)])
+    try:
+        os.waitpid(stopped.pid, os.WUNTRACED)
+        store.put("other", b"whole")
+        store.put("absent", b"whole", if_absent=True)
+        store.put("frozen", b"whole", if_absent=True)
+        monkeypatch.setattr("gpucloud.store.directory._LOCK_LIMIT_S", 0.05)
+        with pytest.raises(StoreError, match="one that is stopped keeps it"):
+            store.put("frozen", b"late")
+    finally:
+        os.kill(stopped.pid, signal.SIGCONT)
+        stopped.wait(10)
+    assert store.put("frozen", b"again")

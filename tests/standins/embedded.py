@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpucloud.adapters.local.group import LocalNodeGroup
 from gpucloud.adapters.local.provision import ensure_group
+from gpucloud.adapters.local.records import Tier
 from gpucloud.domain.job import Market
 from gpucloud.domain.node import GroupView, Node, NodeState
 from gpucloud.ports import ClusterSpec
@@ -24,11 +25,13 @@ def make_cloud(
     user_data: str = "",
     clock_factor: float = 240.0,
     server: tuple[str, ...] | None = STAND_IN,
+    tier: Tier = Tier.B,
+    home_mib: int | None = None,
 ) -> LocalNodeGroup:
     """Return a cloud with one empty group; its notices are 0.5 s long (and up to a second more)."""
     spec = spec_of(group)
     assert ensure_group(root, spec, user_data=user_data) == group
-    return LocalNodeGroup(root, clock_factor=clock_factor, server=server)
+    return LocalNodeGroup(root, clock_factor=clock_factor, server=server, tier=tier, home_mib=home_mib)
 
 
 def spec_of(group: str) -> ClusterSpec:

@@ -21,7 +21,9 @@ from gpucloud.adapters.local.devices import gpus_of
 from gpucloud.adapters.local.folder import Folder
 from gpucloud.adapters.local.level import settle
 from gpucloud.adapters.local.machine import Machine
-from gpucloud.adapters.local.records import GroupRecord, NodeRecord, Settings, ShortOf, ended
+from gpucloud.adapters.local.records import GroupRecord, NodeRecord, Settings, ShortOf, Tier, ended
+from gpucloud.adapters.local.switch import Switch
+from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.node import EndCause, NodeState
 
 _TICK_S = 0.03
@@ -45,6 +47,7 @@ class Daemon:
         self._devices = devices.here()
         self._groups: dict[str, GroupRecord] = {}
         self._machines: dict[str, Machine] = {}
+        self._switch: Switch | None = None
         self._paused: dict[str, float] = {}
         self._seen: int | None = None
         self._beat_at = float("-inf")
@@ -62,6 +65,8 @@ class Daemon:
         finally:
             for machine in self._machines.values():
                 machine.end()
+            if self._switch is not None:
+                self._switch.close()
 
     def _bury(self) -> None:
         """Mark what an earlier daemon left as ended when that daemon was last seen, and see to it that it is."""
@@ -170,13 +175,20 @@ class Daemon:
         return tuple(machine.record for machine in self._machines.values() if machine.group.name == name)
 
     def _start(self, name: str) -> bool:
-        """Start one node; False when no GPUs are free for it."""
+        """Start one node; False when no GPUs are free for it, or it cannot have what its tier wants."""
         records = [machine.record for machine in self._machines.values()]
         devices = self._devices_for(name, records)
         if devices is None and self._devices.uuids:
             return False
         group = replace(self._groups[name], launched=self._groups[name].launched + 1, short_of=None)
-        machine = Machine(self._folder, group, records, _now(), devices=devices)
+        try:
+            switch = self._switch_for(name)
+            machine = Machine(self._folder, group, records, _now(), devices=devices, switch=switch)
+        except ProvisionError as error:
+            _log.error("no node of %s can start: %s", name, error)
+            self._paused[name] = time.monotonic() + _PAUSE_S
+            self._note_shortage(self._groups[name], str(error))
+            return False
         self._groups[name] = group
         self._machines[machine.record.id] = machine
         self._folder.save_group(group)
@@ -200,19 +212,29 @@ class Daemon:
         if free is None:
             self._paused[name] = time.monotonic() + _PAUSE_S / 10
             if not any(record.ending or record.taken_at for record in self._of(name)):  # one that ends makes room
-                self._note_shortage(group, wanted)
+                there = len(self._devices.uuids)
+                self._note_shortage(group, f"a node needs {wanted} GPUs; those of this machine ({there}) are in use")
         return free
 
-    def _note_shortage(self, group: GroupRecord, wanted: int) -> None:
-        message = f"a node needs {wanted} GPUs; those of this machine ({len(self._devices.uuids)}) are in use"
+    def _switch_for(self, name: str) -> Switch | None:
+        """Return the network that the group's nodes are on, made where need be; None in tier B."""
+        if self._groups[name].tier is Tier.B:
+            return None
+        if self._switch is None or not self._switch.alive:
+            self._switch = Switch()
+        return self._switch
+
+    def _note_shortage(self, group: GroupRecord, message: str) -> None:
         self._groups[group.name] = replace(group, short_of=ShortOf(message=message, at=_now()))
         self._folder.save_group(self._groups[group.name])
 
     def _carry_out(self, machine: Machine) -> None:
         record = machine.record
         if record.ending is None:
-            if record.frozen:
-                machine.freeze()
+            try:
+                machine.follow_drills()
+            except ProvisionError as error:  # seen as a node that died, if its network did
+                _log.error("%s: %s", record.id, error)
             return
         self._selector.unregister(machine.metadata)
         if not machine.end():
@@ -220,7 +242,8 @@ class Daemon:
             _log.error("%s does not end", record.id)
             return
         del self._machines[record.id]
-        node.end_orphans({machine.pid for machine in self._machines.values() if machine.pid})
+        living = {machine.pid for machine in self._machines.values() if machine.pid}
+        node.end_orphans(living | ({self._switch.pid} if self._switch else set()))
         self._save_end(machine.group.name, record.id, record.ending, _now())
         _log.info("%s ended: %s", record.id, record.ending.value)
 

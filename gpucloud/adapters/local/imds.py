@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,15 +44,23 @@ class Metadata(ThreadingHTTPServer):
     daemon_threads = True
     timeout = 0.0  # of handle_request: it is called when a connection is there
 
-    def __init__(self, address: str, instance: Callable[[], Instance]) -> None:
-        super().__init__((address, 0), _Handler)
+    def __init__(self, address: str, instance: Callable[[], Instance], listener: socket.socket | None = None) -> None:
+        """Listen at `address`, or on `listener`, which listens already, on a node's own network perhaps."""
+        super().__init__((address, 0), _Handler, bind_and_activate=listener is None)
+        if listener is not None:
+            self.socket.close()
+            self.socket = listener
+            self._know(listener)
         self.instance = instance
         self._tokens: dict[str, float] = {}
 
     def server_bind(self) -> None:
         """Bind, without the look-up of the host's name that HTTPServer does."""
         self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
+        self._know(self.socket)
+
+    def _know(self, listener: socket.socket) -> None:
+        self.server_address = listener.getsockname()
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
     @property

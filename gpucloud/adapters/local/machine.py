@@ -1,8 +1,9 @@
-"""A live node as the daemon holds it: its newest record, its process and its metadata service."""
+"""A live node as the daemon holds it: its newest record, its process, its metadata service and its link."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -10,11 +11,12 @@ import threading
 from collections.abc import Collection
 from datetime import datetime
 
-from gpucloud.adapters.local import node
+from gpucloud.adapters.local import node, place
 from gpucloud.adapters.local.folder import Folder
 from gpucloud.adapters.local.imds import Instance, Metadata
 from gpucloud.adapters.local.login import user_name
-from gpucloud.adapters.local.records import GroupRecord, NodeRecord
+from gpucloud.adapters.local.records import GroupRecord, NodeRecord, Tier
+from gpucloud.adapters.local.switch import METADATA_ADDRESS, Port, Switch
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job import Market
 
@@ -30,22 +32,32 @@ class Machine:
         now: datetime,
         *,
         devices: tuple[str, ...] | None,
+        switch: Switch | None = None,
     ) -> None:
         """Reserve an id, an address, a port and a host key; nothing runs yet. OSError when there is no free port.
 
-        `devices` are the UUIDs of the node's GPUs, None on a machine without any.
+        `devices` are the UUIDs of the node's GPUs, None on a machine without any. With a `switch` the node is of tier
+        A; ProvisionError when it has no port for it.
         """
         if group.pool is None:
             raise ProvisionError(f"{group.name} has a size and no pool", hint="set the size again")
-        self._listener = node.listen({o.address for o in others}, {o.port for o in others})
+        self._listener = place.listen({o.address for o in others}, {o.port for o in others})
         address, port = self._listener.getsockname()[:2]
         self._host_key = node.new_host_key()
-        self._metadata = Metadata(address, self._instance)
+        private = place.private_address({o.private for o in others}) if switch else None
+        self._switch = switch
+        self._port = switch.plug(private) if switch and private else None
+        if self._port is None:
+            self._metadata = Metadata(address, self._instance)
+        else:
+            self._metadata = Metadata(METADATA_ADDRESS, self._instance, self._port.metadata)
         self._folder = folder.node_folder
         self._layers = folder.root / "layers"
         self._process: subprocess.Popen[bytes] | None = None
         self._greeting: socket.socket | None = None
         self._frozen = False
+        self._cut = False
+        self._link = (True, 0)
         self.group = group
         self.record = NodeRecord(
             id=node.new_id(),
@@ -55,9 +67,11 @@ class Machine:
             address=address,
             port=port,
             user=user_name(),
-            interface=node.interface(),
+            interface="eth0" if self._port else place.interface(),
             host_key=self._host_key.public,
             devices=devices or (),
+            tier=Tier.A if self._port else Tier.B,
+            private=private,
         )
         self._devices = devices
 
@@ -70,11 +84,24 @@ class Machine:
             public_key=self.group.public_key,
             host_key=self._host_key,
             user_data=self.group.user_data,
-            metadata=self._metadata.url,
+            metadata=None if self._port else self._metadata.url,
             layers=self._layers,
             devices=self._devices,
+            own=self._own_space(self._port) if self._port else None,
         )
-        self._process = node.start(boot, self._listener, parent_pipe)
+        try:
+            self._process = node.start(boot, self._listener, parent_pipe)
+        finally:
+            for descriptor in boot.own.descriptors if boot.own else ():
+                os.close(descriptor)
+
+    def _own_space(self, port: Port) -> place.OwnSpace:
+        return place.OwnSpace(
+            network=port.network,
+            user=port.user,
+            address=self.record.private or "",
+            home_mib=self.group.home_mib,
+        )
 
     @property
     def metadata(self) -> Metadata:
@@ -88,7 +115,9 @@ class Machine:
 
     @property
     def died(self) -> bool:
-        """Whether the node's first process has ended by itself."""
+        """Whether the node's first process has ended by itself, or the network that it was on."""
+        if self._switch is not None and not self._switch.alive:
+            return True
         return self._process is None or self._process.poll() is not None
 
     def greets(self) -> bool:
@@ -110,11 +139,25 @@ class Machine:
         path = self._folder(self.group.name, self.record.id) / "user-data.exit"
         return int(path.read_text()) if path.exists() else None
 
-    def freeze(self) -> None:
-        """Stop every process of the node, once."""
-        if not self._frozen and self._process is not None:
-            node.freeze(self.record.id, self._process)
+    def follow_drills(self) -> None:
+        """Make the node as frozen and as cut off as its record says. ProvisionError when its link cannot be set."""
+        record = self.record
+        if self._process is None:
+            return
+        self._set_link(up=not record.cut, segment=record.segment)
+        if self._frozen and not record.frozen:
+            node.thaw(record.id, self._process)
+            self._frozen = self._cut = False
+        if record.cut != self._cut and not self._frozen:
+            self._cut = node.close_way_in(self._process, closed=record.cut, own_space=self._port is not None)
+        if record.frozen and not self._frozen:
+            node.freeze(record.id, self._process)
             self._frozen = True
+
+    def _set_link(self, *, up: bool, segment: int) -> None:
+        if self._switch is not None and self._port is not None and self._link != (up, segment):
+            self._switch.set_link(self._port.link, up=up, segment=segment)
+            self._link = (up, segment)
 
     def end(self) -> bool:
         """End the node's processes, sockets and disk; False when a process was still there after some seconds."""
@@ -123,10 +166,16 @@ class Machine:
             self._listener.close()
             self._metadata.server_close()
             self._close_greeting()
+            self._unplug()
             # As on EC2 nothing of the local disk is left. It may be large: the other nodes do not wait for it.
             home = self._folder(self.group.name, self.record.id) / "home"
             threading.Thread(target=shutil.rmtree, args=(home,), kwargs={"ignore_errors": True}).start()
         return gone
+
+    def _unplug(self) -> None:
+        if self._switch is not None and self._port is not None and self._switch.alive:
+            with contextlib.suppress(ProvisionError):  # it goes with the switch
+                self._switch.unplug(self._port.link)
 
     def _close_greeting(self) -> None:
         if self._greeting is not None:
@@ -142,7 +191,7 @@ class Machine:
             region=self.group.region,
             zone=record.pool.zone,
             spot=record.pool.market is Market.SPOT,
-            address=record.address,
+            address=record.private or record.address,
             noticed_at=record.noticed_at,
             taken_at=record.taken_at,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -20,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 import gpucloud
 from gpucloud import processes
 from gpucloud.adapters.local.login import user_name
+from gpucloud.adapters.local.place import OwnSpace
 
 MARK = "GPUCLOUD_NODE"
 """The variable that every process of a node bears, with the node's id."""
@@ -51,31 +53,6 @@ def new_host_key() -> HostKey:
 _NOTICE_POLL_S = "0.2"
 
 
-def interface() -> str:
-    """Return the name of the loopback interface, which carries the traffic between nodes."""
-    return "lo" if sys.platform.startswith("linux") else "lo0"
-
-
-def listen(addresses: Collection[str], ports: Collection[int]) -> socket.socket:
-    """Return a socket that listens on an address and a port that no live node has.
-
-    On Linux each node has an address of its own (all of 127.0.0.0/8 binds there); elsewhere they share 127.0.0.1.
-    """
-    free = (f"127.0.{k // 200}.{10 + k % 200}" for k in range(5000))
-    address = next(candidate for candidate in free if candidate not in addresses)
-    while True:
-        try:
-            listener = socket.create_server((address, 0), backlog=256)
-        except OSError:
-            if address == "127.0.0.1":
-                raise
-            address = "127.0.0.1"
-            continue
-        if listener.getsockname()[1] not in ports:
-            return listener
-        listener.close()
-
-
 def import_path() -> dict[str, str]:
     """Return PYTHONPATH where this package is not installed, else nothing."""
     parent = Path(gpucloud.__file__).resolve().parent.parent
@@ -93,7 +70,8 @@ class Boot:
     """What a node is started from. `folder` is made; `user_data` is a shell script, empty for none.
 
     `layers` keeps what jobs' `setup` made, for all nodes of this machine. `devices` are the UUIDs of the node's GPUs;
-    None on a machine without any.
+    None on a machine without any. `metadata` is None where the service is at its true address. `own` are the options
+    by which the node gets namespaces of its own, empty for none.
     """
 
     id: str
@@ -102,9 +80,10 @@ class Boot:
     public_key: str
     host_key: HostKey
     user_data: str
-    metadata: str
+    metadata: str | None
     layers: Path
     devices: tuple[str, ...] | None = None
+    own: OwnSpace | None = None
 
     @property
     def home(self) -> Path:
@@ -121,9 +100,18 @@ class Boot:
             *("--home", str(self.home)),
             *("--parent-pipe", str(parent_pipe)),
         )
-        if not self.user_data:
+        if self.user_data:
+            server = (sys.executable, "-m", "gpucloud.adapters.local.first_boot", str(self.folder), *server)
+        if self.own is None:
             return server
-        return (sys.executable, "-m", "gpucloud.adapters.local.first_boot", str(self.folder), *server)
+        return (
+            *self.own.argv(),
+            *("--folder", str(self.folder)),
+            *("--home", str(self.home)),
+            *("--parent-pipe", str(parent_pipe)),
+            "--",
+            *server,
+        )
 
     def environment(self) -> dict[str, str]:
         """Return the node's whole environment: nothing of the caller's, so that no secret of theirs is in it."""
@@ -138,10 +126,10 @@ class Boot:
             "USER": user_name(),
             "LOGNAME": user_name(),
             MARK: self.id,
-            "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.metadata,
             "GPUCLOUD_NOTICE_POLL_S": _NOTICE_POLL_S,
             "GPUCLOUD_PYTHON": sys.executable,
             "GPUCLOUD_LAYERS": str(self.layers),
+            **({"AWS_EC2_METADATA_SERVICE_ENDPOINT": self.metadata} if self.metadata else {}),
             **import_path(),
             **self._gpus(),
         }
@@ -172,7 +160,7 @@ def start(boot: Boot, listener: socket.socket, parent_pipe: int) -> subprocess.P
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=console,
-            pass_fds=(listener.fileno(), parent_pipe),
+            pass_fds=(listener.fileno(), parent_pipe, *(boot.own.descriptors if boot.own else ())),
             start_new_session=True,
         )
 
@@ -212,6 +200,24 @@ def end_orphans(nodes: Collection[int]) -> None:
 def freeze(node_id: str, process: subprocess.Popen[bytes]) -> None:
     """Stop every process of the node, so that it answers nothing and yet is there."""
     processes.stop_tree(process.pid, mark=(MARK, node_id))
+
+
+def thaw(node_id: str, process: subprocess.Popen[bytes]) -> None:
+    """Let every process of the node go on."""
+    processes.continue_tree(process.pid, mark=(MARK, node_id))
+
+
+def close_way_in(process: subprocess.Popen[bytes], *, closed: bool, own_space: bool) -> bool:
+    """Let the node's SSH server stop or go on, and nothing else of it; return whether it is closed now.
+
+    Connections stay as they are and nothing comes through: so is a way in whose packets are lost.
+    """
+    server = processes.first_command(process.pid) if own_space else process.pid
+    if server is None:
+        return not closed
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(server, signal.SIGSTOP if closed else signal.SIGCONT)
+    return closed
 
 
 def _write_private(path: Path, data: bytes) -> None:

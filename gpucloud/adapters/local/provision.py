@@ -112,6 +112,8 @@ def ensure_group(root: Path, spec: ClusterSpec, *, user_data: str = "") -> str:
                 armed_until=old.armed_until,
                 schedule=old.schedule,
                 launched=old.launched,
+                tier=old.tier,
+                home_mib=old.home_mib,
             )
         if wanted != old:
             folder.save_group(wanted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta, timezone
+from enum import Enum
 from typing import Any
 
 from gpucloud.domain.job import Market
@@ -13,6 +14,13 @@ from gpucloud.domain.offer import Pool
 
 NOTICE_S = 120.0  # what EC2 gives
 CLOCK_FACTOR = 30.0
+
+
+class Tier(str, Enum):
+    """How real nodes are: A gives each its own namespaces, B none, so that it runs everywhere."""
+
+    A = "a"
+    B = "b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +59,8 @@ class ShortOf:
 class GroupRecord:
     """One node group: what Terraform set, the level, the shut-off. `launched` numbers the nodes.
 
-    `short_of` is why fewer nodes than the level run, while that is so.
+    `short_of` is why fewer nodes than the level run, while that is so. In tier A each node's home may be a disk of its
+    own of `home_mib`; 0: it is a folder.
     """
 
     name: str
@@ -69,13 +78,17 @@ class GroupRecord:
     schedule: Schedule | None = None
     launched: int = 0
     short_of: ShortOf | None = None
+    tier: Tier = Tier.B
+    home_mib: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
     """One node; `devices` are the UUIDs of its GPUs.
 
-    `ending` is why it is to end, written before it is done; `number` counts launches in the group.
+    `ending` is why it is to end, written before it is done; `number` counts launches in the group. `private` is where
+    the other nodes reach it, None where that is `address`. What a drill did to it are levels: `frozen`; `cut` off from
+    everyone; on which side of a partition it is, `segment`.
     """
 
     id: str
@@ -96,6 +109,10 @@ class NodeRecord:
     ended_at: datetime | None = None
     user_data_exit: int | None = None
     devices: tuple[str, ...] = ()
+    tier: Tier = Tier.B
+    private: str | None = None
+    cut: bool = False
+    segment: int = 0
 
     @property
     def alive(self) -> bool:
@@ -117,7 +134,7 @@ class NodeRecord:
             address=self.address,
             port=self.port,
             user=self.user,
-            private_address=self.address,
+            private_address=self.private or self.address,
             interface=self.interface,
             host_key=self.host_key,
             devices=self.devices,
@@ -170,6 +187,7 @@ def group_from(text: str) -> GroupRecord:
         armed_until=_time(raw["armed_until"]),
         schedule=_schedule(raw["schedule"]) if raw["schedule"] else None,
         short_of=_short_of(raw.get("short_of")),
+        tier=Tier(raw.get("tier", Tier.B)),
     )
     return GroupRecord(**raw)
 
@@ -186,6 +204,7 @@ def node_from(text: str) -> NodeRecord:
         ending=EndCause(raw["ending"]) if raw["ending"] else None,
         devices=tuple(raw.get("devices", ())),
         ended_at=_time(raw["ended_at"]),
+        tier=Tier(raw.get("tier", Tier.B)),
     )
     return NodeRecord(**raw)
 

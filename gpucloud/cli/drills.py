@@ -1,0 +1,75 @@
+"""`gpucloud local interrupt|kill|freeze|cut|heal`: what the embedded fleet does to a node when asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from gpucloud.cli.asking import group_of, one_node
+from gpucloud.cli.render import say, say_json, tell
+from gpucloud.cli.target import known_job
+from gpucloud.domain.errors import UsageError
+from gpucloud.wiring import Gpucloud
+
+if TYPE_CHECKING:
+    from gpucloud.adapters.local.group import LocalNodeGroup
+
+_NODE_ID = re.compile(r"i-0[0-9a-f]{16}")
+
+
+class Drill(Enum):
+    """What is done to a node; the value is the word for it when it is done."""
+
+    INTERRUPT = "noticed"
+    KILL = "taken"
+    FREEZE = "frozen"
+    CUT = "cut"
+    HEAL = "healed"
+
+
+def drill(target: str | None, node_id: str | None, what: Drill, *, as_json: bool) -> int:
+    """Have the embedded cloud do that to a node; return the exit code.
+
+    `target` is the node itself, or a job as elsewhere; then `node_id`, or the job's first node that is up, is meant.
+    """
+    nodes, job, group, node = _meant(target, node_id)
+    _does(nodes, what)(group, node)
+    if what is Drill.CUT and not nodes.has_own_network(group, node):
+        tell(f"{node}: only the way to it is cut; GPUCLOUD_LOCAL_TIER=a gives machines a network that can be cut too")
+    if as_json:
+        say_json({"job": job, "node": node, "done": what.value})
+    else:
+        say(f"{node}: {what.value}")
+    return 0
+
+
+def _does(nodes: LocalNodeGroup, what: Drill) -> Callable[[str, str], None]:
+    match what:
+        case Drill.INTERRUPT:
+            return lambda group, node: nodes.interrupt(group, node, notice=True)
+        case Drill.KILL:
+            return lambda group, node: nodes.interrupt(group, node, notice=False)
+        case Drill.FREEZE:
+            return nodes.freeze
+        case Drill.CUT:
+            return nodes.cut
+        case Drill.HEAL:
+            return nodes.heal
+
+
+def _meant(target: str | None, node_id: str | None) -> tuple[LocalNodeGroup, str, str, str]:
+    """Return the embedded cloud's groups, and the job, the group and the node that are meant."""
+    cloud = Gpucloud()
+    if target is not None and node_id is None and _NODE_ID.fullmatch(target):
+        nodes = cloud.local().nodes()
+        found = nodes.owner_of(target)
+        if found is None:
+            raise UsageError(f"no machine of the embedded fleet is called {target}", hint="gpucloud status JOB")
+        group, job = found
+        return nodes, job, group, target
+    known = known_job(cloud, target)
+    nodes = cloud.embedded(known)
+    node = one_node(cloud, known, node_id)
+    return nodes, known.name, group_of(cloud, known), node.id
