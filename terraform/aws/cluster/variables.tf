@@ -80,6 +80,12 @@ variable "data" {
   }
 }
 
+variable "unattended" {
+  description = "Whether the job drives itself: its machines may then see their own group and replace a machine of it."
+  type        = bool
+  default     = false
+}
+
 variable "image" {
   description = "The machine image (ami-…) that the job is pinned to in this region."
   type        = string
