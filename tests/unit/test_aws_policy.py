@@ -152,6 +152,7 @@ def test_a_machine_of_a_job_that_drives_itself_sees_its_group_and_replaces_a_mac
         "autoscaling:DescribeScheduledActions",
         "autoscaling:TerminateInstanceInAutoScalingGroup",
         "ec2:DescribeInstances",
+        "ec2:DescribeSpotPriceHistory",
     }
     assert driving["Statement"][: len(NODE["Statement"])] == NODE["Statement"]
     added = {one["Sid"]: (one["Resource"], one.get("Condition")) for one in driving["Statement"][-3:]}

@@ -113,6 +113,7 @@ locals {
         "autoscaling:DescribeScalingActivities",
         "autoscaling:DescribeScheduledActions",
         "ec2:DescribeInstances",
+        "ec2:DescribeSpotPriceHistory",
       ]
       Resource  = ["*"]
       Condition = { StringEquals = { "aws:RequestedRegion" = [var.region] } }

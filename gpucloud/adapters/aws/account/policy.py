@@ -188,7 +188,7 @@ def _drive(names: _Names, place: str, group: str, ours: Document) -> list[Docume
     here = {"StringEquals": {"aws:RequestedRegion": names.region}}
     return [
         _allow("Order", "s3", "GetObject", [f"{place}/{name}" for name in ("drive.json", "hosts/*")]),
-        _statement("Look", [*looks, "ec2:DescribeInstances"], ["*"], here),
+        _statement("Look", [*looks, "ec2:DescribeInstances", "ec2:DescribeSpotPriceHistory"], ["*"], here),
         _allow("Replace", "autoscaling", "TerminateInstanceInAutoScalingGroup", [group], {"StringEquals": ours}),
     ]
 

@@ -298,7 +298,7 @@ run "of_a_job_that_drives_itself_a_machine_sees_its_group_and_replaces_a_machine
       "s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload",
       "autoscaling:SetDesiredCapacity", "autoscaling:UpdateAutoScalingGroup", "autoscaling:TerminateInstanceInAutoScalingGroup",
       "autoscaling:DescribeAutoScalingGroups", "autoscaling:DescribeScalingActivities", "autoscaling:DescribeScheduledActions",
-      "ec2:DescribeInstances",
+      "ec2:DescribeInstances", "ec2:DescribeSpotPriceHistory",
     ])
     error_message = "no machine more, no shut-off later, no tag, nothing outside the group"
   }
