@@ -67,6 +67,12 @@ variable "store" {
   type        = string
 }
 
+variable "unattended" {
+  description = "Whether the machines drive their job themselves: they may then see their own group and replace a machine of it."
+  type        = bool
+  default     = false
+}
+
 # From here on AWS's own.
 
 variable "data" {
@@ -78,12 +84,6 @@ variable "data" {
     condition     = alltrue([for source in var.data : can(regex("^s3://[a-z0-9.-]+(/[^*?]*)?$", source))])
     error_message = "Each must be s3://bucket or s3://bucket/prefix, without * and ?."
   }
-}
-
-variable "unattended" {
-  description = "Whether the job drives itself: its machines may then see their own group and replace a machine of it."
-  type        = bool
-  default     = false
 }
 
 variable "image" {

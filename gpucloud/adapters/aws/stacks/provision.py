@@ -195,7 +195,6 @@ class AwsProvisioner:
             "user_data": user_data,
             "efa": sorted(set(spec.efa)),
             "data": list(spec.data),
-            "unattended": spec.unattended,
             "network": network.variable(),
             "machine": {
                 "disk_gib": choices.disk_gib,
