@@ -140,8 +140,8 @@ class AwsCloud:
             permissions_boundary=boundary,
         )
 
-    def machine_policy(self, job: Job, cluster: str) -> dict[str, Any]:
-        """Return the least IAM policy of the job's machines."""
+    def machine_policy(self, job: Job, cluster: str, *, unattended: bool = False) -> dict[str, Any]:
+        """Return the least IAM policy of the job's machines, which drive it if it is `unattended`."""
         from gpucloud.adapters.aws.account.policy import node_policy
 
         who, store = self._caller, urlsplit(job.store or self.default_store())
@@ -153,6 +153,7 @@ class AwsCloud:
             bucket=store.netloc,
             prefix=store.path,
             data=_in_s3(job),
+            unattended=unattended,
         )
 
     def refresh_catalog(self) -> tuple[int, int]:
