@@ -20,7 +20,7 @@ from tests.lab.aws.lab import OWN_AGENT
 from tests.lab.aws.world import ACCESS_KEY
 from tests.standins.aws import Account, account
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 STEPS = 60
 # Rights that this job had no use for: small checkpoints, prices of machines that were charged by the minute's least.
@@ -50,12 +50,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
         aws.lab.world.node_env["GPUCLOUD_AWS_POLL_S"] = "0.3"
         file = aws.job(steps=STEPS, step_s=0.1)
         command = aws.line.start("train", file, "--unattended", "1h")
-        until(lambda: len(aws.alive("small")) == 2, "machines", 200)
+        until(lambda: len(aws.alive("small")) == 2, "machines", 400)
         os.killpg(command.pid, signal.SIGKILL)
         command.wait()
         asked = aws.asked()
         most: list[int] = []
-        until(lambda: most.append(len(aws.alive("small"))) or aws.step("small") > 5, "a machine drives", 200)
+        until(lambda: most.append(len(aws.alive("small"))) or aws.step("small") > 5, "a machine drives", 400)
         lost = aws.alive("small")
         for machine in lost:
             aws.lab.take(machine)
