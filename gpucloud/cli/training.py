@@ -15,7 +15,7 @@ from gpucloud.cli.target import Target, known_job, read_target
 from gpucloud.domain.driving import USUAL_TIME, Unattended
 from gpucloud.domain.errors import CleanupIncomplete, GpucloudError, LeaseHeld, UsageError
 from gpucloud.domain.job import AwsChoices, Cloud, Job
-from gpucloud.domain.quantities import parse_span
+from gpucloud.domain.quantities import format_span, parse_span
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.seen import Goal, Until
@@ -66,7 +66,11 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
     """Run the job to its end, or start or continue it in the background; return the exit code."""
     cloud = Gpucloud()
     lasting = _time(asked.unattended)
-    refused = cloud.unable(read_target(cloud, target, on).job) if lasting is not None or asked.detach else None
+    refused = None
+    if lasting is not None or asked.detach:
+        job = read_target(cloud, target, on).job
+        _require_worth(cloud, job, lasting)
+        refused = cloud.unable(job)
     if refused is not None and lasting is not None:
         raise UsageError(f"--unattended: {refused.why}", hint=refused.hint)
     read, start = _started(cloud, target, on)
@@ -88,6 +92,16 @@ def _time(text: str | None) -> timedelta | None:
         return parse_span(text) if text is not None else None
     except ValueError as error:
         raise UsageError(f"--unattended: {error}", hint="--unattended 8h") from error
+
+
+def _require_worth(cloud: Gpucloud, job: Job, lasting: timedelta | None) -> None:
+    """A shorter time would be over before the machines have made themselves fit."""
+    least = 2 * cloud.cloud(job).manners.rules.wall.least
+    if lasting is not None and lasting < least:
+        raise UsageError(
+            f"--unattended: {format_span(lasting)} is too short to start and save; the least is {format_span(least)}",
+            hint="--unattended 8h",
+        )
 
 
 def launch(cloud: Gpucloud, read: Target, start: Start, unattended: Unattended, *, as_json: bool) -> int:
@@ -257,13 +271,18 @@ def _answer(report: JobReport, *, as_json: bool) -> int:
 
 def _say_what_lives(state: JobState) -> None:
     tell(f"left {state.job} as it is")
+    drives_itself = state.unattended_s is not None and state.group is not None
     alive = [life.node_id for life in state.nodes if life.ended_at is None]
     until = f" until {state.paid_until:%H:%M:%S} UTC" if state.paid_until else ""
     if alive:
         tell(f"alive and paid{until}, then off by themselves: {', '.join(alive)}")
     elif until:  # behind an armed shut-off machines may have been asked for that no listing has shown yet
         tell(f"no machine has been seen; one that was asked for last is paid{until}, then off by itself")
-    if alive or until:
+    if drives_itself and (alive or until):
+        tell(
+            f"{state.job} drives itself; `gpucloud logs -f {state.job}` follows it, `gpucloud down {state.job}` ends it"
+        )
+    elif alive or until:
         tell(f"`gpucloud train {state.job}` goes on, `gpucloud down {state.job}` ends them now")
     else:
         tell("no machines are alive")
