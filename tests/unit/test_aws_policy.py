@@ -187,6 +187,13 @@ def test_a_machine_of_a_job_that_drives_itself_sees_its_group_and_replaces_a_mac
                 "autoscaling:CreateOrUpdateTags",
             ),
         ),
+        ("autoscaling", "UpdateAutoScalingGroup", {"MaxSize": "0"}, ("autoscaling:UpdateAutoScalingGroup",)),
+        (
+            "autoscaling",
+            "UpdateAutoScalingGroup",
+            {"MixedInstancesPolicy.LaunchTemplate.Overrides.member.1.InstanceType": "g4dn.xlarge"},
+            ("autoscaling:UpdateAutoScalingGroup", "ec2:RunInstances", "iam:PassRole"),
+        ),
         ("iam", "CreateRole", {"Tags.member.1.Key": "x"}, ("iam:CreateRole", "iam:TagRole")),
         ("iam", "AddRoleToInstanceProfile", {}, ("iam:AddRoleToInstanceProfile", "iam:PassRole")),
         ("s3", "HeadBucket", {"Bucket": "b"}, ("s3:ListBucket",)),
