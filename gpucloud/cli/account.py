@@ -54,12 +54,18 @@ def quota_status(target: str | None, *, as_json: bool) -> int:
     return 0
 
 
-def iam_policy(target: str | None, *, node: bool) -> int:
-    """Write the least IAM policies of whoever runs gpucloud, by name, or that of a job's machines; the exit code."""
+def iam_policy(target: str | None, *, node: bool, unattended: bool = False) -> int:
+    """Write the least IAM policies of whoever runs gpucloud, by name, or that of a job's machines; the exit code.
+
+    Machines of an `unattended` job drive it, and may see their group and replace a machine of it.
+    """
     cloud = Gpucloud()
     job = read_target(cloud, target, Cloud.AWS).job if target is not None or node else None
     aws = cloud.aws(job.aws if job else AwsChoices(), job.resources if job else Resources())
-    policies = aws.machine_policy(job, cluster_of(job.name)) if node and job else aws.caller_policies(job)
+    if node and job:
+        policies = aws.machine_policy(job, cluster_of(job.name), unattended=unattended)
+    else:
+        policies = aws.caller_policies(job)
     say(json.dumps(policies, indent=2))
     return 0
 

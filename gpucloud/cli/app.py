@@ -355,11 +355,12 @@ def quota_status(target: Target = None, as_json: Json = False) -> None:
 def iam_policy(
     target: Target = None,
     node: Annotated[bool, typer.Option("--node", help="The machines' policy instead of the caller's.")] = False,
+    unattended: Annotated[bool, typer.Option("--unattended", help="That of machines that drive their job.")] = False,
 ) -> None:
     """Write the least policy that lets gpucloud work, as JSON."""
     from gpucloud.cli import account
 
-    raise typer.Exit(account.iam_policy(target, node=node))
+    raise typer.Exit(account.iam_policy(target, node=node or unattended, unattended=unattended))
 
 
 @tools.command("install")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -14,7 +15,10 @@ from urllib.parse import urlsplit
 from gpucloud.domain.errors import CredentialsError, StoreError, ToolMissing
 from gpucloud.store.contract import Conflict, Stored, checked
 
-_CONDITION_FAILED = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
+_CONDITION_FAILED = {"PreconditionFailed", "412"}
+# Another write of the object is under way: nothing is decided, and S3 asks to try again (PutObject, 409).
+_COLLIDED = {"ConditionalRequestConflict", "409"}
+_COLLISION_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 _MISSING = {"NoSuchKey", "404"}
 _UNKNOWN_CALLER = {
     "InvalidAccessKeyId",
@@ -25,7 +29,7 @@ _UNKNOWN_CALLER = {
     "TokenRefreshRequired",
     "UnrecognizedClientException",
 }
-_BUSY = {"SlowDown", "RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestTimeout"}
+_BUSY = {"SlowDown", "RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestTimeout", *_COLLIDED}
 _HINTS = {
     "NoSuchBucket": "make the bucket, or correct the store's URL",
     "AccessDenied": "let this identity get, put, list and delete objects below the store's prefix",
@@ -43,7 +47,7 @@ class S3Store:
     caller is unknown, ToolMissing without boto3, StoreError for all else.
     """
 
-    def __init__(self, url: str, *, profile: str | None = None) -> None:
+    def __init__(self, url: str, *, profile: str | None = None, sleep: Callable[[float], None] = time.sleep) -> None:
         try:
             import boto3.exceptions  # noqa: PLC0415 - late: nodes and scripts without S3 do not have it
             import boto3.session  # noqa: PLC0415
@@ -53,6 +57,7 @@ class S3Store:
             raise ToolMissing(f"{url} needs boto3", hint="pip install boto3") from error
         parts = urlsplit(url)
         self.url = url.rstrip("/")
+        self._sleep = sleep
         self._bucket = parts.netloc
         self._prefix = checked(parts.path.strip("/")) + "/" if parts.path.strip("/") else ""
         self._client_error = botocore.exceptions.ClientError
@@ -91,20 +96,17 @@ class S3Store:
                 return self._put_whole(name, data)
         condition = {"IfNoneMatch": "*"} if if_absent else {"IfMatch": if_version}
         body = bytes(data)
+        collided = False
         with self._explained("write", key):
-            try:
-                return str(self._client.put_object(Bucket=self._bucket, Key=name, Body=body, **condition)["ETag"])
-            except self._errors as error:
-                failed = error_code(error) in _CONDITION_FAILED | _MISSING
-                if failed and not _retried(error):
-                    raise Conflict(key) from error
-                # The reply to an earlier try may have been lost: then what is there is what we wrote.
-                version = self._version_if_equal(name, body)
-                if version is not None:
-                    return version
-                if failed:
-                    raise Conflict(key) from error
-                raise
+            for wait_s in (*_COLLISION_WAITS_S, None):
+                try:
+                    return str(self._client.put_object(Bucket=self._bucket, Key=name, Body=body, **condition)["ETag"])
+                except self._errors as error:
+                    if error_code(error) not in _COLLIDED or wait_s is None:
+                        return self._version_after(error, key, body, repeated=collided)
+                    collided = True
+                    self._sleep(wait_s)
+        raise AssertionError("the last try returns or raises")
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """Return every key that starts with `prefix`, sorted."""
@@ -132,6 +134,19 @@ class S3Store:
             return str(self._client.put_object(Bucket=self._bucket, Key=name, Body=bytes(data))["ETag"])
         self._client.upload_fileobj(io.BytesIO(data), self._bucket, name)
         return str(self._client.head_object(Bucket=self._bucket, Key=name)["ETag"])
+
+    def _version_after(self, error: Exception, key: str, body: bytes, *, repeated: bool) -> str:
+        """Return the version of a conditional write that failed only by its reply; raise Conflict, or the error."""
+        failed = error_code(error) in _CONDITION_FAILED | _MISSING
+        if failed and not (repeated or _retried(error)):
+            raise Conflict(key) from error
+        # The reply to an earlier try may have been lost: then what is there is what we wrote.
+        version = self._version_if_equal(self._name(key), body)
+        if version is not None:
+            return version
+        if failed:
+            raise Conflict(key) from error
+        raise error
 
     def _version_if_equal(self, name: str, data: bytes) -> str | None:
         try:

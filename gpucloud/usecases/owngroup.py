@@ -6,9 +6,10 @@ from collections.abc import Callable
 from datetime import datetime
 
 from gpucloud.domain.errors import ProvisionError
+from gpucloud.domain.job import Resources
 from gpucloud.domain.node import GroupView
-from gpucloud.domain.offer import Pool
-from gpucloud.ports import ClusterSpec, NodeGroup
+from gpucloud.domain.offer import Offer, Pool, PricePoint
+from gpucloud.ports import ClusterSpec, MarketData, NodeGroup
 
 _OUTSIDE = "run `gpucloud train` outside"
 
@@ -55,6 +56,21 @@ class OwnGroup:
         if group != self._own:
             raise ProvisionError(f"{group}: a machine of {self._own} may not touch it", hint=_OUTSIDE)
         return group
+
+
+class OwnMarket:
+    """Implements `MarketData` where nothing is bought: what machines cost, and no offer of others."""
+
+    def __init__(self, market: MarketData) -> None:
+        self._market = market
+
+    def offers(self, wanted: Resources) -> tuple[Offer, ...]:  # noqa: ARG002
+        """Return none."""
+        return ()
+
+    def prices(self, pool: Pool, start: datetime, end: datetime) -> tuple[PricePoint, ...]:
+        """Return the pool's price points that cover start..end, in order."""
+        return self._market.prices(pool, start, end)
 
 
 class OwnProvisioner:

@@ -65,12 +65,13 @@ class AwsCloud:
         return Manners(
             rules=Rules(wall=_WALL, limits=_LIMITS),
             terms=Terms(beside_usd_per_hour=beside),
-            period_s=min(0.5, _poll_s()),
+            period_s=min(0.5, poll_s()),
             flush_s=5.0,
             power_off=("sudo", "shutdown", "-h", "now"),
             connect_s=600.0,
             knows_our_address=True,
             boots_as=self._choices.user,
+            drives_as=self._choices.user,
         )
 
     def account(self) -> AwsAccount:
@@ -92,7 +93,7 @@ class AwsCloud:
             host_key=self._host_keys(store),
             efa_of=lambda name: self._catalog.machine(name).efa,
             port=int(os.environ.get("GPUCLOUD_SSH_PORT", "22")),
-            interval_s=_poll_s(),
+            interval_s=poll_s(),
         )
 
     def provisioner(self, store: ObjectStore) -> AwsProvisioner:
@@ -139,8 +140,8 @@ class AwsCloud:
             permissions_boundary=boundary,
         )
 
-    def machine_policy(self, job: Job, cluster: str) -> dict[str, Any]:
-        """Return the least IAM policy of the job's machines."""
+    def machine_policy(self, job: Job, cluster: str, *, unattended: bool = False) -> dict[str, Any]:
+        """Return the least IAM policy of the job's machines, which drive it if it is `unattended`."""
         from gpucloud.adapters.aws.account.policy import node_policy
 
         who, store = self._caller, urlsplit(job.store or self.default_store())
@@ -152,6 +153,7 @@ class AwsCloud:
             bucket=store.netloc,
             prefix=store.path,
             data=_in_s3(job),
+            unattended=unattended,
         )
 
     def refresh_catalog(self) -> tuple[int, int]:
@@ -241,6 +243,6 @@ def _in_s3(job: Job | None) -> tuple[str, ...]:
     return tuple(source for source, _ in job.data if source.startswith("s3://")) if job is not None else ()
 
 
-def _poll_s() -> float:
+def poll_s() -> float:
     """How old the cloud's list may be, in seconds; an emulated cloud may be asked more often."""
     return float(os.environ.get("GPUCLOUD_AWS_POLL_S", "3"))

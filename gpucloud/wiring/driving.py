@@ -56,10 +56,11 @@ class Machine:
         return Goal(
             nodes=job.resources.nodes,
             keep=order.keep,
-            drill=order.drill,
+            drill=order.drill and order.job.cloud is Cloud.LOCAL,  # on AWS a drill is another role's
             deadline_at=state.created_at + job.deadline if job.deadline else None,
             idle=job.idle,
             self_driving=True,
+            within_rights=order.job.cloud is Cloud.AWS,
         )
 
     def world(self, order: DriveOrder) -> World:
@@ -102,7 +103,11 @@ class Machine:
                 from gpucloud.adapters.local.group import LocalNodeGroup
 
                 return OwnGroup(LocalNodeGroup(Path(order.records)), order.group)
-            case Cloud.AWS | Cloud.SSH:
+            case Cloud.AWS:
+                from gpucloud.wiring.awsmachine import own_nodes
+
+                return OwnGroup(own_nodes(order, self.store), order.group)
+            case Cloud.SSH:
                 raise _cannot(order)
 
     def end_group(self, order: DriveOrder, state: JobState) -> None:
@@ -119,7 +124,11 @@ class Machine:
                 from gpucloud.adapters.local.market import LocalMarket
 
                 return LocalMarket()
-            case Cloud.AWS | Cloud.SSH:
+            case Cloud.AWS:
+                from gpucloud.wiring.awsmachine import own_market
+
+                return own_market(order)
+            case Cloud.SSH:
                 raise _cannot(order)
 
     def _outputs(self, order: DriveOrder) -> Outputs:

@@ -258,7 +258,8 @@ class Gpucloud:
             drill=unattended.drill,
             key=world.key,
         )
-        return replace(world, order=order, driver=DriverWanted(store=order.store, order=order_key(order.cluster)))
+        driver = DriverWanted(store=order.store, order=order_key(order.cluster), pip_mirror=world.job.mirrors.pip)
+        return replace(world, order=order, driver=driver)
 
     def _self_boot(self, manners: Manners, unattended: Unattended | None) -> SelfBoot | None:
         from gpucloud.adapters.sync import whole_code

@@ -6,32 +6,25 @@ from datetime import timedelta
 
 import pytest
 from botocore.exceptions import ClientError, NoCredentialsError, ReadTimeoutError, SSOTokenLoadError
-from moto.server import ThreadedMotoServer
 
 from gpucloud.domain.errors import CredentialsError, StoreError
 from gpucloud.store import Conflict, open_store
+from tests.lab.aws import Lab
 
 
 @pytest.fixture(scope="module")
-def endpoint():
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+def lab(tmp_path_factory):
+    """S3 that checks what it is sent, and where one conditional write in ten meets another that is under way."""
+    with Lab(tmp_path_factory.mktemp("lab")) as standing:
+        standing.collide(0.1)
+        yield standing
 
 
 @pytest.fixture
-def s3(endpoint, monkeypatch, request):
-    for name, value in {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_CONFIG_FILE": "/nonexistent",
-        "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
-    }.items():
+def s3(lab, monkeypatch, request):
+    for name, value in lab.settings.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
     store = open_store(f"s3://bucket/{abs(hash(request.node.name))}/jobs")
     if not _has_bucket(store):
         store._client.create_bucket(Bucket="bucket")
@@ -192,6 +185,51 @@ def test_a_write_whose_reply_was_lost_is_no_conflict_with_itself(s3, monkeypatch
         version = s3.put("key", b"mine", if_absent=True)
         assert s3.put("key", b"mine too", if_version=version) != version
     assert s3.get("key").data == b"mine too"
+
+
+def _collide(store, monkeypatch, *, times, first=lambda **request: None):
+    """The next `times` conditional writes meet another one that is under way; `first` is what comes of it."""
+    real, left, waits = store._client.put_object, [times], []
+
+    def put_object(**request):
+        if left[0] == 0:
+            return real(**request)
+        left[0] -= 1
+        first(**request)
+        raise ClientError(
+            {"Error": {"Code": "ConditionalRequestConflict"}, "ResponseMetadata": {"HTTPStatusCode": 409}}, "Put"
+        )
+
+    monkeypatch.setattr(store._client, "put_object", put_object)
+    monkeypatch.setattr(store, "_sleep", waits.append)
+    return waits
+
+
+def test_a_write_that_collides_is_no_conflict_and_is_tried_again(s3, monkeypatch):
+    waits = _collide(s3, monkeypatch, times=3)
+    s3.put("key", b"mine", if_absent=True)
+    assert s3.get("key").data == b"mine"
+    assert waits == [0.05, 0.1, 0.2]
+
+
+def test_a_write_that_collided_with_anothers_is_a_conflict(s3, monkeypatch):
+    other = open_store(s3.url)
+    _collide(s3, monkeypatch, times=1, first=lambda **request: other.put("key", b"theirs"))
+    with pytest.raises(Conflict):
+        s3.put("key", b"mine", if_absent=True)
+    assert s3.get("key").data == b"theirs"
+    other.close()
+
+
+def test_collisions_without_an_end_are_an_error_that_may_pass_and_no_conflict(s3, monkeypatch):
+    version = s3.put("key", b"first")
+    waits = _collide(s3, monkeypatch, times=9)
+    with pytest.raises(StoreError) as caught:
+        s3.put("key", b"second", if_version=version)
+    assert type(caught.value) is StoreError
+    assert caught.value.may_pass
+    assert waits == [0.05, 0.1, 0.2, 0.4, 0.8]
+    assert s3.get("key").data == b"first"
 
 
 def test_a_retried_write_that_meets_anothers_bytes_is_a_conflict(s3, monkeypatch):

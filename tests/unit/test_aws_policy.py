@@ -141,6 +141,32 @@ def test_a_machine_reaches_its_job_its_host_key_and_its_groups_end():
     }
 
 
+def test_a_machine_of_a_job_that_drives_itself_sees_its_group_and_replaces_a_machine_of_it():
+    driving = node_policy(
+        partition="aws", account=ACCOUNT, region="us-east-1", cluster="gpucloud-digits", bucket="b", prefix="team",
+        unattended=True,
+    )  # fmt: skip
+    assert actions(driving) - actions(NODE) == {
+        "autoscaling:DescribeAutoScalingGroups",
+        "autoscaling:DescribeScalingActivities",
+        "autoscaling:DescribeScheduledActions",
+        "autoscaling:TerminateInstanceInAutoScalingGroup",
+        "ec2:DescribeInstances",
+        "ec2:DescribeSpotPriceHistory",
+    }
+    assert driving["Statement"][: len(NODE["Statement"])] == NODE["Statement"]
+    added = {one["Sid"]: (one["Resource"], one.get("Condition")) for one in driving["Statement"][-3:]}
+    group = f"arn:aws:autoscaling:us-east-1:{ACCOUNT}:autoScalingGroup:*:autoScalingGroupName/gpucloud-digits"
+    assert added == {
+        "Order": (
+            [f"arn:aws:s3:::b/team/clusters/gpucloud-digits/{name}" for name in ("drive.json", "hosts/*")],
+            None,
+        ),
+        "Look": (["*"], {"StringEquals": {"aws:RequestedRegion": "us-east-1"}}),
+        "Replace": ([group], {"StringEquals": {"aws:ResourceTag/gpucloud:cluster": "gpucloud-digits"}}),
+    }
+
+
 @pytest.mark.parametrize(
     ("service", "operation", "params", "needed"),
     [
@@ -160,6 +186,13 @@ def test_a_machine_reaches_its_job_its_host_key_and_its_groups_end():
                 "iam:CreateServiceLinkedRole",
                 "autoscaling:CreateOrUpdateTags",
             ),
+        ),
+        ("autoscaling", "UpdateAutoScalingGroup", {"MaxSize": "0"}, ("autoscaling:UpdateAutoScalingGroup",)),
+        (
+            "autoscaling",
+            "UpdateAutoScalingGroup",
+            {"MixedInstancesPolicy.LaunchTemplate.Overrides.member.1.InstanceType": "g4dn.xlarge"},
+            ("autoscaling:UpdateAutoScalingGroup", "ec2:RunInstances", "iam:PassRole"),
         ),
         ("iam", "CreateRole", {"Tags.member.1.Key": "x"}, ("iam:CreateRole", "iam:TagRole")),
         ("iam", "AddRoleToInstanceProfile", {}, ("iam:AddRoleToInstanceProfile", "iam:PassRole")),

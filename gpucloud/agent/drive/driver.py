@@ -10,11 +10,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpucloud.agent.drive.interpreter import able, make
 from gpucloud.agent.metadata import MetadataClient, endpoint, watcher_from
 from gpucloud.agent.wholefile import read_text
 from gpucloud.domain.bootstrap.wanted import DriverWanted
 from gpucloud.domain.codec import Malformed, from_json
-from gpucloud.domain.errors import GpucloudError, LeaseHeld
+from gpucloud.domain.errors import GpucloudError, LeaseHeld, NodeError
 from gpucloud.domain.state import ExitReason
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.lease import is_over, take
@@ -43,8 +44,11 @@ def be_driver(root: Path, lock: int, ready: int) -> int:
 
     `lock` is the driver's lock, held for as long as this process lives; `ready` is told when the order was read.
     """
-    os.set_inheritable(lock, False)  # noqa: FBT003  (positional in the standard library)
     wanted = from_json(DriverWanted, read_text(root / "drive" / "wanted.json") or "")
+    if able() != sys.executable:
+        return _become_able(root, wanted, lock, ready)
+    os.set_inheritable(lock, False)  # noqa: FBT003  (positional in the standard library)
+    know_region()
     machine = Machine(root, wanted)
     watcher = watcher_from(os.environ, lambda: None)
     driver = Driver(machine=machine, node=_node_id(), notice=lambda: watcher.notice if watcher else None)
@@ -55,6 +59,34 @@ def be_driver(root: Path, lock: int, ready: int) -> int:
         watcher.start()
     driver.run()
     return 0
+
+
+def _become_able(root: Path, wanted: DriverWanted, lock: int, ready: int) -> int:
+    """Have a Python made that can drive, and be it. What is made may take minutes: whoever waits is told at once."""
+    os.write(ready, b"ready")
+    python = _made(wanted)
+    os.set_inheritable(lock, True)  # noqa: FBT003  (positional in the standard library)
+    os.set_inheritable(ready, True)  # noqa: FBT003
+    argv = (python, "-I", sys.argv[0], "drive", "--root", str(root), "--as", str(lock), str(ready))
+    os.execv(python, argv)  # noqa: S606  (no shell, an absolute path)
+
+
+def _made(wanted: DriverWanted) -> str:
+    while True:
+        try:
+            return make(wanted.pip_mirror)
+        except NodeError as error:
+            tell(f"{error}; trying again in {_LONGEST_PAUSE_S:.0f} s")
+            time.sleep(_LONGEST_PAUSE_S)
+
+
+def know_region() -> None:
+    """Let what asks AWS know where this machine stands: there, only the metadata service says so."""
+    if "AWS_REGION" in os.environ:
+        return
+    region = _metadata("/latest/meta-data/placement/region")
+    if region is not None:
+        os.environ["AWS_REGION"] = region
 
 
 @dataclass(slots=True)
@@ -143,9 +175,13 @@ def tell(line: str) -> None:
 
 
 def _node_id() -> str:
+    return _metadata("/latest/meta-data/instance-id") or os.uname().nodename
+
+
+def _metadata(path: str) -> str | None:
     client = MetadataClient(endpoint(os.environ))
     try:
-        status, body = client.get("/latest/meta-data/instance-id")
+        status, body = client.get(path)
     finally:
         client.close()
-    return body.strip() if status == 200 else os.uname().nodename
+    return body.strip() if status == 200 else None

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
 
+from gpucloud import smi
+from gpucloud.agent.layer.build import Failed, build
+from gpucloud.agent.layer.fact import index_for, key_of, read_ready
+from gpucloud.agent.layer.places import places
 from gpucloud.domain.errors import NodeError
+from gpucloud.domain.layer import BOTO3, LayerOrder, LayerWanted
 
 _NEEDS = ("boto3", "paramiko")
+_SETUP = f"pip install -q '{BOTO3}' 'paramiko>=3.5,<6'"
 _LIMIT_S = 60.0
 _ASK = """\
 import importlib.util, sys
@@ -17,11 +24,47 @@ sys.exit("it lacks " + " and ".join(missing) if missing else 0)
 """
 
 
-def interpreter(root: Path) -> str:  # noqa: ARG001  where one can be made
-    """Return an interpreter in which they import. NodeError when the node has none."""
-    argv = (sys.executable, "-I", "-c", _ASK, *_NEEDS)
-    asked = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_LIMIT_S)
-    if asked.returncode != 0:
-        why = asked.stderr.strip().rpartition("\n")[2]
-        raise NodeError(f"{sys.executable} cannot drive the job: {why}", hint=f"pip install {' '.join(_NEEDS)}")
-    return sys.executable
+def able() -> str | None:
+    """Return an interpreter in which they import: this one, or the one made for it; None while there is none."""
+    if _imports(sys.executable):
+        return sys.executable
+    own = str(_layer_python())
+    return own if _imports(own) else None
+
+
+def make(pip_mirror: str | None) -> str:
+    """Return such an interpreter, made on this node if need be: once, whoever asks. NodeError when it cannot be had.
+
+    It is a layer like a job's, of the agent's own kind: by uv or pip, from the job's mirror.
+    """
+    found = able()
+    if found is not None:
+        return found
+    wanted = LayerWanted(digest=_digest(), always=True, boto3=False, torch=False)
+    order = LayerOrder(wanted=wanted, setup=_SETUP, code=str(Path.home()), pip_mirror=pip_mirror)
+    try:
+        build(order)
+    except Failed as error:
+        raise NodeError(
+            f"no Python that can drive the job could be made: {error}",
+            hint="let machines reach a package index: mirrors: {pip: https://…/simple}",
+        ) from error
+    return str(_layer_python())
+
+
+def _layer_python() -> Path:
+    folder = places().folder(key_of(_digest(), index_for(smi.gpus()[0])))
+    ready = read_ready(folder)
+    return Path(ready.python) if ready is not None else folder / "bin" / "python"
+
+
+def _digest() -> str:
+    return hashlib.sha256(f"driver {_SETUP}".encode()).hexdigest()
+
+
+def _imports(python: str) -> bool:
+    argv = (python, "-I", "-c", _ASK, *_NEEDS)
+    try:
+        return subprocess.run(argv, capture_output=True, check=False, timeout=_LIMIT_S).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False

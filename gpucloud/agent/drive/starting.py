@@ -6,12 +6,13 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 from gpucloud import processes
 from gpucloud.agent.drive import files
-from gpucloud.agent.drive.interpreter import interpreter
+from gpucloud.agent.drive.interpreter import able
 from gpucloud.agent.wholefile import read_tail, write_whole
 from gpucloud.domain.bootstrap.wanted import DriverWanted
 from gpucloud.domain.codec import to_json
@@ -23,9 +24,10 @@ _END_S = 5.0
 def start(root: Path, wanted: DriverWanted, *, package: Path | None, sha256: str) -> str:
     """Start the driver and return "started" once it has read its order, or "already" when this very one runs.
 
-    One of another package is ended first: whatever it was about, the next one goes on with. Raises NodeError.
+    One of another package is ended first: whatever it was about, the next one goes on with. Where no Python here can
+    drive yet, the driver has one made first: training does not wait for that. Raises NodeError.
     """
-    python = interpreter(root)
+    python = able() or sys.executable
     write_whole(files.folder(root) / "wanted.json", to_json(wanted))
     held = files.lock(root)
     if held is None and files.identity(root).get("package") == sha256:

@@ -13,10 +13,14 @@ from gpucloud.domain.machine import MachineWanted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverWanted:
-    """Where a machine that drives its own job finds its order: the store's URL and the key there. No secret is here."""
+    """Where a machine that drives its own job finds its order: the store's URL and the key there. No secret is here.
+
+    `pip_mirror` is where packages come from if the machine's Python lacks what a driver needs.
+    """
 
     store: str
     order: str
+    pip_mirror: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ class Goal:
     """What the user wants: fixed for one supervisor.
 
     `began_at` is when that supervisor began. `self_driving`: it runs on a machine of the job, which may buy no time.
+    `within_rights`: its cloud lets that machine neither move the shut-off nor give a machine up before it is taken.
     """
 
     nodes: int
@@ -47,6 +48,7 @@ class Goal:
     idle: IdlePolicy | None = None
     began_at: datetime | None = None
     self_driving: bool = False
+    within_rights: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ def make_room(goal: Goal, seen: Seen) -> Action | None:
     """
     noticed = [n for n in seen.nodes if n.status is not None and n.status.notice is not None]
     counted = [n.node.id for n in noticed if not is_gone(n) and not n.node.detached]
-    if counted and seen.payable_with_another is not None:
+    if counted and seen.payable_with_another is not None and not goal.within_rights:
         lower = _lower(seen, seen.payable_with_another)
         if lower is None or not goal.self_driving:
             return lower or Detach(node_id=counted[0])
@@ -69,7 +69,7 @@ def renew(goal: Goal, seen: Seen, wall: Wall, limits: Limits) -> Arm | None:
     until, payable = seen.group.armed_until, seen.payable_until
     if payable is None or until is None:
         return None
-    lower = _lower(seen, payable)
+    lower = _lower(seen, payable) if not goal.within_rights else None
     if lower is not None or goal.self_driving:
         return lower
     worth = payable - until >= min(timedelta(seconds=60), wall.horizon / 4) and not all_silent(seen, limits)

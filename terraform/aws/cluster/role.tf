@@ -1,4 +1,5 @@
-# What a machine may do, and so whatever runs on it: this job's objects, its own host key, its own group's end.
+# What a machine may do, and so whatever runs on it: this job's objects, its own host key, its own group's end; and of a
+# job that drives itself, to see its own group and to replace a machine of it. Never more machines, nor for longer.
 
 locals {
   own_role = var.machine.instance_profile == null
@@ -93,7 +94,47 @@ locals {
     },
   ]
 
-  statements = concat([for statement in local.store_statements : statement if local.in_s3], local.data_statements, local.kms_statements, local.group_statements)
+  # What a job that drives itself needs beside: its order, its peers' host keys, and to see and replace machines. It may
+  # list what stands in the region, for AWS lets nobody list a part of it.
+  drive_store_statements = [
+    {
+      Sid      = "Order"
+      Effect   = "Allow"
+      Action   = ["s3:GetObject"]
+      Resource = [for name in ["drive.json", "hosts/*"] : "${local.bucket}/${local.prefix}clusters/${var.name}/${name}"]
+    },
+  ]
+  drive_statements = [
+    {
+      Sid    = "Look"
+      Effect = "Allow"
+      Action = [
+        "autoscaling:DescribeAutoScalingGroups",
+        "autoscaling:DescribeScalingActivities",
+        "autoscaling:DescribeScheduledActions",
+        "ec2:DescribeInstances",
+        "ec2:DescribeSpotPriceHistory",
+      ]
+      Resource  = ["*"]
+      Condition = { StringEquals = { "aws:RequestedRegion" = [var.region] } }
+    },
+    {
+      Sid       = "Replace"
+      Effect    = "Allow"
+      Action    = ["autoscaling:TerminateInstanceInAutoScalingGroup"]
+      Resource  = [local.group]
+      Condition = { StringEquals = { "aws:ResourceTag/gpucloud:cluster" = [var.name] } }
+    },
+  ]
+
+  statements = concat(
+    [for statement in local.store_statements : statement if local.in_s3],
+    local.data_statements,
+    local.kms_statements,
+    local.group_statements,
+    [for statement in local.drive_store_statements : statement if local.in_s3 && var.unattended],
+    [for statement in local.drive_statements : statement if var.unattended],
+  )
 }
 
 resource "aws_iam_role" "node" {

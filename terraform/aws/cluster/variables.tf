@@ -68,7 +68,7 @@ variable "store" {
 }
 
 variable "unattended" {
-  description = "Whether the machines drive their job themselves."
+  description = "Whether the machines drive their job themselves: they may then see their own group and replace a machine of it."
   type        = bool
   default     = false
 }

@@ -50,6 +50,25 @@ class Fault:
         return True
 
 
+@dataclass(slots=True, kw_only=True)
+class Bucket(Fault):
+    """A rate limit as AWS has it: `burst` calls at once, then `per_second`; what is too much is refused."""
+
+    burst: float
+    per_second: float
+    _left: float | None = None
+    _at: float = 0.0
+
+    def strikes(self, call: Call, body: bytes) -> bool:
+        """Tell whether this call is one too many; takes a token else."""
+        if self.action not in {"*", call.action} or self.service not in {"*", call.service}:
+            return False
+        left = self.burst if self._left is None else self._left + (call.at - self._at) * self.per_second
+        left, self._at = min(self.burst, left), call.at
+        self._left = left - 1 if left >= 1 else left
+        return left < 1
+
+
 class Faults:
     """The rules in force. Thread-safe."""
 
@@ -84,6 +103,15 @@ class Faults:
         with self._lock:
             self._rules.append(fault)
         return fault
+
+    def limit(self, action: str, *, service: str, burst: float, per_second: float, code: str, status: int) -> None:
+        """Let no more than so many calls of an action through."""
+        rule = Bucket(
+            action=action, service=service, burst=burst, per_second=per_second, code=code,
+            message="Rate exceeded", status=status, times=None,
+        )  # fmt: skip
+        with self._lock:
+            self._rules.append(rule)
 
     def clear(self) -> None:
         """Lift every rule."""

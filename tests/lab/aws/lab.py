@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,18 @@ import botocore.config
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-from tests.lab.aws import births, drills, faults, instances, permissions, repairs, scaling_calls, strict, tables
+from tests.lab.aws import (
+    births,
+    drills,
+    faults,
+    instances,
+    objects,
+    permissions,
+    repairs,
+    scaling_calls,
+    strict,
+    tables,
+)
 from tests.lab.aws.calls import Call
 from tests.lab.aws.front import Front
 from tests.lab.aws.inventory import inventory
@@ -55,6 +67,7 @@ class Lab:
         self._make_machines = machines
         self._patches = repairs.Patches()
         self._tokens = strict.Tokens()
+        self._collisions = objects.Collisions()
         self._history = History(self.world)
         self.service_quotas = ServiceQuotas(self.world)
 
@@ -202,6 +215,15 @@ class Lab:
     def stale_s(self, seconds: float) -> None:
         self.world.stale_s = seconds
 
+    def lag_by_chance(self, seconds: float, *, seed: int = 0) -> None:
+        """Let each of those listings lag behind by a time of its own, up to so many seconds; 0: by none."""
+        self.world.stale_s = seconds
+        self.world.stale_random = random.Random(seed) if seconds else None
+
+    def collide(self, share: float, *, seed: int = 0) -> None:
+        """Answer a share of all conditional writes to S3 with 409: another's is under way, nothing is written."""
+        self._collisions.share, self._collisions.random = share, random.Random(seed)
+
     @property
     def has_launch_instances(self) -> bool:
         """Whether Auto Scaling knows LaunchInstances; if not, it answers InvalidAction."""
@@ -261,6 +283,7 @@ class Lab:
             message = "Could not find operation LaunchInstances for version 2011-01-01"
             return faults.error(call.service, "InvalidAction", message, 400)
         refused = permissions.denied(call, body) or strict.denied(call, environ)
+        refused = refused or objects.refused(call, environ, body) or self._collisions.refused(call, environ)
         return refused or self._tokens.reply(call) or self.service_quotas.answer(call)
 
     def _done(self, call: Call, body: bytes, said: bytes) -> None:
@@ -273,10 +296,14 @@ class Lab:
     def _around(self, call: Call) -> Iterator[None]:
         self._history.keep()
         if self.world.stale_s > 0 and call.action in STALE:
-            with self._history.as_of(time.time() - self.world.stale_s):
+            with self._history.as_of(time.time() - self._lag_s()):
                 yield
         else:
             yield
+
+    def _lag_s(self) -> float:
+        chance = self.world.stale_random
+        return self.world.stale_s if chance is None else chance.uniform(0.0, self.world.stale_s)
 
 
 class _Handler(MotoRequestHandler):

@@ -42,7 +42,7 @@ def denied(call: Call, body: bytes) -> Reply | None:
         return None
     statements = list(_statements(session.role_arn))
     for action, resource, context in _needs(call, body) if statements else ():
-        context["aws:userid"] = session.user_id
+        context |= {"aws:userid": session.user_id, "aws:RequestedRegion": call.region}
         if not any(_meets(statement, action, resource, context) for statement in statements):
             code = "UnauthorizedOperation" if call.service == "ec2" else "AccessDenied"
             message = f"User: {session.arn} is not authorized to perform: {action} on resource: {resource}"
@@ -63,14 +63,22 @@ def _statements(role_arn: str) -> Iterator[dict[str, Any]]:
 def _needs(call: Call, body: bytes) -> Iterator[_Need]:
     if call.service == "s3":
         yield from _needs_in_s3(call, body)
-    elif call.service == "autoscaling" and "AutoScalingGroupName" in call.params:
-        name = call.params["AutoScalingGroupName"]
-        group = autoscaling_backends[ACCOUNT][call.region].autoscaling_groups.get(name)
+    elif call.service == "autoscaling" and not call.action.startswith("Describe"):  # AWS describes all, or nothing
+        group = _group(call)
         context = {f"aws:ResourceTag/{tag['Key']}": tag["Value"] for tag in group.tags} if group else {}
         context |= {f"autoscaling:{key}": call.params[key] for key in ("MinSize", "MaxSize") if key in call.params}
         yield f"autoscaling:{call.action}", group.arn if group else "*", context
     else:
         yield f"{call.service}:{call.action}", "*", {}
+
+
+def _group(call: Call) -> Any:
+    """The group that a call is about, by its name or by a machine of it; None for one that is not there."""
+    groups = autoscaling_backends[ACCOUNT][call.region].autoscaling_groups
+    if "AutoScalingGroupName" in call.params:
+        return groups.get(call.params["AutoScalingGroupName"])
+    of = call.params.get("InstanceId")
+    return next((group for group in groups.values() if of in [one.instance_id for one in group.instance_states]), None)
 
 
 def _needs_in_s3(call: Call, body: bytes) -> Iterator[_Need]:

@@ -28,6 +28,7 @@ class Follow:
     """What the loop knows of one group."""
 
     retry_at: datetime | None = None
+    fired: str = ""  # what the last schedule did, as AWS tells it in what came of it
     activities: list[dict[str, Any]] = field(default_factory=list)  # newest last
 
 
@@ -57,14 +58,23 @@ def _fire(world: World, group: Any) -> None:
     due = now() - timedelta(seconds=world.shut_off_lag_s)
     for key, action in list(scheduled(group.autoscaling_backend, group.name)):
         if action.start_time is not None and when(action.start_time) <= due:
-            sizes = (action.min_size, action.max_size, action.desired_capacity)
+            sizes, before = (action.min_size, action.max_size, action.desired_capacity), group.desired_capacity
             group.min_size = group.min_size if sizes[0] is None else sizes[0]
             group.max_size = group.max_size if sizes[1] is None else sizes[1]
             if sizes[2] is not None:
                 group.desired_capacity = sizes[2]
             group.desired_capacity = min(max(group.desired_capacity or 0, group.min_size), group.max_size)
+            follow(group).fired = _fired(group, before)
             if not action.recurrence:
                 group.autoscaling_backend.scheduled_actions.pop(key)
+
+
+def _fired(group: Any, before: int) -> str:
+    return (
+        f"At {now():%Y-%m-%dT%H:%M:%SZ} a scheduled action update of AutoScalingGroup constraints to "
+        f"min: {group.min_size}, max: {group.max_size}, desired: {group.desired_capacity} "
+        f"changing the desired capacity from {before} to {group.desired_capacity}.  "
+    )
 
 
 def _let_go(group: Any) -> None:
@@ -103,7 +113,8 @@ def _follow(world: World, group: Any) -> None:
     if len(there) > level and "Terminate" not in group._suspended_processes:
         oldest = sorted(there, key=lambda member: instances.life(member.instance).born)
         for member in oldest[: len(there) - level]:
-            end_member(world, group, member)
+            end_member(world, group, member, cause=about.fired)
+        about.fired = ""
     elif len(there) < level and "Launch" not in group._suspended_processes:
         if about.retry_at is not None and now() < about.retry_at:
             return
@@ -115,10 +126,11 @@ def _follow(world: World, group: Any) -> None:
         about.retry_at = now() + timedelta(seconds=world.retry_s)
 
 
-def end_member(world: World, group: Any, member: Any) -> None:
+def end_member(world: World, group: Any, member: Any, *, cause: str = "") -> None:
+    """End a machine of a group; `cause` is what the group says before its own reason."""
     member.lifecycle_state = "Terminating"
     instances.end(world, member.instance, instances.CHOICE, "User initiated")
-    note(group, f"Terminating EC2 instance: {member.instance_id}", "")
+    note(group, f"Terminating EC2 instance: {member.instance_id}", "", cause=cause)
 
 
 def _subnets(group: Any) -> list[str]:
@@ -199,16 +211,17 @@ def next_is_spot(group: Any) -> bool:
     return sum(1 for instance in there if instance.lifecycle != "spot") >= wanted
 
 
-def note(group: Any, what: str, said: str, *, ok: bool = True, subnet: str = "") -> None:
+def note(group: Any, what: str, said: str, *, ok: bool = True, subnet: str = "", cause: str = "") -> None:
     at = now()
+    did = "started" if what.startswith("Launching") else "taken out of service"
     zone = group.ec2_backend.get_subnet(subnet).availability_zone if subnet else ""
     activity = {
         "ActivityId": str(uuid.uuid4()),
         "AutoScalingGroupName": group.name,
         "AutoScalingGroupARN": group.arn,
         "Description": what,
-        "Cause": f"At {at:%Y-%m-%dT%H:%M:%SZ} an instance was started in response to a difference between desired and "
-        f"actual capacity, with desired capacity {group.desired_capacity}.",
+        "Cause": f"{cause}At {at:%Y-%m-%dT%H:%M:%SZ} an instance was {did} in response to a difference between desired "
+        f"and actual capacity, with desired capacity {group.desired_capacity}.",
         "StartTime": at,
         "EndTime": at,
         "StatusCode": "Successful" if ok else "Failed",

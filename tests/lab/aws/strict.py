@@ -37,14 +37,14 @@ class Tokens:
     """Replies by client token: a repeat is answered like the first call and does nothing."""
 
     def __init__(self) -> None:
-        self._said: dict[tuple[str, str, str], tuple[dict[str, Any], Reply]] = {}
+        self._said: dict[tuple[str, str, str, str], tuple[dict[str, Any], Reply]] = {}
 
     def reply(self, call: Call) -> Reply | None:
         """Return what a repeat is answered; None for a first call."""
         token = _token(call)
-        if token is None or (call.service, call.action, token) not in self._said:
+        if token is None or (call.region, call.service, call.action, token) not in self._said:
             return None
-        params, reply = self._said[(call.service, call.action, token)]
+        params, reply = self._said[(call.region, call.service, call.action, token)]
         if params != call.params:
             return faults.error(
                 call.service, "IdempotentParameterMismatch", "The client token was used with other parameters.", 400
@@ -56,7 +56,7 @@ class Tokens:
         token = _token(call)
         if token is not None:
             kind = "application/json" if said[:1] == b"{" else "text/xml"
-            self._said[(call.service, call.action, token)] = (call.params, (200, kind, said))
+            self._said[(call.region, call.service, call.action, token)] = (call.params, (200, kind, said))
 
 
 def _token(call: Call) -> str | None:

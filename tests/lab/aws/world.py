@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -64,6 +65,7 @@ class World:
     retry_s: float = 2.0  # a group that was refused asks again after this; AWS takes longer and longer
     shut_off_lag_s: float = 0.0  # AWS runs scheduled actions up to two minutes late
     stale_s: float = 0.0
+    stale_random: random.Random | None = None  # each listing lags by a time of its own, up to stale_s
     has_launch_instances: bool = True
     capacity: dict[str, int] = field(default_factory=dict)
     quotas: dict[str, float] = field(default_factory=dict)

@@ -35,6 +35,14 @@ def account_of(aws: Aws) -> str:
     return caller_of(aws).account
 
 
+def role_id_of(aws: Aws) -> str | None:
+    """Return the id of the role that the caller is a session of, as machines of a cluster are; None for others."""
+    with explained("learn this machine's role from AWS"):
+        who = aws.client("sts").get_caller_identity()  # with patience: nobody sits and waits for a machine
+    role_id, _, session = str(who["UserId"]).partition(":")
+    return role_id if session else None
+
+
 def _ask(aws: Aws, region: str) -> dict[str, Any]:
     """Ask once, in time; when AWS answers that it is busy it is there, and asked again with patience."""
     try:

@@ -102,10 +102,12 @@ def node_policy(  # noqa: PLR0913  each by its name
     bucket: str,
     prefix: str = "",
     data: tuple[str, ...] = (),
+    unattended: bool = False,
 ) -> Document:
     """Return what a machine of the cluster needs: its job's objects and data, its own host key, its own group's end.
 
-    `data` are `s3://bucket/prefix`: each may be read, as one object or a folder of them.
+    `data` are `s3://bucket/prefix`: each may be read, as one object or a folder of them. Of an `unattended` job, which
+    drives itself, a machine also sees its own group and replaces a machine of it; never more of them, nor for longer.
     It is what `terraform/aws/cluster` gives the role that it makes; for who brings an instance profile of their own.
     """
     store = f"arn:{partition}:s3:::{bucket}"
@@ -135,6 +137,7 @@ def node_policy(  # noqa: PLR0913  each by its name
                 "End", "autoscaling", "UpdateAutoScalingGroup", [group],
                 {"StringEquals": ours, "NumericLessThanEquals": {"autoscaling:MaxSize": "0"}},
             ),
+            *(_drive(names, f"{store}/{below}clusters/{cluster}", group, ours) if unattended else []),
         ]
     )  # fmt: skip
 
@@ -176,6 +179,17 @@ def _reads(names: _Names, region: str | None) -> list[Document]:
         _allow("PublicImages", "ssm", "GetParameter", [parameters]),
         _allow("AskForQuota", "servicequotas", "RequestServiceQuotaIncrease", [names.of("servicequotas", "ec2/*")]),
         _allow("Alert", "budgets", "ListTagsForResource ModifyBudget TagResource UntagResource ViewBudget", [budget]),
+    ]
+
+
+def _drive(names: _Names, place: str, group: str, ours: Document) -> list[Document]:
+    """What a job that drives itself needs beside; AWS lets nobody list a part of a region."""
+    looks = [f"autoscaling:{name}" for name in READS["autoscaling"].split()]
+    here = {"StringEquals": {"aws:RequestedRegion": names.region}}
+    return [
+        _allow("Order", "s3", "GetObject", [f"{place}/{name}" for name in ("drive.json", "hosts/*")]),
+        _statement("Look", [*looks, "ec2:DescribeInstances", "ec2:DescribeSpotPriceHistory"], ["*"], here),
+        _allow("Replace", "autoscaling", "TerminateInstanceInAutoScalingGroup", [group], {"StringEquals": ours}),
     ]
 
 

@@ -71,9 +71,15 @@ def action_of(service: str, operation: str, params: Mapping[str, Any]) -> tuple[
         return ()
     actions = [f"{prefix}:{name}" for name in _names(prefix, operation, params)]
     for action in tuple(actions):
-        actions += _ALSO.get(action, ())
+        actions += _ALSO.get(action, ()) if _sets_machines(action, params) else ()
         actions += _tagging(action, params)
     return tuple(dict.fromkeys(actions))
+
+
+def _sets_machines(action: str, params: Mapping[str, Any]) -> bool:
+    """Whether a changed group gets another template: sizes alone need no right to start machines from it."""
+    told = ("LaunchTemplate", "MixedInstancesPolicy")
+    return action != "autoscaling:UpdateAutoScalingGroup" or any(key.startswith(told) for key in params)
 
 
 def _names(prefix: str, operation: str, params: Mapping[str, Any]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from gpucloud.adapters.aws.nodes.arming import put_shut_off, set_to_nothing, shu
 from gpucloud.adapters.aws.nodes.ending import Left, Purge, end_all
 from gpucloud.adapters.aws.nodes.insisting import insist, unless_gone
 from gpucloud.adapters.aws.nodes.instances import Reach
+from gpucloud.adapters.aws.nodes.own import OwnSizing
 from gpucloud.adapters.aws.nodes.place import DETACHED_TAG, Place
 from gpucloud.adapters.aws.nodes.recollection import Recollection
 from gpucloud.adapters.aws.nodes.sizing import Sizing
@@ -36,7 +37,8 @@ class AwsNodeGroup:
 
     `host_key` gives a machine's public host key by region, cluster and instance, None while it is not known; `efa_of`
     the number of EFA interfaces of an instance type. A view is believed for `interval_s`, or until our own change; an
-    empty listing after a purge only with another one `settle_s` later.
+    empty listing after a purge only with another one `settle_s` later. `own`: it runs on a machine of the group, with
+    that machine's rights: it sets the level within its limit and ends members, and leaves the rest to who is outside.
     """
 
     def __init__(  # noqa: PLR0913  what differs between a laptop, a company's network and a test
@@ -52,13 +54,19 @@ class AwsNodeGroup:
         sleep: Callable[[float], None] = time.sleep,
         interval_s: float = 3.0,
         settle_s: float = 1.0,
+        own: bool = False,
     ) -> None:
         self._aws = aws
         self._user, self._port, self._access = user, port, access
         self._host_key = host_key
         self._now, self._sleep = now, sleep
         self._interval, self._settle_s = timedelta(seconds=interval_s), settle_s
-        self._sizing = Sizing(aws, efa_of=efa_of, now=now, sleep=sleep, retry=self._interval)
+        self._own = own
+        self._sizing: Sizing | OwnSizing = (
+            OwnSizing(aws, sleep=sleep)
+            if own
+            else Sizing(aws, efa_of=efa_of, now=now, sleep=sleep, retry=self._interval)
+        )
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="aws-group")
         self._watches: dict[Place, Watch] = {}
         self._lock = threading.Lock()
@@ -111,7 +119,8 @@ class AwsNodeGroup:
                 return
             if not node.detached and self._end_in_group(watch, node_id):
                 return
-            ending.end(self._aws, watch.place, (node_id,))
+            if not self._own:  # a detached one keeps its own time, and a machine may not end what is not in its group
+                ending.end(self._aws, watch.place, (node_id,))
 
     def purge(self, group: str) -> None:
         """Set the level to 0, end every machine of the cluster, and return when none is listed any more."""

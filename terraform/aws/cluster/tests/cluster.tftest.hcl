@@ -271,6 +271,39 @@ run "the_role_reaches_its_own_job" {
   }
 }
 
+run "of_a_job_that_drives_itself_a_machine_sees_its_group_and_replaces_a_machine_of_it" {
+  command = plan
+
+  variables {
+    unattended = true
+  }
+
+  assert {
+    condition = { for statement in jsondecode(aws_iam_role_policy.node[0].policy).Statement : statement.Sid => statement.Resource if contains(["Order", "Look", "Replace"], statement.Sid) } == {
+      Order   = ["arn:aws:s3:::bucket/team/clusters/gpucloud-digits/drive.json", "arn:aws:s3:::bucket/team/clusters/gpucloud-digits/hosts/*"]
+      Look    = ["*"]
+      Replace = ["arn:aws:autoscaling:us-east-1:123456789012:autoScalingGroup:*:autoScalingGroupName/gpucloud-digits"]
+    }
+    error_message = "its order, its peers' host keys, its own group"
+  }
+  assert {
+    condition = { for statement in jsondecode(aws_iam_role_policy.node[0].policy).Statement : statement.Sid => statement.Condition if contains(["Look", "Replace"], statement.Sid) } == {
+      Look    = { StringEquals = { "aws:RequestedRegion" = ["us-east-1"] } }
+      Replace = { StringEquals = { "aws:ResourceTag/gpucloud:cluster" = ["gpucloud-digits"] } }
+    }
+    error_message = "in its region, and with its tag"
+  }
+  assert {
+    condition = toset(flatten([for statement in jsondecode(aws_iam_role_policy.node[0].policy).Statement : statement.Action])) == toset([
+      "s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload",
+      "autoscaling:SetDesiredCapacity", "autoscaling:UpdateAutoScalingGroup", "autoscaling:TerminateInstanceInAutoScalingGroup",
+      "autoscaling:DescribeAutoScalingGroups", "autoscaling:DescribeScalingActivities", "autoscaling:DescribeScheduledActions",
+      "ec2:DescribeInstances", "ec2:DescribeSpotPriceHistory",
+    ])
+    error_message = "no machine more, no shut-off later, no tag, nothing outside the group"
+  }
+}
+
 run "the_role_reads_the_jobs_data_and_no_neighbour_of_it" {
   command = plan
 
