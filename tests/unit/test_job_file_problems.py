@@ -408,3 +408,11 @@ def test_a_very_long_key_is_not_repeated_whole(tmp_path: Path) -> None:
     with pytest.raises(JobFileError) as caught:
         read_job(file)
     assert str(caught.value) == f'{file}:4:1: ["{"z" * 39}…"]: is not a key here'
+
+
+def test_a_script_line_that_needs_a_shell_is_refused_where_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    file = tmp_path / "job.yaml"
+    file.write_text("name: a\nbudget: 1 USD\nrun: train.py > log\n")
+    with pytest.raises(JobFileError, match=r':3:6: run: "train.py > log": a script gets no shell'):
+        read_job(file)
