@@ -135,7 +135,7 @@ class _Follower:
 class _Reader:
     """A supervisor's reading, through a line that is cut at seeded places of the output."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self, jobs: JobStore, server: Server, line: Line, total: int, follower: _Follower, taken: Path
     ) -> None:
         self.cuts = 0
