@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpucloud.adapters import carrier
-from gpucloud.adapters.localfiles import Sent, sha256_of
+from gpucloud.adapters.localfiles import Sent, refuse_detours, sha256_of
 from gpucloud.domain.errors import RemoteCommandFailed, StoreError, UsageError
 from gpucloud.ports import Host
 
@@ -82,11 +82,13 @@ class Copier:
         """Whether the node has a folder there."""
         return bool(self._ask({"op": "stat", "files": [[path, ""]]})[0][1])
 
-    def fetch(self, files: Sequence[tuple[Remote, Path]], links: Iterable[tuple[Path, str]] = ()) -> int:
-        """Make each local path equal to its remote file; return the bytes that moved.
+    def fetch(self, files: Sequence[tuple[Remote, Path]], links: Sequence[tuple[Path, str]] = (), *, root: Path) -> int:
+        """Make each local path equal to its remote file; return the bytes that moved. All of them are below `root`.
 
-        StoreError for a full disk here, RemoteCommandFailed for a file that never holds still.
+        StoreError for what would leave it and for a full disk here, RemoteCommandFailed for a file that never holds
+        still.
         """
+        refuse_detours(root, (place for _, place in files), links)
         try:
             moved = self._fetch_rounds(list(files))
             for path, target in links:

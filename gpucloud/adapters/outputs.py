@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from gpucloud.adapters.copying import Copier, Listing
-from gpucloud.adapters.localfiles import inside
+from gpucloud.adapters.copying import Copier
+from gpucloud.adapters.localfiles import inside, refuse_detours
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.launch import attempt_folder
 from gpucloud.ports import Host
@@ -37,37 +36,27 @@ class OutputsFolder:
         names = tuple(name for name in listed.stdout.decode(errors="replace").split() if name.startswith("rank-"))
         return self._bring(host, folder, names, self._target / "profile" / f"attempt-{attempt}")
 
-    def _bring(self, host: Host, folder: str, paths: tuple[str, ...], target: Path) -> tuple[str, ...]:
+    def _bring(self, host: Host, base: str, paths: tuple[str, ...], target: Path) -> tuple[str, ...]:
         if not paths:
             return ()
-        copier = Copier(host, folder, python=self._python)
+        copier = Copier(host, base, python=self._python)
         found = copier.listing(paths)
         try:
             target.mkdir(parents=True, exist_ok=True)
-            for inner in found.folders:
-                inside(target, inner).mkdir(parents=True, exist_ok=True)
+            folders = [inside(target, inner) for inner in found.folders]
+            refuse_detours(target, (folder for folder in folders if folder != target), ())
+            for folder in folders:
+                folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"outputs cannot be written to {target}: {error}", hint="free some space") from error
-        _refuse_detours(found, target)
         copier.fetch(
             [(file, inside(target, file.path)) for file in found.files],
             [(inside(target, path), link) for path, link in found.links],
+            root=target,
         )
         tops = dict.fromkeys(path.rstrip("/") for path in paths if (target / path).exists())
         others = dict.fromkeys(file.path for file in found.files if not any(_is_below(file.path, top) for top in tops))
         return tuple(str(target / path) for path in (*tops, *others))
-
-
-def _refuse_detours(found: Listing, target: Path) -> None:
-    """Nothing is written through a link that lies here: it could lead out of the target."""
-    for file in found.files:
-        for above in list((target / file.path).parents)[: file.path.count("/")]:
-            if above.is_symlink():
-                raise StoreError(f"{above} is a link; outputs go into a folder", hint=f"rm {above}")
-    for path, link in found.links:
-        real = os.path.normpath((target / path).parent / link)
-        if not real.startswith(f"{target}{os.sep}"):
-            raise StoreError(f"outputs: the link {path} -> {link} leaves {target}", hint="leave it out")
 
 
 def _is_below(path: str, top: str) -> bool:

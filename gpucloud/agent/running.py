@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 
 from gpucloud import processes
 from gpucloud.agent.attemptfolder import AttemptFolder
 from gpucloud.agent.composing import MARK, compose, end_recorded
+from gpucloud.agent.outputroom import OutputRoom
 from gpucloud.agent.wholefile import write_whole
 from gpucloud.domain.agentstatus import AttemptStatus, Launch, RunState
 
@@ -27,6 +29,7 @@ class RunningAttempt:
         self._exit_code: int | None = None
         self._killing = False
         self._ended_beside = False
+        self._room = OutputRoom(folder.path)
         self._launcher = self._start(launch)
 
     def kill(self) -> None:
@@ -40,6 +43,7 @@ class RunningAttempt:
         if over and self._swept(spare):
             self._reap()
             return self._verdict()
+        output = self.folder.output()
         return AttemptStatus(
             attempt=self.folder.number,
             state=RunState.RUNNING,
@@ -47,7 +51,8 @@ class RunningAttempt:
             exit_code=None,
             progress=self.folder.progress(),
             failed_rank=None,
-            output=self.folder.output(),
+            output=output,
+            dropped=self._room.look(output, now_s=time.monotonic()),
         )
 
     def _start(self, launch: Launch) -> subprocess.Popen[bytes] | None:
@@ -101,6 +106,7 @@ class RunningAttempt:
 
     def _verdict(self) -> AttemptStatus:
         failed = self._exit_code not in (0, None) and not self._killing
+        output = self.folder.output()
         return AttemptStatus(
             attempt=self.folder.number,
             state=RunState.EXITED,
@@ -108,7 +114,8 @@ class RunningAttempt:
             exit_code=self._exit_code,
             progress=self.folder.progress(),
             failed_rank=self.folder.failed_rank() if failed else None,
-            output=self.folder.output(),
+            output=output,
+            dropped=self._room.look(output, now_s=time.monotonic()),
         )
 
 

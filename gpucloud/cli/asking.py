@@ -103,13 +103,14 @@ def logs(target: str | None, *, follow: bool, attempt: int | None, rank: int | N
     empty = True
     for part, data in asker.output(attempt=attempt, rank=rank, follow=follow):
         empty = False
-        text = data.decode(errors="replace")
         if as_json:
-            for line in text.splitlines():
+            # At line feeds alone: a progress bar's carriage returns are part of its line.
+            for line in data.decode(errors="replace").removesuffix("\n").split("\n"):
                 say(json.dumps({"version": VERSION, "attempt": part.attempt, "rank": part.rank, "line": line}))
         else:
-            sys.stdout.write(text)
             sys.stdout.flush()
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
     if empty:
         of_rank = "" if rank is None else f" of rank {rank}"
         tell(f"no output{of_rank} is there")

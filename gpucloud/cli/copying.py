@@ -59,9 +59,9 @@ def _bring(there: _There, target: Path, node: str | None, *, recursive: bool) ->
     with cloud.copier(known, node_of(cloud, known, node), _shown) as copier:
         found = copier.listing([there.path])
         _refuse(found, there, recursive=recursive)
-        places = _places(found, there.path, target)
+        places, below = _places(found, there.path, target)
         links = [(place, link) for (_, link), place in zip(found.links, places[len(found.files) :], strict=True)]
-        moved = copier.fetch(list(zip(found.files, places, strict=False)), links)
+        moved = copier.fetch(list(zip(found.files, places, strict=False)), links, root=below)
     for path in found.outside:
         tell(f"left out: {path} leads elsewhere, or is no file")
     return len(found.files) + len(links), moved
@@ -75,18 +75,21 @@ def _refuse(found: Listing, there: _There, *, recursive: bool) -> None:
         raise UsageError(f"{found.folders[0]} is a folder", hint=f"gpucloud cp -r {there.job}:{there.path} …")
 
 
-def _places(found: Listing, written: str, target: Path) -> list[Path]:
-    """As cp(1): into a folder that is there under the source's own name, else as the name that is given."""
+def _places(found: Listing, written: str, target: Path) -> tuple[list[Path], Path]:
+    """Return where everything arrives, and the folder that all of that is below.
+
+    As cp(1): into a folder that is there under the source's own name, else as the name that is given.
+    """
     names = [*(file.path for file in found.files), *(path for path, _ in found.links)]
     if found.folders:
         top = found.folders[0]
         below = target / Path(top).name if target.is_dir() and top not in (".", "/") else target
-        return [below / (name.removeprefix(top).lstrip("/") if top != "." else name) for name in names]
+        return [below / (name.removeprefix(top).lstrip("/") if top != "." else name) for name in names], below
     if len(names) == 1 and not target.is_dir() and written == names[0]:
-        return [target]
+        return [target], target.parent
     if len(names) > 1 and not target.is_dir():
         raise UsageError(f"{target} is no folder, and {written} names {len(names)} files", hint=f"mkdir -p {target}")
-    return [target / Path(name).name for name in names]
+    return [target / Path(name).name for name in names], target
 
 
 def _take(source: Path, there: _There, node: str | None, *, recursive: bool) -> tuple[int, int]:

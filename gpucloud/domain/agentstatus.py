@@ -93,7 +93,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStatus:
-    """The node's part in the newest attempt; `output` is how many bytes each local rank has written."""
+    """The node's part in the newest attempt; `output` is how many bytes each local rank has written.
+
+    `dropped` is how many of them, from the beginning, the node keeps no longer.
+    """
 
     attempt: int
     state: RunState
@@ -102,6 +105,7 @@ class AttemptStatus:
     progress: Progress | None
     failed_rank: int | None  # the first local rank that failed, as a global rank
     output: tuple[tuple[int, int], ...] = ()
+    dropped: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

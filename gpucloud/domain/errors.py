@@ -68,12 +68,15 @@ class Problem:
 
 
 class JobFileError(UsageError):
-    """A job file with one or more problems, all of them."""
+    """A job file with one or more problems, all of them; the message names the first twenty."""
 
     code = "job_file"
+    shown = 20
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
-        super().__init__("\n".join(str(problem) for problem in problems))
+        lines = [str(problem) for problem in problems[: self.shown]]
+        rest = len(problems) - len(lines)
+        super().__init__("\n".join([*lines, *([f"… and {rest} more problems"] if rest else [])]))
         self.problems = problems
 
 

@@ -20,7 +20,7 @@ LEAST_KEPT = 2
 _FORMAT = 1
 _GENERATION_KEY = re.compile(r"gen/(\d{6,})\.json")
 _COMMIT_KEY = re.compile(r"commit/(\d{6,})/(\d{9,})\.json")
-_DATA_KEY = re.compile(r"data/(\d{6,})/(\d{9,})/[^/]+")
+_DATA_KEY = re.compile(r"data/(\d{6,})/(\d{9,})/[^/.\0][^/\0]*")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -137,6 +137,8 @@ def read_manifest(data: bytes) -> Manifest:
     try:
         if body["format"] != _FORMAT:
             raise ValueError(f"format {body['format']!r} is not known")
+        if not all(_DATA_KEY.fullmatch(piece["key"]) for piece in body["pieces"]):
+            raise ValueError("an object lies elsewhere than checkpoints do")
         return Manifest(
             commit=Commit(int(body["generation"]), int(body["step"])),
             world=int(body["world"]),
@@ -169,7 +171,10 @@ def seal(body: dict[str, Any]) -> bytes:
 
 def unseal(data: bytes) -> dict[str, Any]:
     """Return what `seal` was given; ValueError when the bytes are not exactly what it returned."""
-    sealed = json.loads(data)
+    try:
+        sealed = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
     body = sealed.get("body") if isinstance(sealed, dict) else None
     if not isinstance(body, dict) or seal(body) != data:
         raise ValueError("damaged")

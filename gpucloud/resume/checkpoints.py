@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from gpucloud.domain.errors import GpucloudError
@@ -47,13 +47,16 @@ class Checkpoints:
         self._base: Commit | None = None
         self.generation = 0
 
-    def candidates(self) -> Iterator[Manifest]:
-        """Yield the manifests that can be read, the one to restore first."""
-        for commit in restore_order(listed(self._store, self._prefix), self._base_of):
+    def candidates(self, damaged: Callable[[Commit], None] = lambda _: None) -> Iterator[Manifest]:
+        """Yield the manifests that can be read, the one to restore first; `damaged` hears of each other one."""
+        keys = listed(self._store, self._prefix)
+        for commit in restore_order(keys, self._base_of):
             stored = self._store.get(self._key(commit_key(commit)))
             manifest = _readable(stored.data) if stored else None
             if manifest is not None and manifest.commit == commit:
                 yield manifest
+            elif commit_key(commit) in keys:  # a base may have been collected
+                damaged(commit)
 
     def fetch(self, manifest: Manifest) -> tuple[bytes, ...] | None:
         """Return the checkpoint's objects in the manifest's order; None when one is missing or not as written."""

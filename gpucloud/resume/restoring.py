@@ -11,6 +11,10 @@ from gpucloud.resume.folder import say
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.state import Content, read
 
+# Bytes that are as their manifest says and still no checkpoint, whoever wrote them: JSON of other shapes or nested
+# without end, tensors that torch refuses.
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
@@ -37,7 +41,7 @@ def find(checkpoints: Checkpoints, ranks: Ranks) -> Restored | None:
     outage is no damage.
     """
     began = time.monotonic()
-    candidates = checkpoints.candidates() if ranks.rank == 0 else iter(())
+    candidates = checkpoints.candidates(_pass_over) if ranks.rank == 0 else iter(())
     while True:
         proposed = next(candidates, None)
         data = ranks.shared(manifest_bytes(proposed) if proposed else b"")
@@ -49,7 +53,11 @@ def find(checkpoints: Checkpoints, ranks: Ranks) -> Restored | None:
         if found is not None and not damaged:
             return Restored(manifest=manifest, files=found, seconds=time.monotonic() - began)
         if ranks.rank == 0:
-            say(f"the checkpoint of step {manifest.commit.step} is damaged: passed over")
+            _pass_over(manifest.commit)
+
+
+def _pass_over(commit: Commit) -> None:
+    say(f"the checkpoint of step {commit.step} is damaged: passed over")
 
 
 def _whole(checkpoints: Checkpoints, manifest: Manifest, rank: int) -> tuple[tuple[str, bytes], ...] | None:
@@ -59,6 +67,6 @@ def _whole(checkpoints: Checkpoints, manifest: Manifest, rank: int) -> tuple[tup
     files = tuple((piece.key.rpartition("/")[2], data) for piece, data in zip(manifest.pieces, objects, strict=True))
     try:
         read(files, rank)
-    except ValueError:
+    except _UNREADABLE:
         return None
     return files

@@ -40,7 +40,7 @@ def encode(value: Any, name: str, tensors: Tensors) -> Any:
 
 
 def decode(value: Any, tensors: Tensors) -> Any:
-    """Return what `encode` was given, tuples and key types included; KeyError when a tensor is not there."""
+    """Return what `encode` was given, tuples and key types too; KeyError without a tensor, ValueError otherwise."""
     if isinstance(value, list):
         return [decode(item, tensors) for item in value]
     if not isinstance(value, dict):
@@ -68,6 +68,8 @@ def _decode_kind(value: dict[str, Any], tensors: Tensors) -> Any:
         return _decode_numpy(value)
     if kind == "tuple":
         return tuple(decode(item, tensors) for item in value["items"])
+    if kind not in {"dict", "counter"}:
+        raise ValueError(f"{kind!r} is no kind of value")
     pairs = {decode(key, tensors): decode(item, tensors) for key, item in value["items"]}
     return Counter(pairs) if kind == "counter" else pairs
 

@@ -61,14 +61,21 @@ class Asker:
         self.jobs.ask(Request(end=ExitReason.STOPPED, by=by, at=self.clock.now()))
 
     def output(self, *, attempt: int | None, rank: int | None, follow: bool) -> Iterator[tuple[LogPart, bytes]]:
-        """Yield the kept output in order; with `follow`, go on until the job has ended and all is told."""
+        """Yield the kept output in order; with `follow`, go on until the job has ended and all is told.
+
+        Where two supervisors kept the same stretch in different pieces, it comes once.
+        """
         told: set[str] = set()
+        ends: dict[tuple[int, int], int] = {}
         while True:
             ended = self.state().status.ended
             for part in self.jobs.log_parts(attempt):
                 if part.key not in told and rank in (None, part.rank):
                     told.add(part.key)
-                    yield part, self.jobs.read_log(part)
+                    data, end = self.jobs.read_log(part), ends.get((part.attempt, part.rank), 0)
+                    ends[part.attempt, part.rank] = max(end, part.offset + len(data))
+                    if part.offset + len(data) > end:
+                        yield part, data[max(0, end - part.offset) :]
             if not follow or ended:
                 return
             self.clock.sleep(_LOOK_S)

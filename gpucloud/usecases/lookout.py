@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 from gpucloud.domain.agentstatus import RunState, Status, status_from_json
 from gpucloud.domain.launch import attempt_folder
+from gpucloud.domain.masking import masked
 from gpucloud.domain.state import Attempt
 from gpucloud.ports import Host
 from gpucloud.usecases.jobstore import JobStore
 
 _MOST = 1 << 20  # bytes of output of one rank that one pass takes
+_PASSES = 3  # that one look at a node makes while there is more; a node that is slow to answer looks dead
 _KEEP_AT = 1 << 16  # bytes after which read output goes to the store without waiting for the next flush
 _READ = """border=$1; most=$2; shift 2
 while [ $# -gt 0 ]; do
@@ -30,10 +32,14 @@ class _Rank:
 
 @dataclass(slots=True)
 class LogReader:
-    """Where each rank's output has been read to, what goes to the store, and who gets the lines."""
+    """Where each rank's output has been read to, what goes to the store, and who gets the lines.
+
+    `hidden` are words that neither gets to see.
+    """
 
     jobs: JobStore
     output: Callable[[int, int, str], None]
+    hidden: tuple[bytes, ...] = ()
     taken: int = 0
     _ranks: dict[tuple[int, int], _Rank] = field(default_factory=dict)
     _launches: set[tuple[int, int]] = field(default_factory=set)
@@ -47,9 +53,10 @@ class LogReader:
 
     def take(self, attempt: int, rank: int, data: bytes, *, last: bool) -> None:
         """Take new output: whole lines, or all of it when it is the `last` or a line is too long to wait for."""
-        whole = data if last or len(data) >= _MOST else data[: data.rfind(b"\n") + 1]
+        whole = self._whole(data, last=last and len(data) < _MOST)
         if not whole:
             return
+        whole = masked(whole, self.hidden)
         known = self._ranks[attempt, rank]
         known.offset += len(whole)
         self.taken += len(whole)
@@ -57,6 +64,14 @@ class LogReader:
         self.output(attempt, rank, whole.decode(errors="replace"))
         if len(known.unkept) >= _KEEP_AT:
             self._keep(attempt, rank)
+
+    def skip(self, attempt: int, rank: int, until: int) -> None:
+        """Go on at byte `until`, if that is farther: what is before it was never read, and is no longer there."""
+        lost = until - self.offset(attempt, rank)
+        if lost > 0:
+            self._keep(attempt, rank)
+            self._ranks[attempt, rank].offset = until
+            self.output(attempt, rank, f"({lost} bytes of output came faster than they could be read)\n")
 
     def asks_for_launch(self, attempt: int, node: int) -> bool:
         """Whether that launch was not read yet."""
@@ -71,6 +86,14 @@ class LogReader:
         """Write what was read to the store."""
         for attempt, rank in tuple(self._ranks):
             self._keep(attempt, rank)
+
+    def _whole(self, data: bytes, *, last: bool) -> bytes:
+        lines = data[: data.rfind(b"\n") + 1]
+        if last or lines or len(data) < _MOST:
+            return data if last else lines
+        # One line without an end: a hidden word must not be cut in two.
+        longest = max((len(word) for word in self.hidden), default=1)
+        return data[: len(data) - longest + 1]
 
     def _keep(self, attempt: int, rank: int) -> None:
         known = self._ranks[attempt, rank]
@@ -92,9 +115,15 @@ def read_node(
     if attempt is not None and part is not None and part.attempt == attempt.number:
         written = dict(part.output)
         _keep_launch(host, node_id, attempt, logs)
-        ranks = _ranks(node_id, attempt, workers)
-        behind = tuple(r for r in ranks if written.get(r, 0) > logs.offset(attempt.number, r))
-        read_output(host, attempt.number, behind, logs, last=part.state is RunState.EXITED)
+        for rank, gone in part.dropped:
+            logs.skip(attempt.number, rank, gone)
+        for _ in range(_PASSES):
+            already = logs.taken
+            ranks = _ranks(node_id, attempt, workers)
+            behind = tuple(r for r in ranks if written.get(r, 0) > logs.offset(attempt.number, r))
+            read_output(host, attempt.number, behind, logs, last=part.state is RunState.EXITED)
+            if logs.taken - already < _MOST // 2:
+                break
     return status, logs.taken > before
 
 

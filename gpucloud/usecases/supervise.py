@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from gpucloud.domain.errors import GpucloudError
+from gpucloud.domain.masking import words_of
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import Action, Done, Pause, Wait
@@ -17,6 +18,7 @@ from gpucloud.domain.supervision.seen import Goal
 from gpucloud.usecases.act import Actor
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.datasets import JobData
+from gpucloud.usecases.discreet import Discreet
 from gpucloud.usecases.forecast import time_left
 from gpucloud.usecases.history import HistoryKeeper
 from gpucloud.usecases.inspection import Inspector
@@ -113,11 +115,12 @@ def supervisor(
     makers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="prepare")
     syncs = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sync")
     cashier = Cashier(world.jobs, world.market, world.terms)
-    logs = LogReader(world.jobs, watcher.output)
+    told = Discreet(watcher, words_of(world.secrets.values()))
+    logs = LogReader(world.jobs, told.output, told.hidden)
     history = HistoryKeeper(world.jobs, world.clock)
-    data = JobData(job=world.job, jobs=world.jobs, sets=world.data_sets, story=watcher.story)
+    data = JobData(job=world.job, jobs=world.jobs, sets=world.data_sets, story=told.story)
     records = NodeRecords(world=world)
-    preparer = Preparer(world=world, watcher=watcher, pool=makers, syncs=syncs, data=data, records=records)
+    preparer = Preparer(world=world, watcher=told, pool=makers, syncs=syncs, data=data, records=records)
     inspector = Inspector(world=world, preparer=preparer, pool=makers)
     observer = Observer(
         world=world,
@@ -138,7 +141,7 @@ def supervisor(
         inspector=inspector,
         cashier=cashier,
         logs=logs,
-        watcher=watcher,
+        watcher=told,
         history=history,
     )
     try:
@@ -152,7 +155,7 @@ def supervisor(
                 actor=actor,
                 cashier=cashier,
                 logs=logs,
-                watcher=watcher,
+                watcher=told,
             )
     finally:
         world.shell.close()

@@ -54,11 +54,11 @@ def test_a_fetch_that_was_cut_off_goes_on_where_it_was(host, there, tmp_path):
     (there / "big").write_bytes(data)
     (file,) = copier(host, there).listing(["big"]).files
     with pytest.raises(HostUnreachable):
-        copier(Cut(host, 2), there).fetch([(file, tmp_path / "here")])
+        copier(Cut(host, 2), there).fetch([(file, tmp_path / "here")], root=tmp_path)
     assert not (tmp_path / "here").exists()
-    assert copier(host, there).fetch([(file, tmp_path / "here")]) == PIECE + 5
+    assert copier(host, there).fetch([(file, tmp_path / "here")], root=tmp_path) == PIECE + 5
     assert (tmp_path / "here").read_bytes() == data
-    assert copier(host, there).fetch([(file, tmp_path / "here")]) == 0
+    assert copier(host, there).fetch([(file, tmp_path / "here")], root=tmp_path) == 0
 
 
 def test_a_sending_that_was_cut_off_goes_on_where_it_was(host, there, tmp_path):
@@ -76,11 +76,11 @@ def test_a_part_that_was_damaged_meanwhile_is_fetched_again(host, there, tmp_pat
     (there / "big").write_bytes(data := os.urandom(2 * PIECE))
     (file,) = copier(host, there).listing(["big"]).files
     with pytest.raises(HostUnreachable):
-        copier(Cut(host, 1), there).fetch([(file, tmp_path / "here")])
+        copier(Cut(host, 1), there).fetch([(file, tmp_path / "here")], root=tmp_path)
     (part,) = tmp_path.glob(".here.*.part")
     with part.open("r+b") as opened:
         opened.write(b"damage")
-    assert copier(host, there).fetch([(file, tmp_path / "here")]) == PIECE + 2 * PIECE
+    assert copier(host, there).fetch([(file, tmp_path / "here")], root=tmp_path) == PIECE + 2 * PIECE
     assert (tmp_path / "here").read_bytes() == data
 
 
@@ -95,7 +95,7 @@ def test_a_file_that_never_holds_still_is_refused(host, there, tmp_path):
             return self._host.run(argv, stdin=stdin, timeout_s=timeout_s)
 
     with pytest.raises(RemoteCommandFailed, match="log changes while it is copied"):
-        copier(Written(host, 0), there).fetch([(file, tmp_path / "here")])
+        copier(Written(host, 0), there).fetch([(file, tmp_path / "here")], root=tmp_path)
     assert not (tmp_path / "here").exists()
 
 

@@ -389,3 +389,30 @@ def test_the_error_has_exit_code_2_and_names_each_problem_once(folder: Path) -> 
         read_job(Path("job.yaml"))
     assert caught.value.exit_code == 2
     assert caught.value.message == "job.yaml:1:1: run: is required\njob.yaml:1:1: budget: is required"
+
+
+def test_of_very_many_problems_the_first_twenty_are_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    file = tmp_path / "job.yaml"
+    file.write_text(HEAD + "".join(f"zz{n}: 1\n" for n in range(25)))
+    with pytest.raises(JobFileError) as caught:
+        read_job(file)
+    assert len(caught.value.problems) == 25
+    assert str(caught.value).splitlines()[19:] == [f"{file}:23:1: zz19: is not a key here", "… and 5 more problems"]
+
+
+def test_a_very_long_key_is_not_repeated_whole(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    file = tmp_path / "job.yaml"
+    file.write_text(HEAD + "z" * 900 + ": 1\n")
+    with pytest.raises(JobFileError) as caught:
+        read_job(file)
+    assert str(caught.value) == f'{file}:4:1: ["{"z" * 39}…"]: is not a key here'
+
+
+def test_a_script_line_that_needs_a_shell_is_refused_where_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    file = tmp_path / "job.yaml"
+    file.write_text("name: a\nbudget: 1 USD\nrun: train.py > log\n")
+    with pytest.raises(JobFileError, match=r':3:6: run: "train.py > log": a script gets no shell'):
+        read_job(file)

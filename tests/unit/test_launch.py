@@ -133,6 +133,9 @@ def test_the_cadence_is_auto_seconds_or_steps(policy, cadence):
         ("src/train.py --name='$5 | more' \"it's\"", Script(words=("src/train.py", "--name=$5 | more", "it's"))),
         (r"train.py --glob \*.txt", Script(words=("train.py", "--glob", "*.txt"))),
         ('train.py "(a; b)"', Script(words=("train.py", "(a; b)"))),
+        ("""train.py "it's; (a)" 'b"c;'""", Script(words=("train.py", "it's; (a)", 'b"c;'))),
+        ("""train.py ''"'"'; touch owned'""", Script(words=("train.py", "'; touch owned"))),
+        ("train.py\n", Script(words=("train.py",))),
         ("python train.py -x 1", CommandLine(words=("python", "train.py", "-x", "1"))),
         ("python train.py --lr $LR", CommandLine(words=("/bin/sh", "-c", "python train.py --lr $LR"))),
         ('echo "$HOME"', CommandLine(words=("/bin/sh", "-c", 'echo "$HOME"'))),
@@ -145,7 +148,10 @@ def test_a_run_line_is_a_script_words_or_a_shell_line(run, form):
     assert parse_run(run) == form
 
 
-@pytest.mark.parametrize("run", ["", "train.py 'open", "train.py --lr $LR", "train.py > log", "train.py *.txt"])
+@pytest.mark.parametrize(
+    "run",
+    ["", "train.py 'open", "train.py --lr $LR", "train.py > log", "train.py *.txt", 'train.py "$X"', r'train.py "\$5"'],
+)
 def test_a_run_line_that_would_not_do_what_it_says_is_refused_with_a_hint(run):
     with pytest.raises(UsageError) as caught:
         parse_run(run)

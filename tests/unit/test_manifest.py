@@ -25,7 +25,10 @@ MANIFEST = Manifest(
     commit=Commit(7, 1200),
     world=2,
     level="exact",
-    pieces=(Piece(key="data/000007/000001200/a", size=3, sha256="ab"), Piece(key="b", size=0, sha256="cd")),
+    pieces=(
+        Piece(key="data/000007/000001200/a", size=3, sha256="ab"),
+        Piece(key="data/000007/000001200/b", size=0, sha256="cd"),
+    ),
 )
 
 

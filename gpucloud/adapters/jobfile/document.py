@@ -112,9 +112,11 @@ class _Builder:
         mark = _mark(event)
         self._found.values.setdefault(path, mark)
         if isinstance(event, yaml.AliasEvent):
-            return self._refuse(path, mark, f"*{event.anchor} is an alias, which is not read here: write the value out")
+            return self._refuse(
+                path, mark, f"*{brief(str(event.anchor))} is an alias, which is not read here: write the value out"
+            )
         if event.anchor is not None:
-            self._refuse(path, mark, f"&{event.anchor} is an anchor, which is not read here: remove it")
+            self._refuse(path, mark, f"&{brief(str(event.anchor))} is an anchor, which is not read here: remove it")
         if event.tag is not None:
             self._refuse(path, mark, "a value with a YAML tag (!…) is not read here: remove the tag")
         if isinstance(event, yaml.MappingStartEvent):

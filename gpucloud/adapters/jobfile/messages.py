@@ -56,7 +56,7 @@ def _step(part: str | int) -> str:
         return f"[{part}]"
     if part == NO_KEY:
         return ""
-    return f".{part}" if re.fullmatch(r"[\w-]+", part) else f"[{quoted(part)}]"
+    return f".{part}" if re.fullmatch(r"[\w-]{1,60}", part) else f"[{quoted(part)}]"
 
 
 def _fault(kind: str, place: Path, context: Mapping[str, Any], document: Document) -> Fault:

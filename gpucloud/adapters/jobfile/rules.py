@@ -14,6 +14,7 @@ from typing import Any
 from gpucloud.adapters.jobfile import values
 from gpucloud.adapters.jobfile.fault import Fault
 from gpucloud.adapters.jobfile.fault import Path as Key
+from gpucloud.domain.launch.form import needs_shell
 from gpucloud.domain.quoting import quoted
 
 KEY = "[key]"  # at the end of a path: the key itself, as pydantic writes it
@@ -61,6 +62,9 @@ def _run(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault
         except ValueError:
             yield fault(("run",), f"{quoted(run)} has a quote that is never closed")
             return
+    if script is not None and needs_shell(run):
+        yield fault(("run",), f"{quoted(run)}: a script gets no shell; put 'single quotes' around $ ` * ? ; | # …")
+        return
     place = beside(folder, code)
     if script is None or not _is_folder(place):
         return

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Job, Launcher
+from gpucloud.domain.quoting import brief
+
+# From left to right, as a shell does: a quote inside the other kind of quotes is a letter.
+_QUOTED = re.compile(r"""\\.|'[^']*'|"((?:\\.|[^"\\])*)\"""", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +33,14 @@ def parse_run(run: str) -> Script | CommandLine:
     try:
         words = tuple(shlex.split(run))
     except ValueError as error:
-        raise UsageError(f"run: {error}: {run}", hint="close the quote") from error
+        raise UsageError(f"run: {error}: {brief(run, 100)}", hint="close the quote") from error
     if not words:
         raise UsageError("run: is empty", hint="run: train.py")
     if not words[0].endswith(".py"):
-        return CommandLine(words=("/bin/sh", "-c", run) if _needs_shell(run) else words)
-    if _needs_shell(run):
+        return CommandLine(words=("/bin/sh", "-c", run) if needs_shell(run) else words)
+    if needs_shell(run):
         raise UsageError(
-            f"run: a script is started without a shell, but its line holds characters for one: {run}",
+            f"run: a script is started without a shell, but its line holds characters for one: {brief(run, 100)}",
             hint="put 'single quotes' around words with $ ` * ? [ ] { } ~ # | & ; < > ( )",
         )
     return Script(words=words)
@@ -50,7 +54,7 @@ def launcher_of(job: Job) -> Launcher:
             return Launcher.TORCHRUN if script else Launcher.PLAIN
         case Launcher.TORCHRUN if not script:
             raise UsageError(
-                f"launcher: torchrun starts a Python script, not a command line: {job.run}",
+                f"launcher: torchrun starts a Python script, not a command line: {brief(job.run, 100)}",
                 hint="run: train.py, or launcher: plain",
             )
         case Launcher.TORCHRUN | Launcher.MPI | Launcher.TENSORFLOW | Launcher.PLAIN:
@@ -63,9 +67,11 @@ def workers_per_node(job: Job) -> int:
     return 1 if once else job.resources.gpus
 
 
-def _needs_shell(run: str) -> bool:
+def needs_shell(run: str) -> bool:
     """Whether a shell would do more with the text than split it into words."""
-    text = re.sub(r"\\.|'[^']*'", "", run, flags=re.DOTALL)
-    if "$" in text or "`" in text:
-        return True
-    return re.search(r"[|&;<>()*?\[\]{}~#\n]|^\s*\w+=", re.sub(r'"[^"]*"', "", text)) is not None
+    return re.search(r"[$`|&;<>()*?\[\]{}~#\n]|^\s*\w+=", _QUOTED.sub(_expanded, run.strip())) is not None
+
+
+def _expanded(quoted: re.Match[str]) -> str:
+    """Return what a shell would still act on: inside double quotes `$` and `` ` ``, escaped or not."""
+    return "$" if quoted[1] and ("$" in quoted[1] or "`" in quoted[1]) else ""

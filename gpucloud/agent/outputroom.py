@@ -1,0 +1,62 @@
+"""Keeps an attempt's output from filling the disk: what is oldest loses its blocks, the file keeps its length."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+KEPT_BYTES = 1 << 30
+"""What the output of all ranks of an attempt may take of a node's disk, and a little more."""
+
+_STEP_BYTES = 64 << 20
+_GRACE_S = 5.0  # between saying that bytes go and their going: nobody must read zeros for them
+_PUNCH_KEEPING_SIZE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, linux/falloc.h
+
+
+@dataclass(slots=True)
+class _Rank:
+    said: int = 0
+    said_at_s: float = 0.0
+    gone: int = 0
+
+
+class OutputRoom:
+    """The output files of one attempt, `rank-<n>.log` in its folder, which workers only append to."""
+
+    def __init__(self, folder: Path, *, kept_bytes: int = KEPT_BYTES, step_bytes: int = _STEP_BYTES) -> None:
+        self._folder = folder
+        self._kept_bytes = kept_bytes
+        self._step_bytes = step_bytes
+        self._ranks: dict[int, _Rank] = {}
+
+    def look(self, sizes: tuple[tuple[int, int], ...], *, now_s: float) -> tuple[tuple[int, int], ...]:
+        """Return how many bytes of each rank's output, from its beginning, are gone or will be in a moment."""
+        share = self._kept_bytes // max(1, len(sizes))
+        for rank, size in sizes:
+            known = self._ranks.setdefault(rank, _Rank())
+            too_old = max(0, size - share) // self._step_bytes * self._step_bytes
+            if too_old > known.said:
+                known.said, known.said_at_s = too_old, now_s
+            if known.gone < known.said and now_s - known.said_at_s >= _GRACE_S:
+                known.gone = known.said
+                _free(self._folder / f"rank-{rank}.log", known.gone)
+        return tuple((rank, known.said) for rank, known in sorted(self._ranks.items()) if known.said)
+
+
+def _free(path: Path, length: int) -> None:
+    """Give the first bytes of the file back; where the file system cannot, they stay, and are said to be gone."""
+    allocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+    if allocate is None:
+        return
+    try:
+        descriptor = os.open(path, os.O_WRONLY)
+    except OSError:
+        return
+    try:
+        if allocate(descriptor, _PUNCH_KEEPING_SIZE, ctypes.c_longlong(0), ctypes.c_longlong(length)) != 0:
+            sys.stderr.write(f"{path}: {os.strerror(ctypes.get_errno())}\n")
+    finally:
+        os.close(descriptor)

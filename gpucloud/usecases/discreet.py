@@ -1,0 +1,34 @@
+"""Who looks on sees no secret of the job, whoever wrote it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpucloud.domain.ledger import Spend
+from gpucloud.domain.masking import masked
+from gpucloud.domain.supervision.action import Action
+from gpucloud.domain.supervision.seen import Seen
+from gpucloud.usecases.world import Watcher
+
+
+@dataclass(frozen=True, slots=True)
+class Discreet:
+    """A watcher that passes everything on but the `hidden` words: a failed `setup` may have printed one."""
+
+    watcher: Watcher
+    hidden: tuple[bytes, ...]
+
+    def story(self, line: str) -> None:
+        """Something happened, in one line."""
+        self.watcher.story(self._shown(line))
+
+    def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
+        """One pass was made."""
+        self.watcher.tick(seen, action, spend)
+
+    def output(self, attempt: int, rank: int, text: str) -> None:
+        """A rank wrote whole lines."""
+        self.watcher.output(attempt, rank, self._shown(text))
+
+    def _shown(self, text: str) -> str:
+        return masked(text.encode("utf-8", "surrogateescape"), self.hidden).decode("utf-8", "replace")

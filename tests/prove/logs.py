@@ -1,0 +1,253 @@
+"""Output of any size, over a line that is cut again and again: every line once, and no memory for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+
+from gpucloud.adapters.home import Home, KnownJob
+from gpucloud.adapters.package import package_zip
+from gpucloud.adapters.ssh import SshShell
+from gpucloud.domain.agentstatus import RunState
+from gpucloud.domain.errors import HostUnreachable
+from gpucloud.domain.job import Market
+from gpucloud.domain.offer import Pool
+from gpucloud.domain.state import Attempt, JobState, JobStatus, Member
+from gpucloud.store import open_store
+from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.lookout import LogReader, read_node
+from tests.fakes.nodes import Server, embedded_server
+from tests.prove.goal import Figure, Form, Goal
+from tests.standins.agent_node import AgentNode
+from tests.standins.ssh_line import Line, line_to
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 1 << 20
+CUTS = 10
+GROWTH_MIB = 50
+_AHEAD_BYTES = 512 * MIB  # the writer waits for the reader: a node keeps 1 GiB, and what is older is dropped
+_LIMIT_S = 3600.0
+_LENGTHS = (0, 1, 80, 200, 1000, 5000)
+
+# Lines of many lengths that tell their own number.
+_WRITER = f"""
+import os, random, time
+chance, total, number, done = random.Random(7), int(os.environ["TOTAL"]), 0, 0
+def far_ahead():
+    with open(os.environ["TAKEN"]) as file:
+        return done - int(file.read() or 0) > int(os.environ["AHEAD"])
+with open(1, "wb", buffering=1 << 16, closefd=False) as out:
+    while done < total:
+        done += out.write(b"%d %s\\n" % (number, b"x" * chance.choice({_LENGTHS})))
+        number += 1
+        while number % 1000 == 0 and far_ahead():
+            time.sleep(0.1)
+"""
+_WORKER = ("/bin/sh", "-c", 'exec "$@" >>"$GPUCLOUD_ATTEMPT_DIR/rank-$RANK.log" 2>&1', "sh")
+
+
+def run(form: Form) -> Iterator[Figure]:
+    """Yield lines that are missing, doubled or torn, in the store and in `logs -f`; cuts; memory; the node's disk."""
+    total = 30 * MIB if form is Form.SHORT else 5 * 1024 * MIB
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as undo:
+        folder = Path(name)
+        server = undo.enter_context(embedded_server(folder / "node"))
+        line = undo.enter_context(line_to(server.node.port))
+        agent = _agent(folder, server)
+        undo.callback(agent.destroy)
+        jobs = _known(folder, server)
+        follower = _Follower(folder)
+        undo.callback(follower.close)
+        env = {"RANK": "0", "GPUCLOUD_RANKS": "0", "TOTAL": str(total), "AHEAD": str(_AHEAD_BYTES)}
+        env["TAKEN"] = str(folder / "taken")
+        (folder / "taken").write_text("0")
+        agent.want(agent.launch(1, *_WORKER, sys.executable, "-c", _WRITER, **env))
+        reader = _Reader(jobs, server, line, total, follower, folder / "taken")
+        reader.read_all()
+        _end(jobs)
+        follower.wait()
+        wrong = _wrong("the store", _kept(jobs), total) + _wrong("logs -f", _pieces(folder / "followed"), total)
+        disk = (agent.folder(1) / "rank-0.log").stat().st_blocks * 512
+    yield Figure(name="logs", value=wrong, limit=0)
+    yield Figure(name="logs.cuts", value=reader.cuts, limit=CUTS, least=True)
+    yield Figure(name="logs.mib", value=total / MIB, limit=total / MIB, least=True)
+    yield Figure(name="logs.reader_growth_mib", value=reader.growth_mib, limit=GROWTH_MIB)
+    yield Figure(name="logs.follower_growth_mib", value=follower.growth_mib, limit=GROWTH_MIB)
+    yield Figure(name="logs.node_disk_mib", value=disk / MIB, limit=1024 + 128)
+
+
+class _Memory:
+    """The most that a process grew by since the first look; the first few looks are its start."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._first: int | None = None
+        self.growth_mib = 0.0
+
+    def look(self) -> None:
+        with contextlib.suppress(OSError, StopIteration):
+            text = Path(f"/proc/{self._pid}/status").read_text()
+            kib = int(next(row.split()[1] for row in text.splitlines() if row.startswith("VmRSS")))
+            self._first = self._first or kib
+            self.growth_mib = max(self.growth_mib, (kib - self._first) / 1024)
+
+
+class _Follower:
+    """`gpucloud logs -f` in a process of its own; what it writes is in `followed`."""
+
+    def __init__(self, folder: Path) -> None:
+        env = {**os.environ, "GPUCLOUD_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
+        argv = (sys.executable, "-m", "gpucloud", "logs", "-f", "noisy")
+        self._out = (folder / "followed").open("wb")
+        self._process = subprocess.Popen(argv, env=env, stdout=self._out, stdin=subprocess.DEVNULL)
+        self._memory = _Memory(self._process.pid)
+        self._written = folder / "followed"
+
+    @property
+    def growth_mib(self) -> float:
+        return self._memory.growth_mib
+
+    def look(self) -> None:
+        if self._written.stat().st_size > 0:  # before, it is still starting
+            self._memory.look()
+
+    def wait(self) -> None:
+        while self._process.poll() is None:
+            self.look()
+            time.sleep(0.2)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._out.close()
+
+
+class _Reader:
+    """A supervisor's reading, through a line that is cut at seeded places of the output."""
+
+    def __init__(
+        self, jobs: JobStore, server: Server, line: Line, total: int, follower: _Follower, taken: Path
+    ) -> None:
+        self.cuts = 0
+        self._taken = taken
+        self._logs = LogReader(jobs, lambda attempt, rank, text: None)
+        self._shell = SshShell(server.key_file)
+        self._node = replace(server.node, port=line.port)
+        self._line, self._follower = line, follower
+        self._places = sorted(random.Random(3).sample(range(total // 20, total - total // 20), CUTS))
+        self._memory = _Memory(os.getpid())
+
+    @property
+    def growth_mib(self) -> float:
+        return self._memory.growth_mib
+
+    def read_all(self) -> None:
+        deadline, flushed = time.monotonic() + _LIMIT_S, time.monotonic()
+        attempt = _attempt(self._node.id)
+        while time.monotonic() < deadline:
+            self._memory.look()
+            self._follower.look()
+            taken = self._logs.taken
+            with contextlib.suppress(HostUnreachable):
+                status, news = read_node(self._shell.host(self._node), self._node.id, attempt, 1, self._logs)
+                part = status.attempt if status else None
+                if part is not None and part.state is RunState.EXITED and not news:
+                    break
+            self._cut_if_due()
+            self._taken.with_suffix(".new").write_text(str(self._logs.taken))
+            self._taken.with_suffix(".new").replace(self._taken)
+            if time.monotonic() - flushed > 1:
+                self._logs.flush()
+                flushed = time.monotonic()
+            if self._logs.taken == taken:
+                time.sleep(0.05)
+        self._logs.flush()
+        self._shell.close()
+
+    def _cut_if_due(self) -> None:
+        """The next piece is asked for at once, so that most cuts fall into the middle of an answer."""
+        if self._places and self._logs.taken >= self._places[0]:
+            self._places.pop(0)
+            self.cuts += 1
+            self._line.cut_after(random.Random(self.cuts).randrange(200_000))
+
+
+def _agent(folder: Path, server: Server) -> AgentNode:
+    data, sha256 = package_zip()
+    package = folder / f"gpucloud-{sha256}.zip"
+    package.write_bytes(data)
+    agent = AgentNode(server.home, package)
+    agent.start()
+    return agent
+
+
+def _attempt(node_id: str) -> Attempt:
+    started = datetime.now(timezone.utc)
+    return Attempt(number=1, members=(Member(node_id=node_id, rank=0),), port=1, started_at=started)
+
+
+def _known(folder: Path, server: Server) -> JobStore:
+    """Make the job known to the command line, running."""
+    home = Home(folder / "home")
+    home.root.mkdir(mode=0o700)
+    home.remember(KnownJob(name="noisy", store=home.store, file=folder / "noisy.yaml"))
+    jobs = JobStore(open_store(home.store), "noisy")
+    pool = Pool(instance_type="cpu", zone="local-a", market=Market.SPOT)
+    state = JobState(
+        job="noisy", created_at=datetime.now(timezone.utc), budget_usd=Decimal(1), spec_sha256="", pool=pool,
+        cap_usd_per_hour=Decimal(1), status=JobStatus.RUNNING, attempts=(_attempt(server.node.id),),
+    )  # fmt: skip
+    jobs.create(state, b"")
+    return jobs
+
+
+def _end(jobs: JobStore) -> None:
+    loaded = jobs.load()
+    assert loaded is not None
+    state, stored = loaded
+    jobs.replace(replace(state, status=JobStatus.SUCCEEDED), stored.version)
+
+
+def _kept(jobs: JobStore) -> Iterator[bytes]:
+    for part in jobs.log_parts():
+        yield jobs.read_log(part)
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while data := file.read(MIB):
+            yield data
+
+
+def _wrong(where: str, pieces: Iterable[bytes], total: int) -> int:
+    """Return how many lines are not, one after the other, the writer's."""
+    chance, wrong, number, size, rest = random.Random(7), 0, 0, 0, b""
+    for piece in pieces:
+        lines = (rest + piece).split(b"\n")
+        rest = lines.pop()
+        for line in lines:
+            wrong += line != b"%d %s" % (number, b"x" * chance.choice(_LENGTHS))
+            number += 1
+            size += len(line) + 1
+    wrong += bool(rest) + (size < total)
+    if wrong:
+        sys.stderr.write(f"logs: {where}: {wrong} of {number} lines are wrong, {size} of {total} bytes\n")
+    return wrong
+
+
+GOAL = Goal(
+    promise="output arrives whole, each line once, over a line that is cut ten times; nobody's memory or disk fills up",
+    real="the agent, SSH, the supervisor's reading, the store, `gpucloud logs -f`; short: 30 MiB, long: 5 GiB",
+    simulated="the job's other parts: a worker that only writes, no cloud; the writer waits when it is 512 MiB ahead",
+    run=run,
+)
