@@ -166,6 +166,10 @@ class Loom:
             what()
             self.watch()
 
+    def clear(self) -> None:
+        """Let nothing more happen."""
+        self._heap.clear()
+
     def _resume(self, strand: _Strand, turn: int) -> None:
         process = strand.process
         if strand.dead or strand.turn != turn or not process.alive:
