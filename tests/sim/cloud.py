@@ -1,4 +1,4 @@
-"""A cloud in memory: the embedded cloud's own rule for a group, with lateness, refusals, stale lists and lost replies."""
+"""A cloud in memory: the embedded cloud's own rule for a group, and how it is late, refuses and loses replies."""
 
 from __future__ import annotations
 
@@ -37,9 +37,12 @@ class Prices:
     def offers(self, wanted: object) -> tuple[Offer, ...]:
         now = self._loom.time
         return tuple(
-            Offer(pool=p, usd_per_hour=self.prices(p, now, now)[-1].usd_per_hour, cap_usd_per_hour=CAP, as_of=now, gpus=1)
-            for p in POOLS
+            Offer(pool=pool, usd_per_hour=self._price(pool, now), cap_usd_per_hour=CAP, as_of=now, gpus=1)
+            for pool in POOLS
         )
+
+    def _price(self, pool: Pool, now: datetime) -> Decimal:
+        return self.prices(pool, now, now)[-1].usd_per_hour
 
     def prices(self, pool: Pool, start: datetime, end: datetime) -> tuple[PricePoint, ...]:
         walk = self._walks[pool]
@@ -196,9 +199,8 @@ class Cloud:
         assert group is not None
         assert group.pool is not None
         if self.full_until.get(group.pool, 0.0) > self.loom.now:
-            refusal = Refusal(
-                pool=group.pool, fault=Fault.CAPACITY, code="InsufficientInstanceCapacity", message="none", at=self.loom.time
-            )
+            code = "InsufficientInstanceCapacity"
+            refusal = Refusal(pool=group.pool, fault=Fault.CAPACITY, code=code, message="none", at=self.loom.time)
             self.refusals.append(refusal)
             self.loom.after(20, self.settle)
             return False
@@ -244,7 +246,8 @@ class Cloud:
             end_cause=node.ending if node.ended_at else None,
         )
         now = self.loom.time
-        return total(meter(life, self.market.prices(node.pool, node.launched_at, node.ended_at or now), (), now, Terms()))
+        prices = self.market.prices(node.pool, node.launched_at, node.ended_at or now)
+        return total(meter(life, prices, (), now, Terms()))
 
     def _note(self) -> None:
         self.history = [(at, view) for at, view in self.history if at > self.loom.now - 60][-40:]

@@ -86,7 +86,11 @@ class SimulatedAgent(Agent):
     def __init__(self, machine: Machine, root: Path) -> None:
         self._machine = machine
         super().__init__(
-            root, notice=lambda: machine.notice, own_end=_OWN_END, rest=lambda _: None, station=_Station()  # type: ignore[arg-type]
+            root,
+            notice=lambda: machine.notice,
+            own_end=_OWN_END,
+            rest=lambda _: None,
+            station=_Station(),  # type: ignore[arg-type]
         )
         self._outbox = _Outbox(machine)  # type: ignore[assignment]
         self._newest = machine.newest

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
 
-from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.supervision.seen import Limits, Rules
 from tests.sim.cloud import CAP, Weather
 from tests.sim.store import Faults
@@ -96,29 +95,61 @@ def storm(dice: random.Random) -> Setting:
 def too_much_work(dice: random.Random) -> Setting:
     """Return a run whose work does not fit into its budget, with what interrupts a run of hours."""
     nodes = dice.choice((1, 2, 4, 8))
-    calm = storm(dice)
-    patient = Limits(silent=timedelta(seconds=95), settle=timedelta(seconds=40))
-    return replace(
-        calm,
+    return Setting(
         nodes=nodes,
-        budget_usd=hours(dice.uniform(4, 12), nodes),
+        budget_usd=hours(dice.uniform(4, 10), nodes),
         script=Script(steps=10**6, step_s=dice.uniform(20, 60), start_s=30, every=20, save_s=dice.uniform(1, 25)),
-        rules=Rules(wall=Wall(), limits=patient),
+        rules=Rules(limits=Limits(silent=timedelta(seconds=95), settle=timedelta(seconds=40))),
         period_s=30.0,
         at_cap=dice.random() < 0.5,
-        storm_s=16 * 3600.0,
+        storm_s=24 * 3600.0,
         notices=1 / dice.uniform(3000, 30000),
         deaths=1 / dice.uniform(5000, 50000),
-        freezes=0.0,
-        hangs=0.0,
-        agents_lost=0.0,
-        cuts=0.0,
         offline=1 / dice.uniform(5000, 50000),
         kills=1 / dice.uniform(3000, 30000),
         pauses=1 / dice.uniform(5000, 50000),
-        rivals=0.0,
-        shortages=0.0,
-        outages=0.0,
-        all_at_once=0.0,
-        bound_s=30 * 3600.0,
+        skew_s=dice.choice((0.0, 3600.0)),
+        bound_s=40 * 3600.0,
+    )
+
+
+def short_of_money(dice: random.Random) -> Setting:
+    """Return a run whose budget ends at some moment of its work, whatever it is doing then."""
+    nodes = dice.choice((1, 2, 4))
+    return Setting(
+        nodes=nodes,
+        budget_usd=hours(dice.uniform(0.15, 0.5), nodes),
+        script=Script(
+            steps=10**6,
+            step_s=dice.uniform(1, 10),
+            start_s=dice.uniform(5, 30),
+            every=dice.choice((3, 10, 50)),
+            save_s=dice.uniform(1, 25),
+        ),
+        rules=Rules(limits=Limits(silent=timedelta(seconds=15))),
+        period_s=5.0,
+        at_cap=dice.random() < 0.5,
+        storm_s=3600.0,
+        kills=dice.choice((0.0, 1 / 400)),
+        offline=dice.choice((0.0, 1 / 600)),
+    )
+
+
+def taken_machines(dice: random.Random) -> Setting:
+    """Return a run whose machines are taken, with notice or without."""
+    nodes = dice.choice((1, 2, 3))
+    step_s = dice.uniform(1, 5)
+    return Setting(
+        nodes=nodes,
+        budget_usd=hours(4, nodes),
+        script=Script(
+            steps=dice.randint(30, 60),
+            step_s=step_s,
+            start_s=dice.uniform(1, 10),
+            every=dice.choice((5, 10)),
+            save_s=dice.uniform(0.1, 4) * step_s,
+        ),
+        storm_s=600.0,
+        notices=1 / dice.uniform(60, 200),
+        deaths=1 / dice.uniform(60, 200),
     )

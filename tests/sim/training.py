@@ -1,4 +1,4 @@
-"""The ranks of one attempt, simulated: they start together, step, save and leave together, and fail when one is lost."""
+"""The ranks of one attempt, simulated: they step, save and leave together, and fail when one is lost."""
 
 from __future__ import annotations
 
@@ -99,6 +99,11 @@ class Gang:
     @property
     def running(self) -> bool:
         return any(part.outcome is None and part.machine.alive for part in self.parts)
+
+    @property
+    def left(self) -> bool:
+        """Whether every rank saved and left."""
+        return all(part.outcome is Outcome.LEFT for part in self.parts)
 
     @property
     def whole(self) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
@@ -16,7 +16,7 @@ from gpucloud.domain.agentstatus import Launch
 from gpucloud.domain.errors import GpucloudError, HostUnreachable
 from gpucloud.domain.job import Job
 from gpucloud.domain.manifest import Commit
-from gpucloud.domain.node import EndCause, Notice
+from gpucloud.domain.node import EndCause
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.domain.supervision.seen import Goal
 from gpucloud.ports import Host as HostPort
@@ -50,8 +50,10 @@ class Verdict:
     machines: int = 0
     attempts: int = 0
     commits: int = 0
+    left_with_notice: int = 0
     lost_with_notice: int = 0
-    lost_without: int = 0
+    killed: int = 0
+    lost_beyond_interval: int = 0
     unsaved_at_the_end: int = 0
 
 
@@ -73,6 +75,7 @@ class Run:
         self.committed: Commit | None = None
         self.calm = False
         self.over = False
+        self.tale: list[str] = []
         self.job = Job(name="job", run="python train.py", budget_usd=setting.budget_usd, source=folder, code=folder)
 
     def run(self) -> Verdict:
@@ -123,7 +126,8 @@ class Run:
     def supervise(self) -> Process:
         """Start a supervisor, on a host of its own."""
         skew = self.dice.uniform(-1, 1) * self.setting.skew_s
-        process = Process(self.loom, f"supervisor {len(self.processes) + 1}", host=f"host{len(self.processes)}", skew_s=skew)
+        number = len(self.processes) + 1
+        process = Process(self.loom, f"supervisor {number}", host=f"host{number}", skew_s=skew)
         self.processes[process.pid] = process
         self.verdict.supervisors += 1
         self.loom.spawn(process, lambda: self._supervise(process))
@@ -156,12 +160,12 @@ class Run:
     def _supervise(self, process: Process) -> None:
         try:
             lease = take(JobStore(StoreLine(self.store, process, self.dice, self.setting.faults), "job"), process)
-            watcher = _Nobody()
+            watcher = _Onlooker(self, process)
             with supervisor(self._world(process), Goal(nodes=self.setting.nodes), lease, watcher, lambda: None) as one:
                 one.run()
             self.over = self.over or self.state().torn_down
-        except GpucloudError:
-            pass
+        except GpucloudError as error:
+            self.tale.append(f"{self.loom.now:8.1f} {process.name} ends: {error}")
         except Exception:  # noqa: BLE001  a bug of ours, whatever it is
             self.blame(f"{process.name}: {traceback.format_exc()}")
         process.loom.after(0, process.kill)
@@ -212,8 +216,20 @@ class Run:
             self.blame(f"{self.cloud.spent()} USD are spent of {self.setting.budget_usd}")
 
     def _begun(self, gang: Gang) -> None:
+        before = max((g for g in self.gangs.values() if g.number < gang.number), key=lambda g: g.number, default=None)
+        if before is not None and before.restored is not None:
+            self._count_lost(before, before.step - gang.step)
         if self.committed is not None and gang.step < self.committed.step:
             self.blame(f"attempt {gang.number} goes on from step {gang.step}; {self.committed.step} was committed")
+
+    def _count_lost(self, before: Gang, lost: int) -> None:
+        script = self.setting.script
+        if before.left:
+            self.verdict.left_with_notice += 1
+            self.verdict.lost_with_notice += lost
+        else:  # one interval, and what was trained while its save was on its way
+            self.verdict.killed += 1
+            self.verdict.lost_beyond_interval += lost > script.every + math.ceil(script.save_s / script.step_s)
 
     def _committed(self, commit: Commit) -> None:
         self.verdict.commits += 1
@@ -251,6 +267,9 @@ class Run:
         verdict.reason, verdict.seconds = state.exit_reason, self.loom.now
         verdict.machines, verdict.attempts = len(self.machines), len(state.attempts)
         verdict.spent_usd = self.cloud.spent()
+        newest = max(self.gangs.values(), key=lambda gang: gang.number, default=None)
+        if newest is not None and newest.restored is not None:
+            verdict.unsaved_at_the_end = newest.step - (self.committed.step if self.committed else 0)
         if not state.torn_down:
             self.blame(f"it never ended: {state.status.value}, {len(self.cloud.alive)} machines live")
         if self.cloud.alive or self.cloud.group is not None:
@@ -286,11 +305,15 @@ def _judge_reason(run: Run, state: JobState) -> None:
         run.blame(f"ended with {reason.value}: {state.message}")
 
 
-class _Nobody:
-    """Implements `Watcher`."""
+class _Onlooker:
+    """Implements `Watcher`: what every supervisor tells, for whoever looks for the cause of a breach."""
+
+    def __init__(self, run: Run, process: Process) -> None:
+        self._run = run
+        self._process = process
 
     def story(self, line: str) -> None:
-        pass
+        self._run.tale.append(f"{self._run.loom.now:8.1f} {self._process.name}: {line}")
 
     def tick(self, *_: object) -> None:
         pass
