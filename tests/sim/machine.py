@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tests.sim.world import Run
 
 _OWN_END = OwnEnd(argv=("poweroff",), after=timedelta(seconds=150))
-_TICK_S = 1.0
 _DONE = Completed(exit_code=0, stdout=b"", stderr=b"")
 
 
@@ -77,7 +76,7 @@ class Machine:
     def _beat(self, agent: SimulatedAgent) -> None:
         if self.alive and self._agent is agent:
             self.tick()
-            self.run.loom.after(_TICK_S, lambda: self._beat(agent))
+            self.run.loom.after(self.run.setting.beat_s, lambda: self._beat(agent))
 
 
 class SimulatedAgent(Agent):

@@ -24,6 +24,7 @@ class Setting:
     faults: Faults = field(default_factory=Faults)
     rules: Rules = field(default_factory=Rules)
     period_s: float = 2.0
+    beat_s: float = 1.0
     bootstrap_s: tuple[float, float] = (3.0, 12.0)
     at_cap: bool = False
     storm_s: float = 0.0
@@ -101,6 +102,7 @@ def too_much_work(dice: random.Random) -> Setting:
         script=Script(steps=10**6, step_s=dice.uniform(20, 60), start_s=30, every=20, save_s=dice.uniform(1, 25)),
         rules=Rules(limits=Limits(silent=timedelta(seconds=95), settle=timedelta(seconds=40))),
         period_s=30.0,
+        beat_s=15.0,
         at_cap=dice.random() < 0.5,
         storm_s=24 * 3600.0,
         notices=1 / dice.uniform(3000, 30000),
