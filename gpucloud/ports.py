@@ -33,7 +33,7 @@ class ClusterSpec:
 
     `group` is the node group's name for the `NodeGroup` port: of a cloud with regions `<region>/<name>`, else `name`.
     `image` is the machine image that the job is pinned to in this region, `efa` the numbers of EFA interfaces that
-    its types have, `data` what machines may read (`s3://bucket/prefix`).
+    its types have, `data` what machines may read (`s3://bucket/prefix`). `unattended`: its machines drive the job.
     """
 
     name: str
@@ -47,6 +47,7 @@ class ClusterSpec:
     image: str | None = None
     efa: tuple[int, ...] = (0,)
     data: tuple[str, ...] = ()
+    unattended: bool = False
 
 
 class Provisioner(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import stat
@@ -63,7 +64,7 @@ class Copier:
         self._base = base
         self._progress = progress or _say_nothing
         # -I: the node's home folder must not be able to shadow a module. -S: nothing of site is needed.
-        self._argv = (python, "-I", "-S", "-c", Path(carrier.__file__).read_text(encoding="utf-8"))
+        self._argv = (python, "-I", "-S", "-c", inspect.getsource(carrier))
 
     def listing(self, paths: Sequence[str]) -> Listing:
         """Return what these paths and patterns name on the node."""

@@ -34,7 +34,7 @@ def package_zip() -> tuple[bytes, str]:
     """
     root = Path(gpucloud.__file__).parent
     sources = {"__main__.py": _MAIN.encode()}
-    for path in root.rglob("*.py"):
+    for path in (*root.rglob("*.py"), *root.rglob("*.json")):  # prices: a machine that drives its job counts money
         name = path.relative_to(root)
         if name.parts[0] != "bundled":
             sources[f"gpucloud/{name.as_posix()}"] = path.read_bytes()

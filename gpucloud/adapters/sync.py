@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import zlib
 from collections.abc import Iterator
@@ -68,7 +69,7 @@ def _restless(changed: str) -> UsageError:
 class _Transfer:
     def __init__(self, host: Host, root: Path, target: str, tree: Manifest, python: str) -> None:
         self._host, self._root, self._tree = host, root, tree
-        program = Path(receiver.__file__).read_text(encoding="utf-8")
+        program = inspect.getsource(receiver)
         # -I: the node's home folder must not be able to shadow a module. -S: nothing of site is needed.
         self._argv = (python, "-I", "-S", "-c", program, target, tree.sha256)
 

@@ -43,6 +43,8 @@ def _parser() -> argparse.ArgumentParser:
     agent.add_argument("--power-off", nargs=argparse.REMAINDER, default=[], help="run at the end of the paid time")
     boot = command("bootstrap", _bootstrap, "make this node fit by its record, on standard input with its code behind")
     boot.add_argument("--again", action="store_true", help="by the record that it read before")
+    drive = command("drive", _drive, "have this node drive its job, as standard input says; say `started` or `already`")
+    drive.add_argument("--as", dest="held", nargs=2, type=int, metavar=("LOCK", "READY"), help="be that driver")
     command("await", _await, "return when this node's own bootstrap has ended")
     code = command("code", _code, "have a tree of code, which comes on standard input")
     code.add_argument("target")
@@ -91,6 +93,24 @@ def _bootstrap(root: Path, options: argparse.Namespace) -> int:
     from gpucloud.agent.boot.command import bootstrap_command
 
     return bootstrap_command(root, _package(), None if options.again else sys.stdin.buffer, _say)
+
+
+def _drive(root: Path, options: argparse.Namespace) -> int:
+    if options.held is not None:
+        from gpucloud.agent.drive.driver import be_driver
+
+        return be_driver(root, *options.held)
+    from gpucloud.agent.drive.starting import start
+    from gpucloud.agent.facts import package_sha256
+    from gpucloud.domain.bootstrap.wanted import DriverWanted
+    from gpucloud.domain.errors import NodeError
+
+    package = _package()
+    wanted = from_json(DriverWanted, sys.stdin.read())
+    try:
+        return _say(start(root, wanted, package=package, sha256=package_sha256(package)))
+    except NodeError as error:
+        return _say(f"{error}; hint: {error.hint}", code=1)
 
 
 def _await(root: Path, _: argparse.Namespace) -> int:

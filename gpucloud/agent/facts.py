@@ -13,6 +13,7 @@ from gpucloud import processes, smi
 from gpucloud.agent import daemon, image
 from gpucloud.agent.boot.files import boots_itself, note_visit
 from gpucloud.agent.data.staged import staged
+from gpucloud.agent.drive import files as drive
 from gpucloud.agent.gate.record import gate_fact
 from gpucloud.agent.layer.fact import base as base_python
 from gpucloud.agent.layer.fact import index_for, layer_fact
@@ -56,6 +57,7 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         image=image.fact(root, asked.image) if asked.image else None,
         gate=gate_fact(root),
         boots_itself=boots_itself(root),
+        driver_package=drive.running(root),
     )
 
 

@@ -108,9 +108,13 @@ def watcher_from(environ: Mapping[str, str], on_notice: Callable[[], None]) -> N
     """
     if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return None
-    endpoint = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254"
     period_s = _positive(environ.get("GPUCLOUD_NOTICE_POLL_S"), default=1.0)
-    return NoticeWatcher(MetadataClient(endpoint), period_s=period_s, on_notice=on_notice)
+    return NoticeWatcher(MetadataClient(endpoint(environ)), period_s=period_s, on_notice=on_notice)
+
+
+def endpoint(environ: Mapping[str, str]) -> str:
+    """Return where the metadata service answers."""
+    return environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254"
 
 
 def _positive(text: str | None, *, default: float) -> float:

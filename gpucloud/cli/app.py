@@ -78,7 +78,13 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
     target: Target = None,
     cloud: OnCloud = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the machines up at the end, prepaid.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Return at once; the job goes on.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return when the machines are there; they drive the job.")
+    ] = False,
+    unattended: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="TIME", help="Machines drive the job, prepaid for TIME (8h); nothing here need run."),
+    ] = None,
     drill: Annotated[bool, typer.Option("--drill", help="Have one machine taken once, in mid-run.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Record a few steps of each rank.")] = False,
     profile_steps: Annotated[
@@ -91,7 +97,7 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
     from gpucloud.cli import training
 
     steps = profile_steps or (5 if profile else None)
-    asked = training.Asked(keep=keep, detach=detach, drill=drill, profile_steps=steps)
+    asked = training.Asked(keep=keep, detach=detach, drill=drill, profile_steps=steps, unattended=unattended)
     raise typer.Exit(training.train(target, asked, on=cloud, as_json=as_json))
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
 from gpucloud.cli.interrupts import Detach, Interrupts, Leave, obeyed
 from gpucloud.cli.onlookers import Onlooker, onlooker
 from gpucloud.cli.render import plan_json, plan_text, report_json, report_text, say, say_json, tell
 from gpucloud.cli.target import Target, known_job, read_target
+from gpucloud.domain.driving import USUAL_TIME, Unattended
 from gpucloud.domain.errors import CleanupIncomplete, GpucloudError, LeaseHeld, UsageError
 from gpucloud.domain.job import AwsChoices, Cloud, Job
+from gpucloud.domain.quantities import format_span, parse_span
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.seen import Goal, Until
@@ -50,23 +53,77 @@ def up(target: str | None, *, on: Cloud | None, as_json: bool) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What `train` is asked beside the job file; `profile_steps` None for no profile."""
+    """What `train` is asked beside the job file; `profile_steps` None for no profile, `unattended` as written."""
 
     keep: bool = False
     detach: bool = False
     drill: bool = False
     profile_steps: int | None = None
+    unattended: str | None = None
 
 
 def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) -> int:
     """Run the job to its end, or start or continue it in the background; return the exit code."""
     cloud = Gpucloud()
+    lasting = _time(asked.unattended)
+    refused = None
+    if lasting is not None or asked.detach:
+        job = read_target(cloud, target, on).job
+        _require_worth(cloud, job, lasting)
+        refused = cloud.unable(job)
+    if refused is not None and lasting is not None:
+        raise UsageError(f"--unattended: {refused.why}", hint=refused.hint)
     read, start = _started(cloud, target, on)
     read = replace(read, job=replace(read.job, profile_steps=asked.profile_steps))
-    if asked.detach:
+    if refused is not None:
+        tell(f"a process here drives the job, which needs this machine: {refused.why}")
         return _detach(cloud, read, start, keep=asked.keep, drill=asked.drill, as_json=as_json)
     goal = Goal(nodes=read.job.resources.nodes, keep=asked.keep, drill=asked.drill)
-    return _supervise(cloud, read, start, goal, as_json=as_json)
+    if lasting is None and not asked.detach:
+        return _supervise(cloud, read, start, goal, as_json=as_json)
+    own = Unattended(lasting=lasting or USUAL_TIME, keep=asked.keep, drill=asked.drill)
+    if asked.detach:
+        return launch(cloud, read, start, own, as_json=as_json)
+    return _supervise(cloud, read, start, goal, unattended=own, as_json=as_json)
+
+
+def _time(text: str | None) -> timedelta | None:
+    try:
+        return parse_span(text) if text is not None else None
+    except ValueError as error:
+        raise UsageError(f"--unattended: {error}", hint="--unattended 8h") from error
+
+
+def _require_worth(cloud: Gpucloud, job: Job, lasting: timedelta | None) -> None:
+    """A shorter time would be over before the machines have made themselves fit."""
+    least = 2 * cloud.cloud(job).manners.rules.wall.least
+    if lasting is not None and lasting < least:
+        raise UsageError(
+            f"--unattended: {format_span(lasting)} is too short to start and save; the least is {format_span(least)}",
+            hint="--unattended 8h",
+        )
+
+
+def launch(cloud: Gpucloud, read: Target, start: Start, unattended: Unattended, *, as_json: bool) -> int:
+    """Return when the machines are there, paid, and drive the job: nothing of the user's need run from then on."""
+    asker = cloud.asker(_known(cloud, read, start))
+    goal = Goal(nodes=read.job.resources.nodes, until=Until.LAUNCHED, keep=unattended.keep, began_at=cloud.clock.now())
+    try:
+        with onlooker() as shown, obeyed(shown) as interrupts:
+            _run(cloud, read, start, goal, shown, interrupts, unattended)
+    except Leave as leave:
+        _say_what_lives(asker.state())
+        return leave.exit_code
+    report = asker.report()
+    if report.status.ended:
+        return _answer(report, as_json=as_json)
+    if as_json:
+        say_json({**report_json(report), "plan": plan_json(start.plan)})
+    else:
+        say(f"{start.name} drives itself until {report.paid_until:%Y-%m-%d %H:%M} UTC at the latest")
+        tell(f"`gpucloud logs -f {start.name}` follows it, `gpucloud down {start.name}` ends it")
+        tell(f"`gpucloud train {start.name}` brings its results home, and goes on when that time is over")
+    return 0
 
 
 def down(target: str | None, *, as_json: bool) -> int:
@@ -77,7 +134,7 @@ def down(target: str | None, *, as_json: bool) -> int:
     state = asker.state()
     while not (state.status.ended and state.torn_down):
         if asker.supervisor() is None:
-            _end_here(cloud, known, state)
+            _end_unless_held(cloud, known, state)
         else:
             tell(f"asking {asker.supervisor()} to end {known.name}")
             asker.ask_to_end()
@@ -94,8 +151,12 @@ def reconcile(target: str | None, *, as_json: bool) -> int:
     jobs = JobStore(cloud.store_of(known), known.name)
     lease = take(jobs, cloud.clock)
     goal = _with_limits(Goal(nodes=read.job.resources.nodes), read.job, lease.state)
-    with onlooker() as shown, supervisor(cloud.world(read.job, known.name), goal, lease, shown, lambda: None) as one:
+    lasting = lease.state.unattended_s
+    unattended = Unattended(lasting=timedelta(seconds=lasting)) if lasting is not None else None
+    world = cloud.world(read.job, known.name, unattended=unattended)
+    with onlooker() as shown, supervisor(world, goal, lease, shown, lambda: None) as one:
         one.settle()
+    _bring_stored_home(cloud, read.job, known.name)
     return _answer(cloud.asker(known).report(), as_json=as_json)
 
 
@@ -136,35 +197,59 @@ def _refuse_to_forget(cloud: Gpucloud, new: KnownJob) -> None:
         )
 
 
-def _supervise(cloud: Gpucloud, read: Target, start: Start, goal: Goal, *, as_json: bool) -> int:
+def _supervise(
+    cloud: Gpucloud, read: Target, start: Start, goal: Goal, *, unattended: Unattended | None = None, as_json: bool
+) -> int:
     asker = cloud.asker(_known(cloud, read, start))
     try:
         with onlooker() as shown, obeyed(shown) as interrupts:
-            _run(cloud, read, start, goal, shown, interrupts)
+            _run(cloud, read, start, goal, shown, interrupts, unattended)
     except Leave as leave:
         _say_what_lives(asker.state())
         return leave.exit_code
     except Detach:
+        if unattended is not None:
+            return launch(cloud, read, start, unattended, as_json=as_json)
         return _detach(cloud, read, start, keep=goal.keep, drill=goal.drill, as_json=as_json)
     return _answer(asker.report(), as_json=as_json)
 
 
-def _run(cloud: Gpucloud, read: Target, start: Start, goal: Goal, shown: Onlooker, interrupts: Interrupts) -> None:
-    world = cloud.world(read.job, start.name)
+def _run(  # noqa: PLR0913, PLR0917  each by its name
+    cloud: Gpucloud,
+    read: Target,
+    start: Start,
+    goal: Goal,
+    shown: Onlooker,
+    interrupts: Interrupts,
+    unattended: Unattended | None = None,
+) -> None:
+    world = cloud.world(read.job, start.name, unattended=unattended)
     lease = take(world.jobs, cloud.clock)
+    drove_itself = lease.state.unattended_s is not None
     going_on = adopt(lease.state, read.job, read.spec, start.plan)
+    lasting = unattended.lasting.total_seconds() if unattended is not None else None
+    going_on = replace(going_on, unattended_s=lasting)
     goal = _with_limits(goal, read.job, going_on)
     with supervisor(world, goal, lease, shown, interrupts.wanted_end) as one:
         world.jobs.withdraw_request()
         world.jobs.keep_spec(read.spec)
         lease.write(going_on)
         try:
+            if drove_itself or unattended is not None:
+                one.actor.change_driver()
             one.run()
         except LeaseHeld:
             raise
         except GpucloudError:
             _say_what_lives(lease.state)  # as it was known last: store and cloud may be what fails
             raise
+    _bring_stored_home(cloud, read.job, start.name)
+
+
+def _bring_stored_home(cloud: Gpucloud, job: Job, name: str) -> None:
+    """Bring home what the job's own machine put into the store: it knows no folder of the user's."""
+    for path in cloud.bring_stored_home(job, name):
+        tell(f"brought home: {path}")
 
 
 def _with_limits(goal: Goal, job: Job, state: JobState) -> Goal:
@@ -186,13 +271,18 @@ def _answer(report: JobReport, *, as_json: bool) -> int:
 
 def _say_what_lives(state: JobState) -> None:
     tell(f"left {state.job} as it is")
+    drives_itself = state.unattended_s is not None and state.group is not None
     alive = [life.node_id for life in state.nodes if life.ended_at is None]
     until = f" until {state.paid_until:%H:%M:%S} UTC" if state.paid_until else ""
     if alive:
         tell(f"alive and paid{until}, then off by themselves: {', '.join(alive)}")
     elif until:  # behind an armed shut-off machines may have been asked for that no listing has shown yet
         tell(f"no machine has been seen; one that was asked for last is paid{until}, then off by itself")
-    if alive or until:
+    if drives_itself and (alive or until):
+        tell(
+            f"{state.job} drives itself; `gpucloud logs -f {state.job}` follows it, `gpucloud down {state.job}` ends it"
+        )
+    elif alive or until:
         tell(f"`gpucloud train {state.job}` goes on, `gpucloud down {state.job}` ends them now")
     else:
         tell("no machines are alive")
@@ -245,6 +335,15 @@ def _await_end(asker: Asker) -> None:
         asker.clock.sleep(0.2)
 
 
+def _end_unless_held(cloud: Gpucloud, known: KnownJob, state: JobState) -> None:
+    """End the job from here; one of its machines may have begun to drive it meanwhile, and is then asked to end it."""
+    try:
+        _end_here(cloud, known, state)
+    except LeaseHeld:
+        if state.unattended_s is None:
+            raise
+
+
 def _end_here(cloud: Gpucloud, known: KnownJob, state: JobState) -> None:
     """End the job from here: with a last save if the job file can still be read, else the machines at once."""
     try:
@@ -256,9 +355,13 @@ def _end_here(cloud: Gpucloud, known: KnownJob, state: JobState) -> None:
     lease = take(world.jobs, cloud.clock)
     goal = Goal(nodes=job.resources.nodes)
     with onlooker() as shown, supervisor(world, goal, lease, shown, lambda: ExitReason.STOPPED) as one:
+        if state.unattended_s is not None:
+            one.actor.preparer.records.withdraw_order()
         if not readable and not lease.state.status.ended:
             lease.write(books.abandon(lease.state, cloud.clock.now()))
         one.run()
+    if readable:
+        _bring_stored_home(cloud, job, known.name)
 
 
 def _stand_in(known: KnownJob, state: JobState) -> Job:

@@ -8,10 +8,11 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from enum import Enum
 from functools import cache
+from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -23,7 +24,9 @@ class Malformed(ValueError):
 
 
 def to_json(value: object) -> str:
-    """Return one line of JSON. Times must be aware; bytes become base64, a float that is not finite "nan" or "inf"."""
+    """Return one line of JSON. Times must be aware.
+
+    Bytes become base64, spans whole microseconds, a float that is not finite "nan" or "inf"."""
     return json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
 
 
@@ -37,13 +40,17 @@ def from_json(kind: type[T], text: str | bytes) -> T:
     return value
 
 
-def plain(value: object) -> Any:
+def plain(value: object) -> Any:  # noqa: PLR0911  (one flat match)
     """Return the value as what `json` writes: dictionaries, lists, strings, numbers."""
     match value:
         case Enum():
             return value.value
         case datetime():
             return value.isoformat()
+        case timedelta():
+            return value // timedelta(microseconds=1)
+        case PurePath():
+            return str(value)
         case Decimal():
             return format(value, "f")
         case bytes():
@@ -125,6 +132,18 @@ def _time(data: object, path: str) -> datetime:
     return time
 
 
+def _span(data: object, path: str) -> timedelta:
+    if type(data) is not int:
+        raise Malformed(f"{path}: expected microseconds, found {_shown(data)}")
+    return timedelta(microseconds=data)
+
+
+def _path(data: object, path: str) -> Path:
+    if not isinstance(data, str):
+        raise Malformed(f"{path}: expected a path, found {_shown(data)}")
+    return Path(data)
+
+
 def _float(data: object, path: str) -> float:
     if type(data) in (int, float) or data in ("nan", "inf", "-inf"):
         return float(data)  # type: ignore[arg-type]
@@ -149,4 +168,11 @@ def _shown(data: object) -> str:
     return repr(data)[:60]
 
 
-_READ: dict[Any, Callable[[object, str], Any]] = {datetime: _time, float: _float, Decimal: _decimal, bytes: _bytes}
+_READ: dict[Any, Callable[[object, str], Any]] = {
+    datetime: _time,
+    timedelta: _span,
+    Path: _path,
+    float: _float,
+    Decimal: _decimal,
+    bytes: _bytes,
+}

@@ -79,6 +79,7 @@ class Owner:
     """The supervisor that holds the lease; `started` tells a process from a later one with its pid.
 
     Pids mean something within one `space` only (Linux: the PID namespace); nodes of the embedded fleet have their own.
+    `node` is the machine of the job that drives it, empty for a supervisor outside.
     """
 
     id: str
@@ -87,6 +88,7 @@ class Owner:
     started: str
     since: datetime
     space: str = ""
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +188,8 @@ class JobState:
     An ended job still has machines until it is `torn_down`, unless the user wanted them `kept`. `images` pins the
     machine image of each region; `pool_at` is when the job turned to its pool, `efa` the numbers of EFA
     interfaces that its group is made for; `gpu` is the model that the job pays for, None where it pays for none;
-    `forgiven` is how many of the `quarantined` there were when the user had the job go on.
+    `forgiven` is how many of the `quarantined` there were when the user had the job go on; `unattended_s` is for how
+    long the job's own machines may drive it, None where a supervisor outside must.
     """
 
     job: str
@@ -222,6 +225,7 @@ class JobState:
     torn_down: bool = False
     kept: bool = False
     ended_at: datetime | None = None
+    unattended_s: float | None = None
 
     @property
     def attempt(self) -> Attempt | None:

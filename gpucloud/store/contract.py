@@ -49,8 +49,12 @@ class ObjectStore(Protocol):
         *,
         if_absent: bool = False,
         if_version: str | None = None,
+        private: bool = False,
     ) -> str:
-        """Write the object whole and durably, and return its version; a condition that fails raises `Conflict`."""
+        """Write the object whole and durably, and return its version; a condition that fails raises `Conflict`.
+
+        `private`: in a folder, for its owner's eyes only (mode 0600); in a bucket every object is.
+        """
         ...
 
     def list(self, prefix: str) -> tuple[str, ...]:

@@ -58,11 +58,15 @@ class DirectoryStore:
         *,
         if_absent: bool = False,
         if_version: str | None = None,
+        private: bool = False,
     ) -> str:
-        """Write the object whole and durably, and return its version; a condition that fails raises `Conflict`."""
+        """Write the object whole and durably, and return its version; a condition that fails raises `Conflict`.
+
+        A `private` one can be read by its owner only (mode 0600).
+        """
         path = self._path(key)
         with _explained("write", path):
-            beside = self._write_beside(path, data)
+            beside = self._write_beside(path, data, 0o600 if private else 0o666)
             try:
                 with self._locked():
                     return _place(beside, path, if_absent=if_absent, if_version=if_version)
@@ -98,9 +102,9 @@ class DirectoryStore:
     def _path(self, key: str) -> Path:
         return self.root / checked(key)
 
-    def _write_beside(self, path: Path, data: bytes | memoryview) -> Path:
+    def _write_beside(self, path: Path, data: bytes | memoryview, mode: int) -> Path:
         beside = path.with_name(f"{RESERVED}{secrets.token_hex(8)}.tmp")
-        with os.fdopen(_create(beside), "wb", buffering=0) as file:
+        with os.fdopen(_create(beside, mode), "wb", buffering=0) as file:
             try:
                 rest = memoryview(data).cast("B")
                 while rest:
@@ -122,12 +126,12 @@ class DirectoryStore:
             os.close(descriptor)
 
 
-def _create(path: Path) -> int:
+def _create(path: Path, mode: int) -> int:
     for _ in range(20):
         # `delete` takes empty folders away, so a folder just made may be gone again.
         with contextlib.suppress(FileNotFoundError):
             _make_folder(path.parent)
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     raise FileNotFoundError(errno.ENOENT, "the folder vanishes again and again", str(path.parent))
 
 

@@ -82,6 +82,7 @@ class S3Store:
         *,
         if_absent: bool = False,
         if_version: str | None = None,
+        private: bool = False,  # noqa: ARG002  the bucket is
     ) -> str:
         """Write the object whole and durably, and return its version; a condition that fails raises `Conflict`."""
         name = self._name(key)

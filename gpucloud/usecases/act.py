@@ -26,6 +26,7 @@ from gpucloud.domain.supervision.action import (
     Move,
     NoteInterruptions,
     OpenAttempt,
+    Pause,
     Prepare,
     Provision,
     QuarantineNodes,
@@ -93,6 +94,7 @@ class Actor:
                 | EndAttempt()
                 | CloseAttempt()
                 | Finish()
+                | Pause()
             ):
                 self._in_the_books(action, seen)
             case Wait() | Done():
@@ -116,6 +118,14 @@ class Actor:
         """Bring the group's free parts up to date: SSH may come from another address than when they were made."""
         state = self.lease.state
         if self.world.knows_our_address and state.group is not None and not state.status.ended:
+            self._provision()
+
+    def change_driver(self) -> None:
+        """Have the job's machines drive it from now on, or no longer, as this start of it wants."""
+        state = self.lease.state
+        if self.world.order is None:
+            self.preparer.records.withdraw_order()
+        if state.group is not None and not state.status.ended:
             self._provision()
 
     def _on_the_cloud(self, action: Provision | Arm | Resize | Move | Detach | Replace | Drill | TearDown) -> None:
@@ -145,7 +155,14 @@ class Actor:
 
     def _in_the_books(
         self,
-        action: CoolDown | OpenAttempt | NoteInterruptions | QuarantineNodes | EndAttempt | CloseAttempt | Finish,
+        action: CoolDown
+        | OpenAttempt
+        | NoteInterruptions
+        | QuarantineNodes
+        | EndAttempt
+        | CloseAttempt
+        | Finish
+        | Pause,
         seen: Seen,
     ) -> None:
         state = self.lease.state
@@ -170,6 +187,8 @@ class Actor:
                 self.lease.write(books.close_attempt(state, action, seen.now))
             case Finish():
                 self.lease.write(books.finish(state, action, seen.now))
+            case Pause(message=message):
+                self.lease.write(replace(state, message=message))
 
     def _keep_lock(self, action: OpenAttempt) -> None:
         made = {node_id: self.preparer.made_of(node_id) for node_id in action.node_ids}
@@ -223,6 +242,7 @@ class Actor:
             store=self.world.store.url,
             image=image,
             efa=self.lease.state.efa,
+            unattended=self.world.order is not None,
             data=tuple(source for source, _ in self.world.job.data if source.startswith("s3://")),
         )
 

@@ -11,10 +11,11 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.node import GroupView
 from gpucloud.domain.state import ExitReason, JobState
+from gpucloud.domain.supervision import books
 from gpucloud.ports import Clock, MarketData, NodeGroup
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.jobstore import JobStore, LogPart, Request
-from gpucloud.usecases.lease import is_over
+from gpucloud.usecases.lease import is_over, supervised_by
 from gpucloud.usecases.report import JobReport, report
 
 _LOOK_S = 0.3
@@ -44,14 +45,15 @@ class Asker:
         now = self.clock.now()
         cashier = Cashier(self.jobs, self.market, self.terms)
         listed = self.group.describe(state.group) if state.group is not None else _NO_GROUP
-        return report(state, cashier.spend(state, now), cashier.charges(state, now), listed, self.supervisor())
+        state, until = books.as_listed(state, listed, now)
+        return report(state, cashier.spend(state, until), cashier.charges(state, until), listed, self.supervisor())
 
     def supervisor(self) -> str | None:
         """Return who supervises the job now, None when nobody does."""
         loaded = self.jobs.load()
         if loaded is None or loaded[0].owner is None or is_over(*loaded):
             return None
-        return f"process {loaded[0].owner.pid} on {loaded[0].owner.host}"
+        return supervised_by(loaded[0].owner)
 
     def ask_to_end(self) -> None:
         """Ask whoever supervises the job to save, end it and tear down."""

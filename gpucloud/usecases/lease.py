@@ -96,11 +96,11 @@ class Lease:
                 continue  # the next write tries again; the lease itself ends by the store's clock
 
 
-def take(jobs: JobStore, clock: Clock) -> Lease:
+def take(jobs: JobStore, clock: Clock, *, node: str = "") -> Lease:
     """Return the lease on the job. LeaseHeld while another supervisor has it and is alive.
 
     A holder on this host whose process is gone is replaced at once, any other one when its lease is over by the
-    store's own clock.
+    store's own clock. `node` is the machine of the job that asks, empty for a supervisor outside.
     """
     loaded = jobs.load()
     if loaded is None:
@@ -108,7 +108,7 @@ def take(jobs: JobStore, clock: Clock) -> Lease:
     state, stored = loaded
     if state.owner is not None and not is_over(state, stored):
         raise _held(jobs.job, state, stored)
-    taken = replace(state, epoch=state.epoch + 1, owner=_me(clock), seq=state.seq + 1, nonce=uuid.uuid4().hex)
+    taken = replace(state, epoch=state.epoch + 1, owner=_me(clock, node), seq=state.seq + 1, nonce=uuid.uuid4().hex)
     try:
         version = jobs.replace(taken, stored.version)
     except Conflict:
@@ -130,7 +130,12 @@ def is_over(state: JobState, stored: Stored) -> bool:
     return stored.store_time - stored.modified >= timedelta(seconds=state.lease_s)
 
 
-def _me(clock: Clock) -> Owner:
+def supervised_by(owner: Owner) -> str:
+    """Return the owner in words."""
+    return f"its own node {owner.node}" if owner.node else f"process {owner.pid} on {owner.host}"
+
+
+def _me(clock: Clock, node: str) -> Owner:
     pid = os.getpid()
     return Owner(
         id=uuid.uuid4().hex,
@@ -139,6 +144,7 @@ def _me(clock: Clock) -> Owner:
         started=processes.started(pid) or "",
         since=clock.now(),
         space=processes.space(),
+        node=node,
     )
 
 
@@ -148,7 +154,6 @@ def _held(job: str, state: JobState | None, stored: Stored | None) -> LeaseHeld:
         return LeaseHeld(f"another supervisor took {job} over", hint=f"gpucloud status {job}")
     age = (stored.store_time - stored.modified).total_seconds()
     return LeaseHeld(
-        f"{job} is supervised by process {owner.pid} on {owner.host} since {owner.since:%H:%M:%S} UTC"
-        f" (last sign {age:.0f} s ago)",
+        f"{job} is supervised by {supervised_by(owner)} since {owner.since:%H:%M:%S} UTC (last sign {age:.0f} s ago)",
         hint=f"gpucloud logs -f {job} follows it, gpucloud down {job} ends it; a dead holder is replaced by itself",
     )

@@ -1,10 +1,10 @@
-"""Writing down what new machines need to make themselves fit: record, package and code, in the job's store."""
+"""Writing down what new machines need to make themselves fit and to drive their job: in the job's store."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpucloud.domain.bootstrap.noderecord import (
     LARGEST_CODE_BYTES,
@@ -21,12 +21,15 @@ from gpucloud.domain.bootstrap.noderecord import (
 )
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.codec import to_json
+from gpucloud.domain.driving import order_key
+from gpucloud.domain.errors import UsageError
 from gpucloud.domain.node import Node
 from gpucloud.store import Conflict
 from gpucloud.usecases.gate import of_any_node
 from gpucloud.usecases.needs import builds_in_code
 from gpucloud.usecases.world import SelfBoot, World
 
+_LEANER = "name what is not needed in .gpucloudignore"
 _CODE = f"{Node.__dataclass_fields__['root'].default}/code"
 
 
@@ -54,11 +57,16 @@ class NodeRecords:
             if data == self._written:
                 return
             self._once(record.package.key, self.world.package.data)
+            self._order(record, region)  # before the record, by which a machine starts its driver
             self.world.store.put(record_key(self.world.cluster), data)
             self._written = data
             if record.left is not None and record.left != self._told:
                 story(f"machines do not make {record.left.step} themselves: {record.left.why}")
             self._told = record.left
+
+    def withdraw_order(self) -> None:
+        """Have the job's machines drive it no longer: their drivers end at their next look. Raises StoreError."""
+        self.world.store.delete(order_key(self.world.cluster))
 
     def withdraw(self) -> None:
         """Remove the record and the packages: there will be no machine to read them. Raises StoreError."""
@@ -66,10 +74,29 @@ class NodeRecords:
             return
         with self._lock:
             store, cluster = self.world.store, self.world.cluster
+            store.delete(order_key(cluster))
             store.delete(record_key(cluster))
             for key in store.list(package_key(cluster, "").removesuffix(".zip")):
                 store.delete(key)
             self._written = b""
+
+    def _order(self, record: NodeRecord, region: str | None) -> None:
+        world = self.world
+        if world.order is None:
+            return
+        if record.code is None:
+            size = LARGEST_CODE_BYTES >> 20
+            raise UsageError(f"the code has grown beyond {size} MiB, and machines take it from the store", hint=_LEANER)
+        order = replace(
+            world.order,
+            group=world.provisioner.group(world.cluster, region or ""),
+            region=region,
+            tree=record.code.key,
+            tree_name=record.code.tree,
+            package=record.package.key,
+            package_sha256=record.package.sha256,
+        )
+        world.store.put(order_key(world.cluster), to_json(order).encode(), private=True)
 
     def _record(
         self, boots: SelfBoot, needs: Callable[[str], Wanted], region: str | None, gpu: str | None

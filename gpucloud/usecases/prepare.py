@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 
 from gpucloud.domain.agentstatus import Desired, Launch, Status, Stop, desired_to_json
@@ -208,6 +208,7 @@ class Preparer:
             power_off=world.power_off,
             data=self.data.wanted(),
         )
+        wanted = replace(wanted, driver=world.driver)
         return with_driver(wanted, self._driver()) if wanted.machine is not None else wanted
 
     def _keep(self, done: Bootstrapped, region: str | None, gpu: str | None) -> None:

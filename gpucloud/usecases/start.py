@@ -148,7 +148,8 @@ def adopt(state: JobState, job: Job, spec: bytes, plan: Plan) -> JobState:
     if state.exit_reason in _CLOSED:
         return state
     going_on = books.reopen(state) if state.status.ended else state
-    adopted = replace(going_on, budget_usd=job.budget_usd, spec_sha256=_sha256(spec))
+    message = going_on.message if going_on.attempt is not None else None  # what stopped it before is over
+    adopted = replace(going_on, budget_usd=job.budget_usd, spec_sha256=_sha256(spec), message=message)
     if adopted.group is not None:
         return adopted
     offer = plan.offer

@@ -19,6 +19,7 @@ from gpucloud.domain.supervision.action import (
     Move,
     NoteInterruptions,
     OpenAttempt,
+    Pause,
     Prepare,
     Provision,
     QuarantineNodes,
@@ -69,6 +70,8 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
             return f"drill: asking the cloud to take {node_id}"
         case Finish(reason=reason, message=message):
             return f"the job ends: {reason.value}{': ' + message if message else ''}"
+        case Pause(message=message):
+            return message
         case TearDown():
             return "freeing every host" if seen.state.pool.market is Market.OWNED else "ending every machine"
         case Tell() | Wait() | Done():

@@ -11,7 +11,7 @@ from datetime import timedelta
 from gpucloud.domain.errors import GpucloudError
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.domain.supervision import books
-from gpucloud.domain.supervision.action import Action, Done, Wait
+from gpucloud.domain.supervision.action import Action, Done, Pause, Wait
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal
 from gpucloud.usecases.act import Actor
@@ -76,7 +76,7 @@ class Supervisor:
 
     def settle(self) -> None:
         """Tick until there is nothing to do but to wait for the job itself."""
-        while not isinstance(action := self.tick(), Done):
+        while not isinstance(action := self.tick(), Done | Pause):
             if isinstance(action, Wait):
                 if not self.observer.preparer.busy and not self.observer.inspector.busy:
                     break
@@ -86,7 +86,7 @@ class Supervisor:
     def run(self) -> JobState:
         """Tick until nothing is left to do for the goal; return the state then."""
         flushed = self.world.clock.now()
-        while not isinstance(action := self._tick_patiently(), Done):
+        while not isinstance(action := self._tick_patiently(), Done | Pause):
             if isinstance(action, Wait):
                 self.world.clock.sleep(self.world.period_s)
             now = self.world.clock.now()

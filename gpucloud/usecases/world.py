@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from gpucloud.domain.bootstrap.wanted import DriverWanted
+from gpucloud.domain.driving import DriveOrder
 from gpucloud.domain.job import Job
 from gpucloud.domain.ledger import Spend, Terms
 from gpucloud.domain.supervision.action import Action
@@ -40,7 +42,8 @@ class World:
     `knows_our_address`: its firewall lets in the supervisor that made the group, and another one must be let in.
     `power_off` is the command by which a node ends itself after its paid time, empty for none. `key` is the cluster's
     private SSH key, from which the secrets of attempts are made. `self_boot` is None where machines have no first boot
-    of ours.
+    of ours. `order` is what the machines of a job that drives itself go by, as far as it is known before the group is,
+    None for any other job; `driver` is where they find it.
     """
 
     job: Job
@@ -64,6 +67,8 @@ class World:
     secrets: Mapping[str, str] = field(default_factory=dict)
     data_sets: DataSets | None = None
     self_boot: SelfBoot | None = None
+    order: DriveOrder | None = None
+    driver: DriverWanted | None = None
 
     @property
     def cluster(self) -> str:

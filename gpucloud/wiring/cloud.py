@@ -19,7 +19,8 @@ class Manners:
     Its rules and terms; how often it is looked at, and output is written to the store (in S3 a paid request each time);
     the command that ends a node from inside; the interpreter that nodes have; how long a node that runs may take until
     SSH answers; whether its firewall knows the address that we come from; how the user logs in where the hosts are
-    his own, and have not got the job's key; the login as which machines make themselves fit, None where they do not.
+    his own, and have not got the job's key; the login as which machines make themselves fit, None where they do not;
+    the login as which those of a job that drives itself do, None where they cannot.
     """
 
     rules: Rules
@@ -32,6 +33,7 @@ class Manners:
     knows_our_address: bool = False
     own_login: SshChoices | None = None
     boots_as: str | None = None
+    drives_as: str | None = None
 
 
 class Cloud(Protocol):

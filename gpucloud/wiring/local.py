@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from gpucloud.adapters.home import Home
+from gpucloud.adapters.local.login import user_name
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.supervision.seen import Limits, Rules
@@ -27,6 +28,7 @@ class LocalCloud:
         terms=Terms(),
         period_s=0.1,
         node_python=sys.executable,
+        drives_as=user_name(),
     )
 
     def __init__(self, home: Home) -> None:

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.home import Home, KnownJob, open_home
+from gpucloud.domain.bootstrap.noderecord import LARGEST_CODE_BYTES
+from gpucloud.domain.bootstrap.wanted import DriverWanted
+from gpucloud.domain.driving import VERSION, DriveOrder, Unable, Unattended, order_key, unable
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job import AwsChoices, Job, Resources, SshChoices
 from gpucloud.domain.job import Cloud as CloudName
@@ -168,10 +171,10 @@ class Gpucloud:
             terms=cloud.manners.terms,
         )
 
-    def world(self, job: Job, name: str, *, with_secrets: bool = True) -> World:
+    def world(self, job: Job, name: str, *, with_secrets: bool = True, unattended: Unattended | None = None) -> World:
         """Return everything that supervising a run of the job needs. UsageError for a secret that is not set.
 
-        Ending a job needs no secrets.
+        Ending a job needs no secrets. With `unattended` its own machines are to drive it.
         """
         from gpucloud.adapters.outputs import OutputsFolder
         from gpucloud.adapters.package import package_zip
@@ -181,7 +184,10 @@ class Gpucloud:
 
         cloud, store = self.cloud(job), self.store(job)
         data, sha256 = package_zip()
-        return World(
+        rules = cloud.manners.rules
+        if unattended is not None:
+            rules = replace(rules, wall=replace(rules.wall, horizon=unattended.lasting))
+        world = World(
             job=job,
             name=name,
             clock=self.clock,
@@ -194,7 +200,7 @@ class Gpucloud:
             data_sets=self.data_sets(job),
             public_key=generate_key(self.home.key(name)),
             package=Package(data=data, sha256=sha256),
-            rules=cloud.manners.rules,
+            rules=rules,
             terms=cloud.manners.terms,
             period_s=cloud.manners.period_s,
             flush_s=cloud.manners.flush_s,
@@ -202,16 +208,66 @@ class Gpucloud:
             power_off=cloud.manners.power_off,
             key=self.home.key(name).read_bytes(),
             secrets=read_secrets(job) if with_secrets else {},
-            self_boot=self._self_boot(cloud.manners),
+            self_boot=self._self_boot(cloud.manners, unattended),
         )
+        return world if unattended is None else self._driven(world, cloud.manners, unattended)
 
-    def _self_boot(self, manners: Manners) -> SelfBoot | None:
+    def bring_stored_home(self, job: Job, name: str) -> tuple[str, ...]:
+        """Bring home what a machine that drove the job put into the store; return where it is now."""
+        if not job.outputs and job.profile_steps is None:
+            return ()
+        from gpucloud.adapters.storedoutputs import bring_stored_home
+
+        return bring_stored_home(self.store(job), name, job.source.parent / "outputs" / name)
+
+    def unable(self, job: Job) -> Unable | None:
+        """Return why the job's machines cannot drive it, None if they can."""
+        from gpucloud.adapters.sync import whole_code
+
+        manners, store = self.cloud(job).manners, self.store(job).url
+        if manners.drives_as is None and job.cloud is not CloudName.SSH:
+            return Unable(why=f"machines on {job.cloud.value} do not drive their jobs", hint="leave --unattended out")
+        found = unable(job, store, code_fits=True)
+        if found is not None:
+            return found
+        code = whole_code(job.code, limit=LARGEST_CODE_BYTES, cache=self.home.root / "cache")[1]
+        return unable(job, store, code_fits=code is not None)
+
+    def _driven(self, world: World, manners: Manners, unattended: Unattended) -> World:
+        """Return the world with what its machines go by; what the store adds to the order is added there."""
+        order = DriveOrder(
+            version=VERSION,
+            name=world.name,
+            cluster=world.cluster,
+            group="",
+            job=world.job,
+            store=world.store.url,
+            region=None,
+            tree="",
+            tree_name="",
+            package="",
+            package_sha256="",
+            rules=world.rules,
+            terms=world.terms,
+            period_s=world.period_s,
+            flush_s=world.flush_s,
+            node_python=manners.node_python,
+            power_off=world.power_off,
+            records=str(self.home.cloud) if world.job.cloud is CloudName.LOCAL else "",
+            keep=unattended.keep,
+            drill=unattended.drill,
+            key=world.key,
+        )
+        return replace(world, order=order, driver=DriverWanted(store=order.store, order=order_key(order.cluster)))
+
+    def _self_boot(self, manners: Manners, unattended: Unattended | None) -> SelfBoot | None:
         from gpucloud.adapters.sync import whole_code
         from gpucloud.usecases.world import SelfBoot
 
-        if manners.boots_as is None:
+        login = manners.boots_as or (manners.drives_as if unattended is not None else None)
+        if login is None:
             return None
-        return SelfBoot(login=manners.boots_as, pack_code=partial(whole_code, cache=self.home.root / "cache"))
+        return SelfBoot(login=login, pack_code=partial(whole_code, cache=self.home.root / "cache"))
 
     def data_sets(self, job: Job) -> DataSets | None:
         """Return where the job's data comes from; None for a job without data."""

@@ -14,6 +14,8 @@ locals {
     tags      = var.tags
     access    = var.access.public_key
     store     = var.store
+
+    unattended = var.unattended
   }
 }
 

@@ -47,3 +47,9 @@ variable "store" {
   description = "Where state, logs and checkpoints are kept."
   type        = string
 }
+
+variable "unattended" {
+  description = "Whether the machines drive their job themselves."
+  type        = bool
+  default     = false
+}

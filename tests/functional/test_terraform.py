@@ -212,6 +212,7 @@ def test_the_variables_are_the_same_for_every_cloud(stand_in: StandIn) -> None:
         "tags": {},
         "access": {"public_key": "ssh-ed25519 AAAA", "cidr": "127.0.0.0/8"},
         "store": "/somewhere/store",
+        "unattended": False,
     }
 
 

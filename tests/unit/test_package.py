@@ -15,13 +15,17 @@ def test_the_same_source_gives_the_same_bytes_under_their_own_hash():
     assert hashlib.sha256(data).hexdigest() == sha256
 
 
-def test_the_zip_holds_sources_only_in_order_and_without_dates_of_this_machine():
+def test_the_zip_holds_sources_and_price_lists_in_order_and_without_dates_of_this_machine():
     with zipfile.ZipFile(io.BytesIO(package_zip()[0])) as archive:
         entries = archive.infolist()
     names = [entry.filename for entry in entries]
     assert names == sorted(names)
     assert {"__main__.py", "gpucloud/__init__.py", "gpucloud/agent/__main__.py"} <= set(names)
-    assert all(name.endswith(".py") and not name.startswith("gpucloud/bundled/") for name in names)
+    assert [name for name in names if not name.endswith(".py")] == [
+        "gpucloud/adapters/aws/prices/catalog.json",
+        "gpucloud/adapters/local/prices.json",
+    ]
+    assert all(not name.startswith("gpucloud/bundled/") for name in names)
     assert {entry.date_time for entry in entries} == {(1980, 1, 1, 0, 0, 0)}
 
 

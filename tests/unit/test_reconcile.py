@@ -753,8 +753,8 @@ WISHES = {
 }
 
 
-def worlds():
-    for attempts, a, b, group, wish in itertools.product(ATTEMPTS, NODES, NODES, GROUPS, WISHES):
+def worlds(beside=tuple(NODES)):
+    for attempts, a, b, group, wish in itertools.product(ATTEMPTS, NODES, beside, GROUPS, WISHES):
         nodes = tuple(n for n in (NODES[a]("a"), NODES[b]("b")) if n is not None)
         wishes = dict(WISHES[wish])
         stored = state(attempts=ATTEMPTS[attempts], cooldowns=wishes.pop("cooldowns", ()))

@@ -13,6 +13,7 @@ from datetime import datetime
 from gpucloud.adapters.local import node
 from gpucloud.adapters.local.folder import Folder
 from gpucloud.adapters.local.imds import Instance, Metadata
+from gpucloud.adapters.local.login import user_name
 from gpucloud.adapters.local.records import GroupRecord, NodeRecord
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job import Market
@@ -53,7 +54,7 @@ class Machine:
             launched_at=now,
             address=address,
             port=port,
-            user=node.user_name(),
+            user=user_name(),
             interface=node.interface(),
             host_key=self._host_key.public,
             devices=devices or (),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import secrets
 import shutil
 import signal
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 import gpucloud
 from gpucloud import processes
+from gpucloud.adapters.local.login import user_name
 
 MARK = "GPUCLOUD_NODE"
 """The variable that every process of a node bears, with the node's id."""
@@ -45,14 +45,6 @@ def new_host_key() -> HostKey:
         key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()),
         key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode(),
     )
-
-
-def user_name() -> str:
-    """Return the name of the account that nodes run as."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # containers run as numbers without a name
-        return str(os.getuid())
 
 
 # Notices run faster here than on EC2, so that agents look for them more often than each second.

@@ -1,7 +1,8 @@
 """Makes and removes node groups of the embedded cloud; called by its Terraform module, or without Terraform.
 
 `python -m gpucloud.adapters.local.provision ensure|destroy` reads GPUCLOUD_HOME (a folder) and GPUCLOUD_CLUSTER, JSON
-with name, region, zones, node_type, market, tags, access (the public key) and store, and prints {"group_name": …}.
+with name, region, zones, node_type, market, tags, access (the public key), store and unattended; it prints
+{"group_name": …}.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from gpucloud.adapters.local import self_boot
 from gpucloud.adapters.local.folder import Folder
 from gpucloud.adapters.local.group import LocalNodeGroup
 from gpucloud.adapters.local.records import GroupRecord
@@ -83,8 +85,10 @@ class LocalProvisioner:
 def ensure_group(root: Path, spec: ClusterSpec, *, user_data: str = "") -> str:
     """Make the group, or bring its settings up to date and leave its level alone; return its name.
 
-    `user_data` is a shell script that every node runs when it starts.
+    `user_data` is a shell script that every node runs when it starts; left out, the one of a job that drives itself.
     """
+    if not user_data and spec.unattended:
+        user_data = self_boot.user_data(spec.store, spec.name)
     folder = Folder(root)
     folder.create()
     wanted = GroupRecord(
@@ -162,6 +166,7 @@ def _cluster(text: str) -> tuple[ClusterSpec, str]:
             tags=tuple(sorted(raw["tags"].items())),
             public_key=raw["access"],
             store=raw["store"],
+            unattended=raw.get("unattended", False),
         )
         return spec, raw.get("user_data") or ""
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -73,4 +73,5 @@ def common_variables(spec: ClusterSpec, *, cidr: str) -> dict[str, object]:
         "tags": dict(spec.tags),
         "access": {"public_key": spec.public_key, "cidr": cidr},
         "store": spec.store,
+        "unattended": spec.unattended,
     }

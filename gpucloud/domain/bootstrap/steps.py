@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpucloud.domain.bootstrap.data_step import DATA
+from gpucloud.domain.bootstrap.driver_step import DRIVER
 from gpucloud.domain.bootstrap.facts import Facts
 from gpucloud.domain.bootstrap.gate_step import GATE_STEP
 from gpucloud.domain.bootstrap.image_step import image_order, image_reason
@@ -47,4 +48,5 @@ STEPS = (
     LAYER,
     DATA,
     GATE_STEP,
+    DRIVER,
 )

@@ -12,6 +12,14 @@ from gpucloud.domain.machine import MachineWanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DriverWanted:
+    """Where a machine that drives its own job finds its order: the store's URL and the key there. No secret is here."""
+
+    store: str
+    order: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What a job needs of every node. `env` may hold secrets: it travels on standard input only.
 
@@ -19,7 +27,8 @@ class Wanted:
     job's store needs it, `torch` that gpucloud installs it where the base has none. `conda` is the environment file,
     below `code`; mirrors are indexes in place of the usual ones. `devices` are the GPUs that are the node's, empty for
     all; `store_endpoint` is where the store answers (`https://host:port`), empty where it is not in S3. `machine`,
-    `data` and `gate` are None or empty where the job wants nothing of the kind.
+    `data` and `gate` are None or empty where the job wants nothing of the kind; `driver` is for jobs that drive
+    themselves.
     """
 
     package: str
@@ -42,6 +51,7 @@ class Wanted:
     conda: str | None = None
     pip_mirror: str | None = None
     torch_mirror: str | None = None
+    driver: DriverWanted | None = None
 
     @property
     def layer(self) -> LayerWanted | None:

@@ -145,6 +145,13 @@ class TearDown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """A machine stops driving its job, which goes on when a command outside says so; nothing is lost."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
     """Nothing to do but to look again."""
 
@@ -175,6 +182,7 @@ Action = (
     | Drill
     | Finish
     | TearDown
+    | Pause
     | Wait
     | Done
 )

@@ -13,6 +13,7 @@ from gpucloud.domain.supervision.action import (
     Inspect,
     NoteInterruptions,
     OpenAttempt,
+    Pause,
     Provision,
     Replace,
     Resize,
@@ -25,6 +26,7 @@ from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Readiness, 
 from gpucloud.domain.supervision.upkeep import can_renew, make_room, prepare, renew, tell
 
 _WORTH = timedelta(seconds=30)
+TIME_IS_OVER = "unattended time is over; `gpucloud train {job}` goes on"
 
 
 def between(goal: Goal, seen: Seen, rules: Rules) -> Action:
@@ -71,6 +73,8 @@ def fruitless(attempts: tuple[Attempt, ...]) -> int:
 
 def _capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
     """The shut-off is armed, and read back, before the level that starts machines is set."""
+    if goal.self_driving:
+        return _own_capacity(goal, seen, rules)
     group, payable = seen.group, seen.payable_until
     elsewhere = other_pool(goal, seen, rules.limits) or _bad_pool(seen, rules.limits)
     if elsewhere is not None:
@@ -82,14 +86,32 @@ def _capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
     if group.size != goal.nodes:
         refused = refused_lately(seen, rules.limits)
         return Wait(why="the cloud has no more machines now") if refused else Resize(size=goal.nodes)
-    unfit = to_replace(seen) or tuple(n.node.id for n in seen.nodes if _is_unfit(n, seen, rules.limits))
+    return _machines(goal, seen, rules.limits)
+
+
+def _own_capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
+    """What a machine may do about the machines beside it: none is bought elsewhere, and no time at all.
+
+    The group refills itself for as long as its shut-off lies ahead.
+    """
+    until = seen.group.armed_until
+    if not seen.group.exists or until is None or until - seen.now < rules.wall.least:
+        return Pause(message=TIME_IS_OVER.format(job=seen.state.job))
+    if seen.group.size != goal.nodes:
+        return Resize(size=goal.nodes)
+    return _machines(goal, seen, rules.limits)
+
+
+def _machines(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
+    """Return what to do about machines that are unfit or are being taken."""
+    unfit = to_replace(seen) or tuple(n.node.id for n in seen.nodes if _is_unfit(n, seen, limits))
     if unfit:
         return Replace(node_ids=unfit)
     known = {i.node_id for i in seen.state.interruptions}
     news = tuple(n for n in seen.nodes if n.status and n.status.notice and not is_gone(n) and n.node.id not in known)
     if news:
         return NoteInterruptions(interruptions=tuple(_early(n, seen) for n in news))
-    return make_room(seen)
+    return make_room(goal, seen)
 
 
 def _bad_pool(seen: Seen, limits: Limits) -> Action | None:
@@ -101,7 +123,7 @@ def _must_arm(goal: Goal, seen: Seen, rules: Rules) -> bool:
     if until is None or (until - seen.now < wall.least and not all_silent(seen, rules.limits)):
         return True
     starting = seen.group.size < goal.nodes and until - seen.now < wall.horizon / 2
-    return (starting and _gains(seen, until)) or renew(seen, wall, rules.limits) is not None
+    return (starting and _gains(seen, until)) or renew(goal, seen, wall, rules.limits) is not None
 
 
 def _gains(seen: Seen, until: datetime) -> bool:

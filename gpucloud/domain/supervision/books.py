@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from gpucloud.domain.node import Node, NodeState
+from gpucloud.domain.node import GroupView, Node, NodeState
 from gpucloud.domain.state import Attempt, ExitReason, Interruption, JobState, JobStatus, Member, NodeLife, Quarantine
 from gpucloud.domain.supervision.action import (
     CloseAttempt,
@@ -43,6 +43,16 @@ def with_lives(lives: tuple[NodeLife, ...], nodes: tuple[Node, ...]) -> tuple[No
             life = replace(life, ended_at=node.ended_at or node.launched_at, end_cause=node.end_cause)
         known[node.id] = life
     return tuple(known.values())
+
+
+def as_listed(state: JobState, group: GroupView, now: datetime) -> tuple[JobState, datetime]:
+    """Return the state with the ends that the group lists, and until when what it does not list can have cost money.
+
+    Nobody may have written an end down yet; and what was paid until a time, and is no longer listed, ended by then.
+    """
+    seen = replace(state, nodes=with_lives(state.nodes, group.nodes))
+    over = state.paid_until is not None and not group.alive
+    return seen, min(now, state.paid_until) if over and state.paid_until is not None else now
 
 
 def open_attempt(state: JobState, action: OpenAttempt, port: int, now: datetime) -> JobState:

@@ -18,6 +18,7 @@ from gpucloud.domain.use import GpuUse
 class Until(str, Enum):
     """How far the user wants the job to go now."""
 
+    LAUNCHED = "launched"  # machines there that need nobody outside
     READY = "ready"  # machines up and prepared
     FINISHED = "finished"
 
@@ -33,7 +34,10 @@ class Readiness(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What the user wants: fixed for one supervisor."""
+    """What the user wants: fixed for one supervisor.
+
+    `began_at` is when that supervisor began. `self_driving`: it runs on a machine of the job, which may buy no time.
+    """
 
     nodes: int
     until: Until = Until.FINISHED
@@ -41,6 +45,8 @@ class Goal:
     drill: bool = False
     deadline_at: datetime | None = None
     idle: IdlePolicy | None = None
+    began_at: datetime | None = None
+    self_driving: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

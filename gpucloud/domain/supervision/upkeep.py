@@ -16,7 +16,7 @@ from gpucloud.domain.supervision.action import (
 )
 from gpucloud.domain.supervision.membership import all_silent, is_gone, is_usable
 from gpucloud.domain.supervision.prepaid import Wall
-from gpucloud.domain.supervision.seen import Limits, Readiness, Seen
+from gpucloud.domain.supervision.seen import Goal, Limits, Readiness, Seen
 
 
 def prepare(seen: Seen, limits: Limits) -> Prepare | None:
@@ -42,12 +42,17 @@ def tell(seen: Seen) -> Tell | None:
     return Tell(node_ids=untold) if untold else None
 
 
-def make_room(seen: Seen) -> Action | None:
-    """Ask for another machine while the one with a notice still saves: if the budget has the money for both."""
+def make_room(goal: Goal, seen: Seen) -> Action | None:
+    """Ask for another machine while the one with a notice still saves: if the budget has the money for both.
+
+    A job that drives itself does so only within the time that is armed: its machines move no shut-off for it.
+    """
     noticed = [n for n in seen.nodes if n.status is not None and n.status.notice is not None]
     counted = [n.node.id for n in noticed if not is_gone(n) and not n.node.detached]
     if counted and seen.payable_with_another is not None:
-        return _lower(seen, seen.payable_with_another) or Detach(node_id=counted[0])
+        lower = _lower(seen, seen.payable_with_another)
+        if lower is None or not goal.self_driving:
+            return lower or Detach(node_id=counted[0])
     # Given up is given up: a frozen node that wakes later would bring its old ranks back.
     given_up = {i.node_id for i in seen.state.interruptions if i.kind is InterruptionKind.FROZEN}
     alive = tuple(n.node.id for n in seen.nodes if not is_gone(n) and not n.node.detached)
@@ -55,16 +60,17 @@ def make_room(seen: Seen) -> Action | None:
     return Replace(node_ids=frozen) if frozen else None
 
 
-def renew(seen: Seen, wall: Wall, limits: Limits) -> Arm | None:
+def renew(goal: Goal, seen: Seen, wall: Wall, limits: Limits) -> Arm | None:
     """Renewed when half of the horizon is gone, and only if it is worth a call; lowered whenever it must be.
 
     Machines of which none answers end their work at the time that they were told: a later one would only be paid for.
+    A machine that drives its own job may end its time sooner, and never later.
     """
     until, payable = seen.group.armed_until, seen.payable_until
     if payable is None or until is None:
         return None
     lower = _lower(seen, payable)
-    if lower is not None:
+    if lower is not None or goal.self_driving:
         return lower
     worth = payable - until >= min(timedelta(seconds=60), wall.horizon / 4) and not all_silent(seen, limits)
     return Arm(until=payable) if worth and until - seen.now < wall.horizon / 2 else None

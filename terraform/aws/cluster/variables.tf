@@ -67,6 +67,12 @@ variable "store" {
   type        = string
 }
 
+variable "unattended" {
+  description = "Whether the machines drive their job themselves."
+  type        = bool
+  default     = false
+}
+
 # From here on AWS's own.
 
 variable "data" {

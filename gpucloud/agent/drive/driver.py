@@ -1,0 +1,151 @@
+"""The driver's loop: wait until nobody supervises the job, then do it, with all that a supervisor outside does."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpucloud.agent.metadata import MetadataClient, endpoint, watcher_from
+from gpucloud.agent.wholefile import read_text
+from gpucloud.domain.bootstrap.wanted import DriverWanted
+from gpucloud.domain.codec import Malformed, from_json
+from gpucloud.domain.errors import GpucloudError, LeaseHeld
+from gpucloud.domain.state import ExitReason
+from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.lease import is_over, take
+from gpucloud.usecases.supervise import supervisor
+from gpucloud.wiring.driving import Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpucloud.domain.driving import DriveOrder
+    from gpucloud.domain.ledger import Spend
+    from gpucloud.domain.node import Notice
+    from gpucloud.domain.state import JobState
+    from gpucloud.domain.supervision.action import Action
+    from gpucloud.domain.supervision.seen import Seen
+
+_LONGEST_PAUSE_S = 30.0
+
+
+class Taken(Exception):
+    """This node is being taken: another one is to drive."""
+
+
+def be_driver(root: Path, lock: int, ready: int) -> int:
+    """Drive the job of `root` until its order is withdrawn or there is nothing left to do. Return the exit code.
+
+    `lock` is the driver's lock, held for as long as this process lives; `ready` is told when the order was read.
+    """
+    os.set_inheritable(lock, False)  # noqa: FBT003  (positional in the standard library)
+    wanted = from_json(DriverWanted, read_text(root / "drive" / "wanted.json") or "")
+    machine = Machine(root, wanted)
+    watcher = watcher_from(os.environ, lambda: None)
+    driver = Driver(machine=machine, node=_node_id(), notice=lambda: watcher.notice if watcher else None)
+    machine.order()
+    os.write(ready, b"ready")
+    os.close(ready)
+    if watcher:
+        watcher.start()
+    driver.run()
+    return 0
+
+
+@dataclass(slots=True)
+class Driver:
+    """One node's readiness to supervise. All it knows is in the store: it may be killed and started at any time."""
+
+    machine: Machine
+    node: str
+    notice: Callable[[], Notice | None]
+    _complaint: str = field(default="", init=False)
+
+    def run(self) -> None:
+        """Look, drive when nobody else does, and return when there is nothing left to drive."""
+        pause_s = 0.0
+        while True:
+            try:
+                order = self.machine.order()
+                if order is None or self._is_over(order):
+                    return
+                pause_s = self.machine.period_s(order)
+            except (LeaseHeld, Taken):
+                pause_s = max(pause_s, 1.0)
+            except (GpucloudError, Malformed) as error:
+                pause_s = min(_LONGEST_PAUSE_S, 2 * max(pause_s, 1.0))
+                self._complain(str(error))
+            time.sleep(pause_s)
+
+    def _is_over(self, order: DriveOrder) -> bool:
+        """Drive the job if nobody does; return whether it needs no driver any more."""
+        jobs = JobStore(self.machine.store, order.name)
+        loaded = jobs.load()
+        if loaded is None:
+            return True
+        if loaded[0].status.ended:
+            return self._end(order, loaded[0])
+        if self.notice() is not None or not is_over(*loaded):
+            return False
+        state = self._drive(order)
+        self._complaint = ""
+        return self._end(order, state)
+
+    def _drive(self, order: DriveOrder) -> JobState:
+        world = self.machine.world(order)
+        lease = take(world.jobs, world.clock, node=self.node)
+        tell(f"driving {order.name}")
+        goal = self.machine.goal(order, lease.state)
+        with supervisor(world, goal, lease, Told(), self._wanted_end) as one:
+            return one.run()
+
+    def _end(self, order: DriveOrder, state: JobState) -> bool:
+        """End the group, and so this node: last of all, when the state says what became of the job."""
+        if not state.torn_down and not state.kept:
+            tell(f"{order.name}: {state.message or state.status.value}; ending the machines")
+            self.machine.end_group(order, state)
+        return True
+
+    def _wanted_end(self) -> ExitReason | None:
+        if self.notice() is not None:
+            raise Taken
+        return None
+
+    def _complain(self, said: str) -> None:
+        if said != self._complaint:
+            self._complaint = said
+            tell(said)
+
+
+class Told:
+    """The watcher of a driver: its log."""
+
+    def story(self, line: str) -> None:
+        """Write the line."""
+        tell(line)
+
+    def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
+        """Nobody looks on."""
+
+    def output(self, attempt: int, rank: int, text: str) -> None:
+        """It is kept in the store."""
+
+
+def tell(line: str) -> None:
+    """Write a line with its time to the driver's log."""
+    sys.stderr.write(f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} {line}\n")
+    sys.stderr.flush()
+
+
+def _node_id() -> str:
+    client = MetadataClient(endpoint(os.environ))
+    try:
+        status, body = client.get("/latest/meta-data/instance-id")
+    finally:
+        client.close()
+    return body.strip() if status == 200 else os.uname().nodename

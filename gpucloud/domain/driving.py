@@ -1,0 +1,98 @@
+"""A job that drives itself: the order that its machines go by, and which jobs can."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from gpucloud.domain.bootstrap.noderecord import LARGEST_CODE_BYTES
+from gpucloud.domain.codec import Malformed, from_json
+from gpucloud.domain.job import Cloud, Job
+from gpucloud.domain.ledger import Terms
+from gpucloud.domain.supervision.seen import Rules
+
+VERSION = 1
+USUAL_TIME = timedelta(hours=8)
+"""For how long a job drives itself where nobody says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriveOrder:
+    """All that a machine needs to supervise the job `name` as a supervisor outside would, within its own group.
+
+    It holds the cluster's private SSH key: the object is for its owner's eyes (mode 0600 in a folder), and for the
+    machines of this one cluster, whose own code could read it there and open no other machine with it. `tree` is the
+    job's code, `package` our zip, both keys below the store; `tree_name` is how the code's folder is called. `records`
+    is the embedded cloud's folder, empty elsewhere.
+    """
+
+    version: int
+    name: str
+    cluster: str
+    group: str
+    job: Job
+    store: str
+    region: str | None
+    tree: str
+    tree_name: str
+    package: str
+    package_sha256: str
+    rules: Rules
+    terms: Terms
+    period_s: float
+    flush_s: float
+    node_python: str
+    power_off: tuple[str, ...] = ()
+    records: str = ""
+    keep: bool = False
+    drill: bool = False
+    key: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unattended:
+    """What the user asks of a job that drives itself: for how long, and what a supervisor outside would be asked."""
+
+    lasting: timedelta = USUAL_TIME
+    keep: bool = False
+    drill: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unable:
+    """Why a job cannot drive itself, and what to do about it."""
+
+    why: str
+    hint: str
+
+
+def order_key(cluster: str) -> str:
+    """Return the key of the cluster's order."""
+    return f"clusters/{cluster}/drive.json"
+
+
+def parse_order(text: str | bytes) -> DriveOrder:
+    """Return the order. Raises Malformed."""
+    order = from_json(DriveOrder, text)
+    if order.version != VERSION:
+        raise Malformed(f"an order of version {order.version}; this gpucloud knows {VERSION}")
+    return order
+
+
+def unable(job: Job, store: str, *, code_fits: bool) -> Unable | None:
+    """Return why the job's machines cannot drive it: what they would need is with the caller only. None if they can."""
+    outside = "leave --unattended out: a supervisor outside then drives it"
+    if job.cloud is Cloud.SSH:
+        return Unable(why="own hosts are not refilled by any cloud", hint=outside)
+    if job.cloud is Cloud.LOCAL and store.startswith("s3://"):
+        return Unable(why="machines of the embedded fleet have no credentials for S3", hint="store: a folder")
+    if job.secrets:
+        named = ", ".join(job.secrets)
+        return Unable(why=f"secrets are not in the store, and a later machine needs {named}", hint=outside)
+    own = next((source for source, _ in job.data if not source.startswith("s3://")), None)
+    if own is not None:
+        return Unable(why=f"data: {own} lies on this machine", hint="put it into S3: data: {s3://bucket/prefix: …}")
+    if not code_fits:
+        size = LARGEST_CODE_BYTES >> 20
+        return Unable(why=f"the code is larger than {size} MiB", hint="name what is not needed in .gpucloudignore")
+    return None

@@ -1,0 +1,423 @@
+"""A job that drives itself: what its machines may decide, what they go by, and which jobs can."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from gpucloud.adapters.receiver import main as receive
+from gpucloud.adapters.storedoutputs import StoredOutputs, bring_stored_home
+from gpucloud.adapters.sync import whole_code
+from gpucloud.adapters.worktree import HashCache, read_tree
+from gpucloud.domain.agentstatus import Outcome
+from gpucloud.domain.bootstrap.driver_step import DRIVER
+from gpucloud.domain.bootstrap.facts import Facts
+from gpucloud.domain.bootstrap.wanted import DriverWanted, Wanted
+from gpucloud.domain.codec import Malformed, from_json, to_json
+from gpucloud.domain.driving import VERSION, DriveOrder, order_key, parse_order, unable
+from gpucloud.domain.errors import ProvisionError, UsageError
+from gpucloud.domain.job import CheckpointPolicy, Cloud, IdlePolicy, Job, SshChoices
+from gpucloud.domain.ledger import Terms
+from gpucloud.domain.node import EndCause, GroupView
+from gpucloud.domain.state import ExitReason, JobStatus, NodeLife
+from gpucloud.domain.supervision import books
+from gpucloud.domain.supervision.action import (
+    Arm,
+    CloseAttempt,
+    CoolDown,
+    Detach,
+    Done,
+    Finish,
+    Move,
+    OpenAttempt,
+    Pause,
+    Prepare,
+    Provision,
+    Replace,
+    Resize,
+    TearDown,
+    Wait,
+)
+from gpucloud.domain.supervision.reconcile import decide
+from gpucloud.domain.supervision.seen import Goal, Readiness, Rules, Until
+from gpucloud.ports import ClusterSpec
+from gpucloud.store.directory import DirectoryStore
+from gpucloud.usecases.owngroup import OwnGroup, OwnProvisioner
+from tests.fakes.node_group import FakeNodeGroup
+from tests.unit.test_reconcile import interruption, running, worlds
+from tests.unit.worlds import LATER, NOW, POOL, gone, node, part, refusal, seen, state, up
+
+GOAL = Goal(nodes=2, self_driving=True)
+RULES = Rules()
+JOB = Job(
+    name="digits",
+    run="train.py",
+    budget_usd=Decimal("1.5"),
+    source=Path("/home/me/digits.yaml"),
+    code=Path("/home/me/digits"),
+    ssh=SshChoices(key=Path("/home/me/.ssh/id")),
+    checkpoint=CheckpointPolicy(every=timedelta(minutes=1.5)),
+    deadline=timedelta(hours=12),
+    idle=IdlePolicy(below=30, lasting=timedelta(minutes=15)),
+    data=(("s3://sets/imagenet", "/data"),),
+)
+ORDER = DriveOrder(
+    version=VERSION,
+    name="digits-2",
+    cluster="gpucloud-digits-2",
+    group="gpucloud-digits-2",
+    job=JOB,
+    store="file:///store",
+    region="us-east-2",
+    tree="jobs/digits-2/code/ab",
+    tree_name="ab",
+    package="clusters/gpucloud-digits-2/gpucloud-cd.zip",
+    package_sha256="cd",
+    rules=RULES,
+    terms=Terms(),
+    period_s=0.1,
+    flush_s=1.0,
+    node_python="python3",
+    key=b"-----BEGIN OPENSSH PRIVATE KEY-----\n",
+)
+
+
+# What a machine may decide
+
+
+def test_no_machine_buys_time_or_looks_for_machines_elsewhere_in_any_small_world():
+    count = 0
+    for name, world in worlds(beside=("ready", "noticed", "taken")):
+        action = decide(replace(GOAL, idle=JOB.idle), world, RULES)
+        later = isinstance(action, Arm) and (world.group.armed_until is None or action.until > world.group.armed_until)
+        assert not later, name
+        assert not isinstance(action, Provision | Move | CoolDown | TearDown), name
+        count += 1
+    assert count == 5 * 19 * 3 * 4 * 11
+
+
+def test_paid_time_that_is_over_leaves_the_job_waiting_and_says_how_it_goes_on():
+    soon = seen(armed=NOW + timedelta(seconds=59), group_size=2)
+
+    assert decide(GOAL, soon, RULES) == Pause(message="unattended time is over; `gpucloud train digits` goes on")
+    assert decide(GOAL, seen(up("a"), up("b"), armed=NOW + timedelta(seconds=60)), RULES) == OpenAttempt(
+        number=1, node_ids=("a", "b")
+    )
+
+
+def test_ranks_that_saved_at_the_end_of_the_paid_time_are_interrupted_while_there_is_budget_and_else_at_its_end():
+    left = (up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT)))
+    with_budget = running(*left, payable_until=LATER + timedelta(hours=8))
+    without = running(*left, payable_until=None)
+
+    assert decide(GOAL, with_budget, RULES) == CloseAttempt(reason=ExitReason.INTERRUPTED)
+    assert decide(GOAL, without, RULES) == CloseAttempt(reason=ExitReason.BUDGET)
+    assert decide(GOAL, seen(payable_until=None), RULES) == Finish(
+        reason=ExitReason.BUDGET, message="the budget cannot pay for another start and its save"
+    )
+
+
+def test_a_refusal_is_waited_out_because_the_group_refills_itself():
+    world = seen(up("a"), refusals=(refusal(),), short_for=timedelta(hours=1))
+    assert decide(GOAL, world, RULES) == Wait(why="bootstrap")
+
+
+def test_a_level_that_was_lowered_is_set_again():
+    assert decide(GOAL, seen(group_size=0), RULES) == Resize(size=2)
+
+
+def test_a_machine_that_is_frozen_is_replaced():
+    world = seen(up("a"), up("b", silent=9))
+    assert decide(GOAL, world, RULES) == Replace(node_ids=("b",))
+
+
+def test_another_machine_is_asked_for_early_only_within_the_time_that_is_armed():
+    nodes = (up("a", part(1)), up("b", part(1), notice=True))
+    paid = running(*nodes, interruptions=(interruption("b"),))
+    dear = running(*nodes, interruptions=(interruption("b"),), payable_with_another=LATER - timedelta(minutes=9))
+
+    assert decide(GOAL, paid, RULES) == Detach(node_id="b")
+    assert decide(GOAL, dear, RULES) == Wait(why="running")
+    assert decide(replace(GOAL, self_driving=False), dear, RULES) == Arm(until=LATER - timedelta(minutes=9))
+
+
+def test_a_shut_off_that_promises_too_much_is_moved_closer_and_one_that_promises_too_little_stays():
+    nodes = (up("a", part(1)), up("b", part(1)))
+    sooner, later = LATER - timedelta(minutes=1), LATER + timedelta(hours=7)
+    rules = replace(RULES, wall=replace(RULES.wall, horizon=timedelta(hours=8)))
+
+    assert decide(GOAL, running(*nodes, payable_until=sooner), rules) == Arm(until=sooner)
+    assert decide(GOAL, running(*nodes, payable_until=later), rules) == Wait(why="running")
+    assert decide(replace(GOAL, self_driving=False), running(*nodes, payable_until=later), rules) == Arm(until=later)
+
+
+def test_a_machine_leaves_the_teardown_of_an_ended_job_to_whoever_comes_from_outside():
+    ended = seen(up("a"), state=state(status=JobStatus.SUCCEEDED, exit_reason=ExitReason.SUCCEEDED))
+
+    assert decide(GOAL, ended, RULES) == Done()
+    assert decide(replace(GOAL, self_driving=False), ended, RULES) == TearDown()
+
+
+# When nobody outside is needed any more
+
+
+def launched(*nodes, **changes):
+    goal = Goal(nodes=2, until=Until.LAUNCHED, began_at=NOW)
+    return decide(goal, seen(*nodes, **changes), RULES)
+
+
+def test_a_job_goes_by_itself_when_its_new_machines_are_listed_behind_a_shut_off():
+    new = {"launched_at": NOW, "readiness": Readiness.NO}
+
+    assert launched(up("a", **new), up("b", **new)) == Done()
+    assert launched(up("a", **new)) == Prepare(node_ids=("a",))
+    assert launched(armed=None, group_size=0) == Arm(until=LATER)
+    assert launched(group_size=0) == Resize(size=2)
+
+
+def test_a_machine_from_before_has_its_driver_only_when_it_was_prepared():
+    assert launched(up("a"), up("b", readiness=Readiness.NO)) == Prepare(node_ids=("b",))
+    assert launched(up("a"), up("b")) == Done()
+
+
+def test_a_job_is_left_alone_only_when_the_time_that_was_asked_for_is_armed():
+    nodes = (up("a", part(1)), up("b", part(1)))
+    goal = Goal(nodes=2, until=Until.LAUNCHED, began_at=NOW)
+    rules = replace(RULES, wall=replace(RULES.wall, horizon=timedelta(hours=8)))
+    later = NOW + timedelta(hours=8)
+
+    assert decide(goal, running(*nodes, payable_until=later), rules) == Arm(until=later)
+    assert decide(goal, running(*nodes, armed=later, payable_until=later), rules) == Done()
+
+
+# The order
+
+
+def test_an_order_arrives_as_it_was_written():
+    assert parse_order(to_json(ORDER)) == ORDER
+    assert order_key("gpucloud-digits-2") == "clusters/gpucloud-digits-2/drive.json"
+
+
+def test_an_order_shows_no_key_to_who_prints_it():
+    assert "PRIVATE KEY" not in repr(ORDER)
+
+
+def test_an_order_of_another_version_is_refused():
+    with pytest.raises(Malformed, match="version 2"):
+        parse_order(to_json(replace(ORDER, version=2)))
+
+
+def test_spans_and_paths_are_read_strictly():
+    assert to_json(IdlePolicy(below=1, lasting=timedelta(seconds=1.5))) == '{"below":1,"lasting":1500000}'
+    with pytest.raises(Malformed, match="lasting: expected microseconds"):
+        from_json(IdlePolicy, '{"below":1,"lasting":1.5}')
+    with pytest.raises(Malformed, match="key: expected a path"):
+        from_json(SshChoices, '{"key":7}')
+
+
+def test_an_order_in_a_folder_is_for_its_owner_only(tmp_path):
+    store = DirectoryStore(tmp_path / "store")
+    store.put("clusters/c/drive.json", b"{}", private=True)
+    store.put("clusters/c/drive.json", b"{1}", private=True)
+    assert (tmp_path / "store" / "clusters" / "c" / "drive.json").stat().st_mode & 0o777 == 0o600
+
+
+SECRET = "secrets are not in the store, and a later machine needs HF_TOKEN"
+
+
+@pytest.mark.parametrize(
+    ("changes", "store", "fits", "why"),
+    [
+        ({}, "s3://bucket", True, None),
+        ({"cloud": Cloud.SSH}, "/store", True, "own hosts are not refilled by any cloud"),
+        ({"cloud": Cloud.LOCAL}, "s3://bucket", True, "machines of the embedded fleet have no credentials for S3"),
+        ({"secrets": ("HF_TOKEN",)}, "s3://bucket", True, SECRET),
+        ({"data": (("/home/me/set", "/data"),)}, "s3://bucket", True, "data: /home/me/set lies on this machine"),
+        ({}, "s3://bucket", False, "the code is larger than 64 MiB"),
+    ],
+)  # fmt: skip
+def test_a_job_that_needs_the_callers_machine_cannot_drive_itself(changes, store, fits, why):
+    found = unable(replace(replace(JOB, cloud=Cloud.AWS), **changes), store, code_fits=fits)
+    assert (found and found.why) == why
+    assert found is None or found.hint
+
+
+def test_the_code_of_a_machine_is_the_tree_that_was_sent(tmp_path, capsys, monkeypatch):
+    code = tmp_path / "code"
+    (code / "deep").mkdir(parents=True)
+    (code / "train.py").write_text("print(1)\n")
+    (code / "run.sh").write_text("true\n")
+    (code / "run.sh").chmod(0o755)
+    (code / "deep" / "link").symlink_to("../train.py")
+    (code / ".gitignore").write_text("*.log\n")
+    (code / "old.log").write_text("not sent\n")
+    name, request = whole_code(code, limit=1 << 20)
+    stored = tmp_path / "request"
+    stored.write_bytes(request)
+    with stored.open() as given:
+        monkeypatch.setattr("sys.stdin", given)
+        receive(str(tmp_path / "node"), name)
+    capsys.readouterr()
+    arrived = tmp_path / "node" / name
+
+    assert read_tree(arrived, HashCache(None, arrived)).sha256 == name
+
+
+# The driver's step
+
+
+PLACE = DriverWanted(store="/store", order="clusters/c/drive.json")
+WANTED = Wanted(
+    package="ab", code="", setup=None, setup_digest="", env=(), torchrun=False, gpus=1, asks_for_gpus=False,
+    driver=PLACE,
+)  # fmt: skip
+FACTS = Facts(
+    python="/usr/bin/python3", version=(3, 11, 0), torch=None, root="/home/me/.gpucloud", package="ab",
+    free_bytes=1 << 40, cpus=2, time=NOW, boot_id="b", gpus=None, gpu_fault=None, agent_package="ab",
+    agent_busy=False, layer=None,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("runs", "driver", "why"),
+    [
+        (None, PLACE, "no driver runs"),
+        ("cd", PLACE, "the driver runs another version"),
+        ("ab", PLACE, None),
+        ("ab", None, None),
+        (None, None, None),
+    ],
+)
+def test_a_driver_runs_where_the_job_drives_itself(runs, driver, why):
+    facts, wanted = replace(FACTS, driver_package=runs), replace(WANTED, driver=driver)
+    assert DRIVER.needed(facts, wanted) == why
+
+
+def test_a_driver_is_started_by_the_package_and_told_where_its_order_is():
+    (command,) = DRIVER.commands(FACTS, WANTED)
+    assert command.argv == (
+        *("/usr/bin/python3", "-I", "/home/me/.gpucloud/lib/gpucloud-ab.zip"),
+        *("drive", "--root", "/home/me/.gpucloud"),
+    )
+    assert command.stdin == b'{"store":"/store","order":"clusters/c/drive.json"}'
+
+
+# What a machine may do to its cloud
+
+
+class FrozenClock:
+    def now(self):
+        return NOW
+
+    def sleep(self, seconds):
+        raise AssertionError
+
+
+@pytest.fixture
+def group():
+    groups = FakeNodeGroup(FrozenClock())
+    for name in ("own", "other"):
+        groups.create(name)
+        groups.arm(name, LATER)
+        groups.resize(name, 1, POOL)
+    return OwnGroup(groups, "own")
+
+
+def test_a_machine_moves_its_shut_off_closer_and_never_away(group):
+    group.arm("own", LATER - timedelta(minutes=1))
+    with pytest.raises(ProvisionError, match="may not move its shut-off"):
+        group.arm("own", LATER)
+    assert group.describe("own").armed_until == LATER - timedelta(minutes=1)
+
+
+def test_a_machine_touches_no_group_but_its_own(group):
+    (stranger,) = (n.id for n in group._groups.describe("other").nodes)
+    for act in (
+        lambda: group.describe("other"),
+        lambda: group.arm("other", NOW),
+        lambda: group.resize("other", 0, POOL),
+        lambda: group.detach("other", stranger),
+        lambda: group.terminate("other", stranger),
+        lambda: group.interrupt("other", stranger, notice=True),
+        lambda: group.purge("own"),
+    ):
+        with pytest.raises(ProvisionError):
+            act()
+    group.resize("own", 0, POOL)
+    assert (group.describe("own").size, group._groups.describe("other").size) == (0, 1)
+
+
+def test_a_machine_makes_and_removes_no_cluster():
+    own = OwnProvisioner("own")
+    spec = ClusterSpec(
+        name="own", region="r", zones=("r-a",), node_type="t", market=POOL.market, tags=(), public_key="k", store="/s"
+    )  # fmt: skip
+    assert (own.group("any", "r"), own.image("r")) == ("own", None)
+    for act in (lambda: own.ensure(spec, story=print), lambda: own.destroy("own", story=print)):
+        with pytest.raises(ProvisionError):
+            act()
+
+
+# Outputs by way of the store
+
+
+class Script:
+    """Outputs that a job made, as they arrive on the machine that drives."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def bring_home(self, host, code):
+        (self.target / "results" / "deep").mkdir(parents=True)
+        (self.target / "results" / "deep" / "model").write_bytes(b"weights")
+        (self.target / "results" / "last").symlink_to("deep/model")
+        return (str(self.target / "results"),)
+
+    def bring_profile(self, host, attempt):
+        return ()
+
+
+def test_outputs_come_home_by_way_of_the_store_once(tmp_path):
+    store = DirectoryStore(tmp_path / "store")
+    StoredOutputs(store, "digits", tmp_path / "node", Script).bring_home(None, "code")
+    home = tmp_path / "outputs"
+
+    assert bring_stored_home(store, "digits", home) == (
+        str(home / "results" / "deep" / "model"),
+        str(home / "results" / "last"),
+    )
+    assert (home / "results" / "last").read_bytes() == b"weights"
+    assert not (tmp_path / "node").exists()
+    assert store.list("jobs/") == ()
+    assert bring_stored_home(store, "digits", home) == ()
+
+
+def test_no_output_leaves_the_folder_for_outputs(tmp_path):
+    store = DirectoryStore(tmp_path / "store")
+    store.put("jobs/digits/outputs/links.json", b'{"bad": "../../etc/passwd"}')
+    assert bring_stored_home(store, "digits", tmp_path / "outputs") == ()
+    store.put("jobs/digits/outputs/links.json", b'{"../bad": "x"}')
+    with pytest.raises(UsageError, match="leaves"):
+        bring_stored_home(store, "digits", tmp_path / "outputs")
+
+
+# Money while nobody looks
+
+
+def test_machines_that_the_group_lists_as_ended_cost_nothing_more_though_nobody_has_settled():
+    lives = tuple(NodeLife(node_id=i, pool=POOL, launched_at=NOW - timedelta(hours=1)) for i in ("a", "b"))
+    ended = NOW - timedelta(minutes=20)
+    a = node("a", state=gone("a").node.state, ended_at=ended, end_cause=EndCause.CHOICE)
+    stored = state(nodes=lives, paid_until=NOW - timedelta(minutes=10))
+
+    one_listed = GroupView(exists=True, size=0, armed_until=None, nodes=(a,))
+    known, until = books.as_listed(stored, one_listed, NOW)
+    assert [life.ended_at for life in known.nodes] == [ended, None]
+    assert until == NOW - timedelta(minutes=10)  # b is not listed: it was paid until then, and no longer
+
+    _, until = books.as_listed(stored, replace(one_listed, nodes=(a, node("b"))), NOW)
+    assert until == NOW
