@@ -23,14 +23,14 @@ NAME = "gpucloud-job"
 POOLS = tuple(Pool(instance_type="p2.xlarge", zone=f"us-east-2{letter}", market=Market.SPOT) for letter in "abc")
 CAP = Decimal("3.60")  # a tenth of a cent a second
 LATEST_S = 120.0  # how late the shut-off may fire (Auto Scaling user guide)
-_TICK = timedelta(minutes=3)
 
 
 class Prices:
     """Implements `MarketData`: in every zone a walk below the cap, and sometimes at it; one price a moment for ever."""
 
-    def __init__(self, loom: Loom, seed: int, *, at_cap: bool = False) -> None:
+    def __init__(self, loom: Loom, seed: int, *, at_cap: bool = False, every_s: float = 180.0) -> None:
         self._loom = loom
+        self._every = timedelta(seconds=every_s)
         dice = random.Random(seed)
         self._walks = {pool: [CAP if at_cap else price for price in _walk(dice)] for pool in POOLS}
 
@@ -46,9 +46,9 @@ class Prices:
 
     def prices(self, pool: Pool, start: datetime, end: datetime) -> tuple[PricePoint, ...]:
         walk = self._walks[pool]
-        first, last = ((moment - EPOCH) // _TICK for moment in (start, max(start, end)))
+        first, last = ((moment - EPOCH) // self._every for moment in (start, max(start, end)))
         return tuple(
-            PricePoint(since=EPOCH + number * _TICK, usd_per_hour=walk[number % len(walk)])
+            PricePoint(since=EPOCH + number * self._every, usd_per_hour=walk[number % len(walk)])
             for number in range(first, last + 1)
         )
 

@@ -66,7 +66,7 @@ class Run:
         self.folder = folder
         self.loom = Loom()
         self.store = Store(self.loom)
-        self.prices = Prices(self.loom, seed, at_cap=setting.at_cap)
+        self.prices = Prices(self.loom, seed, at_cap=setting.at_cap, every_s=setting.price_s)
         self.cloud = Cloud(self.loom, self.dice, self.prices, setting.weather)
         self.machines: dict[str, Machine] = {}
         self.processes: dict[int, Process] = {}
