@@ -11,7 +11,7 @@ from tests.sim import setting
 from tests.sim.many import each
 from tests.sim.runs import tell, verdict
 
-_RUNS = {Form.SHORT: 12, Form.LONG: 10_000}
+_RUNS = {Form.SHORT: 4, Form.LONG: 1000}
 
 
 def run(form: Form) -> Iterator[Figure]:

@@ -108,8 +108,8 @@ MUTANTS = (
     Mutant(
         name="shut-off-not-lowered-before-detaching",
         file="gpucloud/domain/supervision/upkeep.py",
-        text="return _lower(seen, seen.payable_with_another) or Detach(node_id=counted[0])",
-        bug="return Detach(node_id=counted[0])",
+        text="            return lower or Detach(node_id=counted[0])",
+        bug="            return Detach(node_id=counted[0])",
         found_by=("storm",),
     ),
     Mutant(

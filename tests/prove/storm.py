@@ -10,7 +10,7 @@ from tests.sim import setting
 from tests.sim.many import each
 from tests.sim.runs import tell, verdict
 
-_RUNS = {Form.SHORT: 24, Form.LONG: 1000}
+_RUNS = {Form.SHORT: 20, Form.LONG: 1000}
 
 
 def run(form: Form) -> Iterator[Figure]:

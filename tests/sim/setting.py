@@ -26,6 +26,7 @@ class Setting:
     period_s: float = 2.0
     beat_s: float = 1.0
     price_s: float = 180.0
+    lease_s: float = 15.0
     bootstrap_s: tuple[float, float] = (3.0, 12.0)
     at_cap: bool = False
     storm_s: float = 0.0
@@ -105,6 +106,7 @@ def too_much_work(dice: random.Random) -> Setting:
         period_s=30.0,
         beat_s=15.0,
         price_s=3600.0,
+        lease_s=300.0,
         at_cap=dice.random() < 0.5,
         storm_s=24 * 3600.0,
         notices=1 / dice.uniform(3000, 30000),

@@ -88,6 +88,7 @@ class Run:
             spec_sha256="0" * 64,
             pool=first.pool,
             cap_usd_per_hour=CAP,
+            lease_s=self.setting.lease_s,
         )
         JobStore(self.store, "job").create(state, b"")
         self.cloud.started = lambda record: self.machines.update({record.id: Machine(self, record.id)})
