@@ -104,7 +104,9 @@ class Agent:
         if until is None:
             self._prepaid = None
         elif self._prepaid is None or self._prepaid.until != until:
-            self._prepaid = Prepaid(until=until, heard_at=now)
+            # Paid time that is prolonged is one long lease: a last, short piece of it still has the whole time to save.
+            before = self._prepaid if self._prepaid is not None and now < self._prepaid.until else None
+            self._prepaid = Prepaid(until=until, heard_at=before.heard_at if before else now)
             self._powered_off = False
 
     def _act(self, action: Action) -> None:

@@ -11,6 +11,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from enum import Enum
+from functools import cache
 from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -98,12 +99,18 @@ def _tuple(arguments: tuple[Any, ...], data: object, path: str) -> tuple[Any, ..
 def _record(kind: Any, data: object, path: str) -> Any:
     if not isinstance(data, dict):
         raise Malformed(f"{path}: expected an object, found {_shown(data)}")
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     missing = [f.name for f in fields(kind) if f.name not in data and f.default is f.default_factory is MISSING]
     if missing:
         raise Malformed(f"{path}: {', '.join(missing)} missing")
     names = [field.name for field in fields(kind) if field.name in data]
     return kind(**{name: _value(hints[name], data[name], f"{path}.{name}") for name in names})
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Kept, for a class never changes: evaluating the annotations anew was two thirds of reading a status."""
+    return get_type_hints(kind)
 
 
 def _parsed(kind: Any, data: object, path: str) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 
 from gpucloud.domain.bootstrap.record import attempt_lock
 from gpucloud.domain.errors import CleanupIncomplete, HostUnreachable, NodeError, ProvisionError, StoreError
 from gpucloud.domain.job import Market
 from gpucloud.domain.launch import workers_per_node
 from gpucloud.domain.node import Fault, Refusal
-from gpucloud.domain.state import ExitReason
+from gpucloud.domain.state import ExitReason, NodeLife
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import (
     Action,
@@ -48,6 +49,9 @@ from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.profiles import bring_profiles
 from gpucloud.usecases.story import silence, tell_story
 from gpucloud.usecases.world import Watcher, World
+
+_LISTED_WITHIN = timedelta(seconds=60)
+_LIST_AGAIN_S = 2.0
 
 
 @dataclass(slots=True)
@@ -311,10 +315,20 @@ class Actor:
         self.lease.write(replace(self.lease.state, torn_down=True, paid_until=None, group=None))
 
     def _bill(self, name: str) -> None:
-        listed = self.world.group.describe(name)
+        """Bill every machine of a group that was purged; one whose end the list never tells is charged up to now."""
+        lives = self._last_lives(name)
         now = self.world.clock.now()
-        lives = books.with_lives(self.lease.state.nodes, listed.nodes)
+        lives = tuple(life if life.ended_at is not None else replace(life, ended_at=now) for life in lives)
         self.lease.write(self.cashier.settle(replace(self.lease.state, nodes=lives), now))
+
+    def _last_lives(self, name: str) -> tuple[NodeLife, ...]:
+        """Return the lives as the list tells them once it is up to date: for a while it may show what was so before."""
+        deadline = self.world.clock.now() + _LISTED_WITHIN
+        while True:
+            lives = books.with_lives(self.lease.state.nodes, self.world.group.describe(name).nodes)
+            if all(life.ended_at is not None for life in lives) or self.world.clock.now() >= deadline:
+                return lives
+            self.world.clock.sleep(_LIST_AGAIN_S)
 
     def _incomplete(self, name: str, error: ProvisionError) -> CleanupIncomplete:
         until = self.lease.state.paid_until

@@ -30,6 +30,7 @@ class Lease:
         self._lock = threading.RLock()
         self._end = threading.Event()
         self._lost: LeaseHeld | None = None
+        self._unsure: set[str] = set()  # nonces of writes that may have come through: their replies never came
         self._thread = threading.Thread(target=self._renew_for_ever, name="lease", daemon=True)
 
     @property
@@ -50,10 +51,9 @@ class Lease:
             # What the caller knows may be older than the last renewal: the number goes on from what was written.
             self._seq += 1
             self._state = replace(state, seq=self._seq, nonce=uuid.uuid4().hex)
-            try:
-                self._version = self._jobs.replace(self._state, self._version)
-            except Conflict:
-                self._version = self._resolve()
+            self._unsure.add(self._state.nonce)
+            self._version = self._put()
+            self._unsure.clear()
 
     def __enter__(self) -> Lease:
         """Start renewing."""
@@ -68,13 +68,23 @@ class Lease:
             with suppress(*(() if failure is None else (GpucloudError,))):
                 self.write(replace(self._state, owner=None))
 
-    def _resolve(self) -> str:
-        """A refused write was ours if the nonce says so: its reply was lost on the way."""
-        loaded = self._jobs.load()
-        if loaded is not None and loaded[0].nonce == self._state.nonce:
-            return loaded[1].version
-        self._lost = _held(self._jobs.job, loaded[0].owner if loaded else None, loaded[1] if loaded else None)
-        raise self._lost
+    def _put(self) -> str:
+        """Return the version under which the state is stored now.
+
+        A refused write was ours if the nonce says so: its reply was lost on the way. So was an earlier one that seemed
+        to fail: this one then follows it.
+        """
+        while True:
+            try:
+                return self._jobs.replace(self._state, self._version)
+            except Conflict:
+                loaded = self._jobs.load()
+                if loaded is None or loaded[0].nonce not in self._unsure:
+                    self._lost = _held(self._jobs.job, *(loaded or (None, None)))
+                    raise self._lost from None
+                self._version = loaded[1].version
+                if loaded[0].nonce == self._state.nonce:
+                    return self._version
 
     def _renew_for_ever(self) -> None:
         while not self._end.wait(self._state.lease_s / 5):
@@ -97,14 +107,14 @@ def take(jobs: JobStore, clock: Clock, *, node: str = "") -> Lease:
         raise StoreError(f"there is no job {jobs.job!r} in {jobs.store.url}")
     state, stored = loaded
     if state.owner is not None and not is_over(state, stored):
-        raise _held(jobs.job, state.owner, stored)
+        raise _held(jobs.job, state, stored)
     taken = replace(state, epoch=state.epoch + 1, owner=_me(clock, node), seq=state.seq + 1, nonce=uuid.uuid4().hex)
     try:
         version = jobs.replace(taken, stored.version)
     except Conflict:
         again = jobs.load()
         if again is None or again[0].nonce != taken.nonce:
-            raise _held(jobs.job, again[0].owner if again else None, again[1] if again else None) from None
+            raise _held(jobs.job, *(again or (None, None))) from None
         version = again[1].version
     return Lease(jobs, clock, taken, version)
 
@@ -138,7 +148,8 @@ def _me(clock: Clock, node: str) -> Owner:
     )
 
 
-def _held(job: str, owner: Owner | None, stored: Stored | None) -> LeaseHeld:
+def _held(job: str, state: JobState | None, stored: Stored | None) -> LeaseHeld:
+    owner = state.owner if state is not None else None
     if owner is None or stored is None:
         return LeaseHeld(f"another supervisor took {job} over", hint=f"gpucloud status {job}")
     age = (stored.store_time - stored.modified).total_seconds()

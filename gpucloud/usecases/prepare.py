@@ -10,9 +10,9 @@ from datetime import datetime, timedelta, timezone
 
 from gpucloud.domain.agentstatus import Desired, Launch, Status, Stop, desired_to_json
 from gpucloud.domain.bootstrap.wanted import Wanted, with_driver
-from gpucloud.domain.errors import GateRefused, GpucloudError, NodeError, StoreError
+from gpucloud.domain.errors import GateRefused, GpucloudError, HostUnreachable, NodeError, StoreError
 from gpucloud.domain.launch import AttemptStart, Place, attempt_secret, launches
-from gpucloud.domain.node import GroupView, Node
+from gpucloud.domain.node import EndCause, GroupView, Node
 from gpucloud.domain.state import Attempt, JobState
 from gpucloud.domain.supervision.seen import Readiness
 from gpucloud.usecases.bootstrap import Bootstrapped, bootstrap
@@ -26,6 +26,8 @@ _FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getso
 _ACKNOWLEDGED_IN = timedelta(seconds=0.5)
 _LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
 _WORTH_TELLING_S = 2.0
+_TAKEN = (EndCause.INTERRUPTED, EndCause.CRASH, EndCause.SCHEDULE)
+_SILENT_ONES = 3
 _WRITE = 'umask 077; cat >"$1.new" && mv -f "$1.new" "$1"'
 
 
@@ -56,7 +58,8 @@ class Preparer:
     syncs: ThreadPoolExecutor
     data: JobData
     records: NodeRecords
-    failures: int = 0
+    _failures: int = 0
+    _unreachable: set[str] = field(default_factory=set)
     _work: dict[str, Future[Prepared]] = field(default_factory=dict)
     _nodes: dict[str, Node] = field(default_factory=dict)
     _told: dict[str, tuple[bytes, datetime]] = field(default_factory=dict)
@@ -74,6 +77,16 @@ class Preparer:
         """Prepare the node again when it is asked for next: its agent does not answer."""
         self._work.pop(node_id, None)
         self._told.pop(node_id, None)
+
+    @property
+    def failures(self) -> int:
+        """How often a node could not be prepared.
+
+        One that the cloud took meanwhile does not count, and one that did not answer little: the line may have been
+        cut, and several of that kind in a row make one failure.
+        """
+        silent = (self._nodes[node_id] for node_id in self._unreachable)
+        return self._failures + sum(node.end_cause not in _TAKEN for node in silent) // _SILENT_ONES
 
     @property
     def busy(self) -> bool:
@@ -165,9 +178,13 @@ class Preparer:
             code = syncing.result()
         except GateRefused:
             raise  # the node's own fault, which another one need not have
-        except GpucloudError:
-            self.failures += 1
+        except HostUnreachable:
+            self._unreachable.add(node.id)
             raise
+        except GpucloudError:
+            self._failures += 1
+            raise
+        self._unreachable.clear()
         for finding in done.findings:
             self.watcher.story(f"{node.id}: {finding}")
         took = ready_line(done.seconds)

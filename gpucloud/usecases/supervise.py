@@ -27,6 +27,7 @@ from gpucloud.usecases.lookout import LogReader
 from gpucloud.usecases.noderecords import NodeRecords
 from gpucloud.usecases.observe import Observer
 from gpucloud.usecases.prepare import Preparer
+from gpucloud.usecases.storeclock import StoreClock
 from gpucloud.usecases.usage import UsageMeter
 from gpucloud.usecases.world import Watcher, World
 
@@ -111,6 +112,7 @@ def supervisor(
     world: World, goal: Goal, lease: Lease, watcher: Watcher, wanted_end: Callable[[], ExitReason | None]
 ) -> Iterator[Supervisor]:
     """Give a supervisor whose threads and connections end with the block; the lease is taken already."""
+    world = replace(world, clock=StoreClock(world.clock, world.jobs, watcher.story))
     readers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="read")
     makers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="prepare")
     syncs = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sync")

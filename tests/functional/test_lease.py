@@ -13,7 +13,7 @@ import pytest
 
 from gpucloud import processes
 from gpucloud.adapters.clock import SystemClock
-from gpucloud.domain.errors import LeaseHeld
+from gpucloud.domain.errors import LeaseHeld, StoreError
 from gpucloud.domain.state import JobStatus, Owner
 from gpucloud.store import Conflict, open_store
 from gpucloud.usecases.jobstore import JobStore
@@ -130,6 +130,23 @@ def test_a_write_whose_reply_was_lost_is_known_again_by_its_nonce(jobs, monkeypa
 
     assert stored(jobs).status is JobStatus.RUNNING
     assert stored(jobs).drilled
+
+
+def test_a_write_after_one_that_only_seemed_to_fail_is_not_taken_for_a_loss_of_the_lease(jobs, monkeypatch):
+    with take(jobs, CLOCK) as lease:
+        real = JobStore.replace
+
+        def no_reply(self, new, version):
+            real(self, new, version)
+            raise StoreError("the store does not answer", may_pass=True)
+
+        monkeypatch.setattr(JobStore, "replace", no_reply)
+        with pytest.raises(StoreError):
+            lease.write(replace(lease.state, status=JobStatus.RUNNING))
+        monkeypatch.undo()
+        lease.write(replace(lease.state, drilled=True))
+
+    assert (stored(jobs).drilled, stored(jobs).owner) == (True, None)
 
 
 def test_the_ledger_takes_a_nodes_charges_once(jobs):

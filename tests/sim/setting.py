@@ -1,0 +1,161 @@
+"""What a run is made of, drawn from its seed: the job, the weather, and how often what goes wrong."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from datetime import timedelta
+from decimal import Decimal
+
+from gpucloud.domain.supervision.seen import Limits, Rules
+from tests.sim.cloud import CAP, Weather
+from tests.sim.store import Faults
+from tests.sim.training import Script
+
+
+@dataclass(slots=True, kw_only=True)
+class Setting:
+    """One run. Rates are per second while the storm lasts; `kills` and `pauses` are of supervisors."""
+
+    nodes: int
+    budget_usd: Decimal
+    script: Script
+    weather: Weather = field(default_factory=Weather)
+    faults: Faults = field(default_factory=Faults)
+    rules: Rules = field(default_factory=Rules)
+    period_s: float = 2.0
+    beat_s: float = 1.0
+    price_s: float = 180.0
+    lease_s: float = 15.0
+    bootstrap_s: tuple[float, float] = (3.0, 12.0)
+    at_cap: bool = False
+    storm_s: float = 0.0
+    notices: float = 0.0
+    deaths: float = 0.0
+    freezes: float = 0.0
+    hangs: float = 0.0
+    agents_lost: float = 0.0
+    cuts: float = 0.0
+    offline: float = 0.0
+    kills: float = 0.0
+    pauses: float = 0.0
+    rivals: float = 0.0
+    shortages: float = 0.0
+    outages: float = 0.0
+    all_at_once: float = 0.0
+    skew_s: float = 0.0
+    bound_s: float = 4 * 3600.0
+
+
+def hours(usd_hours: float, nodes: int) -> Decimal:
+    """Return what so many hours of all nodes cost at the cap."""
+    return (CAP * nodes * Decimal(usd_hours)).quantize(Decimal("0.01"))
+
+
+def storm(dice: random.Random) -> Setting:
+    """Return a run in which most things go wrong, each in some runs rarely, in some often."""
+    nodes = dice.choice((1, 2, 2, 3, 4))
+
+    def rate(often_s: float) -> float:
+        return 0.0 if dice.random() < 0.35 else 1 / dice.uniform(often_s, 10 * often_s)
+
+    return Setting(
+        nodes=nodes,
+        budget_usd=hours(dice.choice((0.3, 1.0, 4.0)), nodes),
+        script=Script(
+            steps=dice.randint(20, 80),
+            step_s=dice.uniform(1, 5),
+            start_s=dice.uniform(1, 10),
+            every=dice.choice((3, 5, 10, 20)),
+            save_s=dice.uniform(0.5, 12),
+        ),
+        weather=Weather(
+            notice_s=dice.choice((120.0, 120.0, 20.0)),
+            stale_s=dice.choice((0.0, 0.0, 5.0, 30.0)),
+            refused=dice.choice((0.0, 0.02, 0.1)),
+            reply_lost=dice.choice((0.0, 0.02, 0.1)),
+            forgets_after_s=dice.choice((3600.0, 900.0)),
+        ),
+        faults=Faults(refused=dice.choice((0.0, 0.03)), reply_lost=dice.choice((0.0, 0.03))),
+        storm_s=dice.uniform(120, 900),
+        notices=rate(60),
+        deaths=rate(90),
+        freezes=rate(150),
+        hangs=rate(200),
+        agents_lost=rate(120),
+        cuts=rate(100),
+        offline=rate(100),
+        kills=rate(50),
+        pauses=rate(100),
+        rivals=rate(40),
+        shortages=rate(150),
+        outages=rate(200),
+        all_at_once=rate(400),
+        skew_s=dice.choice((0.0, 0.0, 3600.0)),
+    )
+
+
+def too_much_work(dice: random.Random) -> Setting:
+    """Return a run whose work does not fit into its budget, with what interrupts a run of hours."""
+    nodes = dice.choice((1, 2, 4, 8))
+    return Setting(
+        nodes=nodes,
+        budget_usd=hours(dice.uniform(4, 10), nodes),
+        script=Script(steps=10**6, step_s=dice.uniform(20, 60), start_s=30, every=20, save_s=dice.uniform(1, 25)),
+        rules=Rules(limits=Limits(silent=timedelta(seconds=95), settle=timedelta(seconds=40))),
+        period_s=30.0,
+        beat_s=15.0,
+        price_s=3600.0,
+        lease_s=300.0,
+        at_cap=dice.random() < 0.5,
+        storm_s=24 * 3600.0,
+        notices=1 / dice.uniform(3000, 30000),
+        deaths=1 / dice.uniform(5000, 50000),
+        offline=1 / dice.uniform(5000, 50000),
+        kills=1 / dice.uniform(3000, 30000),
+        pauses=1 / dice.uniform(5000, 50000),
+        skew_s=dice.choice((0.0, 3600.0)),
+        bound_s=40 * 3600.0,
+    )
+
+
+def short_of_money(dice: random.Random) -> Setting:
+    """Return a run whose budget ends at some moment of its work, whatever it is doing then."""
+    nodes = dice.choice((1, 2, 4))
+    return Setting(
+        nodes=nodes,
+        budget_usd=hours(dice.uniform(0.15, 0.5), nodes),
+        script=Script(
+            steps=10**6,
+            step_s=dice.uniform(1, 10),
+            start_s=dice.uniform(5, 30),
+            every=dice.choice((3, 10, 50)),
+            save_s=dice.uniform(1, 25),
+        ),
+        rules=Rules(limits=Limits(silent=timedelta(seconds=15))),
+        period_s=5.0,
+        at_cap=dice.random() < 0.5,
+        storm_s=3600.0,
+        kills=dice.choice((0.0, 1 / 400)),
+        offline=dice.choice((0.0, 1 / 600)),
+    )
+
+
+def taken_machines(dice: random.Random) -> Setting:
+    """Return a run whose machines are taken, with notice or without."""
+    nodes = dice.choice((1, 2, 3))
+    step_s = dice.uniform(1, 5)
+    return Setting(
+        nodes=nodes,
+        budget_usd=hours(4, nodes),
+        script=Script(
+            steps=dice.randint(30, 60),
+            step_s=step_s,
+            start_s=dice.uniform(1, 10),
+            every=dice.choice((5, 10)),
+            save_s=dice.uniform(0.1, 4) * step_s,
+        ),
+        storm_s=600.0,
+        notices=1 / dice.uniform(60, 200),
+        deaths=1 / dice.uniform(60, 200),
+    )

@@ -1,0 +1,331 @@
+"""One run of the whole loop: supervisors, cloud, machines and their ranks, judged at every change."""
+
+from __future__ import annotations
+
+import math
+import random
+import traceback
+from dataclasses import dataclass, field
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from unittest import mock
+
+import gpucloud.agent.reconcile
+from gpucloud.domain.agentstatus import Launch
+from gpucloud.domain.errors import GpucloudError, HostUnreachable
+from gpucloud.domain.job import Job
+from gpucloud.domain.manifest import Commit
+from gpucloud.domain.node import EndCause
+from gpucloud.domain.state import ExitReason, JobState
+from gpucloud.domain.supervision.seen import Goal
+from gpucloud.ports import Host as HostPort
+from gpucloud.usecases.bootstrap import Bootstrapped, Package
+from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.lease import take
+from gpucloud.usecases.supervise import supervisor
+from gpucloud.usecases.world import World
+from tests.sim.cloud import CAP, Cloud, CloudLine, Prices
+from tests.sim.loom import EPOCH, Loom, Process
+from tests.sim.machine import AgentsTime, Machine, Reach
+from tests.sim.setting import Setting
+from tests.sim.store import Store, StoreLine
+from tests.sim.threads import simulated
+from tests.sim.training import Gang, Part
+from tests.sim.trouble import Trouble
+
+_LATE_END = timedelta(seconds=140)  # the shut-off fires up to 120 s late, and machines take seconds to end
+
+
+@dataclass(slots=True)
+class Verdict:
+    """How a run ended; `wrong` says each breach in words, and is empty where all is well."""
+
+    wrong: list[str] = field(default_factory=list)
+    reason: ExitReason | None = None
+    spent_usd: Decimal = Decimal(0)
+    budget_usd: Decimal = Decimal(0)
+    seconds: float = 0.0
+    supervisors: int = 0
+    machines: int = 0
+    attempts: int = 0
+    commits: int = 0
+    left_with_notice: int = 0
+    lost_with_notice: int = 0
+    killed: int = 0
+    lost_beyond_interval: int = 0
+    unsaved_at_the_end: int = 0
+
+
+class Run:
+    """Everything of one run."""
+
+    def __init__(self, seed: int, setting: Setting, folder: Path) -> None:
+        self.dice = random.Random(seed)
+        self.setting = setting
+        self.folder = folder
+        self.loom = Loom()
+        self.store = Store(self.loom)
+        self.prices = Prices(self.loom, seed, at_cap=setting.at_cap, every_s=setting.price_s)
+        self.cloud = Cloud(self.loom, self.dice, self.prices, setting.weather)
+        self.machines: dict[str, Machine] = {}
+        self.processes: dict[int, Process] = {}
+        self.gangs: dict[int, Gang] = {}
+        self.verdict = Verdict(budget_usd=setting.budget_usd)
+        self.committed: Commit | None = None
+        self.calm = False
+        self.over = False
+        self.tale: list[str] = []
+        self.job = Job(name="job", run="python train.py", budget_usd=setting.budget_usd, source=folder, code=folder)
+
+    def run(self) -> Verdict:
+        """Let it happen, and return the verdict."""
+        first = self.prices.offers(None)[0]
+        state = JobState(
+            job="job",
+            created_at=EPOCH,
+            budget_usd=self.setting.budget_usd,
+            spec_sha256="0" * 64,
+            pool=first.pool,
+            cap_usd_per_hour=CAP,
+            lease_s=self.setting.lease_s,
+        )
+        JobStore(self.store, "job").create(state, b"")
+        self.cloud.started = lambda record: self.machines.update({record.id: Machine(self, record.id)})
+        self.cloud.died = self._died
+        self.cloud.changed = self._judge_money
+        agents_time = mock.patch.object(gpucloud.agent.reconcile, "datetime", AgentsTime(lambda: self.loom.time))
+        with agents_time, simulated(self.loom, self.dice, self.processes, self._bootstrap):
+            self.attend()
+            Trouble(self).begin()
+            self.loom.watch = self._stop_when_over
+            self.loom.run(self.setting.bound_s)
+            for process in self.processes.values():
+                process.kill()
+        self._judge_end()
+        return self.verdict
+
+    def blame(self, what: str) -> None:
+        """Write down a breach, with its time."""
+        line = f"at {self.loom.now:.1f} s: {what}"
+        if line not in self.verdict.wrong and len(self.verdict.wrong) < 20:
+            self.verdict.wrong.append(line)
+
+    def state(self) -> JobState:
+        loaded = JobStore(self.store, "job").load()
+        assert loaded is not None
+        return loaded[0]
+
+    def attend(self) -> None:
+        """The user, or a schedule: sees to it that somebody supervises the job until it is torn down."""
+        if self.over:
+            return
+        if not any(process.alive for process in self.processes.values()):
+            self.supervise()
+        self.loom.after(5.0 if self.calm else self.dice.uniform(5, 90), self.attend)
+
+    def supervise(self) -> Process:
+        """Start a supervisor, on a host of its own."""
+        skew = self.dice.uniform(-1, 1) * self.setting.skew_s
+        number = len(self.processes) + 1
+        process = Process(self.loom, f"supervisor {number}", host=f"host{number}", skew_s=skew)
+        self.processes[process.pid] = process
+        self.verdict.supervisors += 1
+        self.loom.spawn(process, lambda: self._supervise(process))
+        return process
+
+    def join(self, machine: Machine, launch: Launch) -> Part:
+        """A machine starts its part of an attempt."""
+        gang = self.gangs.get(launch.attempt)
+        if gang is None:
+            gang = Gang(self.loom, self.dice, launch.attempt, self.setting.nodes, self.setting.script, self.store)
+            gang.begun, gang.committed = self._begun, self._committed
+            self.gangs[launch.attempt] = gang
+        part = Part(gang, machine, int(dict(launch.env).get("GPUCLOUD_RANKS", "0").split()[0]))
+        gang.join(part)
+        others = [g.number for g in self.gangs.values() if g is not gang and g.running]
+        if others:
+            self.blame(f"attempt {launch.attempt} began on {machine.id} while ranks of attempt {others[0]} ran")
+        return part
+
+    def power_off(self, node_id: str) -> None:
+        """A machine ends itself."""
+        self.cloud.strike(node_id, EndCause.CHOICE)
+
+    def judge_obedience(self, machine: Machine, epoch: int) -> None:
+        """What a machine goes by may never become older."""
+        if epoch < machine.obeyed:
+            self.blame(f"{machine.id} obeyed epoch {epoch} after {machine.obeyed}")
+        machine.obeyed = epoch
+
+    def _supervise(self, process: Process) -> None:
+        try:
+            lease = take(JobStore(StoreLine(self.store, process, self.dice, self.setting.faults), "job"), process)
+            watcher = _Onlooker(self, process)
+            with supervisor(self._world(process), Goal(nodes=self.setting.nodes), lease, watcher, lambda: None) as one:
+                one.run()
+            self.over = self.over or self.state().torn_down
+        except GpucloudError as error:
+            self.tale.append(f"{self.loom.now:8.1f} {process.name} ends: {error}")
+        except Exception:  # noqa: BLE001  a bug of ours, whatever it is
+            self.blame(f"{process.name}: {traceback.format_exc()}")
+        process.loom.after(0, process.kill)
+
+    def _world(self, process: Process) -> World:
+        line = CloudLine(self.cloud, process)
+        return World(
+            job=self.job,
+            name="job",
+            clock=process,
+            store=StoreLine(self.store, process, self.dice, self.setting.faults),
+            provisioner=line,
+            group=line,
+            market=self.prices,
+            shell=Reach(self, process.pid, self.dice),
+            outputs=_NoOutputs(),
+            public_key="",
+            package=Package(data=b"", sha256="0" * 64),
+            rules=self.setting.rules,
+            period_s=self.setting.period_s,
+            flush_s=60.0,
+            key=b"key",
+        )
+
+    def _bootstrap(self, host: HostPort, *arguments: object, **named: object) -> Bootstrapped:
+        process = self.loom.process
+        for _ in range(3):
+            process.sleep(self.dice.uniform(*self.setting.bootstrap_s) / 3)
+            host.run(("true",))
+        machine = self.machines[host.node.id]
+        if not machine.alive:
+            raise HostUnreachable(f"{machine.id}: gone")
+        machine.prepare()
+        return Bootstrapped(
+            python="/usr/bin/python",
+            base_python="/usr/bin/python",
+            package_path="/lib/gpucloud.zip",
+            root="/home/me/.gpucloud",
+            findings=(),
+            changed=(),
+            seconds=(),
+            lock={"machine": None},
+        )
+
+    def _died(self, node_id: str) -> None:
+        self.machines[node_id].die()
+        if self.cloud.spent() > self.setting.budget_usd:
+            self.blame(f"{self.cloud.spent()} USD are spent of {self.setting.budget_usd}")
+
+    def _begun(self, gang: Gang) -> None:
+        before = max((g for g in self.gangs.values() if g.number < gang.number), key=lambda g: g.number, default=None)
+        if before is not None and before.restored is not None:
+            self._count_lost(before, before.step - gang.step)
+        if self.committed is not None and gang.step < self.committed.step:
+            self.blame(f"attempt {gang.number} goes on from step {gang.step}; {self.committed.step} was committed")
+
+    def _count_lost(self, before: Gang, lost: int) -> None:
+        script = self.setting.script
+        if before.left:
+            self.verdict.left_with_notice += 1
+            self.verdict.lost_with_notice += lost
+        else:  # one interval, and what was trained while its save was on its way
+            self.verdict.killed += 1
+            self.verdict.lost_beyond_interval += lost > script.every + math.ceil(script.save_s / script.step_s)
+
+    def _committed(self, commit: Commit) -> None:
+        self.verdict.commits += 1
+        if self.committed is None or commit.step > self.committed.step:
+            self.committed = commit
+
+    def _judge_money(self) -> None:
+        group, alive, now = self.cloud.group, self.cloud.alive, self.loom.time
+        if not alive:
+            return
+        if group is None or group.armed_until is None:
+            self.blame(f"{len(alive)} machines live, and no shut-off is armed")
+            return
+        if now > group.armed_until + _LATE_END:
+            self.blame(f"{len(alive)} machines live {now - group.armed_until} after the shut-off")
+        lasting = [node for node in alive if node.ending is None]
+        hours = Decimal(max(0.0, (group.armed_until - now).total_seconds())) / 3600
+        promised = self.cloud.spent() + CAP * len(lasting) * hours
+        if promised > self.setting.budget_usd:
+            self.blame(f"{len(lasting)} machines are paid until more than the budget: {promised:.4f} USD")
+        counted = [node for node in lasting if not node.detached]
+        if len(counted) > self.setting.nodes:
+            self.blame(f"{len(counted)} machines are counted, {self.setting.nodes} are wanted")
+        unasked = [node.id for node in lasting if node.detached and node.taken_at is None]
+        if unasked:
+            self.blame(f"{unasked[0]} lives, is not counted, and nobody takes it")
+
+    def _stop_when_over(self) -> None:
+        if self.over and not self.cloud.alive:
+            self.setting.bound_s = self.loom.now
+            self.loom.clear()
+
+    def _judge_end(self) -> None:
+        state, verdict = self.state(), self.verdict
+        verdict.reason, verdict.seconds = state.exit_reason, self.loom.now
+        verdict.machines, verdict.attempts = len(self.machines), len(state.attempts)
+        verdict.spent_usd = self.cloud.spent()
+        newest = max(self.gangs.values(), key=lambda gang: gang.number, default=None)
+        if newest is not None and newest.restored is not None:
+            verdict.unsaved_at_the_end = newest.step - (self.committed.step if self.committed else 0)
+        if not state.torn_down:
+            self.blame(f"it never ended: {state.status.value}, {len(self.cloud.alive)} machines live")
+        if self.cloud.alive or self.cloud.group is not None:
+            self.blame(f"{len(self.cloud.alive)} machines live, group: {self.cloud.group is not None}")
+        if verdict.spent_usd > verdict.budget_usd:
+            self.blame(f"{verdict.spent_usd} USD are spent of {verdict.budget_usd}")
+        _judge_books(self, state)
+        _judge_reason(self, state)
+
+
+def _judge_books(run: Run, state: JobState) -> None:
+    jobs = JobStore(run.store, "job")
+    billed = {charge.node_id for charge in jobs.charges()}
+    missing = sorted(set(run.machines) - billed)
+    if missing and state.torn_down:
+        run.blame(f"{missing[0]} is in no bill")
+    told = sum((charge.usd for charge in jobs.charges()), Decimal(0))
+    if state.torn_down and abs(told - run.cloud.spent()) > Decimal("0.01") * run.cloud.spent() + Decimal("0.01"):
+        run.blame(f"the ledger says {told}, the cloud charges {run.cloud.spent()}")
+
+
+def _judge_reason(run: Run, state: JobState) -> None:
+    reason, done = state.exit_reason, run.committed.step if run.committed else 0
+    left = run.setting.budget_usd - run.cloud.spent()
+    minute = CAP * run.setting.nodes / 60
+    if reason is ExitReason.SUCCEEDED and done < run.setting.script.steps:
+        run.blame(f"succeeded with {done} of {run.setting.script.steps} steps committed")
+    elif reason is ExitReason.BUDGET and left > 8 * minute:
+        run.blame(f"ended for its budget with {left / minute:.1f} min of it left")
+    elif reason is ExitReason.NO_CAPACITY and not run.cloud.refusals:
+        run.blame(f"no capacity, and the cloud refused nothing: {state.message}")
+    elif reason in (ExitReason.USER_ERROR, ExitReason.STOPPED, ExitReason.IDLE, ExitReason.DEADLINE):
+        run.blame(f"ended with {reason.value}: {state.message}")
+
+
+class _Onlooker:
+    """Implements `Watcher`: what every supervisor tells, for whoever looks for the cause of a breach."""
+
+    def __init__(self, run: Run, process: Process) -> None:
+        self._run = run
+        self._process = process
+
+    def story(self, line: str) -> None:
+        self._run.tale.append(f"{self._run.loom.now:8.1f} {self._process.name}: {line}")
+
+    def tick(self, *_: object) -> None:
+        pass
+
+    def output(self, *_: object) -> None:
+        pass
+
+
+class _NoOutputs:
+    def bring_home(self, *_: object) -> tuple[str, ...]:
+        return ()
+
+    def bring_profile(self, *_: object) -> tuple[str, ...]:
+        return ()
