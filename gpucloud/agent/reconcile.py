@@ -12,7 +12,20 @@ from pathlib import Path
 
 from gpucloud import processes
 from gpucloud.agent.attemptfolder import AttemptFolder, newest
-from gpucloud.agent.decide import Action, Kill, OwnEnd, PowerOff, Prepaid, Rest, Save, Seen, Start, decide
+from gpucloud.agent.decide import (
+    Abort,
+    Action,
+    Kill,
+    OwnEnd,
+    PowerOff,
+    Prepaid,
+    Rest,
+    Save,
+    SaveEarly,
+    Seen,
+    Start,
+    decide,
+)
 from gpucloud.agent.levels import Inbox, Outbox
 from gpucloud.agent.metrics.station import Station
 from gpucloud.agent.running import CANNOT_RUN, RunningAttempt, end_beside, sweep
@@ -32,6 +45,7 @@ class Agent:
         root: Path,
         *,
         notice: Callable[[], Notice | None],
+        rebalance: Callable[[], datetime | None] = lambda: None,
         own_end: OwnEnd,
         rest: Callable[[float], None],
         station: Station,
@@ -41,6 +55,7 @@ class Agent:
         self._inbox = Inbox(folder)
         self._outbox = Outbox(folder)
         self._notice = notice
+        self._rebalance = rebalance
         self._own_end = own_end
         self._rest = rest
         self._station = station
@@ -78,6 +93,7 @@ class Agent:
                 prepaid=self._prepaid,
                 now=now,
                 power_off_after=self._own_end.after,
+                rebalance=self._rebalance(),
             )
         )
         try:
@@ -115,6 +131,12 @@ class Agent:
             case Save(reason=reason, at=at):
                 if self._running:
                     self._running.folder.ask_to_stop(reason, at)
+            case SaveEarly(since=since):
+                if self._running:
+                    self._running.folder.ask_to_save(since)
+            case Abort():
+                if self._running:
+                    self._running.abort()
             case Kill():
                 if self._running:
                     self._running.kill()
@@ -169,6 +191,7 @@ class Agent:
             gpus=self._station.gpus,
             ill=self._station.ill,
             host=self._station.host,
+            rebalance=self._rebalance(),
         )
         self._outbox.publish(status, now_s=time.monotonic())
 

@@ -30,6 +30,7 @@ class Stop(str, Enum):
 
     NO = "no"
     SAVE = "save"  # ranks save at a common step, then leave
+    ABORT = "abort"  # every rank tells in its output where it is, then the whole process tree is killed
     KILL = "kill"  # the whole process tree, now
 
 
@@ -110,7 +111,7 @@ class Status:
 
     `gpus` is the newest sample of each device, `ill` why a GPU here must not be trusted any more, `host` how the
     machine itself is used.
-    `desired_sha256` is of the `desired.json` that the agent goes by, empty before the first one.
+    `rebalance` is since when the cloud recommends to leave this machine; `desired_sha256` is of the `desired.json` that the agent goes by, empty before the first one.
     """
 
     beat: int
@@ -122,6 +123,7 @@ class Status:
     gpus: tuple[GpuSample, ...] = ()
     ill: str | None = None
     host: HostSample | None = None
+    rebalance: datetime | None = None
 
 
 def desired_to_json(desired: Desired) -> str:

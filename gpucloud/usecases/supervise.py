@@ -26,6 +26,7 @@ from gpucloud.usecases.noderecords import NodeRecords
 from gpucloud.usecases.observe import Observer
 from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.usage import UsageMeter
+from gpucloud.usecases.witnesses import Witnesses
 from gpucloud.usecases.world import Watcher, World
 
 _PATIENCE = timedelta(minutes=2)
@@ -130,6 +131,7 @@ def supervisor(
         pool=readers,
         history=history,
         usage=UsageMeter(lasting=goal.idle.lasting if goal.idle else None),
+        witnesses=Witnesses(world=world, preparer=preparer, pool=readers),
     )
     actor = Actor(
         world=world,
