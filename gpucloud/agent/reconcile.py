@@ -62,6 +62,7 @@ class Agent:
         self._boot_id = processes.boot_id()
         self._prepaid: Prepaid | None = None
         self._powered_off = False
+        self._saved_early: tuple[datetime, int] | None = None
         self._running: RunningAttempt | None = None
         self._newest = newest(self._attempts)
         self._attempt = self._recover()
@@ -132,8 +133,7 @@ class Agent:
                 if self._running:
                     self._running.folder.ask_to_stop(reason, at)
             case SaveEarly(since=since):
-                if self._running:
-                    self._running.folder.ask_to_save(since)
+                self._save_early(since)
             case Abort():
                 if self._running:
                     self._running.abort()
@@ -153,6 +153,12 @@ class Agent:
             # No folder could be made: the attempt will not run here, and the supervisor must hear it.
             sys.stderr.write(f"attempt {launch.attempt}: {error}\n")
             self._attempt = _ended(folder, Outcome.FAILED, CANNOT_RUN)
+
+    def _save_early(self, since: datetime) -> None:
+        """One save for one recommendation: attempts that begin after it know of it."""
+        if self._running and self._saved_early in (None, (since, self._running.folder.number)):
+            self._running.folder.ask_to_save(since)
+            self._saved_early = (since, self._running.folder.number)
 
     def _end_node(self) -> None:
         if self._own_end.argv and not self._powered_off:

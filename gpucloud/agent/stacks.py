@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
+import sys
 from pathlib import Path
 
 from gpucloud import processes
@@ -38,6 +40,5 @@ def told_of(folder: Path) -> tuple[int, ...]:
 
 def _without_core(pid: int) -> None:
     """A core of a process that holds a GPU's buffers takes minutes to write, and nobody asked for it."""
-    import resource
-
-    resource.prlimit(pid, resource.RLIMIT_CORE, (_NO_CORE, _NO_CORE))
+    if sys.platform.startswith("linux"):
+        resource.prlimit(pid, resource.RLIMIT_CORE, (_NO_CORE, _NO_CORE))

@@ -252,12 +252,14 @@ def interrupt(
     node: Annotated[Optional[str], typer.Option(help="Which node; the first if left out.")] = None,  # noqa: UP045
     now: Annotated[bool, typer.Option("--now", help="Take it without notice.")] = False,
     freeze: Annotated[bool, typer.Option("--freeze", help="Stop it silently instead.")] = False,
+    rebalance: Annotated[bool, typer.Option("--rebalance", help="Only recommend to leave it.")] = False,
     as_json: Json = False,
 ) -> None:
     """Take a node of the embedded fleet, with a notice unless told otherwise."""
     from gpucloud.cli import asking
 
-    raise typer.Exit(asking.interrupt(target, node, notice=not now, freeze=freeze, as_json=as_json))
+    how = "rebalance" if rebalance else "freeze" if freeze else "now" if now else "notice"
+    raise typer.Exit(asking.interrupt(target, node, how, as_json=as_json))
 
 
 @local.command()

@@ -139,18 +139,21 @@ def ssh(target: str | None, node_id: str | None, command: tuple[str, ...]) -> in
         shell.close()
 
 
-def interrupt(target: str | None, node_id: str | None, *, notice: bool, freeze: bool, as_json: bool) -> int:
-    """Have the embedded cloud take or freeze a node; return the exit code."""
+def interrupt(target: str | None, node_id: str | None, how: str, *, as_json: bool) -> int:
+    """Have the embedded cloud take or freeze a node, or recommend to leave it; return the exit code."""
     cloud = Gpucloud()
     known = known_job(cloud, target)
     nodes = cloud.embedded(known)
     node = _node(cloud, known, node_id)
     group = _group_of(cloud, known)
-    if freeze:
-        nodes.freeze(group, node.id)
-    else:
-        nodes.interrupt(group, node.id, notice=notice)
-    done = "frozen" if freeze else "noticed" if notice else "taken"
+    match how:
+        case "freeze":
+            nodes.freeze(group, node.id)
+        case "rebalance":
+            nodes.recommend_rebalance(group, node.id)
+        case _:
+            nodes.interrupt(group, node.id, notice=how == "notice")
+    done = {"freeze": "frozen", "rebalance": "recommended to leave", "notice": "noticed"}.get(how, "taken")
     if as_json:
         say_json({"job": known.name, "node": node.id, "done": done})
     else:

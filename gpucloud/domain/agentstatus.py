@@ -110,8 +110,8 @@ class Status:
     """What the agent says of its node. `beat` rises with every write; `epoch` is the highest seen.
 
     `gpus` is the newest sample of each device, `ill` why a GPU here must not be trusted any more, `host` how the
-    machine itself is used.
-    `rebalance` is since when the cloud recommends to leave this machine; `desired_sha256` is of the `desired.json` that the agent goes by, empty before the first one.
+    machine itself is used; `rebalance` is since when the cloud recommends to leave it.
+    `desired_sha256` is of the `desired.json` that the agent goes by, empty before the first one.
     """
 
     beat: int

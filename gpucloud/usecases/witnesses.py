@@ -16,7 +16,7 @@ from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.world import World
 
 _LIMIT_S = 2.0
-_TRAINING = "the training, whose steps go on"
+_TRAINING = "the training, whose steps go on,"
 # A step that a machine took part in may be told of so much later: rank 0 writes five times a second, its agent ten.
 _TOLD_LATE = timedelta(seconds=1.5)
 
@@ -103,7 +103,7 @@ class Witnesses:
             self._steps.seen.append((seen.now, progress.step))
 
     def _trains_on(self, node: NodeSeen, seen: Seen) -> bool:
-        """Ranks agree at every step (gpucloud.resume), so that a step needs every member; one may have been under way."""
+        """Ranks agree at every step (gpucloud.resume), so that a step needs all; one may have been under way."""
         attempt = seen.state.attempt
         if attempt is None or node.node.id not in {member.node_id for member in attempt.members}:
             return False

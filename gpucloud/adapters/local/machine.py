@@ -144,4 +144,5 @@ class Machine:
             address=record.address,
             noticed_at=record.noticed_at,
             taken_at=record.taken_at,
+            rebalance_at=record.rebalance_at,
         )

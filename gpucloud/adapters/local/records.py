@@ -96,6 +96,7 @@ class NodeRecord:
     ended_at: datetime | None = None
     user_data_exit: int | None = None
     devices: tuple[str, ...] = ()
+    rebalance_at: datetime | None = None
 
     @property
     def alive(self) -> bool:
@@ -185,6 +186,7 @@ def node_from(text: str) -> NodeRecord:
         taken_at=_time(raw["taken_at"]),
         ending=EndCause(raw["ending"]) if raw["ending"] else None,
         devices=tuple(raw.get("devices", ())),
+        rebalance_at=_time(raw.get("rebalance_at")),
         ended_at=_time(raw["ended_at"]),
     )
     return NodeRecord(**raw)

@@ -30,7 +30,7 @@ def hang_limit(step_seconds: float, attempts: tuple[Attempt, ...], limits: Limit
     report, the job comes through.
     """
     once = max(limits.hang_at_least, timedelta(seconds=limits.hang_steps * step_seconds))
-    return once * 2 ** min(10, hangs_in_a_row(attempts))
+    return once * (1 << min(10, hangs_in_a_row(attempts)))
 
 
 def hangs_in_a_row(attempts: tuple[Attempt, ...]) -> int:

@@ -11,6 +11,9 @@ from gpucloud.domain.quantities import format_span
 from gpucloud.domain.state import Attempt, JobState
 from gpucloud.domain.supervision.seen import Limits
 
+PAUSING = "pausing until"
+"""How the words of a pause begin."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedSteps:
@@ -40,7 +43,7 @@ def pause_until(state: JobState, limits: Limits) -> datetime | None:
     ended = attempts[-1].ended_at if attempts else None
     if count < 2 or ended is None:
         return None
-    return ended + min(limits.pause * 2 ** min(count - 2, 20), limits.pause_longest)
+    return ended + min(limits.pause * (1 << min(count - 2, 20)), limits.pause_longest)
 
 
 def barren_in_a_row(state: JobState, limits: Limits) -> int:
