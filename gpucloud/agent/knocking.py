@@ -8,7 +8,15 @@ import time
 
 from gpucloud.domain.witness import Word
 
-_OWN_FAULTS = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.EPERM)
+_OWN_FAULTS = (
+    errno.ENETUNREACH,
+    errno.ENETDOWN,
+    errno.EADDRNOTAVAIL,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.EPERM,
+    errno.EACCES,
+)
 
 
 def knock(address: str, port: int, *, limit_s: float) -> Word:
