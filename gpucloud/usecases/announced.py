@@ -27,7 +27,7 @@ class Announced:
 
 def _out_of_our_reach(seen: Seen, limits: Limits) -> tuple[str, ...]:
     return tuple(
-        f"{n.node.id} does not answer us, but {n.witness} says that it lives: our line is cut, nothing is done to it"
+        f"{n.node.id} does not answer us, but {n.witness} says that it lives: nothing is done to it"
         for n in vouched_for(seen, limits)
     )
 
