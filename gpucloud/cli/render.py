@@ -115,6 +115,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "nodes": [_node_json(node) for node in report.nodes],
         "passed_over": [_cooldown_json(cooldown) for cooldown in report.cooldowns],
         "quarantined": [_quarantine_json(one) for one in report.quarantined],
+        "storm": list(report.storm),
     }
 
 
@@ -191,6 +192,7 @@ def report_text(report: JobReport) -> str:
     parts = [head]
     if report.message:
         parts.append(report.message)
+    parts += report.storm
     if report.attempts:
         parts.append(table([("attempt", "steps", "ended", "took"), *(_attempt_row(a) for a in report.attempts)]))
     if report.interruptions:

@@ -7,12 +7,12 @@ from datetime import timedelta
 
 import pytest
 
-from gpucloud.domain.state import ExitReason, NodeLife
+from gpucloud.domain.state import ExitReason, JobStatus, NodeLife
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import Finish, OpenAttempt, Resize, Wait
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Limits, Rules
-from gpucloud.domain.supervision.storm import barren_in_a_row, pause_until, saved_steps
+from gpucloud.domain.supervision.storm import barren_in_a_row, pause_until, saved_steps, standing
 from tests.unit.worlds import NOW, POOL, opened, part, seen, state, up
 
 GOAL, RULES, LIMITS = Goal(nodes=2), Rules(), Limits()
@@ -64,6 +64,17 @@ def test_no_machine_is_asked_for_and_no_attempt_starts_during_a_pause():
     after = state(attempts=barren(2, ago=5.0))
     assert decide(GOAL, seen(group_size=0, state=after), RULES) == Resize(size=2)
     assert decide(GOAL, seen(up("a"), up("b"), state=after), RULES) == OpenAttempt(number=3, node_ids=("a", "b"))
+
+
+def test_status_tells_the_pause_and_what_saved_steps_cost_until_the_job_is_over():
+    attempts = tuple(ended(n, saved=600 if n == 1 else None, ago=1.0) for n in range(1, 6))
+    storm = state(attempts=attempts, nodes=paid(1), created_at=NOW - timedelta(hours=2))
+    assert standing(storm, NOW, LIMITS) == (
+        "pausing until 12:00:19 UTC: 4 attempts in a row ended soon and saved nothing",
+        "the last 5 attempts took 2 h of machine time for 600 newly saved steps, 12.0 times what they cost undisturbed",
+    )
+    assert standing(books.replace(storm, status=JobStatus.STOPPED), NOW, LIMITS) == ()
+    assert standing(state(attempts=(opened("a"),)), NOW, LIMITS) == ()
 
 
 def test_a_job_that_is_told_to_go_on_does_not_pause_for_what_was():

@@ -23,7 +23,7 @@ from gpucloud.domain.supervision.capacity import is_cooling, other_pool, refused
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_gone, is_usable
 from gpucloud.domain.supervision.quarantine import give_up_pool, note_bad, stop_buying, to_replace
 from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Readiness, Rules, Seen, Until
-from gpucloud.domain.supervision.storm import PAUSING, barren_in_a_row, pause_until, saved_steps
+from gpucloud.domain.supervision.storm import pause_line, pause_until, saved_steps
 from gpucloud.domain.supervision.upkeep import can_renew, make_room, prepare, renew, tell
 
 _WORTH = timedelta(seconds=30)
@@ -75,8 +75,7 @@ def _pause(seen: Seen, limits: Limits) -> Wait | None:
     until = pause_until(seen.state, limits)
     if until is None or seen.now >= until:
         return None
-    count = barren_in_a_row(seen.state, limits)
-    return Wait(why=f"{PAUSING} {until:%H:%M:%S} UTC: {count} attempts in a row ended soon and saved nothing")
+    return Wait(why=pause_line(seen.state, until, limits))
 
 
 def fruitless(attempts: tuple[Attempt, ...]) -> int:

@@ -46,6 +46,20 @@ def pause_until(state: JobState, limits: Limits) -> datetime | None:
     return ended + min(limits.pause * (1 << min(count - 2, 20)), limits.pause_longest)
 
 
+def standing(state: JobState, now: datetime, limits: Limits) -> tuple[str, ...]:
+    """Return how a job that goes on stands with its interruptions: the pause that it makes, what saved steps cost."""
+    until = None if state.status.ended or state.attempt is not None else pause_until(state, limits)
+    paused = (pause_line(state, until, limits),) if until is not None and now < until else ()
+    cost = None if state.status.ended else saved_steps(state, now, limits)
+    return (*paused, *((str(cost),) if cost is not None else ()))
+
+
+def pause_line(state: JobState, until: datetime, limits: Limits) -> str:
+    """Return the words of a pause."""
+    count = barren_in_a_row(state, limits)
+    return f"{PAUSING} {until:%H:%M:%S} UTC: {count} attempts in a row ended soon and saved nothing"
+
+
 def barren_in_a_row(state: JobState, limits: Limits) -> int:
     """Return how many of the newest attempts ended soon after they began without a newly saved step."""
     count, best = 0, 0
