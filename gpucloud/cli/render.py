@@ -115,13 +115,12 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "nodes": [_node_json(node) for node in report.nodes],
         "passed_over": [_cooldown_json(cooldown) for cooldown in report.cooldowns],
         "quarantined": [_quarantine_json(one) for one in report.quarantined],
-        "storm": list(report.storm),
     }
 
 
 def standing_json(report: JobReport) -> dict[str, Any]:
-    """Return a job's report as `status` and `watch` give it: with what its nodes said when they were asked."""
-    return {**report_json(report), "use": use_json(report)}
+    """Return a job's report as `status` and `watch` give it: with how it stands now, and what its nodes said."""
+    return {**report_json(report), "storm": list(report.storm), "use": use_json(report)}
 
 
 def spend_json(spend: Spend) -> dict[str, str | None]:
