@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 from pathlib import Path
@@ -116,4 +117,42 @@ def test_a_second_machine_that_is_taken_during_the_save_costs_no_committed_step(
     for before, after in itertools.pairwise(attempts):
         if before["saved_step"] and after["first_step"]:
             assert after["first_step"] >= before["saved_step"] + 1
+    assert weights(line) == undisturbed
+
+
+def test_a_machine_whose_agent_is_killed_gets_another_and_the_job_goes_on(line, undisturbed):
+    train = line.start("train", line.job(steps=60, step_s=0.1))
+    until(lambda: line.step() >= 12, "step 12")
+    machines = line.nodes()
+    (record,) = line.home.glob(f"**/{machines[-1]}/home/.gpucloud/agent/agent.json")
+    os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
+
+    assert train.wait(timeout=250) == 0, (line.folder / "err").read_text()
+    assert [a["reason"] for a in line.state()["attempts"]] == ["lost", "succeeded"]
+    assert sorted(life["node_id"] for life in line.state()["nodes"]) == sorted(machines)
+    assert weights(line) == undisturbed
+
+
+def test_all_machines_at_once_are_made_anew_and_the_job_goes_on_from_its_checkpoint(line, undisturbed):
+    train = line.start("train", line.job(steps=60, step_s=0.1))
+    until(lambda: line.state() and line.state()["checkpoint"], "a checkpoint")
+    for machine in line.nodes():
+        line.group.interrupt("gpucloud-small", machine, notice=False)
+
+    assert train.wait(timeout=250) == 0, (line.folder / "err").read_text()
+    attempts = line.state()["attempts"]
+    assert [a["reason"] for a in attempts] == ["lost", "succeeded"]
+    assert attempts[1]["first_step"] > 1
+    assert len(line.state()["nodes"]) == 4
+    assert weights(line) == undisturbed
+
+
+def test_a_notice_during_the_bootstrap_costs_that_machine_only(line, undisturbed):
+    train = line.start("train", line.job(steps=60, step_s=0.02))
+    taken = until(lambda: line.nodes(), "a machine")[0]
+    line.group.interrupt("gpucloud-small", taken, notice=True)
+
+    assert train.wait(timeout=250) == 0, (line.folder / "err").read_text()
+    assert line.state()["attempts"][-1]["reason"] == "succeeded"
+    assert taken not in [member["node_id"] for member in line.state()["attempts"][-1]["members"]]
     assert weights(line) == undisturbed
