@@ -149,7 +149,7 @@ def test_all_machines_at_once_are_made_anew_and_the_job_goes_on_from_its_checkpo
 
 def test_a_notice_during_the_bootstrap_costs_that_machine_only(line, undisturbed):
     train = line.start("train", line.job(steps=60, step_s=0.02))
-    taken = until(lambda: line.nodes(), "a machine")[0]
+    taken = until(line.nodes, "a machine")[0]
     line.group.interrupt("gpucloud-small", taken, notice=True)
 
     assert train.wait(timeout=250) == 0, (line.folder / "err").read_text()
