@@ -13,7 +13,7 @@ from tests.commandline import CommandLine, command_line, until, weights
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.sight import BELIEVED_S, Case, wrong
 
-_CASES = {Form.SHORT: 200, Form.LONG: 5000}
+_CASES = {Form.SHORT: 200, Form.LONG: 2000}
 _RUNS = 5
 
 
