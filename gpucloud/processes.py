@@ -71,6 +71,13 @@ def marked(name: str, value: str) -> tuple[int, ...]:
     return tuple(p.pid for p in listing() if p.pid in bearing and p.pid != os.getpid())
 
 
+def has_variable(pid: int, prefix: str) -> bool:
+    """Whether the process was started with a variable whose `NAME=` is `prefix`."""
+    if not _LINUX:
+        return any(f" {prefix}" in row for row in _ps("-Eww", "-p", str(pid), "-o", "command="))
+    return any(entry.startswith(os.fsencode(prefix)) for entry in _environment(str(pid)))
+
+
 def kill_below(
     pid: int, *, mark: tuple[str, str] | None = None, limit_s: float = 5.0, spare: frozenset[int] = frozenset()
 ) -> bool:

@@ -55,6 +55,15 @@ def _parser() -> argparse.ArgumentParser:
     command("gate", _gate, "check this machine's GPUs")
     command("gang", _gang, "exchange with the other machines of a job")
     command("metrics", _metrics, "write this node's figures as Prometheus reads them")
+    knock = command("knock", _knock, "say whether SSH answers at another machine: alive or dead")
+    knock.add_argument("address")
+    knock.add_argument("port", type=int)
+    knock.add_argument("--limit", type=float, default=2.0, metavar="SECONDS", help="how long to wait for its word")
+    _add_mpi(command)
+    return parser
+
+
+def _add_mpi(command: Callable[[str, Do, str], argparse.ArgumentParser]) -> None:
     mpi = command("mpi", _mpi, "take this node's part in an attempt under mpirun")
     for name in ("rank", "nodes", "slots", "port"):
         mpi.add_argument(f"--{name}", type=int, required=True)
@@ -63,7 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     rexec.add_argument("host")
     for started in (mpi, rexec):
         started.add_argument("words", nargs=argparse.REMAINDER)
-    return parser
 
 
 def _facts(root: Path, _: argparse.Namespace) -> int:
@@ -179,6 +187,12 @@ def _metrics(root: Path, _: argparse.Namespace) -> int:
         sys.stderr.write(f"the agent of {root} serves no metrics: {error}\n")
         return 1
     return 0
+
+
+def _knock(_root: Path, options: argparse.Namespace) -> int:
+    from gpucloud.agent.knocking import knock
+
+    return _say(knock(options.address, options.port, limit_s=options.limit).value)
 
 
 def _mpi(_root: Path, options: argparse.Namespace) -> int:

@@ -43,6 +43,13 @@ class AttemptFolder:
         if not path.exists():
             write_whole(path, json.dumps({"reason": reason, "at": at.isoformat()}))
 
+    def ask_to_save(self, since: datetime) -> None:
+        """Write `save.json` unless it is there for `since`: workers save at a common step and go on."""
+        path = self.path / "save.json"
+        text = json.dumps({"since": since.timestamp()})
+        if read_text(path) != text:
+            write_whole(path, text)
+
     def all_said(self, word: str, ranks: tuple[int, ...]) -> bool:
         """Whether `<word>-<rank>.json` is there for every rank; for unknown ranks, whether there is any."""
         if not ranks:

@@ -136,6 +136,7 @@ def _be_agent(root: Path, ready: int, *, package: str, own_end: OwnEnd) -> None:
     agent = Agent(
         root,
         notice=lambda: watcher.notice if watcher else None,
+        rebalance=lambda: watcher.rebalance if watcher else None,
         own_end=own_end,
         rest=wake.rest,
         station=station,

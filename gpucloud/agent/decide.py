@@ -58,6 +58,7 @@ class Seen:
     prepaid: Prepaid | None
     now: datetime
     power_off_after: timedelta = timedelta(0)
+    rebalance: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,18 @@ class Save:
     at: datetime
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveEarly:
+    """Ask the workers to save and go on: since `since` the cloud recommends to leave this machine."""
+
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Have every rank tell where it is, then end the running attempt's whole process tree."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kill:
     """End the running attempt's whole process tree."""
@@ -90,7 +103,7 @@ class Rest:
     """Nothing to do."""
 
 
-Action = Start | Save | Kill | PowerOff | Rest
+Action = Start | Save | SaveEarly | Abort | Kill | PowerOff | Rest
 
 
 def decide(seen: Seen) -> Action:
@@ -110,13 +123,15 @@ def decide(seen: Seen) -> Action:
 def _of_running(seen: Seen, running: int, wall: Wall) -> Action:
     if wall is Wall.PASSED or _is_unwanted(seen.desired, running):
         return Kill()
+    if seen.desired is not None and seen.desired.stop is Stop.ABORT:
+        return Abort()
     if seen.notice is not None:
         return Save(reason="notice", at=seen.notice.at)
     if wall is Wall.NEAR and seen.prepaid is not None:
         return Save(reason="budget", at=seen.prepaid.until)
     if seen.desired is not None and seen.desired.stop is Stop.SAVE:
         return Save(reason="stop", at=seen.now)
-    return Rest()
+    return SaveEarly(since=seen.rebalance) if seen.rebalance is not None else Rest()
 
 
 def _is_unwanted(desired: Desired | None, running: int) -> bool:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import threading
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from urllib.parse import urlsplit
 
 from gpucloud.domain.node import Notice
-from gpucloud.domain.notice import notice_from
+from gpucloud.domain.notice import notice_from, recommended_at
 
 _TOKEN_TTL_S = 21600  # the longest that IMDSv2 grants
 _ABSENT_LIMIT_S = 30.0  # a host that never had a metadata service is asked this often at last
 _INSTANCE_ACTION = "/latest/meta-data/spot/instance-action"
+_REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
+_REBALANCE_EVERY = 5  # looks at the notice: a recommendation comes minutes ahead, or not at all
 
 
 class MetadataClient:
@@ -65,10 +69,15 @@ class MetadataClient:
 
 
 class NoticeWatcher:
-    """Asks the metadata service every `period_s`; `notice` is the first one seen, and stays."""
+    """Asks the metadata service every `period_s`; `notice` and `rebalance` are the first ones seen, and stay.
+
+    `rebalance` is since when the cloud recommends to leave this machine.
+    """
 
     def __init__(self, client: MetadataClient, *, period_s: float, on_notice: Callable[[], None]) -> None:
         self.notice: Notice | None = None
+        self.rebalance: datetime | None = None
+        self._looks = 0
         self._client = client
         self._period_s = period_s
         self._on_notice = on_notice
@@ -99,6 +108,17 @@ class NoticeWatcher:
                 self.notice = notice_from(body)
                 if self.notice is not None:
                     self._on_notice()
+            self._look_for_recommendation()
+
+    def _look_for_recommendation(self) -> None:
+        self._looks += 1
+        if self.rebalance is not None or self.notice is not None or self._looks % _REBALANCE_EVERY:
+            return
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            status, body = self._client.get(_REBALANCE)
+            self.rebalance = recommended_at(body) if status == 200 else None
+            if self.rebalance is not None:
+                self._on_notice()
 
 
 def watcher_from(environ: Mapping[str, str], on_notice: Callable[[], None]) -> NoticeWatcher | None:

@@ -12,7 +12,20 @@ from pathlib import Path
 
 from gpucloud import processes
 from gpucloud.agent.attemptfolder import AttemptFolder, newest
-from gpucloud.agent.decide import Action, Kill, OwnEnd, PowerOff, Prepaid, Rest, Save, Seen, Start, decide
+from gpucloud.agent.decide import (
+    Abort,
+    Action,
+    Kill,
+    OwnEnd,
+    PowerOff,
+    Prepaid,
+    Rest,
+    Save,
+    SaveEarly,
+    Seen,
+    Start,
+    decide,
+)
 from gpucloud.agent.levels import Inbox, Outbox
 from gpucloud.agent.metrics.station import Station
 from gpucloud.agent.running import CANNOT_RUN, RunningAttempt, end_beside, sweep
@@ -32,6 +45,7 @@ class Agent:
         root: Path,
         *,
         notice: Callable[[], Notice | None],
+        rebalance: Callable[[], datetime | None] = lambda: None,
         own_end: OwnEnd,
         rest: Callable[[float], None],
         station: Station,
@@ -41,12 +55,14 @@ class Agent:
         self._inbox = Inbox(folder)
         self._outbox = Outbox(folder)
         self._notice = notice
+        self._rebalance = rebalance
         self._own_end = own_end
         self._rest = rest
         self._station = station
         self._boot_id = processes.boot_id()
         self._prepaid: Prepaid | None = None
         self._powered_off = False
+        self._saved_early: tuple[datetime, int] | None = None
         self._running: RunningAttempt | None = None
         self._newest = newest(self._attempts)
         self._attempt = self._recover()
@@ -78,6 +94,7 @@ class Agent:
                 prepaid=self._prepaid,
                 now=now,
                 power_off_after=self._own_end.after,
+                rebalance=self._rebalance(),
             )
         )
         try:
@@ -117,6 +134,11 @@ class Agent:
             case Save(reason=reason, at=at):
                 if self._running:
                     self._running.folder.ask_to_stop(reason, at)
+            case SaveEarly(since=since):
+                self._save_early(since)
+            case Abort():
+                if self._running:
+                    self._running.abort()
             case Kill():
                 if self._running:
                     self._running.kill()
@@ -133,6 +155,12 @@ class Agent:
             # No folder could be made: the attempt will not run here, and the supervisor must hear it.
             sys.stderr.write(f"attempt {launch.attempt}: {error}\n")
             self._attempt = _ended(folder, Outcome.FAILED, CANNOT_RUN)
+
+    def _save_early(self, since: datetime) -> None:
+        """One save for one recommendation: attempts that begin after it know of it."""
+        if self._running and self._saved_early in (None, (since, self._running.folder.number)):
+            self._running.folder.ask_to_save(since)
+            self._saved_early = (since, self._running.folder.number)
 
     def _end_node(self) -> None:
         if self._own_end.argv and not self._powered_off:
@@ -171,6 +199,7 @@ class Agent:
             gpus=self._station.gpus,
             ill=self._station.ill,
             host=self._station.host,
+            rebalance=self._rebalance(),
         )
         self._outbox.publish(status, now_s=time.monotonic())
 

@@ -10,11 +10,13 @@ from gpucloud import processes
 from gpucloud.agent.attemptfolder import AttemptFolder
 from gpucloud.agent.composing import MARK, compose, end_recorded
 from gpucloud.agent.outputroom import OutputRoom
+from gpucloud.agent.stacks import ask_for_stacks, told_of
 from gpucloud.agent.wholefile import write_whole
 from gpucloud.domain.agentstatus import AttemptStatus, Launch, RunState
 
 CANNOT_RUN = 127  # what a shell answers when it cannot start a command
 
+_TELLING_S = 3.0  # for ranks to write where they are; one that the kernel holds never does
 _END_LIMIT_S = 15.0  # a container engine that does not answer must not keep the agent from its other duties
 
 
@@ -28,6 +30,7 @@ class RunningAttempt:
         self._ranks = tuple(int(rank) for rank in dict(launch.env).get("GPUCLOUD_RANKS", "").split())
         self._exit_code: int | None = None
         self._killing = False
+        self._aborting_since: float | None = None
         self._ended_beside = False
         self._room = OutputRoom(folder.path)
         self._launcher = self._start(launch)
@@ -35,6 +38,14 @@ class RunningAttempt:
     def kill(self) -> None:
         """Ask for the end; `advance` brings it about."""
         self._killing = True
+
+    def abort(self) -> None:
+        """Have the ranks tell where they are, then ask for the end; call it again until `advance` says it is over."""
+        if self._aborting_since is None:
+            self._aborting_since = time.monotonic()
+            ask_for_stacks(self.folder.path)
+        elif time.monotonic() - self._aborting_since >= _TELLING_S or not told_of(self.folder.path):
+            self.kill()
 
     def advance(self, spare: frozenset[int] = frozenset()) -> AttemptStatus:
         """Look after the processes, and return how the attempt stands; those of `spare` are no part of it."""
@@ -105,12 +116,13 @@ class RunningAttempt:
         return not processes.descendants(self._launcher.pid)
 
     def _verdict(self) -> AttemptStatus:
-        failed = self._exit_code not in (0, None) and not self._killing
+        killed = self._killing or self._aborting_since is not None
+        failed = self._exit_code not in (0, None) and not killed
         output = self.folder.output()
         return AttemptStatus(
             attempt=self.folder.number,
             state=RunState.EXITED,
-            outcome=self.folder.outcome(self._ranks, self._exit_code, killed=self._killing),
+            outcome=self.folder.outcome(self._ranks, self._exit_code, killed=killed),
             exit_code=self._exit_code,
             progress=self.folder.progress(),
             failed_rank=self.folder.failed_rank() if failed else None,

@@ -268,12 +268,13 @@ def interrupt(
     node: OneNode = None,
     now: Annotated[bool, typer.Option("--now", help="Take it without notice, as `kill` does.")] = False,
     freeze_: Annotated[bool, typer.Option("--freeze", help="Stop it silently instead, as `freeze` does.")] = False,
+    rebalance: Annotated[bool, typer.Option("--rebalance", help="Only recommend to leave it.")] = False,
     as_json: Json = False,
 ) -> None:
     """Take a node of the embedded fleet, with a notice unless told otherwise."""
     from gpucloud.cli.drills import Drill, drill
 
-    what = Drill.FREEZE if freeze_ else Drill.KILL if now else Drill.INTERRUPT
+    what = Drill.REBALANCE if rebalance else Drill.FREEZE if freeze_ else Drill.KILL if now else Drill.INTERRUPT
     raise typer.Exit(drill(which, node, what, as_json=as_json))
 
 

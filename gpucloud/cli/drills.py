@@ -27,6 +27,7 @@ class Drill(Enum):
     FREEZE = "frozen"
     CUT = "cut"
     HEAL = "healed"
+    REBALANCE = "recommended to leave"
 
 
 def drill(target: str | None, node_id: str | None, what: Drill, *, as_json: bool) -> int:
@@ -57,6 +58,8 @@ def _does(nodes: LocalNodeGroup, what: Drill) -> Callable[[str, str], None]:
             return nodes.cut
         case Drill.HEAL:
             return nodes.heal
+        case Drill.REBALANCE:
+            return nodes.recommend_rebalance
 
 
 def _meant(target: str | None, node_id: str | None) -> tuple[LocalNodeGroup, str, str, str]:

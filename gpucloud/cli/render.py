@@ -119,8 +119,8 @@ def report_json(report: JobReport) -> dict[str, Any]:
 
 
 def standing_json(report: JobReport) -> dict[str, Any]:
-    """Return a job's report as `status` and `watch` give it: with what its nodes said when they were asked."""
-    return {**report_json(report), "use": use_json(report)}
+    """Return a job's report as `status` and `watch` give it: with how it stands now, and what its nodes said."""
+    return {**report_json(report), "storm": list(report.storm), "use": use_json(report)}
 
 
 def spend_json(spend: Spend) -> dict[str, str | None]:
@@ -191,6 +191,7 @@ def report_text(report: JobReport) -> str:
     parts = [head]
     if report.message:
         parts.append(report.message)
+    parts += report.storm
     if report.attempts:
         parts.append(table([("attempt", "steps", "ended", "took"), *(_attempt_row(a) for a in report.attempts)]))
     if report.interruptions:

@@ -253,8 +253,9 @@ def _bring_stored_home(cloud: Gpucloud, job: Job, name: str) -> None:
 
 
 def _with_limits(goal: Goal, job: Job, state: JobState) -> Goal:
-    """Return the goal with what the job file limits: the whole time, and time with idle GPUs."""
-    return replace(goal, deadline_at=state.created_at + job.deadline if job.deadline else None, idle=job.idle)
+    """Return the goal with what the job file limits: the whole time, idle GPUs, the cost of newly saved steps."""
+    deadline_at = state.created_at + job.deadline if job.deadline else None
+    return replace(goal, deadline_at=deadline_at, idle=job.idle, give_up=job.checkpoint.give_up)
 
 
 def _known(cloud: Gpucloud, read: Target, start: Start) -> KnownJob:

@@ -30,6 +30,7 @@ class Stop(str, Enum):
 
     NO = "no"
     SAVE = "save"  # ranks save at a common step, then leave
+    ABORT = "abort"  # every rank tells in its output where it is, then the whole process tree is killed
     KILL = "kill"  # the whole process tree, now
 
 
@@ -113,7 +114,7 @@ class Status:
     """What the agent says of its node. `beat` rises with every write; `epoch` is the highest seen.
 
     `gpus` is the newest sample of each device, `ill` why a GPU here must not be trusted any more, `host` how the
-    machine itself is used.
+    machine itself is used; `rebalance` is since when the cloud recommends to leave it.
     `desired_sha256` is of the `desired.json` that the agent goes by, empty before the first one.
     """
 
@@ -126,6 +127,7 @@ class Status:
     gpus: tuple[GpuSample, ...] = ()
     ill: str | None = None
     host: HostSample | None = None
+    rebalance: datetime | None = None
 
 
 def desired_to_json(desired: Desired) -> str:

@@ -192,11 +192,15 @@ class IdlePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPolicy:
-    """When to save: at most one of `every` and `every_steps`; neither means auto."""
+    """When to save: at most one of `every` and `every_steps`; neither means auto.
+
+    `give_up` is how many times its undisturbed cost a newly saved step may cost before the job stops; None: any.
+    """
 
     every: timedelta | None = None
     every_steps: int | None = None
     keep: int = 3
+    give_up: float | None = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

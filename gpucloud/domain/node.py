@@ -34,7 +34,7 @@ class Node:
     nodes reach; `interface` carries traffic between nodes (`GLOO_SOCKET_IFNAME`), None where the cloud does not say:
     the node's agent then finds it. `proxy` is a command whose input and output lead to SSH, empty for none. `root` is
     the agent's folder, from the login's home; `devices` are the GPUs of the machine that are the node's (indices or
-    UUIDs, as CUDA_VISIBLE_DEVICES takes them), empty for all.
+    UUIDs, as CUDA_VISIBLE_DEVICES takes them), empty for all. `impaired`: the cloud itself finds that it does not work.
     """
 
     id: str
@@ -53,6 +53,7 @@ class Node:
     detached: bool = False
     ended_at: datetime | None = None
     end_cause: EndCause | None = None
+    impaired: bool = False
 
 
 class Fault(str, Enum):

@@ -26,6 +26,18 @@ def notice_from(instance_action: str) -> Notice | None:
     return Notice(action=document["action"], at=at) if at else None
 
 
+def recommended_at(rebalance: str) -> datetime | None:
+    """Return since when a `events/recommendations/rebalance` document recommends to leave; None for an unknown one.
+
+    `{"noticeTime": "2020-10-27T08:22:00Z"}` (EC2 User Guide, "EC2 instance rebalance recommendations").
+    """
+    try:
+        document = json.loads(rebalance)
+    except (ValueError, RecursionError):
+        return None
+    return _time(document.get("noticeTime")) if isinstance(document, dict) else None
+
+
 def _time(text: object) -> datetime | None:
     if not isinstance(text, str):
         return None

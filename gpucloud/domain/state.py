@@ -104,7 +104,8 @@ class Attempt:
     """One launch on one set of nodes; `first_step` is the first step run, `last_step` the last one seen.
 
     `port` is where the ranks meet, on the node of rank 0. `condemned` is why we are ending it, written down before
-    anything is done, when, and how firmly.
+    anything is done, when, and how firmly. `saved_step` is the newest committed step that it knew of, `step_seconds`
+    the median of its steps.
     """
 
     number: int
@@ -118,6 +119,8 @@ class Attempt:
     last_step: int | None = None
     ended_at: datetime | None = None
     reason: ExitReason | None = None
+    saved_step: int | None = None
+    step_seconds: float | None = None
 
 
 class InterruptionKind(str, Enum):

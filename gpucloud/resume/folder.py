@@ -27,6 +27,13 @@ class AttemptFolder:
         """Whether this node's agent wants the ranks to save and leave."""
         return self.path is not None and (self.path / "stop.json").exists()
 
+    def save_asked(self) -> int:
+        """Return the number of the newest wish of this node's agent that the ranks save and go on; 0 without one."""
+        try:
+            return int(json.loads((self.path / "save.json").read_text())["since"]) if self.path is not None else 0
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+
     def stop_reason(self) -> str:
         """Return why, in one word; `another node` when this node was not asked."""
         try:

@@ -80,6 +80,7 @@ class Run:
         # differently, so the first step after a resume is done once in vain and taken back.
         self._in_vain = restored if rebuckets and self._ranks.world > 2 else None
         self._randomness_set = False
+        self._saved_for = 0
         self._saver = Saver(
             self._checkpoints,
             state,
@@ -145,7 +146,8 @@ class Run:
     def step(self, *, loss: Any = None) -> None:
         """Say that a step is done; `loss` (number or tensor) is for reports.
 
-        Saves when it is due. When the agent of any node asks, all ranks save this step and leave: SystemExit(75).
+        Saves when it is due, or when the agent of any node wishes it. When one asks to stop, all ranks save this step
+        and leave: SystemExit(75).
         With DDP over three or more ranks, the first step after a resume is taken back and its batch handed out again.
         Raises Fenced when another attempt has taken over.
         """
@@ -223,12 +225,14 @@ class Run:
         self._randomness_set = False
 
     def _agree(self) -> tuple[int, int, int]:
-        """Return, the same on all ranks: whether to stop, whether a save is due, this attempt's generation."""
+        """Return, the same on all ranks: whether to stop, whether to save now, this attempt's generation."""
         leads = self._ranks.rank == 0
         due = leads and self._saver.due(self._settings.cadence, self.steps_done)
         stop = self._folder.stop_asked()
-        agreed = self._ranks.highest(int(stop), int(due), self._checkpoints.generation)
-        return agreed[0], agreed[1], agreed[2]
+        wish = self._folder.save_asked()
+        agreed = self._ranks.highest(int(stop), int(due), self._checkpoints.generation, wish)
+        wished, self._saved_for = agreed[3] > self._saved_for, max(agreed[3], self._saved_for)
+        return agreed[0], int(bool(agreed[1]) or wished), agreed[2]
 
     def _save(self, generation: int) -> bool:
         level = self.level if self._loader else Level.BEST_EFFORT

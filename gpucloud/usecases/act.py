@@ -39,6 +39,7 @@ from gpucloud.domain.supervision.action import (
 from gpucloud.domain.supervision.membership import all_silent, quarantined, somebody_answers
 from gpucloud.domain.supervision.seen import Seen
 from gpucloud.ports import ClusterSpec
+from gpucloud.usecases.announced import Announced
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.failure import last_words
 from gpucloud.usecases.history import HistoryKeeper
@@ -68,11 +69,14 @@ class Actor:
     history: HistoryKeeper
     _told: set[Refusal] = field(default_factory=set)
     _silence: bool = False
+    _announced: Announced = field(default_factory=Announced)
 
     def act(self, action: Action, seen: Seen) -> None:
         """Do it. Errors of the cloud and of nodes come through as GpucloudError."""
         self._tell_of_hosts(seen)
         self._tell_of_silence(seen)
+        for news in self._announced.news(action, seen, self.world.rules.limits):
+            self.watcher.story(news)
         line = tell_story(action, seen)
         if line:
             self.watcher.story(line)

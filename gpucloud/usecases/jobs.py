@@ -5,13 +5,15 @@ from __future__ import annotations
 import getpass
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.node import GroupView
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.domain.supervision import books
+from gpucloud.domain.supervision.seen import Limits
+from gpucloud.domain.supervision.storm import standing
 from gpucloud.ports import Clock, MarketData, NodeGroup
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.jobstore import JobStore, LogPart, Request
@@ -46,7 +48,8 @@ class Asker:
         cashier = Cashier(self.jobs, self.market, self.terms)
         listed = self.group.describe(state.group) if state.group is not None else _NO_GROUP
         state, until = books.as_listed(state, listed, now)
-        return report(state, cashier.spend(state, until), cashier.charges(state, until), listed, self.supervisor())
+        told = report(state, cashier.spend(state, until), cashier.charges(state, until), listed, self.supervisor())
+        return replace(told, storm=standing(state, now, Limits()))
 
     def supervisor(self) -> str | None:
         """Return who supervises the job now, None when nobody does."""

@@ -27,6 +27,7 @@ from gpucloud.usecases.inspection import Inspector
 from gpucloud.usecases.lookout import LogReader, read_node
 from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.usage import UsageMeter
+from gpucloud.usecases.witnesses import Witnesses
 from gpucloud.usecases.world import World
 
 _ANSWER_S = 0.4  # how long one pass waits for a node; one that is late is silent at this pass
@@ -75,6 +76,7 @@ class Observer:
     pool: ThreadPoolExecutor
     history: HistoryKeeper
     usage: UsageMeter
+    witnesses: Witnesses
     _memory: dict[str, _Memory] = field(default_factory=dict)
     _since: _Since = field(default_factory=_Since)
     _short_since: datetime | None = None
@@ -103,6 +105,7 @@ class Observer:
             inspects=gate_wanted(self.world.job, state.gpu) is not None,
             inspection=self.inspector.seen(),
         )
+        seen = self.witnesses.hear(seen)
         return self._with_times(state.attempt, seen) if state.attempt is not None else seen
 
     def _list_group(self, state: JobState) -> GroupView:

@@ -32,7 +32,7 @@ class NodeStanding:
 class JobReport:
     """A job as users see it. `nodes` are those alive; `charges` are all so far; `standing` is of nodes that were asked.
 
-    Only `status` of one job and `watch` ask nodes.
+    Only `status` of one job and `watch` ask nodes. `storm` says how a job stands with interruptions that come thick.
     """
 
     job: str
@@ -52,6 +52,7 @@ class JobReport:
     cooldowns: tuple[Cooldown, ...]
     quarantined: tuple[Quarantine, ...] = ()
     standing: tuple[NodeStanding, ...] = ()
+    storm: tuple[str, ...] = ()
 
 
 def report(

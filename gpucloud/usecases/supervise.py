@@ -29,6 +29,7 @@ from gpucloud.usecases.observe import Observer
 from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.storeclock import StoreClock
 from gpucloud.usecases.usage import UsageMeter
+from gpucloud.usecases.witnesses import Witnesses
 from gpucloud.usecases.world import Watcher, World
 
 _PATIENCE = timedelta(minutes=2)
@@ -135,6 +136,7 @@ def supervisor(
         pool=readers,
         history=history,
         usage=UsageMeter(lasting=goal.idle.lasting if goal.idle else None),
+        witnesses=Witnesses(world=world, preparer=preparer, pool=readers),
     )
     actor = Actor(
         world=world,

@@ -27,11 +27,17 @@ _KINDS = {
 }
 
 
+def _limits() -> Limits:
+    """Return limits for processes next door; GPUCLOUD_HANG_S scales a hang's for rehearsals, as notices are scaled."""
+    hang = timedelta(seconds=float(os.environ.get("GPUCLOUD_HANG_S", "60")))
+    return Limits(save=timedelta(seconds=60), hang_at_least=hang, alone=timedelta(seconds=60))
+
+
 class LocalCloud:
     """Machines that are processes here."""
 
     manners = Manners(
-        rules=Rules(wall=Wall(), limits=Limits(save=timedelta(seconds=60))),
+        rules=Rules(wall=Wall(), limits=_limits()),
         terms=Terms(),
         period_s=0.1,
         node_python=sys.executable,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import sys
 import time
@@ -266,6 +267,81 @@ def test_a_notice_is_in_the_status_and_in_stop_json_within_a_second(node):
         stop = json.loads((node.folder(1) / "stop.json").read_text())
         assert stop == {"reason": "notice", "at": "2026-11-20T12:02:00+00:00"}
         node.sigkill()
+
+
+def test_a_recommendation_to_leave_is_in_the_status_and_asks_for_one_early_save_in_one_attempt(node):
+    with MetadataService() as service:
+        node.env.pop("AWS_EC2_METADATA_DISABLED")
+        node.env |= {"AWS_EC2_METADATA_SERVICE_ENDPOINT": service.endpoint, "GPUCLOUD_NOTICE_POLL_S": "0.05"}
+        service.rebalance = '{"noticeTime": "2026-11-20T12:00:00Z"}'
+        node.start()
+        node.want(node.launch(1, "/bin/sh", "-c", "exec sleep 600"))
+        status = node.wait_for(lambda s: s.rebalance is not None, "the recommendation")
+        assert (status.rebalance, status.notice) == (datetime(2026, 11, 20, 12, tzinfo=timezone.utc), None)
+        wait_until((node.folder(1) / "save.json").exists, "save.json")
+        assert json.loads((node.folder(1) / "save.json").read_text()) == {"since": 1795176000.0}
+        assert not (node.folder(1) / "stop.json").exists()
+        node.want(node.launch(2, "/bin/sh", "-c", "exec sleep 600"))
+        status = node.wait_running(2)
+        assert node.wait_for(lambda s: s.beat > status.beat + 1, "heartbeats").rebalance is not None
+        assert not (node.folder(2) / "save.json").exists()
+        node.sigkill()
+
+
+STUCK = """
+import subprocess, sys, threading, time
+if sys.argv[1:] == ["launcher"]:
+    # As torchrun does: each rank's output is a file of its own, and the launcher itself is no rank.
+    worker = 'exec "$@" >>"$GPUCLOUD_ATTEMPT_DIR/rank-$RANK.log" 2>&1'
+    import os
+    ranks = [
+        subprocess.Popen(["/bin/sh", "-c", worker, "sh", sys.executable, "-u", __file__], env={**os.environ, "RANK": r})
+        for r in "01"
+    ]
+    sys.exit(max(rank.wait() for rank in ranks))
+def waits_in_a_thread():
+    time.sleep(600)
+threading.Thread(target=waits_in_a_thread, daemon=True).start()
+def waits_for_a_peer():
+    print("in it", flush=True)
+    time.sleep(600)
+waits_for_a_peer()
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_ranks_that_hang_tell_where_every_thread_is_and_are_killed_a_stopped_one_too(node, tmp_path, stopped):
+    node.start()
+    script = tmp_path / "stuck.py"
+    script.write_text(STUCK)
+    launch = node.launch(1, sys.executable, str(script), "launcher", PYTHONFAULTHANDLER="1")
+    node.want(launch)
+    node.wait_running(1)
+    logs = [node.folder(1) / f"rank-{rank}.log" for rank in (0, 1)]
+    wait_until(lambda: all(log.exists() and "in it" in log.read_text() for log in logs), "both ranks")
+    if stopped:
+        for pid in processes.marked("RANK", "1"):
+            if pid in node.alive(1):
+                os.kill(pid, signal.SIGSTOP)
+    node.want(launch, stop=Stop.ABORT)
+    assert node.wait_exited(1).attempt.outcome is Outcome.KILLED
+    for log in logs:
+        assert "in waits_for_a_peer" in log.read_text()
+        assert "in waits_in_a_thread" in log.read_text()
+    assert node.alive(1) == ()
+    assert not list(tmp_path.rglob("core*"))
+
+
+def test_a_rank_that_takes_no_signal_is_killed_all_the_same(node):
+    node.start()
+    code = "import signal, time; signal.signal(signal.SIGABRT, signal.SIG_IGN); print('deaf'); time.sleep(600)"
+    launch = node.python(1, code, RANK="0")
+    node.want(launch)
+    node.wait_running(1)
+    wait_until(lambda: "deaf" in (node.folder(1) / "launcher.log").read_text(), "the script")
+    node.want(launch, stop=Stop.ABORT)
+    assert node.wait_exited(1).attempt.outcome is Outcome.KILLED
+    assert node.alive(1) == ()
 
 
 def test_paid_time_that_ends_saves_first_then_kills_then_powers_off(node):

@@ -75,6 +75,27 @@ def test_a_run_continues_where_the_newest_commit_is(job):
     assert first[:6] + train(run, model, optimizer) == whole
 
 
+def test_a_wish_for_an_early_save_is_granted_once_at_the_next_step_and_training_goes_on(job, monkeypatch):
+    monkeypatch.setenv("GPUCLOUD_CHECKPOINT_EVERY", "steps:1000")
+    run, model, optimizer = begin(total_steps=9)
+    wish = job / "attempt" / "save.json"
+    seen = []
+    for (batch,) in run.loader(DATA, global_batch=4):
+        if run.steps_done in (3, 5):
+            wish.write_text('{"since": 1795176000.25}')
+        if run.steps_done == 6:
+            wish.write_text("torn")
+        model(batch).square().sum().backward()
+        optimizer.step()
+        run.step()
+        seen.append(run.committed_step)
+        if run.steps_done == 9:
+            break
+    run.done()
+    assert committed(job) == [4, 9]
+    assert seen[-1] >= 4
+
+
 def test_progress_tells_the_steps_the_phase_and_what_counts(job):
     run, model, optimizer = begin(total_steps=5)
     assert report(job)["phase"] == "start"

@@ -1,4 +1,4 @@
-"""An IMDSv2 that a test commands: tokens as EC2 checks them, a notice when it is told."""
+"""An IMDSv2 that a test commands: tokens as EC2 checks them, a notice and a recommendation when told."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class MetadataService:
-    """Listens on loopback while the `with` lasts; `action` is the body of `spot/instance-action`, None for 404."""
+    """Listens on loopback while the `with` lasts; the two are bodies, None for 404."""
 
     def __init__(self):
         self.action: str | None = None
+        self.rebalance: str | None = None
         self.tokens: set[str] = set()
         self.requests: list[str] = []
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -48,6 +49,8 @@ class MetadataService:
                     self._answer(401, "")
                 elif self.path == "/latest/meta-data/spot/instance-action" and service.action:
                     self._answer(200, service.action)
+                elif self.path == "/latest/meta-data/events/recommendations/rebalance" and service.rebalance:
+                    self._answer(200, service.rebalance)
                 else:
                     self._answer(404, "")
 

@@ -90,6 +90,7 @@ def test_a_script_finds_its_node_its_store_and_its_package_in_the_environment():
         "OMP_NUM_THREADS": "1",
         "PET_SHUTDOWN_TIMEOUT": "5",
         "PYTHONPATH": "/home/u2/.gpucloud/lib/g.zip:src",
+        "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",
     }
     assert "hf_x" not in str(second.argv)

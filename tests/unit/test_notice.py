@@ -7,9 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpucloud.domain.node import Notice
-from gpucloud.domain.notice import notice_from
+from gpucloud.domain.notice import notice_from, recommended_at
 
 AT = datetime(2017, 9, 18, 8, 22, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("document", "at"),
+    [
+        ('{"noticeTime": "2017-09-18T08:22:00Z"}', AT),
+        ('{"noticeTime": "soon"}', None),
+        ('{"time": "2017-09-18T08:22:00Z"}', None),
+        ("404 - Not Found", None),
+        ("[]", None),
+        ("[" * 100_000, None),
+    ],
+)
+def test_a_recommendation_to_leave_is_read_from_ec2s_document_and_from_no_other(document, at):
+    assert recommended_at(document) == at
 
 
 @pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])

@@ -45,6 +45,7 @@ from gpucloud.domain.supervision.between import fruitless
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Inspection, Readiness, Rules, Until
 from gpucloud.domain.use import DeviceUse, GpuUse
+from gpucloud.domain.witness import Word
 from tests.unit.worlds import (
     LATER,
     NOW,
@@ -258,9 +259,9 @@ def test_an_attempt_with_a_lost_machine_is_lost_even_when_the_survivors_script_f
     assert decide(GOAL, world, RULES) == CloseAttempt(reason=ExitReason.LOST)
 
 
-def test_a_silent_machine_is_believed_lost_only_when_another_one_answers():
+def test_a_silent_machine_is_believed_lost_only_when_another_one_answers_and_a_witness_agrees():
     limit = RULES.limits.silent.total_seconds()
-    frozen = running(up("a", part(1)), up("b", part(1), silent=limit))
+    frozen = running(up("a", part(1)), up("b", part(1), silent=limit, word=Word.DEAD))
     offline = running(up("a", part(1), silent=limit), up("b", part(1), silent=limit))
 
     assert decide(GOAL, frozen, RULES) == NoteInterruptions(interruptions=(interruption("b", InterruptionKind.FROZEN),))
@@ -376,7 +377,8 @@ def test_the_message_of_an_idle_end_is_the_jobs_and_the_job_may_go_on_later():
 def test_no_step_for_long_is_a_hang_only_while_training(phase, age_s, hung):
     world = running(up("a", part(1, step=9, phase=phase, age_s=age_s)), up("b", part(1)))
 
-    wanted = EndAttempt(how=Stop.KILL, reason=ExitReason.HUNG) if hung else Wait(why="running")
+    message = "no step for 61 s (median 0.1 s); stacks are in the log"
+    wanted = EndAttempt(how=Stop.ABORT, reason=ExitReason.HUNG, message=message) if hung else Wait(why="running")
     assert decide(GOAL, world, RULES) == wanted
 
 

@@ -11,6 +11,7 @@ from gpucloud.domain.node import EndCause, Fault, GroupView, Node, NodeState, No
 from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.state import Attempt, Cooldown, JobState, Member
 from gpucloud.domain.supervision.seen import NodeSeen, Readiness, Seen
+from gpucloud.domain.witness import Word
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
 POOL = Pool(instance_type="local.p2.xlarge", zone="us-east-2a", market=Market.SPOT)
@@ -79,7 +80,9 @@ def part(number=1, outcome=None, step=None, **changes):
 
 def up(node_id, attempt=None, *, notice=False, readiness=Readiness.READY, silent=0.0, told=True, ill=None, **changes):
     """A node that is up, prepared and told, unless said otherwise."""
+    word, rebalance = changes.pop("word", Word.NOTHING), changes.pop("rebalance", None)
     status = Status(
+        rebalance=rebalance,
         beat=1,
         epoch=1,
         boot_id="b",
@@ -95,6 +98,8 @@ def up(node_id, attempt=None, *, notice=False, readiness=Readiness.READY, silent
         status=status if readiness is Readiness.READY else None,
         silent_for=timedelta(seconds=silent),
         told=told,
+        word=word,
+        witness="c" if word is not Word.NOTHING else "",
     )
 
 

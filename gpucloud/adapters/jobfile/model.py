@@ -164,6 +164,10 @@ class CheckpointKeys(_Keys):
 
     every: kinds.Cadence = Field(default=None, description="auto, a span of time, or a number of steps.")
     keep: kinds.Keep = Field(default=_CHECKPOINT.keep, description="Newest checkpoints that are kept.")
+    give_up: kinds.Times = Field(
+        default=_CHECKPOINT.give_up,
+        description="Stop when interruptions make newly saved steps cost so many times as much as undisturbed; never.",
+    )
 
 
 class JobKeys(_Keys):

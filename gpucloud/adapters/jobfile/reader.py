@@ -160,8 +160,8 @@ def _hosts(keys: SshKeys, folder: Path) -> SshChoices:
 
 def _policy(keys: CheckpointKeys) -> CheckpointPolicy:
     if isinstance(keys.every, int):
-        return CheckpointPolicy(every_steps=keys.every, keep=keys.keep)
-    return CheckpointPolicy(every=keys.every, keep=keys.keep)
+        return CheckpointPolicy(every_steps=keys.every, keep=keys.keep, give_up=keys.give_up)
+    return CheckpointPolicy(every=keys.every, keep=keys.keep, give_up=keys.give_up)
 
 
 def _place(written: str, folder: Path) -> str:

@@ -152,6 +152,17 @@ def percent(value: object) -> int:
     return int(m[1])
 
 
+def times(value: object) -> float | None:
+    """Return the number in `20x`, from 2 to 10,000; None for `never`."""
+    written = line(value)
+    if written == "never":
+        return None
+    m = re.fullmatch(r"([0-9]{1,5}(?:\.[0-9]{1,3})?) ?x", written)
+    if m is None or not 2 <= float(m[1]) <= 10_000:
+        raise Refused(f"{quoted(written)} is not a multiple from 2x to 10000x, nor never", hint="write 20x, or never")
+    return float(m[1])
+
+
 def flag(value: object) -> bool:
     """Return true or false."""
     if not isinstance(value, bool):

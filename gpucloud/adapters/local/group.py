@@ -129,6 +129,10 @@ class LocalNodeGroup:
         else:
             self._change(group, node_id, lambda node: replace(node, ending=node.ending or EndCause.INTERRUPTED))
 
+    def recommend_rebalance(self, group: str, node_id: str) -> None:
+        """Tell the node that its risk has risen; it may never be taken."""
+        self._change(group, node_id, lambda node: replace(node, rebalance_at=node.rebalance_at or _now()))
+
     def freeze(self, group: str, node_id: str) -> None:
         """Stop every process of the node (SIGSTOP): it stays listed as running and answers nothing."""
         self._change(group, node_id, lambda node: replace(node, frozen=True))

@@ -194,4 +194,5 @@ class Machine:
             address=record.private or record.address,
             noticed_at=record.noticed_at,
             taken_at=record.taken_at,
+            rebalance_at=record.rebalance_at,
         )

@@ -113,6 +113,7 @@ class NodeRecord:
     private: str | None = None
     cut: bool = False
     segment: int = 0
+    rebalance_at: datetime | None = None
 
     @property
     def alive(self) -> bool:
@@ -203,6 +204,7 @@ def node_from(text: str) -> NodeRecord:
         taken_at=_time(raw["taken_at"]),
         ending=EndCause(raw["ending"]) if raw["ending"] else None,
         devices=tuple(raw.get("devices", ())),
+        rebalance_at=_time(raw.get("rebalance_at")),
         ended_at=_time(raw["ended_at"]),
         tier=Tier(raw.get("tier", Tier.B)),
     )

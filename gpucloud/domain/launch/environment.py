@@ -69,6 +69,7 @@ def _defaults(member: Member) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",  # a rank that hangs is made to tell where (agent.stacks), and one that crashes does
         **(dict.fromkeys(INTERFACE_VARIABLES, node.interface) if node.interface else {}),
         **({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}),
         # boto3 finds no region on a machine by itself.

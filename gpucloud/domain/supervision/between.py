@@ -19,10 +19,12 @@ from gpucloud.domain.supervision.action import (
     Resize,
     Wait,
 )
+from gpucloud.domain.supervision.belief import is_out_of_reach
 from gpucloud.domain.supervision.capacity import is_cooling, other_pool, refused_lately
-from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_gone, is_usable, somebody_answers
+from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_gone, is_usable
 from gpucloud.domain.supervision.quarantine import give_up_pool, note_bad, stop_buying, to_replace
 from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Readiness, Rules, Seen, Until
+from gpucloud.domain.supervision.storm import pause_line, pause_until, saved_steps
 from gpucloud.domain.supervision.upkeep import can_renew, make_room, prepare, renew, tell
 
 _WORTH = timedelta(seconds=30)
@@ -32,7 +34,7 @@ TIME_IS_OVER = "unattended time is over; `gpucloud train {job}` goes on"
 def between(goal: Goal, seen: Seen, rules: Rules) -> Action:
     """Return the next thing to do when no attempt is open."""
     return (
-        _finish(seen, rules.limits)
+        _finish(goal, seen, rules.limits)
         or note_bad(seen)
         or _capacity(goal, seen, rules)
         or prepare(seen, rules.limits)
@@ -48,7 +50,7 @@ def _waits_for(seen: Seen, limits: Limits) -> str:
     return "machines" if not seen.group.alive else "bootstrap"
 
 
-def _finish(seen: Seen, limits: Limits) -> Finish | None:
+def _finish(goal: Goal, seen: Seen, limits: Limits) -> Finish | None:
     if seen.wanted_end is not None:
         return Finish(reason=seen.wanted_end)
     if seen.failed_bootstraps >= limits.bootstrap_tries:
@@ -59,7 +61,23 @@ def _finish(seen: Seen, limits: Limits) -> Finish | None:
         return Finish(reason=ExitReason.LOST, message=f"{count} attempts in a row made no new step")
     if seen.payable_until is None:
         return Finish(reason=ExitReason.BUDGET, message="the budget cannot pay for another start and its save")
-    return stop_buying(seen, limits)
+    return stop_buying(seen, limits) or _give_up(goal, seen, limits)
+
+
+def _give_up(goal: Goal, seen: Seen, limits: Limits) -> Finish | None:
+    cost = saved_steps(seen.state, seen.now, limits)
+    if goal.give_up is None or cost is None or cost.times <= goal.give_up:
+        return None
+    message = f"{cost} (checkpoint: give_up: {goal.give_up:g}x)"
+    return Finish(reason=ExitReason.INTERRUPTED, message=message)
+
+
+def _pause(seen: Seen, limits: Limits) -> Wait | None:
+    """Between attempts that end soon and save nothing; without machines it costs nothing."""
+    until = pause_until(seen.state, limits)
+    if until is None or seen.now >= until:
+        return None
+    return Wait(why=pause_line(seen.state, until, limits))
 
 
 def fruitless(attempts: tuple[Attempt, ...]) -> int:
@@ -85,7 +103,8 @@ def _capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
         return Arm(until=payable)
     if group.size != goal.nodes:
         refused = refused_lately(seen, rules.limits)
-        return Wait(why="the cloud has no more machines now") if refused else Resize(size=goal.nodes)
+        wait = Wait(why="the cloud has no more machines now") if refused else _pause(seen, rules.limits)
+        return wait or Resize(size=goal.nodes)
     return _machines(goal, seen, rules.limits)
 
 
@@ -132,7 +151,7 @@ def _gains(seen: Seen, until: datetime) -> bool:
 
 
 def _is_unfit(node: NodeSeen, seen: Seen, limits: Limits) -> bool:
-    silent = node.silent_for >= limits.silent and node.readiness is Readiness.READY and somebody_answers(seen)
+    silent = node.readiness is Readiness.READY and is_out_of_reach(node, seen, limits)
     mute = node.node.host_key is None and seen.now - node.node.launched_at >= limits.boot
     broken = node.readiness is Readiness.FAILED or silent or mute
     return not is_gone(node) and not node.node.detached and broken
@@ -149,6 +168,9 @@ def _start(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
         return None
     if goal.until is Until.READY:
         return Done()
+    paused = _pause(seen, limits)
+    if paused is not None:
+        return paused
     opening = OpenAttempt(number=len(seen.state.attempts) + 1, node_ids=_ranked(ready, seen)[: goal.nodes])
     return _inspect(opening, seen) or opening
 

@@ -158,6 +158,8 @@ def _with_steps(seen: Seen) -> JobState:
         attempt,
         first_step=progress.first_step,
         last_step=max(progress.step, attempt.last_step or 0) if stepped else attempt.last_step,
+        saved_step=max(progress.committed_step or 0, attempt.saved_step or 0) or None,
+        step_seconds=progress.step_seconds if progress.step_seconds is not None else attempt.step_seconds,
     )
     running = replace(_with_attempt(state, attempt), status=JobStatus.RUNNING)
     return replace(running, interruptions=_resumed(running, attempt, seen.now)) if stepped else running

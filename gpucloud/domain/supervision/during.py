@@ -16,6 +16,8 @@ from gpucloud.domain.supervision.action import (
     Replace,
     Wait,
 )
+from gpucloud.domain.supervision.belief import believed_dead, is_doubtful
+from gpucloud.domain.supervision.hang import hung
 from gpucloud.domain.supervision.membership import (
     NOBODY_ANSWERS,
     all_silent,
@@ -25,7 +27,6 @@ from gpucloud.domain.supervision.membership import (
     part_of,
     progress_of,
     quarantined,
-    somebody_answers,
 )
 from gpucloud.domain.supervision.quarantine import in_a_row, note_bad, to_replace
 from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Rules, Seen
@@ -83,7 +84,7 @@ def _taken(attempt: Attempt, node: NodeSeen | None, seen: Seen, limits: Limits) 
         # What ended by our own choice or by the shut-off was not taken by the cloud.
         ours = node.node.end_cause in (EndCause.SCHEDULE, EndCause.CHOICE)
         return None if ours else InterruptionKind.LOST
-    frozen = node.silent_for >= limits.silent and not is_over(attempt, node) and somebody_answers(seen)
+    frozen = not is_over(attempt, node) and believed_dead(node, seen, limits)
     return InterruptionKind.FROZEN if frozen else None
 
 
@@ -98,12 +99,12 @@ def _close(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, r
 def _is_settled(members: tuple[NodeSeen | None, ...], seen: Seen, limits: Limits) -> bool:
     """Whether a failure is the script's own: no machine that went has shown by now, and none is about to.
 
-    Where no cloud lists what has died (own hosts), a member's silence is the only sign of it.
+    Where no cloud lists what has died (own hosts), a member's silence is the only sign of it: time for the witness.
     """
     if seen.failed_for is None or seen.failed_for < limits.settle:
         return False
-    doubtful = any(node is not None and not is_gone(node) and node.silent_for > timedelta(0) for node in members)
-    return not doubtful or seen.failed_for >= limits.settle + limits.silent
+    doubtful = any(is_doubtful(node) for node in members)
+    return not doubtful or seen.failed_for >= limits.settle + 2 * limits.silent
 
 
 def _reason(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen) -> ExitReason:
@@ -130,7 +131,7 @@ def _reason_of_interruptions(attempt: Attempt, seen: Seen) -> ExitReason | None:
     return ExitReason.INTERRUPTED if kinds == {InterruptionKind.NOTICE} else ExitReason.LOST
 
 
-_FIRMNESS = {Stop.NO: 0, Stop.SAVE: 1, Stop.KILL: 2}
+_FIRMNESS = {Stop.NO: 0, Stop.SAVE: 1, Stop.ABORT: 2, Stop.KILL: 3}
 
 
 def _order(
@@ -181,12 +182,12 @@ def _replace_bad(attempt: Attempt, seen: Seen, limits: Limits) -> Replace | None
 
 
 def _order_for_the_hung(attempt: Attempt, seen: Seen, limits: Limits) -> EndAttempt | None:
-    """Armed after the first steps and only while training: saving and evaluating take their own time."""
-    progress = progress_of(attempt, seen)
-    if progress is None or progress.phase != "train" or progress.step_seconds is None:
-        return None
-    limit = max(limits.hang_at_least.total_seconds(), limits.hang_steps * progress.step_seconds)
-    return EndAttempt(how=Stop.KILL, reason=ExitReason.HUNG) if progress.age_s > limit else None
+    """The ranks tell where they are before they are killed; an agent that does not see to that is told to kill."""
+    if attempt.condemned is ExitReason.HUNG and attempt.condemned_at is not None:
+        late = seen.now - attempt.condemned_at >= limits.stacks
+        return EndAttempt(how=Stop.KILL, reason=ExitReason.HUNG) if late else None
+    why = hung(attempt, seen, limits)
+    return EndAttempt(how=Stop.ABORT, reason=ExitReason.HUNG, message=why) if why is not None else None
 
 
 def _order_for_the_user(attempt: Attempt, seen: Seen, limits: Limits) -> EndAttempt | None:

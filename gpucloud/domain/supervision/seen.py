@@ -7,12 +7,13 @@ from datetime import datetime, timedelta
 from enum import Enum
 
 from gpucloud.domain.agentstatus import Status
-from gpucloud.domain.job import IdlePolicy
+from gpucloud.domain.job import CheckpointPolicy, IdlePolicy
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state import CheckpointRef, ExitReason, JobState
 from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.use import GpuUse
+from gpucloud.domain.witness import Word
 
 
 class Until(str, Enum):
@@ -38,6 +39,7 @@ class Goal:
 
     `began_at` is when that supervisor began. `self_driving`: it runs on a machine of the job, which may buy no time.
     `within_rights`: its cloud lets that machine neither move the shut-off nor give a machine up before it is taken.
+    `give_up` is how many times its undisturbed cost a newly saved step may cost, None for whatever it costs.
     """
 
     nodes: int
@@ -49,6 +51,7 @@ class Goal:
     began_at: datetime | None = None
     self_driving: bool = False
     within_rights: bool = False
+    give_up: float | None = CheckpointPolicy().give_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +60,19 @@ class Limits:
 
     `gang`: for the rest of the machines, while some are there already. `patience`: for any machine at all.
     `boot`: for a machine's host key. `quarantines`: bad nodes in a row, after which it is the pool that is bad;
-    `bad_pools`: bad pools in a row, after which it is none of the machines.
+    `bad_pools`: bad pools in a row, after which it is none of the machines. `alone`: for a silent machine of which
+    nobody can tell, because there is no other that answers, or it cannot say. `hang_at_least`, `hang_steps`: without
+    a step, `hang_steps` in median steps; doubled with every hang in a row. `stacks`: for ranks to tell where they are.
+    `soon`: an attempt that ends so soon and saved nothing new is followed by a pause, `pause` at first, doubled each
+    time up to `pause_longest`. `storm_attempts`, `storm_paid`: attempts and machine time from which on the cost of a
+    newly saved step is judged.
     """
 
     silent: timedelta = timedelta(seconds=3)
     settle: timedelta = timedelta(seconds=1)
     save: timedelta = timedelta(seconds=60)
     hang_at_least: timedelta = timedelta(seconds=60)
-    hang_steps: float = 20.0
+    hang_steps: float = 5.0
     fruitless_attempts: int = 5
     bootstrap_tries: int = 2
     boot: timedelta = timedelta(minutes=10)
@@ -76,6 +84,13 @@ class Limits:
     patience: timedelta = timedelta(hours=1)
     quarantines: int = 3
     bad_pools: int = 2
+    alone: timedelta = timedelta(minutes=10)
+    stacks: timedelta = timedelta(seconds=10)
+    soon: timedelta = timedelta(minutes=2)
+    pause: timedelta = timedelta(seconds=5)
+    pause_longest: timedelta = timedelta(minutes=5)
+    storm_attempts: int = 5
+    storm_paid: timedelta = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +106,8 @@ class NodeSeen:
     """One node as the cloud lists it and as it answers.
 
     `silent_for` is zero when it answered at this tick; `told` is whether its agent has read what we want of it;
-    `refused` is why the gate refused it.
+    `refused` is why the gate refused it. `word` is what a second witness says of it while it is silent, and
+    `witness` who that is.
     """
 
     node: Node
@@ -101,6 +117,8 @@ class NodeSeen:
     silent_for: timedelta = timedelta(0)
     told: bool = False
     refused: str | None = None
+    word: Word = Word.NOTHING
+    witness: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,11 @@ class Listing:
         return frozenset(m["InstanceId"] for m in self.members if not m["LifecycleState"].startswith(_LEAVING))
 
     @property
+    def impaired(self) -> frozenset[str]:
+        """The instances whose status checks fail (EC2 Auto Scaling user guide, "Health checks")."""
+        return frozenset(m["InstanceId"] for m in self.members if m.get("HealthStatus") == "Unhealthy")
+
+    @property
     def subnets(self) -> dict[str, str]:
         """Zone → subnet, from the tag that Terraform put on the group."""
         tags = {tag["Key"]: tag["Value"] for tag in self.group.get("Tags", ())} if self.group else {}

@@ -114,7 +114,8 @@ class Recollection:
         for instance in listing.instances:
             node = node_of(instance, self.reach, self.shut_off, now)
             detached = node.id in self._detached or (is_tagged_detached(instance) and node.id not in counted)
-            self._keep(replace(node, detached=detached, host_key=self.host_keys.get(node.id)), now)
+            key, impaired = self.host_keys.get(node.id), node.id in listing.impaired
+            self._keep(replace(node, detached=detached, host_key=key, impaired=impaired), now)
         if listing.pool is not None and counted - self._nodes.keys():
             self.started(sorted(counted - self._nodes.keys()), listing.pool, now)
         self._miss({i["InstanceId"] for i in listing.instances}, now)

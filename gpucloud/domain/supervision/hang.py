@@ -1,0 +1,43 @@
+"""When an attempt hangs: its machines answer, and no step is made."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from gpucloud.domain.state import Attempt, ExitReason
+from gpucloud.domain.supervision.membership import progress_of
+from gpucloud.domain.supervision.seen import Limits, Seen
+
+
+def hung(attempt: Attempt, seen: Seen, limits: Limits) -> str | None:
+    """Return how the attempt hangs, in one line; None when it does not, or has no source of steps.
+
+    Armed after the first step and only while training: saving and evaluating take their own time.
+    """
+    progress = progress_of(attempt, seen)
+    if progress is None or progress.phase != "train" or progress.step_seconds is None:
+        return None
+    if progress.age_s <= hang_limit(progress.step_seconds, seen.state.attempts, limits).total_seconds():
+        return None
+    median = f"{progress.step_seconds:.2g} s"
+    return f"no step for {progress.age_s:.0f} s (median {median}); stacks are in the log"
+
+
+def hang_limit(step_seconds: float, attempts: tuple[Attempt, ...], limits: Limits) -> timedelta:
+    """Return how long a step may take: `hang_steps` times the median, at least `hang_at_least`.
+
+    Doubled for each attempt in a row that hung: where it is no hang but a long evaluation that the script does not
+    report, the job comes through.
+    """
+    once = max(limits.hang_at_least, timedelta(seconds=limits.hang_steps * step_seconds))
+    return once * (1 << min(10, hangs_in_a_row(attempts)))
+
+
+def hangs_in_a_row(attempts: tuple[Attempt, ...]) -> int:
+    """Return how many of the newest attempts that are over hung, one after the other."""
+    count = 0
+    for attempt in reversed([a for a in attempts if a.reason is not None]):
+        if attempt.reason is not ExitReason.HUNG:
+            break
+        count += 1
+    return count

@@ -1,0 +1,77 @@
+"""When an attempt hangs, and what is done then."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from gpucloud.domain.agentstatus import Outcome, Stop
+from gpucloud.domain.state import ExitReason
+from gpucloud.domain.supervision import books
+from gpucloud.domain.supervision.action import CloseAttempt, EndAttempt, Wait
+from gpucloud.domain.supervision.hang import hang_limit
+from gpucloud.domain.supervision.reconcile import decide
+from gpucloud.domain.supervision.seen import Goal, Limits, Rules
+from tests.unit.worlds import NOW, opened, part, seen, state, up
+
+GOAL, RULES = Goal(nodes=1), Rules()
+
+
+def during(attempt, **progress):
+    return seen(up("a", part(attempt.number, step=9, **progress)), group_size=1, state=state(attempts=(attempt,)))
+
+
+def over(reason, number=1):
+    return opened("a", number=number, reason=reason, ended_at=NOW)
+
+
+@pytest.mark.parametrize(
+    ("median", "reasons", "limit"),
+    [
+        (0.4, [], 60),
+        (12.0, [], 60),
+        (12.2, [], 61),
+        (600.0, [], 3000),
+        (0.4, [ExitReason.HUNG], 120),
+        (0.4, [ExitReason.HUNG, ExitReason.HUNG], 240),
+        (0.4, [ExitReason.HUNG, ExitReason.INTERRUPTED], 60),
+        (0.4, [ExitReason.HUNG] * 40, 60 * 1024),
+    ],
+)
+def test_a_step_may_take_five_medians_a_minute_at_least_and_twice_as_long_after_each_hang(median, reasons, limit):
+    attempts = tuple(over(reason, number) for number, reason in enumerate(reasons, 1))
+    assert hang_limit(median, (*attempts, opened("a", number=99)), Limits()) == timedelta(seconds=limit)
+
+
+def test_the_first_step_may_take_as_long_as_it_likes_and_so_may_a_script_that_tells_of_no_steps():
+    assert decide(GOAL, during(opened("a"), step_seconds=None, age_s=9999.0), RULES) == Wait(why="running")
+    silent = seen(up("a", part(1)), group_size=1, state=state(attempts=(opened("a"),)))
+    assert decide(GOAL, silent, RULES) == Wait(why="running")
+
+
+def test_a_hang_is_told_with_its_figures_and_the_ranks_say_where_they_are_before_they_are_killed():
+    action = decide(GOAL, during(opened("a"), step_seconds=0.4, age_s=63.2), RULES)
+    assert action == EndAttempt(
+        how=Stop.ABORT, reason=ExitReason.HUNG, message="no step for 63 s (median 0.4 s); stacks are in the log"
+    )
+    ordered = books.order_end(state(attempts=(opened("a"),)), action, NOW).attempts[-1]
+    assert (ordered.condemned, ordered.ordered) == (ExitReason.HUNG, Stop.ABORT)
+
+
+@pytest.mark.parametrize(("ago", "wanted"), [(9.9, Wait), (10.0, EndAttempt)])
+def test_an_agent_that_does_not_see_to_it_is_told_to_kill(ago, wanted):
+    condemned = {"condemned": ExitReason.HUNG, "condemned_at": NOW - timedelta(seconds=ago), "ordered": Stop.ABORT}
+    action = decide(GOAL, during(opened("a", **condemned), step_seconds=0.4, age_s=70.0), RULES)
+    assert isinstance(action, wanted)
+    if isinstance(action, EndAttempt):
+        assert (action.how, action.reason) == (Stop.KILL, ExitReason.HUNG)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.KILLED, Outcome.FAILED])
+def test_an_attempt_that_hung_is_followed_by_another_however_its_ranks_ended(outcome):
+    attempt = opened("a", condemned=ExitReason.HUNG, condemned_at=NOW, ordered=Stop.ABORT)
+    world = seen(up("a", part(1, outcome)), group_size=1, state=state(attempts=(attempt,)))
+    action = decide(GOAL, world, RULES)
+    assert action == CloseAttempt(reason=ExitReason.HUNG)
+    assert books.close_attempt(world.state, action, NOW).status.value == "waiting"
