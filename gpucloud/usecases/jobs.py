@@ -5,12 +5,14 @@ from __future__ import annotations
 import getpass
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
-from gpucloud.domain.errors import UsageError
+from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.node import GroupView
 from gpucloud.domain.state import ExitReason, JobState
+from gpucloud.domain.supervision import books
 from gpucloud.ports import Clock, MarketData, NodeGroup
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.jobstore import JobStore, LogPart, Request
@@ -45,6 +47,15 @@ class Asker:
         cashier = Cashier(self.jobs, self.market, self.terms)
         listed = self.group.describe(state.group) if state.group is not None else _NO_GROUP
         return report(state, cashier.spend(state, now), cashier.charges(state, now), listed, self.supervisor())
+
+    def state_as_listed(self) -> JobState:
+        """Return the state with machines and shut-off as the cloud lists them; where it does not answer, as stored."""
+        state = self.state()
+        with suppress(GpucloudError):
+            listed = self.group.describe(state.group) if state.group is not None else _NO_GROUP
+            until = listed.armed_until if listed.exists else None
+            return replace(state, nodes=books.with_lives(state.nodes, listed.nodes), paid_until=until)
+        return state
 
     def supervisor(self) -> str | None:
         """Return who supervises the job now, None when nobody does."""
