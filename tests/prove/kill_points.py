@@ -38,8 +38,8 @@ GOAL = Goal(
     promise="SIGKILL before or after any call of up, train and down to the outside: 0 leaked, 0 twins, 0 need a hand",
     real="the command line, supervision, lease, books and bootstrap; in the long form all of it: processes of the"
     " embedded fleet, SSH, the store on disk, Terraform",
-    simulated="short: store, cloud, SSH and agents are fakes in one process, work beside is done in line, the lease is not renewed beside, and calls"
-    " that only read are struck with the next that changes something; long: each call of the fakes, and on the"
-    " embedded fleet each kind of call that changes something, the first two times it is made",
+    simulated="short: store, cloud, SSH and agents are fakes in one process, work beside is done in line, the lease is"
+    " not renewed beside, and calls that only read are struck with the next that changes something; long: each call of"
+    " the fakes, and on the embedded fleet each kind of call that changes something, the first two times it is made",
     run=_run,
 )
