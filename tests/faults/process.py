@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import itertools
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -79,7 +80,8 @@ def _code_of_main(strikes: Strikes) -> int:
 
 @contextlib.contextmanager
 def _as_process(number: int, cloud: object) -> Iterator[None]:
-    """Each run is a process of its own to those who ask whether the last one lives."""
+    """Each run is a process of its own to those who ask whether the last one lives, its signals as at a start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where a shell began us beside itself
     with (
         mock.patch("gpucloud.cli.app.app", _COMMAND),
         mock.patch("gpucloud.domain.codec.get_type_hints", _HINTS),
@@ -90,4 +92,7 @@ def _as_process(number: int, cloud: object) -> Iterator[None]:
         mock.patch("gpucloud.processes.alive", lambda _, started: started == f"process {number}"),
         mock.patch("sys.stdin", io.StringIO()),
     ):
-        yield
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)

@@ -228,7 +228,7 @@ def test_the_shut_off_comes_closer_before_one_machine_more_is_asked_for():
 
 @pytest.mark.parametrize(("detached", "then"), [(False, Detach(node_id="b")), (True, Wait(why="bootstrap"))])
 def test_while_a_machine_is_to_come_in_place_of_another_the_shut_off_is_not_raised_for_those_of_now(detached, then):
-    """Raised for two and lowered for three in turns, it was set as fast as the cloud answered while the notice stood."""
+    """Raised for two and lowered for three in turns, it was set as fast as the cloud answered."""
     sooner = NOW + timedelta(minutes=14)
     world = seen(
         up("a"),
