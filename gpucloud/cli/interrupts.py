@@ -32,10 +32,11 @@ class Detach(Exception):
 
 
 class Interrupts:
-    """What the user's signals mean; `wanted_end` is asked at every pass."""
+    """What the user's signals mean; `wanted_end` is asked at every pass. Without `asks`, any of them leaves now."""
 
-    def __init__(self, onlooker: Onlooker) -> None:
+    def __init__(self, onlooker: Onlooker, *, asks: bool = True) -> None:
         self._onlooker = onlooker
+        self._asks = asks
         self._pressed = 0
         self._left: Leave | None = None
         self._end: ExitReason | None = None
@@ -52,10 +53,13 @@ class Interrupts:
     def press(self, number: int, frame: FrameType | None) -> None:
         """Take a signal: the first Ctrl-C on a terminal is a question, any other leaves now."""
         del frame
-        if number != signal.SIGINT or self._pressed or self._end is not None or not _can_ask():
+        if number != signal.SIGINT or self._pressed or self._end is not None or not self._can_ask():
             self._left = Leave(128 + number)
             raise self._left
         self._pressed += 1
+
+    def _can_ask(self) -> bool:
+        return self._asks and sys.stdin.isatty() and sys.stderr.isatty()
 
     def _ask(self) -> None:
         self._onlooker.pause()
@@ -70,19 +74,15 @@ class Interrupts:
 
 
 @contextmanager
-def obeyed(onlooker: Onlooker) -> Iterator[Interrupts]:
+def obeyed(onlooker: Onlooker, *, asks: bool = True) -> Iterator[Interrupts]:
     """Have signals mean what `Interrupts` says while the block runs."""
-    interrupts = Interrupts(onlooker)
+    interrupts = Interrupts(onlooker, asks=asks)
     before = {number: signal.signal(number, interrupts.press) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interrupts
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _can_ask() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def _answer() -> str:

@@ -131,15 +131,12 @@ def down(target: str | None, *, as_json: bool) -> int:
     cloud = Gpucloud()
     known = known_job(cloud, target)
     asker = cloud.asker(known)
-    state = asker.state()
-    while not (state.status.ended and state.torn_down):
-        if asker.supervisor() is None:
-            _end_unless_held(cloud, known, state)
-        else:
-            tell(f"asking {asker.supervisor()} to end {known.name}")
-            asker.ask_to_end()
-            _await_end(asker)
-        state = asker.state()
+    try:
+        with onlooker() as shown, obeyed(shown, asks=False) as interrupts:
+            _end(cloud, known, asker, shown, interrupts)
+    except Leave as leave:
+        _say_what_lives(asker.state_as_listed())
+        return leave.exit_code
     return _prove_empty(cloud, known, asker, as_json=as_json)
 
 
@@ -205,7 +202,7 @@ def _supervise(
         with onlooker() as shown, obeyed(shown) as interrupts:
             _run(cloud, read, start, goal, shown, interrupts, unattended)
     except Leave as leave:
-        _say_what_lives(asker.state())
+        _say_what_lives(asker.state_as_listed())
         return leave.exit_code
     except Detach:
         if unattended is not None:
@@ -327,6 +324,19 @@ def _await_supervisor(cloud: Gpucloud, asker: Asker, child: subprocess.Popen[byt
         cloud.clock.sleep(0.05)
 
 
+def _end(cloud: Gpucloud, known: KnownJob, asker: Asker, shown: Onlooker, interrupts: Interrupts) -> None:
+    """Return when the job has ended and its machines too, by whoever supervises it, or from here."""
+    state = asker.state()
+    while not (state.status.ended and state.torn_down):
+        if asker.supervisor() is None:
+            _end_unless_held(cloud, known, state, shown, interrupts)
+        else:
+            shown.story(f"asking {asker.supervisor()} to end {known.name}")
+            asker.ask_to_end()
+            _await_end(asker)
+        state = asker.state()
+
+
 def _await_end(asker: Asker) -> None:
     """Wait while somebody supervises the job and it is not torn down."""
     while asker.supervisor() is not None:
@@ -336,26 +346,28 @@ def _await_end(asker: Asker) -> None:
         asker.clock.sleep(0.2)
 
 
-def _end_unless_held(cloud: Gpucloud, known: KnownJob, state: JobState) -> None:
+def _end_unless_held(
+    cloud: Gpucloud, known: KnownJob, state: JobState, shown: Onlooker, interrupts: Interrupts
+) -> None:
     """End the job from here; one of its machines may have begun to drive it meanwhile, and is then asked to end it."""
     try:
-        _end_here(cloud, known, state)
+        _end_here(cloud, known, state, shown, interrupts)
     except LeaseHeld:
         if state.unattended_s is None:
             raise
 
 
-def _end_here(cloud: Gpucloud, known: KnownJob, state: JobState) -> None:
+def _end_here(cloud: Gpucloud, known: KnownJob, state: JobState, shown: Onlooker, interrupts: Interrupts) -> None:
     """End the job from here: with a last save if the job file can still be read, else the machines at once."""
     try:
         job, readable = replace(cloud.read_job(known.file), cloud=known.cloud), True
     except GpucloudError as error:
-        tell(f"{error}\nending the machines without a last save")
+        shown.story(f"{error}\nending the machines without a last save")
         job, readable = _stand_in(known, state), False
     world = cloud.world(job, known.name, with_secrets=False)
     lease = take(world.jobs, cloud.clock)
     goal = Goal(nodes=job.resources.nodes)
-    with onlooker() as shown, supervisor(world, goal, lease, shown, lambda: ExitReason.STOPPED) as one:
+    with supervisor(world, goal, lease, shown, lambda: interrupts.wanted_end() or ExitReason.STOPPED) as one:
         if state.unattended_s is not None:
             one.actor.preparer.records.withdraw_order()
         if not readable and not lease.state.status.ended:

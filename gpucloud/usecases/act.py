@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from gpucloud.domain.bootstrap.record import attempt_lock
 from gpucloud.domain.errors import CleanupIncomplete, HostUnreachable, NodeError, ProvisionError, StoreError
@@ -139,9 +139,7 @@ class Actor:
             case Provision():
                 self._provision()
             case Arm(until=until):
-                # The cloud first: a state that promises more than the cloud enforces would be a lie.
-                group.arm(name, until)
-                self.lease.write(replace(self.lease.state, paid_until=until))
+                self._arm(name, until)
             case Resize(size=size):
                 group.resize(name, size, state.pool)
             case Move():
@@ -156,6 +154,15 @@ class Actor:
                 group.interrupt(name, node_id, notice=True)
             case TearDown():
                 self._tear_down()
+
+    def _arm(self, group: str, until: datetime) -> None:
+        """A state that promises more than the cloud enforces would be a lie: the cloud first; last, when it lowers."""
+        promised = self.lease.state.paid_until
+        if promised is not None and until < promised:
+            self.lease.write(replace(self.lease.state, paid_until=until))
+        self.world.group.arm(group, until)
+        if self.lease.state.paid_until != until:
+            self.lease.write(replace(self.lease.state, paid_until=until))
 
     def _in_the_books(
         self,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import getpass
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from gpucloud.domain.errors import UsageError
+from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.node import GroupView
 from gpucloud.domain.state import ExitReason, JobState
@@ -50,6 +51,15 @@ class Asker:
         state, until = books.as_listed(state, listed, now)
         told = report(state, cashier.spend(state, until), cashier.charges(state, until), listed, self.supervisor())
         return replace(told, storm=standing(state, now, Limits()))
+
+    def state_as_listed(self) -> JobState:
+        """Return the state with machines and shut-off as the cloud lists them; where it does not answer, as stored."""
+        state = self.state()
+        with suppress(GpucloudError):
+            listed = self.group.describe(state.group) if state.group is not None else _NO_GROUP
+            until = listed.armed_until if listed.exists else None
+            return replace(state, nodes=books.with_lives(state.nodes, listed.nodes), paid_until=until)
+        return state
 
     def supervisor(self) -> str | None:
         """Return who supervises the job now, None when nobody does."""

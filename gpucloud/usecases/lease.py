@@ -89,7 +89,8 @@ class Lease:
     def _renew_for_ever(self) -> None:
         while not self._end.wait(self._state.lease_s / 5):
             try:
-                self.write(self._state)
+                with self._lock:  # the state of now: one read before the lock is had may be older than what is written
+                    self.write(self._state)
             except LeaseHeld:
                 return
             except (StoreError, CredentialsError):

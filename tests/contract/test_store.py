@@ -9,6 +9,8 @@ from botocore.exceptions import ClientError, NoCredentialsError, ReadTimeoutErro
 
 from gpucloud.domain.errors import CredentialsError, StoreError
 from gpucloud.store import Conflict, open_store
+from tests.fakes.clock import JumpingClock
+from tests.fakes.memory_store import MemoryStore
 from tests.lab.aws import Lab
 
 
@@ -36,10 +38,12 @@ def _has_bucket(store):
     return any(bucket["Name"] == "bucket" for bucket in store._client.list_buckets()["Buckets"])
 
 
-@pytest.fixture(params=["directory", "s3"])
+@pytest.fixture(params=["directory", "s3", "memory"])
 def store(request, tmp_path):
     if request.param == "s3":
         return request.getfixturevalue("s3")
+    if request.param == "memory":
+        return MemoryStore(JumpingClock())
     return open_store((tmp_path / "a store" / "below").as_uri())
 
 

@@ -227,6 +227,22 @@ def test_the_shut_off_comes_closer_before_one_machine_more_is_asked_for():
     assert decide(GOAL, world, RULES) == Arm(until=sooner)
 
 
+@pytest.mark.parametrize(("detached", "then"), [(False, Detach(node_id="b")), (True, Wait(why="bootstrap"))])
+def test_while_a_machine_is_to_come_in_place_of_another_the_shut_off_is_not_raised_for_those_of_now(detached, then):
+    """Raised for two and lowered for three in turns, it was set as fast as the cloud answered."""
+    sooner = NOW + timedelta(minutes=14)
+    world = seen(
+        up("a"),
+        up("b", notice=True, detached=detached),
+        state=state(interruptions=(interruption("b"),)),
+        armed=sooner,
+        payable_until=NOW + timedelta(minutes=22),
+        payable_with_another=sooner,
+    )
+
+    assert decide(GOAL, world, RULES) == then
+
+
 def test_a_machine_that_the_budget_cannot_pay_for_is_not_asked_for_early():
     world = running(
         up("a", part(1)), up("b", part(1), notice=True), interruptions=(interruption("b"),), payable_with_another=None

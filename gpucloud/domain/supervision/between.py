@@ -25,7 +25,7 @@ from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, i
 from gpucloud.domain.supervision.quarantine import give_up_pool, note_bad, stop_buying, to_replace
 from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Readiness, Rules, Seen, Until
 from gpucloud.domain.supervision.storm import pause_line, pause_until, saved_steps
-from gpucloud.domain.supervision.upkeep import can_renew, make_room, prepare, renew, tell
+from gpucloud.domain.supervision.upkeep import can_renew, make_room, prepare, promise, renew, tell
 
 _WORTH = timedelta(seconds=30)
 TIME_IS_OVER = "unattended time is over; `gpucloud train {job}` goes on"
@@ -93,7 +93,7 @@ def _capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
     """The shut-off is armed, and read back, before the level that starts machines is set."""
     if goal.self_driving:
         return _own_capacity(goal, seen, rules)
-    group, payable = seen.group, seen.payable_until
+    group, payable = seen.group, promise(seen)
     elsewhere = other_pool(goal, seen, rules.limits) or _bad_pool(seen, rules.limits)
     if elsewhere is not None:
         return elsewhere

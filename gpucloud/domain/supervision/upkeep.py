@@ -60,13 +60,26 @@ def make_room(goal: Goal, seen: Seen) -> Action | None:
     return Replace(node_ids=frozen) if frozen else None
 
 
+def promise(seen: Seen) -> datetime | None:
+    """Return until when the machines can be paid, None when it is not worth a start.
+
+    While one is being taken and its replacement is still to come, the time pays for both: promised for the machines of
+    now, it would be raised and lowered in turns for as long as the notice stands.
+    """
+    taken = any(n.status is not None and n.status.notice is not None and not is_gone(n) for n in seen.nodes)
+    counted = sum(life.ended_at is None for life in seen.state.nodes)  # as the time was reckoned
+    if taken and counted <= seen.group.size and seen.payable_with_another is not None:
+        return seen.payable_with_another
+    return seen.payable_until
+
+
 def renew(goal: Goal, seen: Seen, wall: Wall, limits: Limits) -> Arm | None:
     """Renewed when half of the horizon is gone, and only if it is worth a call; lowered whenever it must be.
 
     Machines of which none answers end their work at the time that they were told: a later one would only be paid for.
     A machine that drives its own job may end its time sooner, and never later.
     """
-    until, payable = seen.group.armed_until, seen.payable_until
+    until, payable = seen.group.armed_until, promise(seen)
     if payable is None or until is None:
         return None
     lower = _lower(seen, payable) if not goal.within_rights else None

@@ -1,0 +1,46 @@
+"""An object store in memory, its time that of the clock it is given; passes the same suite as the real ones."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+from gpucloud.ports import Clock
+from gpucloud.store import Conflict, Stored
+from gpucloud.store.contract import checked
+
+
+class MemoryStore:
+    """Implements `ObjectStore`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.url = "memory:///store"
+        self._clock = clock
+        self._objects: dict[str, Stored] = {}
+        self._versions = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> Stored | None:
+        found = self._objects.get(checked(key))
+        now = self._clock.now()
+        return found and Stored(data=found.data, version=found.version, modified=found.modified, store_time=now)
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, if_version: str | None = None) -> str:
+        with self._lock:
+            there = self._objects.get(checked(key))
+            if if_absent and there is not None:
+                raise Conflict(key)
+            if if_version is not None and (there is None or there.version != if_version):
+                raise Conflict(key)
+            version, now = f"v{next(self._versions)}", self._clock.now()
+            self._objects[key] = Stored(data=bytes(data), version=version, modified=now, store_time=now)
+            return version
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        return tuple(sorted(key for key in self._objects if key.startswith(prefix)))
+
+    def delete(self, key: str) -> None:
+        self._objects.pop(checked(key), None)
+
+    def close(self) -> None:
+        """Nothing is open."""

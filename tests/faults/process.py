@@ -1,0 +1,98 @@
+"""One run of the command line as a process that may die: in this one, over fakes that outlive it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import itertools
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from unittest import mock
+
+from typer.main import get_command
+
+from gpucloud.__main__ import main
+from gpucloud.cli.app import app
+from gpucloud.domain import codec
+from tests.faults.strikes import Killed, Strikes
+
+T = TypeVar("T")
+_numbers = itertools.count(1)
+_COMMAND = get_command(app)  # what typer makes of it is the same every time, and takes as long as a whole run
+_HINTS = functools.cache(codec.get_type_hints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a process ended: as a shell tells it, 137 for one that was killed."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+class InlinePool:
+    """A pool whose work is done when it is asked for: the same calls in the same order at every run."""
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def submit(self, do: Callable[..., T], *arguments: Any, **named: Any) -> Future[T]:
+        done: Future[T] = Future()
+        try:
+            done.set_result(do(*arguments, **named))
+        except Exception as error:  # noqa: BLE001  (as a pool does; what is no Exception ends this process)
+            done.set_exception(error)
+        return done
+
+    def shutdown(self, *, wait: bool = True, cancel_futures: bool = False) -> None:
+        """Nothing is left to do."""
+
+
+def run(arguments: tuple[str, ...], cloud: object, strikes: Strikes) -> Ended:
+    """Run `gpucloud` with these arguments over `cloud`, which stands for the composition; return how it ended."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        _as_process(next(_numbers), cloud),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch.object(sys, "argv", ["gpucloud", *arguments]),
+    ):
+        code = _code_of_main(strikes)
+    strikes.dead = strikes.dead or 1  # whatever is left of it, a thread, makes no call
+    return Ended(code=code, stdout=out.getvalue(), stderr=err.getvalue())
+
+
+def _code_of_main(strikes: Strikes) -> int:
+    try:
+        main()
+    except Killed:
+        return strikes.dead
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@contextlib.contextmanager
+def _as_process(number: int, cloud: object) -> Iterator[None]:
+    """Each run is a process of its own to those who ask whether the last one lives, its signals as at a start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where a shell began us beside itself
+    with (
+        mock.patch("gpucloud.cli.app.app", _COMMAND),
+        mock.patch("gpucloud.domain.codec.get_type_hints", _HINTS),
+        mock.patch("gpucloud.cli.training.Gpucloud", return_value=cloud),
+        mock.patch("gpucloud.usecases.supervise.ThreadPoolExecutor", InlinePool),
+        mock.patch("gpucloud.usecases.lease.Lease._renew_for_ever"),  # by a clock that does not stand still
+        mock.patch("gpucloud.processes.started", return_value=f"process {number}"),
+        mock.patch("gpucloud.processes.alive", lambda _, started: started == f"process {number}"),
+        mock.patch("sys.stdin", io.StringIO()),
+    ):
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
