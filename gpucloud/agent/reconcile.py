@@ -78,6 +78,7 @@ class Agent:
                 prepaid=self._prepaid,
                 now=now,
                 power_off_after=self._own_end.after,
+                saving=self._running.folder.saving() if self._running else None,
             )
         )
         try:
@@ -104,7 +105,7 @@ class Agent:
         if until is None:
             self._prepaid = None
         elif self._prepaid is None or self._prepaid.until != until:
-            self._prepaid = Prepaid(until=until, heard_at=now)
+            self._prepaid = Prepaid.renewed(until, now, self._prepaid)
             self._powered_off = False
 
     def _act(self, action: Action) -> None:

@@ -85,13 +85,19 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
         Optional[int],  # noqa: UP045
         typer.Option(min=1, max=1000, metavar="STEPS", help="As --profile, and how many; 5 if left out."),
     ] = None,
+    budget: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--budget", metavar="SUM", help="Another budget than the job file's, such as 40USD."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a job to its end, or continue it: machines, code, training, interruptions, teardown, cost."""
-    from gpucloud.cli import training
+    from gpucloud.cli import budgeting, training
 
     steps = profile_steps or (5 if profile else None)
-    asked = training.Asked(keep=keep, detach=detach, drill=drill, profile_steps=steps)
+    asked = training.Asked(
+        keep=keep, detach=detach, drill=drill, profile_steps=steps, budget_usd=budgeting.sum_of(budget)
+    )
     raise typer.Exit(training.train(target, asked, on=cloud, as_json=as_json))
 
 
@@ -135,6 +141,21 @@ def cost(target: Target = None, as_json: Json = False) -> None:
     from gpucloud.cli import asking
 
     raise typer.Exit(asking.cost(target, as_json=as_json))
+
+
+@app.command()
+def budget(
+    job: Annotated[str, typer.Argument(metavar="JOB|FILE", help="A job's name, or a job file.")],
+    usd: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="[SUM]", help="What the job may cost in all from now on, such as 40 USD."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Raise or lower a job's budget, also while it runs; without a sum, show it and its changes."""
+    from gpucloud.cli import budgeting
+
+    raise typer.Exit(budgeting.budget(job, budgeting.sum_of(" ".join(usd)) if usd else None, as_json=as_json))
 
 
 @app.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 
 from gpucloud.cli.interrupts import Detach, Interrupts, Leave, obeyed
@@ -16,11 +17,11 @@ from gpucloud.domain.job import AwsChoices, Cloud, Job
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.seen import Goal, Until
-from gpucloud.usecases.jobs import Asker
+from gpucloud.usecases.jobs import Asker, caller
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.lease import take
 from gpucloud.usecases.report import JobReport
-from gpucloud.usecases.start import Start, adopt
+from gpucloud.usecases.start import Start, adopt, budget_wish
 from gpucloud.usecases.supervise import supervisor
 from gpucloud.wiring import Gpucloud, KnownJob
 
@@ -50,18 +51,19 @@ def up(target: str | None, *, on: Cloud | None, as_json: bool) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What `train` is asked beside the job file; `profile_steps` None for no profile."""
+    """What `train` is asked beside the job file; `profile_steps` None for no profile, `budget_usd` for the file's."""
 
     keep: bool = False
     detach: bool = False
     drill: bool = False
     profile_steps: int | None = None
+    budget_usd: Decimal | None = None
 
 
 def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) -> int:
     """Run the job to its end, or start or continue it in the background; return the exit code."""
     cloud = Gpucloud()
-    read, start = _started(cloud, target, on)
+    read, start = _started(cloud, target, on, asked.budget_usd)
     read = replace(read, job=replace(read.job, profile_steps=asked.profile_steps))
     if asked.detach:
         return _detach(cloud, read, start, keep=asked.keep, drill=asked.drill, as_json=as_json)
@@ -90,17 +92,28 @@ def reconcile(target: str | None, *, as_json: bool) -> int:
     """Make one pass for the job from nothing but what is stored and seen; return the exit code."""
     cloud = Gpucloud()
     known = known_job(cloud, target)
-    read = read_target(cloud, str(known.file), known.cloud)
-    jobs = JobStore(cloud.store_of(known), known.name)
-    lease = take(jobs, cloud.clock)
-    goal = _with_limits(Goal(nodes=read.job.resources.nodes), read.job, lease.state)
-    with onlooker() as shown, supervisor(cloud.world(read.job, known.name), goal, lease, shown, lambda: None) as one:
-        one.settle()
+    reconcile_known(cloud, known)
     return _answer(cloud.asker(known).report(), as_json=as_json)
 
 
-def _started(cloud: Gpucloud, target: str | None, on: Cloud | None) -> tuple[Target, Start]:
+def reconcile_known(cloud: Gpucloud, known: KnownJob) -> None:
+    """Make one pass for a known job; LeaseHeld when somebody supervises it, CredentialsError without its SSH key."""
+    read = read_target(cloud, str(known.file), known.cloud)
+    jobs = JobStore(cloud.store_of(known), known.name)
+    cloud.require_key(known, cloud.asker(known).state())
+    world = cloud.world(read.job, known.name)
+    lease = take(jobs, cloud.clock)
+    goal = _with_limits(Goal(nodes=read.job.resources.nodes), read.job, lease.state)
+    with onlooker() as shown, supervisor(world, goal, lease, shown, lambda: None) as one:
+        one.settle()
+
+
+def _started(
+    cloud: Gpucloud, target: str | None, on: Cloud | None, budget_usd: Decimal | None = None
+) -> tuple[Target, Start]:
     read = read_target(cloud, target, on)
+    if budget_usd is not None:
+        read = replace(read, job=replace(read.job, budget_usd=budget_usd))
     _introduce(cloud, read.job)
     if cloud.first_plan(read.job) is not None:  # refused before anything is made, its own store included
         cloud.cloud(read.job).make_store()
@@ -152,11 +165,14 @@ def _supervise(cloud: Gpucloud, read: Target, start: Start, goal: Goal, *, as_js
 def _run(cloud: Gpucloud, read: Target, start: Start, goal: Goal, shown: Onlooker, interrupts: Interrupts) -> None:
     world = cloud.world(read.job, start.name)
     lease = take(world.jobs, cloud.clock)
-    going_on = adopt(lease.state, read.job, read.spec, start.plan)
+    going_on = adopt(lease.state, read.spec, start.plan)
     goal = _with_limits(goal, read.job, going_on)
     with supervisor(world, goal, lease, shown, interrupts.wanted_end) as one:
-        world.jobs.withdraw_request()
+        world.jobs.withdraw_end()
         world.jobs.keep_spec(read.spec)
+        wish = budget_wish(lease.state, read.job, caller(), cloud.clock.now())
+        if wish is not None:
+            world.jobs.ask_for_budget(wish)
         lease.write(going_on)
         try:
             one.run()
@@ -205,6 +221,7 @@ def _detach(cloud: Gpucloud, read: Target, start: Start, *, keep: bool, drill: b
     flags = [flag for flag, on in (("--keep", keep), ("--drill", drill)) if on]
     if read.job.profile_steps:
         flags += ["--profile-steps", str(read.job.profile_steps)]
+    flags += ["--budget", f"{read.job.budget_usd:f} USD"]
     with log.open("ab") as out:
         child = subprocess.Popen(
             [

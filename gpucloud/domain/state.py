@@ -172,6 +172,31 @@ class Cooldown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetWish:
+    """What somebody wants the budget to be; `id` is its own, so that it is taken up once."""
+
+    id: str
+    by: str
+    at: datetime
+    usd: Decimal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetChange:
+    """A wish for another budget that was taken up: whose, when, from what to what; `id` tells it from every other.
+
+    `refused` is why the budget stayed as it was.
+    """
+
+    id: str
+    by: str
+    at: datetime
+    old_usd: Decimal
+    new_usd: Decimal
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRef:
     """The newest committed checkpoint: its step, and the SHA-256 of its manifest."""
 
@@ -222,6 +247,7 @@ class JobState:
     torn_down: bool = False
     kept: bool = False
     ended_at: datetime | None = None
+    budget_changes: tuple[BudgetChange, ...] = ()
 
     @property
     def attempt(self) -> Attempt | None:

@@ -14,6 +14,7 @@ from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import (
     Action,
     Arm,
+    ChangeBudget,
     CloseAttempt,
     CoolDown,
     Detach,
@@ -72,7 +73,7 @@ class Actor:
         if line:
             self.watcher.story(line)
         match action:
-            case Provision() | Arm() | Resize() | Move() | Detach() | Replace() | Drill() | TearDown():
+            case Provision() | Arm() | ChangeBudget() | Resize() | Move() | Detach() | Replace() | Drill() | TearDown():
                 self._on_the_cloud(action)
             case Prepare(node_ids=node_ids):
                 for node_id in node_ids:
@@ -114,7 +115,10 @@ class Actor:
         if self.world.knows_our_address and state.group is not None and not state.status.ended:
             self._provision()
 
-    def _on_the_cloud(self, action: Provision | Arm | Resize | Move | Detach | Replace | Drill | TearDown) -> None:
+    def _on_the_cloud(
+        self, action: Provision | Arm | ChangeBudget | Resize | Move | Detach | Replace | Drill | TearDown
+    ) -> None:
+        self.lease.confirm()  # time may have passed since it was decided, and another may have followed us
         state, group = self.lease.state, self.world.group
         name = state.group or ""
         match action:
@@ -124,6 +128,8 @@ class Actor:
                 # The cloud first: a state that promises more than the cloud enforces would be a lie.
                 group.arm(name, until)
                 self.lease.write(replace(self.lease.state, paid_until=until))
+            case ChangeBudget():
+                self._change_budget(action)
             case Resize(size=size):
                 group.resize(name, size, state.pool)
             case Move():
@@ -138,6 +144,23 @@ class Actor:
                 group.interrupt(name, node_id, notice=True)
             case TearDown():
                 self._tear_down()
+
+    def _change_budget(self, action: ChangeBudget) -> None:
+        """The closer shut-off comes before the lower budget; a wish that is in the books is not wished any more."""
+        state, changes = self.lease.state, {change.id for change in self.lease.state.budget_changes}
+        if action.until is not None:
+            self.world.group.arm(state.group or "", action.until)
+        news = tuple(change for change in action.changes if change.id not in changes)
+        if news:
+            self.lease.write(
+                replace(
+                    state,
+                    budget_usd=action.budget_usd,
+                    budget_changes=(*state.budget_changes, *news),
+                    paid_until=action.until or state.paid_until,
+                )
+            )
+        self.world.jobs.take_up(action.taken)
 
     def _in_the_books(
         self,

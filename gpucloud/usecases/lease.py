@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -19,14 +21,27 @@ from gpucloud.usecases.jobstore import JobStore
 
 
 class Lease:
-    """A job's state, held by this process. Use as a context: it is renewed beside and given back at the end."""
+    """A job's state, held by this process. Use as a context: it is renewed beside and given back at the end.
 
-    def __init__(self, jobs: JobStore, clock: Clock, state: JobState, version: str) -> None:
+    `uptime` counts seconds, those asleep too. Made right after a write, whose start was at `written_at` of it.
+    """
+
+    def __init__(
+        self,
+        jobs: JobStore,
+        clock: Clock,
+        state: JobState,
+        version: str,
+        uptime: Callable[[], float] = processes.uptime,
+        written_at: float | None = None,
+    ) -> None:
         self._jobs = jobs
         self._clock = clock
         self._state = state
         self._seq = state.seq
         self._version = version
+        self._uptime = uptime
+        self._written_at = uptime() if written_at is None else written_at
         self._lock = threading.RLock()
         self._end = threading.Event()
         self._lost: LeaseHeld | None = None
@@ -50,10 +65,24 @@ class Lease:
             # What the caller knows may be older than the last renewal: the number goes on from what was written.
             self._seq += 1
             self._state = replace(state, seq=self._seq, nonce=uuid.uuid4().hex)
+            started = self._uptime()
             try:
                 self._version = self._jobs.replace(self._state, self._version)
             except Conflict:
                 self._version = self._resolve()
+            self._written_at = started
+
+    def confirm(self) -> None:
+        """Make sure that the job is ours still: write, if the last write is older than a third of the lease.
+
+        To be called before anything is done outside: a process that was stopped, or a laptop that slept, may have been
+        followed meanwhile. LeaseHeld then, StoreError when the store cannot be asked: in both nothing may be done.
+        """
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
+            if self._uptime() - self._written_at > self._state.lease_s / 3:
+                self.write(self._state)
 
     def __enter__(self) -> Lease:
         """Start renewing."""
@@ -73,7 +102,7 @@ class Lease:
         loaded = self._jobs.load()
         if loaded is not None and loaded[0].nonce == self._state.nonce:
             return loaded[1].version
-        self._lost = _held(self._jobs.job, loaded[0].owner if loaded else None, loaded[1] if loaded else None)
+        self._lost = _held(self._jobs.job, *(loaded or (None, None)))
         raise self._lost
 
     def _renew_for_ever(self) -> None:
@@ -86,7 +115,7 @@ class Lease:
                 continue  # the next write tries again; the lease itself ends by the store's clock
 
 
-def take(jobs: JobStore, clock: Clock) -> Lease:
+def take(jobs: JobStore, clock: Clock, uptime: Callable[[], float] = processes.uptime) -> Lease:
     """Return the lease on the job. LeaseHeld while another supervisor has it and is alive.
 
     A holder on this host whose process is gone is replaced at once, any other one when its lease is over by the
@@ -97,16 +126,17 @@ def take(jobs: JobStore, clock: Clock) -> Lease:
         raise StoreError(f"there is no job {jobs.job!r} in {jobs.store.url}")
     state, stored = loaded
     if state.owner is not None and not is_over(state, stored):
-        raise _held(jobs.job, state.owner, stored)
+        raise _held(jobs.job, state, stored)
+    started = uptime()
     taken = replace(state, epoch=state.epoch + 1, owner=_me(clock), seq=state.seq + 1, nonce=uuid.uuid4().hex)
     try:
         version = jobs.replace(taken, stored.version)
     except Conflict:
         again = jobs.load()
         if again is None or again[0].nonce != taken.nonce:
-            raise _held(jobs.job, again[0].owner if again else None, again[1] if again else None) from None
+            raise _held(jobs.job, *(again or (None, None))) from None
         version = again[1].version
-    return Lease(jobs, clock, taken, version)
+    return Lease(jobs, clock, taken, version, uptime, started)
 
 
 def is_over(state: JobState, stored: Stored) -> bool:
@@ -132,12 +162,15 @@ def _me(clock: Clock) -> Owner:
     )
 
 
-def _held(job: str, owner: Owner | None, stored: Stored | None) -> LeaseHeld:
-    if owner is None or stored is None:
+def _held(job: str, state: JobState | None, stored: Stored | None) -> LeaseHeld:
+    owner = state.owner if state is not None else None
+    if state is None or owner is None or stored is None:
         return LeaseHeld(f"another supervisor took {job} over", hint=f"gpucloud status {job}")
     age = (stored.store_time - stored.modified).total_seconds()
+    free_in = max(1, math.ceil(state.lease_s - age))
     return LeaseHeld(
         f"{job} is supervised by process {owner.pid} on {owner.host} since {owner.since:%H:%M:%S} UTC"
         f" (last sign {age:.0f} s ago)",
-        hint=f"gpucloud logs -f {job} follows it, gpucloud down {job} ends it; a dead holder is replaced by itself",
+        hint=f"gpucloud logs -f {job} follows it, gpucloud down {job} ends it; if it is dead, the same command"
+        f" takes over in {free_in} s",
     )

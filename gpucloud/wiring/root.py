@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.home import Home, KnownJob, open_home
-from gpucloud.domain.errors import GpucloudError, UsageError
+from gpucloud.domain.errors import CredentialsError, GpucloudError, UsageError
 from gpucloud.domain.job import AwsChoices, Job, Resources, SshChoices
 from gpucloud.domain.job import Cloud as CloudName
 from gpucloud.store import ObjectStore, open_store
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpucloud.adapters.local.group import LocalNodeGroup
     from gpucloud.domain.node import Node
     from gpucloud.domain.plan import Plan
+    from gpucloud.domain.state import JobState
     from gpucloud.ports import DataSets, Shell
     from gpucloud.usecases.here import Here
     from gpucloud.usecases.jobs import Asker
@@ -204,6 +205,15 @@ class Gpucloud:
             secrets=read_secrets(job) if with_secrets else {},
             self_boot=self._self_boot(cloud.manners),
         )
+
+    def require_key(self, known: KnownJob, state: JobState) -> None:
+        """Check that the key of the job's machines is here where it has any: a new one would open none of them."""
+        own = self.cloud_of(known).manners.own_login
+        if own is None and state.group is not None and not self.home.key(known.name).is_file():
+            raise CredentialsError(
+                f"{known.name} has machines, and their SSH key is not here ({self.home.key(known.name)})",
+                hint="GPUCLOUD_SSH_KEY=<the file>: the same key wherever the job is supervised from",
+            )
 
     def _self_boot(self, manners: Manners) -> SelfBoot | None:
         from gpucloud.adapters.sync import whole_code

@@ -75,6 +75,17 @@ def test_a_run_continues_where_the_newest_commit_is(job):
     assert first[:6] + train(run, model, optimizer) == whole
 
 
+def test_the_longest_save_is_told_to_the_node_that_must_ask_for_the_last_one_in_time(job):
+    run, model, optimizer = begin(total_steps=5)
+    assert not (job / "attempt" / "saving.json").exists()
+    train(run, model, optimizer)
+    run.done()
+
+    told = report(job, "saving.json")
+    assert 0 < told["seconds"] < 30
+    assert 0 < told["step"] < 5
+
+
 def test_progress_tells_the_steps_the_phase_and_what_counts(job):
     run, model, optimizer = begin(total_steps=5)
     assert report(job)["phase"] == "start"

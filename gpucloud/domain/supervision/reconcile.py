@@ -13,12 +13,16 @@ from gpucloud.domain.supervision.action import (
     TearDown,
 )
 from gpucloud.domain.supervision.between import between
+from gpucloud.domain.supervision.budget import change_budget
 from gpucloud.domain.supervision.during import during
 from gpucloud.domain.supervision.seen import Goal, Rules, Seen
 
 
 def decide(goal: Goal, seen: Seen, rules: Rules) -> Action:
     """Return the next thing to do for the job. Total and pure: every state has an answer."""
+    changed = change_budget(seen, goal.nodes, rules)
+    if changed is not None:
+        return changed
     if seen.state.status.ended:
         kept = goal.keep and seen.state.exit_reason is ExitReason.SUCCEEDED
         return Done() if seen.state.torn_down or kept else TearDown()

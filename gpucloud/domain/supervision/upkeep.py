@@ -58,15 +58,18 @@ def make_room(seen: Seen) -> Action | None:
 def renew(seen: Seen, wall: Wall, limits: Limits) -> Arm | None:
     """Renewed when half of the horizon is gone, and only if it is worth a call; lowered whenever it must be.
 
+    Towards the end of the budget, machines cost less than was kept for them: then smaller gains are worth a call too.
     Machines of which none answers end their work at the time that they were told: a later one would only be paid for.
     """
-    until, payable = seen.group.armed_until, seen.payable_until
+    until, payable = seen.group.armed_until, seen.payable_until or seen.lasts_until
     if payable is None or until is None:
         return None
     lower = _lower(seen, payable)
     if lower is not None:
         return lower
-    worth = payable - until >= min(timedelta(seconds=60), wall.horizon / 4) and not all_silent(seen, limits)
+    ends = until - seen.now < min(2 * limits.save, wall.horizon / 4)
+    least = min(timedelta(seconds=10), wall.horizon / 30) if ends else min(timedelta(seconds=60), wall.horizon / 4)
+    worth = payable - until >= least and not all_silent(seen, limits)
     return Arm(until=payable) if worth and until - seen.now < wall.horizon / 2 else None
 
 
