@@ -12,6 +12,7 @@ from gpucloud.domain.node import Notice
 _SAVE_AHEAD = timedelta(seconds=60)
 _SAVE_SHARE = 0.2  # of a short lease: else it would be spent on saving
 _LONGEST_SHARE = 0.4  # of any lease: below the half at which a supervisor renews it
+_LONGEST = timedelta(minutes=12)  # the same of 30 minutes, the horizon of a lease that is renewed again and again
 _MARGIN = (timedelta(seconds=1), timedelta(seconds=5))  # for ranks to leave, and for a slower store than before
 
 
@@ -34,21 +35,18 @@ class Saving:
         """Return how long before the end of what is paid to begin: twice the time that it took, and a margin."""
         least, most = _MARGIN
         margin = max(least, min(most, lease / 10))
-        return min(2 * (self.save + self.step) + margin, _LONGEST_SHARE * lease)
+        return min(2 * (self.save + self.step) + margin, _LONGEST_SHARE * lease, _LONGEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepaid:
-    """The time until which the node is paid for; `heard_at` is as long before it as was ever promised at once."""
+    """The time until which the node is paid for, and since when: the attempt's start, or when it was first heard.
+
+    A short renewal, or a lower budget, so leaves a running attempt no less time for its last save.
+    """
 
     until: datetime
     heard_at: datetime
-
-    @staticmethod
-    def renewed(until: datetime, now: datetime, last: Prepaid | None) -> Prepaid:
-        """Return what is promised now. A short renewal, or a lower budget, leaves no less time for the last save."""
-        length = max(until - now, last.until - last.heard_at if last is not None else timedelta(0))
-        return Prepaid(until=until, heard_at=until - length)
 
     def wall(self, now: datetime, saving: Saving | None = None) -> Wall:
         """Return where `now` stands: NEAR begins so long before the end as a save takes.

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -105,7 +106,8 @@ class Agent:
         if until is None:
             self._prepaid = None
         elif self._prepaid is None or self._prepaid.until != until:
-            self._prepaid = Prepaid.renewed(until, now, self._prepaid)
+            begun = self._prepaid.heard_at if self._prepaid is not None and self._running else now
+            self._prepaid = Prepaid(until=until, heard_at=begun)
             self._powered_off = False
 
     def _act(self, action: Action) -> None:
@@ -125,6 +127,8 @@ class Agent:
                 pass
 
     def _begin(self, launch: Launch) -> None:
+        if self._prepaid is not None:
+            self._prepaid = replace(self._prepaid, heard_at=datetime.now(timezone.utc))
         folder = AttemptFolder(self._attempts, launch.attempt)
         try:
             self._running = RunningAttempt(launch, folder)

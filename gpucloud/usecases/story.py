@@ -43,8 +43,9 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
             return f"taken until {until:%H:%M:%S} UTC: then the job's processes end by themselves"
         case Arm(until=until):
             return f"paid until {until:%H:%M:%S} UTC: then the machines shut themselves off"
-        case ChangeBudget(changes=changes):
-            return "; ".join(budget_line(change) for change in changes) or None
+        case ChangeBudget(changes=changes, until=until):
+            closer = (f"paid until {until:%H:%M:%S} UTC",) if until is not None else ()
+            return "; ".join((*map(budget_line, changes), *closer)) or None
         case Resize(size=size):
             return f"asking for {size} × {seen.state.pool}"
         case CoolDown(pool=pool, code=code, message=message):

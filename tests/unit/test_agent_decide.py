@@ -127,11 +127,3 @@ def test_the_measured_save_decides_when_a_running_attempt_is_asked_to_save():
     seen = replace(see(want(1), running=1, prepaid=lease(205, 1800)), saving=saving)
 
     assert decide(seen) == Save(reason="budget", at=NOW + timedelta(seconds=205))
-
-
-def test_a_short_renewal_leaves_no_less_time_for_the_last_save():
-    long = Prepaid.renewed(NOW + timedelta(minutes=30), NOW, None)
-    short = Prepaid.renewed(NOW + timedelta(seconds=20), NOW, long)
-
-    assert short.wall(NOW - timedelta(seconds=41)) is Wall.FAR
-    assert short.wall(NOW - timedelta(seconds=40)) is Wall.NEAR

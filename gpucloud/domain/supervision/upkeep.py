@@ -79,6 +79,15 @@ def can_renew(seen: Seen) -> bool:
     return seen.payable_until is not None and (until is None or seen.payable_until > until)
 
 
+def worth_a_start(seen: Seen, wall: Wall) -> bool:
+    """Whether an attempt that left at the end of its paid time is followed by another.
+
+    Not when all that is left is what its machines cost less than was kept for them: a start would use that up.
+    """
+    least = max(wall.least, wall.horizon / 15)
+    return can_renew(seen) and seen.payable_until is not None and seen.payable_until - seen.now >= least
+
+
 def _lower(seen: Seen, payable: datetime) -> Arm | None:
     """The shut-off comes closer when more machines are alive than it was reckoned for."""
     until = seen.group.armed_until
