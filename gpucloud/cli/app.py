@@ -240,11 +240,40 @@ def down(
 
 
 @app.command()
-def reconcile(target: Target = None, as_json: Json = False) -> None:
+def reconcile(
+    target: Target = None,
+    every: Annotated[bool, typer.Option("--all", help="Every job that is not torn down.")] = False,
+    store: Annotated[Optional[str], typer.Option(help="With --all: every job in this store too.")] = None,  # noqa: UP045
+    as_json: Json = False,
+) -> None:
     """Make one pass for a job and leave: for cron and CI schedules."""
+    if every or store:
+        from gpucloud.cli import passes
+
+        raise typer.Exit(passes.reconcile_all(store, as_json=as_json))
     from gpucloud.cli import training
 
     raise typer.Exit(training.reconcile(target, as_json=as_json))
+
+
+@app.command()
+def gc(
+    cloud: Annotated[
+        Optional[list[Cloud]],  # noqa: UP045
+        typer.Option("--cloud", help="Where; the embedded fleet, and AWS if jobs ran there."),
+    ] = None,
+    region: Annotated[Optional[list[str]], typer.Option(help="On AWS, where; may be repeated.")] = None,  # noqa: UP045
+    store: Annotated[Optional[str], typer.Option(help="Of jobs in this store; all known ones.")] = None,  # noqa: UP045
+    delete: Annotated[bool, typer.Option("--delete", help="Remove what was seen twice, a minute apart.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Look again after that minute.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List what bears gpucloud's tags and belongs to no living job; remove it on request."""
+    from gpucloud.cli import strays
+
+    clouds, regions = tuple(cloud or ()), tuple(region or ())
+    asked = strays.Sweep(clouds=clouds, regions=regions, store=store, delete=delete, wait=wait)
+    raise typer.Exit(strays.gc(asked, as_json=as_json))
 
 
 @app.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from gpucloud.usecases.report import JobReport
 from gpucloud.usecases.start import Start, adopt, budget_wish
 from gpucloud.usecases.supervise import supervisor
 from gpucloud.wiring import Gpucloud, KnownJob
+
+_LINGERS = timedelta(seconds=20)
 
 
 def plan(target: str | None, *, on: Cloud | None, as_json: bool) -> int:
@@ -79,7 +82,7 @@ def down(target: str | None, *, as_json: bool) -> int:
     state = asker.state()
     while not (state.status.ended and state.torn_down):
         if asker.supervisor() is None:
-            _end_here(cloud, known, state)
+            end_here(cloud, known, state)
         else:
             tell(f"asking {asker.supervisor()} to end {known.name}")
             asker.ask_to_end()
@@ -262,7 +265,7 @@ def _await_end(asker: Asker) -> None:
         asker.clock.sleep(0.2)
 
 
-def _end_here(cloud: Gpucloud, known: KnownJob, state: JobState) -> None:
+def end_here(cloud: Gpucloud, known: KnownJob, state: JobState) -> None:
     """End the job from here: with a last save if the job file can still be read, else the machines at once."""
     try:
         job, readable = replace(cloud.read_job(known.file), cloud=known.cloud), True
@@ -293,7 +296,10 @@ def _stand_in(known: KnownJob, state: JobState) -> Job:
 
 
 def _prove_empty(cloud: Gpucloud, known: KnownJob, asker: Asker, *, as_json: bool) -> int:
-    left = cloud.leftovers(known)
+    left, deadline = cloud.leftovers(known), cloud.clock.now() + _LINGERS
+    while left and cloud.clock.now() < deadline:  # disks and interfaces go some seconds after their machine
+        cloud.clock.sleep(1)
+        left = cloud.leftovers(known)
     if left:
         raise CleanupIncomplete(f"still listed: {', '.join(left)}", hint=f"gpucloud down {known.name}")
     report = asker.report()

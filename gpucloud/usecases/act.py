@@ -10,6 +10,7 @@ from gpucloud.domain.job import Market
 from gpucloud.domain.launch import workers_per_node
 from gpucloud.domain.node import Fault, Refusal
 from gpucloud.domain.state import ExitReason
+from gpucloud.domain.strays import JOB, STORE
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import (
     Action,
@@ -237,7 +238,7 @@ class Actor:
             zones=(pool.zone,),
             node_type=pool.instance_type,
             market=pool.market,
-            tags=(*self.world.job.tags, ("gpucloud:job", self.world.name)),
+            tags=(*self.world.job.tags, (JOB, self.world.name), (STORE, self.world.store.url)),
             public_key=self.world.public_key,
             store=self.world.store.url,
             image=image,

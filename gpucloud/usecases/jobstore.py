@@ -94,6 +94,11 @@ class JobStore:
         """Write the job file as it is now."""
         self.store.put(f"{self._root}/spec.yaml", spec)
 
+    def spec(self) -> bytes | None:
+        """Return the job file as it was kept last; None when there is none."""
+        stored = self.store.get(f"{self._root}/spec.yaml")
+        return stored.data if stored else None
+
     def data_set(self, source: str) -> DataSet | None:
         """Return the data set as it was when the job began; None when it was not listed yet."""
         stored = self.store.get(self._data_key(source))

@@ -14,6 +14,7 @@ from gpucloud.domain.supervision.seen import Limits, Rules
 from gpucloud.wiring.cloud import Manners
 
 if TYPE_CHECKING:
+    from gpucloud.adapters.local.census import LocalCensus
     from gpucloud.adapters.local.group import LocalNodeGroup
     from gpucloud.ports import MarketData, Provisioner
     from gpucloud.store import ObjectStore
@@ -68,6 +69,12 @@ class LocalCloud:
             env = {**os.environ, "GPUCLOUD_HOME": str(self._home.root)}
             terraform = TerraformProvisioner(bundled("terraform", "local"), self._home.terraform, env)
         return EmbeddedProvisioner(direct, terraform, self._home.terraform)
+
+    def census(self, store: ObjectStore) -> LocalCensus:
+        """Return what lists everything of this cloud."""
+        from gpucloud.adapters.local.census import LocalCensus
+
+        return LocalCensus(self._home.cloud, self.provisioner(store))
 
     def default_store(self) -> str:
         """Return this user's own folder."""
