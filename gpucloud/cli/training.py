@@ -101,9 +101,9 @@ def reconcile(target: str | None, *, as_json: bool) -> int:
 
 def reconcile_known(cloud: Gpucloud, known: KnownJob) -> None:
     """Make one pass for a known job; LeaseHeld when somebody supervises it, CredentialsError without its SSH key."""
+    cloud.require_key(known, cloud.asker(known).state())
     read = read_target(cloud, str(known.file), known.cloud)
     jobs = JobStore(cloud.store_of(known), known.name)
-    cloud.require_key(known, cloud.asker(known).state())
     world = cloud.world(read.job, known.name)
     lease = take(jobs, cloud.clock)
     goal = _with_limits(Goal(nodes=read.job.resources.nodes), read.job, lease.state)

@@ -263,7 +263,7 @@ class Gpucloud:
         return look_here(self.home, lambda: self.aws(AwsChoices(), Resources()).account(), full=full)
 
     def jobs_in(self, url: str) -> tuple[KnownJob, ...]:
-        """Return every job of a store, with its file here if one below this folder is the same, else as it was stored.
+        """Return every job of a store, with its file: the same one here, two folders deep at most, or as it was stored.
 
         A file that was stored has no code beside it: passes that only end machines need none.
         """
@@ -274,7 +274,8 @@ class Gpucloud:
         return tuple(self._stored_job(store.url, name, spec) for name, spec in specs if spec is not None)
 
     def _stored_job(self, url: str, name: str, spec: bytes) -> KnownJob:
-        same = next((path for path in sorted(Path.cwd().rglob("*.yaml")) if _is_same(path, spec)), None)
+        near = (path for depth in ("*.yaml", "*/*.yaml", "*/*/*.yaml") for path in sorted(Path.cwd().glob(depth)))
+        same = next((path for path in near if _is_same(path, spec)), None)
         file = same or self.home.keep_spec(name, spec)
         cloud = CloudName.AWS if url.startswith("s3://") else CloudName.LOCAL
         with suppress(GpucloudError):
