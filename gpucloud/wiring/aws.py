@@ -53,6 +53,11 @@ class AwsCloud:
         return Aws(self._choices.profile, first)
 
     @property
+    def profile(self) -> str | None:
+        """The profile that the job's choices name."""
+        return self._choices.profile
+
+    @property
     def regions(self) -> tuple[str, ...]:
         """Where machines may come from."""
         return self._resources.regions or (self.aws.region,)

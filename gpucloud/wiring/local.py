@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class LocalCloud:
     """Machines that are processes here."""
 
+    profile = None
+
     def __init__(self, home: Home) -> None:
         self._home = home
 

@@ -298,9 +298,9 @@ class Gpucloud:
         for name in clouds or tuple(one for one in _SWEPT if one is CloudName.LOCAL or _on(known, one)):
             there = _on(known, name)
             cloud = self.local() if name is CloudName.LOCAL else self._aws_of(regions, there)
-            urls = (store,) if store else tuple(dict.fromkeys((cloud.default_store(), *(one.store for one in there))))
-            for url in urls:
-                kept = open_store(url, profile=None)
+            urls = (store,) if store else (cloud.default_store(), *(one.store for one in there))
+            stores = {kept.url: kept for kept in (open_store(url, profile=cloud.profile) for url in urls)}
+            for kept in stores.values():
                 yield self._sweeper(cloud.census(kept), kept, story)
 
     def _sweeper(self, census: Census, store: ObjectStore, story: Callable[[str], None]) -> Sweeper:

@@ -30,8 +30,8 @@ def _embedded() -> Iterator[str]:
         yield from line.nodes()
         if line.group.describe("gpucloud-small").exists:
             yield "the node group"
-        for part in ("cloud/groups", "terraform"):
-            yield from (str(path) for path in (line.home / part).glob("gpucloud-small*"))
+        for part in ("cloud/groups", "terraform"):  # of Terraform, an empty lock file stays: nothing of the cloud's
+            yield from (str(path) for path in (line.home / part).glob("gpucloud-small*") if path.suffix != ".lock")
         yield from _processes(line)
 
 
