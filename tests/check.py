@@ -21,10 +21,11 @@ STAGES = {
     "shellcheck": ["shellcheck", ".ci/run"],
     "terraform fmt": ["terraform", "fmt", "-check", "-recursive", "terraform"],
 }
-# Tests over the emulated AWS mostly wait (for Terraform, for machines): some run side by side. The embedded fleet's
-# look at how quick things are, and run alone.
+# Most tests wait (for processes, for Terraform, for machines) and run side by side; those marked `alone` need both
+# cores, or look at how quick things are.
 TESTS = {
-    "tests": ["-m", "not slow and not cloud and not emulated"],
+    "tests": ["-m", "not alone and not slow and not cloud and not emulated", "-n", "2", "--dist", "loadfile"],
+    "tests alone": ["-m", "alone and not slow and not cloud and not emulated"],
     "tests on AWS": ["-m", "emulated and not slow and not cloud", "-n", "3", "--dist", "loadfile"],
 }
 MISSING = 127  # what a shell answers for a program that is not there

@@ -29,7 +29,8 @@ from gpucloud.domain.node import EndCause, Node
 from gpucloud.domain.offer import Pool
 from tests.standins.embedded import STAND_IN, daemons, make_cloud, poll, running
 
-pytestmark = pytest.mark.allow_hosts(["127.0.0.0/8"])  # each node has an address of its own there
+# Each node has an address of its own there; some tests look at how quick things are.
+pytestmark = [pytest.mark.allow_hosts(["127.0.0.0/8"]), pytest.mark.alone]
 
 GROUP = "gpucloud-digits"
 POOL = Pool(instance_type="local.p3.2xlarge", zone="us-east-2a", market=Market.SPOT)
@@ -92,6 +93,12 @@ def living(pids: set[int]) -> set[int]:
     return {pid for pid in pids if processes.started(pid) is not None}
 
 
+def end(daemon: int) -> None:
+    """Kill it and wait until it is gone: one that is ending shows no command line, yet still holds its lock."""
+    os.kill(daemon, signal.SIGKILL)
+    poll(lambda: processes.started(daemon) is None)
+
+
 def test_when_the_daemon_is_killed_every_node_dies_and_the_next_call_restores_the_level(root: Path) -> None:
     nodes, before, members = start_stubborn(root, 2)
     (daemon,) = daemons(root)
@@ -109,8 +116,7 @@ def test_nodes_that_could_not_end_with_their_daemon_are_ended_by_the_next(root: 
     nodes.freeze(GROUP, node.id)
     poll(lambda: states(members) == {"T"})
     (daemon,) = daemons(root)
-    os.kill(daemon, signal.SIGKILL)
-    poll(lambda: daemons(root) == [])
+    end(daemon)
     assert living(members)
     nodes.purge(GROUP)
     assert living(members) == set()
@@ -121,8 +127,7 @@ def test_a_crash_is_dated_by_the_last_sign_of_life(root: Path) -> None:
     nodes = make_cloud(root, GROUP)
     start(nodes, 1)
     (daemon,) = daemons(root)
-    os.kill(daemon, signal.SIGKILL)
-    poll(lambda: daemons(root) == [])
+    end(daemon)
     died = datetime.now(timezone.utc)
     an_hour = timedelta(hours=1)
     for path in (root / "groups" / GROUP / "nodes").glob("*.json"):
@@ -210,8 +215,7 @@ def test_many_kicks_at_once_start_one_daemon(root: Path) -> None:
     nodes.resize(GROUP, 1, POOL)
     for _ in range(3):
         (daemon,) = daemons(root)
-        os.kill(daemon, signal.SIGKILL)
-        poll(lambda: daemons(root) == [])
+        end(daemon)
         threads = [threading.Thread(target=kick, args=(Folder(root),)) for _ in range(16)]
         for thread in threads:
             thread.start()

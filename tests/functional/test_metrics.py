@@ -29,6 +29,8 @@ from gpucloud.domain.history import Span
 from tests.standins.agent_node import AgentNode, wait_until
 from tests.standins.nvidia_smi import NvidiaSmi
 
+pytestmark = pytest.mark.alone  # samples once a second
+
 RECORD = "4,1,2,-;NVRM: Xid (PCI:0000:05:00): 79, pid=1, name=python3, GPU has fallen off the bus.\n"
 
 

@@ -25,6 +25,8 @@ from gpucloud.adapters.ssh import SshShell, generate_key
 from gpucloud.domain.errors import HostKeyMismatch, HostUnreachable, NodeError
 from tests.fakes.nodes import Server, embedded_server, node_at, openssh_server
 
+pytestmark = pytest.mark.alone  # looks at how quick it is
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:

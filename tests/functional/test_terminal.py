@@ -13,7 +13,7 @@ import pytest
 
 from tests.commandline import command_line, until
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.timeout(200), pytest.mark.alone]  # torchrun on two nodes needs both cores
 
 
 class Terminal:
