@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +13,7 @@ from gpucloud.domain.data import DataSet, DataWanted
 from gpucloud.domain.job import Market, Resources
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.offer import Offer, Pool, PricePoint
+from gpucloud.domain.strays import Owner, Thing
 
 
 class Clock(Protocol):
@@ -204,4 +205,41 @@ class DataSets(Protocol):
 
     def send(self, host: Host, wanted: DataWanted, folder: str, missing: tuple[str, ...]) -> None:
         """Put files of a set that lies on this machine into `folder` on the host, each whole; may be repeated."""
+        ...
+
+
+class Census(Protocol):
+    """Everything of a cloud that may be gpucloud's, by its tags. Raises CredentialsError, ProvisionError."""
+
+    @property
+    def account(self) -> str:
+        """Whose cloud it is."""
+        ...
+
+    @property
+    def regional(self) -> bool:
+        """Whether a cluster is of one region."""
+        ...
+
+    def things(self) -> tuple[Thing, ...]:
+        """Return what is there and bears any of gpucloud's cluster tags; what has ended costs nothing and is left out.
+
+        What stands without any job (`base`) is none of it.
+        """
+        ...
+
+    def remove(self, cluster: str, region: str, things: tuple[Thing, ...], *, story: Callable[[str], None]) -> None:
+        """End the machines of the cluster in that region and remove everything else of it; may be repeated."""
+        ...
+
+
+class Sightings(Protocol):
+    """When strays were first seen as such, from one run to the next. Raises StoreError."""
+
+    def load(self, owner: Owner) -> Mapping[str, datetime]:
+        """Return what was kept for this owner, by `Thing.key`."""
+        ...
+
+    def save(self, owner: Owner, first_seen: Mapping[str, datetime]) -> None:
+        """Keep it."""
         ...

@@ -127,6 +127,13 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def uptime() -> float:
+    """Return seconds since some moment, those during which the machine slept too; it never goes back."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.clock_gettime(time.CLOCK_MONOTONIC)  # macOS counts sleep in this one, not in time.monotonic()
+
+
 def boot_id() -> str:
     """Return what tells this boot from another."""
     path = _PROC / "sys/kernel/random/boot_id"

@@ -68,6 +68,21 @@ class Home:
         """What the background supervisor of the job says."""
         return self.root / "logs" / f"{job}.log"
 
+    @property
+    def sightings(self) -> Path:
+        """When strays were first seen as such."""
+        return self.root / "sightings.json"
+
+    def keep_spec(self, job: str, spec: bytes) -> Path:
+        """Write a job file as it came out of a store, and return where it is."""
+        path = self.root / "specs" / job / "gpucloud.yaml"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(spec)
+        except OSError as error:
+            raise StoreError(f"cannot write {path}: {error.strerror}", hint="GPUCLOUD_HOME names the folder") from error
+        return path
+
     def remember(self, job: KnownJob) -> None:
         """Add the job to the known ones."""
         path = self._index / f"{job.name}.json"

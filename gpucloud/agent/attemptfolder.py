@@ -6,9 +6,10 @@ import json
 import re
 import time
 from dataclasses import fields, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
+from gpucloud.agent.decide import Saving
 from gpucloud.agent.wholefile import read_tail, read_text, write_whole
 from gpucloud.domain.agentstatus import AttemptStatus, Outcome, Progress
 from gpucloud.domain.codec import Malformed, from_json, to_json
@@ -80,6 +81,15 @@ class AttemptFolder:
             return None
         progress, written_at = self._progress
         return replace(progress, age_s=max(0.0, time.time() - written_at))
+
+    def saving(self) -> Saving | None:
+        """Return how long saves take here, as a rank of this node wrote; None before the first save."""
+        try:
+            wrote = json.loads(read_text(self.path / "saving.json") or "null")
+            save, step = timedelta(seconds=wrote["seconds"]), timedelta(seconds=wrote["step"] or 0.0)
+        except (ValueError, TypeError, KeyError, OverflowError):
+            return None
+        return Saving(save=save, step=step)
 
     def output(self) -> tuple[tuple[int, int], ...]:
         """Return the length in bytes of each rank's output, by global rank."""

@@ -11,6 +11,9 @@ from gpucloud.domain.node import Notice
 
 _SAVE_AHEAD = timedelta(seconds=60)
 _SAVE_SHARE = 0.2  # of a short lease: else it would be spent on saving
+_LONGEST_SHARE = 0.4  # of any lease: below the half at which a supervisor renews it
+_LONGEST = timedelta(minutes=12)  # the same of 30 minutes, the horizon of a lease that is renewed again and again
+_MARGIN = (timedelta(seconds=1), timedelta(seconds=5))  # for ranks to leave, and for a slower store than before
 
 
 class Wall(Enum):
@@ -22,17 +25,38 @@ class Wall(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """How long a save takes here, as measured: the longest so far, after the step that is under way."""
+
+    save: timedelta
+    step: timedelta
+
+    def ahead(self, lease: timedelta) -> timedelta:
+        """Return how long before the end of what is paid to begin: twice the time that it took, and a margin."""
+        least, most = _MARGIN
+        margin = max(least, min(most, lease / 10))
+        return min(2 * (self.save + self.step) + margin, _LONGEST_SHARE * lease, _LONGEST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepaid:
-    """The time until which the node is paid for, and when that was first heard."""
+    """The time until which the node is paid for, and since when: the attempt's start, or when it was first heard.
+
+    A short renewal, or a lower budget, so leaves a running attempt no less time for its last save.
+    """
 
     until: datetime
     heard_at: datetime
 
-    def wall(self, now: datetime) -> Wall:
-        """Return where `now` stands: NEAR begins 60 s before the end, or at its last fifth if that is shorter."""
+    def wall(self, now: datetime, saving: Saving | None = None) -> Wall:
+        """Return where `now` stands: NEAR begins so long before the end as a save takes.
+
+        While none was measured, 60 s before, or at the last fifth if that is shorter.
+        """
         if now >= self.until:
             return Wall.PASSED
-        ahead = min(_SAVE_AHEAD, _SAVE_SHARE * (self.until - self.heard_at))
+        lease = self.until - self.heard_at
+        ahead = min(_SAVE_AHEAD, _SAVE_SHARE * lease) if saving is None else saving.ahead(lease)
         return Wall.NEAR if now >= self.until - ahead else Wall.FAR
 
 
@@ -59,6 +83,7 @@ class Seen:
     now: datetime
     power_off_after: timedelta = timedelta(0)
     rebalance: datetime | None = None
+    saving: Saving | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +133,7 @@ Action = Start | Save | SaveEarly | Abort | Kill | PowerOff | Rest
 
 def decide(seen: Seen) -> Action:
     """Return the next action; it may be carried out any number of times."""
-    wall = seen.prepaid.wall(seen.now) if seen.prepaid else Wall.FAR
+    wall = seen.prepaid.wall(seen.now, seen.saving) if seen.prepaid else Wall.FAR
     if seen.running is not None:
         return _of_running(seen, seen.running, wall)
     if wall is Wall.PASSED and seen.prepaid is not None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -95,6 +96,7 @@ class Agent:
                 now=now,
                 power_off_after=self._own_end.after,
                 rebalance=self._rebalance(),
+                saving=self._running.folder.saving() if self._running else None,
             )
         )
         try:
@@ -148,6 +150,8 @@ class Agent:
                 pass
 
     def _begin(self, launch: Launch) -> None:
+        if self._prepaid is not None:
+            self._prepaid = replace(self._prepaid, heard_at=datetime.now(timezone.utc))
         folder = AttemptFolder(self._attempts, launch.attempt)
         try:
             self._running = RunningAttempt(launch, folder)

@@ -101,13 +101,24 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
         Optional[int],  # noqa: UP045
         typer.Option(min=1, max=1000, metavar="STEPS", help="As --profile, and how many; 5 if left out."),
     ] = None,
+    budget: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--budget", metavar="SUM", help="Another budget than the job file's, such as 40USD."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a job to its end, or continue it: machines, code, training, interruptions, teardown, cost."""
-    from gpucloud.cli import training
+    from gpucloud.cli import budgeting, training
 
     steps = profile_steps or (5 if profile else None)
-    asked = training.Asked(keep=keep, detach=detach, drill=drill, profile_steps=steps, unattended=unattended)
+    asked = training.Asked(
+        keep=keep,
+        detach=detach,
+        drill=drill,
+        profile_steps=steps,
+        unattended=unattended,
+        budget_usd=budgeting.sum_of(budget),
+    )
     raise typer.Exit(training.train(target, asked, on=cloud, as_json=as_json))
 
 
@@ -151,6 +162,21 @@ def cost(target: Target = None, as_json: Json = False) -> None:
     from gpucloud.cli import asking
 
     raise typer.Exit(asking.cost(target, as_json=as_json))
+
+
+@app.command()
+def budget(
+    job: Annotated[str, typer.Argument(metavar="JOB|FILE", help="A job's name, or a job file.")],
+    usd: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="[SUM]", help="What the job may cost in all from now on, such as 40 USD."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Raise or lower a job's budget, also while it runs; without a sum, show it and its changes."""
+    from gpucloud.cli import budgeting
+
+    raise typer.Exit(budgeting.budget(job, budgeting.sum_of(" ".join(usd)) if usd else None, as_json=as_json))
 
 
 @app.command()
@@ -235,11 +261,40 @@ def down(
 
 
 @app.command()
-def reconcile(target: Target = None, as_json: Json = False) -> None:
+def reconcile(
+    target: Target = None,
+    every: Annotated[bool, typer.Option("--all", help="Every job that is not torn down.")] = False,
+    store: Annotated[Optional[str], typer.Option(help="With --all: every job in this store too.")] = None,  # noqa: UP045
+    as_json: Json = False,
+) -> None:
     """Make one pass for a job and leave: for cron and CI schedules."""
+    if every or store:
+        from gpucloud.cli import passes
+
+        raise typer.Exit(passes.reconcile_all(store, as_json=as_json))
     from gpucloud.cli import training
 
     raise typer.Exit(training.reconcile(target, as_json=as_json))
+
+
+@app.command()
+def gc(
+    cloud: Annotated[
+        Optional[list[Cloud]],  # noqa: UP045
+        typer.Option("--cloud", help="Where; the embedded fleet, and AWS if jobs ran there."),
+    ] = None,
+    region: Annotated[Optional[list[str]], typer.Option(help="On AWS, where; may be repeated.")] = None,  # noqa: UP045
+    store: Annotated[Optional[str], typer.Option(help="Of jobs in this store; all known ones.")] = None,  # noqa: UP045
+    delete: Annotated[bool, typer.Option("--delete", help="Remove what was seen twice, a minute apart.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Look again after that minute.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List what bears gpucloud's tags and belongs to no living job; remove it on request."""
+    from gpucloud.cli import strays
+
+    clouds, regions = tuple(cloud or ()), tuple(region or ())
+    asked = strays.Sweep(clouds=clouds, regions=regions, store=store, delete=delete, wait=wait)
+    raise typer.Exit(strays.gc(asked, as_json=as_json))
 
 
 @app.command()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 
 from gpucloud.cli.interrupts import Detach, Interrupts, Leave, obeyed
@@ -19,13 +21,15 @@ from gpucloud.domain.quantities import format_span, parse_span
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.seen import Goal, Until
-from gpucloud.usecases.jobs import Asker
+from gpucloud.usecases.jobs import Asker, caller
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.lease import take
 from gpucloud.usecases.report import JobReport
-from gpucloud.usecases.start import Start, adopt
+from gpucloud.usecases.start import Start, adopt, budget_wish
 from gpucloud.usecases.supervise import supervisor
 from gpucloud.wiring import Gpucloud, KnownJob
+
+_LINGERS = timedelta(seconds=20)
 
 
 def plan(target: str | None, *, on: Cloud | None, as_json: bool) -> int:
@@ -53,13 +57,17 @@ def up(target: str | None, *, on: Cloud | None, as_json: bool) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What `train` is asked beside the job file; `profile_steps` None for no profile, `unattended` as written."""
+    """What `train` is asked beside the job file.
+
+    `profile_steps` None for no profile, `unattended` as written, `budget_usd` None for the file's.
+    """
 
     keep: bool = False
     detach: bool = False
     drill: bool = False
     profile_steps: int | None = None
     unattended: str | None = None
+    budget_usd: Decimal | None = None
 
 
 def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) -> int:
@@ -73,7 +81,7 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
         refused = cloud.unable(job)
     if refused is not None and lasting is not None:
         raise UsageError(f"--unattended: {refused.why}", hint=refused.hint)
-    read, start = _started(cloud, target, on)
+    read, start = _started(cloud, target, on, asked.budget_usd)
     read = replace(read, job=replace(read.job, profile_steps=asked.profile_steps))
     if refused is not None:
         tell(f"a process here drives the job, which needs this machine: {refused.why}")
@@ -144,6 +152,13 @@ def reconcile(target: str | None, *, as_json: bool) -> int:
     """Make one pass for the job from nothing but what is stored and seen; return the exit code."""
     cloud = Gpucloud()
     known = known_job(cloud, target)
+    reconcile_known(cloud, known)
+    return _answer(cloud.asker(known).report(), as_json=as_json)
+
+
+def reconcile_known(cloud: Gpucloud, known: KnownJob) -> None:
+    """Make one pass for a known job; LeaseHeld when somebody supervises it, CredentialsError without its SSH key."""
+    cloud.require_key(known, cloud.asker(known).state())
     read = read_target(cloud, str(known.file), known.cloud)
     jobs = JobStore(cloud.store_of(known), known.name)
     lease = take(jobs, cloud.clock)
@@ -154,11 +169,14 @@ def reconcile(target: str | None, *, as_json: bool) -> int:
     with onlooker() as shown, supervisor(world, goal, lease, shown, lambda: None) as one:
         one.settle()
     _bring_stored_home(cloud, read.job, known.name)
-    return _answer(cloud.asker(known).report(), as_json=as_json)
 
 
-def _started(cloud: Gpucloud, target: str | None, on: Cloud | None) -> tuple[Target, Start]:
+def _started(
+    cloud: Gpucloud, target: str | None, on: Cloud | None, budget_usd: Decimal | None = None
+) -> tuple[Target, Start]:
     read = read_target(cloud, target, on)
+    if budget_usd is not None:
+        read = replace(read, job=replace(read.job, budget_usd=budget_usd))
     _introduce(cloud, read.job)
     if cloud.first_plan(read.job) is not None:  # refused before anything is made, its own store included
         cloud.cloud(read.job).make_store()
@@ -223,13 +241,16 @@ def _run(  # noqa: PLR0913, PLR0917  each by its name
     world = cloud.world(read.job, start.name, unattended=unattended)
     lease = take(world.jobs, cloud.clock)
     drove_itself = lease.state.unattended_s is not None
-    going_on = adopt(lease.state, read.job, read.spec, start.plan)
+    going_on = adopt(lease.state, read.spec, start.plan)
     lasting = unattended.lasting.total_seconds() if unattended is not None else None
     going_on = replace(going_on, unattended_s=lasting)
     goal = _with_limits(goal, read.job, going_on)
     with supervisor(world, goal, lease, shown, interrupts.wanted_end) as one:
-        world.jobs.withdraw_request()
+        world.jobs.withdraw_end()
         world.jobs.keep_spec(read.spec)
+        wish = budget_wish(lease.state, read.job, caller(), cloud.clock.now())
+        if wish is not None:
+            world.jobs.ask_for_budget(wish)
         lease.write(going_on)
         try:
             if drove_itself or unattended is not None:
@@ -293,6 +314,7 @@ def _detach(cloud: Gpucloud, read: Target, start: Start, *, keep: bool, drill: b
     flags = [flag for flag, on in (("--keep", keep), ("--drill", drill)) if on]
     if read.job.profile_steps:
         flags += ["--profile-steps", str(read.job.profile_steps)]
+    flags += ["--budget", f"{read.job.budget_usd:f} USD"]
     with log.open("ab") as out:
         child = subprocess.Popen(
             [
@@ -351,13 +373,19 @@ def _end_unless_held(
 ) -> None:
     """End the job from here; one of its machines may have begun to drive it meanwhile, and is then asked to end it."""
     try:
-        _end_here(cloud, known, state, shown, interrupts)
+        end_here(cloud, known, state, shown, interrupts.wanted_end)
     except LeaseHeld:
         if state.unattended_s is None:
             raise
 
 
-def _end_here(cloud: Gpucloud, known: KnownJob, state: JobState, shown: Onlooker, interrupts: Interrupts) -> None:
+def end_here(
+    cloud: Gpucloud,
+    known: KnownJob,
+    state: JobState,
+    shown: Onlooker,
+    wanted_end: Callable[[], ExitReason | None] = lambda: None,
+) -> None:
     """End the job from here: with a last save if the job file can still be read, else the machines at once."""
     try:
         job, readable = replace(cloud.read_job(known.file), cloud=known.cloud), True
@@ -367,7 +395,7 @@ def _end_here(cloud: Gpucloud, known: KnownJob, state: JobState, shown: Onlooker
     world = cloud.world(job, known.name, with_secrets=False)
     lease = take(world.jobs, cloud.clock)
     goal = Goal(nodes=job.resources.nodes)
-    with supervisor(world, goal, lease, shown, lambda: interrupts.wanted_end() or ExitReason.STOPPED) as one:
+    with supervisor(world, goal, lease, shown, lambda: wanted_end() or ExitReason.STOPPED) as one:
         if state.unattended_s is not None:
             one.actor.preparer.records.withdraw_order()
         if not readable and not lease.state.status.ended:
@@ -392,7 +420,10 @@ def _stand_in(known: KnownJob, state: JobState) -> Job:
 
 
 def _prove_empty(cloud: Gpucloud, known: KnownJob, asker: Asker, *, as_json: bool) -> int:
-    left = cloud.leftovers(known)
+    left, deadline = cloud.leftovers(known), cloud.clock.now() + _LINGERS
+    while left and cloud.clock.now() < deadline:  # disks and interfaces go some seconds after their machine
+        cloud.clock.sleep(1)
+        left = cloud.leftovers(known)
     if left:
         raise CleanupIncomplete(f"still listed: {', '.join(left)}", hint=f"gpucloud down {known.name}")
     report = asker.report()

@@ -177,6 +177,31 @@ class Cooldown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetWish:
+    """What somebody wants the budget to be; `id` is its own, so that it is taken up once."""
+
+    id: str
+    by: str
+    at: datetime
+    usd: Decimal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetChange:
+    """A wish for another budget that was taken up: whose, when, from what to what; `id` tells it from every other.
+
+    `refused` is why the budget stayed as it was.
+    """
+
+    id: str
+    by: str
+    at: datetime
+    old_usd: Decimal
+    new_usd: Decimal
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRef:
     """The newest committed checkpoint: its step, and the SHA-256 of its manifest."""
 
@@ -229,6 +254,7 @@ class JobState:
     kept: bool = False
     ended_at: datetime | None = None
     unattended_s: float | None = None
+    budget_changes: tuple[BudgetChange, ...] = ()
 
     @property
     def attempt(self) -> Attempt | None:

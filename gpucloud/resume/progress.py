@@ -44,6 +44,11 @@ class Progress:
         self._written_at = 0.0
         self.write()
 
+    @property
+    def step_seconds(self) -> float | None:
+        """The median of the last steps' times; None before the first."""
+        return statistics.median(self._seconds) if self._seconds else None
+
     def batch_wanted(self) -> None:
         """Training begins, or begins again: what was before does not count as a step's time."""
         self._stepped_at = time.monotonic()
@@ -92,7 +97,7 @@ class Progress:
                 "loss": self._loss.now() if self._phase == "train" else self._loss.final(),
                 "phase": self._phase,
                 "committed_step": self._standing.committed_step or None,
-                "step_seconds": statistics.median(self._seconds) if self._seconds else None,
+                "step_seconds": self.step_seconds,
                 "waiting_share": self._waiting_share(),
                 "written_at": time.time(),
             },

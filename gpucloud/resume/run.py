@@ -236,8 +236,9 @@ class Run:
 
     def _save(self, generation: int) -> bool:
         level = self.level if self._loader else Level.BEST_EFFORT
+        longest = self._saver.longest_s
         with self._progress.phase("save"):
-            return self._saver.save(
+            saved = self._saver.save(
                 Commit(generation, self.steps_done),
                 level,
                 {
@@ -246,6 +247,9 @@ class Run:
                     "surroundings": surroundings(self._ranks.world),
                 },
             )
+        if self._saver.longest_s != longest:  # by this the node's agent knows when to ask for the last one
+            self._folder.write("saving.json", {"seconds": self._saver.longest_s, "step": self._progress.step_seconds})
+        return saved
 
     def _leave(self, generation: int) -> None:
         self._profiling.close()

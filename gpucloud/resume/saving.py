@@ -19,7 +19,10 @@ _COMMITTED, _DROPPED, _FENCED = range(3)
 
 
 class Saver:
-    """Saves; a save that fails is dropped on all ranks alike, and training goes on. `committed` is the newest step."""
+    """Saves; a save that fails is dropped on all ranks alike, and training goes on. `committed` is the newest step.
+
+    `longest_s` is how long the longest save took until its commit, None before the first.
+    """
 
     def __init__(
         self, checkpoints: Checkpoints, state: TrainingState, ranks: Ranks, *, committed: int, cost_s: float
@@ -29,6 +32,7 @@ class Saver:
         self._state = state
         self._ranks = ranks
         self._cost_s = cost_s
+        self.longest_s: float | None = None
         self._started_at = self._saved_at = time.monotonic()
 
     def due(self, cadence: Cadence, step: int) -> bool:
@@ -57,6 +61,7 @@ class Saver:
             )
         if outcome == _COMMITTED:
             self._cost_s = self._saved_at - began
+            self.longest_s = max(self._cost_s, self.longest_s or 0.0)
             self.committed = commit.step
         return outcome == _COMMITTED
 

@@ -11,10 +11,12 @@ from gpucloud.domain.job import Market
 from gpucloud.domain.launch import workers_per_node
 from gpucloud.domain.node import Fault, Refusal
 from gpucloud.domain.state import ExitReason, NodeLife
+from gpucloud.domain.strays import JOB, STORE
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import (
     Action,
     Arm,
+    ChangeBudget,
     CloseAttempt,
     CoolDown,
     Detach,
@@ -81,7 +83,7 @@ class Actor:
         if line:
             self.watcher.story(line)
         match action:
-            case Provision() | Arm() | Resize() | Move() | Detach() | Replace() | Drill() | TearDown():
+            case Provision() | Arm() | ChangeBudget() | Resize() | Move() | Detach() | Replace() | Drill() | TearDown():
                 self._on_the_cloud(action)
             case Prepare(node_ids=node_ids):
                 for node_id in node_ids:
@@ -132,7 +134,10 @@ class Actor:
         if state.group is not None and not state.status.ended:
             self._provision()
 
-    def _on_the_cloud(self, action: Provision | Arm | Resize | Move | Detach | Replace | Drill | TearDown) -> None:
+    def _on_the_cloud(
+        self, action: Provision | Arm | ChangeBudget | Resize | Move | Detach | Replace | Drill | TearDown
+    ) -> None:
+        self.lease.confirm()  # time may have passed since it was decided, and another may have followed us
         state, group = self.lease.state, self.world.group
         name = state.group or ""
         match action:
@@ -140,6 +145,8 @@ class Actor:
                 self._provision()
             case Arm(until=until):
                 self._arm(name, until)
+            case ChangeBudget():
+                self._change_budget(action)
             case Resize(size=size):
                 group.resize(name, size, state.pool)
             case Move():
@@ -163,6 +170,23 @@ class Actor:
         self.world.group.arm(group, until)
         if self.lease.state.paid_until != until:
             self.lease.write(replace(self.lease.state, paid_until=until))
+
+    def _change_budget(self, action: ChangeBudget) -> None:
+        """The closer shut-off comes before the lower budget; a wish that is in the books is not wished any more."""
+        if action.until is not None:
+            self._arm(self.lease.state.group or "", action.until)
+        state, changes = self.lease.state, {change.id for change in self.lease.state.budget_changes}
+        news = tuple(change for change in action.changes if change.id not in changes)
+        if news:
+            self.lease.write(
+                replace(
+                    state,
+                    budget_usd=action.budget_usd,
+                    budget_changes=(*state.budget_changes, *news),
+                    paid_until=action.until or state.paid_until,
+                )
+            )
+        self.world.jobs.take_up(action.taken)
 
     def _in_the_books(
         self,
@@ -248,7 +272,7 @@ class Actor:
             zones=(pool.zone,),
             node_type=pool.instance_type,
             market=pool.market,
-            tags=(*self.world.job.tags, ("gpucloud:job", self.world.name)),
+            tags=(*self.world.job.tags, (JOB, self.world.name), (STORE, self.world.store.url)),
             public_key=self.world.public_key,
             store=self.world.store.url,
             image=image,

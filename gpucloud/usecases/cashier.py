@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import partial
 
 from gpucloud.domain.ledger import ZERO, Charge, Spend, Terms, meter, total, usd_for
 from gpucloud.domain.state import JobState, NodeLife
 from gpucloud.domain.supervision.prepaid import Wall, paid_until
 from gpucloud.ports import MarketData
 from gpucloud.usecases.jobstore import JobStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payable:
+    """What is spent, and until when the rest can be promised: for a start, with one more node, for those that run."""
+
+    spent_usd: Decimal
+    until: datetime | None
+    with_another: datetime | None
+    lasts_until: datetime | None
 
 
 class Cashier:
@@ -45,17 +56,17 @@ class Cashier:
             forecast_usd=None if forecast is None else spent + self._running_cost(alive, now, forecast),
         )
 
-    def payable_until(
-        self, state: JobState, nodes: int, now: datetime, wall: Wall
-    ) -> tuple[datetime | None, datetime | None]:
-        """Return until when `nodes` nodes, or those alive if they are more, can be promised; then with one more."""
-        alive = sum(life.ended_at is None for life in state.nodes)
-        left, cap = state.budget_usd - self.spend(state, now).spent_usd, state.cap_usd_per_hour
-        these, more = (
-            paid_until(now, left_usd=left, nodes=count, cap_usd_per_hour=cap, wall=wall)
-            for count in (max(nodes, alive), max(nodes, alive) + 1)
+    def payable_until(self, state: JobState, nodes: int, now: datetime, wall: Wall) -> Payable:
+        """Return until when `nodes` nodes, or those alive if they are more, can be promised."""
+        nodes = max(nodes, sum(life.ended_at is None for life in state.nodes))
+        spent = self.spend(state, now).spent_usd
+        until = partial(paid_until, now, left_usd=state.budget_usd - spent, cap_usd_per_hour=state.cap_usd_per_hour)
+        return Payable(
+            spent_usd=spent,
+            until=until(nodes=nodes, wall=wall),
+            with_another=until(nodes=nodes + 1, wall=wall),
+            lasts_until=until(nodes=nodes, wall=replace(wall, least=timedelta(0))),
         )
-        return these, more
 
     def _settled(self, life: NodeLife, state: JobState, now: datetime) -> NodeLife:
         if life.ended_at is None or life.charged:

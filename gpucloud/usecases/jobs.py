@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,7 +18,7 @@ from gpucloud.domain.supervision.seen import Limits
 from gpucloud.domain.supervision.storm import standing
 from gpucloud.ports import Clock, MarketData, NodeGroup
 from gpucloud.usecases.cashier import Cashier
-from gpucloud.usecases.jobstore import JobStore, LogPart, Request
+from gpucloud.usecases.jobstore import JobStore, LogPart
 from gpucloud.usecases.lease import is_over, supervised_by
 from gpucloud.usecases.report import JobReport, report
 
@@ -70,8 +71,7 @@ class Asker:
 
     def ask_to_end(self) -> None:
         """Ask whoever supervises the job to save, end it and tear down."""
-        by = f"{getpass.getuser()}@{socket.gethostname()}"
-        self.jobs.ask(Request(end=ExitReason.STOPPED, by=by, at=self.clock.now()))
+        self.jobs.ask_to_end(ExitReason.STOPPED, caller(), self.clock.now())
 
     def output(self, *, attempt: int | None, rank: int | None, follow: bool) -> Iterator[tuple[LogPart, bytes]]:
         """Yield the kept output in order; with `follow`, go on until the job has ended and all is told.
@@ -92,3 +92,12 @@ class Asker:
             if not follow or ended:
                 return
             self.clock.sleep(_LOOK_S)
+
+
+def caller() -> str:
+    """Return who asks, for the books: user and host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # no such user in the password file, as in a container
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

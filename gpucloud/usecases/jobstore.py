@@ -7,25 +7,29 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gpucloud.domain import codec
 from gpucloud.domain.data import DataSet, pack, unpack
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.ledger import Charge
-from gpucloud.domain.state import ExitReason, JobState
+from gpucloud.domain.state import BudgetWish, ExitReason, JobState
 from gpucloud.store import Conflict, ObjectStore, Stored
+
+_TRIES = 50  # of a compare-and-swap that others come before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What another terminal asked of whoever supervises the job."""
+    """What other terminals asked of whoever supervises the job: its end (`by` whom, when), and other budgets."""
 
-    end: ExitReason
-    by: str
-    at: datetime
+    end: ExitReason | None = None
+    by: str = ""
+    at: datetime | None = None
+    budgets: tuple[BudgetWish, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,11 @@ class JobStore:
         """Write the job file as it is now."""
         self.store.put(f"{self._root}/spec.yaml", spec)
 
+    def spec(self) -> bytes | None:
+        """Return the job file as it was kept last; None when there is none."""
+        stored = self.store.get(f"{self._root}/spec.yaml")
+        return stored.data if stored else None
+
     def data_set(self, source: str) -> DataSet | None:
         """Return the data set as it was when the job began; None when it was not listed yet."""
         stored = self.store.get(self._data_key(source))
@@ -118,18 +127,48 @@ class JobStore:
                 found += codec.from_json(_Bill, stored.data).charges
         return tuple(found)
 
-    def ask(self, request: Request) -> None:
-        """Leave a request for the supervisor."""
-        self.store.put(f"{self._root}/request.json", _bytes(request))
+    def ask_to_end(self, end: ExitReason, by: str, at: datetime) -> None:
+        """Leave the wish that the job ends, for whoever supervises it."""
+        self._change_request(lambda request: replace(request, end=end, by=by, at=at))
 
-    def request(self) -> Request | None:
-        """Return the request that stands, if any."""
-        stored = self.store.get(f"{self._root}/request.json")
-        return codec.from_json(Request, stored.data) if stored else None
+    def ask_for_budget(self, wish: BudgetWish) -> None:
+        """Leave the wish for another budget, after those that wait already."""
+        self._change_request(lambda request: replace(request, budgets=_with(request.budgets, wish)))
 
-    def withdraw_request(self) -> None:
-        """Remove the request: it was carried out, or a new start makes it void."""
-        self.store.delete(f"{self._root}/request.json")
+    def request(self) -> Request:
+        """Return what is asked for now."""
+        return self._request()[0]
+
+    def withdraw_end(self) -> None:
+        """Remove the wish that the job ends: a new start makes it void. Wishes for budgets stay."""
+        self._change_request(lambda request: replace(request, end=None, by="", at=None))
+
+    def take_up(self, wishes: Collection[str]) -> None:
+        """Remove the wishes for budgets with these ids: they are in the state."""
+        self._change_request(
+            lambda request: replace(request, budgets=tuple(w for w in request.budgets if w.id not in wishes))
+        )
+
+    def _request(self) -> tuple[Request, str | None]:
+        key = f"{self._root}/request.json"
+        stored = self.store.get(key)
+        try:
+            return (codec.from_json(Request, stored.data), stored.version) if stored else (Request(), None)
+        except ValueError as error:
+            raise StoreError(f"{self.store.url}/{key} is damaged: {error}") from error
+
+    def _change_request(self, change: Callable[[Request], Request]) -> None:
+        """Everybody may ask at any time: what others asked meanwhile stays."""
+        key = f"{self._root}/request.json"
+        for _ in range(_TRIES):
+            request, version = self._request()
+            changed = change(request)
+            if changed == request:
+                return
+            with suppress(Conflict):
+                self.store.put(key, _bytes(changed), if_absent=version is None, if_version=version)
+                return
+        raise StoreError(f"{self.store.url}/{key} is being changed all the time", hint="the same again", may_pass=True)
 
     def keep_attempt_lock(self, attempt: int, lock: dict[str, object]) -> None:
         """Write what the attempt's nodes were made of (`attempt_lock`); one object for all of them."""
@@ -230,6 +269,11 @@ def job_names(store: ObjectStore) -> tuple[str, ...]:
     """Return the names of all jobs in the store."""
     found = (re.fullmatch(r"jobs/([^/]+)/state\.json", key) for key in store.list("jobs/"))
     return tuple(m[1] for m in found if m)
+
+
+def _with(wishes: tuple[BudgetWish, ...], wish: BudgetWish) -> tuple[BudgetWish, ...]:
+    """A write whose reply was lost is done again: nobody wishes the same twice."""
+    return wishes if any(one.id == wish.id for one in wishes) else (*wishes, wish)
 
 
 def _bytes(value: object) -> bytes:

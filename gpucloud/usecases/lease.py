@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -19,14 +21,27 @@ from gpucloud.usecases.jobstore import JobStore
 
 
 class Lease:
-    """A job's state, held by this process. Use as a context: it is renewed beside and given back at the end."""
+    """A job's state, held by this process. Use as a context: it is renewed beside and given back at the end.
 
-    def __init__(self, jobs: JobStore, clock: Clock, state: JobState, version: str) -> None:
+    `uptime` counts seconds, those asleep too. Made right after a write, whose start was at `written_at` of it.
+    """
+
+    def __init__(
+        self,
+        jobs: JobStore,
+        clock: Clock,
+        state: JobState,
+        version: str,
+        uptime: Callable[[], float] = processes.uptime,
+        written_at: float | None = None,
+    ) -> None:
         self._jobs = jobs
         self._clock = clock
         self._state = state
         self._seq = state.seq
         self._version = version
+        self._uptime = uptime
+        self._written_at = uptime() if written_at is None else written_at
         self._lock = threading.RLock()
         self._end = threading.Event()
         self._lost: LeaseHeld | None = None
@@ -51,9 +66,23 @@ class Lease:
             # What the caller knows may be older than the last renewal: the number goes on from what was written.
             self._seq += 1
             self._state = replace(state, seq=self._seq, nonce=uuid.uuid4().hex)
+            started = self._uptime()
             self._unsure.add(self._state.nonce)
             self._version = self._put()
             self._unsure.clear()
+            self._written_at = started
+
+    def confirm(self) -> None:
+        """Make sure that the job is ours still: write, if the last write is older than a third of the lease.
+
+        To be called before anything is done outside: a process that was stopped, or a laptop that slept, may have been
+        followed meanwhile. LeaseHeld then, StoreError when the store cannot be asked: in both nothing may be done.
+        """
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
+            if self._uptime() - self._written_at > self._state.lease_s / 3:
+                self.write(self._state)
 
     def __enter__(self) -> Lease:
         """Start renewing."""
@@ -97,7 +126,7 @@ class Lease:
                 continue  # the next write tries again; the lease itself ends by the store's clock
 
 
-def take(jobs: JobStore, clock: Clock, *, node: str = "") -> Lease:
+def take(jobs: JobStore, clock: Clock, uptime: Callable[[], float] = processes.uptime, *, node: str = "") -> Lease:
     """Return the lease on the job. LeaseHeld while another supervisor has it and is alive.
 
     A holder on this host whose process is gone is replaced at once, any other one when its lease is over by the
@@ -109,6 +138,7 @@ def take(jobs: JobStore, clock: Clock, *, node: str = "") -> Lease:
     state, stored = loaded
     if state.owner is not None and not is_over(state, stored):
         raise _held(jobs.job, state, stored)
+    started = uptime()
     taken = replace(state, epoch=state.epoch + 1, owner=_me(clock, node), seq=state.seq + 1, nonce=uuid.uuid4().hex)
     try:
         version = jobs.replace(taken, stored.version)
@@ -117,7 +147,7 @@ def take(jobs: JobStore, clock: Clock, *, node: str = "") -> Lease:
         if again is None or again[0].nonce != taken.nonce:
             raise _held(jobs.job, *(again or (None, None))) from None
         version = again[1].version
-    return Lease(jobs, clock, taken, version)
+    return Lease(jobs, clock, taken, version, uptime, started)
 
 
 def is_over(state: JobState, stored: Stored) -> bool:
@@ -151,10 +181,12 @@ def _me(clock: Clock, node: str) -> Owner:
 
 def _held(job: str, state: JobState | None, stored: Stored | None) -> LeaseHeld:
     owner = state.owner if state is not None else None
-    if owner is None or stored is None:
+    if state is None or owner is None or stored is None:
         return LeaseHeld(f"another supervisor took {job} over", hint=f"gpucloud status {job}")
     age = (stored.store_time - stored.modified).total_seconds()
+    free_in = max(1, math.ceil(state.lease_s - age))
     return LeaseHeld(
         f"{job} is supervised by {supervised_by(owner)} since {owner.since:%H:%M:%S} UTC (last sign {age:.0f} s ago)",
-        hint=f"gpucloud logs -f {job} follows it, gpucloud down {job} ends it; a dead holder is replaced by itself",
+        hint=f"gpucloud logs -f {job} follows it, gpucloud down {job} ends it; if it is dead, the same command"
+        f" takes over in {free_in} s",
     )

@@ -20,10 +20,11 @@ from gpucloud.domain.supervision.capacity import is_cooling
 from gpucloud.domain.supervision.membership import is_over, members_of, part_of, progress_of
 from gpucloud.domain.supervision.seen import Goal, NodeSeen, Readiness, Seen
 from gpucloud.store.commits import newest_commit
-from gpucloud.usecases.cashier import Cashier
+from gpucloud.usecases.cashier import Cashier, Payable
 from gpucloud.usecases.gate import gate_wanted
 from gpucloud.usecases.history import HistoryKeeper
 from gpucloud.usecases.inspection import Inspector
+from gpucloud.usecases.jobstore import Request
 from gpucloud.usecases.lookout import LogReader, read_node
 from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.usage import UsageMeter
@@ -90,15 +91,19 @@ class Observer:
         self.preparer.see(group)
         self._ask(group, state, now)
         nodes = tuple(self._node(node, state, now) for node in group.nodes)
-        payable, with_another = self._payable(state, group, now)
+        payable = self._payable(state, group, now)
+        request = self.world.jobs.request()
         seen = Seen(
             now=now,
             state=state,
             group=group,
             nodes=nodes,
-            payable_until=payable,
-            payable_with_another=with_another,
-            wanted_end=self._wanted_end(now),
+            payable_until=payable.until,
+            payable_with_another=payable.with_another,
+            lasts_until=payable.lasts_until,
+            wanted_end=self._wanted_end(request, now),
+            budget_wishes=request.budgets,
+            spent_usd=payable.spent_usd,
             failed_bootstraps=self.preparer.failures,
             candidates=self._candidates(state, now),
             short_for=self._short_for(group, now),
@@ -113,7 +118,7 @@ class Observer:
             return GroupView(exists=False, size=0, armed_until=None, nodes=())
         return self.world.group.describe(state.group)
 
-    def _payable(self, state: JobState, group: GroupView, now: datetime) -> tuple[datetime | None, datetime | None]:
+    def _payable(self, state: JobState, group: GroupView, now: datetime) -> Payable:
         """Count what the cloud lists now, not only what is in the books, and what the level is about to start."""
         known = replace(state, nodes=books.with_lives(state.nodes, group.nodes))
         coming = group.size + sum(node.detached for node in group.alive)
@@ -189,11 +194,10 @@ class Observer:
             refused=self.preparer.refused(node.id),
         )
 
-    def _wanted_end(self, now: datetime) -> ExitReason | None:
-        wanted = self.wanted_end()
-        request = self.world.jobs.request() if wanted is None else None
-        if wanted is not None or request is not None:
-            return wanted or (request.end if request else None)
+    def _wanted_end(self, request: Request, now: datetime) -> ExitReason | None:
+        wanted = self.wanted_end() or request.end
+        if wanted is not None:
+            return wanted
         late = self.goal.deadline_at is not None and now >= self.goal.deadline_at
         return ExitReason.DEADLINE if late else None
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
+import uuid
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Job
 from gpucloud.domain.ledger import ZERO, Terms, total, with_beside
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.plan import Plan, fitting, make_plan, quota_too_small
-from gpucloud.domain.state import ExitReason, JobState
+from gpucloud.domain.state import BudgetWish, ExitReason, JobState
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.ports import Account, Clock, MarketData
@@ -140,16 +142,23 @@ def _changes(job: Job, spec: bytes, state: JobState) -> tuple[str, ...]:
     return tuple(changes)
 
 
-def adopt(state: JobState, job: Job, spec: bytes, plan: Plan) -> JobState:
-    """Return the state as it goes on under the job file of now: its budget, and the plan's offer if it has no group.
+def budget_wish(state: JobState, job: Job, by: str, now: datetime) -> BudgetWish | None:
+    """Return the wish for the job file's budget where the run has another one; it is taken up like any other wish."""
+    if state.exit_reason in _CLOSED or job.budget_usd == state.budget_usd:
+        return None
+    return BudgetWish(id=uuid.uuid4().hex, by=by, at=now, usd=job.budget_usd)
 
-    A run that ended for good, and was not torn down, stays as it is.
+
+def adopt(state: JobState, spec: bytes, plan: Plan) -> JobState:
+    """Return the state as it goes on under the job file of now, with the plan's offer if it has no group.
+
+    A run that ended for good, and was not torn down, stays as it is. Another budget is wished for (`budget_wish`).
     """
     if state.exit_reason in _CLOSED:
         return state
     going_on = books.reopen(state) if state.status.ended else state
     message = going_on.message if going_on.attempt is not None else None  # what stopped it before is over
-    adopted = replace(going_on, budget_usd=job.budget_usd, spec_sha256=_sha256(spec), message=message)
+    adopted = replace(going_on, spec_sha256=_sha256(spec), message=message)
     if adopted.group is not None:
         return adopted
     offer = plan.offer

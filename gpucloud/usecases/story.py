@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from gpucloud.domain.job import Market
 from gpucloud.domain.quantities import format_usd
-from gpucloud.domain.state import ExitReason, Interruption, InterruptionKind
+from gpucloud.domain.state import BudgetChange, ExitReason, Interruption, InterruptionKind
 from gpucloud.domain.supervision.action import (
     Action,
     Arm,
+    ChangeBudget,
     CloseAttempt,
     CoolDown,
     Detach,
@@ -29,6 +30,7 @@ from gpucloud.domain.supervision.action import (
     Tell,
     Wait,
 )
+from gpucloud.domain.supervision.budget import plain_usd
 from gpucloud.domain.supervision.seen import Seen
 
 
@@ -42,6 +44,9 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
             return f"taken until {until:%H:%M:%S} UTC: then the job's processes end by themselves"
         case Arm(until=until):
             return f"paid until {until:%H:%M:%S} UTC: then the machines shut themselves off"
+        case ChangeBudget(changes=changes, until=until):
+            closer = (f"paid until {until:%H:%M:%S} UTC",) if until is not None else ()
+            return "; ".join((*map(budget_line, changes), *closer)) or None
         case Resize(size=size):
             return f"asking for {size} × {seen.state.pool}"
         case CoolDown(pool=pool, code=code, message=message):
@@ -76,6 +81,12 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
             return "freeing every host" if seen.state.pool.market is Market.OWNED else "ending every machine"
         case Tell() | Wait() | Done():
             return None
+
+
+def budget_line(change: BudgetChange) -> str:
+    """Return what became of a wish for another budget."""
+    asked = f"{plain_usd(change.old_usd)} → {plain_usd(change.new_usd)} USD, by {change.by}"
+    return f"budget: {asked}: refused: {change.refused}" if change.refused else f"budget: {asked}"
 
 
 def silence(seen: Seen) -> str:

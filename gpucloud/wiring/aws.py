@@ -20,6 +20,7 @@ from gpucloud.wiring.cloud import Manners
 
 if TYPE_CHECKING:
     from gpucloud.adapters.aws.account.account import AwsAccount
+    from gpucloud.adapters.aws.account.census import AwsCensus
     from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
     from gpucloud.adapters.aws.prices.catalog import Catalog
     from gpucloud.adapters.aws.prices.market import AwsMarket
@@ -50,6 +51,11 @@ class AwsCloud:
 
         first = self._resources.regions[0] if self._resources.regions else None
         return Aws(self._choices.profile, first)
+
+    @property
+    def profile(self) -> str | None:
+        """The profile that the job's choices name."""
+        return self._choices.profile
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -201,6 +207,18 @@ class AwsCloud:
     @cached_property
     def _caller(self) -> Caller:
         return self._account.caller()
+
+    def census(self, store: ObjectStore) -> AwsCensus:
+        """Return what lists everything that jobs with this store have made in the regions."""
+        from gpucloud.adapters.aws.account.census import AwsCensus
+
+        return AwsCensus(
+            self.aws,
+            self._caller.account,
+            self.regions,
+            group=self.group(store),
+            provisioner=self.provisioner(store),
+        )
 
     def _provisioner(self, store_url: str) -> AwsProvisioner:
         from gpucloud.adapters.aws.bucket import ensure_bucket

@@ -16,6 +16,7 @@ from gpucloud.domain.supervision.seen import Limits, Rules
 from gpucloud.wiring.cloud import Manners
 
 if TYPE_CHECKING:
+    from gpucloud.adapters.local.census import LocalCensus
     from gpucloud.adapters.local.group import LocalNodeGroup
     from gpucloud.ports import MarketData, Provisioner
     from gpucloud.store import ObjectStore
@@ -36,17 +37,25 @@ def _limits() -> Limits:
 class LocalCloud:
     """Machines that are processes here."""
 
-    manners = Manners(
-        rules=Rules(wall=Wall(), limits=_limits()),
-        terms=Terms(),
-        period_s=0.1,
-        node_python=sys.executable,
-        drives_as=user_name(),
-        power_off=(sys.executable, "-m", "gpucloud.adapters.local.power_off"),
-    )
+    profile = None
 
     def __init__(self, home: Home) -> None:
         self._home = home
+
+    @property
+    def manners(self) -> Manners:
+        """How it is dealt with: as AWS is, by a supervisor next door."""
+        faster = _money_factor()
+        wall, terms = Wall(), Terms()
+        wall = Wall(horizon=wall.horizon / faster, reserve=wall.reserve / faster, least=wall.least / faster)
+        return Manners(
+            rules=Rules(wall=wall, limits=_limits()),
+            terms=Terms(minimum=terms.minimum / faster),
+            period_s=0.1,
+            node_python=sys.executable,
+            drives_as=user_name(),
+            power_off=(sys.executable, "-m", "gpucloud.adapters.local.power_off"),
+        )
 
     def account(self) -> None:
         """Return None: it is this user's own machine."""
@@ -80,6 +89,12 @@ class LocalCloud:
             terraform = TerraformProvisioner(bundled("terraform", "local"), self._home.terraform, env)
         return EmbeddedProvisioner(direct, terraform, self._home.terraform)
 
+    def census(self, store: ObjectStore) -> LocalCensus:
+        """Return what lists everything of this cloud."""
+        from gpucloud.adapters.local.census import LocalCensus
+
+        return LocalCensus(self._home.cloud, self.provisioner(store))
+
     def default_store(self) -> str:
         """Return this user's own folder."""
         return self._home.store
@@ -105,3 +120,8 @@ class LocalCloud:
 
         here = devices.here()
         return (f"GPUs here: {len(here.uuids)} × {here.model}; each node gets its own",) if here.uuids else ()
+
+
+def _money_factor() -> float:
+    """How much shorter than on AWS paid times are (horizon, reserve, least time of a machine): for drills and tests."""
+    return float(os.environ.get("GPUCLOUD_LOCAL_MONEY_FACTOR", "1"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from gpucloud.adapters.home import Home, KnownJob, open_home
 from gpucloud.domain.bootstrap.noderecord import LARGEST_CODE_BYTES
 from gpucloud.domain.bootstrap.wanted import DriverWanted
 from gpucloud.domain.driving import VERSION, DriveOrder, Unable, Unattended, order_key, unable
-from gpucloud.domain.errors import GpucloudError, UsageError
+from gpucloud.domain.errors import CredentialsError, GpucloudError, UsageError
 from gpucloud.domain.job import AwsChoices, Job, Resources, SshChoices
 from gpucloud.domain.job import Cloud as CloudName
 from gpucloud.store import ObjectStore, open_store
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from gpucloud.adapters.local.group import LocalNodeGroup
     from gpucloud.domain.node import Node
     from gpucloud.domain.plan import Plan
-    from gpucloud.ports import DataSets, Shell
+    from gpucloud.domain.state import JobState
+    from gpucloud.ports import Census, DataSets, Shell
+    from gpucloud.usecases.gc import Sweeper
     from gpucloud.usecases.here import Here
     from gpucloud.usecases.jobs import Asker
     from gpucloud.usecases.start import Starter
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from gpucloud.wiring.hosts import SshCloud
 
 _VISIT_S = 5.0
+_SWEPT = (CloudName.LOCAL, CloudName.AWS)  # what stands on the user's own hosts is theirs
 
 
 class Gpucloud:
@@ -261,6 +264,15 @@ class Gpucloud:
         driver = DriverWanted(store=order.store, order=order_key(order.cluster), pip_mirror=world.job.mirrors.pip)
         return replace(world, order=order, driver=driver)
 
+    def require_key(self, known: KnownJob, state: JobState) -> None:
+        """Check that the key of the job's machines is here where it has any: a new one would open none of them."""
+        own = self.cloud_of(known).manners.own_login
+        if own is None and state.group is not None and not self.home.key(known.name).is_file():
+            raise CredentialsError(
+                f"{known.name} has machines, and their SSH key is not here ({self.home.key(known.name)})",
+                hint="GPUCLOUD_SSH_KEY=<the file>: the same key wherever the job is supervised from",
+            )
+
     def _self_boot(self, manners: Manners, unattended: Unattended | None) -> SelfBoot | None:
         from gpucloud.adapters.sync import whole_code
         from gpucloud.usecases.world import SelfBoot
@@ -307,15 +319,90 @@ class Gpucloud:
 
         return look_here(self.home, lambda: self.aws(AwsChoices(), Resources()).account(), full=full)
 
+    def jobs_in(self, url: str) -> tuple[KnownJob, ...]:
+        """Return every job of a store, with its file: the same one here, two folders deep at most, or as it was stored.
+
+        A file that was stored has no code beside it: passes that only end machines need none.
+        """
+        from gpucloud.usecases.jobstore import JobStore, job_names
+
+        store = open_store(url, profile=None)
+        specs = ((name, JobStore(store, name).spec()) for name in job_names(store))
+        return tuple(self._stored_job(store.url, name, spec) for name, spec in specs if spec is not None)
+
+    def _stored_job(self, url: str, name: str, spec: bytes) -> KnownJob:
+        near = (path for depth in ("*.yaml", "*/*.yaml", "*/*/*.yaml") for path in sorted(Path.cwd().glob(depth)))
+        same = next((path for path in near if _is_same(path, spec)), None)
+        file = same or self.home.keep_spec(name, spec)
+        cloud = CloudName.AWS if url.startswith("s3://") else CloudName.LOCAL
+        with suppress(GpucloudError):
+            cloud = self.read_job(file).cloud
+        return KnownJob(name=name, store=url, file=file, cloud=cloud)
+
+    def sweepers(
+        self,
+        clouds: tuple[CloudName, ...],
+        store: str | None,
+        regions: tuple[str, ...],
+        story: Callable[[str], None],
+    ) -> Iterator[Sweeper]:
+        """Give what looks for strays: in each cloud (those of known jobs, if none is named) for each store there.
+
+        Stores are the named one, else the cloud's own and those of known jobs; regions those named, else the AWS
+        profile's and those of known jobs.
+        """
+        known = self.home.known()
+        for name in clouds or tuple(one for one in _SWEPT if one is CloudName.LOCAL or _on(known, one)):
+            there = _on(known, name)
+            cloud = self.local() if name is CloudName.LOCAL else self._aws_of(regions, there)
+            urls = (store,) if store else (cloud.default_store(), *(one.store for one in there))
+            stores = {kept.url: kept for kept in (open_store(url, profile=cloud.profile) for url in urls)}
+            for kept in stores.values():
+                yield self._sweeper(cloud.census(kept), kept, story)
+
+    def _sweeper(self, census: Census, store: ObjectStore, story: Callable[[str], None]) -> Sweeper:
+        from gpucloud.adapters.sightings import SightingsFile
+        from gpucloud.usecases.gc import Sweeper
+
+        sightings = SightingsFile(self.home.sightings)
+        return Sweeper(census=census, store=store, clock=self.clock, sightings=sightings, story=story)
+
+    def _aws_of(self, regions: tuple[str, ...], known: tuple[KnownJob, ...]) -> AwsCloud:
+        """Return AWS in the regions that are named, else in the profile's own and those of known jobs' files."""
+        if regions or not known:
+            return self.aws(AwsChoices(), Resources(regions=regions))
+        cloud = self.aws(AwsChoices(profile=known[0].profile), Resources())
+        found = dict.fromkeys((cloud.aws.region,))
+        for one in known:
+            with suppress(GpucloudError):
+                found.update(dict.fromkeys(self.read_job(one.file).resources.regions))
+        return self.aws(AwsChoices(profile=known[0].profile), Resources(regions=tuple(found)))
+
     def leftovers(self, known: KnownJob) -> tuple[str, ...]:
-        """Return what the cloud still lists for a job: its group, and nodes alive in it."""
+        """Return what the cloud still lists for a job, of any kind: its group, machines, disks, keys, roles."""
         from gpucloud.usecases.world import cluster_of
 
-        asker, cloud = self.asker(known), self.cloud_of(known)
-        provisioner = cloud.provisioner(self.store_of(known))
-        name = provisioner.group(cluster_of(known.name), asker.state().pool.region)
+        asker, cloud, cluster = self.asker(known), self.cloud_of(known), cluster_of(known.name)
+        provisioner, store = cloud.provisioner(self.store_of(known)), self.store_of(known)
+        region = asker.state().pool.region
+        name = provisioner.group(cluster, region)
         listed = asker.group.describe(name)
-        return (f"group {name}", *(node.id for node in listed.alive)) if listed.exists else ()
+        found = [f"group {name}", *(node.id for node in listed.alive)] if listed.exists else []
+        if known.cloud is CloudName.AWS:
+            census = self.aws(AwsChoices(profile=known.profile), Resources(regions=(region,))).census(store)
+            found += [f"{one.kind} {one.id}" for one in census.things() if one.cluster == cluster]
+        return tuple(dict.fromkeys(found))
+
+
+def _is_same(path: Path, spec: bytes) -> bool:
+    try:
+        return path.stat().st_size == len(spec) and path.read_bytes() == spec
+    except OSError:
+        return False
+
+
+def _on(known: tuple[KnownJob, ...], cloud: CloudName) -> tuple[KnownJob, ...]:
+    return tuple(one for one in known if one.cloud is cloud)
 
 
 def sample_job(name: str) -> str:

@@ -6,15 +6,17 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 
 from gpucloud import processes
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.domain.errors import LeaseHeld, StoreError
-from gpucloud.domain.state import JobStatus, Owner
+from gpucloud.domain.state import BudgetWish, ExitReason, JobStatus, Owner
 from gpucloud.store import Conflict, open_store
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.lease import take
@@ -165,3 +167,83 @@ def test_kept_output_is_read_back_in_order_of_its_offsets(jobs):
     assert [jobs.read_log(part) for part in jobs.log_parts(1)] == [b"hello\n", b"world\n"]
     assert jobs.log_length(1, 0) == 12
     assert jobs.log_length(2, 0) == 0
+
+
+class _Uptime:
+    """Seconds that pass only when they are told to, as they do for a process that is stopped."""
+
+    def __init__(self):
+        self.seconds = 100.0
+
+    def __call__(self):
+        return self.seconds
+
+
+def test_a_supervisor_that_slept_makes_sure_that_the_job_is_its_own_before_it_does_anything(jobs):
+    uptime = _Uptime()
+    lease = take(jobs, CLOCK, uptime)
+    current, found = jobs.load()
+
+    uptime.seconds += 0.1  # less than a third of the lease: what was written lately holds
+    lease.confirm()
+    assert jobs.load()[1].version == found.version
+    uptime.seconds += 30
+    lease.confirm()
+    assert stored(jobs).seq == current.seq + 1
+
+
+def test_a_supervisor_that_was_followed_while_it_slept_may_do_nothing(jobs):
+    uptime = _Uptime()
+    lease = take(jobs, CLOCK, uptime)
+    current, found = jobs.load()
+    jobs.replace(replace(current, epoch=9, nonce="other", owner=stranger()), found.version)
+
+    uptime.seconds += 30
+    for _ in range(2):
+        with pytest.raises(LeaseHeld, match="on elsewhere"):
+            lease.confirm()
+    assert stored(jobs).epoch == 9
+
+
+def test_a_store_that_does_not_answer_lets_nothing_be_done(jobs, monkeypatch):
+    uptime = _Uptime()
+    lease = take(jobs, CLOCK, uptime)
+
+    def silent(self, new, version):
+        raise StoreError("no answer", may_pass=True)
+
+    monkeypatch.setattr(JobStore, "replace", silent)
+    uptime.seconds += 30
+    with pytest.raises(StoreError):
+        lease.confirm()
+    monkeypatch.undo()
+    lease.confirm()
+
+
+def test_whoever_is_refused_hears_when_a_dead_holder_is_followed(jobs):
+    current, found = jobs.load()
+    jobs.replace(replace(current, owner=stranger(), lease_s=15.0), found.version)
+
+    with pytest.raises(LeaseHeld) as refused:
+        take(jobs, CLOCK)
+    assert "takes over in 15 s" in refused.value.hint
+
+
+def test_wishes_for_budgets_are_kept_in_their_order_until_they_are_taken_up(jobs):
+    for name in ("one", "two", "two"):
+        jobs.ask_for_budget(BudgetWish(id=name, by="me", at=NOW, usd=Decimal(3)))
+    jobs.ask_to_end(ExitReason.STOPPED, "me", NOW)
+    jobs.take_up(("one",))
+
+    assert [wish.id for wish in jobs.request().budgets] == ["two"]
+    assert jobs.request().end is ExitReason.STOPPED
+    jobs.withdraw_end()
+    assert (jobs.request().end, len(jobs.request().budgets)) == (None, 1)
+
+
+def test_of_wishes_that_come_at_once_none_is_lost(jobs):
+    names = [f"wish-{number}" for number in range(16)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: jobs.ask_for_budget(BudgetWish(id=n, by="me", at=NOW, usd=Decimal(3))), names))
+
+    assert sorted(wish.id for wish in jobs.request().budgets) == sorted(names)

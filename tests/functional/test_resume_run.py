@@ -96,6 +96,17 @@ def test_a_wish_for_an_early_save_is_granted_once_at_the_next_step_and_training_
     assert seen[-1] >= 4
 
 
+def test_the_longest_save_is_told_to_the_node_that_must_ask_for_the_last_one_in_time(job):
+    run, model, optimizer = begin(total_steps=5)
+    assert not (job / "attempt" / "saving.json").exists()
+    train(run, model, optimizer)
+    run.done()
+
+    told = report(job, "saving.json")
+    assert 0 < told["seconds"] < 30
+    assert 0 < told["step"] < 5
+
+
 def test_progress_tells_the_steps_the_phase_and_what_counts(job):
     run, model, optimizer = begin(total_steps=5)
     assert report(job)["phase"] == "start"

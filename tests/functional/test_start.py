@@ -17,8 +17,9 @@ from gpucloud.domain.state import ExitReason, JobStatus
 from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.start import Starter, adopt
+from gpucloud.usecases.start import Starter, adopt, budget_wish
 from tests.fakes.account import FakeAccount
+from tests.unit.worlds import NOW
 
 SPEC = b"name: digits\n"
 JOB = Job(
@@ -84,16 +85,20 @@ def test_a_run_that_only_lacks_its_teardown_stays_succeeded(starter):
     put(starter, "digits", **ended(ExitReason.SUCCEEDED))
     state = JobStore(starter.store, "digits").load()[0]
 
-    assert adopt(state, JOB, SPEC, start.plan) == state
+    assert adopt(state, SPEC, start.plan) == state
 
 
-def test_a_stopped_run_goes_on_under_the_budget_of_now(starter):
+def test_a_stopped_run_goes_on_and_wishes_for_the_budget_of_now(starter):
     start = starter.start(JOB, SPEC)
     put(starter, "digits", **ended(ExitReason.STOPPED, torn_down=True))
     state = JobStore(starter.store, "digits").load()[0]
-    going_on = adopt(state, replace(JOB, budget_usd=Decimal(7)), SPEC, start.plan)
+    job = replace(JOB, budget_usd=Decimal(7))
+    going_on = adopt(state, SPEC, start.plan)
+    wish = budget_wish(state, job, "me@here", NOW)
 
-    assert (going_on.status, going_on.exit_reason, going_on.budget_usd) == (JobStatus.WAITING, None, 7)
+    assert (going_on.status, going_on.exit_reason, going_on.budget_usd) == (JobStatus.WAITING, None, 1)
+    assert (wish.usd, wish.by) == (7, "me@here")
+    assert budget_wish(state, JOB, "me@here", NOW) is None
 
 
 def test_what_changed_since_the_last_start_is_said(starter):

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from gpucloud.agent.decide import Kill, PowerOff, Prepaid, Rest, Save, Seen, Start, Wall, decide
+from gpucloud.agent.decide import Kill, PowerOff, Prepaid, Rest, Save, Saving, Seen, Start, Wall, decide
 from gpucloud.domain.agentstatus import Desired, Launch, Stop
 from gpucloud.domain.node import Notice
 
@@ -102,3 +102,28 @@ def test_a_node_that_the_cloud_ends_on_time_ends_itself_only_later_and_saves_no_
 )
 def test_saving_begins_60_s_before_the_end_or_at_the_last_fifth_of_a_short_lease(left_s, length_s, wall):
     assert lease(left_s, length_s).wall(NOW) is wall
+
+
+@pytest.mark.parametrize(
+    ("save_s", "step_s", "length_s", "ahead_s"),
+    [
+        (10, 2, 1800, 29),  # twice the save and the step under way, and 5 s
+        (0.1, 0.05, 1800, 5.3),
+        (0.1, 0.05, 20, 2.3),  # the margin is a tenth of a short lease
+        (0.1, 0.05, 5, 1.3),  # and a second at the least
+        (600, 1, 1800, 720),  # never more than two fifths: a supervisor renews at the half
+    ],
+)
+def test_saving_begins_so_long_before_the_end_as_a_save_was_measured_to_take(save_s, step_s, length_s, ahead_s):
+    saving = Saving(save=timedelta(seconds=save_s), step=timedelta(seconds=step_s))
+
+    assert saving.ahead(timedelta(seconds=length_s)) == timedelta(seconds=ahead_s)
+    assert lease(ahead_s + 0.01, length_s).wall(NOW, saving) is Wall.FAR
+    assert lease(ahead_s, length_s).wall(NOW, saving) is Wall.NEAR
+
+
+def test_the_measured_save_decides_when_a_running_attempt_is_asked_to_save():
+    saving = Saving(save=timedelta(seconds=100), step=timedelta(0))
+    seen = replace(see(want(1), running=1, prepaid=lease(205, 1800)), saving=saving)
+
+    assert decide(seen) == Save(reason="budget", at=NOW + timedelta(seconds=205))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from decimal import Decimal
 
 from gpucloud.domain.agentstatus import Stop
 from gpucloud.domain.node import Fault
 from gpucloud.domain.offer import Offer, Pool
-from gpucloud.domain.state import ExitReason, Interruption
+from gpucloud.domain.state import BudgetChange, ExitReason, Interruption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,19 @@ class Arm:
     """Move the shut-off to `until`, on the cloud first."""
 
     until: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeBudget:
+    """Write down another budget, and whose wish it was; where the shut-off comes closer to `until`, that first.
+
+    `taken` are the wishes that are thereby taken up.
+    """
+
+    changes: tuple[BudgetChange, ...]
+    budget_usd: Decimal
+    until: datetime | None
+    taken: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +180,7 @@ class Done:
 Action = (
     Provision
     | Arm
+    | ChangeBudget
     | Resize
     | CoolDown
     | Move

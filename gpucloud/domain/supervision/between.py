@@ -60,7 +60,7 @@ def _finish(goal: Goal, seen: Seen, limits: Limits) -> Finish | None:
     if count >= limits.fruitless_attempts:
         return Finish(reason=ExitReason.LOST, message=f"{count} attempts in a row made no new step")
     if seen.payable_until is None:
-        return Finish(reason=ExitReason.BUDGET, message="the budget cannot pay for another start and its save")
+        return Finish(reason=ExitReason.BUDGET)
     return stop_buying(seen, limits) or _give_up(goal, seen, limits)
 
 

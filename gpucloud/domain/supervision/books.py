@@ -17,6 +17,7 @@ from gpucloud.domain.supervision.action import (
     OpenAttempt,
     QuarantineNodes,
 )
+from gpucloud.domain.supervision.budget import used_up
 from gpucloud.domain.supervision.capacity import cooled
 from gpucloud.domain.supervision.membership import progress_of
 from gpucloud.domain.supervision.quarantine import QUARANTINED
@@ -116,7 +117,7 @@ def finish(state: JobState, action: Finish, now: datetime) -> JobState:
         status=action.reason.status,
         exit_reason=action.reason,
         exit_code=action.exit_code if action.exit_code is not None else action.reason.exit_code,
-        message=action.message,
+        message=action.message or (used_up(state) if action.reason is ExitReason.BUDGET else None),
         ended_at=now,
     )
 

@@ -28,9 +28,10 @@ from gpucloud.domain.supervision.membership import (
     progress_of,
     quarantined,
 )
+from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.supervision.quarantine import in_a_row, note_bad, to_replace
 from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Rules, Seen
-from gpucloud.domain.supervision.upkeep import can_renew, make_room, prepare, renew, tell
+from gpucloud.domain.supervision.upkeep import make_room, prepare, renew, tell, worth_a_start
 from gpucloud.domain.use import wasted
 
 
@@ -89,7 +90,7 @@ def _taken(attempt: Attempt, node: NodeSeen | None, seen: Seen, limits: Limits) 
 
 
 def _close(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, rules: Rules) -> Action:
-    reason = _reason(attempt, members, seen)
+    reason = _reason(attempt, members, seen, rules.wall)
     if reason is ExitReason.USER_ERROR and not _is_settled(members, seen, rules.limits):
         # A script also fails because a peer's machine went: give the cloud a moment to say so.
         return Wait(why="a script failed; asking the cloud whether a machine went first")
@@ -107,7 +108,7 @@ def _is_settled(members: tuple[NodeSeen | None, ...], seen: Seen, limits: Limits
     return not doubtful or seen.failed_for >= limits.settle + 2 * limits.silent
 
 
-def _reason(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen) -> ExitReason:
+def _reason(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, wall: Wall) -> ExitReason:
     parts = [part_of(attempt, node) for node in members]
     outcomes = {part.outcome if part else None for part in parts}
     if outcomes == {Outcome.DONE}:
@@ -120,7 +121,7 @@ def _reason(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen) 
     if Outcome.FAILED in outcomes:  # a script also fails because its GPU did
         return ExitReason.LOST if _ill_members(attempt, seen) else ExitReason.USER_ERROR
     if outcomes == {Outcome.LEFT}:
-        return ExitReason.INTERRUPTED if can_renew(seen) else ExitReason.BUDGET
+        return ExitReason.INTERRUPTED if worth_a_start(seen, wall) else ExitReason.BUDGET
     return ExitReason.LOST
 
 

@@ -13,6 +13,7 @@ from gpucloud.domain.supervision.action import (
     TearDown,
 )
 from gpucloud.domain.supervision.between import between
+from gpucloud.domain.supervision.budget import change_budget
 from gpucloud.domain.supervision.during import during
 from gpucloud.domain.supervision.launched import goes_by_itself
 from gpucloud.domain.supervision.seen import Goal, Rules, Seen, Until
@@ -23,6 +24,9 @@ def decide(goal: Goal, seen: Seen, rules: Rules) -> Action:
 
     A machine leaves the teardown to whoever comes from outside: it ends its own group, and with it itself.
     """
+    changed = change_budget(seen, goal.nodes, rules)
+    if changed is not None:
+        return changed
     if seen.state.status.ended:
         if goal.self_driving:
             return Done()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from decimal import Decimal
 from enum import Enum
 
 from gpucloud.domain.agentstatus import Status
 from gpucloud.domain.job import CheckpointPolicy, IdlePolicy
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.offer import Offer
-from gpucloud.domain.state import CheckpointRef, ExitReason, JobState
+from gpucloud.domain.state import BudgetWish, CheckpointRef, ExitReason, JobState
 from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.use import GpuUse
 from gpucloud.domain.witness import Word
@@ -142,7 +143,9 @@ class Seen:
     `short_for` how long the group has had some machines, but fewer than wanted. `candidates` are the offers that the
     job takes and the budget can start, best first; looked up only when the job's pool is cooling down. `use` is how
     well the attempt uses its GPUs over the window of `Goal.idle`, None without that policy or without GPUs. `inspects`:
-    the job's nodes have GPUs and are looked at before every attempt; `inspection` is the last look.
+    the job's nodes have GPUs and are looked at before every attempt; `inspection` is the last look. `budget_wishes`
+    wait to be taken up; `spent_usd` is what the job has cost up to now. `lasts_until` is as `payable_until`, for
+    machines that run: also where it is too short for a start.
     """
 
     now: datetime
@@ -161,3 +164,6 @@ class Seen:
     inspects: bool = False
     inspection: Inspection | None = None
     use: GpuUse | None = None
+    budget_wishes: tuple[BudgetWish, ...] = ()
+    spent_usd: Decimal = Decimal(0)
+    lasts_until: datetime | None = None

@@ -76,16 +76,19 @@ def promise(seen: Seen) -> datetime | None:
 def renew(goal: Goal, seen: Seen, wall: Wall, limits: Limits) -> Arm | None:
     """Renewed when half of the horizon is gone, and only if it is worth a call; lowered whenever it must be.
 
+    Towards the end of the budget, machines cost less than was kept for them: then smaller gains are worth a call too.
     Machines of which none answers end their work at the time that they were told: a later one would only be paid for.
     A machine that drives its own job may end its time sooner, and never later.
     """
-    until, payable = seen.group.armed_until, promise(seen)
+    until, payable = seen.group.armed_until, promise(seen) or seen.lasts_until
     if payable is None or until is None:
         return None
     lower = _lower(seen, payable) if not goal.within_rights else None
     if lower is not None or goal.self_driving:
         return lower
-    worth = payable - until >= min(timedelta(seconds=60), wall.horizon / 4) and not all_silent(seen, limits)
+    ends = until - seen.now < min(2 * limits.save, wall.horizon / 4)
+    least = min(timedelta(seconds=10), wall.horizon / 30) if ends else min(timedelta(seconds=60), wall.horizon / 4)
+    worth = payable - until >= least and not all_silent(seen, limits)
     return Arm(until=payable) if worth and until - seen.now < wall.horizon / 2 else None
 
 
@@ -93,6 +96,15 @@ def can_renew(seen: Seen) -> bool:
     """Whether the budget can promise a later time than the one that is promised."""
     until = seen.state.paid_until
     return seen.payable_until is not None and (until is None or seen.payable_until > until)
+
+
+def worth_a_start(seen: Seen, wall: Wall) -> bool:
+    """Whether an attempt that left at the end of its paid time is followed by another.
+
+    Not when all that is left is what its machines cost less than was kept for them: a start would use that up.
+    """
+    least = max(wall.least, wall.horizon / 15)
+    return can_renew(seen) and seen.payable_until is not None and seen.payable_until - seen.now >= least
 
 
 def _lower(seen: Seen, payable: datetime) -> Arm | None:

@@ -50,6 +50,8 @@ NOT_IN_THIS_RUN = {
     *("servicequotas:GetAWSDefaultServiceQuota", "servicequotas:ListRequestedServiceQuotaChangeHistory"),
     *("servicequotas:ListRequestedServiceQuotaChangeHistoryByQuota", "servicequotas:RequestServiceQuotaIncrease"),
     *("ec2:DescribeInstanceTypes", "pricing:GetProducts"),
+    # gpucloud gc, gpucloud down
+    *("ec2:DescribeVolumes", "ec2:DeleteVolume"),
 }
 
 

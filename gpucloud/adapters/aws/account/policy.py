@@ -22,8 +22,8 @@ READS = {
         " DescribeInstances DescribeInternetGateways DescribeKeyPairs DescribeLaunchTemplateVersions"
         " DescribeLaunchTemplates DescribeNatGateways DescribeNetworkAcls DescribeNetworkInterfaces"
         " DescribePlacementGroups DescribePrefixLists DescribeRouteTables DescribeSecurityGroupRules"
-        " DescribeSecurityGroups DescribeSpotPriceHistory DescribeSubnets DescribeVpcAttribute DescribeVpcEndpoints"
-        " DescribeVpcs"
+        " DescribeSecurityGroups DescribeSpotPriceHistory DescribeSubnets DescribeVolumes DescribeVpcAttribute"
+        " DescribeVpcEndpoints DescribeVpcs"
     ),
     "autoscaling": "DescribeAutoScalingGroups DescribeScalingActivities DescribeScheduledActions",
     "servicequotas": (
@@ -46,8 +46,9 @@ _CHANGES = (
     "AssociateRouteTable AttachInternetGateway AuthorizeSecurityGroupEgress AuthorizeSecurityGroupIngress CreateRoute"
     " CreateLaunchTemplateVersion CreateTags"
     " DeleteInternetGateway DeleteKeyPair DeleteLaunchTemplate DeleteNatGateway DeletePlacementGroup"
-    " DeleteRoute DeleteRouteTable DeleteSecurityGroup DeleteSubnet DeleteTags DeleteVpc DeleteVpcEndpoints"
-    " DetachInternetGateway DisassociateAddress DisassociateRouteTable GetConsoleOutput ModifyLaunchTemplate"
+    " DeleteRoute DeleteRouteTable DeleteSecurityGroup DeleteSubnet DeleteTags DeleteVolume DeleteVpc"
+    " DeleteVpcEndpoints DetachInternetGateway DisassociateAddress DisassociateRouteTable GetConsoleOutput"
+    " ModifyLaunchTemplate"
     " ModifySecurityGroupRules ReleaseAddress RevokeSecurityGroupEgress RevokeSecurityGroupIngress TerminateInstances"
 )
 _GROUP_CHANGES = (

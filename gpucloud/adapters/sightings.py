@@ -1,0 +1,48 @@
+"""When strays were first seen, in one file of the user's own folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+from gpucloud.domain.errors import StoreError
+from gpucloud.domain.strays import Owner
+
+
+class SightingsFile:
+    """Implements `Sightings`. A damaged file counts as none: everything is then seen for the first time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self, owner: Owner) -> dict[str, datetime]:
+        """Return what was kept for this owner."""
+        kept = self._all().get(_key(owner), {})
+        try:
+            return {key: datetime.fromisoformat(at) for key, at in kept.items()}
+        except (ValueError, TypeError, AttributeError):
+            return {}
+
+    def save(self, owner: Owner, first_seen: Mapping[str, datetime]) -> None:
+        """Keep it; what other owners have stays."""
+        kept = {**self._all(), _key(owner): {key: at.isoformat() for key, at in first_seen.items()}}
+        beside = self._path.with_suffix(f".{os.getpid()}.new")
+        try:
+            beside.write_text(json.dumps(kept))
+            beside.replace(self._path)
+        except OSError as error:
+            raise StoreError(f"cannot write {self._path}: {error.strerror}", hint="GPUCLOUD_HOME") from error
+
+    def _all(self) -> dict[str, dict[str, str]]:
+        try:
+            kept = json.loads(self._path.read_text())
+        except (OSError, ValueError):
+            return {}
+        return kept if isinstance(kept, dict) else {}
+
+
+def _key(owner: Owner) -> str:
+    return f"{owner.account} {owner.store}"

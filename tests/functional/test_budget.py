@@ -1,0 +1,77 @@
+"""The budget as a wall, through the real command line: shown, raised, lowered, run into, and gone on from."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+import pytest
+
+from tests.commandline import command_line, until, weights
+
+pytestmark = pytest.mark.timeout(300)
+
+# Paid times ten times shorter: 3 min of horizon, 15 s of reserve, 6 s at the least for a machine.
+FASTER = {"GPUCLOUD_LOCAL_MONEY_FACTOR": "10"}
+
+
+@pytest.fixture
+def line(tmp_path):
+    with command_line(tmp_path, **FASTER) as found:
+        yield found
+
+
+def money(report):
+    return {key: Decimal(value) for key, value in report["spend"].items() if value is not None}
+
+
+def test_a_job_whose_budget_is_lowered_ends_at_the_wall_and_goes_on_from_there(line):
+    job = line.job(steps=400, step_s=0.1)
+    train = line.start("train", job, "--json")
+    until(lambda: line.step() >= 12, "step 12")
+
+    refused = line.run("budget", "small", "0.001 USD", "--json")
+    assert refused.code == 10
+    assert "what saving and ending costs: at least 0.0" in refused.json["error"]["message"]
+    assert re.fullmatch(
+        r"gpucloud budget small 0\.0\d USD, or gpucloud down small ends it now", refused.json["error"]["hint"]
+    )
+    spent = Decimal(line.run("cost", "small", "--json").json["spend"]["spent_usd"])
+    lower = (spent + Decimal("0.012")).quantize(Decimal("0.0001"))
+    lowered = line.run("budget", "small", f"{lower} USD", "--json").json
+
+    (change,) = lowered["changes"]
+    assert (Decimal(change["old_usd"]), Decimal(change["new_usd"]), change["refused"]) == (1, lower, None)
+    assert re.fullmatch(r".+@.+", change["by"])
+    assert train.wait(timeout=120) == 10, (line.folder / "err").read_text()
+    state = line.state()
+    assert (state["exit_reason"], state["torn_down"], state["attempts"][-1]["reason"]) == ("budget", True, "budget")
+    assert state["checkpoint"]["step"] == state["attempts"][-1]["last_step"] < 400
+    assert f"train small --budget {2 * lower:f}".rstrip("0") in state["message"]
+    assert line.nodes() == []
+    ended = line.run("cost", "small", "--json").json
+    assert money(ended)["promised_usd"] == 0
+    assert sum(Decimal(charge["usd"]) for charge in ended["charges"]) == money(ended)["spent_usd"] <= lower
+
+    line.job(steps=400, step_s=0)
+    again = line.run("train", "small", "--budget", "1USD", "--json")
+    assert again.code == 0, again.stderr
+    assert again.json["attempts"][-1]["first_step"] == state["checkpoint"]["step"] + 1
+    assert [Decimal(c["new_usd"]) for c in line.state()["budget_changes"]] == [lower, 1]
+    plain = line.run("train", line.job("other", steps=400, step_s=0), "--json")
+    assert plain.code == 0, plain.stderr
+    assert weights(line) == weights(line, "other")
+
+
+def test_a_budget_is_shown_and_raised_when_nobody_supervises_the_job(line):
+    job = line.job(steps=3)
+    assert line.run("train", job).code == 0
+
+    shown = line.run("budget", "small")
+    assert shown.code == 0
+    assert re.search(r"budget +1\.00 USD", shown.stdout), shown.stdout
+    raised = line.run("budget", "small", "2", "USD", "--json").json
+    assert money(raised)["budget_usd"] == 2
+    assert money(raised)["promised_usd"] == 0
+    assert line.run("budget", "small", "much").code == 2
+    assert "2 → 3 USD" in line.run("budget", job, "3USD").stderr
