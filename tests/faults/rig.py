@@ -198,8 +198,8 @@ class Rigged(Gpucloud):
         del path
         return self._outside.job
 
-    def world(self, job: Job, name: str, *, with_secrets: bool = True) -> World:
-        del with_secrets
+    def world(self, job: Job, name: str, *, with_secrets: bool = True, unattended: None = None) -> World:
+        del with_secrets, unattended
         cloud, store = self.local(), self.store(job)
         shell: Any = Counted(self._strikes, "shell", self._outside.shell, ("host",), {"host": HOST})
         return World(

@@ -48,6 +48,9 @@ class Part:
         """Whether its processes are there and get the processor."""
         return self.outcome is None and self.machine.alive and not self.machine.frozen
 
+    def saving(self) -> None:
+        """Nothing is measured: the agent goes by what it knows without."""
+
     def ask_to_stop(self, reason: str, at: datetime) -> None:
         self.asked = True
 

@@ -44,6 +44,7 @@ from gpucloud.domain.supervision.action import (
 )
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Readiness, Rules, Until
+from gpucloud.domain.witness import Word
 from gpucloud.ports import ClusterSpec
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.usecases.owngroup import OwnGroup, OwnProvisioner
@@ -116,9 +117,7 @@ def test_ranks_that_saved_at_the_end_of_the_paid_time_are_interrupted_while_ther
 
     assert decide(GOAL, with_budget, RULES) == CloseAttempt(reason=ExitReason.INTERRUPTED)
     assert decide(GOAL, without, RULES) == CloseAttempt(reason=ExitReason.BUDGET)
-    assert decide(GOAL, seen(payable_until=None), RULES) == Finish(
-        reason=ExitReason.BUDGET, message="the budget cannot pay for another start and its save"
-    )
+    assert decide(GOAL, seen(payable_until=None), RULES) == Finish(reason=ExitReason.BUDGET)
 
 
 def test_a_refusal_is_waited_out_because_the_group_refills_itself():
@@ -131,7 +130,7 @@ def test_a_level_that_was_lowered_is_set_again():
 
 
 def test_a_machine_that_is_frozen_is_replaced():
-    world = seen(up("a"), up("b", silent=9))
+    world = seen(up("a"), up("b", silent=9, word=Word.DEAD))
     assert decide(GOAL, world, RULES) == Replace(node_ids=("b",))
 
 
@@ -303,7 +302,7 @@ def test_a_driver_is_started_by_the_package_and_told_where_its_order_is():
         *("/usr/bin/python3", "-I", "/home/me/.gpucloud/lib/gpucloud-ab.zip"),
         *("drive", "--root", "/home/me/.gpucloud"),
     )
-    assert command.stdin == b'{"store":"/store","order":"clusters/c/drive.json"}'
+    assert command.stdin == b'{"store":"/store","order":"clusters/c/drive.json","pip_mirror":null}'
 
 
 # What a machine may do to its cloud

@@ -80,7 +80,8 @@ def renew(goal: Goal, seen: Seen, wall: Wall, limits: Limits) -> Arm | None:
     Machines of which none answers end their work at the time that they were told: a later one would only be paid for.
     A machine that drives its own job may end its time sooner, and never later.
     """
-    until, payable = seen.group.armed_until, promise(seen) or seen.lasts_until
+    payable = (seen.payable_until if goal.self_driving else promise(seen)) or seen.lasts_until
+    until = seen.group.armed_until
     if payable is None or until is None:
         return None
     lower = _lower(seen, payable) if not goal.within_rights else None
