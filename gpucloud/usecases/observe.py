@@ -121,8 +121,8 @@ class Observer:
     def _payable(self, state: JobState, group: GroupView, now: datetime) -> Payable:
         """Count what the cloud lists now, not only what is in the books, and what the level is about to start."""
         known = replace(state, nodes=books.with_lives(state.nodes, group.nodes))
-        coming = group.size + sum(node.detached for node in group.alive)
-        return self.cashier.payable_until(known, max(self.goal.nodes, coming), now, self.world.rules.wall)
+        coming = max(self.goal.nodes, group.size) + sum(node.detached for node in group.alive)
+        return self.cashier.payable_until(known, coming, now, self.world.rules.wall)
 
     def _short_for(self, group: GroupView, now: datetime) -> timedelta | None:
         if not 0 < len(group.counted) < self.goal.nodes:

@@ -101,7 +101,7 @@ MUTANTS = (
     Mutant(
         name="replacement-not-counted",
         file="gpucloud/usecases/observe.py",
-        text="return self.cashier.payable_until(known, max(self.goal.nodes, coming), now, self.world.rules.wall)",
+        text="return self.cashier.payable_until(known, coming, now, self.world.rules.wall)",
         bug="return self.cashier.payable_until(state, self.goal.nodes, now, self.world.rules.wall)",
         found_by=("storm",),
     ),

@@ -41,7 +41,8 @@ def _killed(run: SavedRun, chance: random.Random, lasted_s: float, *, kills: int
     """Start attempts until that many of them were killed; return how many were."""
     done = 0
     for _ in range(10 * kills):
-        victim, after_s = chance.randrange(run.ranks), chance.uniform(0.2, 0.9) * lasted_s
+        # What is left of the run is shorter after each kill.
+        victim, after_s = chance.randrange(run.ranks), chance.uniform(0.2, 0.9) * lasted_s * 0.6**done
 
         def hook(rank: int, victim: int = victim, after_s: float = after_s) -> None:
             if rank == victim:

@@ -57,6 +57,9 @@ class Part:
     def write_verdict(self, status: AttemptStatus) -> None:
         pass
 
+    def abort(self) -> None:
+        self.end(Outcome.KILLED)
+
     def kill(self) -> None:
         self.end(Outcome.KILLED)
 

@@ -15,6 +15,7 @@ from gpucloud.adapters.local.folder import Folder
 from gpucloud.adapters.local.node import MARK
 from gpucloud.adapters.local.records import GroupRecord
 from gpucloud.adapters.local.tiers import missing_right
+from gpucloud.domain.supervision.prepaid import Wall
 from tests.commandline import CommandLine
 from tests.standins import quick_trainer
 
@@ -30,32 +31,16 @@ env: {{STEPS: "{steps}", STEP_S: "{step_s}", EVERY: "{every}"}}
 budget: {budget}
 """
 
-# The command line itself, with the embedded cloud's prepaid times cut to seconds.
-_SCALED = """
-import sys
-from dataclasses import replace
-from datetime import timedelta
-from gpucloud.__main__ import main
-from gpucloud.domain.supervision.prepaid import Wall
-from gpucloud.wiring.local import LocalCloud
-horizon = timedelta(seconds={horizon_s})
-rules = replace(LocalCloud.manners.rules, wall=Wall(horizon=horizon, reserve=horizon / 12, least=horizon / 30))
-LocalCloud.manners = replace(LocalCloud.manners, rules=rules)
-sys.exit(main())
-"""
+_HORIZON_S = Wall().horizon.total_seconds()
 
 
 class QuickFleet(CommandLine):
     """`horizon_s`: for how long machines are paid ahead; None: as always."""
 
     def __init__(self, folder: Path, horizon_s: float | None = None, **environment: str) -> None:
+        if horizon_s is not None:
+            environment["GPUCLOUD_LOCAL_MONEY_FACTOR"] = f"{_HORIZON_S / horizon_s:g}"
         super().__init__(folder, **environment)
-        self._horizon_s = horizon_s
-
-    def argv(self, *arguments: str) -> list[str]:
-        if self._horizon_s is None:
-            return super().argv(*arguments)
-        return [sys.executable, "-c", _SCALED.format(horizon_s=self._horizon_s), *arguments]
 
     def quick_job(self, *, steps: int, step_s: float, every: int = 5, budget: str = "1 USD") -> str:
         """Write the job and return its file."""

@@ -236,8 +236,8 @@ def test_while_a_machine_is_to_come_in_place_of_another_the_shut_off_is_not_rais
         up("b", notice=True, detached=detached),
         state=state(interruptions=(interruption("b"),)),
         armed=sooner,
-        payable_until=NOW + timedelta(minutes=22),
-        payable_with_another=sooner,
+        payable_until=sooner if detached else NOW + timedelta(minutes=22),  # one that is detached is counted beside
+        payable_with_another=NOW + timedelta(minutes=9) if detached else sooner,
     )
 
     assert decide(GOAL, world, RULES) == then

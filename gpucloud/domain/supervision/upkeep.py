@@ -64,11 +64,12 @@ def promise(seen: Seen) -> datetime | None:
     """Return until when the machines can be paid, None when it is not worth a start.
 
     While one is being taken and its replacement is still to come, the time pays for both: promised for the machines of
-    now, it would be raised and lowered in turns for as long as the notice stands.
+    now, it would be raised and lowered in turns for as long as the notice stands. One that is detached is counted
+    beside the level anyway.
     """
-    taken = any(n.status is not None and n.status.notice is not None and not is_gone(n) for n in seen.nodes)
-    counted = sum(life.ended_at is None for life in seen.state.nodes)  # as the time was reckoned
-    if taken and counted <= seen.group.size and seen.payable_with_another is not None:
+    counted = [n for n in seen.nodes if not is_gone(n) and not n.node.detached]
+    taken = any(n.status is not None and n.status.notice is not None for n in counted)
+    if taken and seen.payable_with_another is not None:
         return seen.payable_with_another
     return seen.payable_until
 
