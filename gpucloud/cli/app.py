@@ -255,9 +255,9 @@ def down(
         from gpucloud.cli import account
 
         raise typer.Exit(account.end_base(region, with_data=with_data, as_json=as_json))
-    from gpucloud.cli import training
+    from gpucloud.cli import ending
 
-    raise typer.Exit(training.down(target, as_json=as_json))
+    raise typer.Exit(ending.down(target, as_json=as_json))
 
 
 @app.command()
@@ -268,13 +268,11 @@ def reconcile(
     as_json: Json = False,
 ) -> None:
     """Make one pass for a job and leave: for cron and CI schedules."""
+    from gpucloud.cli import passes
+
     if every or store:
-        from gpucloud.cli import passes
-
         raise typer.Exit(passes.reconcile_all(store, as_json=as_json))
-    from gpucloud.cli import training
-
-    raise typer.Exit(training.reconcile(target, as_json=as_json))
+    raise typer.Exit(passes.reconcile(target, as_json=as_json))
 
 
 @app.command()

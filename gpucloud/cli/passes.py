@@ -1,15 +1,23 @@
-"""`reconcile --all`: one pass for every job that is not torn down; what a cron or CI schedule calls."""
+"""`reconcile`: one pass for a job, or for every one that is not torn down; what a cron or CI schedule calls."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
+from gpucloud.cli.ending import end_here
 from gpucloud.cli.onlookers import onlooker
 from gpucloud.cli.render import say, say_json, table, tell
-from gpucloud.cli.training import end_here, reconcile_known
+from gpucloud.cli.supervising import answer, bring_stored_home, with_limits
+from gpucloud.cli.target import known_job, read_target
+from gpucloud.domain.driving import Unattended
 from gpucloud.domain.errors import GpucloudError
 from gpucloud.domain.state import JobState
+from gpucloud.domain.supervision.seen import Goal
+from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.lease import take
 from gpucloud.usecases.start import is_closed
+from gpucloud.usecases.supervise import supervisor
 from gpucloud.wiring import Gpucloud, KnownJob
 
 
@@ -22,6 +30,29 @@ class Passed:
     exit_code: int = 0
     message: str = ""
     hint: str | None = None
+
+
+def reconcile(target: str | None, *, as_json: bool) -> int:
+    """Make one pass for the job from nothing but what is stored and seen; return the exit code."""
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    reconcile_known(cloud, known)
+    return answer(cloud.asker(known).report(), as_json=as_json)
+
+
+def reconcile_known(cloud: Gpucloud, known: KnownJob) -> None:
+    """Make one pass for a known job; LeaseHeld when somebody supervises it, CredentialsError without its SSH key."""
+    cloud.require_key(known, cloud.asker(known).state())
+    read = read_target(cloud, str(known.file), known.cloud)
+    jobs = JobStore(cloud.store_of(known), known.name)
+    lease = take(jobs, cloud.clock)
+    goal = with_limits(Goal(nodes=read.job.resources.nodes), read.job, lease.state)
+    lasting = lease.state.unattended_s
+    unattended = Unattended(lasting=timedelta(seconds=lasting)) if lasting is not None else None
+    world = cloud.world(read.job, known.name, unattended=unattended)
+    with onlooker() as shown, supervisor(world, goal, lease, shown, lambda: None) as one:
+        one.settle()
+    bring_stored_home(cloud, read.job, known.name)
 
 
 def reconcile_all(store: str | None, *, as_json: bool) -> int:

@@ -86,6 +86,8 @@ def _as_process(number: int, cloud: object) -> Iterator[None]:
         mock.patch("gpucloud.cli.app.app", _COMMAND),
         mock.patch("gpucloud.domain.codec.get_type_hints", _HINTS),
         mock.patch("gpucloud.cli.training.Gpucloud", return_value=cloud),
+        mock.patch("gpucloud.cli.ending.Gpucloud", return_value=cloud),
+        mock.patch("gpucloud.cli.passes.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.usecases.supervise.ThreadPoolExecutor", InlinePool),
         mock.patch("gpucloud.usecases.lease.Lease._renew_for_ever"),  # by a clock that does not stand still
         mock.patch("gpucloud.processes.started", return_value=f"process {number}"),
