@@ -5,19 +5,9 @@ from __future__ import annotations
 import json
 import sys
 
-from gpucloud.cli.render import (
-    VERSION,
-    cost_json,
-    cost_text,
-    jobs_text,
-    report_json,
-    report_text,
-    say,
-    say_json,
-    standing_json,
-    table,
-    tell,
-)
+from gpucloud.cli.bills import cost_json, cost_text
+from gpucloud.cli.render import VERSION, say, say_json, table, tell
+from gpucloud.cli.reports import jobs_text, report_json, report_text, standing_json
 from gpucloud.cli.target import known_job
 from gpucloud.cli.use import history_json, history_rows
 from gpucloud.domain.errors import GpucloudError, NodeError, UsageError

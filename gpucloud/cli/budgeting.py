@@ -7,8 +7,9 @@ from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
+from gpucloud.cli.bills import spend_json
 from gpucloud.cli.passes import reconcile_known
-from gpucloud.cli.render import say, say_json, spend_json, table, tell, usd
+from gpucloud.cli.render import say, say_json, table, tell, usd
 from gpucloud.cli.target import known_job
 from gpucloud.domain import codec
 from gpucloud.domain.errors import BudgetTooSmall, GpucloudError, LeaseHeld, UsageError

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from gpucloud.cli.interrupts import Interrupts, Leave, obeyed
 from gpucloud.cli.onlookers import Onlooker, onlooker
-from gpucloud.cli.render import report_json, report_text, say, say_json, tell
+from gpucloud.cli.render import say, say_json, tell
+from gpucloud.cli.reports import report_json, report_text
 from gpucloud.cli.supervising import bring_stored_home, say_what_lives
 from gpucloud.cli.target import known_job
 from gpucloud.domain.errors import CleanupIncomplete, GpucloudError, LeaseHeld

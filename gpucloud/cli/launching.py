@@ -8,7 +8,8 @@ from pathlib import Path
 
 from gpucloud.cli.interrupts import Leave, obeyed
 from gpucloud.cli.onlookers import onlooker
-from gpucloud.cli.render import plan_json, report_json, say, say_json, tell
+from gpucloud.cli.render import say, say_json, tell
+from gpucloud.cli.reports import plan_json, report_json
 from gpucloud.cli.supervising import Begun, answer, run, say_what_lives
 from gpucloud.domain.driving import Unattended
 from gpucloud.domain.errors import LeaseHeld

@@ -1,23 +1,17 @@
-"""Results as text for people, or as one JSON object; the only place that knows both forms."""
+"""How answers, the story and errors are written, and the small words that all answers share."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
 
-from gpucloud.cli.use import use_json, use_rows
 from gpucloud.domain import codec
 from gpucloud.domain.errors import GpucloudError, JobFileError
-from gpucloud.domain.ledger import Charge, Spend, total
-from gpucloud.domain.node import Node
-from gpucloud.domain.plan import Plan
-from gpucloud.domain.quantities import format_span, format_usd
-from gpucloud.domain.state import Attempt, Cooldown, Interruption, Quarantine
-from gpucloud.usecases.report import JobReport
+from gpucloud.domain.offer import Pool
+from gpucloud.domain.state import Quarantine
 
 VERSION = 1
 
@@ -59,37 +53,10 @@ def error_json(error: GpucloudError) -> dict[str, Any]:
     }
 
 
-def plan_text(plan: Plan) -> str:
-    """Return the plan: what, at what price, and the ceiling."""
-    offer = plan.offer
-    rows = [
-        f"plan for {plan.job}",
-        f"  machines   {plan.nodes} × {offer.pool}, {plan.workers} workers",
-        f"  price      {format_usd(plan.usd_per_hour)} an hour now, {format_usd(plan.cap_usd_per_hour)} at the most",
-        f"  budget     {format_usd(plan.budget_usd)}: lasts {format_span(plan.paid_for)} now,"
-        f" {format_span(plan.paid_for_at_cap)} at the highest price",
-        f"  worst cost {format_usd(plan.worst_usd)}, then everything is off",
-    ]
-    others = [f"{o.pool} {format_usd(o.usd_per_hour)}" for o in plan.others]
-    return "\n".join([*rows, f"  next       {'; '.join(others)} a node"] if others else rows)
-
-
-def plan_json(plan: Plan) -> dict[str, Any]:
-    """Return the plan as an object."""
-    return {
-        "nodes": plan.nodes,
-        "workers": plan.workers,
-        **pool_json(plan.offer.pool),
-        "usd_per_hour": usd(plan.usd_per_hour),
-        "cap_usd_per_hour": usd(plan.cap_usd_per_hour),
-        "budget_usd": usd(plan.budget_usd),
-        "worst_usd": usd(plan.worst_usd),
-    }
-
-
-def pool_json(pool: Any) -> dict[str, str]:
-    """Return a pool's three words."""
-    return {"instance_type": pool.instance_type, "zone": pool.zone, "market": pool.market.value}
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows in columns, two spaces apart."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
 def usd(amount: Decimal) -> str:
@@ -98,230 +65,11 @@ def usd(amount: Decimal) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def report_json(report: JobReport) -> dict[str, Any]:
-    """Return a job's report as an object; the keys of `train --json` in the README."""
-    return {
-        "job": report.job,
-        "status": report.status.value,
-        "exit_reason": report.exit_reason.value if report.exit_reason else None,
-        "message": report.message,
-        "supervisor": report.supervisor,
-        "attempts": [_attempt_json(attempt) for attempt in report.attempts],
-        "interruptions": [_interruption_json(i) for i in report.interruptions],
-        "last_step": report.last_step,
-        "checkpoint": codec.plain(report.checkpoint),
-        "spend": spend_json(report.spend),
-        "paid_until": codec.plain(report.paid_until),
-        "nodes": [_node_json(node) for node in report.nodes],
-        "passed_over": [_cooldown_json(cooldown) for cooldown in report.cooldowns],
-        "quarantined": [_quarantine_json(one) for one in report.quarantined],
-    }
+def pool_json(pool: Pool) -> dict[str, str]:
+    """Return a pool's three words."""
+    return {"instance_type": pool.instance_type, "zone": pool.zone, "market": pool.market.value}
 
 
-def standing_json(report: JobReport) -> dict[str, Any]:
-    """Return a job's report as `status` and `watch` give it: with how it stands now, and what its nodes said."""
-    return {**report_json(report), "storm": list(report.storm), "use": use_json(report)}
-
-
-def spend_json(spend: Spend) -> dict[str, str | None]:
-    """Return the money as decimal strings."""
-    return {
-        "spent_usd": usd(spend.spent_usd),
-        "promised_usd": usd(spend.promised_usd),
-        "left_usd": usd(spend.left_usd),
-        "budget_usd": usd(spend.budget_usd),
-        "forecast_usd": usd(spend.forecast_usd) if spend.forecast_usd is not None else None,
-    }
-
-
-def cost_json(report: JobReport) -> dict[str, Any]:
-    """Return a job's money as an object: the sums, and every charge."""
-    return {
-        "job": report.job,
-        "spend": spend_json(report.spend),
-        "by_attempt": [{"attempt": key, "usd": usd(total(c))} for key, c in _grouped(report.charges, "attempt")],
-        "by_node": [{"node": key, "usd": usd(total(c))} for key, c in _grouped(report.charges, "node_id")],
-        "charges": [_charge_json(charge) for charge in report.charges],
-        "quarantined": [_quarantine_json(one) for one in report.quarantined],
-    }
-
-
-def cost_text(report: JobReport) -> str:
-    """Return a job's money as a table."""
-    return "\n".join([charges_text(report.charges), "", spend_text(report.spend)])
-
-
-def charges_text(charges: Sequence[Charge]) -> str:
-    """Return charges as a table, one a row."""
-    rows = [("node", "attempt", "machine", "from", "seconds", "USD/h", "USD", "")]
-    rows += [
-        (
-            charge.node_id,
-            str(charge.attempt or "-"),
-            str(charge.pool),
-            f"{charge.start:%H:%M:%S}",
-            f"{(charge.end - charge.start).total_seconds():.0f}",
-            usd(charge.usd_per_hour),
-            f"{charge.usd:.6f}",
-            charge.note,
-        )
-        for charge in charges
-    ]
-    return table(rows)
-
-
-def spend_text(spend: Spend) -> str:
-    """Return the sums, one a line."""
-    rows = [
-        ("spent", format_usd(spend.spent_usd)),
-        ("promised", format_usd(spend.promised_usd)),
-        ("left", f"{format_usd(spend.left_usd)} of {format_usd(spend.budget_usd)}"),
-    ]
-    if spend.forecast_usd is not None:
-        rows.append(("forecast", format_usd(spend.forecast_usd)))
-    return table(rows)
-
-
-def report_text(report: JobReport) -> str:
-    """Return a job's report: status, attempts, interruptions, machines and money."""
-    head = f"{report.job}: {report.status.value}"
-    if report.exit_reason and report.exit_reason.value != report.status.value:
-        head += f" ({report.exit_reason.value})"
-    head += f", supervised by {report.supervisor}" if report.supervisor else ""
-    parts = [head]
-    if report.message:
-        parts.append(report.message)
-    parts += report.storm
-    if report.attempts:
-        parts.append(table([("attempt", "steps", "ended", "took"), *(_attempt_row(a) for a in report.attempts)]))
-    if report.interruptions:
-        rows = [("taken", "how", "in attempt", "training again after"), *map(_interruption_row, report.interruptions)]
-        parts.append(table(rows))
-    if report.checkpoint:
-        parts.append(f"checkpoint at step {report.checkpoint.step}, manifest {report.checkpoint.sha256[:16]}")
-    if report.charges:
-        parts.append(charges_text(report.charges))
-    if report.cooldowns:
-        rows = [("passed over", "until", "why"), *map(_cooldown_row, report.cooldowns)]
-        parts.append(table(rows))
-    if report.quarantined:
-        rows = [("bad node", "since", "why"), *((q.node_id, f"{q.at:%H:%M:%S}", q.why) for q in report.quarantined)]
-        parts.append(table(rows))
-    if report.standing:
-        parts.append(table(use_rows(report)))
-    parts.append(spend_text(report.spend))
-    parts.append(_nodes_text(report))
-    return "\n\n".join(parts)
-
-
-def jobs_text(reports: Sequence[JobReport]) -> str:
-    """Return one line a job."""
-    if not reports:
-        return "no jobs yet"
-    rows = [("job", "status", "attempts", "step", "machines", "spent", "left")]
-    rows += [
-        (
-            r.job,
-            r.status.value,
-            str(len(r.attempts)),
-            str(r.last_step if r.last_step is not None else "-"),
-            str(len(r.nodes)),
-            format_usd(r.spend.spent_usd),
-            format_usd(r.spend.left_usd),
-        )
-        for r in reports
-    ]
-    return table(rows)
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows in columns, two spaces apart."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
-
-
-def _attempt_json(attempt: Attempt) -> dict[str, Any]:
-    return {
-        "number": attempt.number,
-        "reason": attempt.reason.value if attempt.reason else None,
-        "first_step": attempt.first_step,
-        "last_step": attempt.last_step,
-        "started_at": codec.plain(attempt.started_at),
-        "ended_at": codec.plain(attempt.ended_at),
-    }
-
-
-def _interruption_json(interruption: Interruption) -> dict[str, Any]:
-    return {
-        "node": interruption.node_id,
-        "kind": interruption.kind.value,
-        "noticed_at": codec.plain(interruption.noticed_at),
-        "resumed_at": codec.plain(interruption.resumed_at),
-    }
-
-
-def _node_json(node: Node) -> dict[str, Any]:
-    return {
-        "id": node.id,
-        **pool_json(node.pool),
-        "state": node.state.value,
-        "launched_at": codec.plain(node.launched_at),
-    }
-
-
-def _charge_json(charge: Charge) -> dict[str, Any]:
-    return {
-        "node": charge.node_id,
-        "attempt": charge.attempt,
-        **pool_json(charge.pool),
-        "start": codec.plain(charge.start),
-        "end": codec.plain(charge.end),
-        "usd_per_hour": usd(charge.usd_per_hour),
-        "usd": usd(charge.usd),
-        "note": charge.note,
-    }
-
-
-def _grouped(charges: Sequence[Charge], key: str) -> list[tuple[Any, list[Charge]]]:
-    groups: dict[Any, list[Charge]] = {}
-    for charge in charges:
-        groups.setdefault(getattr(charge, key), []).append(charge)
-    return list(groups.items())
-
-
-def _cooldown_row(cooldown: Cooldown) -> tuple[str, ...]:
-    return str(cooldown.pool), f"{cooldown.until:%H:%M:%S}", f"{cooldown.message} ({cooldown.code})"
-
-
-def _cooldown_json(cooldown: Cooldown) -> dict[str, Any]:
-    return {
-        **pool_json(cooldown.pool),
-        "until": codec.plain(cooldown.until),
-        "fault": cooldown.fault.value,
-        "code": cooldown.code,
-        "message": cooldown.message,
-    }
-
-
-def _quarantine_json(one: Quarantine) -> dict[str, Any]:
+def quarantine_json(one: Quarantine) -> dict[str, Any]:
+    """Return a bad node as an object."""
     return {"node": one.node_id, "why": one.why, "at": codec.plain(one.at)}
-
-
-def _attempt_row(attempt: Attempt) -> tuple[str, ...]:
-    steps = f"{attempt.first_step}–{attempt.last_step}" if attempt.last_step is not None else "none"
-    until = attempt.ended_at or datetime.now(timezone.utc)
-    reason = attempt.reason.value if attempt.reason else "running"
-    return str(attempt.number), steps, reason, format_span(until - attempt.started_at)
-
-
-def _interruption_row(interruption: Interruption) -> tuple[str, ...]:
-    after = interruption.resumed_at - interruption.noticed_at if interruption.resumed_at else None
-    again = format_span(after) if after is not None else "-"
-    return interruption.node_id, interruption.kind.value, str(interruption.attempt), again
-
-
-def _nodes_text(report: JobReport) -> str:
-    if not report.nodes:
-        return "no machines are alive"
-    until = f", paid until {report.paid_until:%H:%M:%S} UTC" if report.paid_until else ""
-    return f"{len(report.nodes)} machines{until}: " + ", ".join(node.id for node in report.nodes)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from gpucloud.cli.interrupts import Interrupts
 from gpucloud.cli.onlookers import Onlooker
-from gpucloud.cli.render import report_json, report_text, say, say_json, tell
+from gpucloud.cli.render import say, say_json, tell
+from gpucloud.cli.reports import report_json, report_text
 from gpucloud.cli.target import Target
 from gpucloud.domain.driving import Unattended
 from gpucloud.domain.errors import GpucloudError, LeaseHeld

@@ -9,7 +9,8 @@ from decimal import Decimal
 from gpucloud.cli.interrupts import Detach, Leave, obeyed
 from gpucloud.cli.launching import detach, launch
 from gpucloud.cli.onlookers import onlooker
-from gpucloud.cli.render import plan_json, plan_text, say, say_json, tell
+from gpucloud.cli.render import say, say_json, tell
+from gpucloud.cli.reports import plan_json, plan_text
 from gpucloud.cli.supervising import Begun, answer, run, say_what_lives
 from gpucloud.cli.target import read_target
 from gpucloud.domain.driving import USUAL_TIME, Unable, Unattended

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 
 from gpucloud.cli.onlookers import Display, display
-from gpucloud.cli.render import VERSION, say, standing_json, table, tell
+from gpucloud.cli.render import VERSION, say, table, tell
+from gpucloud.cli.reports import standing_json
 from gpucloud.cli.target import known_job
 from gpucloud.cli.use import headline, use_rows
 from gpucloud.ports import Shell

@@ -11,7 +11,8 @@ import yaml
 from typer.main import get_command
 
 from gpucloud.cli.app import app
-from gpucloud.cli.render import VERSION, report_json
+from gpucloud.cli.render import VERSION
+from gpucloud.cli.reports import report_json
 from gpucloud.domain.ledger import Spend
 from gpucloud.domain.state import ExitReason
 from gpucloud.usecases.report import report

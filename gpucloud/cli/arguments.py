@@ -1,0 +1,27 @@
+"""Arguments and options that several commands have, as typer reads them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from gpucloud.domain.job import Cloud
+
+Target = Annotated[
+    Optional[str],  # noqa: UP045  (typer reads this at run time on Python 3.10)
+    typer.Argument(metavar="[JOB|FILE]", help="A job's name, or a job file; gpucloud.yaml here if left out."),
+]
+OnCloud = Annotated[
+    Optional[Cloud],  # noqa: UP045
+    typer.Option("--cloud", help="Another cloud than the job file names."),
+]
+Drilled = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Argument(metavar="[NODE|JOB|FILE]", help="A machine's name, or a job; gpucloud.yaml here if left out."),
+]
+OneNode = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--node", help="Which machine of the job; the first if left out."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON object.")]

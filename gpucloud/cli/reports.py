@@ -1,0 +1,185 @@
+"""Plans and jobs as text for people, and as JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from gpucloud.cli.bills import charges_text, spend_json, spend_text
+from gpucloud.cli.render import pool_json, quarantine_json, table, usd
+from gpucloud.cli.use import use_json, use_rows
+from gpucloud.domain import codec
+from gpucloud.domain.node import Node
+from gpucloud.domain.plan import Plan
+from gpucloud.domain.quantities import format_span, format_usd
+from gpucloud.domain.state import Attempt, Cooldown, Interruption
+from gpucloud.usecases.report import JobReport
+
+
+def plan_text(plan: Plan) -> str:
+    """Return the plan: what, at what price, and the ceiling."""
+    offer = plan.offer
+    rows = [
+        f"plan for {plan.job}",
+        f"  machines   {plan.nodes} × {offer.pool}, {plan.workers} workers",
+        f"  price      {format_usd(plan.usd_per_hour)} an hour now, {format_usd(plan.cap_usd_per_hour)} at the most",
+        f"  budget     {format_usd(plan.budget_usd)}: lasts {format_span(plan.paid_for)} now,"
+        f" {format_span(plan.paid_for_at_cap)} at the highest price",
+        f"  worst cost {format_usd(plan.worst_usd)}, then everything is off",
+    ]
+    others = [f"{o.pool} {format_usd(o.usd_per_hour)}" for o in plan.others]
+    return "\n".join([*rows, f"  next       {'; '.join(others)} a node"] if others else rows)
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """Return the plan as an object."""
+    return {
+        "nodes": plan.nodes,
+        "workers": plan.workers,
+        **pool_json(plan.offer.pool),
+        "usd_per_hour": usd(plan.usd_per_hour),
+        "cap_usd_per_hour": usd(plan.cap_usd_per_hour),
+        "budget_usd": usd(plan.budget_usd),
+        "worst_usd": usd(plan.worst_usd),
+    }
+
+
+def report_text(report: JobReport) -> str:
+    """Return a job's report: status, attempts, interruptions, machines and money."""
+    head = f"{report.job}: {report.status.value}"
+    if report.exit_reason and report.exit_reason.value != report.status.value:
+        head += f" ({report.exit_reason.value})"
+    head += f", supervised by {report.supervisor}" if report.supervisor else ""
+    parts = [head]
+    if report.message:
+        parts.append(report.message)
+    parts += report.storm
+    if report.attempts:
+        parts.append(table([("attempt", "steps", "ended", "took"), *(_attempt_row(a) for a in report.attempts)]))
+    if report.interruptions:
+        rows = [("taken", "how", "in attempt", "training again after"), *map(_interruption_row, report.interruptions)]
+        parts.append(table(rows))
+    if report.checkpoint:
+        parts.append(f"checkpoint at step {report.checkpoint.step}, manifest {report.checkpoint.sha256[:16]}")
+    if report.charges:
+        parts.append(charges_text(report.charges))
+    if report.cooldowns:
+        rows = [("passed over", "until", "why"), *map(_cooldown_row, report.cooldowns)]
+        parts.append(table(rows))
+    if report.quarantined:
+        rows = [("bad node", "since", "why"), *((q.node_id, f"{q.at:%H:%M:%S}", q.why) for q in report.quarantined)]
+        parts.append(table(rows))
+    if report.standing:
+        parts.append(table(use_rows(report)))
+    parts.append(spend_text(report.spend))
+    parts.append(_nodes_text(report))
+    return "\n\n".join(parts)
+
+
+def report_json(report: JobReport) -> dict[str, Any]:
+    """Return a job's report as an object; the keys of `train --json` in the README."""
+    return {
+        "job": report.job,
+        "status": report.status.value,
+        "exit_reason": report.exit_reason.value if report.exit_reason else None,
+        "message": report.message,
+        "supervisor": report.supervisor,
+        "attempts": [_attempt_json(attempt) for attempt in report.attempts],
+        "interruptions": [_interruption_json(i) for i in report.interruptions],
+        "last_step": report.last_step,
+        "checkpoint": codec.plain(report.checkpoint),
+        "spend": spend_json(report.spend),
+        "paid_until": codec.plain(report.paid_until),
+        "nodes": [_node_json(node) for node in report.nodes],
+        "passed_over": [_cooldown_json(cooldown) for cooldown in report.cooldowns],
+        "quarantined": [quarantine_json(one) for one in report.quarantined],
+    }
+
+
+def standing_json(report: JobReport) -> dict[str, Any]:
+    """Return a job's report as `status` and `watch` give it: with how it stands now, and what its nodes said."""
+    return {**report_json(report), "storm": list(report.storm), "use": use_json(report)}
+
+
+def jobs_text(reports: Sequence[JobReport]) -> str:
+    """Return one line a job."""
+    if not reports:
+        return "no jobs yet"
+    rows = [("job", "status", "attempts", "step", "machines", "spent", "left")]
+    rows += [
+        (
+            r.job,
+            r.status.value,
+            str(len(r.attempts)),
+            str(r.last_step if r.last_step is not None else "-"),
+            str(len(r.nodes)),
+            format_usd(r.spend.spent_usd),
+            format_usd(r.spend.left_usd),
+        )
+        for r in reports
+    ]
+    return table(rows)
+
+
+def _attempt_json(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "number": attempt.number,
+        "reason": attempt.reason.value if attempt.reason else None,
+        "first_step": attempt.first_step,
+        "last_step": attempt.last_step,
+        "started_at": codec.plain(attempt.started_at),
+        "ended_at": codec.plain(attempt.ended_at),
+    }
+
+
+def _interruption_json(interruption: Interruption) -> dict[str, Any]:
+    return {
+        "node": interruption.node_id,
+        "kind": interruption.kind.value,
+        "noticed_at": codec.plain(interruption.noticed_at),
+        "resumed_at": codec.plain(interruption.resumed_at),
+    }
+
+
+def _node_json(node: Node) -> dict[str, Any]:
+    return {
+        "id": node.id,
+        **pool_json(node.pool),
+        "state": node.state.value,
+        "launched_at": codec.plain(node.launched_at),
+    }
+
+
+def _cooldown_json(cooldown: Cooldown) -> dict[str, Any]:
+    return {
+        **pool_json(cooldown.pool),
+        "until": codec.plain(cooldown.until),
+        "fault": cooldown.fault.value,
+        "code": cooldown.code,
+        "message": cooldown.message,
+    }
+
+
+def _attempt_row(attempt: Attempt) -> tuple[str, ...]:
+    steps = f"{attempt.first_step}–{attempt.last_step}" if attempt.last_step is not None else "none"
+    until = attempt.ended_at or datetime.now(timezone.utc)
+    reason = attempt.reason.value if attempt.reason else "running"
+    return str(attempt.number), steps, reason, format_span(until - attempt.started_at)
+
+
+def _interruption_row(interruption: Interruption) -> tuple[str, ...]:
+    after = interruption.resumed_at - interruption.noticed_at if interruption.resumed_at else None
+    again = format_span(after) if after is not None else "-"
+    return interruption.node_id, interruption.kind.value, str(interruption.attempt), again
+
+
+def _cooldown_row(cooldown: Cooldown) -> tuple[str, ...]:
+    return str(cooldown.pool), f"{cooldown.until:%H:%M:%S}", f"{cooldown.message} ({cooldown.code})"
+
+
+def _nodes_text(report: JobReport) -> str:
+    if not report.nodes:
+        return "no machines are alive"
+    until = f", paid until {report.paid_until:%H:%M:%S} UTC" if report.paid_until else ""
+    return f"{len(report.nodes)} machines{until}: " + ", ".join(node.id for node in report.nodes)
