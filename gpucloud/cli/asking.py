@@ -1,4 +1,4 @@
-"""`status`, `cost`, `logs`, `ssh` and the embedded fleet's own commands: they ask, and supervise nothing."""
+"""`status`, `metrics`, `cost`, `logs` and `ssh`: they ask, and supervise nothing."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 import sys
 
 from gpucloud.cli.bills import cost_json, cost_text
+from gpucloud.cli.machines import one_node
 from gpucloud.cli.render import VERSION, say, say_json, table, tell
 from gpucloud.cli.reports import jobs_text, report_json, report_text, standing_json
 from gpucloud.cli.target import known_job
 from gpucloud.cli.use import history_json, history_rows
 from gpucloud.domain.errors import GpucloudError, NodeError, UsageError
-from gpucloud.domain.node import Node, NodeState
-from gpucloud.domain.quantities import parse_span
 from gpucloud.domain.state import JobState
 from gpucloud.usecases.history import read_history
 from gpucloud.usecases.jobstore import JobStore
@@ -130,23 +129,6 @@ def ssh(target: str | None, node_id: str | None, command: tuple[str, ...]) -> in
         shell.close()
 
 
-def weather(target: str | None, *, seed: int, mean: str, unannounced: float, as_json: bool) -> int:
-    """Have the embedded cloud take nodes at random times drawn from a seed; return the exit code."""
-    cloud = Gpucloud()
-    known = known_job(cloud, target)
-    try:
-        mean_s = parse_span(mean).total_seconds()
-    except ValueError as error:
-        raise UsageError(f"--mean: {error}") from error
-    nodes = cloud.embedded(known)
-    nodes.schedule_interruptions(group_of(cloud, known), seed=seed, mean_s=mean_s, unannounced=unannounced)
-    if as_json:
-        say_json({"job": known.name, "seed": seed, "mean_s": mean_s, "unannounced": unannounced})
-    else:
-        say(f"{known.name}: nodes are taken every {mean_s:g} s on average, seed {seed}")
-    return 0
-
-
 def _history(cloud: Gpucloud, known: KnownJob, *, as_json: bool) -> int:
     asker = cloud.asker(known)
     asker.state()  # UsageError when there is no such job
@@ -158,18 +140,6 @@ def _history(cloud: Gpucloud, known: KnownJob, *, as_json: bool) -> int:
     else:
         say(f"{known.name}: no use is kept yet: it comes every few minutes, and when an attempt ends")
     return 0
-
-
-def node_of(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
-    """Return the node that is meant; without a name the one of rank 0 in the newest attempt, where results are."""
-    attempts = cloud.asker(known).state().attempts
-    first = attempts[-1].members[0].node_id if attempts else None
-    try:
-        return one_node(cloud, known, node_id or first)
-    except UsageError:
-        if node_id is not None:
-            raise
-        return one_node(cloud, known, None)
 
 
 def _report(cloud: Gpucloud, known: KnownJob) -> JobReport | None:
@@ -185,28 +155,3 @@ def _require_attempt(state: JobState, number: int) -> None:
     if number not in [attempt.number for attempt in state.attempts]:
         last = f"its newest is {state.attempts[-1].number}" if state.attempts else "none has started yet"
         raise UsageError(f"{state.job} has no attempt {number}: {last}", hint=f"gpucloud status {state.job}")
-
-
-def group_of(cloud: Gpucloud, known: KnownJob) -> str:
-    """Return the name of the job's node group; UsageError when it has none."""
-    state = cloud.asker(known).state()
-    if state.group is None:
-        closed = state.status.ended
-        raise UsageError(
-            f"{known.name} has {'ended, and has no machines any more' if closed else 'no machines yet'}",
-            hint=f"gpucloud status {known.name}" if closed else f"gpucloud up {known.name}",
-        )
-    return state.group
-
-
-def one_node(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
-    """Return the node that is meant; the first one without a name."""
-    asker = cloud.asker(known)
-    listed = asker.group.describe(group_of(cloud, known)).alive
-    running = [node for node in listed if node.state is NodeState.RUNNING]
-    if not running:
-        raise UsageError(f"{known.name} has no machine that is up", hint=f"gpucloud status {known.name}")
-    found = [node for node in running if node_id is None or node.id == node_id]
-    if not found:
-        raise UsageError(f"{known.name} has no node {node_id}", hint=f"one of {', '.join(n.id for n in running)}")
-    return found[0]

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpucloud.cli.asking import node_of
+from gpucloud.cli.machines import node_of
 from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.target import known_job
 from gpucloud.domain.errors import UsageError

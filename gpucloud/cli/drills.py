@@ -1,4 +1,4 @@
-"""`gpucloud local interrupt|kill|freeze|cut|heal`: what the embedded fleet does to a node when asked."""
+"""`gpucloud local interrupt|kill|freeze|cut|heal|weather`: what the embedded fleet does to nodes when asked."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from gpucloud.cli.asking import group_of, one_node
+from gpucloud.cli.machines import group_of, one_node
 from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.target import known_job
 from gpucloud.domain.errors import UsageError
+from gpucloud.domain.quantities import parse_span
 from gpucloud.wiring import Gpucloud
 
 if TYPE_CHECKING:
@@ -43,6 +44,23 @@ def drill(target: str | None, node_id: str | None, what: Drill, *, as_json: bool
         say_json({"job": job, "node": node, "done": what.value})
     else:
         say(f"{node}: {what.value}")
+    return 0
+
+
+def weather(target: str | None, *, seed: int, mean: str, unannounced: float, as_json: bool) -> int:
+    """Have the embedded cloud take nodes at random times drawn from a seed; return the exit code."""
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    try:
+        mean_s = parse_span(mean).total_seconds()
+    except ValueError as error:
+        raise UsageError(f"--mean: {error}") from error
+    nodes = cloud.embedded(known)
+    nodes.schedule_interruptions(group_of(cloud, known), seed=seed, mean_s=mean_s, unannounced=unannounced)
+    if as_json:
+        say_json({"job": known.name, "seed": seed, "mean_s": mean_s, "unannounced": unannounced})
+    else:
+        say(f"{known.name}: nodes are taken every {mean_s:g} s on average, seed {seed}")
     return 0
 
 

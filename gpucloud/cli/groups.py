@@ -74,9 +74,9 @@ def weather(
     as_json: Json = False,
 ) -> None:
     """Take nodes of the embedded fleet at random times, the same for the same seed."""
-    from gpucloud.cli import asking
+    from gpucloud.cli import drills
 
-    raise typer.Exit(asking.weather(target, seed=seed, mean=mean, unannounced=unannounced, as_json=as_json))
+    raise typer.Exit(drills.weather(target, seed=seed, mean=mean, unannounced=unannounced, as_json=as_json))
 
 
 @quota.command("show")
