@@ -22,6 +22,7 @@ from gpucloud.usecases.jobs import Asker
 from gpucloud.usecases.lease import take
 from gpucloud.usecases.supervise import supervisor
 from gpucloud.wiring import Gpucloud, KnownJob
+from gpucloud.wiring.strays import leftovers
 
 _LINGERS = timedelta(seconds=20)
 
@@ -114,10 +115,10 @@ def _stand_in(known: KnownJob, state: JobState) -> Job:
 
 
 def _prove_empty(cloud: Gpucloud, known: KnownJob, asker: Asker, *, as_json: bool) -> int:
-    left, deadline = cloud.leftovers(known), cloud.clock.now() + _LINGERS
+    left, deadline = leftovers(cloud, known), cloud.clock.now() + _LINGERS
     while left and cloud.clock.now() < deadline:  # disks and interfaces go some seconds after their machine
         cloud.clock.sleep(1)
-        left = cloud.leftovers(known)
+        left = leftovers(cloud, known)
     if left:
         raise CleanupIncomplete(f"still listed: {', '.join(left)}", hint=f"gpucloud down {known.name}")
     report = asker.report()

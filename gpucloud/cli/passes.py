@@ -19,6 +19,7 @@ from gpucloud.usecases.lease import take
 from gpucloud.usecases.start import is_closed
 from gpucloud.usecases.supervise import supervisor
 from gpucloud.wiring import Gpucloud, KnownJob
+from gpucloud.wiring.stored import jobs_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ def reconcile_all(store: str | None, *, as_json: bool) -> int:
 
 def _jobs(cloud: Gpucloud, store: str | None) -> tuple[KnownJob, ...]:
     known = {(one.store, one.name): one for one in cloud.home.known()}
-    found = cloud.jobs_in(store) if store is not None else ()
+    found = jobs_in(cloud, store) if store is not None else ()
     return tuple({**{(one.store, one.name): one for one in found}, **known}.values())
 
 

@@ -15,6 +15,7 @@ from gpucloud.domain.quantities import format_span, format_usd
 from gpucloud.domain.strays import Thing
 from gpucloud.usecases.gc import Sweeper, Swept
 from gpucloud.wiring import Gpucloud
+from gpucloud.wiring.strays import sweepers
 
 _LEFT = 30
 
@@ -33,7 +34,7 @@ class Sweep:
 def gc(asked: Sweep, *, as_json: bool) -> int:
     """Look for strays and answer; return 30 while there are any, else 0."""
     cloud = Gpucloud()
-    results = [_sweep(one, asked) for one in cloud.sweepers(asked.clouds, asked.store, asked.regions, tell)]
+    results = [_sweep(one, asked) for one in sweepers(cloud, asked.clouds, asked.store, asked.regions, tell)]
     found = tuple(thing for swept in results for thing in swept.strays)
     if as_json:
         say_json({"strays": [_json(thing, swept) for swept in results for thing in swept.strays]})

@@ -1,0 +1,80 @@
+"""What a cloud still lists: strays of any job, and what is left of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from gpucloud.adapters.home import KnownJob
+from gpucloud.adapters.sightings import SightingsFile
+from gpucloud.domain.errors import GpucloudError
+from gpucloud.domain.job import AwsChoices, Resources
+from gpucloud.domain.job import Cloud as CloudName
+from gpucloud.ports import Census
+from gpucloud.store import ObjectStore, open_store
+from gpucloud.usecases.gc import Sweeper
+from gpucloud.usecases.world import cluster_of
+from gpucloud.wiring.root import Gpucloud
+
+if TYPE_CHECKING:
+    from gpucloud.wiring.aws import AwsCloud
+
+_SWEPT = (CloudName.LOCAL, CloudName.AWS)  # what stands on the user's own hosts is theirs
+
+
+def sweepers(
+    gpucloud: Gpucloud,
+    clouds: tuple[CloudName, ...],
+    store: str | None,
+    regions: tuple[str, ...],
+    story: Callable[[str], None],
+) -> Iterator[Sweeper]:
+    """Give what looks for strays: in each cloud (those of known jobs, if none is named) for each store there.
+
+    Stores are the named one, else the cloud's own and those of known jobs; regions those named, else the AWS
+    profile's and those of known jobs.
+    """
+    known = gpucloud.home.known()
+    for name in clouds or tuple(one for one in _SWEPT if one is CloudName.LOCAL or _on(known, one)):
+        there = _on(known, name)
+        cloud = gpucloud.local() if name is CloudName.LOCAL else _aws_of(gpucloud, regions, there)
+        urls = (store,) if store else (cloud.default_store(), *(one.store for one in there))
+        stores = {kept.url: kept for kept in (open_store(url, profile=cloud.profile) for url in urls)}
+        for kept in stores.values():
+            yield _sweeper(gpucloud, cloud.census(kept), kept, story)
+
+
+def leftovers(gpucloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:
+    """Return what the cloud still lists for a job, of any kind: its group, machines, disks, keys, roles."""
+    asker, cloud, cluster = gpucloud.asker(known), gpucloud.cloud_of(known), cluster_of(known.name)
+    provisioner, store = cloud.provisioner(gpucloud.store_of(known)), gpucloud.store_of(known)
+    region = asker.state().pool.region
+    name = provisioner.group(cluster, region)
+    listed = asker.group.describe(name)
+    found = [f"group {name}", *(node.id for node in listed.alive)] if listed.exists else []
+    if known.cloud is CloudName.AWS:
+        census = gpucloud.aws(AwsChoices(profile=known.profile), Resources(regions=(region,))).census(store)
+        found += [f"{one.kind} {one.id}" for one in census.things() if one.cluster == cluster]
+    return tuple(dict.fromkeys(found))
+
+
+def _sweeper(gpucloud: Gpucloud, census: Census, store: ObjectStore, story: Callable[[str], None]) -> Sweeper:
+    sightings = SightingsFile(gpucloud.home.sightings)
+    return Sweeper(census=census, store=store, clock=gpucloud.clock, sightings=sightings, story=story)
+
+
+def _aws_of(gpucloud: Gpucloud, regions: tuple[str, ...], known: tuple[KnownJob, ...]) -> AwsCloud:
+    """Return AWS in the regions that are named, else in the profile's own and those of known jobs' files."""
+    if regions or not known:
+        return gpucloud.aws(AwsChoices(), Resources(regions=regions))
+    cloud = gpucloud.aws(AwsChoices(profile=known[0].profile), Resources())
+    found = dict.fromkeys((cloud.aws.region,))
+    for one in known:
+        with suppress(GpucloudError):
+            found.update(dict.fromkeys(gpucloud.read_job(one.file).resources.regions))
+    return gpucloud.aws(AwsChoices(profile=known[0].profile), Resources(regions=tuple(found)))
+
+
+def _on(known: tuple[KnownJob, ...], cloud: CloudName) -> tuple[KnownJob, ...]:
+    return tuple(one for one in known if one.cloud is cloud)

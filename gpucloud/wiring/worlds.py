@@ -1,0 +1,129 @@
+"""Composes the world of one job: what supervising it needs, and what its machines need to drive it themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from gpucloud.adapters.home import Home
+from gpucloud.adapters.outputs import OutputsFolder
+from gpucloud.adapters.package import package_zip
+from gpucloud.adapters.ssh import generate_key
+from gpucloud.adapters.sync import whole_code
+from gpucloud.domain.bootstrap.noderecord import LARGEST_CODE_BYTES
+from gpucloud.domain.bootstrap.wanted import DriverWanted
+from gpucloud.domain.driving import VERSION, DriveOrder, Unable, Unattended, order_key, unable
+from gpucloud.domain.job import Cloud as CloudName
+from gpucloud.domain.job import Job
+from gpucloud.domain.supervision.seen import Rules
+from gpucloud.ports import Clock, DataSets, Shell
+from gpucloud.store import ObjectStore
+from gpucloud.usecases.bootstrap import Package
+from gpucloud.usecases.world import SelfBoot, World
+from gpucloud.wiring.cloud import Cloud, Manners
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What is composed already around a job: its cloud and store, the way to its nodes, and this user's folder."""
+
+    home: Home
+    clock: Clock
+    cloud: Cloud
+    store: ObjectStore
+    shell: Shell
+    data_sets: DataSets | None
+
+    @property
+    def cache(self) -> Path:
+        """What can be made again."""
+        return self.home.root / "cache"
+
+
+def compose_world(
+    job: Job, name: str, around: Around, *, secrets: Mapping[str, str], unattended: Unattended | None = None
+) -> World:
+    """Return everything that supervising a run of the job needs; with `unattended` its own machines are to drive it."""
+    cloud, store, manners = around.cloud, around.store, around.cloud.manners
+    data, sha256 = package_zip()
+    key = around.home.key(name)
+    world = World(
+        job=job,
+        name=name,
+        clock=around.clock,
+        store=store,
+        provisioner=cloud.provisioner(store),
+        group=cloud.group(store),
+        market=cloud.market(),
+        shell=around.shell,
+        outputs=OutputsFolder(job.outputs, job.source.parent / "outputs" / name, python=manners.node_python),
+        data_sets=around.data_sets,
+        public_key=generate_key(key),
+        package=Package(data=data, sha256=sha256),
+        rules=_rules(manners, unattended),
+        terms=manners.terms,
+        period_s=manners.period_s,
+        flush_s=manners.flush_s,
+        knows_our_address=manners.knows_our_address,
+        power_off=manners.power_off,
+        key=key.read_bytes(),
+        secrets=secrets,
+        self_boot=_self_boot(manners, unattended, around.cache),
+    )
+    return world if unattended is None else _driven(world, around, unattended)
+
+
+def why_unable(job: Job, manners: Manners, store: str, cache: Path) -> Unable | None:
+    """Return why the job's machines cannot drive it, None if they can."""
+    if manners.drives_as is None and job.cloud is not CloudName.SSH:
+        return Unable(why=f"machines on {job.cloud.value} do not drive their jobs", hint="leave --unattended out")
+    found = unable(job, store, code_fits=True)
+    if found is not None:
+        return found
+    code = whole_code(job.code, limit=LARGEST_CODE_BYTES, cache=cache)[1]
+    return unable(job, store, code_fits=code is not None)
+
+
+def _rules(manners: Manners, unattended: Unattended | None) -> Rules:
+    """Return the cloud's rules; machines that nobody looks after are paid for the whole time at once."""
+    if unattended is None:
+        return manners.rules
+    return replace(manners.rules, wall=replace(manners.rules.wall, horizon=unattended.lasting))
+
+
+def _self_boot(manners: Manners, unattended: Unattended | None, cache: Path) -> SelfBoot | None:
+    login = manners.boots_as or (manners.drives_as if unattended is not None else None)
+    if login is None:
+        return None
+    return SelfBoot(login=login, pack_code=partial(whole_code, cache=cache))
+
+
+def _driven(world: World, around: Around, unattended: Unattended) -> World:
+    """Return the world with what its machines go by; what the store adds to the order is added there."""
+    order = DriveOrder(
+        version=VERSION,
+        name=world.name,
+        cluster=world.cluster,
+        group="",
+        job=world.job,
+        store=world.store.url,
+        region=None,
+        tree="",
+        tree_name="",
+        package="",
+        package_sha256="",
+        rules=world.rules,
+        terms=world.terms,
+        period_s=world.period_s,
+        flush_s=world.flush_s,
+        node_python=around.cloud.manners.node_python,
+        power_off=world.power_off,
+        records=str(around.home.cloud) if world.job.cloud is CloudName.LOCAL else "",
+        keep=unattended.keep,
+        drill=unattended.drill,
+        key=world.key,
+    )
+    driver = DriverWanted(store=order.store, order=order_key(order.cluster), pip_mirror=world.job.mirrors.pip)
+    return replace(world, order=order, driver=driver)
