@@ -1,14 +1,17 @@
-"""What lasts for a while and is told once: machines that only we do not reach, the cloud's advice, pauses."""
+"""What lasts for a while and is told once: hosts passed over, silence, the cloud's advice, pauses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gpucloud.domain.job import Market
+from gpucloud.domain.node import Fault, Refusal
 from gpucloud.domain.supervision.action import Action, Wait
 from gpucloud.domain.supervision.belief import vouched_for
-from gpucloud.domain.supervision.membership import is_gone
+from gpucloud.domain.supervision.membership import all_silent, is_gone, somebody_answers
 from gpucloud.domain.supervision.seen import Limits, Seen
 from gpucloud.domain.supervision.storm import PAUSING
+from gpucloud.usecases.story import silence
 
 
 @dataclass(slots=True)
@@ -16,9 +19,33 @@ class Announced:
     """What was told and still holds; when it holds again later, it is told again."""
 
     _told: set[str] = field(default_factory=set)
+    _refusals: set[Refusal] = field(default_factory=set)
+    _silent: bool = False
 
     def news(self, action: Action, seen: Seen, limits: Limits) -> tuple[str, ...]:
         """Return the lines that were not told yet."""
+        return (*self._passed_over(seen), *self._silence(seen, limits), *self._lasting(action, seen, limits))
+
+    def _passed_over(self, seen: Seen) -> tuple[str, ...]:
+        """Which of the user's own hosts were passed over: another has taken their place, so no action tells it."""
+        found = tuple(
+            refusal
+            for refusal in dict.fromkeys(seen.group.refusals)
+            if refusal.fault is Fault.TRANSIENT and refusal.pool.market is Market.OWNED
+        )
+        fresh = tuple(refusal for refusal in found if refusal not in self._refusals)
+        self._refusals.update(fresh)
+        return tuple(f"passed over: {refusal.message}" for refusal in fresh)
+
+    def _silence(self, seen: Seen, limits: Limits) -> tuple[str, ...]:
+        """Once that no machine answers, which may be our own line, and once that one does again."""
+        silent = all_silent(seen, limits)
+        if silent is self._silent or not (silent or somebody_answers(seen)):
+            return ()
+        self._silent = silent
+        return (silence(seen) if silent else "machines answer again",)
+
+    def _lasting(self, action: Action, seen: Seen, limits: Limits) -> tuple[str, ...]:
         now = {*_out_of_our_reach(seen, limits), *_advice(seen), *_pause(action)}
         fresh = tuple(sorted(now - self._told))
         self._told = now

@@ -17,6 +17,7 @@ from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal
 from gpucloud.usecases.act import Actor
 from gpucloud.usecases.cashier import Cashier
+from gpucloud.usecases.closing import Closing
 from gpucloud.usecases.datasets import JobData
 from gpucloud.usecases.discreet import Discreet
 from gpucloud.usecases.forecast import time_left
@@ -27,6 +28,7 @@ from gpucloud.usecases.lookout import LogReader
 from gpucloud.usecases.noderecords import NodeRecords
 from gpucloud.usecases.observe import Observer
 from gpucloud.usecases.prepare import Preparer
+from gpucloud.usecases.rent import Renter
 from gpucloud.usecases.storeclock import StoreClock
 from gpucloud.usecases.usage import UsageMeter
 from gpucloud.usecases.witnesses import Witnesses
@@ -143,10 +145,9 @@ def supervisor(
         lease=lease,
         preparer=preparer,
         inspector=inspector,
-        cashier=cashier,
-        logs=logs,
+        renter=Renter(world=world, lease=lease, preparer=preparer, cashier=cashier, watcher=told),
+        closing=Closing(world=world, preparer=preparer, logs=logs, history=history, watcher=told),
         watcher=told,
-        history=history,
     )
     try:
         with lease:

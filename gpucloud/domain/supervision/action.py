@@ -177,27 +177,7 @@ class Done:
     """There is nothing left to do for this goal."""
 
 
-Action = (
-    Provision
-    | Arm
-    | ChangeBudget
-    | Resize
-    | CoolDown
-    | Move
-    | Prepare
-    | Tell
-    | Inspect
-    | QuarantineNodes
-    | OpenAttempt
-    | NoteInterruptions
-    | EndAttempt
-    | CloseAttempt
-    | Detach
-    | Replace
-    | Drill
-    | Finish
-    | TearDown
-    | Pause
-    | Wait
-    | Done
-)
+OnTheCloud = Provision | Arm | ChangeBudget | Resize | Move | Detach | Replace | Drill | TearDown
+InTheBooks = CoolDown | QuarantineNodes | OpenAttempt | NoteInterruptions | EndAttempt | CloseAttempt | Finish | Pause
+OnNodes = Prepare | Inspect | Tell
+Action = OnTheCloud | InTheBooks | OnNodes | Wait | Done
