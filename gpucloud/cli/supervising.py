@@ -104,7 +104,7 @@ def say_what_lives(state: JobState) -> None:
     """Tell which machines are left, until when they are paid, and which command goes on or ends them."""
     tell(f"left {state.job} as it is")
     drives_itself = state.unattended_s is not None and state.group is not None
-    alive = [life.node_id for life in state.nodes if life.ended_at is None]
+    alive = [life.node_id for life in state.alive]
     until = f" until {state.paid_until:%H:%M:%S} UTC" if state.paid_until else ""
     if alive:
         tell(f"alive and paid{until}, then off by themselves: {', '.join(alive)}")

@@ -105,6 +105,10 @@ class GroupView:
         return tuple(node for node in self.alive if not node.detached)
 
 
+NO_GROUP = GroupView(exists=False, size=0, armed_until=None, nodes=())
+"""What is listed where there is no group."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
     """The cloud will take the node at `at` (EC2: `spot/instance-action`)."""

@@ -260,3 +260,8 @@ class JobState:
     def attempt(self) -> Attempt | None:
         """The attempt that has not ended, if any."""
         return self.attempts[-1] if self.attempts and self.attempts[-1].reason is None else None
+
+    @property
+    def alive(self) -> tuple[NodeLife, ...]:
+        """The machines of which no end is known."""
+        return tuple(life for life in self.nodes if life.ended_at is None)

@@ -19,7 +19,7 @@ def standing(asker: Asker, state: JobState) -> Standing:
     """Return what the money rule needs of a job, as it is seen from any terminal."""
     now = asker.clock.now()
     spent = Cashier(asker.jobs, asker.market, asker.terms).spend(state, now).spent_usd
-    alive = len(asker.group.describe(state.group).alive) if state.group is not None else 0
+    alive = len(asker.listed(state).alive)
     members = len(state.attempts[-1].members) if state.attempts else 1
     return Standing(now=now, spent_usd=spent, alive=alive, needed=max(alive, members))
 

@@ -48,17 +48,16 @@ class Cashier:
     def spend(self, state: JobState, now: datetime, forecast: timedelta | None = None) -> Spend:
         """Return the money now; `forecast` is how long the job is thought to go on."""
         spent = sum((self._cost(life, state, now) for life in state.nodes), ZERO)
-        alive = [life for life in state.nodes if life.ended_at is None]
         return Spend(
             budget_usd=state.budget_usd,
             spent_usd=spent,
-            promised_usd=self._promised(state, alive, now),
-            forecast_usd=None if forecast is None else spent + self._running_cost(alive, now, forecast),
+            promised_usd=self._promised(state, state.alive, now),
+            forecast_usd=None if forecast is None else spent + self._running_cost(state.alive, now, forecast),
         )
 
     def payable_until(self, state: JobState, nodes: int, now: datetime, wall: Wall) -> Payable:
         """Return until when `nodes` nodes, or those alive if they are more, can be promised."""
-        nodes = max(nodes, sum(life.ended_at is None for life in state.nodes))
+        nodes = max(nodes, len(state.alive))
         spent = self.spend(state, now).spent_usd
         until = partial(paid_until, now, left_usd=state.budget_usd - spent, cap_usd_per_hour=state.cap_usd_per_hour)
         return Payable(
@@ -88,11 +87,11 @@ class Cashier:
         prices = self._market.prices(life.pool, life.launched_at, life.ended_at or now)
         return meter(life, prices, state.attempts, now, self._terms)
 
-    def _promised(self, state: JobState, alive: list[NodeLife], now: datetime) -> Decimal:
+    def _promised(self, state: JobState, alive: tuple[NodeLife, ...], now: datetime) -> Decimal:
         if not alive or state.paid_until is None or state.paid_until <= now:
             return ZERO
         return usd_for(state.cap_usd_per_hour * len(alive), state.paid_until - now)
 
-    def _running_cost(self, alive: list[NodeLife], now: datetime, span: timedelta) -> Decimal:
+    def _running_cost(self, alive: tuple[NodeLife, ...], now: datetime, span: timedelta) -> Decimal:
         rates = (self._market.prices(life.pool, now, now)[-1].usd_per_hour for life in alive)
         return usd_for(sum(rates, ZERO), span)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.ledger import Terms
-from gpucloud.domain.node import GroupView
+from gpucloud.domain.node import NO_GROUP, GroupView
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.seen import Limits
@@ -23,7 +23,6 @@ from gpucloud.usecases.lease import is_over, supervised_by
 from gpucloud.usecases.report import JobReport, report
 
 _LOOK_S = 0.3
-_NO_GROUP = GroupView(exists=False, size=0, armed_until=None, nodes=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +47,20 @@ class Asker:
         state = self.state()
         now = self.clock.now()
         cashier = Cashier(self.jobs, self.market, self.terms)
-        listed = self.group.describe(state.group) if state.group is not None else _NO_GROUP
+        listed = self.listed(state)
         state, until = books.as_listed(state, listed, now)
         told = report(state, cashier.spend(state, until), cashier.charges(state, until), listed, self.supervisor())
         return replace(told, storm=standing(state, now, Limits()))
+
+    def listed(self, state: JobState) -> GroupView:
+        """Return the job's group as the cloud lists it now."""
+        return self.group.describe(state.group) if state.group is not None else NO_GROUP
 
     def state_as_listed(self) -> JobState:
         """Return the state with machines and shut-off as the cloud lists them; where it does not answer, as stored."""
         state = self.state()
         with suppress(GpucloudError):
-            listed = self.group.describe(state.group) if state.group is not None else _NO_GROUP
+            listed = self.listed(state)
             until = listed.armed_until if listed.exists else None
             return replace(state, nodes=books.with_lives(state.nodes, listed.nodes), paid_until=until)
         return state

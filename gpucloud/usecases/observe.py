@@ -11,7 +11,7 @@ from gpucloud.domain.agentstatus import Outcome, Status
 from gpucloud.domain.errors import NodeError
 from gpucloud.domain.launch import workers_per_node
 from gpucloud.domain.ledger import with_beside
-from gpucloud.domain.node import GroupView, Node, NodeState
+from gpucloud.domain.node import NO_GROUP, GroupView, Node, NodeState
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.plan import affordable, fitting
 from gpucloud.domain.state import Attempt, CheckpointRef, ExitReason, JobState
@@ -114,9 +114,7 @@ class Observer:
         return self._with_times(state.attempt, seen) if state.attempt is not None else seen
 
     def _list_group(self, state: JobState) -> GroupView:
-        if state.group is None:
-            return GroupView(exists=False, size=0, armed_until=None, nodes=())
-        return self.world.group.describe(state.group)
+        return self.world.group.describe(state.group) if state.group is not None else NO_GROUP
 
     def _payable(self, state: JobState, group: GroupView, now: datetime) -> Payable:
         """Count what the cloud lists now, not only what is in the books, and what the level is about to start."""

@@ -176,7 +176,7 @@ class Renter:
 
     def _incomplete(self, name: str, error: ProvisionError) -> CleanupIncomplete:
         until = self.lease.state.paid_until
-        alive = ", ".join(life.node_id for life in self.lease.state.nodes if life.ended_at is None)
+        alive = ", ".join(life.node_id for life in self.lease.state.alive)
         ends = f"; they end by themselves at {until:%H:%M:%S} UTC" if until else ""
         return CleanupIncomplete(
             f"group {name} could not be removed: {error}; may be alive: {alive or 'nothing known'}{ends}",

@@ -13,11 +13,10 @@ from gpucloud.adapters.hosts.asking import Asking, Order
 from gpucloud.adapters.hosts.recollection import Recollection
 from gpucloud.adapters.hosts.records import Hosts, Place, Taken, candidates, ended, levelled, settled
 from gpucloud.domain.errors import GpucloudError, ProvisionError
-from gpucloud.domain.node import EndCause, GroupView
+from gpucloud.domain.node import NO_GROUP, EndCause, GroupView
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Clock
 
-_NO_GROUP = GroupView(exists=False, size=0, armed_until=None, nodes=())
 # A host is another's only some time after its paid time: clocks differ, and the last save may take a moment.
 _GRACE = timedelta(minutes=2)
 _NEVER_AGAIN = timedelta(days=365)
@@ -43,7 +42,7 @@ class SshNodeGroup:
         """Return the group as its record says now; ends and replaces what a drill has taken."""
         record = self.records.read(group)
         if record is None:
-            return _NO_GROUP
+            return NO_GROUP
         now = self.clock.now()
         seen = settled(record, now)
         if any(a.alive != b.alive and b.end_cause is EndCause.INTERRUPTED for a, b in _pairs(record, seen)):

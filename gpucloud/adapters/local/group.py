@@ -16,7 +16,7 @@ from gpucloud.adapters.local.node import MARK
 from gpucloud.adapters.local.records import GroupRecord, NodeRecord, Schedule, Tier, noticed
 from gpucloud.adapters.local.tiers import require_own_spaces
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.domain.node import EndCause, Fault, GroupView, Refusal
+from gpucloud.domain.node import NO_GROUP, EndCause, Fault, GroupView, Refusal
 from gpucloud.domain.offer import Pool
 
 _PURGE_S = 30.0
@@ -67,7 +67,7 @@ class LocalNodeGroup:
         if _needs_daemon(record, nodes) and kick(self._folder):
             record, nodes = self._read(group)
         if record is None:
-            return GroupView(exists=False, size=0, armed_until=None, nodes=())
+            return NO_GROUP
         listed = tuple(node.listed() for node in nodes)
         refusals = _refusals(record)
         return GroupView(exists=True, size=record.size, armed_until=record.armed_until, nodes=listed, refusals=refusals)

@@ -11,10 +11,8 @@ from decimal import Decimal
 from gpucloud.domain.ledger import usd_for
 from gpucloud.domain.state import BudgetChange, BudgetWish, JobState
 from gpucloud.domain.supervision.action import ChangeBudget
-from gpucloud.domain.supervision.prepaid import least_budget_usd, reserve_usd
+from gpucloud.domain.supervision.prepaid import least_budget_usd, reserve_usd, sooner
 from gpucloud.domain.supervision.seen import Rules, Seen
-
-_SECOND = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +36,7 @@ def change_budget(seen: Seen, nodes: int, rules: Rules) -> ChangeBudget | None:
     return ChangeBudget(
         changes=changed.budget_changes[len(seen.state.budget_changes) :],
         budget_usd=changed.budget_usd,
-        until=_sooner(seen.group.armed_until, until),
+        until=sooner(seen.group.armed_until, until),
         taken=tuple(wish.id for wish in seen.budget_wishes),
     )
 
@@ -108,7 +106,3 @@ def plain_usd(usd: Decimal) -> str:
     text = f"{usd.normalize():f}"
     whole, _, places = text.partition(".")
     return f"{whole}.{places.ljust(2, '0')}" if places else whole
-
-
-def _sooner(armed: datetime | None, until: datetime | None) -> datetime | None:
-    return until if armed is not None and until is not None and armed - until > _SECOND else None

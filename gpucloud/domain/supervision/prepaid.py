@@ -14,6 +14,8 @@ from decimal import Decimal
 
 from gpucloud.domain.ledger import usd_for
 
+_SECOND = timedelta(seconds=1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wall:
@@ -49,3 +51,8 @@ def paid_until(
     if seconds < wall.least.total_seconds():
         return None
     return now + min(wall.horizon, timedelta(seconds=seconds))
+
+
+def sooner(armed: datetime | None, until: datetime | None) -> datetime | None:
+    """Return `until` where the shut-off that is armed comes noticeably later; None where it may stay."""
+    return until if armed is not None and until is not None and armed - until > _SECOND else None

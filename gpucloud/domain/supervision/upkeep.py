@@ -15,7 +15,7 @@ from gpucloud.domain.supervision.action import (
     Tell,
 )
 from gpucloud.domain.supervision.membership import all_silent, is_gone, is_usable
-from gpucloud.domain.supervision.prepaid import Wall
+from gpucloud.domain.supervision.prepaid import Wall, sooner
 from gpucloud.domain.supervision.seen import Goal, Limits, Readiness, Seen
 
 
@@ -111,5 +111,5 @@ def worth_a_start(seen: Seen, wall: Wall) -> bool:
 
 def _lower(seen: Seen, payable: datetime) -> Arm | None:
     """The shut-off comes closer when more machines are alive than it was reckoned for."""
-    until = seen.group.armed_until
-    return Arm(until=payable) if until is not None and until - payable > timedelta(seconds=1) else None
+    until = sooner(seen.group.armed_until, payable)
+    return Arm(until=until) if until is not None else None
