@@ -6,8 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpucloud.cli.interrupts import Leave, obeyed
-from gpucloud.cli.onlookers import onlooker
+from gpucloud.cli.interrupts import Leave
 from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.reports import plan_json, report_json
 from gpucloud.cli.supervising import Begun, answer, run, say_what_lives
@@ -22,8 +21,7 @@ def launch(begun: Begun, unattended: Unattended, *, as_json: bool) -> int:
     asker, nodes, now = begun.asker, begun.job.resources.nodes, begun.cloud.clock.now()
     goal = Goal(nodes=nodes, until=Until.LAUNCHED, keep=unattended.keep, began_at=now)
     try:
-        with onlooker() as shown, obeyed(shown) as interrupts:
-            run(begun, goal, shown, interrupts, unattended)
+        run(begun, goal, unattended)
     except Leave as leave:
         say_what_lives(asker.state())
         return leave.exit_code

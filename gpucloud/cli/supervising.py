@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gpucloud.cli.interrupts import Interrupts
-from gpucloud.cli.onlookers import Onlooker
+from gpucloud.cli.interrupts import Interrupts, obeyed
+from gpucloud.cli.onlookers import Onlooker, onlooker
 from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.reports import report_json, report_text
 from gpucloud.cli.target import Target
@@ -46,37 +46,14 @@ class Begun:
         return self.cloud.asker(self.cloud.known(self.job, self.name, self.read.file))
 
 
-def run(
-    begun: Begun, goal: Goal, shown: Onlooker, interrupts: Interrupts, unattended: Unattended | None = None
-) -> None:
+def run(begun: Begun, goal: Goal, unattended: Unattended | None = None) -> None:
     """Hold the job's lease until the goal is reached, and bring home what is in the store then.
 
-    Raises LeaseHeld when somebody else supervises it; after any other GpucloudError it is said what lives.
+    Raises Leave and Detach as the user wishes, LeaseHeld when somebody else supervises it; after any other
+    GpucloudError it is said what lives.
     """
-    cloud, read, start = begun.cloud, begun.read, begun.start
-    world = cloud.world(read.job, start.name, unattended=unattended)
-    lease = take(world.jobs, cloud.clock)
-    drove_itself = lease.state.unattended_s is not None
-    going_on = adopt(lease.state, read.spec, start.plan)
-    going_on = replace(going_on, unattended_s=unattended.lasting.total_seconds() if unattended is not None else None)
-    goal = with_limits(goal, read.job, going_on)
-    with supervisor(world, goal, lease, shown, interrupts.wanted_end) as one:
-        world.jobs.withdraw_end()
-        world.jobs.keep_spec(read.spec)
-        wish = budget_wish(lease.state, read.job, caller(), cloud.clock.now())
-        if wish is not None:
-            world.jobs.ask_for_budget(wish)
-        lease.write(going_on)
-        try:
-            if drove_itself or unattended is not None:
-                one.actor.change_driver()
-            one.run()
-        except LeaseHeld:
-            raise
-        except GpucloudError:
-            say_what_lives(lease.state)  # as it was known last: store and cloud may be what fails
-            raise
-    bring_stored_home(cloud, read.job, start.name)
+    with onlooker() as shown, obeyed(shown) as interrupts:
+        _run(begun, goal, unattended, shown, interrupts)
 
 
 def with_limits(goal: Goal, job: Job, state: JobState) -> Goal:
@@ -118,3 +95,30 @@ def say_what_lives(state: JobState) -> None:
         tell(f"`gpucloud train {state.job}` goes on, `gpucloud down {state.job}` ends them now")
     else:
         tell("no machines are alive")
+
+
+def _run(begun: Begun, goal: Goal, unattended: Unattended | None, shown: Onlooker, interrupts: Interrupts) -> None:
+    cloud, read, start = begun.cloud, begun.read, begun.start
+    world = cloud.world(read.job, start.name, unattended=unattended)
+    lease = take(world.jobs, cloud.clock)
+    drove_itself = lease.state.unattended_s is not None
+    going_on = adopt(lease.state, read.spec, start.plan)
+    going_on = replace(going_on, unattended_s=unattended.lasting.total_seconds() if unattended is not None else None)
+    goal = with_limits(goal, read.job, going_on)
+    with supervisor(world, goal, lease, shown, interrupts.wanted_end) as one:
+        world.jobs.withdraw_end()
+        world.jobs.keep_spec(read.spec)
+        wish = budget_wish(lease.state, read.job, caller(), cloud.clock.now())
+        if wish is not None:
+            world.jobs.ask_for_budget(wish)
+        lease.write(going_on)
+        try:
+            if drove_itself or unattended is not None:
+                one.actor.change_driver()
+            one.run()
+        except LeaseHeld:
+            raise
+        except GpucloudError:
+            say_what_lives(lease.state)  # as it was known last: store and cloud may be what fails
+            raise
+    bring_stored_home(cloud, read.job, start.name)

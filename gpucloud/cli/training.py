@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
 
-from gpucloud.cli.interrupts import Detach, Leave, obeyed
+from gpucloud.cli.interrupts import Detach, Leave
 from gpucloud.cli.launching import detach, launch
-from gpucloud.cli.onlookers import onlooker
 from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.reports import plan_json, plan_text
 from gpucloud.cli.supervising import Begun, answer, run, say_what_lives
@@ -151,8 +150,7 @@ def _require_worth(cloud: Gpucloud, job: Job, lasting: timedelta | None) -> None
 def _supervise(begun: Begun, goal: Goal, *, unattended: Unattended | None = None, as_json: bool) -> int:
     asker = begun.asker
     try:
-        with onlooker() as shown, obeyed(shown) as interrupts:
-            run(begun, goal, shown, interrupts, unattended)
+        run(begun, goal, unattended)
     except Leave as leave:
         say_what_lives(asker.state_as_listed())
         return leave.exit_code

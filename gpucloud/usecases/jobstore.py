@@ -20,6 +20,9 @@ from gpucloud.domain.state import BudgetWish, ExitReason, JobState
 from gpucloud.store import Conflict, ObjectStore, Stored
 
 _TRIES = 50  # of a compare-and-swap that others come before
+_HISTORY_KEY = re.compile(r"/metrics/(\d{4})/([^/]+)-(\d{12})\.jsonl\.gz$")
+_LAUNCH_KEY = re.compile(r"/launches/(\d{4})/(\d{5})\.json$")
+_LOG_KEY = re.compile(r"/logs/(\d{4})/rank-(\d{5})/(\d{12})$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,27 +152,6 @@ class JobStore:
             lambda request: replace(request, budgets=tuple(w for w in request.budgets if w.id not in wishes))
         )
 
-    def _request(self) -> tuple[Request, str | None]:
-        key = f"{self._root}/request.json"
-        stored = self.store.get(key)
-        try:
-            return (codec.from_json(Request, stored.data), stored.version) if stored else (Request(), None)
-        except ValueError as error:
-            raise StoreError(f"{self.store.url}/{key} is damaged: {error}") from error
-
-    def _change_request(self, change: Callable[[Request], Request]) -> None:
-        """Everybody may ask at any time: what others asked meanwhile stays."""
-        key = f"{self._root}/request.json"
-        for _ in range(_TRIES):
-            request, version = self._request()
-            changed = change(request)
-            if changed == request:
-                return
-            with suppress(Conflict):
-                self.store.put(key, _bytes(changed), if_absent=version is None, if_version=version)
-                return
-        raise StoreError(f"{self.store.url}/{key} is being changed all the time", hint="the same again", may_pass=True)
-
     def keep_attempt_lock(self, attempt: int, lock: dict[str, object]) -> None:
         """Write what the attempt's nodes were made of (`attempt_lock`); one object for all of them."""
         data = json.dumps(lock, sort_keys=True).encode()
@@ -237,9 +219,6 @@ class JobStore:
         except Conflict:
             return
 
-    def _data_key(self, source: str) -> str:
-        return f"{self._root}/data/{hashlib.sha256(source.encode()).hexdigest()[:16]}"
-
     def history_parts(self, attempt: int | None = None) -> tuple[HistoryPart, ...]:
         """Return the kept pieces in order of attempt, node and offset."""
         prefix = f"{self._root}/metrics/" if attempt is None else f"{self._root}/metrics/{attempt:04d}/"
@@ -259,10 +238,29 @@ class JobStore:
         except (OSError, EOFError, zlib.error) as error:
             raise StoreError(f"{self.store.url}/{part.key} is damaged: {error}") from error
 
+    def _request(self) -> tuple[Request, str | None]:
+        key = f"{self._root}/request.json"
+        stored = self.store.get(key)
+        try:
+            return (codec.from_json(Request, stored.data), stored.version) if stored else (Request(), None)
+        except ValueError as error:
+            raise StoreError(f"{self.store.url}/{key} is damaged: {error}") from error
 
-_HISTORY_KEY = re.compile(r"/metrics/(\d{4})/([^/]+)-(\d{12})\.jsonl\.gz$")
-_LAUNCH_KEY = re.compile(r"/launches/(\d{4})/(\d{5})\.json$")
-_LOG_KEY = re.compile(r"/logs/(\d{4})/rank-(\d{5})/(\d{12})$")
+    def _change_request(self, change: Callable[[Request], Request]) -> None:
+        """Everybody may ask at any time: what others asked meanwhile stays."""
+        key = f"{self._root}/request.json"
+        for _ in range(_TRIES):
+            request, version = self._request()
+            changed = change(request)
+            if changed == request:
+                return
+            with suppress(Conflict):
+                self.store.put(key, _bytes(changed), if_absent=version is None, if_version=version)
+                return
+        raise StoreError(f"{self.store.url}/{key} is being changed all the time", hint="the same again", may_pass=True)
+
+    def _data_key(self, source: str) -> str:
+        return f"{self._root}/data/{hashlib.sha256(source.encode()).hexdigest()[:16]}"
 
 
 def job_names(store: ObjectStore) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Making nodes ready in the background, bootstrap and code, and telling their agents what is wanted of them."""
+"""Making nodes ready in the background, bootstrap and code, and writing to their agents what is wanted of them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 
-from gpucloud.domain.agentstatus import Desired, Launch, Status, Stop, desired_to_json
+from gpucloud.domain.agentstatus import Status
 from gpucloud.domain.bootstrap.wanted import Wanted, with_driver
 from gpucloud.domain.errors import GateRefused, GpucloudError, HostUnreachable, NodeError, StoreError
-from gpucloud.domain.launch import AttemptStart, Place, attempt_secret, launches
+from gpucloud.domain.launch import Place
 from gpucloud.domain.node import EndCause, GroupView, Node
-from gpucloud.domain.state import Attempt, JobState
+from gpucloud.domain.state import JobState
 from gpucloud.domain.supervision.seen import Readiness
 from gpucloud.usecases.bootstrap import Bootstrapped, bootstrap
 from gpucloud.usecases.datasets import JobData
+from gpucloud.usecases.desired import desired_for
 from gpucloud.usecases.gate import of_node
 from gpucloud.usecases.needs import builds_in_code, wanted_for
 from gpucloud.usecases.noderecords import NodeRecords
@@ -124,7 +125,7 @@ class Preparer:
         """Whether the node's agent has read what is wanted of it."""
         if status is None or self.readiness(node.id) is not Readiness.READY:
             return False
-        wanted = self._wanted(node.id, state)
+        wanted = self._desired(node.id, state)
         told, at = self._told.get(node.id, (b"", _LONG_AGO))
         if told == wanted and self.world.clock.now() - at < _ACKNOWLEDGED_IN:
             return True  # on its way: the agent reads many times a second
@@ -132,7 +133,7 @@ class Preparer:
 
     def tell(self, node_id: str, state: JobState) -> None:
         """Write what is wanted of the node to its agent. Raises HostUnreachable."""
-        wanted = self._wanted(node_id, state)
+        wanted = self._desired(node_id, state)
         host = self.world.shell.host(self._nodes[node_id])
         done = host.run(("sh", "-c", _WRITE, "sh", f"{host.node.root}/agent/desired.json"), stdin=wanted)
         self._told[node_id] = (wanted, self.world.clock.now())
@@ -141,7 +142,8 @@ class Preparer:
 
     def code_on(self, node_id: str) -> str | None:
         """Return where the node's copy of the code lies, None while it is not prepared."""
-        return self._work[node_id].result().code if self.readiness(node_id) is Readiness.READY else None
+        ready = self._ready(node_id)
+        return ready.code if ready is not None else None
 
     def made_of(self, node_id: str) -> Bootstrapped:
         """Return what the bootstrap of a prepared node gave: its Python, its lock record, how long each phase took."""
@@ -158,6 +160,25 @@ class Preparer:
         if done.exit_code != 0:
             raise NodeError(f"{node_id}: no free port: {done.stderr.decode(errors='replace').strip()}")
         return int(done.stdout)
+
+    def publish(self, region: str | None, gpu: str | None) -> None:
+        """Write down for machines that make themselves fit what is wanted of them now, where the cloud has such."""
+        self.records.publish(self.needs, region, gpu, self.watcher.story)
+
+    def needs(self, code: str) -> Wanted:
+        """Return what the job needs of any node where its code lies at `code`."""
+        world = self.world
+        wanted = wanted_for(
+            world.job,
+            package=world.package.sha256,
+            code=code,
+            secrets=world.secrets,
+            store_url=world.store.url,
+            power_off=world.power_off,
+            data=self.data.wanted(),
+        )
+        wanted = replace(wanted, driver=world.driver)
+        return with_driver(wanted, self._driver()) if wanted.machine is not None else wanted
 
     def _prepare(self, node: Node, gpu: str | None) -> Prepared:
         try:
@@ -192,25 +213,6 @@ class Preparer:
             self.watcher.story(f"{node.id}: {took}")
         return Prepared(bootstrapped=done, code=f"{done.root}/{code.removeprefix(f'{node.root}/')}")
 
-    def publish(self, region: str | None, gpu: str | None) -> None:
-        """Write down for machines that make themselves fit what is wanted of them now, where the cloud has such."""
-        self.records.publish(self.needs, region, gpu, self.watcher.story)
-
-    def needs(self, code: str) -> Wanted:
-        """Return what the job needs of any node where its code lies at `code`."""
-        world = self.world
-        wanted = wanted_for(
-            world.job,
-            package=world.package.sha256,
-            code=code,
-            secrets=world.secrets,
-            store_url=world.store.url,
-            power_off=world.power_off,
-            data=self.data.wanted(),
-        )
-        wanted = replace(wanted, driver=world.driver)
-        return with_driver(wanted, self._driver()) if wanted.machine is not None else wanted
-
     def _keep(self, done: Bootstrapped, region: str | None, gpu: str | None) -> None:
         """The first machine's record is the job's: a later one gets the same driver, where it can still be had."""
         if done.lock["machine"] is not None:
@@ -223,33 +225,12 @@ class Preparer:
             return self.world.jobs.driver()
         return ""
 
-    def _wanted(self, node_id: str, state: JobState) -> bytes:
-        attempt = state.attempt
-        ranks = {member.node_id: member.rank for member in attempt.members} if attempt else {}
-        launch = self._launch(node_id, ranks[node_id], attempt) if attempt and node_id in ranks else None
-        desired = Desired(
-            epoch=state.epoch,
-            launch=launch,
-            stop=attempt.ordered if attempt and launch else Stop.NO,
-            paid_until=state.paid_until,
-        )
-        return desired_to_json(desired).encode()
-
-    def _launch(self, node_id: str, rank: int, attempt: Attempt) -> Launch:
-        start = AttemptStart(
-            number=attempt.number,
-            port=attempt.port,
-            store_url=self.world.store.url,
-            checkpoints=self.world.jobs.checkpoints,
-            secret=attempt_secret(self.world.key, self.world.name, attempt.number),
-            profile_steps=self.world.job.profile_steps,
-        )
-        places = tuple(self._place(member.node_id, node_id) for member in attempt.members)
-        return launches(self.world.job, start, places, secrets=self.world.secrets)[rank]
+    def _desired(self, node_id: str, state: JobState) -> bytes:
+        return desired_for(node_id, state, self.world, self._place)
 
     def _place(self, member: str, reader: str) -> Place:
         """Paths differ from node to node; of the others, which may be gone, only the address matters to the reader."""
-        ready = self._work[member if self.readiness(member) is Readiness.READY else reader].result()
+        ready = self._ready(member) or self._work[reader].result()
         return Place(
             node=self._nodes[member],
             python=ready.bootstrapped.python,
@@ -258,3 +239,6 @@ class Preparer:
             root=ready.bootstrapped.root,
             image=ready.bootstrapped.image,
         )
+
+    def _ready(self, node_id: str) -> Prepared | None:
+        return self._work[node_id].result() if self.readiness(node_id) is Readiness.READY else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +15,7 @@ from gpucloud.domain.errors import CredentialsError, GpucloudError, UsageError
 from gpucloud.domain.job import AwsChoices, Job, Resources, SshChoices
 from gpucloud.domain.job import Cloud as CloudName
 from gpucloud.store import ObjectStore, open_store
+from gpucloud.wiring.jobfile import read_secrets
 from gpucloud.wiring.local import LocalCloud
 
 if TYPE_CHECKING:
@@ -252,25 +252,3 @@ class Gpucloud:
         from gpucloud.wiring.here import look_here
 
         return look_here(self.home, lambda: self.aws(AwsChoices(), Resources()).account(), full=full)
-
-
-def sample_job(name: str) -> str:
-    """Return the commented job file that `gpucloud init` writes."""
-    from gpucloud.adapters import jobfile
-
-    return jobfile.sample_job(name)
-
-
-def job_schema() -> dict[str, object]:
-    """Return the JSON Schema of job files."""
-    from gpucloud.adapters import jobfile
-
-    return jobfile.json_schema()
-
-
-def read_secrets(job: Job) -> dict[str, str]:
-    """Return the values of the job's secrets from the caller's environment."""
-    missing = [name for name in job.secrets if name not in os.environ]
-    if missing:
-        raise UsageError(f"secrets: {', '.join(missing)} not set in the environment", hint=f"export {missing[0]}=…")
-    return {name: os.environ[name] for name in job.secrets}

@@ -44,7 +44,15 @@ def run(code: str, *arguments: str, isolated: bool = True) -> subprocess.Complet
         ("ports.py",),
         ("usecases/**/*.py",),
         ("agent/**/*.py",),
-        ("wiring/__init__.py", "wiring/root.py", "wiring/local.py", "wiring/cloud.py"),
+        (
+            "wiring/__init__.py",
+            "wiring/jobfile.py",
+            "wiring/root.py",
+            "wiring/stored.py",
+            "wiring/strays.py",
+            "wiring/local.py",
+            "wiring/cloud.py",
+        ),
     ],
     ids=lambda places: places[-1],
 )

@@ -1,0 +1,30 @@
+"""Job files, and what they name of the caller's environment."""
+
+from __future__ import annotations
+
+import os
+
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.job import Job
+
+
+def sample_job(name: str) -> str:
+    """Return the commented job file that `gpucloud init` writes."""
+    from gpucloud.adapters import jobfile
+
+    return jobfile.sample_job(name)
+
+
+def job_schema() -> dict[str, object]:
+    """Return the JSON Schema of job files."""
+    from gpucloud.adapters import jobfile
+
+    return jobfile.json_schema()
+
+
+def read_secrets(job: Job) -> dict[str, str]:
+    """Return the values of the job's secrets from the caller's environment."""
+    missing = [name for name in job.secrets if name not in os.environ]
+    if missing:
+        raise UsageError(f"secrets: {', '.join(missing)} not set in the environment", hint=f"export {missing[0]}=…")
+    return {name: os.environ[name] for name in job.secrets}
