@@ -182,8 +182,8 @@ def _words(command: str) -> tuple[str, ...]:
 
 def _struck(line: CommandLine, command: str, point: RealPoint | None) -> Answer:
     """Run the command in a session of its own; struck at the point, if there is one."""
-    (line.folder / "struck").unlink(missing_ok=True)
-    (line.folder / "looks").unlink(missing_ok=True)
+    for name in ("calls", "looks", "struck"):  # an earlier process's
+        (line.folder / name).unlink(missing_ok=True)
     cloud = str(line.home / "cloud")
     told: dict[str, object] = {"folder": str(line.folder), "cloud": cloud, "group": f"gpucloud-{JOB_NAME}"}
     if point is not None:
