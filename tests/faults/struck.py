@@ -37,7 +37,7 @@ _OUTSIDE: dict[str, tuple[type, tuple[str, ...]]] = {
     "host": (SshHost, ("run", "sync")),
     "clock": (SystemClock, ("sleep",)),
 }
-_OWN = re.compile(r"i-[0-9a-f]+|[0-9a-f]{16,}|/0\d+\b|\d{6,}|(?<= )[0-9a-f]{4,}$")
+_OWN = re.compile(r"(?<= )[0-9a-f]{4,}$|i-[0-9a-f]+|[0-9a-f]{16,}|/0\d+\b|\d{6,}")
 
 
 def breach(cloud: Path, group: str) -> str | None:
