@@ -1,7 +1,8 @@
 """`python -m tests.faults.struck …` is `gpucloud …`, which strikes itself at a call that it makes to the outside.
 
-GPUCLOUD_TEST_STRIKE: JSON with `call`, `nth`, `after`, `signal`, `twice`. GPUCLOUD_TEST_CALLS: a file that gets a line
-for each call that may change something.
+GPUCLOUD_TEST_STRIKE: JSON with `folder`, `cloud` and `group`; with `call`, `nth`, `after`, `signal`, `twice` for a
+strike. Files in the folder: `calls`, a line for each call that may change something; `looks`, a line for each look at
+the cloud's records, empty where all is well; `struck`, once the strike is due.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from gpucloud.__main__ import main
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.home import Home
+from gpucloud.adapters.local.folder import Folder
 from gpucloud.adapters.local.group import LocalNodeGroup
 from gpucloud.adapters.local.provision import EmbeddedProvisioner
 from gpucloud.adapters.ssh.shell import SshHost, SshShell
@@ -34,15 +37,31 @@ _OUTSIDE: dict[str, tuple[type, tuple[str, ...]]] = {
     "host": (SshHost, ("run", "sync")),
     "clock": (SystemClock, ("sleep",)),
 }
-_OWN = re.compile(r"i-[0-9a-f]+|[0-9a-f]{16,}|/0\d+\b|\d{6,}")
+_OWN = re.compile(r"(?<= )[0-9a-f]{4,}$|i-[0-9a-f]+|[0-9a-f]{16,}|/0\d+\b|\d{6,}")
+
+
+def breach(cloud: Path, group: str) -> str | None:
+    """Return how there are machines, or machines asked for, with no shut-off ahead, by the cloud's own records.
+
+    Machines are read first: what is armed before they start is armed when it is read after them.
+    """
+    folder = Folder(cloud)
+    alive = sum(node.alive for node in folder.nodes(group))
+    record = folder.group(group)
+    if record is None or not (alive or record.size):
+        return None
+    if record.armed_until is not None and record.armed_until > datetime.now(timezone.utc):
+        return None
+    return f"{alive} machines, {record.size} asked for, {record.armed_until}"
 
 
 class _Striker:
     """Counts calls by kind, whatever thread makes them."""
 
-    def __init__(self) -> None:
-        self._strike = json.loads(os.environ.get("GPUCLOUD_TEST_STRIKE", "null"))
-        self._list = os.environ.get("GPUCLOUD_TEST_CALLS")
+    def __init__(self, told: dict[str, Any]) -> None:
+        self._told = told
+        self._folder = Path(told["folder"])
+        self._cloud = Path(told["cloud"])
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._again = False
@@ -51,20 +70,31 @@ class _Striker:
         kind = _OWN.sub("*", call)
         with self._lock:
             self._counts[kind] += 1
-            due = self._strike and (self._strike["call"], self._strike["nth"]) == (kind, self._counts[kind])
-        if self._list and not kind.startswith("!"):
-            with Path(self._list).open("a", encoding="utf-8") as file:
-                file.write(kind + "\n")
-        if self._again or (due and not self._strike["after"]):
+            due = (self._told.get("call"), self._told.get("nth")) == (kind, self._counts[kind])
+            if not kind.startswith("!"):
+                self._write("calls", kind)
+        self._look(f"before {kind}")
+        if self._again or (due and not self._told["after"]):
             self._hit()
         result = do()
-        if due and self._strike["after"]:
+        self._look(f"after {kind}")
+        if due and self._told["after"]:
             self._hit()
         return result
 
+    def _look(self, when: str) -> None:
+        found = breach(self._cloud, self._told["group"])
+        with self._lock:
+            self._write("looks", f"{when}: {found}" if found else "")
+
     def _hit(self) -> None:
-        self._again = bool(self._strike["twice"]) and not self._again
-        os.kill(os.getpid(), self._strike["signal"])
+        (self._folder / "struck").touch()
+        self._again = bool(self._told["twice"]) and not self._again
+        os.kill(os.getpid(), self._told["signal"])
+
+    def _write(self, name: str, text: str) -> None:
+        with (self._folder / name).open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
 
 
 def _wrap(striker: _Striker, kind: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,7 +106,7 @@ def _wrap(striker: _Striker, kind: str, name: str, method: Callable[..., Any]) -
 
 
 def _put_in() -> None:
-    striker = _Striker()
+    striker = _Striker(json.loads(os.environ["GPUCLOUD_TEST_STRIKE"]))
     for kind, (owner, names) in _OUTSIDE.items():
         for name in names:
             setattr(owner, name, _wrap(striker, kind, name, getattr(owner, name)))

@@ -25,7 +25,7 @@ from gpucloud.adapters.local.node import MARK
 from gpucloud.adapters.local.provision import delete_group
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job import Market
-from gpucloud.domain.node import EndCause, Node
+from gpucloud.domain.node import EndCause, Node, NodeState
 from gpucloud.domain.offer import Pool
 from tests.standins.embedded import STAND_IN, daemons, make_cloud, poll, running
 
@@ -54,6 +54,17 @@ from gpucloud.domain.job import Market
 from gpucloud.domain.offer import Pool
 pool = Pool(instance_type="local.p3.2xlarge", zone="us-east-2a", market=Market.SPOT)
 LocalNodeGroup(Path(sys.argv[1])).resize(sys.argv[2], int(sys.argv[3]), pool)
+"""
+
+KILLED = """
+import os, signal
+from gpucloud.adapters.local.folder import Folder
+save = Folder.save_group
+def save_and_die(self, group):
+    if WHEN == "after":
+        save(self, group)
+    os.kill(os.getpid(), signal.SIGKILL)
+Folder.save_group = save_and_die
 """
 
 
@@ -207,6 +218,27 @@ def test_many_callers_at_once_start_one_daemon_and_reach_one_level(root: Path) -
     poll(lambda: len(running(nodes.describe(GROUP))) == 2)
     assert len(daemons(root)) == 1
     assert len(nodes.describe(GROUP).nodes) == 2
+
+
+def resize_and_die(root: Path, when: str) -> None:
+    nodes = make_cloud(root, GROUP)
+    nodes.arm(GROUP, datetime.now(timezone.utc) + timedelta(minutes=10))
+    argv = (sys.executable, "-c", f"WHEN = {when!r}\n{KILLED}\n{RESIZE}", str(root), GROUP, "2")
+    assert subprocess.run(argv).returncode == -signal.SIGKILL
+
+
+def test_a_level_is_kept_though_its_author_dies_as_it_is_written_and_nobody_looks(root: Path) -> None:
+    resize_and_die(root, "after")
+    folder = Folder(root)
+    poll(lambda: [node.state for node in folder.nodes(GROUP)] == [NodeState.RUNNING] * 2)
+    assert len(daemons(root)) == 1
+
+
+def test_a_daemon_whose_first_level_was_never_written_ends(root: Path) -> None:
+    resize_and_die(root, "before")
+    poll(Folder(root).daemon_pid.exists)
+    poll(lambda: daemons(root) == [])
+    assert Folder(root).nodes(GROUP) == ()
 
 
 def test_many_kicks_at_once_start_one_daemon(root: Path) -> None:

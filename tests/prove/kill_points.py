@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from tests.faults import realpoints
 from tests.faults.points import STORIES, Point, Verdict, judge, points
 from tests.faults.strikes import Blow
 from tests.prove.goal import Figure, Form, Goal
 
+Judged = TypeVar("Judged", Verdict, realpoints.RealVerdict)
 
-def told(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
+
+def told(verdicts: Iterable[Judged]) -> Iterator[Judged]:
     """Pass the verdicts on, and say on standard error which are bad."""
     for verdict in verdicts:
         if verdict.wrong or verdict.breaches:
@@ -25,12 +28,13 @@ def _points(form: Form) -> Iterator[Point]:
 
 
 def _run(form: Form) -> Iterator[Figure]:
-    found = [*told(judge(point) for point in _points(form))]
+    found: list[Verdict | realpoints.RealVerdict] = [*told(judge(point) for point in _points(form))]
     if form is Form.LONG:
         real = [*told(realpoints.judged((Blow.KILL,)))]
         yield Figure(name="kill-points.real", value=len(real), limit=100, least=True)
+        yield Figure(name="kill-points.real-unarmed", value=sum(len(one.breaches) for one in real), limit=0)
         found += real
-    yield Figure(name="kill-points", value=sum(bool(verdict.wrong) for verdict in found), limit=0)
+    yield Figure(name="kill-points", value=sum(bool(verdict.wrong or verdict.breaches) for verdict in found), limit=0)
     yield Figure(name="kill-points.points", value=len(found), limit=100, least=True)
 
 
@@ -40,6 +44,7 @@ GOAL = Goal(
     " embedded fleet, SSH, the store on disk, Terraform",
     simulated="short: store, cloud, SSH and agents are fakes in one process, work beside is done in line, the lease is"
     " not renewed beside, and calls that only read are struck with the next that changes something; long: each call of"
-    " the fakes, and on the embedded fleet each kind of call that changes something, the first two times it is made",
+    " the fakes, and on the embedded fleet each kind of call that changes something, the first two times it is made;"
+    " a point that cannot be reached counts as wrong",
     run=_run,
 )

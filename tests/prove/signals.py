@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.faults import realpoints
-from tests.faults.points import STORIES, Point, judge, points
+from tests.faults.points import STORIES, Point, Verdict, judge, points
 from tests.faults.strikes import Blow
 from tests.prove.goal import Figure, Form, Goal
 from tests.prove.kill_points import told
@@ -21,10 +21,13 @@ def _points(form: Form) -> Iterator[Point]:
 
 
 def _run(form: Form) -> Iterator[Figure]:
-    found = [*told(judge(point) for point in _points(form))]
+    found: list[Verdict | realpoints.RealVerdict] = [*told(judge(point) for point in _points(form))]
     if form is Form.LONG:
-        found += told(realpoints.judged(_BLOWS))
-    yield Figure(name="signals", value=sum(bool(verdict.wrong) for verdict in found), limit=0)
+        real = [*told(realpoints.judged(_BLOWS))]
+        yield Figure(name="signals.real", value=len(real), limit=100, least=True)
+        yield Figure(name="signals.real-unarmed", value=sum(len(one.breaches) for one in real), limit=0)
+        found += real
+    yield Figure(name="signals", value=sum(bool(verdict.wrong or verdict.breaches) for verdict in found), limit=0)
     yield Figure(name="signals.points", value=len(found), limit=100, least=True)
 
 

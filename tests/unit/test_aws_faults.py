@@ -140,6 +140,8 @@ PROSE = {
     ),
     "Your account is currently being verified. Verification normally takes less than 2 hours.": "PendingVerification",
     "Request limit exceeded. Launching EC2 instance failed.": "RequestLimitExceeded",
+    "EC2ThrottledException: AWS was asked too often. Launching EC2 instance failed.": "EC2ThrottledException",
+    "AdoptingKmsishThingsFailed: something new": "",
     "An instance was launched in response to an unhealthy instance.": "",
     "": "",
 }

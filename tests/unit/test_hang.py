@@ -10,7 +10,7 @@ from gpucloud.domain.agentstatus import Outcome, Stop
 from gpucloud.domain.state import ExitReason
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import CloseAttempt, EndAttempt, Wait
-from gpucloud.domain.supervision.hang import hang_limit
+from gpucloud.domain.supervision.hang import hang_limit, hung
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Limits, Rules
 from tests.unit.worlds import NOW, opened, part, seen, state, up
@@ -44,8 +44,38 @@ def test_a_step_may_take_five_medians_a_minute_at_least_and_twice_as_long_after_
     assert hang_limit(median, (*attempts, opened("a", number=99)), Limits()) == timedelta(seconds=limit)
 
 
-def test_the_first_step_may_take_as_long_as_it_likes_and_so_may_a_script_that_tells_of_no_steps():
-    assert decide(GOAL, during(opened("a"), step_seconds=None, age_s=9999.0), RULES) == Wait(why="running")
+@pytest.mark.parametrize(
+    ("phase", "age_s", "hangs", "why"),
+    [
+        ("start", 1800.0, 0, None),
+        ("start", 1801.0, 0, "no first step within 30 min (what "),
+        ("start", 3600.0, 1, None),
+        ("start", 3601.0, 1, "no first step within 60 min (what "),
+        ("start", 7200.0, 2, None),
+        ("start", 7201.0, 2, "no first step within 120 min (what "),
+        ("start", 7201.0, 9, "no first step within 120 min (what "),
+        ("evaluate", 9999.0, 0, None),
+        ("save", 9999.0, 0, None),
+    ],
+)
+def test_a_script_has_half_an_hour_for_its_first_step_twice_as_long_after_a_hang_four_times_at_most(
+    phase, age_s, hangs, why
+):
+    before = tuple(over(ExitReason.HUNG, number) for number in range(1, hangs + 1))
+    attempt = opened("a", number=hangs + 1)
+    node = up("a", part(attempt.number, step=0, step_seconds=None, phase=phase, age_s=age_s))
+    said = hung(attempt, seen(node, group_size=1, state=state(attempts=(*before, attempt))), Limits())
+    whole = why and why + "takes longer belongs in `with run.phase(...)`); stacks are in the log"
+    assert said == whole
+
+
+def test_an_attempt_that_makes_no_first_step_is_ended_as_one_that_hangs():
+    action = decide(GOAL, during(opened("a"), step_seconds=None, phase="start", age_s=9999.0), RULES)
+    assert isinstance(action, EndAttempt)
+    assert (action.how, action.reason) == (Stop.ABORT, ExitReason.HUNG)
+
+
+def test_a_script_that_tells_of_no_steps_may_take_as_long_as_it_likes():
     silent = seen(up("a", part(1)), group_size=1, state=state(attempts=(opened("a"),)))
     assert decide(GOAL, silent, RULES) == Wait(why="running")
 

@@ -43,7 +43,7 @@ def code_in(text: str) -> str:
 
     A code that stands in the text is taken as it stands; else the words that AWS uses for one decide.
     """
-    for word in re.findall(r"[A-Za-z]+(?:\.[A-Za-z]+)*", text):
+    for word in re.findall(r"[A-Za-z][A-Za-z0-9]*(?:\.[A-Za-z][A-Za-z0-9]*)*", text):
         # Words of one hump ("Throttling", "Unsupported", "Blocked") are plain English too.
         if re.search(r"[a-z][A-Z]", word) and known(word) is not UNKNOWN:
             return word if word in CODES else _bare(word)

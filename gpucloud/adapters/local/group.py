@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpucloud import processes
 from gpucloud.adapters.local.folder import Folder
-from gpucloud.adapters.local.kick import kick
+from gpucloud.adapters.local.kick import begin, kick
 from gpucloud.adapters.local.node import MARK
 from gpucloud.adapters.local.records import GroupRecord, NodeRecord, Schedule, Tier, noticed
 from gpucloud.adapters.local.tiers import require_own_spaces
@@ -86,7 +86,10 @@ class LocalNodeGroup:
                     hint="arm the group first",
                 )
             first = size > 0 and not any(node.alive for node in self._folder.nodes(group))
-            self._folder.save_group(replace(self._of_tier(record) if first else record, size=size, pool=pool))
+            wanted = replace(self._of_tier(record) if first else record, size=size, pool=pool)
+            if size > 0:  # before it is written: whoever dies in between leaves no level that nothing keeps
+                begin(self._folder)
+            self._folder.save_group(wanted)
 
     def _of_tier(self, record: GroupRecord) -> GroupRecord:
         """Return the group with the wanted tier: for one without nodes, since those of two tiers cannot meet."""

@@ -29,7 +29,7 @@ def kick(folder: Folder) -> bool:
     hands the lock over as an open file, so that there is no moment at which a second one could start.
     """
     deadline = time.monotonic() + _LIMIT_S
-    starts, waited = int(_start_unless_alive(folder)), False
+    starts, waited = int(begin(folder)), False
     while not folder.daemon_pid.exists():
         if starts > _STARTS or time.monotonic() > deadline:
             raise ProvisionError("the embedded cloud does not start", hint=f"look into {folder.log}")
@@ -37,11 +37,16 @@ def kick(folder: Folder) -> bool:
         waited = True
         # A daemon with little to do may have come and gone meanwhile: then its file is there, and its lock is free.
         if not folder.daemon_pid.exists():
-            starts += _start_unless_alive(folder)
+            starts += begin(folder)
     return waited
 
 
-def _start_unless_alive(folder: Folder) -> bool:
+def begin(folder: Folder) -> bool:
+    """Start the daemon unless it lives, and do not wait for it: whether it was started. ProvisionError as for `kick`.
+
+    Called with the folder's lock held, it has the daemon wait for that lock: what is written meanwhile will be kept,
+    though its author die at once; when nothing was written, the daemon ends.
+    """
     lock = os.open(folder.daemon_lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from gpucloud.domain.agentstatus import Progress
 from gpucloud.domain.state import Attempt, ExitReason
 from gpucloud.domain.supervision.membership import progress_of
 from gpucloud.domain.supervision.seen import Limits, Seen
+
+_TRAINING = ("start", "train")
+_LONGEST_START = 4  # times the limit
 
 
 def hung(attempt: Attempt, seen: Seen, limits: Limits) -> str | None:
     """Return how the attempt hangs, in one line; None when it does not, or has no source of steps.
 
-    Armed after the first step and only while training: saving and evaluating take their own time.
+    Only while the script starts and while it trains: saving and other phases that it reports take their own time.
     """
     progress = progress_of(attempt, seen)
-    if progress is None or progress.phase != "train" or progress.step_seconds is None:
+    if progress is None or progress.phase not in _TRAINING:
         return None
+    if progress.step_seconds is None:
+        return _hung_at_start(progress, seen, limits)
     if progress.age_s <= hang_limit(progress.step_seconds, seen.state.attempts, limits).total_seconds():
         return None
     median = f"{progress.step_seconds:.2g} s"
@@ -33,6 +39,15 @@ def hang_limit(step_seconds: float, attempts: tuple[Attempt, ...], limits: Limit
     return once * (1 << min(10, hangs_in_a_row(attempts)))
 
 
+def start_limit(attempts: tuple[Attempt, ...], limits: Limits) -> timedelta:
+    """Return how long a script may take from `resume.init` to its first step: `start`, what it loads and compiles too.
+
+    Doubled for each attempt in a row that hung, four times `start` at most: such an attempt saves nothing, and what
+    rightly takes longer can be reported as a phase.
+    """
+    return limits.start * min(_LONGEST_START, 1 << min(10, hangs_in_a_row(attempts)))
+
+
 def hangs_in_a_row(attempts: tuple[Attempt, ...]) -> int:
     """Return how many of the newest attempts that are over hung, one after the other."""
     count = 0
@@ -41,3 +56,11 @@ def hangs_in_a_row(attempts: tuple[Attempt, ...]) -> int:
             break
         count += 1
     return count
+
+
+def _hung_at_start(progress: Progress, seen: Seen, limits: Limits) -> str | None:
+    limit = start_limit(seen.state.attempts, limits)
+    if progress.age_s <= limit.total_seconds():
+        return None
+    minutes = f"{limit.total_seconds() / 60:.0f} min"
+    return f"no first step within {minutes} (what takes longer belongs in `with run.phase(...)`); stacks are in the log"

@@ -66,7 +66,7 @@ class Limits:
     a step, `hang_steps` in median steps; doubled with every hang in a row. `stacks`: for ranks to tell where they are.
     `soon`: an attempt that ends so soon and saved nothing new is followed by a pause, `pause` at first, doubled each
     time up to `pause_longest`. `storm_attempts`, `storm_paid`: attempts and machine time from which on the cost of a
-    newly saved step is judged.
+    newly saved step is judged. `start`: for a script's first step after `resume.init`; doubled as a hang's is, twice.
     """
 
     silent: timedelta = timedelta(seconds=3)
@@ -92,6 +92,7 @@ class Limits:
     pause_longest: timedelta = timedelta(minutes=5)
     storm_attempts: int = 5
     storm_paid: timedelta = timedelta(minutes=10)
+    start: timedelta = timedelta(minutes=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
