@@ -390,7 +390,7 @@ class Gpucloud:
         found = [f"group {name}", *(node.id for node in listed.alive)] if listed.exists else []
         if known.cloud is CloudName.AWS:
             census = self.aws(AwsChoices(profile=known.profile), Resources(regions=(region,))).census(store)
-            found += [f"{one.kind} {one.id}" for one in census.things() if one.cluster == cluster]
+            found += [f"{one.kind} {one.id}" for one in census.of_cluster(cluster)]
         return tuple(dict.fromkeys(found))
 
 
