@@ -120,7 +120,8 @@ def _prove_empty(cloud: Gpucloud, known: KnownJob, asker: Asker, *, as_json: boo
         cloud.clock.sleep(1)
         left = leftovers(cloud, known)
     if left:
-        raise CleanupIncomplete(f"still listed: {', '.join(left)}", hint=f"gpucloud down {known.name}")
+        # What the same command removes is gone by now; strays that nothing of ours made are not its own.
+        raise CleanupIncomplete(f"still listed: {', '.join(left)}", hint="gpucloud gc --wait --delete")
     report = asker.report()
     if as_json:
         say_json({**report_json(report), "left_over": []})

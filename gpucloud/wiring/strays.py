@@ -55,7 +55,7 @@ def leftovers(gpucloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:
     found = [f"group {name}", *(node.id for node in listed.alive)] if listed.exists else []
     if known.cloud is CloudName.AWS:
         census = gpucloud.aws(AwsChoices(profile=known.profile), Resources(regions=(region,))).census(store)
-        found += [f"{one.kind} {one.id}" for one in census.things() if one.cluster == cluster]
+        found += [f"{one.kind} {one.id}" for one in census.of_cluster(cluster)]
     return tuple(dict.fromkeys(found))
 
 

@@ -51,7 +51,8 @@ NOT_IN_THIS_RUN = {
     *("servicequotas:ListRequestedServiceQuotaChangeHistoryByQuota", "servicequotas:RequestServiceQuotaIncrease"),
     *("ec2:DescribeInstanceTypes", "pricing:GetProducts"),
     # gpucloud gc, gpucloud down
-    *("ec2:DescribeVolumes", "ec2:DeleteVolume"),
+    *("ec2:DescribeVolumes", "ec2:DeleteVolume", "ec2:DeleteNetworkInterface"),
+    *("iam:ListInstanceProfiles", "iam:ListRoles"),
 }
 
 

@@ -24,7 +24,14 @@ _WHOLE = (
     ("key-pair", "describe_key_pairs", "KeyPairs", "KeyName"),
     ("placement-group", "describe_placement_groups", "PlacementGroups", "GroupName"),
 )
-_SINCE = ("CreateTime", "CreatedTime", "LaunchTime")
+# Roles have no region and are listed without their tags: a cluster's are known by name, `<cluster>-<region>`.
+_OF_IAM = (
+    ("role", "list_roles", "Roles", "RoleName", "get_role", "Role"),
+    ("instance-profile", "list_instance_profiles", "InstanceProfiles", "InstanceProfileName", "get_instance_profile",
+     "InstanceProfile"),
+)  # fmt: skip
+_NAMED = "gpucloud-"
+_SINCE = ("CreateTime", "CreatedTime", "LaunchTime", "CreateDate")
 
 
 class AwsCensus:
@@ -50,23 +57,39 @@ class AwsCensus:
         return True
 
     def things(self) -> tuple[Thing, ...]:
-        """Return what bears a cluster's tag, and the roles of the clusters that were found."""
-        return tuple(thing for region in self._regions for thing in self._in_region(region))
+        """Return what bears a cluster's tag."""
+        named = [(how, name) for how in _OF_IAM for name in self._names(how[1], how[2], how[3])]
+        found = [thing for region in self._regions for thing in self._in_region(region)]
+        for region in self._regions:
+            for how, name in named:
+                if name.endswith(f"-{region}"):
+                    found += self._identity(region, name, how)
+        return tuple(found)
+
+    def of_cluster(self, cluster: str) -> tuple[Thing, ...]:
+        """Return what bears this cluster's tag; asks for no list of everybody's roles."""
+        found = [t for region in self._regions for t in self._in_region(region) if t.cluster == cluster]
+        for region in self._regions:
+            for how in _OF_IAM:
+                found += self._identity(region, f"{cluster}-{region}", how)
+        return tuple(thing for thing in found if thing.cluster == cluster)
 
     def remove(self, cluster: str, region: str, things: tuple[Thing, ...], *, story: Callable[[str], None]) -> None:
-        """End the machines, let Terraform remove what it makes, and delete disks that no machine took with it."""
+        """End the machines, let Terraform remove what it makes, and delete what no machine took with it.
+
+        Network interfaces go before the firewall that they are in. What hangs on a machine that still ends goes with
+        it; what hangs on one of somebody else's is left, and listed again.
+        """
         group = self._provisioner.group(cluster, region)
         self._group.purge(group)
+        self._delete_free("network-interface", region, things)
         self._provisioner.destroy(group, story=story)
-        for thing in things:
-            if thing.kind == "volume":
-                self._delete_volume(thing)
+        self._delete_free("volume", region, things)
 
     def _in_region(self, region: str) -> Iterator[Thing]:
-        found = [*self._instances(region), *self._of_ec2(region), *self._groups(region)]
-        yield from found
-        for cluster in sorted({thing.cluster for thing in found}):
-            yield from self._identity(region, cluster)
+        yield from self._instances(region)
+        yield from self._of_ec2(region)
+        yield from self._groups(region)
 
     def _instances(self, region: str) -> Iterator[Thing]:
         with self._aws.calling("ec2", f"list the machines in {region}", region) as ec2:
@@ -90,15 +113,18 @@ class AwsCensus:
                 for one in page["AutoScalingGroups"]:
                     yield self._thing("auto-scaling-group", region, one["AutoScalingGroupName"], one)
 
-    def _identity(self, region: str, cluster: str) -> Iterator[Thing]:
-        """Roles have no region: a cluster's has the region in its name."""
-        name = f"{cluster}-{region}"
-        role = self._if_there("get_role", RoleName=name)
-        if role is not None:
-            yield self._thing("role", region, name, role["Role"])
-        profile = self._if_there("get_instance_profile", InstanceProfileName=name)
-        if profile is not None:
-            yield self._thing("instance-profile", region, name, profile["InstanceProfile"])
+    def _names(self, call: str, where: str, name: str) -> tuple[str, ...]:
+        with self._aws.calling("iam", f"{call.replace('_', ' ')}") as iam:
+            pages = iam.get_paginator(call).paginate()
+            return tuple(one[name] for page in pages for one in page[where] if one[name].startswith(_NAMED))
+
+    def _identity(self, region: str, name: str, how: tuple[str, ...]) -> Iterator[Thing]:
+        kind, _, _, parameter, call, where = how
+        answer = self._if_there(call, **{parameter: name})
+        if answer is not None:
+            thing = self._thing(kind, region, name, answer[where])
+            if thing.cluster:  # the base's roles have no cluster
+                yield thing
 
     def _if_there(self, call: str, **parameters: str) -> Mapping[str, Any] | None:
         client = self._aws.client("iam")
@@ -111,13 +137,20 @@ class AwsCensus:
                 raise
         return answer
 
-    def _delete_volume(self, volume: Thing) -> None:
-        with self._aws.calling("ec2", f"delete {volume.id}", volume.region) as ec2:
-            try:
-                ec2.delete_volume(VolumeId=volume.id)
-            except botocore.exceptions.ClientError as error:
-                if code_of(error) != "InvalidVolume.NotFound":
-                    raise
+    def _delete_free(self, kind: str, region: str, things: tuple[Thing, ...]) -> None:
+        """Delete those of the things that are of this kind and hang on no machine."""
+        ids = [thing.id for thing in things if thing.kind == kind]
+        if not ids:
+            return
+        _, look, where, name = next(how for how in _OF_EC2 if how[0] == kind)
+        free = [{"Name": f"{kind}-id", "Values": ids}, {"Name": "status", "Values": ["available"]}]
+        with self._aws.calling("ec2", f"delete {', '.join(ids)}", region) as ec2:
+            for one in getattr(ec2, look)(Filters=free)[where]:
+                try:
+                    getattr(ec2, f"delete_{kind.replace('-', '_')}")(**{name: one[name]})
+                except botocore.exceptions.ClientError as error:
+                    if not str(code_of(error)).endswith(".NotFound"):
+                        raise
 
     def _thing(self, kind: str, region: str, name: str, described: Mapping[str, Any]) -> Thing:
         return Thing(
@@ -125,7 +158,7 @@ class AwsCensus:
             id=name,
             account=self._account,
             region=region,
-            tags=_tags(described.get("Tags", ())),
+            tags=_tags(described.get("Tags") or described.get("TagSet") or ()),  # a network interface's: TagSet
             since=next((described[key] for key in _SINCE if key in described), None),
         )
 

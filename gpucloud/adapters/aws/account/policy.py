@@ -45,9 +45,9 @@ _INSIDE = "CreateNatGateway CreateRouteTable CreateSubnet CreateVpcEndpoint"
 _CHANGES = (
     "AssociateRouteTable AttachInternetGateway AuthorizeSecurityGroupEgress AuthorizeSecurityGroupIngress CreateRoute"
     " CreateLaunchTemplateVersion CreateTags"
-    " DeleteInternetGateway DeleteKeyPair DeleteLaunchTemplate DeleteNatGateway DeletePlacementGroup"
-    " DeleteRoute DeleteRouteTable DeleteSecurityGroup DeleteSubnet DeleteTags DeleteVolume DeleteVpc"
-    " DeleteVpcEndpoints DetachInternetGateway DisassociateAddress DisassociateRouteTable GetConsoleOutput"
+    " DeleteInternetGateway DeleteKeyPair DeleteLaunchTemplate DeleteNatGateway DeleteNetworkInterface"
+    " DeletePlacementGroup DeleteRoute DeleteRouteTable DeleteSecurityGroup DeleteSubnet DeleteTags DeleteVolume"
+    " DeleteVpc DeleteVpcEndpoints DetachInternetGateway DisassociateAddress DisassociateRouteTable GetConsoleOutput"
     " ModifyLaunchTemplate"
     " ModifySecurityGroupRules ReleaseAddress RevokeSecurityGroupEgress RevokeSecurityGroupIngress TerminateInstances"
 )
@@ -177,6 +177,8 @@ def _reads(names: _Names, region: str | None) -> list[Document]:
         _statement("Look", reads, ["*"], here),
         # Answered in a few regions only, whatever region is asked about.
         _allow("ListPrices", "pricing", "GetProducts", ["*"]),
+        # IAM is of no region; `gpucloud gc` finds a role that is all that is left of a cluster.
+        _allow("ListRoles", "iam", "ListInstanceProfiles ListRoles", ["*"]),
         _allow("PublicImages", "ssm", "GetParameter", [parameters]),
         _allow("AskForQuota", "servicequotas", "RequestServiceQuotaIncrease", [names.of("servicequotas", "ec2/*")]),
         _allow("Alert", "budgets", "ListTagsForResource ModifyBudget TagResource UntagResource ViewBudget", [budget]),
