@@ -15,12 +15,11 @@ from gpucloud.domain.node import GroupView, Node, NodeState
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.plan import affordable, fitting
 from gpucloud.domain.state import Attempt, CheckpointRef, ExitReason, JobState
-from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.capacity import is_cooling
 from gpucloud.domain.supervision.membership import is_over, members_of, part_of, progress_of
 from gpucloud.domain.supervision.seen import Goal, NodeSeen, Readiness, Seen
 from gpucloud.store.commits import newest_commit
-from gpucloud.usecases.cashier import Cashier, Payable
+from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.gate import gate_wanted
 from gpucloud.usecases.history import HistoryKeeper
 from gpucloud.usecases.inspection import Inspector
@@ -91,7 +90,7 @@ class Observer:
         self.preparer.see(group)
         self._ask(group, state, now)
         nodes = tuple(self._node(node, state, now) for node in group.nodes)
-        payable = self._payable(state, group, now)
+        payable = self.cashier.payable(state, group, self.goal.nodes, now, self.world.rules.wall)
         request = self.world.jobs.request()
         seen = Seen(
             now=now,
@@ -117,12 +116,6 @@ class Observer:
         if state.group is None:
             return GroupView(exists=False, size=0, armed_until=None, nodes=())
         return self.world.group.describe(state.group)
-
-    def _payable(self, state: JobState, group: GroupView, now: datetime) -> Payable:
-        """Count what the cloud lists now, not only what is in the books, and what the level is about to start."""
-        known = replace(state, nodes=books.with_lives(state.nodes, group.nodes))
-        coming = max(self.goal.nodes, group.size) + sum(node.detached for node in group.alive)
-        return self.cashier.payable_until(known, coming, now, self.world.rules.wall)
 
     def _short_for(self, group: GroupView, now: datetime) -> timedelta | None:
         if not 0 < len(group.counted) < self.goal.nodes:
