@@ -32,17 +32,19 @@ from gpucloud.usecases.world import World
 
 _ANSWER_S = 0.4  # how long one pass waits for a node; one that is late is silent at this pass
 _OFFERS_LAST = timedelta(seconds=60)
+_TRY_AGAIN = timedelta(seconds=30)
 _BEAT = timedelta(seconds=4)  # an agent that writes nothing for so long is dead, whatever SSH says
 
 
 @dataclass(slots=True)
 class _Memory:
-    """What is known of one node from earlier passes."""
+    """What is known of one node from earlier passes; `lost_at` is when it last could not be reached to be prepared."""
 
     answered_at: datetime
     status: Status | None = None
     beat_at: datetime | None = None
     asked: Future[Status | None] | None = None
+    lost_at: datetime | None = None
 
 
 @dataclass(slots=True)
@@ -144,14 +146,28 @@ class Observer:
                 if memory.asked is None:
                     memory.asked = self.pool.submit(self._read, node, state)
                 asked.append(memory.asked)
+                memory.lost_at = None
             else:
-                memory.answered_at = now
+                self._look_at_unprepared(node.id, memory, state, now)
         wait(asked, timeout=_ANSWER_S)
         after = self.world.clock.now()
         for memory in self._memory.values():
             if memory.asked is not None and memory.asked.done():
                 self._take(memory, memory.asked, after)
                 memory.asked = None
+
+    def _look_at_unprepared(self, node_id: str, memory: _Memory, state: JobState, now: datetime) -> None:
+        """One that cannot be reached is silent; while it has a part in an attempt, it is tried again.
+
+        Else a machine that froze while nobody supervised would be waited for until the budget is used up.
+        """
+        if self.preparer.unreachable(node_id):
+            memory.lost_at = memory.lost_at or now
+            if state.attempt is not None and now - memory.lost_at >= _TRY_AGAIN:
+                self.preparer.forget(node_id)
+                memory.lost_at = now
+        elif memory.lost_at is None:
+            memory.answered_at = now
 
     def _read(self, node: Node, state: JobState) -> Status | None:
         host = self.world.shell.host(node)

@@ -107,8 +107,7 @@ class Preparer:
 
     def error(self, node_id: str) -> str | None:
         """Return why the node could not be prepared, and what to do about it."""
-        work = self._work.get(node_id)
-        error = work.exception() if work is not None and work.done() else None
+        error = self._error(node_id)
         if error is None:
             return None
         hint = error.hint if isinstance(error, GpucloudError) else None
@@ -116,9 +115,12 @@ class Preparer:
 
     def refused(self, node_id: str) -> str | None:
         """Return why the gate refused the node; None for any other failure, and none."""
-        work = self._work.get(node_id)
-        error = work.exception() if work is not None and work.done() else None
+        error = self._error(node_id)
         return error.message.removeprefix(f"{node_id}: ") if isinstance(error, GateRefused) else None
+
+    def unreachable(self, node_id: str) -> bool:
+        """Whether the node could not be prepared because it did not answer."""
+        return isinstance(self._error(node_id), HostUnreachable)
 
     def is_told(self, node: Node, status: Status | None, state: JobState) -> bool:
         """Whether the node's agent has read what is wanted of it."""
@@ -158,6 +160,10 @@ class Preparer:
         if done.exit_code != 0:
             raise NodeError(f"{node_id}: no free port: {done.stderr.decode(errors='replace').strip()}")
         return int(done.stdout)
+
+    def _error(self, node_id: str) -> BaseException | None:
+        work = self._work.get(node_id)
+        return work.exception() if work is not None and work.done() else None
 
     def _prepare(self, node: Node, gpu: str | None) -> Prepared:
         try:

@@ -65,7 +65,7 @@ class Bench:
 
     @property
     def asked(self):
-        return self.agent._running.folder.asked  # noqa: SLF001  what a user sees of it is another process
+        return self.agent._running.folder.asked
 
 
 @pytest.fixture
