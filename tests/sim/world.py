@@ -55,6 +55,7 @@ class Verdict:
     killed: int = 0
     lost_beyond_interval: int = 0
     unsaved_at_the_end: int = 0
+    calls_until_up: int = 0
 
 
 class Run:
@@ -141,6 +142,7 @@ class Run:
             gang = Gang(self.loom, self.dice, launch.attempt, self.setting.nodes, self.setting.script, self.store)
             gang.begun, gang.committed = self._begun, self._committed
             self.gangs[launch.attempt] = gang
+            self.verdict.calls_until_up = self.verdict.calls_until_up or self.cloud.calls
         part = Part(gang, machine, int(dict(launch.env).get("GPUCLOUD_RANKS", "0").split()[0]))
         gang.join(part)
         others = [g.number for g in self.gangs.values() if g is not gang and g.running]
