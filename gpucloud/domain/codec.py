@@ -63,13 +63,17 @@ def plain(value: object) -> Any:  # noqa: PLR0911  (one flat match)
         case tuple():
             return [plain(item) for item in value]
         case _ if is_dataclass(value):
-            return {name: plain(getattr(value, name)) for name in _names(type(value))}
+            return {name: plain(getattr(value, name)) for name in _names(value)}
         case _:
             return value
 
 
+def _names(value: object) -> tuple[str, ...]:
+    return _fields(type(value))
+
+
 @cache
-def _names(kind: Any) -> tuple[str, ...]:
+def _fields(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
