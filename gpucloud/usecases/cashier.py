@@ -8,7 +8,9 @@ from decimal import Decimal
 from functools import partial
 
 from gpucloud.domain.ledger import ZERO, Charge, Spend, Terms, meter, total, usd_for
+from gpucloud.domain.node import GroupView
 from gpucloud.domain.state import JobState, NodeLife
+from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.prepaid import Wall, paid_until
 from gpucloud.ports import MarketData
 from gpucloud.usecases.jobstore import JobStore
@@ -55,9 +57,14 @@ class Cashier:
             forecast_usd=None if forecast is None else spent + self._running_cost(state.alive, now, forecast),
         )
 
-    def payable_until(self, state: JobState, nodes: int, now: datetime, wall: Wall) -> Payable:
-        """Return until when `nodes` nodes, or those alive if they are more, can be promised."""
-        nodes = max(nodes, len(state.alive))
+    def payable(self, state: JobState, group: GroupView, wanted: int, now: datetime, wall: Wall) -> Payable:
+        """Return until when all machines that there are or soon will be can be promised.
+
+        What the cloud lists now counts, not only what is in the books: `wanted` or the group's level, whichever is
+        more, and beside it what is being taken.
+        """
+        state = replace(state, nodes=books.with_lives(state.nodes, group.nodes))
+        nodes = max(len(state.alive), max(wanted, group.size) + sum(node.detached for node in group.alive))
         spent = self.spend(state, now).spent_usd
         until = partial(paid_until, now, left_usd=state.budget_usd - spent, cap_usd_per_hour=state.cap_usd_per_hour)
         return Payable(

@@ -15,12 +15,11 @@ from gpucloud.domain.node import NO_GROUP, GroupView, Node, NodeState
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.plan import affordable, fitting
 from gpucloud.domain.state import Attempt, CheckpointRef, ExitReason, JobState
-from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.capacity import is_cooling
 from gpucloud.domain.supervision.membership import is_over, members_of, part_of, progress_of
 from gpucloud.domain.supervision.seen import Goal, NodeSeen, Readiness, Seen
 from gpucloud.store.commits import newest_commit
-from gpucloud.usecases.cashier import Cashier, Payable
+from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.gate import gate_wanted
 from gpucloud.usecases.history import HistoryKeeper
 from gpucloud.usecases.inspection import Inspector
@@ -33,17 +32,19 @@ from gpucloud.usecases.world import World
 
 _ANSWER_S = 0.4  # how long one pass waits for a node; one that is late is silent at this pass
 _OFFERS_LAST = timedelta(seconds=60)
+_TRY_AGAIN = timedelta(seconds=30)
 _BEAT = timedelta(seconds=4)  # an agent that writes nothing for so long is dead, whatever SSH says
 
 
 @dataclass(slots=True)
 class _Memory:
-    """What is known of one node from earlier passes."""
+    """What is known of one node from earlier passes; `lost_at` is when it last could not be reached to be prepared."""
 
     answered_at: datetime
     status: Status | None = None
     beat_at: datetime | None = None
     asked: Future[Status | None] | None = None
+    lost_at: datetime | None = None
 
 
 @dataclass(slots=True)
@@ -91,7 +92,7 @@ class Observer:
         self.preparer.see(group)
         self._ask(group, state, now)
         nodes = tuple(self._node(node, state, now) for node in group.nodes)
-        payable = self._payable(state, group, now)
+        payable = self.cashier.payable(state, group, self.goal.nodes, now, self.world.rules.wall)
         request = self.world.jobs.request()
         seen = Seen(
             now=now,
@@ -115,12 +116,6 @@ class Observer:
 
     def _list_group(self, state: JobState) -> GroupView:
         return self.world.group.describe(state.group) if state.group is not None else NO_GROUP
-
-    def _payable(self, state: JobState, group: GroupView, now: datetime) -> Payable:
-        """Count what the cloud lists now, not only what is in the books, and what the level is about to start."""
-        known = replace(state, nodes=books.with_lives(state.nodes, group.nodes))
-        coming = max(self.goal.nodes, group.size) + sum(node.detached for node in group.alive)
-        return self.cashier.payable_until(known, coming, now, self.world.rules.wall)
 
     def _short_for(self, group: GroupView, now: datetime) -> timedelta | None:
         if not 0 < len(group.counted) < self.goal.nodes:
@@ -149,14 +144,28 @@ class Observer:
                 if memory.asked is None:
                     memory.asked = self.pool.submit(self._read, node, state)
                 asked.append(memory.asked)
+                memory.lost_at = None
             else:
-                memory.answered_at = now
+                self._look_at_unprepared(node.id, memory, state, now)
         wait(asked, timeout=_ANSWER_S)
         after = self.world.clock.now()
         for memory in self._memory.values():
             if memory.asked is not None and memory.asked.done():
                 self._take(memory, memory.asked, after)
                 memory.asked = None
+
+    def _look_at_unprepared(self, node_id: str, memory: _Memory, state: JobState, now: datetime) -> None:
+        """One that cannot be reached is silent; while it has a part in an attempt, it is tried again.
+
+        Else a machine that froze while nobody supervised would be waited for until the budget is used up.
+        """
+        if self.preparer.unreachable(node_id):
+            memory.lost_at = memory.lost_at or now
+            if state.attempt is not None and now - memory.lost_at >= _TRY_AGAIN:
+                self.preparer.forget(node_id)
+                memory.lost_at = now
+        elif memory.lost_at is None:
+            memory.answered_at = now
 
     def _read(self, node: Node, state: JobState) -> Status | None:
         host = self.world.shell.host(node)

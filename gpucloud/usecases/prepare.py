@@ -108,8 +108,7 @@ class Preparer:
 
     def error(self, node_id: str) -> str | None:
         """Return why the node could not be prepared, and what to do about it."""
-        work = self._work.get(node_id)
-        error = work.exception() if work is not None and work.done() else None
+        error = self._error(node_id)
         if error is None:
             return None
         hint = error.hint if isinstance(error, GpucloudError) else None
@@ -117,9 +116,12 @@ class Preparer:
 
     def refused(self, node_id: str) -> str | None:
         """Return why the gate refused the node; None for any other failure, and none."""
-        work = self._work.get(node_id)
-        error = work.exception() if work is not None and work.done() else None
+        error = self._error(node_id)
         return error.message.removeprefix(f"{node_id}: ") if isinstance(error, GateRefused) else None
+
+    def unreachable(self, node_id: str) -> bool:
+        """Whether the node could not be prepared because it did not answer."""
+        return isinstance(self._error(node_id), HostUnreachable)
 
     def is_told(self, node: Node, status: Status | None, state: JobState) -> bool:
         """Whether the node's agent has read what is wanted of it."""
@@ -179,6 +181,10 @@ class Preparer:
         )
         wanted = replace(wanted, driver=world.driver)
         return with_driver(wanted, self._driver()) if wanted.machine is not None else wanted
+
+    def _error(self, node_id: str) -> BaseException | None:
+        work = self._work.get(node_id)
+        return work.exception() if work is not None and work.done() else None
 
     def _prepare(self, node: Node, gpu: str | None) -> Prepared:
         try:

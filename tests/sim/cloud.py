@@ -91,6 +91,7 @@ class Cloud:
         self.changed: Callable[[], None] = lambda: None
         self.history: list[tuple[float, GroupView]] = []
         self.late_s = 0.0
+        self.calls = 0
         self.billed: dict[str, Decimal] = {}
         self._dying: set[str] = set()
 
@@ -317,6 +318,7 @@ class CloudLine:
     def _call(self, work: Callable[[], None]) -> None:
         """Throttling and a line that is cut come before anything is done, a lost reply after it."""
         dice, weather = self._cloud.dice, self._cloud.weather
+        self._cloud.calls += 1
         self._process.call(dice.uniform(0.02, 0.2))
         if not self._process.online:
             self._process.sleep(3.0)

@@ -159,3 +159,15 @@ def taken_machines(dice: random.Random) -> Setting:
         notices=1 / dice.uniform(60, 200),
         deaths=1 / dice.uniform(60, 200),
     )
+
+
+def coming_up(dice: random.Random, *, throttled: float = 0.0) -> Setting:
+    """Return a run that is over soon, and whose first minute the cloud refuses so large a part of all calls."""
+    nodes = dice.choice((1, 2, 4))
+    return Setting(
+        nodes=nodes,
+        budget_usd=hours(1, nodes),
+        script=Script(steps=3, step_s=1.0, start_s=2.0, every=10, save_s=1.0),
+        weather=Weather(refused=throttled),
+        storm_s=60.0,
+    )

@@ -99,7 +99,7 @@ class Gang:
         self._checkpoints = Checkpoints(store, "jobs/job/checkpoints", keep=3)
         self._phase = "start"
         self._written_at = 0.0
-        self._committed_step: int | None = None
+        self.committed_step: int | None = None
         self._saving = False
 
     @property
@@ -136,7 +136,7 @@ class Gang:
             total_steps=self._script.steps,
             loss=0.5,
             phase=self._phase,
-            committed_step=self._committed_step,
+            committed_step=self.committed_step,
             step_seconds=self._script.step_s if self.step >= self.first_step else None,
             age_s=self._loom.now - self._written_at,
         )
@@ -198,7 +198,7 @@ class Gang:
         try:
             piece = self._checkpoints.upload(commit, "rank-0", memoryview(b"%d" % step))
             self._checkpoints.commit(Manifest(commit=commit, world=self._size, level="exact", pieces=(piece,)))
-            self._committed_step = step
+            self.committed_step = step
             self.committed(commit)
             self._checkpoints.collect()
         except GpucloudError:

@@ -55,6 +55,7 @@ class Verdict:
     killed: int = 0
     lost_beyond_interval: int = 0
     unsaved_at_the_end: int = 0
+    calls_until_up: int = 0
 
 
 class Run:
@@ -141,6 +142,7 @@ class Run:
             gang = Gang(self.loom, self.dice, launch.attempt, self.setting.nodes, self.setting.script, self.store)
             gang.begun, gang.committed = self._begun, self._committed
             self.gangs[launch.attempt] = gang
+            self.verdict.calls_until_up = self.verdict.calls_until_up or self.cloud.calls
         part = Part(gang, machine, int(dict(launch.env).get("GPUCLOUD_RANKS", "0").split()[0]))
         gang.join(part)
         others = [g.number for g in self.gangs.values() if g is not gang and g.running]
@@ -300,10 +302,21 @@ def _judge_reason(run: Run, state: JobState) -> None:
         run.blame(f"succeeded with {done} of {run.setting.script.steps} steps committed")
     elif reason is ExitReason.BUDGET and left > 8 * minute:
         run.blame(f"ended for its budget with {left / minute:.1f} min of it left")
-    elif reason is ExitReason.NO_CAPACITY and not run.cloud.refusals:
-        run.blame(f"no capacity, and the cloud refused nothing: {state.message}")
+    elif reason is ExitReason.NO_CAPACITY and run.loom.now < run.setting.rules.limits.patience.total_seconds():
+        run.blame(f"no capacity before its patience was over: {state.message}")
+    elif reason is ExitReason.LOST and (step := _newly_committed(run)) is not None:
+        run.blame(f"given up though step {step} was newly committed by one of the last attempts: {state.message}")
     elif reason in (ExitReason.USER_ERROR, ExitReason.STOPPED, ExitReason.IDLE, ExitReason.DEADLINE):
         run.blame(f"ended with {reason.value}: {state.message}")
+
+
+def _newly_committed(run: Run) -> int | None:
+    """Return a step that one of the newest attempts committed and that none before them had made; None without one."""
+    gangs = sorted(run.gangs.values(), key=lambda gang: gang.number)
+    count = run.setting.rules.limits.fruitless_attempts
+    best = max((gang.step for gang in gangs[:-count]), default=0)
+    newest = max((gang.committed_step or 0 for gang in gangs[-count:]), default=0)
+    return newest if newest > best else None
 
 
 class _Onlooker:

@@ -227,6 +227,11 @@ def test_the_shut_off_comes_closer_before_one_machine_more_is_asked_for():
     assert decide(GOAL, world, RULES) == Arm(until=sooner)
 
 
+def test_a_machine_that_could_not_be_reached_to_be_prepared_is_tried_again_while_an_attempt_needs_it():
+    world = running(up("a", part(1)), up("b", readiness=Readiness.NO, silent=30))
+    assert decide(GOAL, world, RULES) == Prepare(node_ids=("b",))
+
+
 @pytest.mark.parametrize(("detached", "then"), [(False, Detach(node_id="b")), (True, Wait(why="bootstrap"))])
 def test_while_a_machine_is_to_come_in_place_of_another_the_shut_off_is_not_raised_for_those_of_now(detached, then):
     """Raised for two and lowered for three in turns, it was set as fast as the cloud answered."""

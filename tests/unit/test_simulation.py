@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from gpucloud.domain.state import ExitReason
 from tests.sim import setting
 from tests.sim.loom import Killed, Loom, Process
 from tests.sim.runs import verdict
+from tests.sim.training import Script
+from tests.sim.world import Run
 
 
 def test_processes_take_turns_where_they_wait():
@@ -59,3 +62,19 @@ def test_the_same_seed_gives_the_same_run():
 
     assert first == second
     assert first.wrong == []
+
+
+def test_a_machine_that_froze_while_nobody_supervised_is_given_up_and_replaced(tmp_path):
+    script = Script(steps=200, step_s=1.0, start_s=2.0, every=10, save_s=1.0)
+    run = Run(1, setting.Setting(nodes=2, budget_usd=setting.hours(4, 2), script=script), tmp_path)
+
+    def strike():
+        for process in run.processes.values():
+            process.kill()
+        run.machines["i-0002"].frozen = True
+
+    run.loom.at(100, strike)
+    found = run.run()
+
+    assert found.wrong == []
+    assert (found.reason, found.attempts, found.machines) == (ExitReason.SUCCEEDED, 2, 3)

@@ -37,7 +37,7 @@ def between(goal: Goal, seen: Seen, rules: Rules) -> Action:
         _finish(goal, seen, rules.limits)
         or note_bad(seen)
         or _capacity(goal, seen, rules)
-        or prepare(seen, rules.limits)
+        or prepare(seen)
         or tell(seen)
         or _start(goal, seen, rules.limits)
         or Wait(why=_waits_for(seen, rules.limits))

@@ -53,7 +53,7 @@ def during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:
         or tell(seen)
         or make_room(goal, seen)
         or _replace_bad(attempt, seen, rules.limits)
-        or prepare(seen, rules.limits)
+        or prepare(seen)
         or renew(goal, seen, rules.wall, rules.limits)
         or _drill(attempt, goal, seen, rules.limits)
         or Wait(why=NOBODY_ANSWERS if all_silent(seen, rules.limits) else "running")

@@ -14,20 +14,24 @@ from gpucloud.domain.supervision.action import (
     Replace,
     Tell,
 )
-from gpucloud.domain.supervision.membership import all_silent, is_gone, is_usable
+from gpucloud.domain.supervision.membership import all_silent, is_gone
 from gpucloud.domain.supervision.prepaid import Wall, sooner
 from gpucloud.domain.supervision.seen import Goal, Limits, Readiness, Seen
 
 
-def prepare(seen: Seen, limits: Limits) -> Prepare | None:
-    """Bootstrap what runs and is not prepared; a machine whose host key is not known yet is not spoken to."""
+def prepare(seen: Seen) -> Prepare | None:
+    """Bootstrap what runs and is not prepared; a machine whose host key is not known yet is not spoken to.
+
+    Whether one that did not answer does so now is only known when it is tried again.
+    """
     waiting = tuple(
         n.node.id
         for n in seen.nodes
         if n.node.state is NodeState.RUNNING
         and n.node.host_key is not None
         and n.readiness is Readiness.NO
-        and is_usable(n, limits)
+        and not n.node.detached
+        and (n.status is None or n.status.notice is None)
     )
     return Prepare(node_ids=waiting) if waiting else None
 

@@ -1,0 +1,62 @@
+"""The machines that the budget must pay for are those that there are and those that the level is about to start."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+
+from gpucloud.domain.node import EndCause, GroupView, NodeState
+from gpucloud.domain.offer import PricePoint
+from gpucloud.domain.state import NodeLife
+from gpucloud.domain.supervision.prepaid import Wall
+from gpucloud.usecases.cashier import Cashier
+from gpucloud.usecases.jobstore import JobStore
+from tests.fakes.clock import JumpingClock
+from tests.fakes.memory_store import MemoryStore
+from tests.unit.worlds import NOW, POOL, node, state
+
+# A reserve of nothing and a cent an hour: each machine more divides the ten hours that a machine could be paid.
+WALL = Wall(horizon=timedelta(hours=100), reserve=timedelta(0), least=timedelta(0))
+
+
+class FreeUpToNow:
+    """A market in which nothing has cost anything yet."""
+
+    def offers(self, wanted):
+        return ()
+
+    def prices(self, pool, start, end):
+        return (PricePoint(since=start, usd_per_hour=Decimal(0)),)
+
+
+def ended(node_id):
+    return node(node_id, state=NodeState.TERMINATED, ended_at=NOW, end_cause=EndCause.INTERRUPTED)
+
+
+def life(node_id):
+    return NodeLife(node_id=node_id, pool=POOL, launched_at=NOW - timedelta(hours=1))
+
+
+@pytest.mark.parametrize(
+    ("books", "listed", "level", "wanted", "paid_for"),
+    [
+        ((), (), 0, 2, 2),  # before the first start: what is wanted
+        ((), (), 3, 2, 3),  # the level is still what an earlier start wanted
+        ((), (node("a"), node("b"), node("c")), 2, 2, 3),  # just started or refilled, and in no book yet
+        (("a", "b"), (ended("a"), node("b")), 2, 2, 2),  # its end is listed and not in the books yet: the refill is due
+        ((), (node("a", detached=True), node("b")), 2, 2, 3),  # one is being taken, and its successor is about to come
+        ((), (node("a", detached=True), node("b"), node("c")), 2, 2, 3),  # and has come
+        (("a", "b", "c"), (), 2, 2, 3),  # a list that says nothing of machines in the books ends none of them
+    ],
+)
+def test_every_machine_that_is_or_will_be_there_is_paid_for(books, listed, level, wanted, paid_for):
+    cashier = Cashier(JobStore(MemoryStore(JumpingClock(NOW)), "digits"), FreeUpToNow())
+    job = state(budget_usd=Decimal("0.1"), cap_usd_per_hour=Decimal("0.01"), nodes=tuple(map(life, books)))
+    group = GroupView(exists=True, size=level, armed_until=None, nodes=listed)
+
+    payable = cashier.payable(job, group, wanted, NOW, WALL)
+
+    assert payable.until == NOW + timedelta(hours=10) / paid_for
+    assert payable.with_another == NOW + timedelta(hours=10) / (paid_for + 1)

@@ -1,0 +1,61 @@
+"""Whose fault it is when a machine could not be prepared."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+
+from gpucloud.domain.errors import HostUnreachable, NodeError
+from gpucloud.domain.node import EndCause, GroupView, NodeState
+from gpucloud.usecases.prepare import Preparer
+from tests.unit.worlds import NOW, node
+
+
+class AtOnce:
+    """An executor that does it before it answers."""
+
+    def submit(self, work, *arguments):
+        done = Future()
+        try:
+            done.set_result(work(*arguments))
+        except NodeError as error:
+            done.set_exception(error)
+        return done
+
+
+def preparer(error):
+    def host(asked):
+        raise error
+
+    world = SimpleNamespace(shell=SimpleNamespace(host=host))
+    return Preparer(world=world, watcher=None, pool=AtOnce(), syncs=AtOnce(), data=None, records=None)
+
+
+def failed(error, *nodes):
+    """Try to prepare every node, which ends with the error; then the cloud lists them as they are given."""
+    one = preparer(error)
+    for number in range(len(nodes)):
+        one.see(GroupView(exists=True, size=2, armed_until=None, nodes=(node(f"n{number}"),)))
+        one.start(f"n{number}", None)
+    one.see(GroupView(exists=True, size=2, armed_until=None, nodes=nodes))
+    return one.failures
+
+
+def lost(number, cause):
+    return node(f"n{number}", state=NodeState.TERMINATED, ended_at=NOW, end_cause=cause)
+
+
+@pytest.mark.parametrize("cause", [EndCause.INTERRUPTED, EndCause.CRASH, EndCause.SCHEDULE])
+def test_machines_that_the_cloud_took_while_they_were_prepared_are_nobodys_failure(cause):
+    assert failed(HostUnreachable("gone"), *(lost(number, cause) for number in range(9))) == 0
+
+
+@pytest.mark.parametrize(("silent", "failures"), [(1, 0), (2, 0), (3, 1), (5, 1), (6, 2)])
+def test_of_living_machines_that_did_not_answer_three_make_one_failure(silent, failures):
+    assert failed(HostUnreachable("silent"), *(node(f"n{number}") for number in range(silent))) == failures
+
+
+def test_a_machine_that_answers_and_cannot_be_prepared_is_a_failure_at_once():
+    assert failed(NodeError("no pip"), node("n0"), node("n1")) == 2
