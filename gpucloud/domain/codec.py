@@ -68,7 +68,7 @@ def plain(value: object) -> Any:  # noqa: PLR0911  (one flat match)
             return value
 
 
-def _names(value: object) -> tuple[str, ...]:
+def _names(value: Any) -> tuple[str, ...]:
     return _fields(type(value))
 
 
