@@ -8,6 +8,7 @@ import sys
 
 def main() -> None:
     """Run the command line and leave with its exit code; no error shows a traceback."""
+    _open_what_is_closed()
     from gpucloud.cli.app import app  # noqa: PLC0415  (a zip on a node runs this file for the agent, without typer)
 
     try:
@@ -22,6 +23,16 @@ def main() -> None:
         from gpucloud.cli.faults import exit_code_of  # noqa: PLC0415
 
         sys.exit(exit_code_of(error))
+
+
+def _open_what_is_closed() -> None:
+    """Have descriptors 0 to 2 be somebody's: else the next socket gets a closed one's number, and is read as stdin."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -93,7 +95,6 @@ def _node(make: Callable[..., contextlib.AbstractContextManager[Server]]) -> Ite
     with tempfile.TemporaryDirectory(prefix="gpucloud-boot-") as name:
         folder = Path(name)
         home, code = folder / "home", folder / "code"
-        home.mkdir()
         code.mkdir()
         env = {"GPUCLOUD_PYTHON": sys.executable, "AWS_EC2_METADATA_DISABLED": "true", "HOME": str(home)}
         more = {"home": home} if make is openssh_server else {}
@@ -108,6 +109,14 @@ def _node(make: Callable[..., contextlib.AbstractContextManager[Server]]) -> Ite
         finally:
             with contextlib.suppress(FileNotFoundError):
                 AgentNode(home, Path()).destroy()
+
+
+def _await(server: Server) -> None:
+    """Return when the server listens, or has ended."""
+    while server.process.poll() is None:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", server.node.port)):
+            return
+        time.sleep(0.02)
 
 
 def _undisturbed(server: Server, job: Job, package: Package) -> tuple[int, object]:
