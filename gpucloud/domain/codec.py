@@ -69,7 +69,8 @@ def plain(value: object) -> Any:  # noqa: PLR0911  (one flat match)
 
 
 def _names(value: object) -> tuple[str, ...]:
-    return _fields(type(value))
+    kind: Any = type(value)
+    return _fields(kind)
 
 
 @cache
