@@ -68,8 +68,9 @@ def plain(value: object) -> Any:  # noqa: PLR0911  (one flat match)
             return value
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    return _fields(type(value))
+def _names(value: object) -> tuple[str, ...]:
+    kind: Any = type(value)
+    return _fields(kind)
 
 
 @cache

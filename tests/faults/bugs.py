@@ -134,7 +134,9 @@ def _checkpoints() -> Iterator[Bug]:
     whole = "        return len(data) == self.size and hashlib.sha256(data).hexdigest() == self.sha256"
     yield _bug("unverified-restored", "domain/manifest.py", whole, "        return True", "ckpt-corrupt")
     newer = "        if newest and newest[0] > self.generation:"
-    yield _bug("older-trainer-goes-on", file, newer, "        if False:", "split-brain")
+    yield _bug(
+        "older-trainer-goes-on", file, newer, "        if False:", "pytest", "tests/functional/test_resume_protocol.py"
+    )
     upload = "        self._store.put(self._key(key), data)\n        return Piece("
     later = "        self._later = [*getattr(self, '_later', ()), (key, bytes(data))]\n        return Piece("
     fenced = "            raise self._fenced(self.generation)\n\n    def collect"
