@@ -156,8 +156,9 @@ def _outside() -> Iterator[Bug]:
     store = "        and thing.tag(STORE) == owner.store\n"
     yield _bug("gc-takes-another-stores", "domain/strays.py", store, "", "gc")
     quoted = "    return os.fsencode(shlex.join(argv))"
+    by_hand = """    return os.fsencode(" ".join(f"'{word}'" for word in argv))"""
     yield _bug(
-        "arguments-not-quoted", "adapters/ssh/shell.py", quoted, '    return os.fsencode(" ".join(argv))', "inject"
+        "arguments-quoted-by-hand", "adapters/ssh/shell.py", quoted, by_hand, "pytest", "tests/contract/test_shell.py"
     )
     hidden = "told = Discreet(watcher, words_of(world.secrets.values()))"
     yield _bug("secrets-not-masked", "usecases/supervise.py", hidden, "told = Discreet(watcher, ())", "canary")
