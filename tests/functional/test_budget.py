@@ -25,6 +25,7 @@ def money(report):
     return {key: Decimal(value) for key, value in report["spend"].items() if value is not None}
 
 
+@pytest.mark.slow
 def test_a_job_whose_budget_is_lowered_ends_at_the_wall_and_goes_on_from_there(line):
     job = line.job(steps=400, step_s=0.1)
     train = line.start("train", job, "--json")

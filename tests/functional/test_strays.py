@@ -32,6 +32,7 @@ def kinds(answer):
     return sorted(one["kind"] for one in answer.json["strays"])
 
 
+@pytest.mark.slow  # the two looks are a minute apart
 def test_machines_of_a_job_whose_state_is_lost_are_removed_after_two_looks_and_not_before(line):
     abandoned(line)
     assert line.run("gc", "--json").json["strays"] == []  # a living job's
