@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from tests.faults import realpoints
+from tests.faults import awspoints, realpoints
 from tests.faults.points import STORIES, Point, Verdict, judge, points
 from tests.faults.strikes import Blow
 from tests.prove.goal import Figure, Form, Goal
@@ -34,6 +34,10 @@ def _run(form: Form) -> Iterator[Figure]:
         yield Figure(name="kill-points.real", value=len(real), limit=100, least=True)
         yield Figure(name="kill-points.real-unarmed", value=sum(len(one.breaches) for one in real), limit=0)
         found += real
+        aws = [*told(awspoints.judged())]
+        yield Figure(name="kill-points.aws", value=len(aws), limit=20, least=True)
+        yield Figure(name="kill-points.aws-unarmed", value=sum(len(one.breaches) for one in aws), limit=0)
+        found += aws
     yield Figure(name="kill-points", value=sum(bool(verdict.wrong or verdict.breaches) for verdict in found), limit=0)
     yield Figure(name="kill-points.points", value=len(found), limit=100, least=True)
 
@@ -45,6 +49,7 @@ GOAL = Goal(
     simulated="short: store, cloud, SSH and agents are fakes in one process, work beside is done in line, the lease is"
     " not renewed beside, and calls that only read are struck with the next that changes something; long: each call of"
     " the fakes, and on the embedded fleet each kind of call that changes something, the first two times it is made;"
-    " a point that cannot be reached counts as wrong",
+    " a point that cannot be reached counts as wrong; AWS is the lab, where up and down are killed at a sample of 22 of"
+    " their calls, not at each",
     run=_run,
 )
