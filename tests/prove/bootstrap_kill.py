@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
@@ -24,7 +24,7 @@ from gpucloud.domain.job import Job
 from gpucloud.usecases.bootstrap import Bootstrapped, Package, bootstrap
 from gpucloud.usecases.gate import of_node
 from gpucloud.usecases.needs import wanted_for
-from tests.fakes.nodes import Server, embedded_server, openssh_server
+from tests.fakes.nodes import Server, embedded_server
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.agent_node import AgentNode
 
@@ -73,33 +73,30 @@ def run(form: Form) -> Iterator[Figure]:
     """Yield in how many cases the node came out otherwise, and how many cases there were."""
     data, sha256 = package_zip()
     package = Package(data=data, sha256=sha256)
-    servers = [embedded_server] if form is Form.SHORT else [embedded_server, openssh_server]
     wrong = cases = 0
-    for make in servers:
-        with _node(make) as (server, job):
-            commands, wanted = _undisturbed(server, job, package)
-        for at in range(1, commands + 1):
-            for when in [When.DURING] if form is Form.SHORT else When:
-                cases += 1
-                with _node(make) as (server, job):
-                    for fault in _faults(server, job, package, wanted, at, when):
-                        wrong += 1
-                        sys.stderr.write(f"bootstrap-kill: {make.__name__}, {when.value} command {at}: {fault}\n")
+    with _node() as (server, job):
+        commands, wanted = _undisturbed(server, job, package)
+    for at in range(1, commands + 1):
+        for when in [When.DURING] if form is Form.SHORT else When:
+            cases += 1
+            with _node() as (server, job):
+                for fault in _faults(server, job, package, wanted, at, when):
+                    wrong += 1
+                    sys.stderr.write(f"bootstrap-kill: {when.value} command {at}: {fault}\n")
     yield Figure(name="bootstrap-kill", value=wrong, limit=0)
-    yield Figure(name="bootstrap-kill.cases", value=cases, limit=4 if form is Form.SHORT else 24, least=True)
+    yield Figure(name="bootstrap-kill.cases", value=cases, limit=4 if form is Form.SHORT else 18, least=True)
 
 
 @contextlib.contextmanager
-def _node(make: Callable[..., contextlib.AbstractContextManager[Server]]) -> Iterator[tuple[Server, Job]]:
+def _node() -> Iterator[tuple[Server, Job]]:
     """Give a bare node with an SSH server, and a job whose code is on it; its agent ends with it."""
     with tempfile.TemporaryDirectory(prefix="gpucloud-boot-") as name:
         folder = Path(name)
         home, code = folder / "home", folder / "code"
         code.mkdir()
         env = {"GPUCLOUD_PYTHON": sys.executable, "AWS_EC2_METADATA_DISABLED": "true", "HOME": str(home)}
-        more = {"home": home} if make is openssh_server else {}
         try:
-            with make(folder, env=env, **more) as server:
+            with embedded_server(folder, env=env) as server:
                 yield (
                     server,
                     Job(
@@ -177,7 +174,7 @@ def _lives(pid: int) -> bool:
 GOAL = Goal(
     promise="the process that bootstraps a node, killed before, during and after each of its commands: the same"
     " bootstrap again ends in the same state, the job's setup was done once, and once more changes nothing",
-    real="bootstrap over SSH, the embedded fleet's server and (long) OpenSSH's, the agent, the job's setup",
-    simulated="the node is this machine with another home; short: killed during each command, embedded server only",
+    real="bootstrap over SSH, the embedded fleet's server, the agent, the job's setup",
+    simulated="the node is this machine with another home; short: only during each command",
     run=run,
 )
