@@ -57,7 +57,7 @@ def run(form: Form) -> Iterator[Figure]:
 
 
 def _judged_wrongly(seed: int) -> bool:
-    """A hang is one exactly when the script trains, has stepped, and its report is older than its limit."""
+    """A hang is one exactly when the script trains and its report is older than its limit; at first that is 30 min."""
     dice = random.Random(seed)
     median = dice.choice((None, 0.01, 0.4, 11.9, 12.1, 60.0, 600.0))
     hangs = dice.choice((0, 0, 1, 3))
@@ -70,7 +70,9 @@ def _judged_wrongly(seed: int) -> bool:
     world = seen(up("a", part(hangs + 1, **told)), up("b", part(hangs + 1)), state=state(attempts=(*over, attempt)))
     action = decide(JobGoal(nodes=2), replace(world, now=world.now), _RULES)
     said = isinstance(action, EndAttempt) and (action.how, action.reason) == (Stop.ABORT, ExitReason.HUNG)
-    if said != (phase == "train" and median is not None and age > limit):
+    if phase == "start" or median is None:
+        limit = 1800.0 * min(4, 2**hangs)
+    if said != (phase in ("start", "train") and age > limit):
         sys.stderr.write(f"hang: seed {seed}: {told} after {hangs} hangs: {action}\n")
         return True
     return False

@@ -21,7 +21,7 @@ def hung(attempt: Attempt, seen: Seen, limits: Limits) -> str | None:
     progress = progress_of(attempt, seen)
     if progress is None or progress.phase not in _TRAINING:
         return None
-    if progress.step_seconds is None:
+    if progress.phase == "start" or progress.step_seconds is None:
         return _hung_at_start(progress, seen, limits)
     if progress.age_s <= hang_limit(progress.step_seconds, seen.state.attempts, limits).total_seconds():
         return None
