@@ -7,29 +7,19 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from gpucloud.domain.strays import CLUSTER, JOB, MANAGED, STORE, Owner, Thing
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.usecases.gc import Sweeper
 from gpucloud.usecases.jobstore import JobStore
+from tests.fakes.clock import JumpingClock
 from tests.prove.goal import Figure, Form, Goal
 from tests.unit.worlds import NOW, POOL, state
 
 ACCOUNT = "123456789012"
 REGIONS = ("us-east-2", "us-west-2", "eu-west-1")
 KINDS = ("instance", "volume", "auto-scaling-group", "launch-template", "security-group", "key-pair", "role")
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.time = NOW
-
-    def now(self) -> datetime:
-        return self.time
-
-    def sleep(self, seconds: float) -> None:
-        self.time += timedelta(seconds=seconds)
 
 
 @dataclass
@@ -107,7 +97,7 @@ def run(form: Form) -> Iterator[Figure]:
 
 def _one(dice: random.Random, store: ObjectStore, counts: _Counts) -> None:
     case = _case(dice, store)
-    account, clock, memory = _Account(list(case.things)), _Clock(), _Memory()
+    account, clock, memory = _Account(list(case.things)), JumpingClock(NOW), _Memory()
     sweeper = Sweeper(census=account, store=store, clock=clock, sightings=memory, story=lambda line: None)
     sweeper.remove(sweeper.look())
     clock.sleep(dice.uniform(0, 59.9))

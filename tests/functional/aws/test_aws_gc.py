@@ -23,6 +23,7 @@ from gpucloud.usecases.gc import Sweeper
 from gpucloud.usecases.jobstore import JobStore
 from tests.awsrig import provisioner
 from tests.commandline import Answer, until
+from tests.fakes.clock import JumpingClock
 from tests.lab.aws import Lab
 from tests.lab.aws.lab import OWN_AGENT
 from tests.lab.aws.world import REGION
@@ -36,19 +37,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning
 
 NUMBER = "123456789012"
 ALLOWED = actions(*user_policy(partition="aws", account=NUMBER, region=REGION).values())
-
-
-class Clock:
-    """Stands until it is moved."""
-
-    def __init__(self) -> None:
-        self.time = NOW
-
-    def now(self) -> datetime:
-        return self.time
-
-    def sleep(self, seconds: float) -> None:
-        self.time += timedelta(seconds=seconds)
 
 
 class Memory:
@@ -97,7 +85,7 @@ def test_every_kind_is_found_by_its_tags_and_only_what_is_of_no_living_job_of_th
     rest = {("role", bare.role()), ("instance-profile", bare.profile()), ("volume", moved.volume())}
     before = len(lab.calls)
     looked = census(lab, tmp_path, store)
-    sweeper = Sweeper(census=looked, store=store, clock=Clock(), sightings=Memory(), story=lambda line: None)
+    sweeper = Sweeper(census=looked, store=store, clock=JumpingClock(NOW), sightings=Memory(), story=lambda line: None)
 
     swept = sweeper.look()
 
