@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from gpucloud.domain.bootstrap.record import attempt_lock
-from gpucloud.domain.errors import HostUnreachable
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import (
     Action,
@@ -113,13 +112,6 @@ class Actor:
             case Inspect():
                 self.inspector.start(action, seen)
             case Tell(node_ids=node_ids):
-                self._tell(node_ids)
+                self.preparer.tell(node_ids, self.lease.state)
             case Wait() | Done():
                 pass
-
-    def _tell(self, node_ids: tuple[str, ...]) -> None:
-        for node_id in node_ids:
-            try:
-                self.preparer.tell(node_id, self.lease.state)
-            except HostUnreachable:
-                continue  # the next pass sees it silent, or tells it then

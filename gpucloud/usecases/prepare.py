@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, timezone
 
 from gpucloud.domain.agentstatus import Status
 from gpucloud.domain.bootstrap.wanted import Wanted, with_driver
@@ -21,15 +20,13 @@ from gpucloud.usecases.desired import desired_for
 from gpucloud.usecases.gate import of_node
 from gpucloud.usecases.needs import builds_in_code, wanted_for
 from gpucloud.usecases.noderecords import NodeRecords
+from gpucloud.usecases.telling import Teller
 from gpucloud.usecases.world import Watcher, World
 
 _FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
-_ACKNOWLEDGED_IN = timedelta(seconds=0.5)
-_LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
 _WORTH_TELLING_S = 2.0
 _TAKEN = (EndCause.INTERRUPTED, EndCause.CRASH, EndCause.SCHEDULE)
 _SILENT_ONES = 3
-_WRITE = 'umask 077; cat >"$1.new" && mv -f "$1.new" "$1"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +56,11 @@ class Preparer:
     syncs: ThreadPoolExecutor
     data: JobData
     records: NodeRecords
+    teller: Teller
     _failures: int = 0
     _unreachable: set[str] = field(default_factory=set)
     _work: dict[str, Future[Prepared]] = field(default_factory=dict)
     _nodes: dict[str, Node] = field(default_factory=dict)
-    _told: dict[str, tuple[bytes, datetime]] = field(default_factory=dict)
 
     def see(self, group: GroupView) -> None:
         """Remember where the nodes are."""
@@ -77,7 +74,7 @@ class Preparer:
     def forget(self, node_id: str) -> None:
         """Prepare the node again when it is asked for next: its agent does not answer."""
         self._work.pop(node_id, None)
-        self._told.pop(node_id, None)
+        self.teller.forget(node_id)
 
     @property
     def failures(self) -> int:
@@ -91,8 +88,8 @@ class Preparer:
 
     @property
     def busy(self) -> bool:
-        """Whether a preparation goes on."""
-        return any(not work.done() for work in self._work.values())
+        """Whether a preparation goes on, or a node is being told what is wanted."""
+        return self.teller.busy or any(not work.done() for work in self._work.values())
 
     def readiness(self, node_id: str) -> Readiness:
         """Return how far the node is. A fault of ours in its preparation is raised here."""
@@ -128,19 +125,13 @@ class Preparer:
         if status is None or self.readiness(node.id) is not Readiness.READY:
             return False
         wanted = self._desired(node.id, state)
-        told, at = self._told.get(node.id, (b"", _LONG_AGO))
-        if told == wanted and self.world.clock.now() - at < _ACKNOWLEDGED_IN:
-            return True  # on its way: the agent reads many times a second
+        if self.teller.is_on_its_way(node.id, wanted):
+            return True  # the agent reads many times a second
         return status.desired_sha256 == hashlib.sha256(wanted).hexdigest()
 
-    def tell(self, node_id: str, state: JobState) -> None:
-        """Write what is wanted of the node to its agent. Raises HostUnreachable."""
-        wanted = self._desired(node_id, state)
-        host = self.world.shell.host(self._nodes[node_id])
-        done = host.run(("sh", "-c", _WRITE, "sh", f"{host.node.root}/agent/desired.json"), stdin=wanted)
-        self._told[node_id] = (wanted, self.world.clock.now())
-        if done.exit_code != 0:
-            raise NodeError(f"{node_id}: cannot write desired.json: {done.stderr.decode(errors='replace').strip()}")
+    def tell(self, node_ids: tuple[str, ...], state: JobState) -> None:
+        """Write what is wanted of the nodes to their agents; see `Teller.tell`."""
+        self.teller.tell({node_id: (self._nodes[node_id], self._desired(node_id, state)) for node_id in node_ids})
 
     def code_on(self, node_id: str) -> str | None:
         """Return where the node's copy of the code lies, None while it is not prepared."""

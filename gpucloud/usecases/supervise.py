@@ -30,6 +30,7 @@ from gpucloud.usecases.observe import Observer
 from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.rent import Renter
 from gpucloud.usecases.storeclock import StoreClock
+from gpucloud.usecases.telling import Teller
 from gpucloud.usecases.usage import UsageMeter
 from gpucloud.usecases.witnesses import Witnesses
 from gpucloud.usecases.world import Watcher, World
@@ -119,13 +120,15 @@ def supervisor(
     readers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="read")
     makers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="prepare")
     syncs = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sync")
+    tellers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="tell")
     cashier = Cashier(world.jobs, world.market, world.terms)
     told = Discreet(watcher, words_of(world.secrets.values()))
     logs = LogReader(world.jobs, told.output, told.hidden)
     history = HistoryKeeper(world.jobs, world.clock)
     data = JobData(job=world.job, jobs=world.jobs, sets=world.data_sets, story=told.story)
     records = NodeRecords(world=world)
-    preparer = Preparer(world=world, watcher=told, pool=makers, syncs=syncs, data=data, records=records)
+    teller = Teller(world=world, pool=tellers)
+    preparer = Preparer(world=world, watcher=told, pool=makers, syncs=syncs, data=data, records=records, teller=teller)
     inspector = Inspector(world=world, preparer=preparer, pool=makers)
     observer = Observer(
         world=world,
@@ -164,5 +167,5 @@ def supervisor(
             )
     finally:
         world.shell.close()
-        for pool in (readers, makers, syncs):
+        for pool in (readers, makers, syncs, tellers):
             pool.shutdown(wait=False, cancel_futures=True)

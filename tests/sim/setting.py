@@ -97,10 +97,23 @@ def storm(dice: random.Random) -> Setting:
 
 def too_much_work(dice: random.Random) -> Setting:
     """Return a run whose work does not fit into its budget, with what interrupts a run of hours."""
+    return _too_much_work(dice, lasting_h=dice.uniform(4, 10))
+
+
+def too_much_for_an_hour(dice: random.Random) -> Setting:
+    """Return the same with a budget of an hour at most, and all that interrupts it so much more often."""
+    return _too_much_work(dice, lasting_h=dice.uniform(0.25, 1))
+
+
+def _too_much_work(dice: random.Random, *, lasting_h: float) -> Setting:
     nodes = dice.choice((1, 2, 4, 8))
+
+    def rate(often_s: float) -> float:
+        return 7 / lasting_h / dice.uniform(often_s, 10 * often_s)
+
     return Setting(
         nodes=nodes,
-        budget_usd=hours(dice.uniform(4, 10), nodes),
+        budget_usd=hours(lasting_h, nodes),
         script=Script(steps=10**6, step_s=dice.uniform(20, 60), start_s=30, every=20, save_s=dice.uniform(1, 25)),
         rules=Rules(limits=Limits(silent=timedelta(seconds=95), settle=timedelta(seconds=40))),
         period_s=30.0,
@@ -109,11 +122,11 @@ def too_much_work(dice: random.Random) -> Setting:
         lease_s=300.0,
         at_cap=dice.random() < 0.5,
         storm_s=24 * 3600.0,
-        notices=1 / dice.uniform(3000, 30000),
-        deaths=1 / dice.uniform(5000, 50000),
-        offline=1 / dice.uniform(5000, 50000),
-        kills=1 / dice.uniform(3000, 30000),
-        pauses=1 / dice.uniform(5000, 50000),
+        notices=rate(3000),
+        deaths=rate(5000),
+        offline=rate(5000),
+        kills=rate(3000),
+        pauses=rate(5000),
         skew_s=dice.choice((0.0, 3600.0)),
         bound_s=40 * 3600.0,
     )

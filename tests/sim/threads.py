@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from gpucloud.usecases import lease, observe, prepare, supervise
+from gpucloud.usecases import lease, observe, prepare, supervise, telling
 from tests.sim.loom import Killed, Loom, Process
 
 
@@ -33,6 +33,7 @@ def simulated(
             (lease, "uuid", SimpleNamespace(uuid4=lambda: uuid.UUID(int=dice.getrandbits(128), version=4))),
             (supervise, "ThreadPoolExecutor", lambda **_: Executor(loom)),
             (observe, "wait", lambda futures, timeout: wait(loom, futures, timeout)),
+            (telling, "wait", lambda futures, timeout: wait(loom, futures, timeout)),
             (prepare, "bootstrap", bootstrap),
         ):
             stack.enter_context(mock.patch.object(module, name, stand_in))

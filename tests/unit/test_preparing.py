@@ -30,7 +30,7 @@ def preparer(error):
         raise error
 
     world = SimpleNamespace(shell=SimpleNamespace(host=host))
-    return Preparer(world=world, watcher=None, pool=AtOnce(), syncs=AtOnce(), data=None, records=None)
+    return Preparer(world=world, watcher=None, pool=AtOnce(), syncs=AtOnce(), data=None, records=None, teller=None)
 
 
 def failed(error, *nodes):

@@ -1,0 +1,74 @@
+"""Writing to agents what is wanted of them, beside the supervisor's passes: a node that is gone holds nobody up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+
+from gpucloud.domain.errors import HostUnreachable, NodeError
+from gpucloud.domain.node import Node
+from gpucloud.usecases.world import World
+
+_ACKNOWLEDGED_IN = timedelta(seconds=0.5)
+_WAITED_FOR_S = 0.5
+_LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
+_WRITE = 'umask 077; cat >"$1.new" && mv -f "$1.new" "$1"'
+
+
+@dataclass(slots=True)
+class Teller:
+    """Writes orders to the nodes' agents, to one node one after the other: an older one never overtakes a newer one."""
+
+    world: World
+    pool: ThreadPoolExecutor
+    _under_way: dict[str, Future[None]] = field(default_factory=dict)
+    _told: dict[str, tuple[bytes, datetime]] = field(default_factory=dict)
+
+    @property
+    def busy(self) -> bool:
+        """Whether an order is being written."""
+        return any(not work.done() for work in self._under_way.values())
+
+    def is_on_its_way(self, node_id: str, order: bytes) -> bool:
+        """Whether the order was written just now, or has to wait for another one that is still being written.
+
+        Raises NodeError when the node refused the last one.
+        """
+        if node_id in self._under_way:
+            if not self._under_way[node_id].done():
+                return True
+            self._end(node_id)
+        told, at = self._told.get(node_id, (b"", _LONG_AGO))
+        return told == order and self.world.clock.now() - at < _ACKNOWLEDGED_IN
+
+    def tell(self, orders: Mapping[str, tuple[Node, bytes]]) -> None:
+        """Write the orders, by node, waiting half a second at most; whom it takes longer is told meanwhile.
+
+        One that cannot be reached is passed over: its silence shows, or it is told again. Raises NodeError when a node
+        refuses its order.
+        """
+        for node_id, (node, order) in orders.items():
+            if not self.is_on_its_way(node_id, order):
+                self._under_way[node_id] = self.pool.submit(self._write, node, order)
+        wait([self._under_way[node_id] for node_id in orders if node_id in self._under_way], timeout=_WAITED_FOR_S)
+        for node_id in orders:
+            if node_id in self._under_way and self._under_way[node_id].done():
+                self._end(node_id)
+
+    def forget(self, node_id: str) -> None:
+        """Take nothing for told any more: the agent is another one."""
+        self._told.pop(node_id, None)
+
+    def _end(self, node_id: str) -> None:
+        error = self._under_way.pop(node_id).exception()
+        if error is not None and not isinstance(error, HostUnreachable):
+            raise error
+
+    def _write(self, node: Node, order: bytes) -> None:
+        host = self.world.shell.host(node)
+        done = host.run(("sh", "-c", _WRITE, "sh", f"{node.root}/agent/desired.json"), stdin=order)
+        if done.exit_code != 0:
+            raise NodeError(f"{node.id}: cannot write desired.json: {done.stderr.decode(errors='replace').strip()}")
+        self._told[node.id] = (order, self.world.clock.now())
