@@ -10,7 +10,7 @@ from tests.sim import setting
 from tests.sim.many import each
 from tests.sim.runs import tell, verdict
 
-_RUNS = {Form.SHORT: 12, Form.LONG: 400}
+_RUNS = {Form.SHORT: 12, Form.LONG: 600}
 
 
 def run(form: Form) -> Iterator[Figure]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from gpucloud.agent.decide import Saving
 from gpucloud.domain.agentstatus import AttemptStatus, Outcome, Progress, RunState
 from gpucloud.domain.errors import GpucloudError
 from gpucloud.domain.manifest import Commit, Manifest
@@ -48,8 +49,9 @@ class Part:
         """Whether its processes are there and get the processor."""
         return self.outcome is None and self.machine.alive and not self.machine.frozen
 
-    def saving(self) -> None:
-        """Nothing is measured: the agent goes by what it knows without."""
+    def saving(self) -> Saving | None:
+        """Return what a save takes, once there was one."""
+        return self._gang.saving()
 
     def ask_to_stop(self, reason: str, at: datetime) -> None:
         self.asked = True
@@ -126,6 +128,11 @@ class Gang:
             return
         for part in self.parts:
             self._loom.after(self._dice.uniform(0.2, 30), lambda part=part: self._fail(part))
+
+    def saving(self) -> Saving | None:
+        if self.committed_step is None:
+            return None
+        return Saving(save=timedelta(seconds=self._script.save_s), step=timedelta(seconds=self._script.step_s))
 
     def progress(self) -> Progress | None:
         if self.restored is None:

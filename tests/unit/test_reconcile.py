@@ -703,6 +703,12 @@ def test_a_script_that_failed_on_an_ill_node_is_not_the_users_error():
     )
 
 
+def test_a_script_that_failed_beside_ranks_that_their_own_agent_killed_is_not_the_users_error():
+    failed = (up("a", part(1, Outcome.KILLED)), up("b", part(1, Outcome.FAILED)))
+    world = running(*failed, failed_for=timedelta(seconds=9))
+    assert decide(GOAL, world, RULES) == CloseAttempt(reason=ExitReason.LOST)
+
+
 def test_a_bad_node_that_was_to_come_next_is_replaced_while_the_attempt_goes_on():
     known = state(attempts=(opened("a", "b"),), quarantined=(bad("c"),))
     world = seen(up("a", part(1)), up("b", part(1)), up("c"), state=known)

@@ -118,8 +118,10 @@ def _reason(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, 
         return attempt.condemned
     if taken is not None:
         return taken
-    if Outcome.FAILED in outcomes:  # a script also fails because its GPU did
-        return ExitReason.LOST if _ill_members(attempt, seen) else ExitReason.USER_ERROR
+    if Outcome.FAILED in outcomes:
+        # A script also fails because its GPU did, or a peer, killed by its own agent: at the wall, or found alone.
+        excused = _ill_members(attempt, seen) or Outcome.KILLED in outcomes
+        return ExitReason.LOST if excused else ExitReason.USER_ERROR
     if outcomes == {Outcome.LEFT}:
         return ExitReason.INTERRUPTED if worth_a_start(seen, wall) else ExitReason.BUDGET
     return ExitReason.LOST
