@@ -12,7 +12,7 @@ from gpucloud.domain.node import Node
 from gpucloud.usecases.world import World
 
 _ACKNOWLEDGED_IN = timedelta(seconds=0.5)
-_WAITED_FOR_S = 0.5
+_WAITED_FOR_S = 0.1
 _LONG_AGO = datetime.min.replace(tzinfo=timezone.utc)
 _WRITE = 'umask 077; cat >"$1.new" && mv -f "$1.new" "$1"'
 
@@ -44,7 +44,7 @@ class Teller:
         return told == order and self.world.clock.now() - at < _ACKNOWLEDGED_IN
 
     def tell(self, orders: Mapping[str, tuple[Node, bytes]]) -> None:
-        """Write the orders, by node, waiting half a second at most; whom it takes longer is told meanwhile.
+        """Write the orders, by node, waiting 0.1 s at most; whom it takes longer is told meanwhile.
 
         One that cannot be reached is passed over: its silence shows, or it is told again. Raises NodeError when a node
         refuses its order.
