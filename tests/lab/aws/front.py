@@ -101,7 +101,10 @@ def _body(environ: dict[str, Any]) -> bytes:
         environ["CONTENT_LENGTH"] = str(len(body))
         environ.pop("HTTP_TRANSFER_ENCODING", None)
     else:
-        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+        body = environ["wsgi.input"].read(length)
+        if len(body) < length:  # as AWS: a request that its sender did not finish is none
+            raise ConnectionAbortedError(f"{len(body)} of {length} bytes came")
     environ["wsgi.input"] = io.BytesIO(body)
     return bytes(body)
 
