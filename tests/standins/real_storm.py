@@ -22,7 +22,7 @@ from gpucloud.store import open_store
 from gpucloud.store.commits import listed
 from tests.commandline import CommandLine, command_line, until, weights
 
-STEPS = 120
+STEPS = 150
 _GROUP = "gpucloud-small"
 _LIMIT_S = 180.0
 _LEAVING = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -55,7 +55,7 @@ class Storm:
     def rage(self, expected: str) -> None:
         """Let everything befall the job that its seed draws, then see how it ended."""
         drawn = self._chance.sample(_EVENTS, self._chance.randint(2, 4))
-        moments = sorted(self._chance.sample(range(2, STEPS - 40), len(drawn)))
+        moments = sorted(self._chance.sample(range(2, STEPS // 2), len(drawn)))
         try:
             for (name, event), step in zip(drawn, moments, strict=True):
                 until(lambda step=step: self._over() or self._step() >= step, f"step {step}", _LIMIT_S)
@@ -146,7 +146,7 @@ class Storm:
 
 
 def _job(line: CommandLine) -> str:
-    return line.job(steps=STEPS, step_s=0.05)
+    return line.job(steps=STEPS, step_s=0.1)
 
 
 _EVENTS: tuple[tuple[str, Callable[[Storm], None]], ...] = (

@@ -42,9 +42,11 @@ class Front:
         self._writing = threading.Lock()
         self.calls: list[Call] = []
         self.delays: dict[str, float] = {}
+        self.hears: Callable[[dict[str, Any], bytes], None] = lambda environ, body: None
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         body = _body(environ)
+        self.hears(environ, body)
         call = calls.read(environ, body)
         time.sleep(self.delays.get(call.action, self.delays.get("*", 0.0)))
         fault = self._rules.of(call, body)
