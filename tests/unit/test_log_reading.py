@@ -124,6 +124,17 @@ def test_the_oldest_output_gives_its_blocks_back_only_after_that_was_said(tmp_pa
         assert file.read() == b"a" * MIB + b"b"
 
 
+def test_what_an_attempt_said_in_its_last_seconds_to_be_gone_goes_after_its_end(tmp_path):
+    log = tmp_path / "rank-0.log"
+    log.write_bytes(b"a" * (4 * MIB))
+    room = OutputRoom(tmp_path, kept_bytes=MIB, step_bytes=MIB)
+    room.look(((0, 4 * MIB),), now_s=100.0)
+    room.settle(now_s=104.9)
+    assert log.stat().st_blocks * 512 == 4 * MIB
+    room.settle(now_s=105.0)
+    assert (log.stat().st_size, log.stat().st_blocks * 512) == (4 * MIB, MIB)
+
+
 def test_ranks_share_the_room_and_little_output_is_left_alone(tmp_path):
     room = OutputRoom(tmp_path, kept_bytes=4 * MIB, step_bytes=MIB)
     assert room.look(((0, 2 * MIB), (1, 3 * MIB)), now_s=0.0) == ((1, MIB),)
