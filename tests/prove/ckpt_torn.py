@@ -123,7 +123,7 @@ def run(form: Form) -> Iterator[Figure]:
             talk.take(_talks(folder / "s3", url, form))
     yield Figure(name="ckpt-torn", value=disk.wrong + talk.wrong, limit=0)
     yield Figure(name="ckpt-torn.cases", value=disk.cases, limit=40 if short else 400, least=True)
-    yield Figure(name="ckpt-torn.s3-cases", value=talk.cases, limit=4 if short else 100, least=True)
+    yield Figure(name="ckpt-torn.s3-cases", value=talk.cases, limit=4 if short else 80, least=True)
     yield Figure(name="ckpt-torn.not-reached", value=disk.missed + talk.missed, limit=0 if short else 40)
 
 
