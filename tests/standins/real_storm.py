@@ -5,7 +5,6 @@ Machines are noticed, taken and frozen, the command is killed and told to leave,
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -93,12 +92,20 @@ class Storm:
         self.kill()
 
     def leave(self, number: signal.Signals) -> None:
-        """The command ends by a signal; after a while it is given again."""
-        os.kill(self._train.pid, number)
+        """The command ends by a signal; after a while it is given again, unless the job has ended."""
+        if number != signal.SIGKILL:  # a command that only just begins has no handlers yet
+            until(lambda: self._over() or self._supervises(), f"it supervises before {number.name}", _LIMIT_S)
+        self._train.send_signal(number)
         code = self._train.wait(timeout=_LIMIT_S)
         self._check(code in (_LEAVING[number], 0), f"{number.name}: the command ended with {code}: {self._said()}")
         time.sleep(self._chance.uniform(0.0, 4.0))
-        self._train = self._start()
+        ended = bool((self._line.state() or {}).get("exit_reason"))
+        if code != 0:  # by its name, a job that has ended is not begun again
+            self._train = self._line.start("train", "small", "--json") if ended else self._start()
+
+    def _supervises(self) -> bool:
+        owner = (self._line.state() or {}).get("owner") or {}
+        return owner.get("pid") == self._train.pid
 
     def _start(self) -> subprocess.Popen[str]:
         return self._line.start("train", _job(self._line), "--json")
