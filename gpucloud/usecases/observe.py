@@ -191,13 +191,16 @@ class Observer:
             self.preparer.forget(node.id)  # the node answers, and its agent is dead: prepare it again
             memory.beat_at = None
             readiness = Readiness.NO
+        heard = self.preparer.has_heard(node, memory.status, state)
+        told = heard or self.preparer.is_being_told(node, state)
         return NodeSeen(
             node=node,
             readiness=readiness,
             error=self.preparer.error(node.id),
             status=memory.status,
             silent_for=silence if silence > timedelta(seconds=_ANSWER_S / 2) else timedelta(0),
-            told=self.preparer.is_told(node, memory.status, state),
+            told=told,
+            heard=heard,
             refused=self.preparer.refused(node.id),
         )
 

@@ -120,14 +120,16 @@ class Preparer:
         """Whether the node could not be prepared because it did not answer."""
         return isinstance(self._error(node_id), HostUnreachable)
 
-    def is_told(self, node: Node, status: Status | None, state: JobState) -> bool:
-        """Whether the node's agent has read what is wanted of it."""
+    def has_heard(self, node: Node, status: Status | None, state: JobState) -> bool:
+        """Whether the node's agent says that it has read what is wanted of it."""
         if status is None or self.readiness(node.id) is not Readiness.READY:
             return False
-        wanted = self._desired(node.id, state)
-        if self.teller.is_on_its_way(node.id, wanted):
-            return True  # the agent reads many times a second
-        return status.desired_sha256 == hashlib.sha256(wanted).hexdigest()
+        return status.desired_sha256 == hashlib.sha256(self._desired(node.id, state)).hexdigest()
+
+    def is_being_told(self, node: Node, state: JobState) -> bool:
+        """Whether what is wanted is on its way to the node's agent, which reads many times a second."""
+        ready = self.readiness(node.id) is Readiness.READY
+        return ready and self.teller.is_on_its_way(node.id, self._desired(node.id, state))
 
     def tell(self, node_ids: tuple[str, ...], state: JobState) -> None:
         """Write what is wanted of the nodes to their agents; see `Teller.tell`."""

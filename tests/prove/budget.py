@@ -12,7 +12,7 @@ from tests.sim.runs import tell, verdict
 from tests.sim.world import Verdict
 
 _RUNS = {Form.SHORT: 10, Form.LONG: 10_000}
-_HOURS = 10  # one run in ten is of hours
+_HOURS = 50  # one run in so many is of hours
 
 
 def run(form: Form) -> Iterator[Figure]:

@@ -709,6 +709,26 @@ def test_a_script_that_failed_beside_ranks_that_their_own_agent_killed_is_not_th
     assert decide(GOAL, world, RULES) == CloseAttempt(reason=ExitReason.LOST)
 
 
+def test_a_member_that_heard_of_the_end_before_it_began_never_begins():
+    lost = opened("a", "b", condemned=ExitReason.LOST, ordered=Stop.KILL)
+    known = (interruption("b", InterruptionKind.LOST),)
+    heard = running(replace(up("a"), heard=True), gone("b"), attempt=lost, interruptions=known)
+    not_yet = running(up("a"), gone("b"), attempt=lost, interruptions=known)
+
+    assert decide(GOAL, heard, RULES) == CloseAttempt(reason=ExitReason.LOST)
+    assert isinstance(decide(GOAL, not_yet, RULES), Wait)
+
+
+def test_money_that_is_kept_for_machines_that_leave_is_waited_for():
+    leaves = seen(up("a", notice=True), up("b"), payable_until=None, payable_with_another=None)
+    stays = seen(up("a"), up("b"), payable_until=None, payable_with_another=None)
+    late = replace(leaves, now=NOW + timedelta(minutes=3, seconds=1))
+
+    assert decide(GOAL, leaves, RULES) == Wait(why="machines that leave")
+    assert decide(GOAL, stays, RULES) == Finish(reason=ExitReason.BUDGET)
+    assert decide(GOAL, late, RULES) == Finish(reason=ExitReason.BUDGET)
+
+
 def test_a_bad_node_that_was_to_come_next_is_replaced_while_the_attempt_goes_on():
     known = state(attempts=(opened("a", "b"),), quarantined=(bad("c"),))
     world = seen(up("a", part(1)), up("b", part(1)), up("c"), state=known)

@@ -21,7 +21,7 @@ from gpucloud.domain.supervision.action import (
 )
 from gpucloud.domain.supervision.belief import is_out_of_reach
 from gpucloud.domain.supervision.capacity import is_cooling, other_pool, refused_lately
-from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_gone, is_usable
+from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_gone, is_usable, some_leave
 from gpucloud.domain.supervision.quarantine import give_up_pool, note_bad, stop_buying, to_replace
 from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Readiness, Rules, Seen, Until
 from gpucloud.domain.supervision.storm import pause_line, pause_until, saved_steps
@@ -33,8 +33,11 @@ TIME_IS_OVER = "unattended time is over; `gpucloud train {job}` goes on"
 
 def between(goal: Goal, seen: Seen, rules: Rules) -> Action:
     """Return the next thing to do when no attempt is open."""
+    ends = _finish(goal, seen, rules.limits)
+    if ends is None and seen.payable_until is None:
+        return note_bad(seen) or tell(seen) or Wait(why="machines that leave")
     return (
-        _finish(goal, seen, rules.limits)
+        ends
         or note_bad(seen)
         or _capacity(goal, seen, rules)
         or prepare(seen)
@@ -59,7 +62,7 @@ def _finish(goal: Goal, seen: Seen, limits: Limits) -> Finish | None:
     count = fruitless(seen.state.attempts[seen.state.reopened_after :])
     if count >= limits.fruitless_attempts:
         return Finish(reason=ExitReason.LOST, message=f"{count} attempts in a row made no new step")
-    if seen.payable_until is None:
+    if seen.payable_until is None and not some_leave(seen):
         return Finish(reason=ExitReason.BUDGET)
     return stop_buying(seen, limits) or _give_up(goal, seen, limits)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from gpucloud.domain.agentstatus import AttemptStatus, Progress, RunState
+from gpucloud.domain.agentstatus import AttemptStatus, Progress, RunState, Stop
 from gpucloud.domain.node import NodeState
 from gpucloud.domain.state import Attempt, JobState
 from gpucloud.domain.supervision.seen import Limits, NodeSeen, Seen
 
 NOBODY_ANSWERS = "no machine answers"
+_TAKEN_WITHIN = timedelta(seconds=60)  # after the time that the notice names
 
 
 def part_of(attempt: Attempt, node: NodeSeen | None) -> AttemptStatus | None:
@@ -31,16 +32,24 @@ def progress_of(attempt: Attempt, seen: Seen) -> Progress | None:
 
 
 def is_over(attempt: Attempt, node: NodeSeen | None) -> bool:
-    """Whether the member has nothing running of this attempt."""
-    if is_gone(node):
+    """Whether the member has nothing running of this attempt, and never will."""
+    if node is None or is_gone(node):
         return True
     part = part_of(attempt, node)
-    return part is not None and part.state is RunState.EXITED
+    if part is None:  # an agent that reads of the end first does not begin
+        return attempt.ordered is not Stop.NO and node.heard
+    return part.state is RunState.EXITED
 
 
 def is_gone(node: NodeSeen | None) -> bool:
     """Whether the cloud no longer lists the node as alive."""
     return node is None or node.node.state is NodeState.TERMINATED
+
+
+def some_leave(seen: Seen) -> bool:
+    """Whether machines are about to be taken: what is kept for them is free again in a moment."""
+    noticed = [n.status.notice.at for n in seen.nodes if n.status and n.status.notice and not is_gone(n)]
+    return any(seen.now < at + _TAKEN_WITHIN for at in noticed)
 
 
 def is_usable(node: NodeSeen, limits: Limits) -> bool:

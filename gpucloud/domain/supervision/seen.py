@@ -107,9 +107,9 @@ class Rules:
 class NodeSeen:
     """One node as the cloud lists it and as it answers.
 
-    `silent_for` is zero when it answered at this tick; `told` is whether its agent has read what we want of it;
-    `refused` is why the gate refused it. `word` is what a second witness says of it while it is silent, and
-    `witness` who that is.
+    `silent_for` is zero when it answered at this tick; `told` is whether its agent has read what we want of it, or
+    that is on its way, and `heard` whether it said so; `refused` is why the gate refused it. `word` is what a second
+    witness says of it while it is silent, and `witness` who that is.
     """
 
     node: Node
@@ -118,6 +118,7 @@ class NodeSeen:
     status: Status | None = None
     silent_for: timedelta = timedelta(0)
     told: bool = False
+    heard: bool = False
     refused: str | None = None
     word: Word = Word.NOTHING
     witness: str = ""
