@@ -33,8 +33,8 @@ class SshShell:
     """Opens hosts with the private key in a file, or with the user's own keys.
 
     A node that does not listen yet is tried again for `connect_timeout_s`; one that was connected before for 3 s at
-    most, and not at all when nobody listens there any more. `python` is the interpreter that nodes run for a code sync; `cache` a folder that keeps hashes of local files
-    between runs.
+    most, and not at all when nobody listens there any more. `python` is the interpreter that nodes run for a code
+    sync; `cache` a folder that keeps hashes of local files between runs.
     """
 
     def __init__(
