@@ -97,6 +97,7 @@ def _round(size: int, folder: Path, others: dict[str, str], environment: dict[st
             sys.stderr.write(f"transport: {name} failed: {done.stderr[-500:]}\n")
             continue
         found[name] = json.loads(done.stdout)
+        sys.stderr.write(f"transport: {name} {done.stdout}")
     return found
 
 
