@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from datetime import timedelta
 
@@ -46,7 +47,7 @@ class Ranks:
         if self.rank == 0:
             values = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         dist.broadcast(values, src=0, group=self._group)
-        return bytes(values.tolist())
+        return _bytes(values)
 
     def gathered(self, data: bytes) -> tuple[bytes, ...]:
         """Return every rank's bytes, in the order of ranks."""
@@ -56,7 +57,7 @@ class Ranks:
         padded = torch.frombuffer(bytearray(len(data).to_bytes(8, "big") + data).ljust(size, b"\0"), dtype=torch.uint8)
         parts = [torch.empty(size, dtype=torch.uint8) for _ in range(self.world)]
         dist.all_gather(parts, padded, group=self._group)
-        return tuple(_unpadded(bytes(part.tolist())) for part in parts)
+        return tuple(_unpadded(_bytes(part)) for part in parts)
 
     def close(self) -> None:
         """Give the side group back; every rank must have come here."""
@@ -64,6 +65,10 @@ class Ranks:
             self.highest(0)
             dist.destroy_process_group(self._group)
             self._group = None
+
+
+def _bytes(values: torch.Tensor) -> bytes:
+    return ctypes.string_at(values.data_ptr(), values.numel())
 
 
 def _unpadded(data: bytes) -> bytes:

@@ -44,7 +44,7 @@ class Checkpoints:
         self._store = store
         self._prefix = prefix
         self._keep = keep
-        self._base: Commit | None = None
+        self.base: Commit | None = None
         self.generation = 0
 
     def candidates(self, damaged: Callable[[Commit], None] = lambda _: None) -> Iterator[Manifest]:
@@ -73,7 +73,7 @@ class Checkpoints:
 
         Then the number comes from the clock instead, and two writers at once are no longer told apart for certain.
         """
-        self._base = base
+        self.base = base
         owner = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(8)}"
         record = generation_bytes(base=base, owner=owner)
         known = generations(listed(self._store, self._prefix))
@@ -88,6 +88,10 @@ class Checkpoints:
         self._store.put(self._key(generation_key(self.generation)), record)
         return False
 
+    def go_on(self, generation: int, *, base: Commit | None) -> None:
+        """Write for a generation that `begin` has allocated elsewhere."""
+        self.generation, self.base = generation, base
+
     def upload(self, commit: Commit, name: str, data: memoryview) -> Piece:
         """Write one object of a checkpoint, durably."""
         key = data_key(commit, name)
@@ -96,18 +100,24 @@ class Checkpoints:
         return Piece(key=key, size=len(data), sha256=digest)
 
     def commit(self, manifest: Manifest) -> None:
-        """Make the checkpoint count. Raises Fenced when a newer generation exists or this step is committed."""
+        """Make the checkpoint count. Raises Fenced when a newer generation exists.
+
+        The same manifest may be committed again: the answer to the first time may have been lost.
+        """
         newest = generations(listed(self._store, self._prefix))[:1]
         if newest and newest[0] > self.generation:
             raise self._fenced(newest[0])
-        if not self._put_absent(commit_key(manifest.commit), manifest_bytes(manifest)):
-            raise self._fenced(self.generation)
+        key, data = commit_key(manifest.commit), manifest_bytes(manifest)
+        if not self._put_absent(key, data):
+            there = self._store.get(self._key(key))
+            if there is None or there.data != data:
+                raise self._fenced(self.generation)
 
     def collect(self) -> None:
         """Delete what is no longer needed, and what was never committed; nothing once a newer generation exists."""
         keys = self._store.list(self._key(""))
         names = (key[len(self._key("")) :] for key in keys)
-        for name in collectable(names, generation=self.generation, base=self._base, keep=self._keep):
+        for name in collectable(names, generation=self.generation, base=self.base, keep=self._keep):
             self._store.delete(self._key(name))
 
     def _base_of(self, generation: int) -> Commit | None:
