@@ -39,7 +39,7 @@ class Arena:
         self._warming = threading.Thread(target=self._warm, args=(self._bytes,), daemon=True)
         self._warming.start()
 
-    def bytes(self, begin: int, end: int) -> torch.Tensor:
+    def tensor(self, begin: int, end: int) -> torch.Tensor:
         """Return these bytes as a tensor (uint8) that shares them."""
         return self._bytes[begin:end]
 

@@ -51,7 +51,7 @@ class _Beside:
     """Copies from one GPU, on a stream of its own."""
 
     def __init__(self, optimizers: tuple[Any, ...]) -> None:
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._done: torch.cuda.Event | None = None
         self._versions: list[tuple[torch.Tensor, int]] = []
         self._torn = False
@@ -71,10 +71,10 @@ class _Beside:
         if self._waits:
             current.wait_event(self._done)
         else:
-            self._versions = [(tensor, tensor._version) for _, tensor in shared]
+            self._versions = [(tensor, tensor._version) for _, tensor in shared]  # noqa: SLF001  public in C++ alone
 
     def under_way(self) -> bool:
-        return self._done is not None and not self._done.query()
+        return self._done is not None and not self._done.query()  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         if self._done is not None:
@@ -92,7 +92,7 @@ class _Beside:
 
     def _compare(self) -> None:
         """Look at the versions that tensors count of themselves; from the optimizer's step on, changes are allowed."""
-        self._torn = self._torn or any(tensor._version != version for tensor, version in self._versions)
+        self._torn = self._torn or any(tensor._version != version for tensor, version in self._versions)  # noqa: SLF001
         self._versions = []
 
 

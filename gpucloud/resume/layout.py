@@ -78,9 +78,7 @@ def placed(tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -> tuple
 
 def entries_of(places: Iterable[Place]) -> str:
     """Return the places as a header's JSON has them, without the braces around: the same for every save."""
-    entries = {
-        p.name: {"dtype": _NAMES[p.dtype], "shape": p.shape, "data_offsets": (p.begin, p.end)} for p in places
-    }
+    entries = {p.name: {"dtype": _NAMES[p.dtype], "shape": p.shape, "data_offsets": (p.begin, p.end)} for p in places}
     return json.dumps(entries, separators=(",", ":"))[1:-1]
 
 
@@ -91,13 +89,13 @@ def header_bytes(entries: str, metadata: dict[str, str], room: int = 0) -> bytes
     return struct.pack("<Q", length) + text.ljust(length)
 
 
-def read_header(data: memoryview) -> Header:
-    """Return the header of a whole object; ValueError when the layout is broken."""
+def read_header(data: memoryview, size: int | None = None) -> Header:
+    """Return the header of an object that begins so, and has that size; ValueError when the layout is broken."""
     try:
         (length,) = struct.unpack_from("<Q", data)
         header = json.loads(bytes(data[8 : 8 + length]))
         metadata = header.pop("__metadata__", {})
-        room = len(data) - 8 - length
+        room = (len(data) if size is None else size) - 8 - length
         places = tuple(_place(name, entry, room) for name, entry in header.items())
         return Header(start=8 + length, places=places, metadata=dict(metadata))
     except (struct.error, KeyError, TypeError, AttributeError, RecursionError) as error:

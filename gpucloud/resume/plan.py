@@ -22,7 +22,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 class Plan:
     """One object: a header with room to grow, then the tensors, each at a place that its type allows."""
 
-    def __init__(self, tensors: Tensors, arena: Arena) -> None:
+    def __init__(self, tensors: Tensors, arena: Arena, *, header: int) -> None:
         self._arena = arena
         self._signature = _signature(tensors)
         # The widest types first: so every tensor is aligned although there are no holes between them.
@@ -31,7 +31,7 @@ class Plan:
         self._entries = entries_of(self._places)
         self._tensors_size = self._places[-1].end if self._places else 0
         self._room = 0
-        self.grow(len(self._entries))
+        self.grow(len(self._entries) + header)
 
     @property
     def size(self) -> int:
@@ -46,7 +46,7 @@ class Plan:
         """Have room for a header of that size and half as much again."""
         self._room = -(-max(_LEAST_HEADER, 3 * header // 2) // 4096) * 4096
         self._arena.hold(self.size)
-        memory = self._arena.bytes(0, self.size)
+        memory = self._arena.tensor(0, self.size)
         self._into = {place.name: tensor_at(memory, self._room, place) for place in self._places}
 
     def head(self, metadata: dict[str, str]) -> None:

@@ -15,10 +15,14 @@ _TIMEOUT = timedelta(minutes=30)  # rank 0 may evaluate for a while before it co
 
 
 class Ranks:
-    """This process among `world`. Every method with a result is called by all ranks, in the same order."""
+    """This process among `world`. Every method with a result is called by all ranks, in the same order.
+
+    `device` is this rank's GPU where the training group talks between GPUs, else the CPU.
+    """
 
     def __init__(self) -> None:
         self.rank, self.world = 0, 1
+        self.device = torch.device("cpu")
         self._group: dist.ProcessGroup | None = None
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
@@ -28,6 +32,8 @@ class Ranks:
                 hint="call torch.distributed.init_process_group() before gpucloud.resume.init()",
             )
         if self.world > 1:
+            if "nccl" in str(dist.get_backend_config()):
+                self.device = torch.device("cuda", torch.cuda.current_device())
             self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
 
     def highest(self, *numbers: int) -> tuple[int, ...]:

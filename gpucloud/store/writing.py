@@ -3,9 +3,13 @@
 `python -m gpucloud.store.writing URL PREFIX KEEP DESCRIPTOR` reads one command a line from standard input, and answers
 in lines on standard output. The bytes to write lie in the memory behind the descriptor, which it shares with the rank.
 
-    {"save": {"commit": [7, 1200], "name": "rank-…", "size": 4096}}   → {"saved": [key, size, [crc32, …]], "seconds": 0.2}
-    {"commit": {"manifest": "…", "base": [6, 900]}}                   → {"committed": true, "seconds": 0.01}
-    either                                        → {"failed": "…"} when the store refuses, {"fenced": "…"} when replaced
+    {"save": {"commit": [7, 1200], "name": "rank-…", "size": 4096}}
+    {"commit": {"manifest": "…", "base": [6, 900]}}
+
+    {"saved": [key, size, [crc32, …]], "seconds": 0.2}
+    {"committed": true, "seconds": 0.01}
+    {"failed": "…"}         the store refuses either
+    {"fenced": "…"}         another attempt has taken over
 
 A save that carries `"alone": {"level": …, "base": …}` is that of the only rank: it is committed at once, and both
 answers follow. After a commit it deletes what is no longer needed; what goes wrong with that is `{"note": "…"}`.
@@ -109,16 +113,16 @@ def _commands() -> Iterator[Command]:
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def read() -> None:
-        for line in sys.stdin.buffer:
-            lines.put(line)
-        if not ended.is_set():
-            os._exit(0)
+        heard = b""
+        while data := os.read(0, 65536):
+            *whole, heard = (heard + data).split(b"\n")
+            for line in whole:
+                lines.put(line)
+        os._exit(0)
 
-    ended = threading.Event()
     threading.Thread(target=read, daemon=True).start()
     while "end" not in (command := json.loads(lines.get())):
         yield command
-    ended.set()
 
 
 def described(manifest: Manifest) -> str:
