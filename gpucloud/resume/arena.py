@@ -7,6 +7,7 @@ import mmap
 import os
 import tempfile
 import threading
+import weakref
 
 import torch
 
@@ -23,6 +24,7 @@ class Arena:
 
     def __init__(self, gpu: int | None = None) -> None:
         self.descriptor = _segment()
+        weakref.finalize(self, os.close, self.descriptor)
         self.size = 0
         self._gpu = gpu
         self._bytes = torch.empty(0, dtype=torch.uint8)

@@ -1,0 +1,24 @@
+"""Code that runs first in the writer processes of ranks started from now on, by way of Python's `sitecustomize`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def place(folder: Path, code: str) -> str:
+    """Write the code to the folder, and return the PYTHONPATH by which new Python processes run it.
+
+    It is run in every process started with that path: `WRITER` in it says whether this one is a writer.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    is_writer = "import sys\nWRITER = 'gpucloud.store.writing' in sys.orig_argv\n"
+    (folder / "sitecustomize.py").write_text(f"{is_writer}if WRITER:\n{_indented(code)}")
+    rest = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return os.pathsep.join(dict.fromkeys([str(folder), *rest, str(ROOT)]))
+
+
+def _indented(code: str) -> str:
+    return "".join(f"    {line}\n" for line in code.strip().splitlines())
