@@ -29,6 +29,7 @@ from gpucloud.agent.decide import (
 )
 from gpucloud.agent.levels import Inbox, Outbox
 from gpucloud.agent.metrics.station import Station
+from gpucloud.agent.outputroom import OutputRoom
 from gpucloud.agent.running import CANNOT_RUN, RunningAttempt, end_beside, sweep
 from gpucloud.domain.agentstatus import AttemptStatus, Launch, Outcome, RunState, Status
 from gpucloud.domain.node import Notice
@@ -65,6 +66,7 @@ class Agent:
         self._powered_off = False
         self._saved_early: tuple[datetime, int] | None = None
         self._running: RunningAttempt | None = None
+        self._room: OutputRoom | None = None  # of the attempt that ended last
         self._newest = newest(self._attempts)
         self._attempt = self._recover()
 
@@ -173,10 +175,12 @@ class Agent:
 
     def _advance(self) -> None:
         if self._running is None:
+            if self._room is not None:
+                self._room.settle(now_s=time.monotonic())
             return
         self._attempt = self._running.advance(self._station.spared)
         if self._attempt.state is RunState.EXITED:
-            folder, self._running = self._running.folder, None
+            folder, self._room, self._running = self._running.folder, self._running.room, None
             self._close(folder, self._attempt)
 
     def _close(self, folder: AttemptFolder, status: AttemptStatus) -> AttemptStatus:
