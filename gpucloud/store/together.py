@@ -13,12 +13,12 @@ _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
 
-def all_done(work: Callable[[_Item], _Answer], items: Iterable[_Item]) -> list[_Answer]:
+def all_done(work: Callable[[_Item], _Answer], items: Iterable[_Item], *, threads: int = THREADS) -> list[_Answer]:
     """Return the answers in the items' order; after the first failure nothing new is begun, and that one is raised."""
     given = list(items)
     if len(given) < 2:
         return [work(item) for item in given]
-    with ThreadPoolExecutor(min(THREADS, len(given))) as pool:
+    with ThreadPoolExecutor(min(threads, len(given))) as pool:
         running = [pool.submit(work, item) for item in given]
         try:
             wait(running, return_when=FIRST_EXCEPTION)

@@ -161,15 +161,17 @@ def test_no_increment_by_compare_and_swap_is_lost(store):
         done = 0
         while done < 10:
             seen = store.get("counter")
+            # A nonce, as the contract asks for: two that write the same count could not tell whose it is.
+            count = b"%d %d-%d" % (int(seen.data.split()[0]) + 1, number, done)
             try:
-                store.put("counter", b"%d" % (int(seen.data) + 1), if_version=seen.version)
+                store.put("counter", count, if_version=seen.version)
                 done += 1
             except Conflict:
                 continue
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(increment, range(4)))
-    assert store.get("counter").data == b"40"
+    assert store.get("counter").data.split()[0] == b"40"
 
 
 @pytest.fixture(params=["directory", "s3", "memory", "simulated"])
@@ -329,7 +331,7 @@ def test_every_error_of_the_library_becomes_ours_with_a_hint(s3, monkeypatch, ra
     def fail(*positional, **named):
         raise raised
 
-    for name in ("get_object", "put_object", "delete_object", "get_paginator", "upload_fileobj"):
+    for name in ("get_object", "put_object", "delete_object", "get_paginator", "create_multipart_upload"):
         monkeypatch.setattr(s3._client, name, fail)
     for act in (
         lambda: s3.get("key"),
