@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import bench_aws_traffic, bench_aws_up, bench_gpu, bench_help, bench_main_job, bench_sync
+from tests.bench import bench_aws_traffic, bench_aws_up, bench_gpu, bench_help, bench_main_job, bench_stall, bench_sync
 
 BENCHES = {
     "help": bench_help.main,
     "sync": bench_sync.main,
+    "stall": bench_stall.main,
     "main_job": bench_main_job.main,
     "aws_up": bench_aws_up.main,
     "aws_traffic": bench_aws_traffic.main,
