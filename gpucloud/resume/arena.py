@@ -39,9 +39,7 @@ class Arena:
         self.size = -(-size // _ROUND) * _ROUND
         os.ftruncate(self.descriptor, self.size)
         segment = mmap.mmap(self.descriptor, self.size)
-        with contextlib.suppress(
-            AttributeError, OSError
-        ):  # where the system gives shared memory large pages on request
+        with contextlib.suppress(AttributeError, OSError):  # large pages, where the system has them
             segment.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = torch.frombuffer(segment, dtype=torch.uint8)
         self._warming = threading.Thread(target=self._warm, args=(self._bytes,), daemon=True)

@@ -99,18 +99,22 @@ def find(checkpoints: Checkpoints, ranks: Ranks) -> Restored | None:
             _pass_over(read_manifest(data).commit)
 
 
+def spreads(ranks: Ranks) -> bool:
+    """Whether each rank reads its share of the objects, and gets the rest from the others.
+
+    It does where the ranks' own network is that of their GPUs: the way from a store is tens of times narrower. Over
+    gloo it is the same network, or memory as fast as the store's cache: then each reads all, and waits for none.
+    """
+    return ranks.world > 1 and ranks.device.type == "cuda"
+
+
 def _pass_over(commit: Commit) -> None:
     say(f"the checkpoint of step {commit.step} is damaged: passed over")
 
 
 def _read(checkpoints: Checkpoints, manifest: Manifest, ranks: Ranks, began: float) -> Restored | None:
-    """Return the checkpoint if all ranks could read it.
-
-    Where the ranks' own network is that of their GPUs, each reads its share of the objects and gets the rest from the
-    others: the way from a store is tens of times narrower. Over gloo it is the same network, or memory that is read as
-    fast from the store's cache: then each reads all, and does not wait for others.
-    """
-    spread = ranks.world > 1 and ranks.device.type == "cuda"
+    """Return the checkpoint if all ranks could read it."""
+    spread = spreads(ranks)
     held = None
     with contextlib.suppress(*_UNREADABLE):
         held = hold(checkpoints, manifest, _wanted(manifest, ranks, spread=spread))

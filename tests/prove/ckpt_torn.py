@@ -140,7 +140,7 @@ def _cases(folder: Path, ranks: int, form: Form) -> Iterator[tuple[str, Callable
         for at in range(1, _calls(folder / f"count-{rank}", ranks, rank) + 1):
             ends = form is Form.LONG or at % 8 == 1
             for kind in ("killed", "writer-killed", "full-once", "full-for-ever"):
-                if form is Form.SHORT and kind != "killed" and at % 8 != 2:
+                if form is Form.SHORT and at % (2 if kind == "killed" else 12) != 1:
                     continue
                 name = f"{kind} at call {at} of rank {rank} of {ranks}"
                 run = SavedRun(folder / f"{kind}-{rank}-{at}", ranks=ranks, keep=KEEP)
