@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.agent.attemptfolder import AttemptFolder, newest
+from gpucloud.agent.attemptfolder import AttemptFolder, newest, saving_before
 from gpucloud.agent.decide import (
     Abort,
     Action,
@@ -23,6 +23,7 @@ from gpucloud.agent.decide import (
     Rest,
     Save,
     SaveEarly,
+    Saving,
     Seen,
     Start,
     decide,
@@ -67,6 +68,7 @@ class Agent:
         self._saved_early: tuple[datetime, int] | None = None
         self._running: RunningAttempt | None = None
         self._room: OutputRoom | None = None  # of the attempt that ended last
+        self._saving_before: Saving | None = None
         self._newest = newest(self._attempts)
         self._attempt = self._recover()
 
@@ -98,7 +100,7 @@ class Agent:
                 now=now,
                 power_off_after=self._own_end.after,
                 rebalance=self._rebalance(),
-                saving=self._running.folder.saving() if self._running else None,
+                saving=self._running.folder.saving() or self._saving_before if self._running else None,
             )
         )
         try:
@@ -154,6 +156,8 @@ class Agent:
     def _begin(self, launch: Launch) -> None:
         if self._prepaid is not None:
             self._prepaid = replace(self._prepaid, heard_at=datetime.now(timezone.utc))
+        # Until this attempt has saved, what an earlier one of the job measured here says how long that takes.
+        self._saving_before = saving_before(self._attempts, launch.attempt)
         folder = AttemptFolder(self._attempts, launch.attempt)
         try:
             self._running = RunningAttempt(launch, folder)
