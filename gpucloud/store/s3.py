@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gpucloud.domain.errors import CredentialsError, StoreError, ToolMissing
@@ -17,10 +17,9 @@ from gpucloud.domain.parts import PART_BYTES, Sums
 from gpucloud.store.contract import Conflict, Stored, checked
 from gpucloud.store.pace import Pace
 from gpucloud.store.s3client import Door, authorities, error_code, is_aws, make_client, make_signer, may_pass, refusal
-from gpucloud.store.s3moves import S3Moves
-from gpucloud.store.s3parts import S3Parts
-from gpucloud.store.together import THREADS
-from gpucloud.store.wire import Wire
+
+if TYPE_CHECKING:
+    from gpucloud.store.s3parts import S3Parts
 
 _CONDITION_FAILED = {"PreconditionFailed", "412"}
 # Another write of the object is under way: nothing is decided, and S3 asks to try again (PutObject, 409).
@@ -43,7 +42,6 @@ _HINTS = {
     "PermanentRedirect": "set AWS_REGION to the bucket's region",
     "NotImplemented": "this endpoint lacks conditional writes: use one that has If-None-Match and If-Match",
 }
-_MOST_THREADS = 16
 
 
 class S3Store:
@@ -170,31 +168,25 @@ class S3Store:
 
     def _parts(self) -> S3Parts:
         """What moves large objects; made when the first one comes, for it takes a moment."""
+        # Late: HTTP and TLS take longer to import than all else here, and most processes move nothing large.
+        from gpucloud.store.s3parts import opened  # noqa: PLC0415
+
         with self._making:
             if self._made is None:
-                door = Door(
-                    bucket=self._bucket,
-                    client=self._client,
-                    signer=make_signer(self._session, self._config, self._client, self._bucket),
-                    verifies=is_aws(self._client),
-                    refusal=lambda *answer: self._client_error(*refusal(*answer)),
-                    cut_off=lambda error: self._cut_off(endpoint_url=self._client.meta.endpoint_url, error=error),
-                    errors=self._errors,
-                )
-                # One connection to S3 gives some 90 MB/s (S3 user guide, "performance design patterns").
-                threads = min(_MOST_THREADS, max(THREADS, os.cpu_count() or THREADS))
-                moves = S3Moves(door=door, wire=self._wire(), sleep=self._sleep)
-                self._made = S3Parts(door=door, moves=moves, threads=threads)
+                trusted = authorities(self._settings)
+                self._made = opened(self._door(), authorities=trusted, pace=self._pace, sleep=self._sleep)
             return self._made
 
-    def _wire(self) -> Wire:
-        trusted = authorities(self._settings)
-        try:
-            return Wire(authorities=trusted, pace=self._pace)
-        except OSError as error:
-            raise StoreError(
-                f"cannot read the CA certificates in {trusted}: {error}", hint="correct AWS_CA_BUNDLE or `ca_bundle`"
-            ) from error
+    def _door(self) -> Door:
+        return Door(
+            bucket=self._bucket,
+            client=self._client,
+            signer=make_signer(self._session, self._config, self._client, self._bucket),
+            verifies=is_aws(self._client),
+            refusal=lambda *answer: self._client_error(*refusal(*answer)),
+            cut_off=lambda error: self._cut_off(endpoint_url=self._client.meta.endpoint_url, error=error),
+            errors=self._errors,
+        )
 
     def _version_after(self, error: Exception, key: str, body: bytes, *, repeated: bool) -> str:
         """Return the version of a conditional write that failed only by its reply; raise Conflict, or the error."""

@@ -1,27 +1,43 @@
 """Large objects between memory and S3: boto3 signs, the parts go over our own connections, several at once.
 
-boto3's own transfers copy each byte several times: 5.5 CPU seconds for 1.6 GB, where this takes 0.7 with its CRC32
-(measured: `python -m tests.bench transport`). boto3 still does all that is small, and everything where only it can:
-behind a proxy, and where a policy forbids signatures in URLs.
+boto3's own transfers copy each byte several times (measured beside these: `python -m tests.bench transport`). It still
+does all that is small, and everything where only it can: behind a proxy, and where a policy forbids signatures in URLs.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import md5
 from typing import Any
 
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.parts import PART_BYTES, Part, Sums, count_of, cut, size_of
+from gpucloud.store.pace import Pace
 from gpucloud.store.s3client import Door, error_code
 from gpucloud.store.s3moves import NOT_THERE, S3Moves, Sent
 from gpucloud.store.together import THREADS, all_done
+from gpucloud.store.wire import Wire
 
 MOST_PARTS = 10_000  # S3's limit
+_MOST_THREADS = 16
+
+
+def opened(door: Door, *, authorities: str, pace: Pace, sleep: Callable[[float], None]) -> S3Parts:
+    """Return what moves the bucket's large objects; StoreError when the CA certificates cannot be read."""
+    try:
+        wire = Wire(authorities=authorities, pace=pace)
+    except OSError as error:
+        raise StoreError(
+            f"cannot read the CA certificates in {authorities}: {error}", hint="correct AWS_CA_BUNDLE or `ca_bundle`"
+        ) from error
+    # One connection to S3 gives some 90 MB/s (S3 user guide, "performance design patterns").
+    threads = min(_MOST_THREADS, max(THREADS, os.cpu_count() or THREADS))
+    return S3Parts(door=door, moves=S3Moves(door=door, wire=wire, sleep=sleep), threads=threads)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 THREADS = 4
@@ -18,6 +17,9 @@ def all_done(work: Callable[[_Item], _Answer], items: Iterable[_Item], *, thread
     given = list(items)
     if len(given) < 2:
         return [work(item) for item in given]
+    # Late: it takes as long to import as the rest of the store, and most objects are small.
+    from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait  # noqa: PLC0415
+
     with ThreadPoolExecutor(min(threads, len(given))) as pool:
         running = [pool.submit(work, item) for item in given]
         try:

@@ -12,6 +12,7 @@ from botocore.exceptions import ClientError, NoCredentialsError, ReadTimeoutErro
 
 from gpucloud.domain.errors import CredentialsError, StoreError
 from gpucloud.store import Conflict, Sums, open_store
+from gpucloud.store import s3 as s3_module
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.lab.aws import Lab
@@ -360,6 +361,19 @@ def test_more_keys_than_a_page_holds_are_all_listed(s3):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: s3.put(f"many/{n:04d}", b""), range(1005)))
     assert len(s3.list("many/")) == 1005
+
+
+def test_a_server_that_checks_sums_is_told_those_of_every_part(s3, lab, monkeypatch):
+    monkeypatch.setattr(s3_module, "is_aws", lambda client: True)
+    telling = open_store(s3.url)
+    lab.faults.add("UploadPart", service="s3", code="SlowDown", times=1)
+    lab.faults.add("UploadPart", service="s3", code="InternalError", status=500, times=1)
+    lab.faults.add("CompleteMultipartUpload", service="s3", when="after", times=1)
+    assert telling.write("told", (memoryview(LARGE),)).crc32 == (
+        zlib.crc32(LARGE[: 32 * 2**20]), zlib.crc32(LARGE[32 * 2**20 :]),
+    )  # fmt: skip
+    assert telling.get("told").data == LARGE
+    telling.close()
 
 
 def test_an_object_larger_than_one_request_goes_up_in_parts(s3):

@@ -157,3 +157,41 @@ def test_of_several_parts_the_first_failure_is_told_and_nothing_more_is_begun():
     with pytest.raises(ValueError, match="the first"):
         all_done(work, range(200))
     assert len(begun) < 100
+
+
+LARGE = memoryview(bytes(33 << 20))
+
+
+def test_a_writer_that_is_killed_leaves_nothing_of_a_large_object_on_the_disk(store, tmp_path):
+    code = (
+        "import os, signal, sys\n"
+        "from gpucloud.store import open_store\n"
+        "os.pwrite = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "open_store(sys.argv[1]).write('folder/key', (memoryview(bytes(33 << 20)),))\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, store.url], cwd=ROOT)
+    assert killed.returncode == -signal.SIGKILL
+    assert list((tmp_path / "store" / "folder").iterdir()) == []
+    store.write("folder/key", (LARGE,))
+    assert [path.name for path in (tmp_path / "store" / "folder").iterdir()] == ["key"]
+    assert (tmp_path / "store" / "folder" / "key").stat().st_mode & 0o777 == 0o666 & ~umask()
+
+
+def test_a_file_system_without_unnamed_files_is_written_by_a_name_beside(store, tmp_path, monkeypatch):
+    real = os.open
+
+    def without(path, flags, *more, **named):
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return real(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", without)
+    store.write("folder/key", (LARGE,))
+    assert store.get("folder/key").data == LARGE
+    assert [path.name for path in (tmp_path / "store" / "folder").iterdir()] == ["key"]
+
+
+def umask():
+    now = os.umask(0)
+    os.umask(now)
+    return now
