@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -12,11 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from gpucloud.domain.errors import StoreError, UsageError
-from gpucloud.domain.manifest import Commit
 from gpucloud.resume import randomness
-from gpucloud.resume.agreement import Agreed, Agreement
 from gpucloud.resume.capture import Capture
 from gpucloud.resume.folder import AttemptFolder, say
+from gpucloud.resume.keeping import Keeper, Moment
 from gpucloud.resume.loader import Loader
 from gpucloud.resume.profiling import Profiling
 from gpucloud.resume.progress import Progress
@@ -33,8 +31,6 @@ from gpucloud.store.checkpoints import Checkpoints
 
 SAVED_AND_LEFT = 75
 """Exit code of a rank that saved and left because it was asked to."""
-
-_TRIES = 3
 
 
 def init(
@@ -84,11 +80,10 @@ class Run:
         self._restored = restored if rebuckets else None
         self._vain_steps = _vain_steps(self._ranks)
         self._randomness_set = False
-        self._agreement = Agreement(self._ranks, self._folder)
-        self._prepared = self._told_waits = False
-        self._capture = capture
-        self._saver = Saver(self._checkpoints, writer, capture, self._ranks, committed=self.steps_done)
+        saver = Saver(self._checkpoints, writer, capture, self._ranks, committed=self.steps_done)
+        self._keeper = Keeper(settings.cadence, self._checkpoints, saver, capture, self._ranks, self._folder)
         self._progress = Progress(self._folder if self._ranks.rank == 0 else AttemptFolder(None), self)
+        self._keeper.progress = self._progress
         self._profiling = Profiling(self._folder, settings.profile_steps, self._ranks.rank)
         if self._ranks.rank == 0:
             self._begin(restored)
@@ -106,7 +101,7 @@ class Run:
     @property
     def committed_step(self) -> int:
         """The step of the newest checkpoint that counts; 0 when there is none."""
-        return self._saver.committed
+        return self._keeper.committed
 
     def loader(
         self,
@@ -159,14 +154,8 @@ class Run:
         if not self._profiling.over:
             with self._progress.phase("profile"):
                 self._profiling.stepped()
-        agreed = self._agree()
-        if agreed.stop:
-            self._leave(agreed.generation)
-        if agreed.save:
-            self._save(agreed.generation)
-        elif not self._prepared:
-            self._prepared = True
-            self._capture.prepare(self._extra())
+        if self._keeper.keep(self.steps_done, self._moment):
+            self._leave()
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Report that something else than training goes on inside (`evaluate`), so that nobody takes it for a hang."""
@@ -175,14 +164,14 @@ class Run:
     def done(self) -> None:
         """Commit the final state, then say that the job is done: nothing else counts as success. Raises StoreError."""
         self._profiling.close()
-        if not self._last_save(self._agree().generation):
+        if not self._keeper.last(self.steps_done, self._moment):
             raise StoreError(
                 f"the final checkpoint, of step {self.steps_done}, could not be committed",
                 hint="start the job again: it continues from its last checkpoint",
             )
         self._progress.write()
         self._folder.write(f"done-{self._ranks.rank}.json", self._standing())
-        self._saver.close(self._folder.seconds_left())
+        self._keeper.close()
         self._ranks.close()
         atexit.register(end_quickly)
 
@@ -237,73 +226,25 @@ class Run:
             self._randomness_set = False
         return True
 
-    def _agree(self) -> Agreed:
-        """Agree with the other ranks, and go on with the save that is under way."""
-        steps = self._settings.cadence.every_steps is not None
-        due = (
-            self._ranks.rank == 0
-            and (steps or not self._saver.in_flight)
-            and self._saver.due(self._settings.cadence, self.steps_done)
+    def _moment(self) -> Moment:
+        return Moment(
+            step=self.steps_done,
+            level=self.level if self._loader else Level.BEST_EFFORT,
+            own={
+                "randomness": randomness.capture(),
+                "loader": self._loader.state_dict() if self._loader else None,
+                "surroundings": surroundings(self._ranks.world),
+            },
         )
-        agreed = self._agreement.reach(due=due, generation=self._checkpoints.generation, news=self._saver.news())
-        self._advanced(lambda: self._saver.advance(agreed.news))
-        return agreed
 
-    def _advanced(self, advance: Callable[[], None]) -> None:
-        longest = self._saver.longest_s
-        advance()
-        if self._saver.longest_s != longest:  # by this the node's agent knows when to ask for the last one
-            self._folder.write("saving.json", {"seconds": self._saver.longest_s, "step": self._progress.step_seconds})
-
-    def _save(self, generation: int) -> None:
-        """Begin to save this step. Of a save under way only the user's own number of steps makes training wait."""
-        if self._saver.in_flight and self._settings.cadence.every_steps is None:
-            return
-        if self._saver.in_flight:
-            self._say_waits()
-            with self._progress.phase("save"):
-                self._advanced(self._saver.finish)
-        self._begin_save(generation)
-
-    def _begin_save(self, generation: int) -> None:
-        self._agreement.granted()
-        self._prepared = True
-        level = self.level if self._loader else Level.BEST_EFFORT
-        self._saver.begin(Commit(generation, self.steps_done), level, self._extra())
-
-    def _extra(self) -> dict[str, Any]:
-        return {
-            "randomness": randomness.capture(),
-            "loader": self._loader.state_dict() if self._loader else None,
-            "surroundings": surroundings(self._ranks.world),
-        }
-
-    def _say_waits(self) -> None:
-        if self._ranks.rank == 0 and not self._told_waits:
-            self._told_waits = True
-            every = self._settings.cadence.every_steps
-            say(f"a save takes longer than {every} steps: training waits for it, as it would not with `every: auto`")
-
-    def _last_save(self, generation: int) -> bool:
-        """Return whether this step is committed, at the end of the attempt or of its time."""
-        with self._progress.phase("save"):
-            self._advanced(lambda: self._saver.finish(self._agreement.seconds_left()))
-            for _ in range(_TRIES):
-                left = self._agreement.seconds_left()
-                if self.committed_step == self.steps_done or not left:
-                    break
-                self._begin_save(generation)
-                self._advanced(lambda left=left: self._saver.finish(left))  # type: ignore[misc]
-        return self.committed_step == self.steps_done
-
-    def _leave(self, generation: int) -> None:
+    def _leave(self) -> None:
         self._profiling.close()
-        if not self._last_save(generation) and self._ranks.rank == 0:
+        if not self._keeper.last(self.steps_done, self._moment) and self._ranks.rank == 0:
             say(f"step {self.steps_done} could not be saved: the job continues from step {self.committed_step}")
         self._folder.write(f"left-{self._ranks.rank}.json", self._standing())
         if self._ranks.rank == 0:
             say(f"asked to stop ({self._folder.stop_reason()}): saved step {self.committed_step}, leaving")
-        self._saver.close(self._folder.seconds_left())
+        self._keeper.close()
         self._ranks.close()
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()

@@ -6,7 +6,6 @@ each rank's writer moves its object; when all have, rank 0's writer puts the man
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from dataclasses import dataclass
@@ -14,15 +13,15 @@ from enum import Enum, auto
 from typing import Any
 
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.manifest import Commit, Manifest, Piece
+from gpucloud.domain.manifest import Commit
 from gpucloud.resume.cadence import Cadence, Moment, is_due
 from gpucloud.resume.capture import Capture
+from gpucloud.resume.dispatch import FAILED, Dispatch, Flight, Outcome
 from gpucloud.resume.folder import say
 from gpucloud.resume.promise import Level
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.writer import Answer, Lost, Writer
+from gpucloud.resume.writer import Writer
 from gpucloud.store.checkpoints import Checkpoints, Fenced
-from gpucloud.store.writing import described
 
 NOTICE_LEAVES_S = 90.0
 """Of the two minutes between a notice and the end of a spot machine, what is left for a save."""
@@ -38,10 +37,6 @@ class _Stage(Enum):
     COMMITTING = auto()
 
 
-class _Outcome(Enum):
-    PENDING, COMMITTED, DROPPED, FENCED = range(4)
-
-
 @dataclass(frozen=True, slots=True)
 class News:
     """What a rank tells the others at a step: its writer is not done yet; what became of the commit, and how soon."""
@@ -53,20 +48,6 @@ class News:
     def numbers(self) -> tuple[int, int, int]:
         """Return it as numbers of which the highest over all ranks counts."""
         return self.busy, self.outcome, self.commit_ms
-
-
-@dataclass(slots=True)
-class _Flight:
-    """The save that is under way."""
-
-    commit: Commit
-    level: Level
-    began: float
-    stall_s: float = 0.0
-    told: bool = False
-    entry: bytes | None = None
-    upload_s: float = 0.0
-    size: int = 0
 
 
 class Saver:
@@ -81,14 +62,13 @@ class Saver:
     ) -> None:
         self.committed = committed
         self.longest_s: float | None = None
-        self._checkpoints = checkpoints
-        self._writer = writer
+        self._dispatch = Dispatch(checkpoints, writer, ranks)
         self._capture = capture
         self._ranks = ranks
         self._cost_s = _LEAST_COST_S
         self._upload_s = 0.0
         self._stage = _Stage.IDLE
-        self._flight: _Flight | None = None
+        self._flight: Flight | None = None
         self._started_at = self._saved_at = time.monotonic()
         self._warned = False
 
@@ -113,7 +93,7 @@ class Saver:
     def begin(self, commit: Commit, level: Level, extra: dict[str, Any]) -> None:
         """Copy this rank's share and have it written. The save before must be over. Raises UsageError."""
         began = time.monotonic()
-        flight = self._flight = _Flight(commit, level, began)
+        flight = self._flight = Flight(commit, level)
         self._stage = _Stage.WRITING
         try:
             self._capture.begin(extra)
@@ -134,12 +114,12 @@ class Saver:
             if not flight.told and not self._capture.under_way():
                 self._tell(flight)
             if flight.told and flight.entry is None:
-                flight.entry = self._written(flight, wait_s)
+                self._dispatch.look(flight, wait_s)
             return News(busy=int(flight.entry is None))
         if self._ranks.rank > 0:
             time.sleep(min(wait_s, _POLL_S))
             return News()
-        outcome, commit_s = self._outcome(wait_s)
+        outcome, commit_s = self._dispatch.outcome(flight, wait_s)
         return News(outcome=outcome.value, commit_ms=round(1000 * commit_s))
 
     def advance(self, agreed: News) -> None:
@@ -148,18 +128,17 @@ class Saver:
         if flight is None:
             return
         if self._stage is _Stage.WRITING and not agreed.busy:
-            entries = [json.loads(entry) for entry in self._ranks.gathered(flight.entry or b"null")]
+            entries = [json.loads(entry) for entry in self._ranks.gathered(flight.entry or FAILED)]
             if not all(entries):
-                self._over(_Outcome.DROPPED)
+                self._over(Outcome.DROPPED)
                 return
             flight.upload_s = max(entry["seconds"] for entry in entries)
             flight.size = sum(entry["piece"][1] for entry in entries)
             self._stage = _Stage.COMMITTING
-            if self._ranks.rank == 0:
-                self._put_manifest(flight, entries)
+            self._dispatch.put(flight, entries)
         elif self._stage is _Stage.COMMITTING and agreed.outcome:
             self._learn(flight, agreed.commit_ms / 1000)
-            self._over(_Outcome(agreed.outcome))
+            self._over(Outcome(agreed.outcome))
 
     def finish(self, limit_s: float = float("inf")) -> None:
         """Wait until nothing is under way; what is not committed after `limit_s` is dropped. Raises Fenced."""
@@ -169,105 +148,39 @@ class Saver:
         while self._flight is not None:
             late = time.monotonic() > deadline
             if late:
-                self._writer.kill()  # the next answer is that it is lost
+                self._dispatch.give_up()
             agreed = self._ranks.highest(*self.news(0.0 if late else _POLL_S).numbers())
             self.advance(News(*agreed))
 
     def close(self, limit_s: float) -> None:
         """End the writer, when it has deleted what is no longer needed."""
-        self._writer.close(limit_s)
+        self._dispatch.close(limit_s)
         self._capture.close()
 
-    def _tell(self, flight: _Flight) -> None:
+    def _tell(self, flight: Flight) -> None:
         """Have the writer write what was captured."""
         flight.told = True
         if self._capture.torn():
             say("parameters were changed between run.step() and the optimizer's next step: from now on saves wait")
-            flight.entry = b"null"
-            return
-        rank, world = self._ranks.rank, self._ranks.world
-        saving: Answer = {
-            "commit": [flight.commit.generation, flight.commit.step],
-            "name": f"rank-{rank:05d}-of-{world:05d}.safetensors",
-            "size": self._capture.size,
-        }
-        if world == 1:
-            saving["alone"] = {"level": flight.level.value, "base": self._base()}
-        try:
-            self._writer.tell({"save": saving})
-        except Lost as error:
-            flight.entry = self._dropped(str(error))
+            flight.entry = FAILED
+        else:
+            self._dispatch.write(flight, self._capture.size)
 
-    def _written(self, flight: _Flight, wait_s: float) -> bytes | None:
-        """Return this rank's entry once its object is written, `null` when it could not be, None before."""
-        try:
-            answer = self._heard(wait_s)
-        except Lost as error:
-            return self._dropped(str(error))
-        if answer is None:
-            return None
-        if "saved" in answer:
-            return json.dumps({"piece": answer["saved"], "seconds": flight.stall_s + answer["seconds"]}).encode()
-        return self._dropped(answer["failed"])
-
-    def _dropped(self, why: str) -> bytes:
-        step = self._flight.commit.step if self._flight else 0
-        say(f"rank {self._ranks.rank} could not save step {step}: {why}")
-        return b"null"
-
-    def _put_manifest(self, flight: _Flight, entries: list[Any]) -> None:
-        if self._ranks.world == 1:
-            return  # its writer does that by itself
-        pieces = tuple(
-            Piece(key=key, size=size, crc32=tuple(crc32)) for key, size, crc32 in (entry["piece"] for entry in entries)
-        )
-        manifest = Manifest(commit=flight.commit, world=self._ranks.world, level=flight.level.value, pieces=pieces)
-        with contextlib.suppress(Lost):  # asked for its answer, it is lost still
-            self._writer.tell({"commit": {"manifest": described(manifest), "base": self._base()}})
-
-    def _outcome(self, wait_s: float) -> tuple[_Outcome, float]:
-        """Return what became of the commit, by rank 0's writer."""
-        try:
-            answer = self._heard(wait_s)
-        except Lost as error:
-            self._dropped(str(error))
-            return _Outcome.DROPPED, 0.0
-        if answer is None:
-            return _Outcome.PENDING, 0.0
-        if "committed" in answer:
-            return _Outcome.COMMITTED, answer["seconds"]
-        if "fenced" in answer:
-            say(answer["fenced"])
-            return _Outcome.FENCED, 0.0
-        self._dropped(answer["failed"])
-        return _Outcome.DROPPED, 0.0
-
-    def _heard(self, wait_s: float) -> Answer | None:
-        answer = self._writer.answer(wait_s)
-        while answer is not None and "note" in answer:
-            say(answer["note"])
-            answer = self._writer.answer()
-        return answer
-
-    def _base(self) -> list[int] | None:
-        base = self._checkpoints.base
-        return [base.generation, base.step] if base else None
-
-    def _learn(self, flight: _Flight, commit_s: float) -> None:
+    def _learn(self, flight: Flight, commit_s: float) -> None:
         """Remember what the save took: what training lost, and how long it was until it counted."""
         self._upload_s = flight.upload_s + commit_s
         self._cost_s = max(flight.stall_s + _SLOWED * self._upload_s, _LEAST_COST_S)
 
-    def _over(self, outcome: _Outcome) -> None:
+    def _over(self, outcome: Outcome) -> None:
         flight, self._flight, self._stage = self._flight, None, _Stage.IDLE
         if flight is None:
             return
-        if outcome is _Outcome.FENCED:
+        if outcome is Outcome.FENCED:
             raise Fenced(
                 f"another attempt has taken over from generation {flight.commit.generation}",
                 hint="this one stops; nothing is lost",
             )
-        if outcome is _Outcome.COMMITTED:
+        if outcome is Outcome.COMMITTED:
             self.longest_s = max(self._upload_s, self.longest_s or 0.0)
             self.committed = flight.commit.step
             self._warn(flight.size)
