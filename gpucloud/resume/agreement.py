@@ -14,10 +14,14 @@ _FOREVER_S = 10.0**7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreed:
-    """The same on all ranks: whether to stop, whether to save, the generation, how the save under way goes on."""
+    """The same on all ranks: whether to stop, whether to save (due, or wished for by a node), the attempt's generation.
+
+    `news` is how the save under way goes on.
+    """
 
     stop: bool
-    save: bool
+    due: bool
+    wished: bool
     generation: int
     news: News
 
@@ -33,9 +37,15 @@ class Agreement:
     def reach(self, *, due: bool, generation: int, news: News) -> Agreed:
         """Return what holds for this step; a wish holds until `granted`."""
         told = (int(self._folder.stop_asked()), int(due), generation, self._folder.save_asked())
-        stop, save, agreed_generation, self._wished, *rest = self._ranks.highest(*told, *news.numbers())
-        wanted = bool(save) or self._wished > self._granted
-        return Agreed(stop=bool(stop), save=wanted, generation=agreed_generation, news=News(*rest))
+        stop, due_now, agreed_generation, wish, *rest = self._ranks.highest(*told, *news.numbers())
+        self._wished = max(self._wished, wish)
+        return Agreed(
+            stop=bool(stop),
+            due=bool(due_now),
+            wished=self._wished > self._granted,
+            generation=agreed_generation,
+            news=News(*rest),
+        )
 
     def granted(self) -> None:
         """Every wish so far is met by the save that begins now."""

@@ -12,6 +12,8 @@ import weakref
 
 import torch
 
+from gpucloud.resume.folder import say
+
 _STRETCH = 16 * 2**20
 _ROUND = 2**20
 
@@ -72,7 +74,11 @@ class Arena:
             ctypes.memset(memory.data_ptr() + begin, 0, min(_STRETCH, len(memory) - begin))
         if self._gpu is not None:
             torch.cuda.set_device(self._gpu)  # a thread's own; else this would open a context on the first GPU
-            torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(memory), 0)  # type: ignore[no-untyped-call]
+            refused = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(memory), 0)  # type: ignore[no-untyped-call]
+            if int(refused):
+                say(
+                    f"{len(memory) / 1e9:.1f} GB of memory could not be pinned ({refused}): saves hold training up longer"
+                )
 
 
 def _segment() -> int:

@@ -62,8 +62,8 @@ class Keeper:
         agreed = self._agree(step)
         if agreed.stop:
             return True
-        if agreed.save:
-            self._save(agreed.generation, now())
+        if agreed.due or agreed.wished:
+            self._save(agreed, now)
         elif not self._prepared:
             self._prepared = True
             self._capture.prepare(now().own)
@@ -94,15 +94,15 @@ class Keeper:
         self._told(lambda: self._saver.advance(agreed.news))
         return agreed
 
-    def _save(self, generation: int, now: Moment) -> None:
+    def _save(self, agreed: Agreed, now: Callable[[], Moment]) -> None:
         """Begin to save this step. For a save under way training waits only where the user set a number of steps."""
         if self._saver.in_flight:
-            if self._cadence.every_steps is None:
+            if self._cadence.every_steps is None or not agreed.due:
                 return
             self._say_waits(self._cadence.every_steps)
             with self.progress.phase("save"):
                 self._finish()
-        self._begin(generation, now)
+        self._begin(agreed.generation, now())
 
     def _begin(self, generation: int, now: Moment) -> None:
         self._agreement.granted()

@@ -32,7 +32,8 @@ class Ranks:
                 hint="call torch.distributed.init_process_group() before gpucloud.resume.init()",
             )
         if self.world > 1:
-            if "nccl" in str(dist.get_backend_config()):
+            # A group of both kinds says nothing of where the script trains.
+            if "nccl" in str(dist.get_backend_config()) and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 self.device = torch.device("cuda", torch.cuda.current_device())
             self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
 

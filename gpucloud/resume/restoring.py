@@ -76,7 +76,8 @@ class Restored:
             if part is not tensor:
                 inside = tuple(slice(o, o + n) for o, n in zip(chunk.offset, chunk.place.shape, strict=True))
                 tensor[inside] = part
-        return tensor
+        # Step counts that an optimizer keeps on the CPU are found there; one that wants them on the GPU moves them.
+        return tensor.cpu() if tensor.numel() == 1 else tensor
 
 
 def find(checkpoints: Checkpoints, ranks: Ranks) -> Restored | None:
