@@ -76,9 +76,7 @@ class Arena:
             torch.cuda.set_device(self._gpu)  # a thread's own; else this would open a context on the first GPU
             refused = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(memory), 0)  # type: ignore[no-untyped-call]
             if int(refused):
-                say(
-                    f"{len(memory) / 1e9:.1f} GB of memory could not be pinned ({refused}): saves hold training up longer"
-                )
+                say(f"{len(memory) / 1e9:.1f} GB of memory could not be pinned ({refused}): saves take training longer")
 
 
 def _segment() -> int:
