@@ -38,6 +38,7 @@ class Part:
         self.number = gang.number
         self.folder = self
         self.path = None
+        self.room = None  # it says nothing
         self.machine = machine
         self.rank = rank
         self.asked = False
