@@ -6,13 +6,14 @@ import contextlib
 import io
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
 from gpucloud.domain.errors import CredentialsError, StoreError, ToolMissing
+from gpucloud.domain.parts import Sums, sums_of
 from gpucloud.store.contract import Conflict, Stored, checked
 
 _CONDITION_FAILED = {"PreconditionFailed", "412"}
@@ -107,6 +108,19 @@ class S3Store:
                     collided = True
                     self._sleep(wait_s)
         raise AssertionError("the last try returns or raises")
+
+    def write(self, key: str, pieces: Sequence[memoryview]) -> Sums:
+        """Write the pieces, one after the other, as one object, whole and durably, whatever is there."""
+        self.put(key, b"".join(pieces))
+        return sums_of(pieces)
+
+    def read_into(self, key: str, at: int, into: memoryview) -> bool:
+        """Fill `into` with the object's bytes from `at` on; False when it is missing or shorter."""
+        stored = self.get(key)
+        if stored is None or len(stored.data) < at + into.nbytes:
+            return False
+        into.cast("B")[:] = stored.data[at : at + into.nbytes]
+        return True
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """Return every key that starts with `prefix`, sorted."""

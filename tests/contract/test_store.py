@@ -1,6 +1,9 @@
 """One suite over every object store."""
 
+import array
+import random
 import threading
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -8,10 +11,12 @@ import pytest
 from botocore.exceptions import ClientError, NoCredentialsError, ReadTimeoutError, SSOTokenLoadError
 
 from gpucloud.domain.errors import CredentialsError, StoreError
-from gpucloud.store import Conflict, open_store
+from gpucloud.store import Conflict, Sums, open_store
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.lab.aws import Lab
+from tests.sim.loom import Loom
+from tests.sim.store import Store
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +43,21 @@ def _has_bucket(store):
     return any(bucket["Name"] == "bucket" for bucket in store._client.list_buckets()["Buckets"])
 
 
+@pytest.fixture
+def any_store(request, tmp_path):
+    def opened(kind):
+        if kind == "s3":
+            return request.getfixturevalue("s3")
+        if kind == "memory":
+            return MemoryStore(JumpingClock())
+        return open_store((tmp_path / "a store" / "below").as_uri())
+
+    return opened
+
+
 @pytest.fixture(params=["directory", "s3", "memory"])
-def store(request, tmp_path):
-    if request.param == "s3":
-        return request.getfixturevalue("s3")
-    if request.param == "memory":
-        return MemoryStore(JumpingClock())
-    return open_store((tmp_path / "a store" / "below").as_uri())
+def store(request, any_store):
+    return any_store(request.param)
 
 
 def test_what_was_put_is_got(store):
@@ -157,6 +170,61 @@ def test_no_increment_by_compare_and_swap_is_lost(store):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(increment, range(4)))
     assert store.get("counter").data == b"40"
+
+
+@pytest.fixture(params=["directory", "s3", "memory", "simulated"])
+def large(request, tmp_path):
+    """Also the store of the simulation, which checks no keys."""
+    return Store(Loom()) if request.param == "simulated" else request.getfixturevalue("any_store")(request.param)
+
+
+LARGE = random.Random(6).randbytes(2**20) * 40 + b"end"  # two parts
+
+
+def test_pieces_are_written_as_one_object_and_their_sums_come_back(large):
+    first, rest = memoryview(LARGE)[:1001], memoryview(LARGE)[1001:]
+    assert large.write("a/large", (first, memoryview(b""), rest)) == Sums(
+        size=41943043, crc32=(zlib.crc32(LARGE[: 32 * 2**20]), zlib.crc32(LARGE[32 * 2**20 :]))
+    )
+    assert large.get("a/large").data == LARGE
+    assert large.list("") == ("a/large",)
+
+
+def test_numbers_are_written_as_the_bytes_they_lie_in(large):
+    numbers = array.array("d", range(5))
+    large.write("numbers", (memoryview(numbers),))
+    there = array.array("d", bytes(40))
+    assert large.read_into("numbers", 0, memoryview(there))
+    assert there == numbers
+
+
+def test_an_object_without_a_byte_is_one(large):
+    assert large.write("empty", ()) == Sums(size=0, crc32=())
+    assert large.get("empty").data == b""
+    assert large.read_into("empty", 0, memoryview(bytearray()))
+    assert not large.read_into("missing", 0, memoryview(bytearray()))
+
+
+def test_what_is_there_is_written_over(large):
+    large.put("key", b"first and long")
+    large.write("key", (memoryview(b"second"),))
+    assert large.get("key").data == b"second"
+
+
+def test_a_range_is_read_into_ready_memory(large):
+    large.write("key", (memoryview(LARGE),))
+    for at, length in ((0, 10), (7, 2**20), (32 * 2**20 - 5, 10), (5, len(LARGE) - 5), (len(LARGE) - 1, 1)):
+        memory = bytearray(b"x" * (length + 2))
+        assert large.read_into("key", at, memoryview(memory)[1:-1])
+        assert memory[1:-1] == LARGE[at : at + length]
+        assert memory[:1] + memory[-1:] == b"xx"
+
+
+def test_a_range_beyond_the_end_or_of_a_missing_object_is_not_read(large):
+    large.put("a/key", b"12345")
+    for key, at in (("a/key", 1), ("a/key", 5), ("a/key", 99), ("a/missing", 0), ("a", 0), ("a/key/below", 0)):
+        assert not large.read_into(key, at, memoryview(bytearray(5)))
+    assert large.read_into("a/key", 0, memoryview(bytearray(5)))
 
 
 def test_an_unknown_scheme_is_refused():
