@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass
 
 from gpucloud.domain.manifest import Commit, Manifest, manifest_bytes, read_manifest
-from gpucloud.resume.checkpoints import Checkpoints
 from gpucloud.resume.folder import say
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.state import Content, read
+from gpucloud.store.checkpoints import Checkpoints
 
 # Bytes that are as their manifest says and still no checkpoint, whoever wrote them: JSON of other shapes or nested
 # without end, tensors that torch refuses.

@@ -13,7 +13,6 @@ from torch.utils.data import Dataset
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.manifest import Commit
 from gpucloud.resume import randomness
-from gpucloud.resume.checkpoints import Checkpoints
 from gpucloud.resume.folder import AttemptFolder, say
 from gpucloud.resume.loader import Loader
 from gpucloud.resume.profiling import Profiling
@@ -26,6 +25,7 @@ from gpucloud.resume.settings import Settings, read_settings
 from gpucloud.resume.startup import end_quickly
 from gpucloud.resume.state import TrainingState
 from gpucloud.store import open_store
+from gpucloud.store.checkpoints import Checkpoints
 
 SAVED_AND_LEFT = 75
 """Exit code of a rank that saved and left because it was asked to."""

@@ -9,11 +9,11 @@ from typing import Any
 from gpucloud.domain.errors import CredentialsError, StoreError
 from gpucloud.domain.manifest import Commit, Manifest, Piece
 from gpucloud.resume.cadence import Cadence, Moment, is_due
-from gpucloud.resume.checkpoints import Checkpoints, Fenced
 from gpucloud.resume.folder import say
 from gpucloud.resume.promise import Level
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.state import TrainingState
+from gpucloud.store.checkpoints import Checkpoints, Fenced
 
 _COMMITTED, _DROPPED, _FENCED = range(3)
 

@@ -128,7 +128,7 @@ def _supervision() -> Iterator[Bug]:
 
 
 def _checkpoints() -> Iterator[Bug]:
-    file = "resume/checkpoints.py"
+    file = "store/checkpoints.py"
     newest = "return tuple(sorted(found, reverse=True))"
     yield _bug("oldest-restored", "domain/manifest.py", newest, "return tuple(sorted(found))", "lost-steps")
     whole = "        return sums_of((memoryview(data),)) == self.sums"

@@ -7,8 +7,8 @@ import pytest
 
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.manifest import Commit, Manifest, commit_key
-from gpucloud.resume.checkpoints import Checkpoints, Fenced
 from gpucloud.store import Conflict, Stored, newest_commit
+from gpucloud.store.checkpoints import Checkpoints, Fenced
 from tests.fakes.whole_objects import WholeObjects
 
 PREFIX = "jobs/x/checkpoints"

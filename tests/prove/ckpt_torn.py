@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gpucloud.resume.checkpoints import Checkpoints
 from gpucloud.store import open_store
+from gpucloud.store.checkpoints import Checkpoints
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins import disk_faults
 from tests.standins.disk_faults import Fault

@@ -12,7 +12,7 @@ from gpucloud.agent.decide import Saving
 from gpucloud.domain.agentstatus import AttemptStatus, Outcome, Progress, RunState
 from gpucloud.domain.errors import GpucloudError
 from gpucloud.domain.manifest import Commit, Manifest
-from gpucloud.resume.checkpoints import Checkpoints
+from gpucloud.store.checkpoints import Checkpoints
 from tests.sim.loom import Loom
 
 if TYPE_CHECKING:

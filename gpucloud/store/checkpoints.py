@@ -24,8 +24,8 @@ from gpucloud.domain.manifest import (
     read_manifest,
     restore_order,
 )
-from gpucloud.store import Conflict, ObjectStore
 from gpucloud.store.commits import base_of, listed, under
+from gpucloud.store.contract import Conflict, ObjectStore
 
 _READERS = 4
 
