@@ -176,7 +176,7 @@ class CheckpointKeys(_Keys):
     )
     layout: kinds.LayoutName = Field(
         default=_DIRECTORY.layout,
-        description="What a whole checkpoint is there: hf, lightning, dcp, deepspeed, file, or auto: what it looks like.",
+        description="What is whole there: hf, lightning, dcp, deepspeed, file, or auto: what the folder looks like.",
     )
     done_file: kinds.FileName | None = Field(
         default=None, description="In place of a layout: a folder is whole once the script wrote this file into it."

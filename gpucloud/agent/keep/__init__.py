@@ -1,1 +1,1 @@
-"""Keeps the checkpoint directory of a script that saves by itself: puts it back, starts the script, commits what is whole."""
+"""Keeps the directory of a script that saves by itself: puts it back, runs the script, commits what is whole."""

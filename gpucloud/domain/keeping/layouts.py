@@ -160,9 +160,7 @@ def _with_done_file(name: str, listing: Listing) -> tuple[FileSet, ...]:
     for folder in sorted({folder_of(path) for path in listing if _name(path) == name}):
         paths, marker = below(folder, listing), f"{folder}/{name}".lstrip("/")
         complete = _is_last(marker, paths, listing)
-        sets.append(
-            FileSet(name=folder, step=last_number(_name(folder)), paths=paths, complete=complete, marked=True)
-        )
+        sets.append(FileSet(name=folder, step=last_number(_name(folder)), paths=paths, complete=complete, marked=True))
     return tuple(sets)
 
 

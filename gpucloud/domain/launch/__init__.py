@@ -10,8 +10,8 @@ from gpucloud.domain.container import ContainerRun, Mount
 from gpucloud.domain.job import Job
 from gpucloud.domain.launch.argv import argv_of
 from gpucloud.domain.launch.environment import INTERFACE_VARIABLES, SECRET, env_of, gpu_defaults
-from gpucloud.domain.launch.keeper import keeper_of
 from gpucloud.domain.launch.form import CommandLine, Script, launcher_of, parse_run, workers_per_node
+from gpucloud.domain.launch.keeper import keeper_of
 from gpucloud.domain.launch.member import AttemptStart, Member, Place, attempt_folder, attempt_secret
 
 __all__ = [
