@@ -22,6 +22,7 @@ class Settling:
         self._settle_s = settle_s
         self._seen: dict[str, _Seen] = {}
         self._taken: dict[str, Content] = {}
+        self._newest_ns = 0
 
     def look(self, sets: tuple[FileSet, ...], listing: Listing, now_s: float) -> tuple[FileSet, ...]:
         """Return the complete sets that are new and at rest, the newest first."""
@@ -30,23 +31,27 @@ class Settling:
             name: seen if (seen := self._seen.get(name)) and seen.content == content else _Seen(content, now_s)
             for name, content in present.items()
         }
-        ready = [one for one in sets if self._is_ready(one, now_s)]
+        ready = [one for one in sets if self._is_ready(one, listing, now_s)]
         return tuple(sorted(ready, key=lambda one: (one.written_ns(listing), one.step or 0), reverse=True))
 
     def unsettled(self, sets: tuple[FileSet, ...], listing: Listing) -> bool:
         """Whether something is being written, or was, and is not taken: worth waiting for at the end."""
-        return any(one.content(listing) != self._taken.get(one.name) for one in sets)
+        return any(self._is_new(one, listing) for one in sets)
 
     def take(self, one: FileSet, content: Content) -> None:
-        """This content is not to be offered again, nor is what was there before it."""
+        """This content is not to be offered again, nor is any that was written before it."""
         self._taken[one.name] = content
+        self._newest_ns = max(self._newest_ns, *(signature.mtime_ns for _, signature in content))
 
     def take_all(self, sets: tuple[FileSet, ...], listing: Listing) -> None:
         """What is there now is nothing new."""
         for one in sets:
             self._taken[one.name] = one.content(listing)
 
-    def _is_ready(self, one: FileSet, now_s: float) -> bool:
-        seen = self._seen[one.name]
-        at_rest = now_s - seen.since_s >= self._settle_s
-        return one.complete and bool(one.paths) and at_rest and self._taken.get(one.name) != seen.content
+    def _is_ready(self, one: FileSet, listing: Listing, now_s: float) -> bool:
+        at_rest = now_s - self._seen[one.name].since_s >= self._settle_s
+        return one.complete and at_rest and self._is_new(one, listing)
+
+    def _is_new(self, one: FileSet, listing: Listing) -> bool:
+        known = self._taken.get(one.name) == one.content(listing)
+        return bool(one.paths) and not known and one.written_ns(listing) >= self._newest_ns
