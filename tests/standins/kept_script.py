@@ -175,6 +175,16 @@ class KeptScript:
                 _kill(pid)
             self.process.wait()
 
+    def kill_keeper(self, *, then_s: float) -> None:
+        """SIGKILL the keeper alone; the script goes on for a while, then it is killed too."""
+        assert self.process is not None
+        below = processes.descendants(self.process.pid)
+        self.process.kill()
+        self.process.wait()
+        time.sleep(then_s)
+        for pid in below:
+            _kill(pid)
+
     def lose_the_disk(self) -> None:
         """The next attempt is on another node: what was on this one is gone."""
         subprocess.run(["rm", "-rf", str(self.out), str(self.code / ".gpucloud-kept")], check=True)
@@ -193,14 +203,23 @@ class KeptScript:
         except FileNotFoundError:
             return 0
 
+    def newest_content(self) -> int:
+        """The step that the files of the newest commit are of; 0 without one."""
+        for manifest in self.committed():
+            return max(step for step in self._steps(manifest).values() if step is not None)
+        return 0
+
+    def torn(self) -> list[str]:
+        """The files in the directory that are not whole, and the saves that lack some."""
+        files = [path for path in self.out.rglob("*") if path.is_file() and is_whole(path) is False]
+        last = {"hf": "trainer_state.json", "done": "DONE"}.get(self.kind, "")
+        halves = [path for path in self.out.glob("checkpoint-*") if last and not (path / last).exists()]
+        return [str(path) for path in (*files, *halves)]
+
     def wrong(self) -> str | None:
         """Say which commit is not one whole save of the script; None when all are."""
         for manifest in self.committed():
-            paths, objects = paths_of(manifest), self.checkpoints.fetch(manifest)
-            if paths is None or objects is None:
-                return f"{manifest.commit} cannot be read"
-            contents = zip(paths, objects, strict=True)
-            found = {path: _step_in(self.folder / "looked-at", path, data) for path, data in contents}
+            found = self._steps(manifest)
             names = {path.rpartition("/")[2] for path in found}
             last = {"hf": "trainer_state.json", "done": "DONE"}.get(self.kind)
             wanted = {"ckpt.pt"} if last is None else {"a.pt", "b.pt", "c.pt", last}
@@ -209,6 +228,12 @@ class KeptScript:
             if self.kind != "file" and {manifest.commit.step} != set(found.values()):
                 return f"{manifest.commit} names another step than its files: {found}"
         return None
+
+    def _steps(self, manifest: Manifest) -> dict[str, int | None]:
+        """Return the step that each file is of; nothing when the checkpoint cannot be read."""
+        paths, objects = paths_of(manifest), self.checkpoints.fetch(manifest)
+        contents = zip(paths or (), objects or (), strict=True)
+        return {path: _step_in(self.folder / "looked-at", path, data) for path, data in contents}
 
 
 def _step_in(beside: Path, path: str, data: bytes) -> int | None:
