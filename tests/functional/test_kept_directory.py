@@ -104,19 +104,20 @@ def test_on_a_notice_the_script_is_asked_by_its_signal_and_what_it_then_saves_is
 
 def test_a_script_without_a_handler_ends_by_the_signal_and_its_last_save_stays(make):
     script = make("hf")
-    script.start(steps=10_000, pause_s=0.005, on=OnNotice.SIGTERM, SIGNAL="none")
+    script.start(steps=10_000, pause_s=0.005, on=OnNotice.SIGTERM, handler="none")
     until(lambda: script.step() >= 10, "a commit")
-    script.ask_to_stop()
+    script.ask_to_stop(within_s=600.0)
     assert script.ended() == 75
+    assert script.committed()[0].commit.step == script.step()
     assert script.wrong() is None
 
 
 def test_a_script_that_ignores_its_signal_is_ended_in_time(make):
     script = make("hf")
-    script.start(steps=10_000, pause_s=0.005, on=OnNotice.SIGUSR1)
-    until(lambda: script.step() >= 10, "a commit")
-    script.ask_to_stop(within_s=3.0)
-    assert script.ended(limit_s=30) == 75
+    script.start(steps=10_000, pause_s=0.005, hangs_at=20, on=OnNotice.SIGUSR1, handler="ignore")
+    until(lambda: script.step() >= 20, "a commit of the last save before it hangs")
+    script.ask_to_stop(within_s=4.0)
+    assert script.ended() == 75
     assert script.wrong() is None
 
 
@@ -155,6 +156,18 @@ def test_what_was_never_committed_is_set_aside_and_what_came_with_the_code_stays
     assert shipped.exists()
     assert sorted(os.listdir(script.out)) == ["checkpoint-1", "checkpoint-10", "checkpoint-20"]
     assert (script.code / "notes.txt").read_text() == "mine"
+
+
+def test_without_a_commit_the_script_begins_as_it_would_on_another_node(make):
+    script = make("done")
+    script.start(steps=40, pause_s=0.05)
+    until((script.out / "checkpoint-10" / "c.pt").exists, "most of the first save")
+    script.kill()
+    assert script.committed() == ()
+    script.start(steps=10)
+    assert script.ended() == 0
+    assert "begins at 0\n" in script.said()
+    assert "set aside what was never saved: checkpoint-10" in script.said()
 
 
 def test_nothing_of_ours_lies_in_the_directory_and_it_is_not_made_for_the_script(make):

@@ -72,12 +72,16 @@ def save(step):
         return
     for name in ("a.pt", "b.pt", "c.pt"):
         slowly(f"{folder}/{name}", zipped(step))
-    last = "trainer_state.json" if kind == "hf" else "DONE"
-    slowly(f"{folder}/{last}", json.dumps({"global_step": step, "log": "x" * 9000}).encode())
+    if kind == "hf":
+        slowly(f"{folder}/trainer_state.json", json.dumps({"global_step": step, "log": "x" * 9000}).encode())
+    else:
+        with open(f"{folder}/DONE", "w") as file:
+            file.write(json.dumps({"global_step": step}))
 
 asked = []
 if "on" in os.environ:
-    signal.signal(getattr(signal, os.environ["on"]), lambda *_: asked.append(True))
+    ignored = os.environ["handler"] == "ignore"
+    signal.signal(getattr(signal, os.environ["on"]), signal.SIG_IGN if ignored else lambda *_: asked.append(True))
 step = newest()
 print("begins at", step, flush=True)
 while step < total:
@@ -92,6 +96,8 @@ while step < total:
     if step % 10 == 0:
         save(step)
         print("saved", step, flush=True)
+    if os.environ.get("hangs_at") == str(step):
+        time.sleep(600)
 if "exit" in os.environ:
     sys.exit(int(os.environ["exit"]))
 '''
@@ -121,9 +127,16 @@ class KeptScript:
         return Checkpoints(open_store(str(self.folder / "store")), PREFIX, keep=KEEP)
 
     def start(
-        self, *, steps: int = 30, pause_s: float = 0.005, on: OnNotice = OnNotice.NONE, keep: int = KEEP, **env: str
+        self,
+        *,
+        steps: int = 30,
+        pause_s: float = 0.005,
+        on: OnNotice = OnNotice.NONE,
+        handler: str = "save",
+        keep: int = KEEP,
+        **env: object,
     ) -> None:
-        """Start the next attempt."""
+        """Start the next attempt; `handler` is what the script does about the signal: save, ignore, or none of it."""
         self.attempts += 1
         self.attempt_folder.mkdir()
         order = KeepOrder(
@@ -140,13 +153,15 @@ class KeptScript:
             folder=str(self.attempt_folder),
             first_rank=0,
         )
-        handles = {} if on is OnNotice.NONE else {"on": on.value}
+        own = {name: str(value) for name, value in env.items()}
+        if on is not OnNotice.NONE and handler != "none":
+            own |= {"on": on.value, "handler": handler}
         with (self.attempt_folder / "rank-0.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "gpucloud.agent", "keep", "--order", to_json(order), "--",
                  sys.executable, "train.py", self.kind, str(steps), str(pause_s)],
                 cwd=self.code, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": str(ROOT), MARK: str(self.attempt_folder), "RANK": "0"} | handles | env,
+                env=os.environ | {"PYTHONPATH": str(ROOT), MARK: str(self.attempt_folder), "RANK": "0"} | own,
             )  # fmt: skip
 
     def ended(self, limit_s: float = 60.0) -> int:

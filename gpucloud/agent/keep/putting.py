@@ -38,6 +38,7 @@ class Directory:
     def __init__(self, path: Path, code: Path, rule: Rule) -> None:
         self.path = path
         self.rule = rule
+        self._apart = path.resolve() != code.resolve()
         self._own = code / f"{OURS}kept"
         self._before = self._own / "before.json"
         self._incoming = self._own / "incoming"
@@ -90,7 +91,9 @@ class Directory:
     def _set_aside(self, restored: tuple[str, ...], shipped: dict[str, Signature], say: Say) -> None:
         listing = look(self.path)
         own = {path for path, signature in listing.items() if shipped.get(path) == signature}
-        doomed = [path for path in leftovers(self.rule, listing, restored) if path not in own]
+        # Without anything to put back, the script finds what came with the code, as it would on another node.
+        found = leftovers(self.rule, listing, restored) if restored or not self._apart else tuple(listing)
+        doomed = [path for path in found if path not in own]
         if doomed:
             shutil.rmtree(self._aside, ignore_errors=True)
             say(f"set aside what was never saved: {_brief(doomed)}")
