@@ -105,6 +105,7 @@ def test_the_keeper_of_a_scripts_own_directory_comes_before_the_launcher_on_ever
         first_rank=4,
     )
     assert dict(both[1].env)["GPUCLOUD_CHECKPOINT_DIRECTORY"] == "out"
+    assert [dict(one.env)["PET_SHUTDOWN_TIMEOUT"] for one in (*both, *alone)] == ["110", "110", "5", "5"]
     assert [one.keeper for one in alone] == [(), ()]
 
 

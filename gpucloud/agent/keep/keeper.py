@@ -121,7 +121,8 @@ class Keeper:
                 self._settling.take(one, content)
                 self._directory.forget_aside()
                 self._reporting.progress(taking.committed)
-                self._reporting.saving(taking.longest_s + self._order.settle.total_seconds())
+                if self._order.on_notice is OnNotice.NONE:  # how long the script itself takes to save, nobody knows
+                    self._reporting.saving(taking.longest_s + self._order.settle.total_seconds())
         except Fenced as error:
             self._reporting.say(str(error))
             self._fenced = True
@@ -147,6 +148,9 @@ class Keeper:
         if self._taking is not None and not self._fenced:
             self._keep_the_last(self._taking, proven=code != 0)
         self._pool.shutdown()
+        if self._taking is not None and not self._taking.count and (there := look(self._directory.path)):
+            layout = self._order.rule.done_file or self._order.rule.layout.value
+            self._reporting.say(f"nothing was saved: no new checkpoint ({layout}) among the {len(there)} files there")
         if self._fenced:
             return FENCED
         if self._leave_by is None:
