@@ -55,7 +55,7 @@ run: train.py
 launcher: {launcher}
 resources: {{nodes: 2, gpus: {gpus}}}
 checkpoint: {{directory: out, on_notice: {on_notice}}}
-budget: 1 USD
+budget: 3 USD
 """
 
 
