@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from gpucloud.adapters.localfiles import inside
 from gpucloud.domain.errors import StoreError
 from gpucloud.ports import Host, Outputs
 from gpucloud.store import ObjectStore
+
+Note = dict[str, str | int]
 
 
 class StoredOutputs:
@@ -40,18 +43,19 @@ class StoredOutputs:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _keep(self) -> Iterator[str]:
-        """A link becomes a file of its own kind: a store has objects only."""
-        links = {}
-        for path in sorted(self._folder.rglob("*")):
-            name = path.relative_to(self._folder).as_posix()
-            if path.is_symlink():
-                links[name] = str(path.readlink())
-            elif path.is_file():
+        """A store has objects only: what is no file, and what a file is beside its bytes, is noted in one of its own.
+
+        Notes are kept from call to call, and before the files that they are of: there is a call for each machine.
+        """
+        found = {path.relative_to(self._folder).as_posix(): path for path in sorted(self._folder.rglob("*"))}
+        notes = {name: note for name, path in found.items() if (note := _noted(path))}
+        if notes:
+            self._store.put(_notes(self._job), json.dumps({**_read_notes(self._store, self._job), **notes}).encode())
+        for name, path in found.items():
+            if path.is_file() and not path.is_symlink():
                 key = f"{_files(self._job)}{name}"
                 self._store.put(key, path.read_bytes())
                 yield key
-        if links:
-            self._store.put(_links(self._job), json.dumps(links).encode())
 
 
 def bring_stored_home(store: ObjectStore, job: str, target: Path) -> tuple[str, ...]:
@@ -60,45 +64,70 @@ def bring_stored_home(store: ObjectStore, job: str, target: Path) -> tuple[str, 
     May be repeated. Raises StoreError (the store does not answer, or nothing can be written there), and UsageError for
     a name that leads out of `target`.
     """
+    notes = _read_notes(store, job)
     brought = []
     for key in store.list(_files(job)):
         stored = store.get(key)
         if stored is not None:
-            brought.append(_place(inside(target, key.removeprefix(_files(job))), stored.data))
-    links = store.get(_links(job))
-    for name, to in _parsed(links.data).items() if links is not None else ():
-        path = inside(target, name)
-        if os.path.normpath(path.parent / to).startswith(f"{target}{os.sep}") and not os.path.lexists(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.symlink_to(to)
-            brought.append(str(path))
-    for key in (*store.list(_files(job)), *([_links(job)] if links is not None else [])):
+            name = key.removeprefix(_files(job))
+            brought.append(_place(inside(target, name), stored.data, notes.get(name, {})))
+    brought += _make_links(target, notes)
+    for key in (*store.list(_files(job)), *store.list(_notes(job))):
         store.delete(key)
     return tuple(brought)
 
 
-def _place(path: Path, data: bytes) -> str:
+def _noted(path: Path) -> Note:
+    """Return what the path is beside its bytes; nothing for a folder, which its files make."""
+    if path.is_symlink():
+        return {"link": str(path.readlink())}
+    if path.is_dir():
+        return {}
+    status = path.stat()
+    return {"mode": stat.S_IMODE(status.st_mode) & 0o777, "mtime_ns": status.st_mtime_ns}
+
+
+def _place(path: Path, data: bytes, note: Note) -> str:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
+    mode, mtime_ns = note.get("mode"), note.get("mtime_ns")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_bytes(data)
+        if isinstance(mode, int) and isinstance(mtime_ns, int):
+            beside.chmod(mode & 0o777 | stat.S_IRUSR | stat.S_IWUSR)
+            os.utime(beside, ns=(mtime_ns, mtime_ns))
         beside.replace(path)
     except OSError as error:
         raise StoreError(f"outputs cannot be written to {path}: {error}", hint="free some space") from error
     return str(path)
 
 
-def _parsed(data: bytes) -> dict[str, str]:
+def _make_links(target: Path, notes: Mapping[str, Note]) -> Iterator[str]:
+    """Make the links that stay inside, where nothing else is."""
+    for name, note in notes.items():
+        path, to = inside(target, name), note.get("link")
+        if to is not None and _is_below(target, path.parent / str(to)) and not os.path.lexists(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(str(to))
+            yield str(path)
+
+
+def _is_below(target: Path, place: Path) -> bool:
+    return os.path.normpath(place).startswith(f"{target}{os.sep}")
+
+
+def _read_notes(store: ObjectStore, job: str) -> dict[str, Note]:
+    stored = store.get(_notes(job))
     try:
-        found = json.loads(data)
-        return {str(name): str(to) for name, to in found.items()}
-    except (ValueError, AttributeError) as error:
-        raise StoreError(f"the links of the outputs are damaged: {error}") from error
+        found = json.loads(stored.data) if stored is not None else {}
+        return {str(name): dict(note) for name, note in found.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StoreError(f"the notes on the outputs are damaged: {error}") from error
 
 
 def _files(job: str) -> str:
     return f"jobs/{job}/outputs/files/"
 
 
-def _links(job: str) -> str:
-    return f"jobs/{job}/outputs/links.json"
+def _notes(job: str) -> str:
+    return f"jobs/{job}/outputs/notes.json"

@@ -107,19 +107,21 @@ def _bootstrap(root: Path, options: argparse.Namespace) -> int:
 
 
 def _drive(root: Path, options: argparse.Namespace) -> int:
+    from gpucloud.agent.facts import package_sha256
+
+    package = _package()
+    sha256 = package_sha256(package)
     if options.held is not None:
         from gpucloud.agent.drive.driver import be_driver
 
-        return be_driver(root, *options.held)
+        return be_driver(root, *options.held, package=sha256)
     from gpucloud.agent.drive.starting import start
-    from gpucloud.agent.facts import package_sha256
     from gpucloud.domain.bootstrap.wanted import DriverWanted
     from gpucloud.domain.errors import NodeError
 
-    package = _package()
     wanted = from_json(DriverWanted, sys.stdin.read())
     try:
-        return _say(start(root, wanted, package=package, sha256=package_sha256(package)))
+        return _say(start(root, wanted, package=package, sha256=sha256))
     except NodeError as error:
         return _say(f"{error}; hint: {error.hint}", code=1)
 

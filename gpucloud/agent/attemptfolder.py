@@ -126,10 +126,20 @@ class AttemptFolder:
 
 def newest(attempts: Path) -> int:
     """Return the highest attempt number that was ever begun here; 0 for none."""
+    return max(_numbers(attempts), default=0)
+
+
+def saving_before(attempts: Path, number: int) -> Saving | None:
+    """Return how long saves took in the newest attempt before this one that saved here; None when none did."""
+    older = sorted((one for one in _numbers(attempts) if one < number), reverse=True)
+    return next((saving for one in older if (saving := AttemptFolder(attempts, one).saving()) is not None), None)
+
+
+def _numbers(attempts: Path) -> tuple[int, ...]:
     try:
-        return max((int(path.name) for path in attempts.iterdir() if path.name.isdecimal()), default=0)
+        return tuple(int(path.name) for path in attempts.iterdir() if path.name.isdecimal())
     except OSError:
-        return 0
+        return ()
 
 
 def _progress(text: bytes) -> tuple[Progress, float]:

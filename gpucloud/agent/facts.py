@@ -10,15 +10,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from gpucloud import processes, smi
-from gpucloud.agent import daemon, image
+from gpucloud.agent import image
 from gpucloud.agent.boot.files import boots_itself, note_visit
 from gpucloud.agent.data.staged import staged
-from gpucloud.agent.drive import files as drive
 from gpucloud.agent.gate.record import gate_fact
 from gpucloud.agent.layer.fact import base as base_python
 from gpucloud.agent.layer.fact import index_for, layer_fact
 from gpucloud.agent.layer.places import places
 from gpucloud.agent.machine.notes import machine_fact
+from gpucloud.agent.seat import agent_seat, driver_seat
 from gpucloud.agent.wholefile import read_text
 from gpucloud.domain.agentstatus import RunState, status_from_json
 from gpucloud.domain.bootstrap.facts import Asked, Facts
@@ -31,7 +31,6 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
     if asked.visit:
         note_visit(root)
     gpus, fault = smi.gpus()
-    is_running, agent_package = daemon.running(root)
     base = base_python()
     return Facts(
         python=sys.executable,
@@ -46,7 +45,7 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         gpus=gpus,
         gpu_fault=fault,
         stand_in=smi.are_stand_ins(),
-        agent_package=(agent_package or "unknown") if is_running else None,
+        agent_package=agent_seat(root).taken_by(),
         agent_busy=_is_busy(root),
         layer=layer_fact(places(), asked.layer, base, index_for(gpus)),
         boto3=base.boto3,
@@ -57,7 +56,7 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         image=image.fact(root, asked.image) if asked.image else None,
         gate=gate_fact(root),
         boots_itself=boots_itself(root),
-        driver_package=drive.running(root),
+        driver_package=driver_seat(root).taken_by(),
     )
 
 

@@ -40,10 +40,15 @@ class OutputRoom:
             too_old = max(0, size - share) // self._step_bytes * self._step_bytes
             if too_old > known.said:
                 known.said, known.said_at_s = too_old, now_s
+        self.settle(now_s=now_s)
+        return tuple((rank, known.said) for rank, known in sorted(self._ranks.items()) if known.said)
+
+    def settle(self, *, now_s: float) -> None:
+        """Free what was said to be gone; go on with it when the attempt is over, or the last of it stays."""
+        for rank, known in self._ranks.items():
             if known.gone < known.said and now_s - known.said_at_s >= _GRACE_S:
                 known.gone = known.said
                 _free(self._folder / f"rank-{rank}.log", known.gone)
-        return tuple((rank, known.said) for rank, known in sorted(self._ranks.items()) if known.said)
 
 
 def _free(path: Path, length: int) -> None:

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.agent.attemptfolder import AttemptFolder, newest
+from gpucloud.agent.attemptfolder import AttemptFolder, newest, saving_before
 from gpucloud.agent.decide import (
     Abort,
     Action,
@@ -23,12 +23,14 @@ from gpucloud.agent.decide import (
     Rest,
     Save,
     SaveEarly,
+    Saving,
     Seen,
     Start,
     decide,
 )
 from gpucloud.agent.levels import Inbox, Outbox
 from gpucloud.agent.metrics.station import Station
+from gpucloud.agent.outputroom import OutputRoom
 from gpucloud.agent.running import CANNOT_RUN, RunningAttempt, end_beside, sweep
 from gpucloud.domain.agentstatus import AttemptStatus, Launch, Outcome, RunState, Status
 from gpucloud.domain.node import Notice
@@ -65,6 +67,8 @@ class Agent:
         self._powered_off = False
         self._saved_early: tuple[datetime, int] | None = None
         self._running: RunningAttempt | None = None
+        self._room: OutputRoom | None = None  # of the attempt that ended last
+        self._saving_before: Saving | None = None
         self._newest = newest(self._attempts)
         self._attempt = self._recover()
 
@@ -96,7 +100,7 @@ class Agent:
                 now=now,
                 power_off_after=self._own_end.after,
                 rebalance=self._rebalance(),
-                saving=self._running.folder.saving() if self._running else None,
+                saving=self._running.folder.saving() or self._saving_before if self._running else None,
             )
         )
         try:
@@ -152,6 +156,8 @@ class Agent:
     def _begin(self, launch: Launch) -> None:
         if self._prepaid is not None:
             self._prepaid = replace(self._prepaid, heard_at=datetime.now(timezone.utc))
+        # Until this attempt has saved, what an earlier one of the job measured here says how long that takes.
+        self._saving_before = saving_before(self._attempts, launch.attempt)
         folder = AttemptFolder(self._attempts, launch.attempt)
         try:
             self._running = RunningAttempt(launch, folder)
@@ -173,10 +179,12 @@ class Agent:
 
     def _advance(self) -> None:
         if self._running is None:
+            if self._room is not None:
+                self._room.settle(now_s=time.monotonic())
             return
         self._attempt = self._running.advance(self._station.spared)
         if self._attempt.state is RunState.EXITED:
-            folder, self._running = self._running.folder, None
+            folder, self._room, self._running = self._running.folder, self._running.room, None
             self._close(folder, self._attempt)
 
     def _close(self, folder: AttemptFolder, status: AttemptStatus) -> AttemptStatus:

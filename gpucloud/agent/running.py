@@ -32,7 +32,7 @@ class RunningAttempt:
         self._killing = False
         self._aborting_since: float | None = None
         self._ended_beside = False
-        self._room = OutputRoom(folder.path)
+        self.room = OutputRoom(folder.path)
         self._launcher = self._start(launch)
 
     def kill(self) -> None:
@@ -63,7 +63,7 @@ class RunningAttempt:
             progress=self.folder.progress(),
             failed_rank=None,
             output=output,
-            dropped=self._room.look(output, now_s=time.monotonic()),
+            dropped=self.room.look(output, now_s=time.monotonic()),
         )
 
     def _start(self, launch: Launch) -> subprocess.Popen[bytes] | None:
@@ -127,7 +127,7 @@ class RunningAttempt:
             progress=self.folder.progress(),
             failed_rank=self.folder.failed_rank() if failed else None,
             output=output,
-            dropped=self._room.look(output, now_s=time.monotonic()),
+            dropped=self.room.look(output, now_s=time.monotonic()),
         )
 
 

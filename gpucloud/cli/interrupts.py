@@ -12,7 +12,9 @@ from gpucloud.cli.onlookers import Onlooker
 from gpucloud.cli.render import tell
 from gpucloud.domain.state import ExitReason
 
-_QUESTION = "[s]top the job (save, then end the machines), [d]etach (it goes on in the background), or [c]ontinue? "
+_STOP = "[s]top the job (save, then end the machines), "
+_DETACH = "[d]etach (it goes on by itself), "
+_CONTINUE = "or [c]ontinue? "
 
 
 class Leave(BaseException):
@@ -28,15 +30,19 @@ class Leave(BaseException):
 
 
 class Detach(Exception):
-    """The user leaves, and the job is to go on in the background."""
+    """The user leaves, and the job is to go on by itself."""
 
 
 class Interrupts:
-    """What the user's signals mean; `wanted_end` is asked at every pass. Without `asks`, any of them leaves now."""
+    """What the user's signals mean; `wanted_end` is asked at every pass. Without `asks`, any of them leaves now.
 
-    def __init__(self, onlooker: Onlooker, *, asks: bool = True) -> None:
+    Detach is only raised with `detaches`: where the command has something that could go on without it.
+    """
+
+    def __init__(self, onlooker: Onlooker, *, asks: bool = True, detaches: bool = False) -> None:
         self._onlooker = onlooker
         self._asks = asks
+        self._detaches = detaches
         self._pressed = 0
         self._left: Leave | None = None
         self._end: ExitReason | None = None
@@ -64,7 +70,7 @@ class Interrupts:
     def _ask(self) -> None:
         self._onlooker.pause()
         try:
-            answer = _answer()
+            answer = _answer(detaches=self._detaches)
         finally:
             self._onlooker.go_on()
         if answer == "d":
@@ -74,9 +80,9 @@ class Interrupts:
 
 
 @contextmanager
-def obeyed(onlooker: Onlooker, *, asks: bool = True) -> Iterator[Interrupts]:
+def obeyed(onlooker: Onlooker, *, asks: bool = True, detaches: bool = False) -> Iterator[Interrupts]:
     """Have signals mean what `Interrupts` says while the block runs."""
-    interrupts = Interrupts(onlooker, asks=asks)
+    interrupts = Interrupts(onlooker, asks=asks, detaches=detaches)
     before = {number: signal.signal(number, interrupts.press) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interrupts
@@ -85,15 +91,15 @@ def obeyed(onlooker: Onlooker, *, asks: bool = True) -> Iterator[Interrupts]:
             signal.signal(number, handler)
 
 
-def _answer() -> str:
-    """Return s, d or c; a second Ctrl-C leaves."""
+def _answer(*, detaches: bool) -> str:
+    """Return s, c or, where it is offered, d; a second Ctrl-C leaves."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         while True:
-            sys.stderr.write(_QUESTION)
+            sys.stderr.write(_STOP + (_DETACH if detaches else "") + _CONTINUE)
             sys.stderr.flush()
             word = sys.stdin.readline().strip().lower()[:1]
-            if word in ("s", "d", "c"):
+            if word in ("s", "c") or (word == "d" and detaches):
                 return word
             if not word:
                 tell("")

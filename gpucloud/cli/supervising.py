@@ -13,7 +13,7 @@ from gpucloud.domain.driving import Unattended
 from gpucloud.domain.errors import GpucloudError, LeaseHeld
 from gpucloud.domain.job import Job
 from gpucloud.domain.state import JobState
-from gpucloud.domain.supervision.seen import Goal
+from gpucloud.domain.supervision.seen import Goal, Until
 from gpucloud.usecases.jobs import Asker, caller
 from gpucloud.usecases.lease import take
 from gpucloud.usecases.report import JobReport
@@ -49,10 +49,10 @@ class Begun:
 def run(begun: Begun, goal: Goal, unattended: Unattended | None = None) -> None:
     """Hold the job's lease until the goal is reached, and bring home what is in the store then.
 
-    Raises Leave and Detach as the user wishes, LeaseHeld when somebody else supervises it; after any other
-    GpucloudError it is said what lives.
+    Raises Leave, and Detach from a job that is to be finished, as the user wishes; LeaseHeld when somebody else
+    supervises it; after any other GpucloudError it is said what lives.
     """
-    with onlooker() as shown, obeyed(shown) as interrupts:
+    with onlooker() as shown, obeyed(shown, detaches=goal.until is Until.FINISHED) as interrupts:
         _run(begun, goal, unattended, shown, interrupts)
 
 

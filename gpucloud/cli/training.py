@@ -12,7 +12,7 @@ from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.reports import plan_json, plan_text
 from gpucloud.cli.supervising import Begun, answer, run, say_what_lives
 from gpucloud.cli.target import read_target
-from gpucloud.domain.driving import USUAL_TIME, Unable, Unattended
+from gpucloud.domain.driving import Unattended
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Cloud, Job
 from gpucloud.domain.plan import Plan
@@ -62,28 +62,33 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
     """Run the job to its end, or start or continue it in the background; return the exit code."""
     cloud = Gpucloud()
     lasting = _time(asked.unattended)
-    alone = lasting is not None or asked.detach
-    unable = _unable(cloud, read_target(cloud, target, on).job, lasting) if alone else None
+    if lasting is not None:
+        _require_able(cloud, read_target(cloud, target, on).job, lasting)
     begun = _begin(cloud, target, on, asked.budget_usd)
     job = replace(begun.job, profile_steps=asked.profile_steps)
     begun = replace(begun, read=replace(begun.read, job=job))
-    if unable is not None:
-        tell(f"a process here drives the job, which needs this machine: {unable.why}")
-        return detach(begun, keep=asked.keep, drill=asked.drill, as_json=as_json)
-    own = Unattended(lasting=lasting or USUAL_TIME, keep=asked.keep, drill=asked.drill) if alone else None
-    if own is not None and asked.detach:
-        return launch(begun, own, as_json=as_json)
+    own = Unattended(lasting=lasting, keep=asked.keep, drill=asked.drill) if lasting is not None else None
     goal = Goal(nodes=job.resources.nodes, keep=asked.keep, drill=asked.drill)
+    if asked.detach:
+        return _leave_going(begun, goal, own, as_json=as_json)
     return _supervise(begun, goal, unattended=own, as_json=as_json)
 
 
-def _unable(cloud: Gpucloud, job: Job, lasting: timedelta | None) -> Unable | None:
-    """Return why the job's machines cannot drive it, None if they can; UsageError where that was to last so long."""
+def _leave_going(begun: Begun, goal: Goal, unattended: Unattended | None, *, as_json: bool) -> int:
+    """Leave the job to its own machines, or where these cannot drive it to a process here; return the exit code."""
+    unable = begun.cloud.unable(begun.job) if unattended is None else None
+    if unable is not None:
+        tell(f"a process here drives the job, which needs this machine: {unable.why}")
+        return detach(begun, keep=goal.keep, drill=goal.drill, as_json=as_json)
+    return launch(begun, unattended or Unattended(keep=goal.keep, drill=goal.drill), as_json=as_json)
+
+
+def _require_able(cloud: Gpucloud, job: Job, lasting: timedelta) -> None:
+    """UsageError for a job that its machines cannot drive, or not worth a time that short."""
     _require_worth(cloud, job, lasting)
     unable = cloud.unable(job)
-    if unable is not None and lasting is not None:
+    if unable is not None:
         raise UsageError(f"--unattended: {unable.why}", hint=unable.hint)
-    return unable
 
 
 def _begin(cloud: Gpucloud, target: str | None, on: Cloud | None, budget_usd: Decimal | None = None) -> Begun:
@@ -139,10 +144,10 @@ def _time(text: str | None) -> timedelta | None:
         raise UsageError(f"--unattended: {error}", hint="--unattended 8h") from error
 
 
-def _require_worth(cloud: Gpucloud, job: Job, lasting: timedelta | None) -> None:
+def _require_worth(cloud: Gpucloud, job: Job, lasting: timedelta) -> None:
     """A shorter time would be over before the machines have made themselves fit."""
     least = 2 * cloud.cloud(job).manners.rules.wall.least
-    if lasting is not None and lasting < least:
+    if lasting < least:
         raise UsageError(
             f"--unattended: {format_span(lasting)} is too short to start and save; the least is {format_span(least)}",
             hint="--unattended 8h",
@@ -157,7 +162,5 @@ def _supervise(begun: Begun, goal: Goal, *, unattended: Unattended | None = None
         say_what_lives(asker.state_as_listed())
         return leave.exit_code
     except Detach:
-        if unattended is not None:
-            return launch(begun, unattended, as_json=as_json)
-        return detach(begun, keep=goal.keep, drill=goal.drill, as_json=as_json)
+        return _leave_going(begun, goal, unattended, as_json=as_json)
     return answer(asker.report(), as_json=as_json)

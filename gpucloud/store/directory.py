@@ -14,10 +14,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from gpucloud.domain.errors import StoreError
-from gpucloud.domain.parts import Sums
+from gpucloud.domain.parts import PART_BYTES, Sums, size_of
 from gpucloud.store.contract import RESERVED, Conflict, Stored, checked
 from gpucloud.store.diskparts import read_parts, write_parts
-from gpucloud.store.folders import create, files, make_folder, sync_folder
+from gpucloud.store.folders import create, create_unnamed, files, make_folder, name_it, sync_folder
 
 _LOCKS = f"{RESERVED}locks"
 _LOCK_LIMIT_S = 10.0
@@ -128,11 +128,15 @@ class DirectoryStore:
         path = self._path(key)
         beside = path.with_name(f"{RESERVED}{secrets.token_hex(8)}.tmp")
         with _explained("write", path):
-            descriptor = create(beside, mode)
+            # What a killed writer leaves of a large object would fill the disk.
+            unnamed = create_unnamed(path.parent, mode) if size_of(pieces) > PART_BYTES else None
+            descriptor = create(beside, mode) if unnamed is None else unnamed
             try:
                 try:
                     sums = write_parts(descriptor, pieces)
                     os.fsync(descriptor)
+                    if unnamed is not None:
+                        name_it(descriptor, beside)
                 finally:
                     os.close(descriptor)
                 with contextlib.nullcontext() if if_absent else self._locked(key):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 THREADS = 4
@@ -13,12 +12,15 @@ _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
 
-def all_done(work: Callable[[_Item], _Answer], items: Iterable[_Item]) -> list[_Answer]:
+def all_done(work: Callable[[_Item], _Answer], items: Iterable[_Item], *, threads: int = THREADS) -> list[_Answer]:
     """Return the answers in the items' order; after the first failure nothing new is begun, and that one is raised."""
     given = list(items)
     if len(given) < 2:
         return [work(item) for item in given]
-    with ThreadPoolExecutor(min(THREADS, len(given))) as pool:
+    # Late: it takes as long to import as the rest of the store, and most objects are small.
+    from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait  # noqa: PLC0415
+
+    with ThreadPoolExecutor(min(threads, len(given))) as pool:
         running = [pool.submit(work, item) for item in given]
         try:
             wait(running, return_when=FIRST_EXCEPTION)

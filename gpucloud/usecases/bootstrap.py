@@ -14,6 +14,7 @@ from gpucloud.domain.bootstrap.checks import (
     check_torch,
     check_torch_build,
     findings,
+    is_wrong,
     job_python,
     require_python,
 )
@@ -55,7 +56,8 @@ class Bootstrapped:
     """A node that is fit: where things lie on it, what was changed and how long each step took (seconds).
 
     `python` is the job's, `base_python` the one that runs the package. `changed` is empty when everything was there.
-    `lock` holds JSON values only. `image` is the job's image as it is pinned there.
+    `lock` holds JSON values only. `image` is the job's image as it is pinned there. `ahead` is the node's clock minus
+    the caller's, zero where that is little.
     """
 
     python: str
@@ -67,6 +69,7 @@ class Bootstrapped:
     seconds: tuple[tuple[str, float], ...]
     lock: dict[str, object]
     image: str | None = None
+    ahead: timedelta = timedelta(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +124,7 @@ def bootstrap(  # noqa: PLR0913  each by its name
         seconds=tuple(work.seconds),
         lock=lock_record(facts, wanted),
         image=facts.image.pinned if facts.image else None,
+        ahead=work.skew if is_wrong(work.skew) else timedelta(0),
     )
 
 

@@ -88,6 +88,7 @@ class Cashier:
             billed = self._jobs.charges()
             nodes = {charge.node_id for charge in billed}
             self._billed = {node: total(charge for charge in billed if charge.node_id == node) for node in nodes}
+            self._billed.setdefault(life.node_id, ZERO)  # it ended as it began, or by a clock that was behind
         return self._billed[life.node_id]
 
     def _meter(self, life: NodeLife, state: JobState, now: datetime) -> tuple[Charge, ...]:

@@ -16,6 +16,7 @@ from gpucloud.usecases.jobstore import JobStore
 _MOST = 1 << 20  # bytes of output of one rank that one pass takes
 _PASSES = 3  # that one look at a node makes while there is more; a node that is slow to answer looks dead
 _KEEP_AT = 1 << 16  # bytes after which read output goes to the store without waiting for the next flush
+_LEAST_LOST = 100  # bytes: what says so is no longer
 _READ = """border=$1; most=$2; shift 2
 while [ $# -gt 0 ]; do
   printf '%s' "$border"; tail -c "+$2" "$1" 2>/dev/null | head -c "$most"; shift 2
@@ -66,12 +67,20 @@ class LogReader:
             self._keep(attempt, rank)
 
     def skip(self, attempt: int, rank: int, until: int) -> None:
-        """Go on at byte `until`, if that is farther: what is before it was never read, and is no longer there."""
-        lost = until - self.offset(attempt, rank)
-        if lost > 0:
-            self._keep(attempt, rank)
-            self._ranks[attempt, rank].offset = until
-            self.output(attempt, rank, f"({lost} bytes of output came faster than they could be read)\n")
+        """Go on at byte `until`, if that is farther: what is before it was never read, and is no longer there.
+
+        A line that says how much it was takes the place of the last of it, here as in the store; for very little, it
+        takes that of what follows too.
+        """
+        before = self.offset(attempt, rank)
+        if until <= before:
+            return
+        lost = max(until - before, _LEAST_LOST)
+        said = f"({lost} bytes of output came faster than they could be read)\n"
+        self._keep(attempt, rank)
+        known = self._ranks[attempt, rank]
+        known.offset, known.unkept = before + lost, said.encode()
+        self.output(attempt, rank, said)
 
     def asks_for_launch(self, attempt: int, node: int) -> bool:
         """Whether that launch was not read yet."""

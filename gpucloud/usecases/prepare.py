@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 
 from gpucloud.domain.agentstatus import Status
 from gpucloud.domain.bootstrap.wanted import Wanted, with_driver
@@ -225,7 +226,9 @@ class Preparer:
         return ""
 
     def _desired(self, node_id: str, state: JobState) -> bytes:
-        return desired_for(node_id, state, self.world, self._place)
+        ready = self._ready(node_id)
+        ahead = ready.bootstrapped.ahead if ready is not None else timedelta(0)
+        return desired_for(node_id, state, self.world, self._place, ahead)
 
     def _place(self, member: str, reader: str) -> Place:
         """Paths differ from node to node; of the others, which may be gone, only the address matters to the reader."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _KINDS = {
-    Tier.A: "nodes have namespaces of their own on this machine, and no way to the internet (tier A)",
+    Tier.A: "nodes have namespaces of their own, no way to the internet, and this machine's time of day (tier A)",
     Tier.B: "nodes are processes of this machine (tier B)",
 }
 

@@ -83,7 +83,13 @@ def trust_first(servers: Sequence[Server]) -> None:
 
 def order(do: str, node: Node) -> Order:
     wanted = {"do": do, "root": node.root, "token": "bench", "name": node.id, "node": node.id, "job": "bench"}
-    rest = {"owner": "bench", "until": time.time() + 600, "devices": list(node.devices), "store": ""}
+    rest = {
+        "owner": "bench",
+        "until": time.time() + 600,
+        "now": time.time(),
+        "devices": list(node.devices),
+        "store": "",
+    }
     return Order(node=node, order={**wanted, **rest})
 
 

@@ -117,8 +117,9 @@ def _supervision() -> Iterator[Bug]:
     preparing = ("pytest", "tests/unit/test_preparing.py")
     failure = "            self._failures += 1\n            self._unreachable.add(node.id)\n"
     yield _bug("dead-in-bootstrap-is-the-users-error", "usecases/prepare.py", unreachable, failure, *preparing)
+    reconciling = ("pytest", "tests/unit/test_reconcile.py")
     taken = "    if taken is not None:\n        return taken\n"
-    yield _bug("own-failure-not-told-from-a-lost-peers", "domain/supervision/during.py", taken, "", "storm")
+    yield _bug("own-failure-not-told-from-a-lost-peers", "domain/supervision/during.py", taken, "", *reconciling)
     begun = "desired.launch.attempt <= seen.newest:"
     again = "desired.launch.attempt < seen.newest:"
     yield _bug("attempt-started-twice", "agent/decide.py", begun, again, "pytest", "tests/unit/test_agent_decide.py")

@@ -6,7 +6,9 @@ from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
-from gpucloud.domain.ledger import total
+import pytest
+
+from gpucloud.domain.ledger import Terms, total
 from gpucloud.domain.node import EndCause
 from gpucloud.domain.offer import PricePoint
 from gpucloud.domain.state import NodeLife
@@ -41,3 +43,15 @@ def test_a_charge_stays_as_it_was_billed_when_later_attempts_cut_its_time(tmp_pa
     later = replace(settled, attempts=(*attempts, opened("a", number=7)))
     cashier = Cashier(jobs, OnePrice())
     assert cashier.spend(later, NOW).spent_usd == total(cashier.charges(later, NOW)) == Decimal("0.00000039")
+
+
+@pytest.mark.parametrize("lived_s", [0, -3600])
+def test_a_machine_that_was_charged_nothing_costs_nothing(tmp_path, lived_s):
+    """It ended the moment it began, or by a clock that was behind that of its beginning."""
+    jobs = JobStore(open_store(str(tmp_path)), "digits")
+    ended = NOW + timedelta(seconds=lived_s)
+    life = NodeLife(node_id="a", pool=POOL, launched_at=NOW, ended_at=ended, end_cause=EndCause.CHOICE)
+    settled = Cashier(jobs, OnePrice(), Terms(minimum=timedelta(0))).settle(state(nodes=(life,)), NOW)
+    cashier = Cashier(jobs, OnePrice(), Terms(minimum=timedelta(0)))
+    assert cashier.charges(settled, NOW) == ()
+    assert cashier.spend(settled, NOW).spent_usd == 0

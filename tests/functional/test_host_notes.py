@@ -34,6 +34,7 @@ def tell(home: Path, do: str, **changes):
         "job": "digits",
         "owner": "ada@laptop",
         "until": time.time() + 600,
+        "now": time.time(),
         "devices": [],
         "store": "",
         **changes,
@@ -68,6 +69,21 @@ def test_another_job_is_told_who_has_it_until_when(home):
 
 def test_what_is_over_can_be_taken(home):
     tell(home, "take", until=time.time() - 1)
+    assert tell(home, "take", **OTHER) == {"address": "10.0.0.5"}
+
+
+@pytest.mark.parametrize("behind_s", [-3600, 3600])
+def test_whose_clock_is_wrong_takes_a_host_for_as_long_as_anybody_else(home, behind_s):
+    def wrong(in_s):
+        now = time.time() - behind_s
+        return {"now": now, "until": now + in_s}
+
+    tell(home, "take", **wrong(600))
+    held = tell(home, "take", **OTHER)["held"]
+    assert held["until"] == pytest.approx(time.time() + 600, abs=30)
+    told = tell(home, "take", **OTHER, **wrong(600))["held"]
+    assert told["until"] == pytest.approx(time.time() - behind_s + 600, abs=30)
+    tell(home, "keep", **wrong(-1))
     assert tell(home, "take", **OTHER) == {"address": "10.0.0.5"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from tests.commandline import CommandLine, command_line, until, weights
 from tests.fakes.nodes import openssh_server
+from tests.standins.clocks import python_with_clock
 from tests.standins.own_hosts import OwnHosts, own_hosts
 
 pytestmark = pytest.mark.timeout(240)
@@ -233,3 +235,77 @@ def test_hosts_behind_another_one_are_reached_through_it_once_its_key_is_accepte
         assert came_in >= 4  # for each of two hosts: to take it, and for the job
         assert weights(line)
         nothing_is_left(hosts)
+
+
+# Hosts whose clocks are wrong, each another way
+
+
+@pytest.fixture
+def wrong_clocks(tmp_path):
+    pythons = [python_with_clock(tmp_path / f"python{ahead_s}", ahead_s=ahead_s) for ahead_s in (3600, -3600)]
+    with own_hosts(tmp_path / "hosts", 2, pythons=pythons) as found:
+        yield found
+
+
+def verdict(hosts: OwnHosts, at: int) -> dict[str, object] | None:
+    """How the first attempt ended on the host, as its agent wrote it; None while it runs."""
+    found = list(hosts.servers[at].home.glob(f".gpucloud/jobs/*/{hosts.name(at)}/attempts/0001/exit.json"))
+    return json.loads(found[0].read_text()) if found else None
+
+
+@SLOW
+def test_hosts_whose_clocks_are_an_hour_wrong_train_as_others_do_and_are_told_of(line, wrong_clocks):
+    answer = line.run("train", job(line, wrong_clocks.section()), "--json")
+
+    assert answer.code == 0, answer.stderr
+    assert [attempt["reason"] for attempt in answer.json["attempts"]] == ["succeeded"]
+    # Give or take what the question for it took.
+    assert re.search(r"the node's clock is (359|360)\d s ahead of this machine's", answer.stderr)
+    assert re.search(r"the node's clock is (359|360)\d s behind this machine's", answer.stderr)
+    nothing_is_left(wrong_clocks)
+
+
+@SLOW
+def test_hosts_whose_clocks_are_an_hour_wrong_save_and_stop_in_time_when_nobody_supervises_them(wrong_clocks, tmp_path):
+    line = Hasty(tmp_path)
+    train = line.start("train", job(line, wrong_clocks.section(), steps=2000))
+    until(lambda: line.step() >= 10, "the job is at step 10")
+    os.kill(train.pid, signal.SIGKILL)
+    train.wait()
+
+    until(lambda: verdict(wrong_clocks, 0) and verdict(wrong_clocks, 1), "both hosts have stopped", 40)
+    assert [verdict(wrong_clocks, at)["outcome"] for at in (0, 1)] == ["left", "left"]
+    line.close()
+
+
+class WrongClock(CommandLine):
+    """The command line on a machine whose clock is wrong."""
+
+    ahead_s = 0.0
+
+    def argv(self, *arguments: str) -> list[str]:
+        python = self.folder / "python"
+        if not python.exists():
+            python_with_clock(python, ahead_s=self.ahead_s)
+        return [str(python / "bin" / Path(sys.executable).name), "-m", "gpucloud", *arguments]
+
+
+@SLOW
+@pytest.mark.parametrize("ahead_s", [3600, -3600])
+def test_a_job_of_a_supervisor_whose_clock_is_an_hour_wrong_is_gone_on_with_by_one_whose_clock_is_right(
+    hosts, line, ahead_s
+):
+    """The lease ends by the store's clock, which is neither's."""
+    wrong = WrongClock(line.folder)
+    wrong.ahead_s = ahead_s
+    file = job(line, hosts.section(), steps=100)
+    train = wrong.start("train", file)
+    until(lambda: line.step() >= 10, "the job is at step 10")
+    os.kill(train.pid, signal.SIGKILL)
+    train.wait()
+
+    answer = line.run("train", file, "--json")
+
+    assert answer.code == 0, answer.stderr
+    assert answer.json["attempts"][-1]["reason"] == "succeeded"
+    nothing_is_left(hosts)

@@ -8,9 +8,11 @@ import select
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
+from gpucloud import processes
 from tests.commandline import command_line, until
 
 pytestmark = [pytest.mark.timeout(200), pytest.mark.alone]  # torchrun on two nodes needs both cores
@@ -70,8 +72,8 @@ def line(tmp_path):
         yield found
 
 
-def test_ctrl_c_asks_and_a_detached_job_goes_on_until_it_is_stopped(line):
-    job = line.job(steps=2000, step_s=0.05)
+def detach(line, job):
+    """Start the job on a terminal, press Ctrl-C, say "detach", and return the terminal after the command's end."""
     terminal = Terminal(line, "train", job)
     terminal.wait_for("step 3")
     terminal.wait_for("promised")
@@ -80,11 +82,53 @@ def test_ctrl_c_asks_and_a_detached_job_goes_on_until_it_is_stopped(line):
     terminal.wait_for("[s]top the job")
     terminal.type("d\n")
     assert terminal.end() == 0
-    assert "goes on in the background" in terminal.shown
+    return terminal
+
+
+def processes_of(line):
+    """The commands of gpucloud's own that run on this machine for the job, its embedded cloud's keeper aside."""
+    return [pid for pid in processes.marked("GPUCLOUD_HOME", line.env["GPUCLOUD_HOME"]) if "train" in command_of(pid)]
+
+
+def command_of(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
+
+
+def test_ctrl_c_asks_and_a_detached_job_is_driven_by_its_own_machines_until_it_is_stopped(line):
+    terminal = detach(line, line.job(steps=2000, step_s=0.05))
+    assert "small drives itself until" in terminal.shown
+    assert processes_of(line) == []
+    until(lambda: "its own node i-" in line.run("status", "small").stdout, "a machine that drives")
     before = line.step()
     until(lambda: line.step() > before, "more steps")
+    assert len(line.state()["attempts"]) == 1
 
     assert line.run("down", "small").code == 0
+    assert line.nodes() == []
+
+
+def test_a_detached_job_that_needs_this_machine_goes_on_in_a_process_here(line):
+    line.env["TOKEN"] = "hush"
+    terminal = detach(line, line.job(extra="secrets: [TOKEN]\n", steps=2000, step_s=0.05))
+    assert "secrets are not in the store" in terminal.shown
+    assert "goes on in the background" in terminal.shown
+    assert len(processes_of(line)) == 1
+
+    assert line.run("down", "small").code == 0
+    assert line.nodes() == []
+
+
+def test_machines_that_are_only_brought_up_are_not_left_to_drive_the_job(line):
+    terminal = Terminal(line, "up", line.job())
+    terminal.wait_for("bootstrap")
+    terminal.press_ctrl_c()
+    terminal.wait_for("[s]top the job")
+    assert "[d]etach" not in terminal.shown
+    terminal.type("d\ns\n")
+    assert terminal.end() == 130
     assert line.nodes() == []
 
 

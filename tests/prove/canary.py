@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.commandline import command_line
+from tests.lab.aws.world import SECRET_KEY
 from tests.prove.goal import Figure, Form, Goal
+from tests.standins.aws import account
+from tests.standins.secrets_in_aws import Files, Secrets, look_through_aws
 
 _SCRIPT = """
 import os, sys, time
@@ -47,14 +50,15 @@ _WORDS = {
     for name, value in (GIVEN | OWN).items()
 }
 
+_LEAST = {"requests": 300, "objects": 10, "user data": 1, "listings": 12, "state": 1, "variables": 1}
+
 
 class _Watch:
     """Looks at every process's command line, and environment, again and again."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self) -> None:
         self.found: set[str] = set()
         self.looks = 0
-        self._mark = str(home).encode()
         self._own = {os.getpid(), os.getppid()}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look_again, daemon=True)
@@ -91,7 +95,7 @@ def run(form: Form) -> Iterator[Figure]:
         code.mkdir()
         (code / "train.py").write_text(_SCRIPT)
         (line.folder / "small.yaml").write_text(_JOB)
-        with _Watch(line.home) as watch:
+        with _Watch() as watch:
             kept = line.run("train", "small.yaml", "--keep")
             wrong = [f"the job failed: {kept.stderr[-1500:]}"] if kept.code else []
             files, open_files = _in_files(line.home, nodes_too=True)
@@ -111,6 +115,38 @@ def run(form: Form) -> Iterator[Figure]:
     yield Figure(name="canary", value=len(wrong), limit=0)
     yield Figure(name="canary.files", value=open_files, limit=30, least=True)
     yield Figure(name="canary.looks_at_processes", value=watch.looks, limit=5, least=True)
+    if form is Form.LONG:
+        yield from _on_aws()
+
+
+def _on_aws() -> Iterator[Figure]:
+    """The same job on the emulated AWS; the caller's key there is the lab's own."""
+    secrets = Secrets({name: _WORDS[name] for name in GIVEN} | {"the caller's AWS key": [SECRET_KEY.encode()]})
+    with tempfile.TemporaryDirectory() as name, account(Path(name)) as aws:
+        line = aws.line
+        line.env |= GIVEN
+        code = line.folder / "code"
+        code.mkdir()
+        (code / "train.py").write_text(_SCRIPT)
+        (line.folder / "small.yaml").write_text(_JOB.replace("1 USD", "20 USD") + "cloud: aws\n")
+        aws.lab.hear(secrets.hear)
+        with _Watch() as watch, Files(line.home, secrets):
+            kept = line.run("train", "small.yaml", "--keep")
+            look_through_aws(aws, secrets)
+            machines, _ = _in_files(aws.lab.folder / "machines", nodes_too=True)
+            down = line.run("down", "small")
+            look_through_aws(aws, secrets)
+        for what, answer in {"train": kept, "down": down}.items():
+            secrets.look("words", f"what `{what}` says", (answer.stdout + answer.stderr).encode())
+            secrets.wrong |= {f"`{what}` failed: {answer.stderr[-1500:]}"} if answer.code else set()
+    wrong = sorted({*secrets.wrong, *machines, *watch.found})
+    for fault in wrong:
+        sys.stderr.write(f"canary: on AWS: {fault}\n")
+    yield Figure(name="canary.aws", value=len(wrong), limit=0)
+    # A proof that looked at nothing would find nothing.
+    for kind, least in _LEAST.items():
+        value = secrets.looked.get(kind, 0)
+        yield Figure(name=f"canary.aws-{kind.replace(' ', '-')}", value=value, limit=least, least=True)
 
 
 def _in_files(home: Path, *, nodes_too: bool) -> tuple[list[str], int]:
@@ -140,8 +176,10 @@ def _hits(where: str, data: bytes) -> list[str]:
 
 
 GOAL = Goal(
-    promise="planted secrets are in no state, object, log, story or command line; other users can read none",
-    real="a job on the embedded fleet from `train` to `down` whose script prints its secrets; all files, all processes",
-    simulated="nothing of the embedded fleet; AWS's user data and Terraform's files are not among what is looked at",
+    promise="planted secrets are in no state, object, log, story or command line; other users can read none; on AWS "
+    "they are in no request, tag, parameter or user data, nor in Terraform's state, variables and files",
+    real="a job on the embedded fleet from `train` to `down` whose script prints its secrets; all files, all "
+    "processes; long: the same job on AWS with Terraform, its provider and boto3, each request as it was sent",
+    simulated="AWS: its machines are SSH servers of this one; there, what is base64, zip or gzip is opened",
     run=run,
 )

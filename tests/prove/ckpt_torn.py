@@ -7,44 +7,60 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from tests.prove.goal import Figure, Form, Goal
-from tests.standins import disk_faults
+from tests.standins import disk_faults, http_faults
 from tests.standins.disk_faults import Fault
+from tests.standins.own_bucket import bucket
 from tests.standins.saved_runs import PREFIX, SavedRun, forking
 
 KEEP = 2  # of three saves: the last one deletes the first
 _KILLED = -9
 
 
-class _Case:
-    """One attempt with a fault in one rank, then another without; `wrong` says what did not hold."""
+class _NotReached(Exception):
+    """The attempt made fewer calls than the one at which the fault was to befall it: this was no case."""
 
-    def __init__(self, folder: Path, whole: SavedRun) -> None:
-        self._run = SavedRun(folder, ranks=whole.ranks, keep=KEEP)
+
+class _Case:
+    """One attempt with a fault in one rank, then another without; the answer says what did not hold."""
+
+    def __init__(self, run: SavedRun, whole: SavedRun) -> None:
+        self._run = run
         self._whole = whole
 
     def killed(self, rank: int, at: int, *, to_the_end: bool) -> str | None:
-        codes = self._attempt(rank, disk_faults.die(at), deadly=True)
-        if codes[rank] != _KILLED:
-            return f"rank {rank} was to die and ended with {codes}"
-        return self._wrong() or (self._wrong_end() if to_the_end else None)
+        """The rank dies at the call of that number."""
+        return self._killed(rank, at, _on_disk(self._run, disk_faults.die(at), deadly=True), to_the_end=to_the_end)
+
+    def killed_talking(self, at: int, *, to_the_end: bool) -> str | None:
+        """The only rank dies at the moment of that number of its talk with S3."""
+        return self._killed(0, at, _over_http(self._run, at), to_the_end=to_the_end)
 
     def full(self, rank: int, first: int, last: int, *, to_the_end: bool) -> str | None:
-        codes = self._attempt(rank, disk_faults.full(first, last), deadly=False)
+        """The disk is full for the rank from one call to another."""
+        codes = self._attempt(rank, first, _on_disk(self._run, disk_faults.full(first, last), deadly=False))
         if _KILLED in codes and self._run.ranks == 1:
             return f"a full disk is no death: {codes}"
         return self._wrong() or (self._wrong_end() if to_the_end else None)
 
-    def _attempt(self, rank: int, fault: Fault, *, deadly: bool) -> list[int]:
-        def hook(own: int) -> None:
-            if own == rank:
-                disk_faults.befall(self._run.url, fault, deadly=deadly)
+    def _killed(self, rank: int, at: int, hook: Callable[[], None], *, to_the_end: bool) -> str | None:
+        codes = self._attempt(rank, at, hook)
+        if codes[rank] != _KILLED:
+            return f"rank {rank} was to die and ended with {codes}"
+        return self._wrong() or (self._wrong_end() if to_the_end else None)
 
-        return self._run.attempt(hook)
+    def _attempt(self, rank: int, at: int, befall: Callable[[], None]) -> list[int]:
+        codes = _attempt(self._run, rank, befall)
+        # Two ranks race for who makes a folder, so that neither makes the same number of calls each time.
+        if not any(codes) and _counted(self._run) < at:
+            raise _NotReached
+        return codes
 
     def _wrong(self) -> str | None:
         """Every checkpoint that counts is whole, and the newest is what an undisturbed run had at its step."""
@@ -75,60 +91,127 @@ class _Case:
             return 0
 
 
+@dataclass
+class _Tally:
+    """How many faults befell a run, in how many of them something did not hold, and how many came too late."""
+
+    cases: int = 0
+    wrong: int = 0
+    missed: int = 0
+
+    def take(self, cases: Iterator[tuple[str, Callable[[], str | None]]]) -> None:
+        for name, case in cases:
+            try:
+                found = case()
+            except _NotReached:
+                self.missed += 1
+                continue
+            self.cases += 1
+            if found is not None:
+                self.wrong += 1
+                sys.stderr.write(f"ckpt-torn: {name}: {found}\n")
+
+
 def run(form: Form) -> Iterator[Figure]:
     """Yield what went wrong, and in how many cases."""
-    cases = wrong = 0
-    with tempfile.TemporaryDirectory() as folder, forking():
-        for ranks in (1,) if form is Form.SHORT else (1, 2):
-            for name, case in _cases(Path(folder).resolve() / str(ranks), ranks, form):
-                cases += 1
-                found = case()
-                if found is not None:
-                    wrong += 1
-                    sys.stderr.write(f"ckpt-torn: {name}: {found}\n")
-    yield Figure(name="ckpt-torn", value=wrong, limit=0)
-    yield Figure(name="ckpt-torn.cases", value=cases, limit=40 if form is Form.SHORT else 400, least=True)
+    disk, talk, short = _Tally(), _Tally(), form is Form.SHORT
+    with tempfile.TemporaryDirectory() as name, forking():
+        folder = Path(name).resolve()
+        for ranks in (1,) if short else (1, 2):
+            disk.take(_cases(folder / str(ranks), ranks, form))
+        with bucket(folder / "lab") as url:
+            talk.take(_talks(folder / "s3", url, form))
+    yield Figure(name="ckpt-torn", value=disk.wrong + talk.wrong, limit=0)
+    yield Figure(name="ckpt-torn.cases", value=disk.cases, limit=40 if short else 400, least=True)
+    yield Figure(name="ckpt-torn.s3-cases", value=talk.cases, limit=4 if short else 80, least=True)
+    yield Figure(name="ckpt-torn.not-reached", value=disk.missed + talk.missed, limit=0 if short else 40)
 
 
 def _cases(folder: Path, ranks: int, form: Form) -> Iterator[tuple[str, Callable[[], str | None]]]:
     folder.mkdir()
-    whole = SavedRun(folder / "whole", ranks=ranks, keep=100)
-    assert whole.attempt() == [0] * ranks, whole.said()
+    whole = _whole(folder, ranks)
     for rank in range(ranks):
-        calls = _calls(folder / f"count-{rank}", ranks, rank)
-        for at in range(1, calls + 1):
+        for at in range(1, _calls(folder / f"count-{rank}", ranks, rank) + 1):
             ends = form is Form.LONG or at % 8 == 1
             for kind in ("killed", "full-once", "full-for-ever"):
-                if form is Form.SHORT and kind != "killed" and at % 8 != 2:
+                if form is Form.SHORT and (at % 2 == 0 if kind == "killed" else at % 8 != 2):
                     continue
                 name = f"{kind} at call {at} of rank {rank} of {ranks}"
-                yield name, _case(folder / f"{kind}-{rank}-{at}", whole, kind, rank, at, ends)
+                run = SavedRun(folder / f"{kind}-{rank}-{at}", ranks=ranks, keep=KEEP)
+                yield name, _case(_Case(run, whole), kind, rank, at, ends)
 
 
-def _case(folder: Path, whole: SavedRun, kind: str, rank: int, at: int, ends: bool) -> Callable[[], str | None]:
-    case = _Case(folder, whole)
+def _case(case: _Case, kind: str, rank: int, at: int, ends: bool) -> Callable[[], str | None]:
     if kind == "killed":
         return lambda: case.killed(rank, at, to_the_end=ends)
     return lambda: case.full(rank, at, at + 2 if kind == "full-once" else sys.maxsize, to_the_end=ends)
 
 
-def _calls(folder: Path, ranks: int, rank: int) -> int:
-    """Return how many calls to the disk the rank makes in an undisturbed attempt."""
-    run = SavedRun(folder, ranks=ranks, keep=KEEP)
-
-    def hook(own: int) -> None:
-        if own == rank:
-            disk_faults.befall(run.url, _written(folder / "calls"), deadly=False)
-
+def _talks(folder: Path, url: str, form: Form) -> Iterator[tuple[str, Callable[[], str | None]]]:
+    """The deaths at each moment of what one rank says to S3; in the short form five of them, one up to the end."""
     folder.mkdir()
-    assert run.attempt(hook) == [0] * ranks, run.said()
-    return len((folder / "calls").read_bytes())
+    whole = _whole(folder, 1)
+    undisturbed = SavedRun(folder / "count", keep=KEEP, store=f"{url}/count")
+    assert _attempt(undisturbed, 0, _over_http(undisturbed, 0)) == [0], undisturbed.said()
+    moments = _counted(undisturbed)
+    for at in range(1, moments + 1) if form is Form.LONG else range(moments // 10, moments, moments // 5):
+        case = _Case(SavedRun(folder / str(at), keep=KEEP, store=f"{url}/{at}"), whole)
+        ends = form is Form.LONG or at < moments // 5
+        yield f"killed at moment {at} of its talk with S3", partial(case.killed_talking, at, to_the_end=ends)
 
 
-def _written(file: Path) -> Fault:
+def _whole(folder: Path, ranks: int) -> SavedRun:
+    whole = SavedRun(folder / "whole", ranks=ranks, keep=100)
+    assert whole.attempt() == [0] * ranks, whole.said()
+    return whole
+
+
+def _calls(folder: Path, ranks: int, rank: int) -> int:
+    """Return how many calls to the disk the rank makes in an undisturbed attempt: the most of three."""
+    counts = []
+    folder.mkdir()
+    for turn in range(3 if ranks > 1 else 1):
+        run = SavedRun(folder / str(turn), ranks=ranks, keep=KEEP)
+        codes = _attempt(run, rank, _on_disk(run, lambda _number, _name: False, deadly=False))
+        assert codes == [0] * ranks, run.said()
+        counts.append(_counted(run))
+    return max(counts)
+
+
+def _attempt(run: SavedRun, rank: int, befall: Callable[[], None]) -> list[int]:
+    """Run an attempt in which one rank prepares its own fault."""
+    return run.attempt(lambda own: befall() if own == rank else None)
+
+
+def _on_disk(run: SavedRun, fault: Fault, *, deadly: bool) -> Callable[[], None]:
+    def befall() -> None:
+        count = _counter(run)
+
+        def counted(number: int, name: str) -> bool:
+            count()
+            return fault(number, name)
+
+        disk_faults.befall(run.url, counted, deadly=deadly)
+
+    return befall
+
+
+def _over_http(run: SavedRun, at: int) -> Callable[[], None]:
+    return lambda: http_faults.befall(at, _counter(run))
+
+
+def _counter(run: SavedRun) -> Callable[[], None]:
     """Count the calls in a file's length: the process that counts is another."""
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    return lambda _number, _name: os.write(descriptor, b".") < 0
+    descriptor = os.open(run.folder / "calls", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def count() -> None:
+        os.write(descriptor, b".")
+
+    return count
+
+
+def _counted(run: SavedRun) -> int:
+    return (run.folder / "calls").stat().st_size
 
 
 def _files(whole: SavedRun, step: int) -> tuple[tuple[str, bytes], ...]:
@@ -141,7 +224,8 @@ def _files(whole: SavedRun, step: int) -> tuple[tuple[str, bytes], ...]:
 
 GOAL = Goal(
     promise="killed, or out of disk, at any call of a save: the newest checkpoint is whole and the run goes on exactly",
-    real="the training script over gloo, gpucloud.resume, the directory store, SIGKILL (in a write: half of it done)",
-    simulated="the full disk: calls answer ENOSPC; power failures are not among the faults",
+    real="the training script over gloo, gpucloud.resume, the store in a directory and in S3 over HTTP, SIGKILL (in a "
+    "write, or a request: half of it done; or all, and the answer unread)",
+    simulated="the full disk: calls answer ENOSPC; S3 is a strict emulation; power failures are not among the faults",
     run=run,
 )

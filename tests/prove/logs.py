@@ -9,8 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -29,36 +29,62 @@ from gpucloud.usecases.lookout import LogReader, read_node
 from tests.fakes.nodes import Server, embedded_server
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.agent_node import AgentNode
+from tests.standins.noisy_output import WRITER, unsaid, wrong_lines
 from tests.standins.ssh_line import Line, line_to
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 CUTS = 10
 GROWTH_MIB = 50
+_MOST_DISK_MIB = 1024 + 128
 _AHEAD_BYTES = 512 * MIB  # the writer waits for the reader: a node keeps 1 GiB, and what is older is dropped
 _LIMIT_S = 3600.0
-_LENGTHS = (0, 1, 80, 200, 1000, 5000)
-
-# Lines of many lengths that tell their own number.
-_WRITER = f"""
-import os, random, time
-chance, total, number, done = random.Random(7), int(os.environ["TOTAL"]), 0, 0
-def far_ahead():
-    with open(os.environ["TAKEN"]) as file:
-        return done - int(file.read() or 0) > int(os.environ["AHEAD"])
-with open(1, "wb", buffering=1 << 16, closefd=False) as out:
-    while done < total:
-        done += out.write(b"%d %s\\n" % (number, b"x" * chance.choice({_LENGTHS})))
-        number += 1
-        while number % 1000 == 0 and far_ahead():
-            time.sleep(0.1)
-"""
 _WORKER = ("/bin/sh", "-c", 'exec "$@" >>"$GPUCLOUD_ATTEMPT_DIR/rank-$RANK.log" 2>&1', "sh")
+
+
+@dataclass
+class _Read:
+    """What came of one attempt's output: in the store, and from `logs -f`; what reading it took."""
+
+    jobs: JobStore
+    followed: Path
+    cuts: int
+    reader_growth_mib: float
+    follower_growth_mib: float
+    disk_mib: float
+
+    def both(self) -> tuple[tuple[str, Iterator[bytes]], ...]:
+        return ("the store", _kept(self.jobs)), ("logs -f", _pieces(self.followed))
 
 
 def run(form: Form) -> Iterator[Figure]:
     """Yield lines that are missing, doubled or torn, in the store and in `logs -f`; cuts; memory; the node's disk."""
     total = 30 * MIB if form is Form.SHORT else 5 * 1024 * MIB
+    with _attempted(total, ahead=_AHEAD_BYTES, cuts=CUTS) as read:
+        wrong = sum(wrong_lines(where, pieces, total) for where, pieces in read.both())
+    yield Figure(name="logs", value=wrong, limit=0)
+    yield Figure(name="logs.cuts", value=read.cuts, limit=CUTS, least=True)
+    yield Figure(name="logs.mib", value=total / MIB, limit=total / MIB, least=True)
+    yield Figure(name="logs.reader_growth_mib", value=read.reader_growth_mib, limit=GROWTH_MIB)
+    yield Figure(name="logs.follower_growth_mib", value=read.follower_growth_mib, limit=GROWTH_MIB)
+    yield Figure(name="logs.node_disk_mib", value=read.disk_mib, limit=_MOST_DISK_MIB)
+    if form is Form.LONG:
+        yield from _unthrottled(3 * 1024 * MIB)
+
+
+def _unthrottled(total: int) -> Iterator[Figure]:
+    """A worker that waits for nobody: what is dropped unread, and whether a line says so, with its size."""
+    with _attempted(total, ahead=sys.maxsize, cuts=0) as read:
+        (wrong, lost), (wrong_followed, lost_followed) = (unsaid(where, pieces, total) for where, pieces in read.both())
+    yield Figure(name="logs.unthrottled-unsaid-bytes", value=wrong + wrong_followed, limit=0)
+    # A proof in which nothing was lost would show nothing.
+    yield Figure(name="logs.unthrottled-dropped-mib", value=min(lost, lost_followed) / MIB, limit=1, least=True)
+    yield Figure(name="logs.unthrottled-node_disk_mib", value=read.disk_mib, limit=_MOST_DISK_MIB)
+
+
+@contextlib.contextmanager
+def _attempted(total: int, *, ahead: int, cuts: int) -> Iterator[_Read]:
+    """Have a worker write that much, and give what came of it, while its files are there."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as undo:
         folder = Path(name)
         server = undo.enter_context(embedded_server(folder / "node"))
@@ -68,22 +94,25 @@ def run(form: Form) -> Iterator[Figure]:
         jobs = _known(folder, server)
         follower = _Follower(folder)
         undo.callback(follower.close)
-        env = {"RANK": "0", "GPUCLOUD_RANKS": "0", "TOTAL": str(total), "AHEAD": str(_AHEAD_BYTES)}
+        env = {"RANK": "0", "GPUCLOUD_RANKS": "0", "TOTAL": str(total), "AHEAD": str(ahead)}
         env["TAKEN"] = str(folder / "taken")
         (folder / "taken").write_text("0")
-        agent.want(agent.launch(1, *_WORKER, sys.executable, "-c", _WRITER, **env))
-        reader = _Reader(jobs, server, line, total, follower, folder / "taken")
+        agent.want(agent.launch(1, *_WORKER, sys.executable, "-c", WRITER, **env))
+        places = sorted(random.Random(3).sample(range(total // 20, total - total // 20), cuts))
+        reader = _Reader(jobs, server, line, places, follower, folder / "taken")
         reader.read_all()
         _end(jobs)
         follower.wait()
-        wrong = _wrong("the store", _kept(jobs), total) + _wrong("logs -f", _pieces(folder / "followed"), total)
-        disk = (agent.folder(1) / "rank-0.log").stat().st_blocks * 512
-    yield Figure(name="logs", value=wrong, limit=0)
-    yield Figure(name="logs.cuts", value=reader.cuts, limit=CUTS, least=True)
-    yield Figure(name="logs.mib", value=total / MIB, limit=total / MIB, least=True)
-    yield Figure(name="logs.reader_growth_mib", value=reader.growth_mib, limit=GROWTH_MIB)
-    yield Figure(name="logs.follower_growth_mib", value=follower.growth_mib, limit=GROWTH_MIB)
-    yield Figure(name="logs.node_disk_mib", value=disk / MIB, limit=1024 + 128)
+        disk = _disk_bytes(agent.folder(1) / "rank-0.log")
+        yield _Read(jobs, folder / "followed", reader.cuts, reader.growth_mib, follower.growth_mib, disk_mib=disk / MIB)
+
+
+def _disk_bytes(path: Path) -> int:
+    """Return what the file takes in the end: the last of what goes does so 5 s after that was said."""
+    deadline = time.monotonic() + 30
+    while (taken := path.stat().st_blocks * 512) > _MOST_DISK_MIB * MIB and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return taken
 
 
 class _Memory:
@@ -136,7 +165,7 @@ class _Reader:
     """A supervisor's reading, through a line that is cut at seeded places of the output."""
 
     def __init__(
-        self, jobs: JobStore, server: Server, line: Line, total: int, follower: _Follower, taken: Path
+        self, jobs: JobStore, server: Server, line: Line, places: list[int], follower: _Follower, taken: Path
     ) -> None:
         self.cuts = 0
         self._taken = taken
@@ -144,7 +173,7 @@ class _Reader:
         self._shell = SshShell(server.key_file)
         self._node = replace(server.node, port=line.port)
         self._line, self._follower = line, follower
-        self._places = sorted(random.Random(3).sample(range(total // 20, total - total // 20), CUTS))
+        self._places = places
         self._memory = _Memory(os.getpid())
 
     @property
@@ -229,25 +258,13 @@ def _pieces(path: Path) -> Iterator[bytes]:
             yield data
 
 
-def _wrong(where: str, pieces: Iterable[bytes], total: int) -> int:
-    """Return how many lines are not, one after the other, the writer's."""
-    chance, wrong, number, size, rest = random.Random(7), 0, 0, 0, b""
-    for piece in pieces:
-        lines = (rest + piece).split(b"\n")
-        rest = lines.pop()
-        for line in lines:
-            wrong += line != b"%d %s" % (number, b"x" * chance.choice(_LENGTHS))
-            number += 1
-            size += len(line) + 1
-    wrong += bool(rest) + (size < total)
-    if wrong:
-        sys.stderr.write(f"logs: {where}: {wrong} of {number} lines are wrong, {size} of {total} bytes\n")
-    return wrong
-
-
 GOAL = Goal(
-    promise="output arrives whole, each line once, over a line that is cut ten times; nobody's memory or disk fills up",
-    real="the agent, SSH, the supervisor's reading, the store, `gpucloud logs -f`; short: 30 MiB, long: 5 GiB",
-    simulated="the job's other parts: a worker that only writes, no cloud; the writer waits when it is 512 MiB ahead",
+    promise="output arrives whole, each line once, over a line that is cut ten times, as long as what is unread stays "
+    "below the 1 GiB that a node keeps of it; of what goes beyond, a line in the log says how much was lost; nobody's "
+    "memory or disk fills up",
+    real="the agent, SSH, the supervisor's reading, the store, `gpucloud logs -f`; short: 30 MiB, long: 5 GiB, and 3 "
+    "GiB as fast as a worker can",
+    simulated="the job's other parts: a worker that only writes, no cloud; but for the 3 GiB the writer waits when it "
+    "is 512 MiB ahead",
     run=run,
 )

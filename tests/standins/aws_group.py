@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
+from gpucloud.adapters.aws.nodes.place import drill_role
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.job import Access, Market
 from gpucloud.domain.node import GroupView
@@ -37,7 +38,7 @@ _FOR_DRILLS = json.dumps(
 def make_cluster(lab: Lab, name: str = CLUSTER, *, region: str = "us-east-1") -> None:
     """Make network, launch template and an empty group."""
     ec2, scaling = lab.client("ec2", region), lab.client("autoscaling", region)
-    lab.client("iam").create_role(RoleName=f"gpucloud-drill-{region}", AssumeRolePolicyDocument=_FOR_DRILLS)
+    lab.client("iam").create_role(RoleName=drill_role(region), AssumeRolePolicyDocument=_FOR_DRILLS)
     vpc = ec2.create_vpc(CidrBlock="10.42.0.0/16")["Vpc"]["VpcId"]
     subnets = {
         zone: ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.42.{number}.0/24", AvailabilityZone=zone)["Subnet"][

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,15 +85,15 @@ class OwnHosts:
 
 
 @contextlib.contextmanager
-def own_hosts(folder: Path, count: int, *, openssh: bool = False) -> Iterator[OwnHosts]:
-    """Give hosts of the embedded fleet's SSH server, or of OpenSSH's with its stock limits."""
+def own_hosts(folder: Path, count: int, *, openssh: bool = False, pythons: Sequence[Path] = ()) -> Iterator[OwnHosts]:
+    """Give hosts of the embedded fleet's SSH server, or of OpenSSH's with its stock limits; each with its Python."""
     folder.mkdir(parents=True, exist_ok=True)
-    env = {"GPUCLOUD_PYTHON": sys.executable}
     with contextlib.ExitStack() as stack:
         servers = []
         for at in range(count):
             place = folder / f"h{at}"
             place.mkdir()
+            env = {"GPUCLOUD_PYTHON": str(pythons[at]) if pythons else sys.executable}
             for half in ("user", "user.pub"):
                 if servers and (servers[0].key_file.with_name(half)).exists():
                     (place / half).write_bytes(servers[0].key_file.with_name(half).read_bytes())

@@ -35,18 +35,22 @@ Hook = Callable[[int], None]
 
 @dataclass
 class SavedRun:
-    """One job's store and its results; `steps` in all, saved every `every` steps."""
+    """One job's store and its results; `steps` in all, saved every `every` steps.
+
+    `store` is the store's URL, a directory in the run's own folder if left out.
+    """
 
     folder: Path
     ranks: int = 1
     steps: int = 6
     every: int = 2
     keep: int = 3
+    store: str = ""
     attempts: int = field(default=0, init=False)
 
     @property
     def url(self) -> str:
-        return str(self.folder / "store")
+        return self.store or str(self.folder / "store")
 
     def attempt(self, hook: Hook = lambda rank: None) -> list[int]:
         """Run the next attempt to its end and return the exit codes (−9: killed); `hook` is called in each rank.

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from gpucloud.agent import reconcile
-from gpucloud.agent.decide import OwnEnd
+from gpucloud.agent.decide import OwnEnd, Saving
 from gpucloud.agent.reconcile import Agent
-from gpucloud.domain.agentstatus import AttemptStatus, Desired, Launch, RunState, Stop, desired_to_json
+from gpucloud.domain.agentstatus import AttemptStatus, Desired, Launch, Outcome, RunState, Stop, desired_to_json
+from gpucloud.domain.codec import to_json
 from tests.unit.worlds import NOW
 
 
 class Folder:
-    number = 1
     path = None
 
-    def __init__(self):
+    def __init__(self, number):
+        self.number = number
         self.asked = []
+        self.measured = None
 
     def saving(self):
-        return None
+        return self.measured
 
     def ask_to_stop(self, reason, at):
         self.asked.append((reason, at))
@@ -32,12 +36,17 @@ class Running:
     """An attempt that goes on for ever."""
 
     def __init__(self, launch, folder):
-        self.folder = Folder()
+        self.folder = Folder(launch.attempt)
 
     def advance(self, spared):
         return AttemptStatus(
             attempt=1, state=RunState.RUNNING, outcome=None, exit_code=None, progress=None, failed_rank=None
         )
+
+
+EXITED = AttemptStatus(
+    attempt=1, state=RunState.EXITED, outcome=Outcome.LEFT, exit_code=75, progress=None, failed_rank=None
+)
 
 
 class Bench:
@@ -46,14 +55,24 @@ class Bench:
     def __init__(self, folder, monkeypatch):
         self.now = NOW
         (folder / "agent").mkdir()
+        self.attempts = folder / "attempts"
         self.desired = folder / "agent" / "desired.json"
         monkeypatch.setattr(reconcile, "datetime", SimpleNamespace(now=lambda _: self.now))
         monkeypatch.setattr(reconcile, "RunningAttempt", Running)
         station = SimpleNamespace(gpus=(), ill=None, host=None, spared=frozenset(), look=lambda *_: None)
-        self.agent = Agent(folder, notice=lambda: None, own_end=OwnEnd(), rest=lambda _: None, station=station)
+        self.begin = partial(Agent, folder, notice=lambda: None, own_end=OwnEnd(), rest=lambda _: None, station=station)
+        self.agent = self.begin()
 
-    def told(self, at_s, paid_s, *, launch=False):
-        started = Launch(attempt=1, argv=("true",), directory="/", env=()) if launch else None
+    def measured(self, attempt, text):
+        """An earlier attempt, and what it wrote of its saves."""
+        folder = self.attempts / f"{attempt:04d}"
+        folder.mkdir(parents=True)
+        (folder / "exit.json").write_text(to_json(replace(EXITED, attempt=attempt)))
+        if text is not None:
+            (folder / "saving.json").write_text(text)
+
+    def told(self, at_s, paid_s, *, launch=False, attempt=1):
+        started = Launch(attempt=attempt, argv=("true",), directory="/", env=()) if launch else None
         until = NOW + timedelta(seconds=paid_s)
         wanted = Desired(epoch=1, launch=started, stop=Stop.NO, paid_until=until)
         self.desired.write_text(desired_to_json(wanted) + " " * at_s)
@@ -86,3 +105,52 @@ def test_a_lower_budget_leaves_as_long_to_save(bench):
     assert bench.asked == []
     bench.at(601)
     assert bench.asked == [("budget", NOW + timedelta(seconds=661))]
+
+
+# An attempt that begins shortly before the end of what is paid, 100 s here, and has not saved yet
+
+
+def begun_late(bench, attempt):
+    bench.agent = bench.begin()
+    bench.told(0, 900)
+    bench.told(800, 900, launch=True, attempt=attempt)
+    return bench
+
+
+@pytest.mark.parametrize(
+    ("earlier", "asked_at_s"),
+    [
+        ({}, 880),  # the last fifth
+        ({1: None}, 880),
+        ({1: '{"seconds": 12.0, "step": 0.5}'}, 870),  # twice as long as it took, and 5 s
+        ({1: '{"seconds": 12.0, "step": 0.5}', 2: None}, 870),  # attempt 2 ended before it saved
+        ({1: '{"seconds": 1.0, "step": 0.5}', 2: '{"seconds": 12.0, "step": 0.5}'}, 870),
+        ({1: '{"seconds": 2.0, "step": null}', 2: "{"}, 891),
+        ({1: '{"seconds": 60.0, "step": 5.0}'}, 860),  # no more than two fifths
+    ],
+)
+def test_an_attempt_that_begins_late_has_as_long_to_save_as_an_earlier_one_of_this_node_took(
+    bench, earlier, asked_at_s
+):
+    for attempt, text in earlier.items():
+        bench.measured(attempt, text)
+    begun_late(bench, attempt=3)
+    bench.at(asked_at_s - 1)
+    assert bench.asked == []
+    bench.at(asked_at_s)
+    assert bench.asked == [("budget", NOW + timedelta(seconds=900))]
+
+
+def test_what_the_attempt_itself_measured_comes_before_what_an_earlier_one_did(bench):
+    bench.measured(1, '{"seconds": 12.0, "step": 0.5}')
+    begun_late(bench, attempt=2)
+    bench.agent._running.folder.measured = Saving(save=timedelta(seconds=1), step=timedelta(seconds=1))
+    bench.at(890)
+    assert bench.asked == []
+    bench.at(891)
+    assert bench.asked == [("budget", NOW + timedelta(seconds=900))]
+
+
+def test_a_late_start_is_refused_no_earlier_for_what_an_earlier_attempt_measured(bench):
+    bench.measured(1, '{"seconds": 300.0, "step": 5.0}')
+    assert begun_late(bench, attempt=2).agent._running is not None

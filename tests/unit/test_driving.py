@@ -397,9 +397,9 @@ def test_outputs_come_home_by_way_of_the_store_once(tmp_path):
 
 def test_no_output_leaves_the_folder_for_outputs(tmp_path):
     store = DirectoryStore(tmp_path / "store")
-    store.put("jobs/digits/outputs/links.json", b'{"bad": "../../etc/passwd"}')
+    store.put("jobs/digits/outputs/notes.json", b'{"bad": {"link": "../../etc/passwd"}}')
     assert bring_stored_home(store, "digits", tmp_path / "outputs") == ()
-    store.put("jobs/digits/outputs/links.json", b'{"../bad": "x"}')
+    store.put("jobs/digits/outputs/notes.json", b'{"../bad": {"link": "x"}}')
     with pytest.raises(UsageError, match="leaves"):
         bring_stored_home(store, "digits", tmp_path / "outputs")
 

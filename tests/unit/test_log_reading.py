@@ -74,14 +74,24 @@ def test_each_line_of_a_secret_is_hidden_and_short_ones_are_not():
     assert masked(b"a abcdefgh12 short on password\n", words) == b"a ********** short on ********\n"
 
 
-def test_what_was_dropped_unread_is_told_and_passed_over(jobs, reader, told):
+def test_what_was_dropped_unread_is_said_in_its_place(jobs, reader, told):
     take(reader, b"one\n")
-    reader.skip(1, 0, 100)
+    reader.skip(1, 0, 1000)
     reader.skip(1, 0, 50)
     take(reader, b"after\n")
     reader.flush()
-    assert told == ["one\n", "(96 bytes of output came faster than they could be read)\n", "after\n"]
-    assert [(part.offset, jobs.read_log(part)) for part in jobs.log_parts()] == [(0, b"one\n"), (100, b"after\n")]
+    said = "(996 bytes of output came faster than they could be read)\n"
+    assert told == ["one\n", said, "after\n"]
+    parts = [(part.offset, jobs.read_log(part)) for part in jobs.log_parts()]
+    assert parts == [(0, b"one\n"), (1000 - len(said), said.encode() + b"after\n")]
+
+
+def test_a_few_bytes_that_were_dropped_make_room_for_saying_so(jobs, reader):
+    take(reader, b"one\n")
+    reader.skip(1, 0, 7)
+    assert reader.offset(1, 0) == 104
+    reader.flush()
+    assert kept(jobs) == b"one\n(100 bytes of output came faster than they could be read)\n"
 
 
 class Ended(Asker):
@@ -112,6 +122,17 @@ def test_the_oldest_output_gives_its_blocks_back_only_after_that_was_said(tmp_pa
     with log.open("rb") as file:
         file.seek(3 * MIB)
         assert file.read() == b"a" * MIB + b"b"
+
+
+def test_what_an_attempt_said_in_its_last_seconds_to_be_gone_goes_after_its_end(tmp_path):
+    log = tmp_path / "rank-0.log"
+    log.write_bytes(b"a" * (4 * MIB))
+    room = OutputRoom(tmp_path, kept_bytes=MIB, step_bytes=MIB)
+    room.look(((0, 4 * MIB),), now_s=100.0)
+    room.settle(now_s=104.9)
+    assert log.stat().st_blocks * 512 == 4 * MIB
+    room.settle(now_s=105.0)
+    assert (log.stat().st_size, log.stat().st_blocks * 512) == (4 * MIB, MIB)
 
 
 def test_ranks_share_the_room_and_little_output_is_left_alone(tmp_path):

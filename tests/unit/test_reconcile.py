@@ -428,10 +428,19 @@ def test_a_machine_that_the_shut_off_ended_was_not_taken_by_the_cloud():
 def test_ranks_that_left_by_themselves_at_the_wall_ended_by_budget():
     left = (up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT)))
 
-    assert decide(GOAL, running(*left, payable_until=LATER), RULES) == CloseAttempt(reason=ExitReason.BUDGET)
-    assert decide(GOAL, running(*left, payable_until=LATER + timedelta(minutes=9)), RULES) == CloseAttempt(
-        reason=ExitReason.INTERRUPTED
-    )
+    near = NOW + timedelta(seconds=30)
+    ending = state(attempts=(opened("a", "b"),), paid_until=near)
+    at_the_wall = seen(*left, state=ending, armed=near, payable_until=near)
+    raised = replace(at_the_wall, payable_until=near + timedelta(minutes=9))
+
+    assert decide(GOAL, at_the_wall, RULES) == CloseAttempt(reason=ExitReason.BUDGET)
+    assert decide(GOAL, raised, RULES) == CloseAttempt(reason=ExitReason.INTERRUPTED)
+
+
+def test_paid_time_that_was_prolonged_just_after_the_ranks_were_asked_to_leave_is_used():
+    left = (up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT)))
+
+    assert decide(GOAL, running(*left, payable_until=LATER), RULES) == CloseAttempt(reason=ExitReason.INTERRUPTED)
 
 
 def test_the_prepaid_time_is_renewed_when_half_of_it_is_gone():

@@ -208,7 +208,7 @@ class SshNodeGroup:
         return left
 
     def _order(self, do: str, node: Taken, record: Hosts) -> Order:
-        until = (record.armed_until or self.clock.now()) + _GRACE
+        now = self.clock.now()
         return Order(
             node=node.node(),
             order={
@@ -219,7 +219,8 @@ class SshNodeGroup:
                 "node": node.id,
                 "job": record.name.removeprefix("gpucloud-"),
                 "owner": self._owner,
-                "until": until.timestamp(),
+                "until": ((record.armed_until or now) + _GRACE).timestamp(),
+                "now": now.timestamp(),
                 "devices": list(node.place.devices),
                 "store": self.records.path(record.name),
             },

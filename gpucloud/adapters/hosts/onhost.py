@@ -36,7 +36,10 @@ def answer(order: Entry, *, home: Path, now_s: float) -> Entry:
               one, else {"address": ours, as the caller reached it}; taking twice under one node id changes nothing
     keep      {} and a later `until`; {"held": who} when another has it meanwhile
     release   {"left": what could not be ended or removed}
+
+    `until` is by the caller's clock, which says `now`: no two hosts' clocks need agree.
     """
+    ahead_s = now_s - order["now"]
     with _locked(home) as file:
         taken = [entry for entry in _read(file) if entry["until"] > now_s]
         mine = [entry for entry in taken if _same(entry, order)]
@@ -46,7 +49,7 @@ def answer(order: Entry, *, home: Path, now_s: float) -> Entry:
             return {"left": _clear(home / order["root"])}
         for entry in others:
             if _overlap(entry["devices"], order["devices"]):
-                return {"held": entry}
+                return {"held": {**entry, "until": entry["until"] - ahead_s}}
         if order["do"] == "take" and not _sees_store(order):
             return {"store": False}
         if order["do"] == "take" and [entry["node"] for entry in mine] != [order["node"]]:
@@ -54,7 +57,7 @@ def answer(order: Entry, *, home: Path, now_s: float) -> Entry:
             for name in _RESTS:  # code and packages may stay: they are told apart by their hashes
                 shutil.rmtree(home / order["root"] / name, ignore_errors=True)
         wanted = ("token", "name", "job", "node", "owner", "until", "devices")
-        _write(file, [*others, {key: order[key] for key in wanted}])
+        _write(file, [*others, {**{key: order[key] for key in wanted}, "until": order["until"] + ahead_s}])
     reached = os.environ.get("SSH_CONNECTION", "").split()
     return {"address": reached[2] if len(reached) == 4 else None}
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpucloud.agent.drive.interpreter import able, make
 from gpucloud.agent.metadata import MetadataClient, endpoint, watcher_from
+from gpucloud.agent.seat import driver_seat
 from gpucloud.agent.wholefile import read_text
 from gpucloud.domain.bootstrap.wanted import DriverWanted
 from gpucloud.domain.codec import Malformed, from_json
@@ -39,11 +40,13 @@ class Taken(Exception):
     """This node is being taken: another one is to drive."""
 
 
-def be_driver(root: Path, lock: int, ready: int) -> int:
+def be_driver(root: Path, lock: int, ready: int, *, package: str) -> int:
     """Drive the job of `root` until its order is withdrawn or there is nothing left to do. Return the exit code.
 
-    `lock` is the driver's lock, held for as long as this process lives; `ready` is told when the order was read.
+    `package` is the hash of what this process runs from. `lock` is the driver's lock, held for as long as this process
+    lives; `ready` is told when the order was read.
     """
+    driver_seat(root).sit(package)
     wanted = from_json(DriverWanted, read_text(root / "drive" / "wanted.json") or "")
     if able() != sys.executable:
         return _become_able(root, wanted, lock, ready)

@@ -73,10 +73,15 @@ def findings(facts: Facts, wanted: Wanted, skew: timedelta) -> tuple[str, ...]:
     if idle is not None:
         found.append(f"{idle}: the job runs on the CPU")
     found += facts.gate.remarks if facts.gate is not None and wanted.gate is not None else ()
-    if abs(skew) > _TOLERATED_SKEW:
+    if is_wrong(skew):
         side = "ahead of" if skew > timedelta(0) else "behind"
         found.append(f"the node's clock is {abs(skew).total_seconds():.0f} s {side} this machine's")
     return tuple(found)
+
+
+def is_wrong(skew: timedelta) -> bool:
+    """Whether the node's clock differs by more than the question for it takes, and than anything minds."""
+    return abs(skew) > _TOLERATED_SKEW
 
 
 def _idle_gpus(facts: Facts, wanted: Wanted) -> str | None:

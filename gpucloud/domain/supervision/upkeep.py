@@ -107,10 +107,13 @@ def can_renew(seen: Seen) -> bool:
 def worth_a_start(seen: Seen, wall: Wall) -> bool:
     """Whether an attempt that left at the end of its paid time is followed by another.
 
-    Not when all that is left is what its machines cost less than was kept for them: a start would use that up.
+    Not when all that is left is what its machines cost less than was kept for them: a start would use that up. The
+    paid time may also have been prolonged just after the ranks were asked to leave.
     """
     least = max(wall.least, wall.horizon / 15)
-    return can_renew(seen) and seen.payable_until is not None and seen.payable_until - seen.now >= least
+    prolonged = seen.state.paid_until is not None and seen.state.paid_until - seen.now >= least
+    payable = seen.payable_until is not None and seen.payable_until - seen.now >= least
+    return payable and (can_renew(seen) or prolonged)
 
 
 def _lower(seen: Seen, payable: datetime) -> Arm | None:

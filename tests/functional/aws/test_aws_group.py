@@ -308,7 +308,7 @@ def test_a_drill_whose_role_is_missing_leaves_the_machine_alone(lab: Lab) -> Non
     nodes = armed(lab)
     nodes.resize(GROUP, 1, SPOT)
     (old,) = until(nodes, runs(1)).alive
-    lab.client("iam").delete_role(RoleName="gpucloud-drill-us-east-1")
+    lab.client("iam").delete_role(RoleName="gpucloud-base.drill-us-east-1")
     with pytest.raises(ProvisionError, match=f"cannot interrupt {old.id} for a drill"):
         nodes.interrupt(GROUP, old.id, notice=True)
     assert [node.id for node in nodes.describe(GROUP).alive] == [old.id]

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gpucloud.adapters.aws.nodes.place import drill_role
+from gpucloud.adapters.aws.session import Aws
+from gpucloud.adapters.aws.stacks.imports import find_cluster
 from gpucloud.adapters.aws.stacks.provision import AwsProvisioner
 from gpucloud.adapters.terraform import find_terraform
 from gpucloud.domain.errors import CredentialsError, ProvisionError
@@ -113,6 +116,12 @@ def test_the_base_of_a_cluster_is_not_removed_and_costs_nothing(standing: Standi
     costs = standing.aws.base(REGION)
     assert costs is not None
     assert costs.monthly_usd == 0
+
+
+def test_nothing_of_the_base_is_taken_for_a_part_of_a_job_called_drill(standing: Standing) -> None:
+    roles = [one["RoleName"] for one in standing.lab.client("iam").list_roles()["Roles"]]
+    assert drill_role(REGION) in roles
+    assert find_cluster(Aws(region=REGION), REGION, "gpucloud-drill", {}) == {}
 
 
 def test_expired_credentials_are_told_as_such(standing: Standing) -> None:

@@ -64,7 +64,7 @@ def test_everything_of_gpucloud_is_told_by_kind_and_the_base_is_told_apart(lab):
     before = Account("us-east-1").inventory()
     vpc = [{"ResourceType": "vpc", "Tags": BASE}]
     vpc_id = lab.client("ec2").create_vpc(CidrBlock="10.42.0.0/16", TagSpecifications=vpc)["Vpc"]["VpcId"]
-    lab.client("iam").create_role(RoleName="gpucloud-drill-us-east-1", AssumeRolePolicyDocument=TRUST, Tags=BASE)
+    lab.client("iam").create_role(RoleName="gpucloud-base.drill-us-east-1", AssumeRolePolicyDocument=TRUST, Tags=BASE)
     lab.client("iam").create_role(RoleName="somebody-else", AssumeRolePolicyDocument=TRUST)
     group(lab, "gpucloud-lag")
     Account("us-east-1").bring_forward("gpucloud-lag", datetime.now(timezone.utc) + timedelta(hours=1))
@@ -74,7 +74,7 @@ def test_everything_of_gpucloud_is_told_by_kind_and_the_base_is_told_apart(lab):
 
     assert {one for one in found if one.kind != "launch-template"} == {
         Resource("vpc", vpc_id, base=True),
-        Resource("role", "gpucloud-drill-us-east-1", base=True),
+        Resource("role", "gpucloud-base.drill-us-east-1", base=True),
         Resource("group", "gpucloud-lag"),
         Resource("schedule", "gpucloud-lag/gpucloud-shut-off"),
         Resource("instance", node),

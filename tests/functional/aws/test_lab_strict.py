@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import socket
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 import botocore.config
@@ -270,6 +272,16 @@ def _as_role(lab: Lab, cluster: str, region: str) -> Any:
         aws_secret_access_key=keys["SecretAccessKey"], aws_session_token=keys["SessionToken"],
         config=botocore.config.Config(retries={"total_max_attempts": 1}),
     )  # fmt: skip
+
+
+def test_a_request_whose_sender_dies_half_way_is_none(lab: Lab) -> None:
+    address = urlsplit(lab.url)
+    assert address.hostname is not None
+    with socket.create_connection((address.hostname, address.port or 80)) as line:
+        line.sendall(b"PUT /gpucloud-x/half HTTP/1.1\r\nHost: s3\r\nContent-Length: 10\r\n\r\n12345")
+        line.shutdown(socket.SHUT_WR)
+        assert line.recv(100) == b""
+    assert "Contents" not in lab.client("s3").list_objects_v2(**BUCKET)
 
 
 def _said(call: Callable[[], object]) -> str:

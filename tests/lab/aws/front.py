@@ -42,9 +42,11 @@ class Front:
         self._writing = threading.Lock()
         self.calls: list[Call] = []
         self.delays: dict[str, float] = {}
+        self.hears: Callable[[dict[str, Any], bytes], None] = lambda environ, body: None
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         body = _body(environ)
+        self.hears(environ, body)
         call = calls.read(environ, body)
         time.sleep(self.delays.get(call.action, self.delays.get("*", 0.0)))
         fault = self._rules.of(call, body)
@@ -101,7 +103,10 @@ def _body(environ: dict[str, Any]) -> bytes:
         environ["CONTENT_LENGTH"] = str(len(body))
         environ.pop("HTTP_TRANSFER_ENCODING", None)
     else:
-        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+        body = environ["wsgi.input"].read(length)
+        if len(body) < length:  # as AWS: a request that its sender did not finish is none
+            raise ConnectionAbortedError(f"{len(body)} of {length} bytes came")
     environ["wsgi.input"] = io.BytesIO(body)
     return bytes(body)
 

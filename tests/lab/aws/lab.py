@@ -162,6 +162,10 @@ class Lab:
         """Every call so far, in the order of its answer."""
         return list(self._front.calls)
 
+    def hear(self, listener: Callable[[dict[str, Any], bytes], None]) -> None:
+        """Have every request from now on, as WSGI gives it, and its body, told to a listener."""
+        self._front.hears = listener
+
     @property
     def delays(self) -> dict[str, float]:
         """Seconds by action (`*`: every other) that each answer waits."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpucloud.adapters.aws.nodes.listing import Described
-from gpucloud.adapters.aws.nodes.place import CLUSTER_TAG, Place
+from gpucloud.adapters.aws.nodes.place import CLUSTER_TAG, Place, drill_role
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError
 
@@ -34,7 +34,7 @@ def _template(partition: str, account: str, place: Place, node_id: str) -> dict[
     return {
         "clientToken": uuid.uuid4().hex,
         "description": f"gpucloud drill: {node_id} of {place.cluster}",
-        "roleArn": f"arn:{partition}:iam::{account}:role/gpucloud-drill-{place.region}",
+        "roleArn": f"arn:{partition}:iam::{account}:role/{drill_role(place.region)}",
         "stopConditions": [{"source": "none"}],
         "targets": {
             "machine": {

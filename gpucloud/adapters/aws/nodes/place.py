@@ -12,6 +12,15 @@ SUBNETS_TAG = "gpucloud:subnets"
 SHUT_OFF = "gpucloud-shut-off"
 
 
+def drill_role(region: str) -> str:
+    """Return the name of the role for drills, a part of the region's base.
+
+    IAM lists roles without their tags: those of a cluster are known by name, `gpucloud-<job>-<region>`. No job's name
+    has a dot, so that a job called `drill` finds, takes over and removes its own role only.
+    """
+    return f"gpucloud-base.drill-{region}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """A group's region and cluster; the cluster's name is the Auto Scaling group's and the instances' tag."""

@@ -11,6 +11,7 @@ from typing import Any
 import botocore.exceptions
 
 from gpucloud.adapters.aws.faults import code_of, explained
+from gpucloud.adapters.aws.nodes.place import drill_role
 from gpucloud.adapters.aws.session import Aws
 
 Found = dict[str, str]
@@ -23,7 +24,7 @@ def find_base(aws: Aws, region: str) -> Found:
     mine = [{"Name": "tag:gpucloud:base", "Values": [region]}]
     with aws.calling("ec2", f"list what stands in {region}", region) as ec2:
         found = _network(ec2, mine, name) | _ways_out(ec2, mine, name) | _base_firewall(ec2, mine)
-    return found | _role(aws, f"gpucloud-drill-{region}", "aws_iam_role.drill", {"drill": "aws_iam_role_policy.drill"})
+    return found | _role(aws, drill_role(region), "aws_iam_role.drill", {"drill": "aws_iam_role_policy.drill"})
 
 
 def find_alert(aws: Aws, region: str, account: str) -> Found:

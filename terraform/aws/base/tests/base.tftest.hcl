@@ -6,7 +6,7 @@ mock_provider "aws" {
     defaults = { partition = "aws", dns_suffix = "amazonaws.com" }
   }
   mock_resource "aws_iam_role" {
-    defaults = { arn = "arn:aws:iam::123456789012:role/gpucloud-drill-us-east-1" }
+    defaults = { arn = "arn:aws:iam::123456789012:role/gpucloud-base.drill-us-east-1" }
   }
 }
 
@@ -98,7 +98,7 @@ run "drills_reach_machines_of_gpucloud_only" {
     error_message = "tagged machines of this account and region"
   }
   assert {
-    condition     = aws_iam_role.drill[0].name == "gpucloud-drill-us-east-1" && strcontains(aws_iam_role.drill[0].assume_role_policy, "123456789012")
+    condition     = aws_iam_role.drill[0].name == "gpucloud-base.drill-us-east-1" && strcontains(aws_iam_role.drill[0].assume_role_policy, "123456789012")
     error_message = "for this account's experiments only"
   }
 }

@@ -1,0 +1,111 @@
+"""A seat: a folder for one process at a time, which holds the folder's lock for as long as it lives.
+
+lock          held while it runs; whoever starts the process hands it over, so that no second one can come between
+<name>.json   the process that sat down last, and the package that it runs from
+<name>.log    what it says
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpucloud import processes
+from gpucloud.agent.wholefile import read_tail, read_text, write_whole
+
+_WAIT_S = 5.0
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """The seat in `folder` of the process called `name`."""
+
+    folder: Path
+    name: str
+
+    @property
+    def log(self) -> Path:
+        """Where the process writes what it says."""
+        return self.folder / f"{self.name}.log"
+
+    def taken_by(self) -> str | None:
+        """Return the package of the process that runs, "unknown" when it has not said; None when none runs."""
+        try:
+            descriptor = os.open(self.folder / "lock", os.O_RDONLY)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # two that look do not see each other
+        except BlockingIOError:
+            return str(self._sitting().get("package", "unknown"))
+        finally:
+            os.close(descriptor)
+        return None
+
+    def take(self, package: str, *, replace: bool) -> int | None:
+        """Return the lock as a descriptor, which the process must inherit; None when one runs that may go on.
+
+        With `replace`, a process of another package is ended first. A holder that is not the process that sat down
+        looks whether one runs, or starts it: it is waited for.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        deadline = time.monotonic() + _WAIT_S
+        while (lock := self._lock()) is None and time.monotonic() < deadline:
+            sitting = self._sitting()
+            if _lives(sitting):
+                if not replace or sitting.get("package") == package:
+                    return None
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(str(sitting["pid"])), signal.SIGKILL)
+            time.sleep(_POLL_S)
+        return lock
+
+    def sit(self, package: str) -> None:
+        """Write down that this process is the one."""
+        own = {"pid": os.getpid(), "started": processes.started(os.getpid()), "package": package}
+        write_whole(self.folder / f"{self.name}.json", json.dumps(own))
+
+    def failure(self, reader: int) -> str | None:
+        """Wait for the word of a process that was just started, by the pipe's end; return what it said if none came."""
+        with os.fdopen(reader, "rb") as ready:
+            if ready.read():
+                return None
+        return f"the {self.name} did not start:\n{read_tail(self.log, 2000)}"
+
+    def _lock(self) -> int | None:
+        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def _sitting(self) -> dict[str, object]:
+        try:
+            data = json.loads(read_text(self.folder / f"{self.name}.json") or "{}")
+        except ValueError:
+            return {}
+        return data if isinstance(data, dict) else {}
+
+
+def agent_seat(root: Path) -> Seat:
+    """Return the seat of the node's agent."""
+    return Seat(folder=root / "agent", name="agent")
+
+
+def driver_seat(root: Path) -> Seat:
+    """Return the seat of the node's driver."""
+    return Seat(folder=root / "drive", name="driver")
+
+
+def _lives(sitting: dict[str, object]) -> bool:
+    pid, started = sitting.get("pid"), sitting.get("started")
+    return isinstance(pid, int) and isinstance(started, str) and processes.alive(pid, started)

@@ -1,0 +1,116 @@
+"""What every Outputs does: straight from the machine, and by way of a store."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpucloud.adapters.outputs import OutputsFolder
+from gpucloud.adapters.storedoutputs import StoredOutputs, bring_stored_home
+from gpucloud.ports import Host, Outputs
+from gpucloud.store.directory import DirectoryStore
+from tests.fakes.nodes import node_at
+from tests.fakes.shell import FakeShell
+
+
+@dataclass(frozen=True)
+class Case:
+    """Outputs, what has them at home in the end, and where that is."""
+
+    outputs: Outputs
+    arrive: Callable[[], object]
+    home: Path
+
+
+@pytest.fixture(params=["straight", "stored"])
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
+    home = tmp_path / "outputs"
+
+    def fetching(target: Path) -> Outputs:
+        return OutputsFolder(("results/", "run.sh"), target, python=sys.executable)
+
+    if request.param == "straight":
+        return Case(fetching(home), lambda: None, home)
+    store = DirectoryStore(tmp_path / "store")
+    outputs = StoredOutputs(store, "digits", tmp_path / "drive" / "outputs", fetching)
+    return Case(outputs, lambda: bring_stored_home(store, "digits", home), home)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> tuple[Host, Host]:
+    shell = FakeShell(tmp_path / "homes")
+    return shell.host(node_at(22, None)), shell.host(node_at(23, None, name="another"))
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """A code folder after a run, with outputs of several kinds."""
+    folder = tmp_path / "code"
+    (folder / "results" / "deep").mkdir(parents=True)
+    for name, mode in (("results/deep/model", 0o640), ("results/tool", 0o755), ("run.sh", 0o700)):
+        (folder / name).write_text(name)
+        (folder / name).chmod(mode)
+        os.utime(folder / name, ns=(1_700_000_000_000_000_000, 1_700_000_000_000_000_000))
+    (folder / "results" / "last").symlink_to("deep/model")
+    return folder
+
+
+def modes(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return {path.relative_to(folder).as_posix(): stat.filemode(path.stat().st_mode) for path in files}
+
+
+def test_files_arrive_with_their_bytes_their_modes_and_their_times(
+    case: Case, hosts: tuple[Host, Host], code: Path
+) -> None:
+    case.outputs.bring_home(hosts[0], str(code))
+    case.arrive()
+    assert modes(case.home) == {
+        "results/deep/model": "-rw-r-----",
+        "results/tool": "-rwxr-xr-x",
+        "run.sh": "-rwx------",
+    }
+    assert (case.home / "results" / "tool").read_text() == "results/tool"
+    assert (case.home / "run.sh").stat().st_mtime_ns == 1_700_000_000_000_000_000
+
+
+def test_links_arrive_as_links(case: Case, hosts: tuple[Host, Host], code: Path) -> None:
+    case.outputs.bring_home(hosts[0], str(code))
+    case.arrive()
+    assert (case.home / "results" / "last").readlink() == Path("deep/model")
+
+
+def test_a_file_that_nobody_may_read_or_write_is_its_owners_at_home(
+    case: Case, hosts: tuple[Host, Host], code: Path
+) -> None:
+    (code / "run.sh").chmod(0o111)
+    case.outputs.bring_home(hosts[0], str(code))
+    case.arrive()
+    assert modes(case.home)["run.sh"] == "-rwx--x--x"
+
+
+def test_what_a_second_machine_brings_takes_nothing_from_the_first(
+    case: Case, hosts: tuple[Host, Host], code: Path
+) -> None:
+    case.outputs.bring_home(hosts[0], str(code))
+    (code / "results" / "tool").unlink()
+    (code / "results" / "last").unlink()
+    (code / "results" / "other").symlink_to("deep/model")
+    case.outputs.bring_home(hosts[1], str(code))
+    case.arrive()
+    assert modes(case.home)["results/tool"] == "-rwxr-xr-x"
+    assert sorted(path.name for path in (case.home / "results").iterdir() if path.is_symlink()) == ["last", "other"]
+
+
+def test_nothing_is_brought_twice(case: Case, hosts: tuple[Host, Host], code: Path) -> None:
+    case.outputs.bring_home(hosts[0], str(code))
+    case.arrive()
+    (case.home / "run.sh").write_text("mine")
+    case.arrive()
+    assert (case.home / "run.sh").read_text() == "mine"

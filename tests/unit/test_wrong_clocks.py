@@ -1,0 +1,43 @@
+"""When a node's paid time ends is told by the clock that its agent goes by."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+
+from gpucloud.domain.agentstatus import desired_from_json
+from gpucloud.domain.bootstrap.checks import is_wrong
+from gpucloud.domain.job import Cloud
+from gpucloud.usecases.desired import desired_for
+from tests.unit.worlds import LATER, state
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("cloud", "ahead", "told"),
+    [
+        (Cloud.SSH, HOUR, LATER + HOUR),
+        (Cloud.SSH, -HOUR, LATER - HOUR),
+        (Cloud.SSH, timedelta(0), LATER),
+        (Cloud.AWS, HOUR, LATER),  # its schedule ends the machine by the clock that the machine has: ours is wrong
+        (Cloud.LOCAL, HOUR, LATER),
+    ],
+)
+def test_the_end_of_the_paid_time_is_told_by_the_clock_of_whoever_ends_the_machine(cloud, ahead, told):
+    world = SimpleNamespace(job=SimpleNamespace(cloud=cloud))
+    desired = desired_for("a", state(paid_until=LATER), world, lambda *_: None, ahead)
+    assert desired_from_json(desired.decode()).paid_until == told
+
+
+def test_nobody_is_told_of_a_paid_time_that_is_not_there():
+    world = SimpleNamespace(job=SimpleNamespace(cloud=Cloud.SSH))
+    desired = desired_for("a", state(paid_until=None), world, lambda *_: None, HOUR)
+    assert desired_from_json(desired.decode()).paid_until is None
+
+
+@pytest.mark.parametrize(("seconds", "wrong"), [(0, False), (2, False), (-2, False), (2.1, True), (-3600, True)])
+def test_a_clock_is_wrong_by_more_than_the_question_takes(seconds, wrong):
+    assert is_wrong(timedelta(seconds=seconds)) is wrong
