@@ -139,9 +139,14 @@ class Keeper:
             return False
         if datetime.now(timezone.utc) >= self._leave_by:
             return True
-        if self._taking is None or self._under_way is not None or self._pending:
+        if self._taking is None or self._under_way is not None:
             return False
-        return not self._told or self._taking.count > self._taken_before
+        since = self._taking.count - self._taken_before
+        if self._told:
+            return since > 0 and not self._pending
+        # What was being written when the end was asked for is in the second commit since at the latest: a script that
+        # saves again and again must not keep its node until the last moment.
+        return since > 1 or not self._pending
 
     def _closed(self, code: int | None) -> int:
         """Commit what the script left, tell how it stands, and return the exit code."""
