@@ -60,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     knock.add_argument("port", type=int)
     knock.add_argument("--limit", type=float, default=2.0, metavar="SECONDS", help="how long to wait for its word")
     _add_mpi(command)
+    keep = command("keep", _keep, "keep the checkpoint directory of the script that the words start")
+    keep.add_argument("--order", required=True)
+    keep.add_argument("words", nargs=argparse.REMAINDER)
     return parser
 
 
@@ -214,6 +217,14 @@ def _mpi(_root: Path, options: argparse.Namespace) -> int:
         words=tuple(options.words[1:] if options.words[:1] == ["--"] else options.words),
     )
     return lead(order) if order.rank == 0 else follow(order)
+
+
+def _keep(_root: Path, options: argparse.Namespace) -> int:
+    from gpucloud.agent.keep.command import keep
+    from gpucloud.domain.keeping.order import KeepOrder
+
+    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    return keep(from_json(KeepOrder, options.order), tuple(words))
 
 
 def _rexec(_root: Path, options: argparse.Namespace) -> int:

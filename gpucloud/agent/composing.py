@@ -56,7 +56,7 @@ def compose(launch: Launch, folder: Path) -> Composed:
         MARK: str(folder),
     }
     if launch.container is None:
-        return Composed(argv=launch.argv, given=given, end=())
+        return Composed(argv=(*launch.keeper, *launch.argv), given=given, end=())
     inside = Inside(
         runtime=chosen_runtime(launch.container.runtime),
         nvidia=nvidia,
@@ -95,7 +95,7 @@ def _contained(launch: Launch, run: ContainerRun, inside: Inside, folder: Path, 
         names=tuple(sorted(names)),
         argv=launch.argv,
     )
-    return Composed(argv=argv, given=given, end=end_argv(run, inside.runtime))
+    return Composed(argv=(*launch.keeper, *argv), given=given, end=end_argv(run, inside.runtime))
 
 
 def _interfaces(launch: Launch) -> dict[str, str]:

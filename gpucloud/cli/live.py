@@ -13,6 +13,7 @@ from rich.text import Text
 
 from gpucloud.cli.progress import Snapshot, snapshot
 from gpucloud.cli.use import headline, use_rows
+from gpucloud.domain.agentstatus import UNTOLD
 from gpucloud.domain.ledger import Spend
 from gpucloud.domain.quantities import format_span, format_usd
 from gpucloud.domain.supervision.action import Action
@@ -105,7 +106,7 @@ def _panel(now: Snapshot) -> Panel:
 def _progress(now: Snapshot) -> Table:
     row = Table.grid(padding=(0, 2))
     cells: list[Text | ProgressBar] = [Text(now.phase, style="bold")]
-    if now.step is not None:
+    if now.step is not None and now.phase != UNTOLD:
         cells.append(Text(f"step {now.step}" + (f" of {now.total_steps}" if now.total_steps else "")))
     if now.step is not None and now.total_steps:
         cells.append(ProgressBar(total=now.total_steps, completed=now.step, width=24))

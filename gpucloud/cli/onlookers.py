@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpucloud.cli.progress import Snapshot, snapshot
 from gpucloud.cli.render import tell
+from gpucloud.domain.agentstatus import UNTOLD
 from gpucloud.domain.quantities import format_span, format_usd
 
 if TYPE_CHECKING:
@@ -126,6 +127,9 @@ class PlainOnlooker:
 def line_of(now: Snapshot) -> str:
     """Return progress in one line."""
     parts = [f"{now.phase}: step {now.step}" + (f" of {now.total_steps}" if now.total_steps else "")]
+    if now.phase == UNTOLD:
+        saved = f"step {now.committed_step} is saved" if now.committed_step else "nothing saved yet"
+        parts = [f"{now.phase}: {saved}"]
     if now.loss is not None:
         parts.append(f"loss {now.loss:.4f}")
     if now.gpus:

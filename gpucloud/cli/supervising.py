@@ -59,7 +59,13 @@ def run(begun: Begun, goal: Goal, unattended: Unattended | None = None) -> None:
 def with_limits(goal: Goal, job: Job, state: JobState) -> Goal:
     """Return the goal with what the job file limits: the whole time, idle GPUs, the cost of newly saved steps."""
     deadline_at = state.created_at + job.deadline if job.deadline else None
-    return replace(goal, deadline_at=deadline_at, idle=job.idle, give_up=job.checkpoint.give_up)
+    return replace(
+        goal,
+        deadline_at=deadline_at,
+        idle=job.idle,
+        give_up=job.checkpoint.give_up,
+        saves_alone=job.checkpoint.directory is not None,
+    )
 
 
 def bring_stored_home(cloud: Gpucloud, job: Job, name: str) -> None:

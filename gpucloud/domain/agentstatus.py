@@ -40,7 +40,8 @@ class Launch:
     """One attempt on one node: `argv` run in `directory` with `env` added; secrets are in `env`, the file is 0600.
 
     `address` is the node's own private one: where `env` names no interface for collectives, the agent finds it by it.
-    The values of the `hidden` variables are shown nowhere. With `container`, `argv` runs in one.
+    The values of the `hidden` variables are shown nowhere. With `container`, `argv` runs in one. `keeper` are words
+    before it all: the process that keeps the directory of a script that saves by itself, and starts the rest.
     """
 
     attempt: int
@@ -50,6 +51,7 @@ class Launch:
     address: str | None = None
     hidden: tuple[str, ...] = ()
     container: ContainerRun | None = None
+    keeper: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +80,16 @@ class Outcome(str, Enum):
     KILLED = "killed"  # we killed it, or the agent that watched it died
 
 
+UNTOLD = "script"
+"""The phase of a script of which nothing is known but its checkpoints."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What rank 0's script reports through `gpucloud.resume`; `phase` is one of start, train, save, evaluate."""
+    """What rank 0's script reports through `gpucloud.resume`; `phase` is one of start, train, save, evaluate.
+
+    For a script that does not, its steps are what was kept of its directory, and the phase is UNTOLD.
+    """
 
     step: int
     first_step: int

@@ -190,17 +190,52 @@ class IdlePolicy:
     lasting: timedelta
 
 
+class Layout(str, Enum):
+    """How a script that does not use `gpucloud.resume` lays out its checkpoints."""
+
+    AUTO = "auto"  # the first of these that the directory looks like
+    HF = "hf"  # Hugging Face Trainer: checkpoint-500/ with trainer_state.json
+    LIGHTNING = "lightning"  # *.ckpt, each whole by itself
+    DCP = "dcp"  # torch.distributed.checkpoint: a folder with .metadata
+    DEEPSPEED = "deepspeed"  # global_step500/, named in `latest`
+    FILE = "file"  # ckpt.pt, snapshot.pt, model-500.safetensors: each whole by itself
+
+
+class OnNotice(str, Enum):
+    """What a script that does not use `gpucloud.resume` is sent when it is to save and leave."""
+
+    NONE = "none"
+    SIGTERM = "SIGTERM"
+    SIGUSR1 = "SIGUSR1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDirectory:
+    """Where such a script keeps its checkpoints, below the code folder.
+
+    With `done_file`, a folder is whole once it holds that file. Files count when nothing changed for `settle`.
+    """
+
+    path: str
+    layout: Layout = Layout.AUTO
+    done_file: str | None = None
+    on_notice: OnNotice = OnNotice.NONE
+    settle: timedelta = timedelta(seconds=1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPolicy:
     """When to save: at most one of `every` and `every_steps`; neither means auto.
 
     `give_up` is how many times its undisturbed cost a newly saved step may cost before the job stops; None: any.
+    `directory` is for a script that saves by itself; None: the script uses `gpucloud.resume`, or saves nothing.
     """
 
     every: timedelta | None = None
     every_steps: int | None = None
     keep: int = 3
     give_up: float | None = 20.0
+    directory: CheckpointDirectory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

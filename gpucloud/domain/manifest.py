@@ -2,6 +2,7 @@
 
 gen/000007.json                     an attempt's generation and the commit that it began from, written once
 data/000007/000001200/<name>        objects of generation 7 at step 1200
+data/000007/000001200/files/<path>  the same of a script's own directory
 commit/000007/000001200.json        the manifest; once it exists, the checkpoint counts
 """
 
@@ -22,7 +23,7 @@ LEAST_KEPT = 2
 _FORMAT = 2
 _GENERATION_KEY = re.compile(r"gen/(\d{6,})\.json")
 _COMMIT_KEY = re.compile(r"commit/(\d{6,})/(\d{9,})\.json")
-_DATA_KEY = re.compile(r"data/(\d{6,})/(\d{9,})/[^/.\0][^/\0]*")
+_DATA_KEY = re.compile(r"data/(\d{6,})/(\d{9,})/(?:files/[^\0]+|[^/.\0][^/\0]*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, order=True)

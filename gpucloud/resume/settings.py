@@ -31,6 +31,12 @@ class Settings:
 
 def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings; without a launcher, checkpoints go to `./.gpucloud-checkpoints`. Raises UsageError."""
+    directory = env.get("GPUCLOUD_CHECKPOINT_DIRECTORY")
+    if directory is not None:
+        raise UsageError(
+            f"this script uses gpucloud.resume, and its job file names a directory of its own checkpoints, {directory}",
+            hint="remove `directory` from the job file's checkpoint section: gpucloud.resume saves by itself",
+        )
     folder = env.get("GPUCLOUD_ATTEMPT_DIR")
     return Settings(
         store=env.get("GPUCLOUD_STORE", _ALONE),

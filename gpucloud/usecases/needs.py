@@ -28,8 +28,9 @@ def wanted_for(  # noqa: PLR0913  each by its name
 
     `package` is the SHA-256 of ours. What the job pays for, and which GPUs a node has, is added by `gate.of_node`.
     """
-    # An image brings its own Python; what stages data from S3 runs outside of it.
-    boto3 = (store_url.startswith("s3://") and job.image is None) or any(one.in_s3 for one in data)
+    # An image brings its own Python; what stages data from S3, or keeps a script's directory there, runs outside of it.
+    saves_outside = job.image is None or job.checkpoint.directory is not None
+    boto3 = (store_url.startswith("s3://") and saves_outside) or any(one.in_s3 for one in data)
     torchrun = job.image is None and launcher_of(job) is Launcher.TORCHRUN
     torch = torchrun and not _brings_torch(job)
     return Wanted(

@@ -61,6 +61,8 @@ class Machine:
             idle=job.idle,
             self_driving=True,
             within_rights=order.job.cloud is Cloud.AWS,
+            give_up=job.checkpoint.give_up,
+            saves_alone=job.checkpoint.directory is not None,
         )
 
     def world(self, order: DriveOrder) -> World:

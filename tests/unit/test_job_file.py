@@ -18,15 +18,18 @@ from gpucloud.adapters.jobfile import json_schema, read_job, sample_job, spec_sh
 from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys, ResourcesKeys
 from gpucloud.domain.errors import JobFileError, Problem, UsageError
 from gpucloud.domain.job import (
+    CheckpointDirectory,
     CheckpointPolicy,
     Cloud,
     GatePolicy,
     IdlePolicy,
     Job,
     Launcher,
+    Layout,
     MachineChoices,
     MarketPolicy,
     Mirrors,
+    OnNotice,
     OwnHost,
     Resources,
     SshChoices,
@@ -122,6 +125,22 @@ secrets: [HF_TOKEN, WANDB_API_KEY]
         ("checkpoint: {every: auto}", "checkpoint", CheckpointPolicy()),
         ("checkpoint: {every: 10 min}", "checkpoint", CheckpointPolicy(every=timedelta(minutes=10))),
         ("checkpoint: {every: 1 step}", "checkpoint", CheckpointPolicy(every_steps=1)),
+        ("checkpoint: {directory: out}", "checkpoint", CheckpointPolicy(directory=CheckpointDirectory(path="out"))),
+        ("checkpoint: {directory: ./}", "checkpoint", CheckpointPolicy(directory=CheckpointDirectory(path="."))),
+        (
+            "checkpoint: {directory: out/run/, layout: hf, on_notice: SIGUSR1, settle: 5s}",
+            "checkpoint",
+            CheckpointPolicy(
+                directory=CheckpointDirectory(
+                    path="out/run", layout=Layout.HF, on_notice=OnNotice.SIGUSR1, settle=timedelta(seconds=5)
+                )
+            ),
+        ),
+        (
+            "checkpoint: {directory: out, done_file: DONE}",
+            "checkpoint",
+            CheckpointPolicy(directory=CheckpointDirectory(path="out", done_file="DONE")),
+        ),
         ("checkpoint: {give_up: 7.5x}", "checkpoint", CheckpointPolicy(give_up=7.5)),
         ("checkpoint: {give_up: never}", "checkpoint", CheckpointPolicy(give_up=None)),
         ("checkpoint: {every: 9 steps, give_up: 10 x}", "checkpoint", CheckpointPolicy(every_steps=9, give_up=10.0)),

@@ -235,6 +235,65 @@ BROKEN: list[tuple[str, list[str]]] = [
         ['4:21: checkpoint.every: "0 steps" is not auto, a span of time such as "10 min", or "100 steps"'],
     ),
     (HEAD + "checkpoint: {keep: 1}\n", ["4:20: checkpoint.keep: must be a whole number from 2 to 1000, not 1"]),
+    (
+        HEAD + "checkpoint: {directory: /scratch}\n",
+        ['4:25: checkpoint.directory: "/scratch" is not a path inside the code folder'],
+    ),
+    (
+        HEAD + "checkpoint: {directory: a/../../b}\n",
+        ['4:25: checkpoint.directory: "a/../../b" is not a path inside the code folder'],
+    ),
+    (
+        HEAD + "checkpoint: {directory: .gpucloud-x}\n",
+        ["4:25: checkpoint.directory: names that begin with .gpucloud- are gpucloud's own"],
+    ),
+    (
+        HEAD + "checkpoint: {directroy: out}\n",
+        ['4:14: checkpoint.directroy: is not a key here (did you mean "directory"?)'],
+    ),
+    (HEAD + "directory: out\n", ['4:1: directory: is not a key here (did you mean "checkpoint.directory"?)']),
+    (
+        HEAD + "checkpoint: {directory: out, layout: lightening}\n",
+        [
+            '4:38: checkpoint.layout: "lightening" is not one of auto, hf, lightning, dcp, deepspeed, file'
+            ' (did you mean "lightning"?)'
+        ],
+    ),
+    (
+        HEAD + "checkpoint: {directory: out, on_notice: usr1}\n",
+        ['4:41: checkpoint.on_notice: "usr1" is not one of none, SIGTERM, SIGUSR1 (did you mean "SIGUSR1"?)'],
+    ),
+    (
+        HEAD + "checkpoint: {directory: out, on_notice: SIGKILL}\n",
+        ['4:41: checkpoint.on_notice: "SIGKILL" is not one of none, SIGTERM, SIGUSR1'],
+    ),
+    (
+        HEAD + "checkpoint: {directory: out, done_file: a/DONE}\n",
+        ['4:41: checkpoint.done_file: "a/DONE" is not the name of a file: it is looked for in every folder'],
+    ),
+    (
+        HEAD + "checkpoint: {directory: out, done_file: DONE, layout: hf}\n",
+        ['4:41: checkpoint.done_file: is in place of a layout, and "hf" is named'],
+    ),
+    (HEAD + "checkpoint: {directory: out, settle: 0s}\n", ["4:38: checkpoint.settle: must be at least 1s"]),
+    (
+        HEAD + "checkpoint: {directory: out, every: 10 min}\n",
+        ["4:37: checkpoint.every: cannot be with `directory`: there the script decides when it saves"],
+    ),
+    (
+        HEAD + "checkpoint: {layout: hf, settle: 2s}\n",
+        [
+            "4:14: checkpoint.layout: is of a script's own `directory`, and none is named",
+            "4:26: checkpoint.settle: is of a script's own `directory`, and none is named",
+        ],
+    ),
+    (
+        HEAD + "checkpoint: {directory: out, layout: dcp}\nresources: {nodes: 2}\n",
+        [
+            "4:38: checkpoint.layout: each of several nodes writes a part of its own, and node 0's alone is kept: "
+            "use gpucloud.resume"
+        ],
+    ),
     (HEAD + "checkpoint: often\n", ["4:13: checkpoint: must be a mapping of keys to values, not often"]),
     (
         HEAD + "deadline: 12\n",

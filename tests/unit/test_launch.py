@@ -8,9 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from gpucloud.agent.composing import compose
+from gpucloud.domain.codec import from_json
 from gpucloud.domain.container import ContainerRun, Mount
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job import CheckpointPolicy, ContainerRuntime, Job, Launcher, Market, Resources
+from gpucloud.domain.job import (
+    CheckpointDirectory,
+    CheckpointPolicy,
+    ContainerRuntime,
+    Job,
+    Launcher,
+    Layout,
+    Market,
+    OnNotice,
+    Resources,
+)
+from gpucloud.domain.keeping.layouts import Rule
+from gpucloud.domain.keeping.order import KeepOrder
 from gpucloud.domain.launch import (
     AttemptStart,
     CommandLine,
@@ -65,6 +79,42 @@ def test_a_script_is_started_by_torchrun_once_a_gpu():
         "/py2/bin/python", "-u", "train.py", "--epochs", "10", "--m", "a b",
     )  # fmt: skip
     assert (second.attempt, second.directory, second.address) == (3, "/home/u2/.gpucloud/code/c", "10.0.0.2")
+
+
+def test_the_keeper_of_a_scripts_own_directory_comes_before_the_launcher_on_every_node():
+    kept = CheckpointDirectory(path="out", layout=Layout.HF, on_notice=OnNotice.SIGTERM, settle=timedelta(seconds=2))
+    both = two(checkpoint=CheckpointPolicy(keep=5, directory=kept), resources=Resources(nodes=2, gpus=4))
+    alone = two(resources=Resources(nodes=2, gpus=4))
+
+    assert [one.argv for one in both] == [one.argv for one in alone]
+    *words, order, end = both[1].keeper
+    home = "/home/u2/.gpucloud"
+    assert (words, end) == (["/py2/bin/python", f"{home}/lib/g.zip", "keep", "--root", home, "--order"], "--")
+    assert from_json(KeepOrder, order) == KeepOrder(
+        code=f"{home}/code/c",
+        directory=f"{home}/code/c/out",
+        rule=Rule(layout=Layout.HF, ranks=4, nodes=2),
+        on_notice=OnNotice.SIGTERM,
+        settle=timedelta(seconds=2),
+        store="s3://b/p",
+        prefix="jobs/digits/checkpoints",
+        attempt=3,
+        keep=5,
+        rank=1,
+        folder=f"{home}/attempts/0003",
+        first_rank=4,
+    )
+    assert dict(both[1].env)["GPUCLOUD_CHECKPOINT_DIRECTORY"] == "out"
+    assert [dict(one.env)["PET_SHUTDOWN_TIMEOUT"] for one in (*both, *alone)] == ["110", "110", "5", "5"]
+    assert [one.keeper for one in alone] == [(), ()]
+
+
+def test_the_keeper_stays_outside_of_the_container():
+    kept = CheckpointPolicy(directory=CheckpointDirectory(path="out"))
+    (first, _) = two("python3 train.py", image="img", checkpoint=kept)
+    composed = compose(first, Path("/home/u1/.gpucloud/attempts/0003"))
+    assert composed.argv[: len(first.keeper)] == first.keeper
+    assert composed.argv[len(first.keeper)] == "docker"
 
 
 def test_a_script_finds_its_node_its_store_and_its_package_in_the_environment():

@@ -457,6 +457,30 @@ def test_the_prepaid_time_is_cut_when_it_promises_more_than_the_budget():
     assert decide(GOAL, world, RULES) == Arm(until=NOW + timedelta(minutes=20))
 
 
+def test_of_a_script_that_saves_by_itself_the_first_save_is_the_moment_for_a_drill():
+    said = {"phase": "script", "total_steps": None, "step_seconds": None, "first_step": 501}
+    goal = replace(GOAL, drill=True, saves_alone=True)
+
+    none = running(up("a", part(1, step=500, committed_step=500, **said)), up("b", part(1)))
+    assert decide(goal, none, RULES) == Wait(why="running")
+    saved = running(up("a", part(1, step=600, committed_step=600, **said)), up("b", part(1)))
+    assert decide(goal, saved, RULES) == Drill(node_id="b")
+
+
+def test_scripts_that_save_by_themselves_are_all_asked_when_one_machine_has_a_notice():
+    goal = replace(GOAL, saves_alone=True)
+    nodes = (up("a", part(1)), up("b", part(1), notice=True))
+    asked = opened("a", "b", condemned=ExitReason.INTERRUPTED, condemned_at=NOW, ordered=Stop.SAVE)
+
+    noticed = running(*nodes, interruptions=(interruption("b"),))
+    assert decide(goal, noticed, RULES) == EndAttempt(how=Stop.SAVE, reason=ExitReason.INTERRUPTED)
+    again = running(*nodes, attempt=asked, interruptions=(interruption("b"),))
+    assert decide(goal, again, RULES) == Detach(node_id="b")
+    left = (up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT), notice=True))
+    over = running(*left, attempt=asked, interruptions=(interruption("b"),))
+    assert decide(goal, over, RULES) == CloseAttempt(reason=ExitReason.INTERRUPTED)
+
+
 def test_a_drill_takes_the_last_member_once_in_mid_run():
     nodes = (up("a", part(1, step=40)), up("b", part(1)))
     goal = replace(GOAL, drill=True)

@@ -14,7 +14,7 @@ from pydantic_core import CoreSchema, core_schema
 from gpucloud.adapters.jobfile import values
 from gpucloud.domain.job import Access as AccessName
 from gpucloud.domain.job import Cloud as CloudName
-from gpucloud.domain.job import ContainerRuntime, GatePolicy, Launcher
+from gpucloud.domain.job import ContainerRuntime, GatePolicy, Launcher, Layout, OnNotice
 from gpucloud.domain.job import MarketPolicy as MarketName
 
 Schema = dict[str, Any]
@@ -94,6 +94,10 @@ Gate = Annotated[GatePolicy, Read(values.one_of(GatePolicy), {"enum": [word.valu
 Runtime = Annotated[
     ContainerRuntime, Read(values.one_of(ContainerRuntime), {"enum": [word.value for word in ContainerRuntime]})
 ]
+LayoutName = Annotated[Layout, Read(values.one_of(Layout), {"enum": [word.value for word in Layout]})]
+OnNoticeName = Annotated[OnNotice, Read(values.on_notice, {"enum": [word.value for word in OnNotice]})]
+Inside = Annotated[str, Read(values.inside, _OUTPUT)]
+FileName = Annotated[str, Read(values.file_name, _string(r"[^/\n]+"))]
 Gib = Annotated[int, Read(values.gib, {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 4096}, _string()]})]
 Cadence = Annotated[
     timedelta | int | None,

@@ -10,6 +10,7 @@ from gpucloud.adapters.jobfile import kinds
 from gpucloud.adapters.jobfile.fault import Wanted
 from gpucloud.domain.job import (
     AwsChoices,
+    CheckpointDirectory,
     CheckpointPolicy,
     Cloud,
     ContainerChoices,
@@ -24,6 +25,7 @@ from gpucloud.domain.job import (
 
 _RESOURCES = Resources()
 _CHECKPOINT = CheckpointPolicy()
+_DIRECTORY = CheckpointDirectory(path="")
 _AWS = AwsChoices()
 _SSH = SshChoices()
 _HOST = OwnHost(address="")
@@ -160,13 +162,31 @@ class IdleKeys(_Keys):
 
 
 class CheckpointKeys(_Keys):
-    """When checkpoints are saved and how many stay."""
+    """When checkpoints are saved, how many stay, and where a script that saves by itself puts them."""
 
     every: kinds.Cadence = Field(default=None, description="auto, a span of time, or a number of steps.")
     keep: kinds.Keep = Field(default=_CHECKPOINT.keep, description="Newest checkpoints that are kept.")
     give_up: kinds.Times = Field(
         default=_CHECKPOINT.give_up,
         description="Stop when interruptions make newly saved steps cost so many times as much as undisturbed; never.",
+    )
+    directory: kinds.Inside | None = Field(
+        default=None,
+        description="For a script without gpucloud.resume: the folder of its own checkpoints, below the code folder.",
+    )
+    layout: kinds.LayoutName = Field(
+        default=_DIRECTORY.layout,
+        description="What is whole there: hf, lightning, dcp, deepspeed, file, or auto: what the folder looks like.",
+    )
+    done_file: kinds.FileName | None = Field(
+        default=None, description="In place of a layout: a folder is whole once the script wrote this file into it."
+    )
+    on_notice: kinds.OnNoticeName = Field(
+        default=_DIRECTORY.on_notice,
+        description="The signal by which the script is asked to save and leave: SIGTERM, SIGUSR1, or none.",
+    )
+    settle: kinds.Span = Field(
+        default=_DIRECTORY.settle, description="How long nothing may change before a checkpoint there counts."
     )
 
 

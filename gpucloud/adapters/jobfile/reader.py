@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys, SshKeys
 from gpucloud.domain.errors import JobFileError, Problem
 from gpucloud.domain.job import (
     AwsChoices,
+    CheckpointDirectory,
     CheckpointPolicy,
     ContainerChoices,
     IdlePolicy,
@@ -159,9 +161,20 @@ def _hosts(keys: SshKeys, folder: Path) -> SshChoices:
 
 
 def _policy(keys: CheckpointKeys) -> CheckpointPolicy:
-    if isinstance(keys.every, int):
-        return CheckpointPolicy(every_steps=keys.every, keep=keys.keep, give_up=keys.give_up)
-    return CheckpointPolicy(every=keys.every, keep=keys.keep, give_up=keys.give_up)
+    steps = keys.every if isinstance(keys.every, int) else None
+    return CheckpointPolicy(
+        every=keys.every if isinstance(keys.every, timedelta) else None,
+        every_steps=steps,
+        keep=keys.keep,
+        give_up=keys.give_up,
+        directory=None if keys.directory is None else _directory(keys, keys.directory),
+    )
+
+
+def _directory(keys: CheckpointKeys, path: str) -> CheckpointDirectory:
+    return CheckpointDirectory(
+        path=path, layout=keys.layout, done_file=keys.done_file, on_notice=keys.on_notice, settle=keys.settle
+    )
 
 
 def _place(written: str, folder: Path) -> str:

@@ -27,6 +27,7 @@ def broken(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fau
     yield from _run(root, folder, fault)
     yield from _conda(root, folder, fault)
     yield from _store(root, fault)
+    yield from _checkpoint(root, fault)
     yield from _data(root, folder, fault)
     yield from _secrets(root, fault)
     yield from _launcher(root, fault)
@@ -90,6 +91,27 @@ def _store(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
     store = root.get("store")
     if root.get("cloud") == "aws" and isinstance(store, str) and not store.startswith("s3://"):
         yield fault(("store",), "must be s3://bucket/prefix for cloud: aws, since nodes cannot reach a folder here")
+
+
+def _checkpoint(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
+    """A script either saves by `gpucloud.resume`, when `every` says so, or by itself into a directory."""
+    section, resources = root.get("checkpoint"), root.get("resources")
+    if not isinstance(section, dict):
+        return
+    if section.get("directory") is None:
+        for key in ("layout", "done_file", "on_notice", "settle"):
+            if section.get(key) is not None:
+                yield fault(("checkpoint", key, KEY), "is of a script's own `directory`, and none is named")
+        return
+    if section.get("every") not in (None, "auto"):
+        yield fault(("checkpoint", "every"), "cannot be with `directory`: there the script decides when it saves")
+    layout = section.get("layout")
+    if section.get("done_file") is not None and layout not in (None, "auto"):
+        yield fault(("checkpoint", "done_file"), f"is in place of a layout, and {quoted(str(layout))} is named")
+    nodes = resources.get("nodes", 1) if isinstance(resources, dict) else 1
+    if layout == "dcp" and type(nodes) is int and nodes > 1:
+        text = "each of several nodes writes a part of its own, and node 0's alone is kept: use gpucloud.resume"
+        yield fault(("checkpoint", "layout"), text)
 
 
 def _data(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from gpucloud.adapters.jobfile.fault import Refused, Wanted
 from gpucloud.domain import quantities
+from gpucloud.domain.job import OnNotice
 from gpucloud.domain.quoting import quoted
 
 E = TypeVar("E", bound=Enum)
@@ -77,6 +78,19 @@ def one_of(options: type[E]) -> Callable[[object], E]:
         return options(word)
 
     return read
+
+
+def on_notice(value: object) -> OnNotice:
+    """Return `none` or a signal by its whole name."""
+    word = text(value)
+    words = {option.value.lower().removeprefix("sig"): option for option in OnNotice}
+    if word in [option.value for option in OnNotice]:
+        return OnNotice(word)
+    near = words.get(word.lower().removeprefix("sig"))
+    raise Refused(
+        f"{quoted(word)} is not one of {', '.join(option.value for option in OnNotice)}",
+        hint=f'did you mean "{near.value}"?' if near else nearest(word, words),
+    )
 
 
 def _clean(written: str) -> str:
@@ -282,6 +296,22 @@ def output(value: object) -> str:
     written = line(value)
     if written.startswith(("/", "~")) or ".." in written.split("/"):
         raise Refused(f"{quoted(written)} is not a path inside the code folder")
+    return written
+
+
+def inside(value: object) -> str:
+    """Return a folder below the code folder, without a slash at its end; `.` is the code folder itself."""
+    parts = [part for part in output(value).split("/") if part not in ("", ".")]
+    if any(part.startswith(".gpucloud-") for part in parts):
+        raise Refused("names that begin with .gpucloud- are gpucloud's own")
+    return "/".join(parts) or "."
+
+
+def file_name(value: object) -> str:
+    """Return a file's name without a folder."""
+    written = line(value)
+    if "/" in written or written in (".", ".."):
+        raise Refused(f"{quoted(written)} is not the name of a file: it is looked for in every folder")
     return written
 
 

@@ -11,6 +11,7 @@ from gpucloud.domain.job import Job
 from gpucloud.domain.launch.argv import argv_of
 from gpucloud.domain.launch.environment import INTERFACE_VARIABLES, SECRET, env_of, gpu_defaults
 from gpucloud.domain.launch.form import CommandLine, Script, launcher_of, parse_run, workers_per_node
+from gpucloud.domain.launch.keeper import keeper_of
 from gpucloud.domain.launch.member import AttemptStart, Member, Place, attempt_folder, attempt_secret
 
 __all__ = [
@@ -52,6 +53,7 @@ def launches(
             address=member.place.node.private_address,
             hidden=tuple(sorted((*secrets, SECRET))),
             container=_container(member),
+            keeper=keeper_of(member),
         )
         for member in members
     )

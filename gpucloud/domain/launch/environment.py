@@ -6,7 +6,7 @@ import json
 from pathlib import PurePosixPath
 
 from gpucloud.domain.data import variables
-from gpucloud.domain.job import CheckpointPolicy, Cloud, Launcher
+from gpucloud.domain.job import CheckpointPolicy, Cloud, Job, Launcher, OnNotice
 from gpucloud.domain.launch.form import Script
 from gpucloud.domain.launch.member import Member, attempt_folder
 
@@ -19,6 +19,9 @@ SECRET = "GPUCLOUD_ATTEMPT_SECRET"  # noqa: S105  the variable's name
 # From SIGTERM to SIGKILL for the ranks of a node where one has left or failed. Given by environment (torchrun reads
 # PET_<OPTION>), because torch before 2.9 refuses an option that it does not know.
 _SHUTDOWN_TIMEOUT_S = 5
+# A rank without anything to save leaves at once when a script of its own kind is signalled; the one that saves may take
+# as long as a notice allows.
+_SAVING_S = 110
 # A rank that waits so long in a collective has lost another one; the supervisor's own watch is quicker, so this is for
 # a supervisor that is away. PyTorch's default is 480 s (8 min; docs, "ProcessGroupNCCL Environment Variables").
 _HEARTBEAT_S = 300
@@ -39,6 +42,7 @@ def env_of(member: Member) -> tuple[tuple[str, str], ...]:
         "GPUCLOUD_ATTEMPT": str(start.number),
         "GPUCLOUD_ATTEMPT_DIR": attempt_folder(place.root, start.number),
         **variables(tuple(target for _, target in job.data), place.root, below_root=job.cloud is Cloud.LOCAL),
+        **({"GPUCLOUD_CHECKPOINT_DIRECTORY": job.checkpoint.directory.path} if job.checkpoint.directory else {}),
         **({"GPUCLOUD_PROFILE_STEPS": str(start.profile_steps)} if start.profile_steps else {}),
     }
     return tuple(sorted({**wanted, **ours, **_ranks(member)}.items()))
@@ -80,7 +84,7 @@ def _defaults(member: Member) -> dict[str, str]:
 def _ranks(member: Member) -> dict[str, str]:
     match member.launcher:
         case Launcher.TORCHRUN | Launcher.AUTO:
-            return {"GPUCLOUD_RANKS": _local_ranks(member), "PET_SHUTDOWN_TIMEOUT": str(_SHUTDOWN_TIMEOUT_S)}
+            return {"GPUCLOUD_RANKS": _local_ranks(member), "PET_SHUTDOWN_TIMEOUT": str(_shutdown_s(member.job))}
         case Launcher.MPI:
             return _mpi(member)
         case Launcher.PLAIN:
@@ -93,6 +97,11 @@ def _local_ranks(member: Member) -> str:
     """What the agent waits for: the last words of exactly these ranks."""
     gpus = member.job.resources.gpus
     return " ".join(str(r) for r in range(member.rank * gpus, (member.rank + 1) * gpus))
+
+
+def _shutdown_s(job: Job) -> int:
+    directory = job.checkpoint.directory
+    return _SAVING_S if directory is not None and directory.on_notice is not OnNotice.NONE else _SHUTDOWN_TIMEOUT_S
 
 
 def _once(member: Member) -> dict[str, str]:

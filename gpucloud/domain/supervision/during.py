@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from gpucloud.domain.agentstatus import Outcome, Stop
+from gpucloud.domain.agentstatus import UNTOLD, Outcome, Stop
 from gpucloud.domain.node import EndCause
 from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind
 from gpucloud.domain.supervision.action import (
@@ -150,6 +150,7 @@ def _order(
         _order_for_the_broken(attempt, members, seen, limits)
         or _order_for_the_ill(attempt, seen, limits)
         or _order_for_the_hung(attempt, seen, limits)
+        or _order_for_the_taken(attempt, goal, seen)
         or _order_for_the_user(attempt, seen, limits)
         or _order_for_the_idle(attempt, goal, seen, limits)
     )
@@ -198,6 +199,13 @@ def _order_for_the_hung(attempt: Attempt, seen: Seen, limits: Limits) -> EndAtte
     return EndAttempt(how=Stop.ABORT, reason=ExitReason.HUNG, message=why) if why is not None else None
 
 
+def _order_for_the_taken(attempt: Attempt, goal: Goal, seen: Seen) -> EndAttempt | None:
+    """Ranks that use the library hear of one machine's notice from each other; those of any other script do not."""
+    if not goal.saves_alone or _reason_of_interruptions(attempt, seen) is not ExitReason.INTERRUPTED:
+        return None
+    return EndAttempt(how=Stop.SAVE, reason=ExitReason.INTERRUPTED)
+
+
 def _order_for_the_user(attempt: Attempt, seen: Seen, limits: Limits) -> EndAttempt | None:
     if seen.wanted_end is None:
         return None
@@ -228,5 +236,7 @@ def _drill(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> Drill | 
     progress = progress_of(attempt, seen)
     if not goal.drill or seen.state.drilled or progress is None:
         return None
-    at = limits.drill_at * progress.total_steps if progress.total_steps else progress.first_step + 20
+    # What is known of a script that saves by itself are its saves alone: the first is the moment.
+    at: float = progress.first_step + (0 if progress.phase == UNTOLD else 20)
+    at = limits.drill_at * progress.total_steps if progress.total_steps else at
     return Drill(node_id=attempt.members[-1].node_id) if progress.step >= at else None

@@ -41,6 +41,7 @@ class Goal:
     `began_at` is when that supervisor began. `self_driving`: it runs on a machine of the job, which may buy no time.
     `within_rights`: its cloud lets that machine neither move the shut-off nor give a machine up before it is taken.
     `give_up` is how many times its undisturbed cost a newly saved step may cost, None for whatever it costs.
+    `saves_alone`: its script keeps a directory of checkpoints, and its ranks agree with nobody on a step to save.
     """
 
     nodes: int
@@ -53,6 +54,7 @@ class Goal:
     self_driving: bool = False
     within_rights: bool = False
     give_up: float | None = CheckpointPolicy().give_up
+    saves_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,188 @@
+"""Runs a script beside its directory: every whole checkpoint is committed, and the last one before the node goes."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from gpucloud.agent.attemptfolder import LEFT_EXIT_CODE
+from gpucloud.agent.keep import script
+from gpucloud.agent.keep.disk import look
+from gpucloud.agent.keep.putting import Directory
+from gpucloud.agent.keep.reporting import Reporting
+from gpucloud.agent.keep.taking import Content, Taking
+from gpucloud.domain.errors import CredentialsError, StoreError
+from gpucloud.domain.job import OnNotice
+from gpucloud.domain.keeping.layouts import find_sets
+from gpucloud.domain.keeping.listing import FileSet, Listing
+from gpucloud.domain.keeping.order import KeepOrder
+from gpucloud.domain.keeping.settling import Settling
+from gpucloud.store.checkpoints import Fenced
+
+FENCED = 1
+_TICK_S = 0.05
+_LOOK_SHARE = 20  # of the time between two looks, at most this part is spent looking
+_LONGEST_LEAVE_S = 50.0  # a supervisor kills what does not leave within a minute
+_ASIDE_S = 10.0
+_MARGIN_S = 2.0
+_LAST_TRIES = 4
+
+
+class Keeper:
+    """One attempt's script on one node. `taking` is None where another node's directory is the one that is kept."""
+
+    def __init__(self, order: KeepOrder, directory: Directory, reporting: Reporting, taking: Taking | None) -> None:
+        self._order = order
+        self._reporting = reporting
+        self._taking = taking
+        self._directory = directory
+        self._folder = Path(order.folder)
+        self._settling = Settling(order.settle.total_seconds())
+        self._pool = ThreadPoolExecutor(1)
+        self._under_way: tuple[Future[bool], FileSet, Content] | None = None
+        self._look_at_s = 0.0
+        self._taken_before = 0
+        self._leave_by: datetime | None = None
+        self._told = 0
+        self._fenced = False
+        self._pending = False
+
+    def run(self, words: tuple[str, ...]) -> int:
+        """Start the script and return the exit code of its attempt on this node: 75 for saved and left."""
+        if self._taking is not None:
+            listing = look(self._directory.path)
+            self._settling.take_all(find_sets(self._order.rule, listing).sets, listing)
+        child = subprocess.Popen(words)
+        code = None
+        while code is None and not self._over():
+            self._tick()
+            try:
+                code = child.wait(_TICK_S)
+            except subprocess.TimeoutExpired:
+                code = None
+        if code is None:
+            script.end(self._folder)
+            child.wait()
+        return self._closed(code)
+
+    def _tick(self) -> None:
+        if self._leave_by is None and (at := self._reporting.stop()) is not None:
+            self._ask_to_leave(at)
+        if self._taking is None or time.monotonic() < self._look_at_s:
+            return
+        began = time.monotonic()
+        self._keep(self._taking, began)
+        spent = time.monotonic() - began
+        self._look_at_s = began + max(self._order.settle.total_seconds() / 4, _LOOK_SHARE * spent)
+
+    def _ask_to_leave(self, at: datetime) -> None:
+        now = datetime.now(timezone.utc)
+        margin = timedelta(seconds=max(_MARGIN_S, 1.5 * (self._taking.longest_s if self._taking else 0.0)))
+        longest = now + timedelta(seconds=_LONGEST_LEAVE_S)
+        # Who is told without a time of its own has as long as a supervisor waits.
+        if self._taking is None and self._order.on_notice is OnNotice.NONE:
+            longest = now + timedelta(seconds=_ASIDE_S)  # for node 0 to end what it is writing
+        leads = self._taking is not None and at > longest
+        self._leave_by = (at if leads else longest if at <= now else min(at, longest)) - margin
+        self._taken_before = self._taking.count if self._taking else 0
+        if self._order.on_notice is not OnNotice.NONE:
+            self._told = script.tell(self._folder, self._order.on_notice.value)
+            self._reporting.say(f"asked to stop: {self._order.on_notice.value} sent to {self._told} ranks")
+
+    def _keep(self, taking: Taking, now_s: float) -> None:
+        self._finish(taking)
+        listing = look(self._directory.path)
+        found = find_sets(self._order.rule, listing)
+        if found.unclear is not None:
+            self._reporting.say_once(f"nothing is saved: {found.unclear}")
+        ready = self._settling.look(found.sets, listing, now_s)
+        self._pending = self._settling.unsettled(found.sets, listing)
+        if self._under_way is not None or not ready or self._is_written_to(ready[0], listing):
+            return
+        one, content = ready[0], ready[0].content(listing)
+        future = self._pool.submit(taking.take, self._directory.path, one, content, proven=False)
+        self._under_way = (future, one, content)
+
+    def _is_written_to(self, one: FileSet, listing: Listing) -> bool:
+        open_ones = script.written_to(self._folder)
+        return any(signature.inode in open_ones for _, signature in one.content(listing))
+
+    def _finish(self, taking: Taking, *, wait: bool = False) -> None:
+        """Hear how the commit that is under way went, if it is over."""
+        if self._under_way is None or not (wait or self._under_way[0].done()):
+            return
+        future, one, content = self._under_way
+        self._under_way = None
+        try:
+            if future.result():
+                self._settling.take(one, content)
+                self._directory.forget_aside()
+                self._reporting.progress(taking.committed)
+                if self._order.on_notice is OnNotice.NONE:  # how long the script itself takes to save, nobody knows
+                    self._reporting.saving(taking.longest_s + self._order.settle.total_seconds())
+        except Fenced as error:
+            self._reporting.say(str(error))
+            self._fenced = True
+        except (StoreError, CredentialsError) as error:
+            self._reporting.say_once(f"a checkpoint could not be saved: {error} ({error.hint})")
+        except OSError as error:
+            self._reporting.say_once(f"a checkpoint could not be saved: {error}")
+
+    def _over(self) -> bool:
+        """Whether the script is to be ended: nothing more of it can be saved in time."""
+        if self._fenced:
+            return True
+        if self._leave_by is None:
+            return False
+        if datetime.now(timezone.utc) >= self._leave_by:
+            return True
+        if self._taking is None or self._under_way is not None:
+            return False
+        since = self._taking.count - self._taken_before
+        if self._told:
+            return since > 0 and not self._pending
+        # What was being written when the end was asked for is in the second commit since at the latest: a script that
+        # saves again and again must not keep its node until the last moment.
+        return since > 1 or not self._pending
+
+    def _closed(self, code: int | None) -> int:
+        """Commit what the script left, tell how it stands, and return the exit code."""
+        if self._taking is not None and not self._fenced:
+            self._keep_the_last(self._taking, proven=code != 0)
+        self._pool.shutdown()
+        if self._taking is not None and not self._taking.count and (there := look(self._directory.path)):
+            layout = self._order.rule.done_file or self._order.rule.layout.value
+            self._reporting.say(f"nothing was saved: no new checkpoint ({layout}) among the {len(there)} files there")
+        if self._fenced:
+            return FENCED
+        if self._leave_by is None:
+            return code if code is not None and code >= 0 else 128 - (code or 0)
+        if code == 0 and not self._told:
+            return 0
+        if self._taking is not None:
+            self._reporting.say(f"left: step {self._taking.committed} is saved")
+        return LEFT_EXIT_CODE
+
+    def _keep_the_last(self, taking: Taking, *, proven: bool) -> None:
+        self._finish(taking, wait=True)
+        for attempt in range(_LAST_TRIES):
+            listing = look(self._directory.path)
+            sets = find_sets(self._order.rule, listing).sets
+            newest = [one for one in sets if one.complete and self._settling.unsettled((one,), listing)]
+            newest.sort(key=lambda one: one.written_ns(listing), reverse=True)
+            for one in newest:
+                content = one.content(listing)
+                future = self._pool.submit(taking.take, self._directory.path, one, content, proven=proven)
+                self._under_way = (future, one, content)
+                self._finish(taking, wait=True)
+                if self._fenced or not self._settling.unsettled((one,), listing):
+                    return
+            if not newest or self._is_late():
+                return
+            time.sleep(0.5 * 2**attempt)
+
+    def _is_late(self) -> bool:
+        return self._leave_by is not None and datetime.now(timezone.utc) > self._leave_by

@@ -1,0 +1,152 @@
+"""Puts the newest whole checkpoint back into a script's directory before the script starts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from gpucloud.agent.keep.disk import look, move
+from gpucloud.agent.wholefile import read_text, write_whole
+from gpucloud.domain.keeping.keys import paths_of
+from gpucloud.domain.keeping.layouts import Rule, leftovers
+from gpucloud.domain.keeping.listing import OURS, Signature
+from gpucloud.domain.manifest import Commit, Piece
+from gpucloud.domain.parts import PART_BYTES
+from gpucloud.store import ObjectStore
+from gpucloud.store.checkpoints import Checkpoints
+from gpucloud.store.commits import under
+
+_READERS = 4
+_NUMBERED = re.compile(r".*\d$")
+Say = Callable[[str], None]
+
+
+class Directory:
+    """A script's directory on this node; what we need beside it lies in the code folder, under a name of ours.
+
+    A script may take an empty folder for a new run, so that nothing of ours is in its directory.
+    """
+
+    def __init__(self, path: Path, code: Path, rule: Rule) -> None:
+        self.path = path
+        self.rule = rule
+        self._apart = path.resolve() != code.resolve()
+        self._own = code / f"{OURS}kept"
+        self._before = self._own / "before.json"
+        self._incoming = self._own / "incoming"
+        self._aside = self._own / "aside"
+
+    def put_back(self, checkpoints: Checkpoints, store: ObjectStore, prefix: str, say: Say) -> Commit | None:
+        """Return the commit whose files are now in the directory, None without one that is whole.
+
+        What an earlier attempt left there and never was committed is set aside: a script would resume from it. What
+        came with the code stays, and so does everything that is no checkpoint. Raises StoreError, OSError.
+        """
+        shipped = self._shipped()
+        found = self._fetch_newest(checkpoints, store, prefix, say)
+        commit, paths = found or (None, ())
+        self._set_aside(paths, shipped, say)
+        for path in paths:
+            self._place(path)
+        shutil.rmtree(self._incoming, ignore_errors=True)
+        return commit
+
+    def forget_aside(self) -> None:
+        """Free the disk of what was set aside: the script has saved since."""
+        shutil.rmtree(self._aside, ignore_errors=True)
+
+    def _shipped(self) -> dict[str, Signature]:
+        """Return what was in the directory before the first attempt here."""
+        with contextlib.suppress(ValueError, TypeError):
+            rows = json.loads(read_text(self._before) or "")
+            return {path: Signature(*numbers) for path, numbers in rows.items()}
+        found = look(self.path)
+        rows = {path: [one.size, one.mtime_ns, one.inode] for path, one in found.items()}
+        self._own.mkdir(parents=True, exist_ok=True)
+        write_whole(self._before, json.dumps(rows))
+        return found
+
+    def _fetch_newest(
+        self, checkpoints: Checkpoints, store: ObjectStore, prefix: str, say: Say
+    ) -> tuple[Commit, tuple[str, ...]] | None:
+        for manifest in checkpoints.candidates(lambda commit: say(_damaged(commit))):
+            paths = paths_of(manifest)
+            if paths is None:
+                say(f"the checkpoint of step {manifest.commit.step} is none of a script's directory: passed over")
+                continue
+            shutil.rmtree(self._incoming, ignore_errors=True)
+            if _fetched(store, prefix, manifest.pieces, [self._incoming / path for path in paths]):
+                return manifest.commit, paths
+            say(_damaged(manifest.commit))
+        return None
+
+    def _set_aside(self, restored: tuple[str, ...], shipped: dict[str, Signature], say: Say) -> None:
+        listing = look(self.path)
+        own = {path for path, signature in listing.items() if shipped.get(path) == signature}
+        # Without anything to put back, the script finds what came with the code, as it would on another node.
+        found = leftovers(self.rule, listing, restored) if restored or not self._apart else tuple(listing)
+        doomed = [path for path in found if path not in own]
+        if doomed:
+            shutil.rmtree(self._aside, ignore_errors=True)
+            say(f"set aside what was never saved: {_brief(doomed)}")
+        for path in doomed:
+            move(self.path / path, self._aside / path)
+        if shipped.keys() != listing.keys() or restored:
+            _drop_empty(self.path)
+
+    def _place(self, path: str) -> None:
+        """Never write through a link: it may lead elsewhere."""
+        folder = self.path
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in path.split("/")[:-1]:
+            folder /= part
+            if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+                folder.unlink()
+            folder.mkdir(exist_ok=True)
+        move(self._incoming / path, self.path / path)
+
+
+def _fetched(store: ObjectStore, prefix: str, pieces: tuple[Piece, ...], targets: list[Path]) -> bool:
+    """Whether every object arrived as it was written, in a file each."""
+    with ThreadPoolExecutor(_READERS) as pool:
+        jobs = [pool.submit(_fetch, store, under(prefix, p.key), p, t) for p, t in zip(pieces, targets, strict=True)]
+        return all(job.result() for job in jobs)
+
+
+def _fetch(store: ObjectStore, key: str, piece: Piece, target: Path) -> bool:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("w+b") as file:
+        if piece.size == 0:
+            return store.get(key) is not None
+        file.truncate(piece.size)
+        with mmap.mmap(file.fileno(), piece.size) as mapped, memoryview(mapped) as whole:
+            for number, crc32 in enumerate(piece.crc32):
+                with whole[number * PART_BYTES : (number + 1) * PART_BYTES] as part:
+                    if not store.read_into(key, number * PART_BYTES, part) or zlib.crc32(part) != crc32:
+                        return False
+    return True
+
+
+def _drop_empty(directory: Path) -> None:
+    """Remove numbered folders without a file: `checkpoint-600/` that was just made is nobody's newest."""
+    for folder, _, _ in sorted(os.walk(directory), reverse=True):
+        if folder != str(directory) and _NUMBERED.match(folder):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)  # noqa: PTH106
+
+
+def _damaged(commit: Commit) -> str:
+    return f"the checkpoint of step {commit.step} is damaged: passed over"
+
+
+def _brief(paths: Iterable[str]) -> str:
+    first, *more = sorted({path.split("/")[0] for path in paths})
+    return f"{first} and {len(more)} more" if more else first

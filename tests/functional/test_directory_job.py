@@ -1,0 +1,112 @@
+"""Jobs whose script knows nothing of gpucloud, through the real command line: they go on from their directory."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.commandline import command_line, until
+
+pytestmark = [pytest.mark.timeout(300)]
+
+# As a Trainer does: rank 0 writes a folder in several files, the state last, and the highest number wins on resuming.
+SCRIPT = """
+import json, os, signal, sys, time
+
+rank, asked = int(os.environ["RANK"]), []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+folders = os.listdir("out") if os.path.isdir("out") else []
+step = max((int(name.rpartition("-")[2]) for name in folders), default=0)
+if step:
+    assert json.load(open(f"out/checkpoint-{step}/trainer_state.json")) == {"global_step": step}
+    assert open(f"out/checkpoint-{step}/model.bin").read() == f"weights of {step}"
+print("begins at", step, flush=True)
+
+def save():
+    if rank == 0:
+        os.makedirs(f"out/checkpoint-{step}")
+        texts = {"model.bin": f"weights of {step}", "trainer_state.json": json.dumps({"global_step": step})}
+        for name, text in texts.items():
+            with open(f"out/checkpoint-{step}/{name}", "w") as file:
+                file.write(text[:5])
+                file.flush()
+                time.sleep(0.05)
+                file.write(text[5:])
+
+total = step + 40 if step else 6000  # the first attempt runs until something happens to it
+while step < total:
+    step += 1
+    time.sleep(0.05)
+    if asked:
+        save()
+        print("asked at", step, flush=True)
+        sys.exit(1)
+    if step % 20 == 0 or step == total:
+        save()
+print("ended at", step, flush=True)
+"""
+
+JOB = """\
+name: small
+code: code
+run: train.py
+launcher: {launcher}
+resources: {{nodes: 2, gpus: {gpus}}}
+checkpoint: {{directory: out, on_notice: {on_notice}}}
+budget: 3 USD
+"""
+
+
+@pytest.fixture
+def line(tmp_path):
+    with command_line(tmp_path) as found:
+        yield found
+
+
+def job(line, *, launcher="plain", gpus=1, on_notice="SIGTERM"):
+    (line.folder / "code").mkdir()
+    (line.folder / "code" / "train.py").write_text(SCRIPT)
+    file = line.folder / "small.yaml"
+    file.write_text(JOB.format(launcher=launcher, gpus=gpus, on_notice=on_notice))
+    return str(file)
+
+
+def output(line, rank):
+    return line.run("logs", "small", "--rank", str(rank)).stdout
+
+
+def steps_begun_at(text):
+    return [int(step) for step in re.findall(r"begins at (\d+)", text)]
+
+
+def test_on_a_notice_every_ranks_script_is_asked_and_the_next_attempt_begins_with_what_it_saved(line):
+    answer = line.run("train", job(line), "--drill", "--json")
+
+    assert answer.code == 0, answer.stderr + output(line, 0)
+    told = answer.json
+    assert [a["reason"] for a in told["attempts"]] == ["interrupted", "succeeded"]
+    assert "what is whole in out/ is kept and put back; best effort: what your script saves" in answer.stderr
+    first = output(line, 0)
+    asked = int(re.search(r"asked at (\d+)", first)[1])
+    assert steps_begun_at(first) == [0, asked]
+    assert told["checkpoint"]["step"] == told["last_step"] == asked + 40
+    assert steps_begun_at(output(line, 1)) == [0, asked]  # the directory is put back on every node
+    assert f"put back the checkpoint of step {asked}" in first
+    assert line.run("status", "small", "--json").json["jobs"][0]["checkpoint"]["step"] == asked + 40
+
+
+@pytest.mark.slow  # shows that torchrun's ranks are found, and that a node's silent loss costs no committed save
+def test_after_a_silent_loss_the_job_goes_on_from_the_newest_save_that_was_committed(line):
+    train = line.start("train", job(line, launcher="torchrun", gpus=2), "--json")
+    until(lambda: (line.state() or {}).get("checkpoint"), "a commit", 200)
+    line.group.interrupt("gpucloud-small", line.nodes()[0], notice=False)
+
+    assert train.wait(250) == 0, (line.folder / "err").read_text()
+    told = json.loads((line.folder / "out").read_text())
+    assert [a["reason"] for a in told["attempts"]] == ["lost", "succeeded"]
+    begun = max(steps_begun_at(output(line, 3)))
+    assert begun >= 20
+    assert begun % 20 == 0
+    assert told["checkpoint"]["step"] == begun + 40

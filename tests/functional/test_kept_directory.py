@@ -1,0 +1,294 @@
+"""A script that knows nothing of gpucloud, and the keeper of its directory: real processes, a real store."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zipfile
+
+import pytest
+
+from gpucloud.agent.keep.disk import copy, is_whole, look
+from gpucloud.agent.keep.putting import Directory
+from gpucloud.agent.keep.taking import Taking
+from gpucloud.domain.job import OnNotice
+from gpucloud.domain.keeping.layouts import Rule, find_sets
+from gpucloud.domain.manifest import Commit
+from gpucloud.store import open_store
+from gpucloud.store.checkpoints import Checkpoints
+from tests.standins.bucket import serving
+from tests.standins.kept_script import KEEP, PREFIX, KeptScript, until
+
+KINDS = ("file", "hf", "done")
+
+
+@pytest.fixture
+def make(tmp_path):
+    made = []
+
+    def build(kind="file", **options):
+        made.append(KeptScript(tmp_path / "node", kind=kind, **options))
+        return made[-1]
+
+    yield build
+    for one in made:
+        one.kill()
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_every_save_at_rest_is_committed_and_another_node_goes_on_from_the_newest(make, kind):
+    script = make(kind)
+    script.start(steps=30, pause_s=0.05)
+    assert script.ended() == 0
+    assert script.wrong() is None
+    last = script.committed()[0].commit.step
+    assert last == (30 if kind != "file" else script.step())
+
+    script.lose_the_disk()
+    script.start(steps=40)
+    assert script.ended() == 0
+    assert "begins at 30\n" in script.said()
+    assert f"put back the checkpoint of step {last}: best effort, what your script saves" in script.said()
+    assert script.wrong() is None
+    assert script.committed()[0].commit == Commit(2, 40 if kind != "file" else last + 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_script_killed_in_the_middle_of_a_save_leaves_the_save_before_it(make, kind):
+    script = make(kind)
+    script.start(steps=20, pause_s=0.005, exit="0")
+    assert script.ended() == 0
+    before = script.committed()[0].commit
+    script.start(steps=40, pause_s=0.1)
+    torn = script.out / ("ckpt.pt" if kind == "file" else "checkpoint-30/b.pt")
+    old = script.out.stat().st_mtime_ns
+    until(lambda: torn.exists() and torn.stat().st_size in range(4096, 16384), f"a torn {torn}, not as of {old}")
+    script.kill_script()
+    assert script.ended() == 128 + 9
+    assert script.wrong() is None
+    assert script.committed()[0].commit == before
+
+    script.start(steps=30)  # on the same node, where the torn one lies
+    assert script.ended() == 0
+    assert "begins at 20\n" in script.said()
+    assert script.wrong() is None
+
+
+def test_a_script_that_fails_keeps_its_last_whole_save_and_its_exit_code(make):
+    script = make(settle_s=30.0)
+    script.start(steps=10, exit="7")
+    assert script.ended() == 7
+    assert script.wrong() is None
+    assert len(script.committed()) == 1
+
+
+def test_on_a_notice_without_a_signal_the_last_save_is_committed_and_the_script_ended(make):
+    script = make()
+    script.start(steps=10_000, pause_s=0.05)
+    until(lambda: script.step() >= 1, "a commit")
+    script.ask_to_stop()
+    assert script.ended() == 75
+    assert "left: step" in script.said()
+    assert script.wrong() is None
+    assert script.committed()[0].commit.step == script.step()
+
+
+@pytest.mark.parametrize("signal", [OnNotice.SIGTERM, OnNotice.SIGUSR1])
+def test_on_a_notice_the_script_is_asked_by_its_signal_and_what_it_then_saves_is_committed(make, signal):
+    script = make("hf")
+    script.start(steps=10_000, pause_s=0.005, on=signal)
+    until(lambda: script.step() >= 10, "a commit")
+    script.ask_to_stop()
+    assert script.ended() == 75
+    assert f"asked to stop: {signal.value} sent to 1 ranks" in script.said()
+    saved = int(script.said().split("saved when asked ")[1].split()[0])
+    assert script.committed()[0].commit.step == saved
+    assert script.wrong() is None
+
+
+def test_a_script_without_a_handler_ends_by_the_signal_and_its_last_save_stays(make):
+    script = make("hf")
+    script.start(steps=10_000, pause_s=0.005, on=OnNotice.SIGTERM, handler="none")
+    until(lambda: script.step() >= 10, "a commit")
+    script.ask_to_stop(within_s=600.0)
+    assert script.ended() == 75
+    assert script.committed()[0].commit.step == script.step()
+    assert script.wrong() is None
+
+
+def test_a_script_that_ignores_its_signal_is_ended_in_time(make):
+    script = make("hf")
+    script.start(steps=10_000, pause_s=0.005, hangs_at=20, on=OnNotice.SIGUSR1, handler="ignore")
+    until(lambda: script.step() >= 20, "a commit of the last save before it hangs")
+    script.ask_to_stop(within_s=4.0)
+    assert script.ended() == 75
+    assert script.wrong() is None
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(make):
+    script = make("hf")
+    script.start(steps=30, pause_s=0.03)
+    assert script.ended() == 0
+    assert [one.commit.step for one in script.committed()][:2] == [30, 20]
+    file = script.folder / "store" / PREFIX / "data/000001/000000030/files/checkpoint-30/b.pt"
+    data = bytearray(file.read_bytes())
+    data[100] ^= 1
+    file.write_bytes(data)
+    script.lose_the_disk()
+    script.start(steps=20)
+    assert script.ended() == 0
+    assert "the checkpoint of step 30 is damaged: passed over" in script.said()
+    assert "begins at 20\n" in script.said()
+
+
+def test_what_was_never_committed_is_set_aside_and_what_came_with_the_code_stays(make):
+    script = make("hf")
+    shipped = script.out / "checkpoint-1" / "a.pt"
+    shipped.parent.mkdir(parents=True)
+    with zipfile.ZipFile(shipped, "w") as archive:
+        archive.writestr("step", "1")
+    script.start(steps=10)
+    assert script.ended() == 0
+    shutil.copytree(script.out / "checkpoint-10", script.out / "checkpoint-90")
+    (script.out / "checkpoint-90" / "trainer_state.json").unlink()
+    (script.out / "checkpoint-95").mkdir()
+    (script.code / "notes.txt").write_text("mine")
+    script.start(steps=20)
+    assert script.ended() == 0
+    assert "begins at 10\n" in script.said()
+    assert "set aside what was never saved: checkpoint-90" in script.said()
+    assert shipped.exists()
+    assert sorted(os.listdir(script.out)) == ["checkpoint-1", "checkpoint-10", "checkpoint-20"]
+    assert (script.code / "notes.txt").read_text() == "mine"
+
+
+def test_without_a_commit_the_script_begins_as_it_would_on_another_node(make):
+    script = make("done")
+    script.start(steps=40, pause_s=0.05)
+    until((script.out / "checkpoint-10" / "c.pt").exists, "most of the first save")
+    script.kill()
+    assert script.committed() == ()
+    script.start(steps=10)
+    assert script.ended() == 0
+    assert "begins at 0\n" in script.said()
+    assert "set aside what was never saved: checkpoint-10" in script.said()
+
+
+def test_nothing_of_ours_lies_in_the_directory_and_it_is_not_made_for_the_script(make):
+    script = make("hf")
+    script.start(steps=5)
+    assert script.ended() == 0
+    assert not script.out.exists()
+    script.start(steps=10)
+    assert script.ended() == 0
+    assert os.listdir(script.out) == ["checkpoint-10"]
+
+
+def test_only_so_many_are_kept(make):
+    script = make("hf")
+    script.start(steps=50, pause_s=0.03, keep=2)
+    assert script.ended() == 0
+    assert [one.commit.step for one in script.committed()] == [50, 40]
+
+
+def test_an_attempt_that_was_replaced_is_ended_and_commits_nothing(make):
+    script = make("hf")
+    script.start(steps=10_000, pause_s=0.01)
+    until(lambda: script.step() >= 10, "a commit")
+    script.checkpoints.begin(base=script.committed()[0].commit, attempt=9)
+    newest = script.committed()[0].commit
+    assert script.ended() == 1
+    assert "generation 9 has taken over from generation 1" in script.said()
+    assert script.committed()[0].commit.step - newest.step in (0, 10)  # one could be on its way
+    assert script.wrong() is None
+
+
+def test_files_that_may_belong_together_are_not_taken_and_the_user_hears_why(make):
+    script = make("file", rule=Rule())
+    (script.out).mkdir()
+    (script.out / "optimizer.pt").write_bytes(b"PK\3\4")
+    script.start(steps=10, pause_s=0.02)
+    assert script.ended() == 0
+    assert script.said().count("nothing is saved: do ckpt.pt and optimizer.pt belong together?") == 1
+    assert script.committed() == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "whole"),
+    [
+        ("a.pt", b"", False),
+        ("a.pt", b"PK\3\4 and no end", False),
+        ("a.pt", b"\x80\x02 an old pickle", None),
+        ("a.bin", b"anything", None),
+        ("a.json", b'{"a": 1}', True),
+        ("a.json", b'{"a": 1', False),
+        ("a.safetensors", (2).to_bytes(8, "little") + b"{}", True),
+        ("a.safetensors", (9).to_bytes(8, "little") + b"{}", False),
+        ("a.safetensors", b"short", False),
+    ],
+)
+def test_a_file_shows_by_its_form_whether_it_was_written_to_its_end(tmp_path, name, data, whole):
+    (tmp_path / name).write_bytes(data)
+    assert is_whole(tmp_path / name) is whole
+
+
+def test_no_shorter_piece_of_what_torch_saves_is_taken_for_whole(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save({"w": torch.arange(300.0), "step": 7}, tmp_path / "whole.pt")
+    data = (tmp_path / "whole.pt").read_bytes()
+    assert is_whole(tmp_path / "whole.pt")
+    cut = tmp_path / "cut.pt"
+    for length in range(0, len(data), 11):
+        cut.write_bytes(data[:length])
+        assert is_whole(cut) is False, length
+
+
+def test_in_a_bucket_too_every_name_and_size_comes_back(tmp_path, monkeypatch):
+    files = {
+        "epoch=1-step=20.ckpt": os.urandom(70_001),
+        "deep/a b%2F+ü.json": b"{}",
+        "deep/empty.bin": b"",
+        "DONE": b"",
+    }
+    for path, data in files.items():
+        (tmp_path / "out" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / path).write_bytes(data)
+    with serving() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        server.put({}, "kept")
+        store = open_store("s3://kept/p")
+        checkpoints = Checkpoints(store, PREFIX, keep=2)
+        checkpoints.begin(base=None, attempt=1)
+        taking = Taking(checkpoints, tmp_path / "copies", base=None, world=1)
+        listing = look(tmp_path / "out")
+        (one,) = find_sets(Rule(done_file="DONE"), listing).sets
+        assert taking.take(tmp_path / "out", one, one.content(listing), proven=True)
+
+        said = []
+        other = Directory(tmp_path / "other" / "out", tmp_path / "other", Rule())
+        assert other.put_back(checkpoints, store, PREFIX, said.append) == Commit(1, 1)
+        assert {path: (other.path / path).read_bytes() for path in look(other.path)} == files
+        assert said == []
+
+
+def test_a_file_that_changes_while_it_is_copied_is_not_taken(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "ckpt.bin").write_bytes(b"old")
+    content = tuple(look(tmp_path / "out").items())
+    (tmp_path / "out" / "ckpt.bin").write_bytes(b"new")
+    assert not copy(tmp_path / "out", content, tmp_path / "copies")
+    (tmp_path / "out" / "ckpt.bin").unlink()
+    assert not copy(tmp_path / "out", content, tmp_path / "copies")
+
+
+def test_progress_says_what_is_saved_and_nothing_of_steps(make):
+    script = make("hf")
+    script.start(steps=10)
+    assert script.ended() == 0
+    told = json.loads((script.attempt_folder / "progress.json").read_text())
+    del told["written_at"]
+    assert told == {"step": 10, "first_step": 1, "phase": "script", "committed_step": 10}
+    assert json.loads((script.attempt_folder / "saving.json").read_text())["seconds"] > 0.1
+    assert KEEP == 100

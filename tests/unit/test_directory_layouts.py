@@ -1,0 +1,187 @@
+"""Which files of a script's own directory are a whole checkpoint: tables of listings, over time where time matters."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpucloud.domain.job import Layout
+from gpucloud.domain.keeping.keys import object_name, paths_of
+from gpucloud.domain.keeping.layouts import Rule, find_sets, layout_of, leftovers
+from gpucloud.domain.keeping.listing import Signature
+from gpucloud.domain.keeping.settling import Settling
+from gpucloud.domain.manifest import Commit, Manifest, Piece, data_key, manifest_bytes, read_manifest
+
+
+def listing(*paths, **times):
+    """Each path, written one nanosecond after the one before it; `at` names other times."""
+    at = times.get("at", {})
+    return {path: Signature(size=1, mtime_ns=at.get(path, n), inode=n) for n, path in enumerate(paths)}
+
+
+def complete(rule, *paths, **times):
+    return [(one.name, one.step) for one in find_sets(rule, listing(*paths, **times)).sets if one.complete]
+
+
+HF = ("out/checkpoint-500/model.safetensors", "out/checkpoint-500/trainer_state.json")
+DCP = ("step-20/__0_0.distcp", "step-20/.metadata")
+
+
+@pytest.mark.parametrize(
+    ("paths", "layout"),
+    [
+        ((), Layout.AUTO),
+        (("log.txt", "deep/ckpt.pt"), Layout.AUTO),
+        (("ckpt.pt",), Layout.FILE),
+        (("snapshot.pt", "log.txt"), Layout.FILE),
+        (("model.safetensors",), Layout.FILE),
+        (("lightning_logs/version_0/checkpoints/epoch=1-step=20.ckpt",), Layout.LIGHTNING),
+        (("checkpoint-500/model.safetensors",), Layout.HF),
+        (("checkpoint-500/global_step500/mp_rank_00_model_states.pt",), Layout.HF),
+        (("global_step500/mp_rank_00_model_states.pt",), Layout.DEEPSPEED),
+        (("step-20/__0_0.distcp",), Layout.DCP),
+        ((".metadata", "__0_0.distcp"), Layout.DCP),
+    ],
+)
+def test_a_directory_tells_its_layout_before_anything_in_it_is_whole(paths, layout):
+    assert layout_of(listing(*paths)) is layout
+
+
+@pytest.mark.parametrize(
+    ("rule", "paths", "found"),
+    [
+        (Rule(), HF[:1], []),
+        (Rule(), HF, [("out/checkpoint-500", 500)]),
+        (Rule(), ("checkpoint-9/trainer_state.json", "checkpoint-10/model.bin"), [("checkpoint-9", 9)]),
+        (Rule(ranks=2), (*HF, "out/checkpoint-500/rng_state_0.pth"), []),
+        (
+            Rule(ranks=2),
+            (*HF, "out/checkpoint-500/rng_state_0.pth", "out/checkpoint-500/rng_state_1.pth"),
+            [("out/checkpoint-500", 500)],
+        ),
+        (Rule(), ("tmp-checkpoint-500/trainer_state.json",), []),
+        (Rule(), DCP[:1], []),
+        (Rule(), DCP, [("step-20", 20)]),
+        (Rule(), ("step-20/.metadata", "step-20/__0_0.distcp"), []),
+        (Rule(), ("__0_0.distcp", ".metadata"), [("", None)]),
+        (Rule(), ("epoch=0-step=9.ckpt/__0_0.distcp", "epoch=0-step=9.ckpt/.metadata"), []),
+        (Rule(), ("a=9.ckpt/__0_0.distcp", "a=9.ckpt/.metadata", "a=9.ckpt/meta.pt"), [("a=9.ckpt", 9)]),
+        (Rule(), ("global_step7/a.pt",), []),
+        (Rule(), ("global_step7/a.pt", "latest"), [("global_step7", 7)]),
+        (Rule(), ("latest", "global_step7/a.pt"), []),
+        (Rule(), ("ckpt.pt",), [("", None)]),
+        (Rule(), ("ckpt_500.pt",), [("", 500)]),
+        (Rule(), ("epoch=0-step=20.ckpt", "last.ckpt"), [("", 20)]),
+        (Rule(layout=Layout.FILE), ("deep/model-7.pth", "best.pt"), [("", 7)]),
+        (Rule(done_file="DONE"), ("ep_1/a.bin", "ep_1/DONE", "ep_2/a.bin"), [("ep_1", 1)]),
+        (Rule(done_file="DONE"), ("ep_1/DONE", "ep_1/a.bin"), []),
+        (Rule(done_file="DONE"), ("a.bin", "DONE"), [("", None)]),
+        (Rule(layout=Layout.HF), ("ckpt.pt",), []),
+    ],
+)
+def test_a_set_is_complete_when_its_rule_says_so(rule, paths, found):
+    assert complete(rule, *paths) == found
+
+
+def test_of_files_that_are_whole_by_themselves_the_newest_of_each_name_belongs_to_the_checkpoint():
+    (one,) = find_sets(Rule(), listing("epoch=0-step=20.ckpt", "last.ckpt", "epoch=1-step=40.ckpt")).sets
+    assert (one.paths, one.step) == (("epoch=1-step=40.ckpt", "last.ckpt"), 40)
+
+
+@pytest.mark.parametrize(
+    ("rule", "paths", "said"),
+    [
+        (Rule(), ("model.pt", "optimizer.pt"), "do model.pt and optimizer.pt belong together?"),
+        (Rule(), ("model-00001-of-00002.safetensors",), "is one of several files that belong together"),
+        (Rule(nodes=2), DCP, "each node writes its own part"),
+    ],
+)
+def test_what_may_be_a_part_only_is_never_taken_and_the_user_is_told(rule, paths, said):
+    found = find_sets(rule, listing(*paths))
+    assert found.sets == ()
+    assert said in found.unclear
+
+
+def test_a_set_is_ready_when_nothing_changed_for_the_settle_time():
+    settling, rule = Settling(1.0), Rule()
+    half, whole = listing(*HF[:1]), listing(*HF)
+    changed = {**whole, HF[0]: Signature(size=2, mtime_ns=9, inode=0)}
+    seen = [
+        (0.0, half, []),
+        (5.0, whole, []),
+        (5.9, whole, []),
+        (6.0, whole, [500]),
+        (6.1, changed, []),
+        (7.0, changed, []),
+        (7.1, changed, [500]),
+        (7.2, {}, []),
+    ]
+    for now, files, steps in seen:
+        assert [one.step for one in settling.look(find_sets(rule, files).sets, files, now)] == steps, now
+
+
+def test_what_is_taken_is_offered_again_only_when_it_changed():
+    settling, rule = Settling(1.0), Rule()
+    files = listing("ckpt.pt")
+    sets = find_sets(rule, files).sets
+    assert settling.look(sets, files, 0.0) == ()
+    assert settling.unsettled(sets, files)
+    assert settling.look(sets, files, 1.0) == sets
+    settling.take(sets[0], sets[0].content(files))
+    assert settling.look(sets, files, 2.0) == ()
+    assert not settling.unsettled(sets, files)
+    again = {"ckpt.pt": Signature(size=1, mtime_ns=0, inode=77)}
+    assert settling.look(sets, again, 3.0) == ()
+    assert settling.look(sets, again, 4.0) == sets
+
+
+def test_what_is_older_than_the_newest_that_was_taken_is_never_offered():
+    settling = Settling(0.0)
+    files = listing("checkpoint-9/trainer_state.json", "checkpoint-10/trainer_state.json")
+    sets = find_sets(Rule(), files).sets
+    settling.take(sets[1], sets[1].content(files))
+    assert settling.look(sets, files, 1.0) == ()
+    assert not settling.unsettled(sets, files)
+
+
+def test_the_newest_of_several_is_first():
+    settling, files = Settling(0.0), listing("checkpoint-9/trainer_state.json", "checkpoint-10/trainer_state.json")
+    assert [one.step for one in settling.look(find_sets(Rule(), files).sets, files, 0.0)] == [10, 9]
+
+
+@pytest.mark.parametrize(
+    ("rule", "there", "restored", "aside"),
+    [
+        (Rule(), ("checkpoint-6/model.bin",), (), ("checkpoint-6/model.bin",)),
+        (
+            Rule(),
+            ("checkpoint-4/trainer_state.json", "checkpoint-6/trainer_state.json", "log.txt"),
+            ("checkpoint-5/trainer_state.json",),
+            ("checkpoint-6/trainer_state.json",),
+        ),
+        (Rule(), ("ckpt.pt", "log.txt"), (), ("ckpt.pt",)),
+        (Rule(), ("ckpt.pt",), ("ckpt.pt",), ()),
+        (Rule(), ("ckpt_4.pt", "ckpt_6.pt"), ("ckpt_5.pt",), ("ckpt_6.pt",)),
+        (Rule(done_file="DONE"), ("ep_6/a.bin", "other/a.bin"), ("ep_5/a.bin", "ep_5/DONE"), ("ep_6/a.bin",)),
+        (Rule(), ("checkpoint-5/rng_state_1.pth",), ("checkpoint-5/a",), ("checkpoint-5/rng_state_1.pth",)),
+    ],
+)
+def test_what_an_earlier_attempt_left_and_a_script_would_resume_from_is_set_aside(rule, there, restored, aside):
+    assert leftovers(rule, listing(*there), restored) == aside
+
+
+@pytest.mark.parametrize("path", ["a.pt", "deep/b c=1.ckpt", "100%/ü", "new\nline", "dir/\udcff.bin"])
+def test_every_path_is_a_key_and_comes_back(path):
+    commit = Commit(3, 7)
+    key = data_key(commit, object_name(path))
+    assert key.isascii()
+    manifest = Manifest(commit=commit, world=1, level="best_effort", pieces=(Piece(key=key, size=1, crc32=(0,)),))
+    assert paths_of(read_manifest(manifest_bytes(manifest))) == (path,)
+
+
+@pytest.mark.parametrize(
+    "name", ["files/../x", "files//x", "files/a/%2e%2e/x", "files/%00", "files/.gpucloud-x", "a.bin"]
+)
+def test_a_manifest_of_anything_but_files_below_the_directory_is_none_of_it(name):
+    commit = Commit(3, 7)
+    pieces = (Piece(key=data_key(commit, name), size=1, crc32=(0,)),)
+    assert paths_of(Manifest(commit=commit, world=1, level="best_effort", pieces=pieces)) is None
