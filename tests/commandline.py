@@ -180,6 +180,15 @@ def weights(line: CommandLine, job="small") -> str:
     return next(row.split()[1] for row in reversed(text.splitlines()) if row.startswith("weights "))
 
 
+def undisturbed_weights(folder: Path, job: Callable[[CommandLine], str], limit_s: float) -> str:
+    """The hash that the job's script prints when nothing befalls the job; `folder` is made for it."""
+    folder.mkdir()
+    with command_line(folder) as line:
+        answer = line.run("train", job(line), "--json", limit_s=limit_s)
+        assert answer.code == 0, answer.stderr
+        return weights(line)
+
+
 def _command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")

@@ -110,6 +110,7 @@ def test_ctrl_c_asks_and_a_detached_job_is_driven_by_its_own_machines_until_it_i
     assert line.nodes() == []
 
 
+@pytest.mark.slow
 def test_a_detached_job_that_needs_this_machine_goes_on_in_a_process_here(line):
     line.env["TOKEN"] = "hush"
     terminal = detach(line, line.job(extra="secrets: [TOKEN]\n", steps=2000, step_s=0.05))

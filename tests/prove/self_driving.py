@@ -13,7 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from gpucloud.domain.node import NodeState
-from tests.commandline import CommandLine, command_line, until, weights
+from tests.commandline import CommandLine, command_line, undisturbed_weights, until, weights
 from tests.prove.goal import Figure, Form, Goal
 
 GROUP = "gpucloud-small"
@@ -119,7 +119,7 @@ def _short(folder: Path) -> Iterator[Case]:
 
 def _long(folder: Path) -> Iterator[Case]:
     """Two nodes under DDP, as an undisturbed run has them; both ways of leaving the job alone."""
-    undisturbed = _weights_of_undisturbed(folder / "undisturbed")
+    undisturbed = undisturbed_weights(folder / "undisturbed", _job, _LIMIT_S)
     for name, leave in (("killed at launch", _kill_at_launch), ("detached", _detach)):
         place = folder / name.replace(" ", "-")
         place.mkdir()
@@ -137,14 +137,6 @@ def _long(folder: Path) -> Iterator[Case]:
 
 def _job(line: CommandLine) -> str:
     return line.job(steps=400, step_s=0.05, extra="outputs: [results/]\n")
-
-
-def _weights_of_undisturbed(folder: Path) -> str:
-    folder.mkdir()
-    with command_line(folder) as line:
-        answer = line.run("train", _job(line), "--json", limit_s=_LIMIT_S)
-        assert answer.code == 0, answer.stderr
-        return weights(line)
 
 
 def _kill_at_launch(case: Case, file: str) -> None:

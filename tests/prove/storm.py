@@ -16,7 +16,7 @@ from tests.sim.runs import tell, verdict
 from tests.standins.real_storm import Storm, undisturbed
 
 _RUNS = {Form.SHORT: 20, Form.LONG: 1000}
-_REAL_RUNS = 20  # about 40 s each
+_REAL_RUNS = 20
 
 
 def run(form: Form) -> Iterator[Figure]:

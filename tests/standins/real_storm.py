@@ -19,7 +19,7 @@ from gpucloud.domain.manifest import commits
 from gpucloud.domain.node import NodeState
 from gpucloud.store import open_store
 from gpucloud.store.commits import listed
-from tests.commandline import CommandLine, command_line, until, weights
+from tests.commandline import CommandLine, undisturbed_weights, until, weights
 
 STEPS = 150
 _GROUP = "gpucloud-small"
@@ -29,11 +29,7 @@ _LEAVING = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}
 
 def undisturbed(folder: Path) -> str:
     """Return the hash of the weights that the job ends with when nothing befalls it."""
-    folder.mkdir()
-    with command_line(folder) as line:
-        answer = line.run("train", _job(line), "--json", limit_s=_LIMIT_S)
-        assert answer.code == 0, answer.stderr
-        return weights(line)
+    return undisturbed_weights(folder, _job, _LIMIT_S)
 
 
 class Storm:
