@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from gpucloud.domain.parts import Sums, count_of, sums_of
+
 LEAST_KEPT = 2
 """However few a job wants to keep: one may turn out damaged."""
 
-_FORMAT = 1
+_FORMAT = 2
 _GENERATION_KEY = re.compile(r"gen/(\d{6,})\.json")
 _COMMIT_KEY = re.compile(r"commit/(\d{6,})/(\d{9,})\.json")
 _DATA_KEY = re.compile(r"data/(\d{6,})/(\d{9,})/[^/.\0][^/\0]*")
@@ -33,15 +35,20 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One object of a checkpoint: its key under the prefix, its size and the SHA-256 (hex) of its bytes."""
+    """One object of a checkpoint: its key under the prefix, its size and the CRC32 of each of its parts."""
 
     key: str
     size: int
-    sha256: str
+    crc32: tuple[int, ...]
 
-    def matches(self, data: bytes) -> bool:
+    @property
+    def sums(self) -> Sums:
+        """What its bytes are."""
+        return Sums(size=self.size, crc32=self.crc32)
+
+    def matches(self, data: bytes | memoryview) -> bool:
         """Whether these are the bytes that were written."""
-        return len(data) == self.size and hashlib.sha256(data).hexdigest() == self.sha256
+        return sums_of((memoryview(data),)) == self.sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +125,7 @@ def collectable(keys: Iterable[str], *, generation: int, base: Commit | None, ke
 
 def manifest_bytes(manifest: Manifest) -> bytes:
     """Return the manifest as sealed JSON."""
-    pieces = [{"key": p.key, "size": p.size, "sha256": p.sha256} for p in manifest.pieces]
+    pieces = [{"key": p.key, "size": p.size, "crc32": list(p.crc32)} for p in manifest.pieces]
     return seal(
         {
             "format": _FORMAT,
@@ -137,13 +144,11 @@ def read_manifest(data: bytes) -> Manifest:
     try:
         if body["format"] != _FORMAT:
             raise ValueError(f"format {body['format']!r} is not known")
-        if not all(_DATA_KEY.fullmatch(piece["key"]) for piece in body["pieces"]):
-            raise ValueError("an object lies elsewhere than checkpoints do")
         return Manifest(
             commit=Commit(int(body["generation"]), int(body["step"])),
             world=int(body["world"]),
             level=str(body["level"]),
-            pieces=tuple(Piece(key=p["key"], size=p["size"], sha256=p["sha256"]) for p in body["pieces"]),
+            pieces=tuple(_piece(piece) for piece in body["pieces"]),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a manifest: {error!r}") from error
@@ -179,6 +184,17 @@ def unseal(data: bytes) -> dict[str, Any]:
     if not isinstance(body, dict) or seal(body) != data:
         raise ValueError("damaged")
     return body
+
+
+def _piece(entry: dict[str, Any]) -> Piece:
+    key, size, crc32 = entry["key"], entry["size"], entry["crc32"]
+    if not _DATA_KEY.fullmatch(key):
+        raise ValueError("an object lies elsewhere than checkpoints do")
+    if type(size) is not int or size < 0 or any(type(value) is not int for value in crc32):
+        raise ValueError("an object's size or sums are no numbers")
+    if len(crc32) != count_of(size):
+        raise ValueError("an object has another number of sums than parts")
+    return Piece(key=key, size=size, crc32=tuple(crc32))
 
 
 def _chain(generation: int, there: tuple[Commit, ...], base_of: Callable[[int], Commit | None]) -> Iterator[Commit]:

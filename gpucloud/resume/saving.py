@@ -80,13 +80,13 @@ class Saver:
         except (StoreError, CredentialsError) as error:
             say(f"rank {self._ranks.rank} could not save step {commit.step}: {error} ({error.hint})")
             return b""
-        return json.dumps([[piece.key, piece.size, piece.sha256] for piece in pieces]).encode()
+        return json.dumps([[piece.key, piece.size, piece.crc32] for piece in pieces]).encode()
 
     def _commit(self, commit: Commit, level: Level, entries: tuple[bytes, ...]) -> int:
         if not all(entries):
             return _DROPPED
         pieces = tuple(
-            Piece(key=key, size=size, sha256=sha256) for entry in entries for key, size, sha256 in json.loads(entry)
+            Piece(key=key, size=size, crc32=tuple(crc32)) for entry in entries for key, size, crc32 in json.loads(entry)
         )
         manifest = Manifest(commit=commit, world=self._ranks.world, level=level.value, pieces=pieces)
         try:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from gpucloud.domain.parts import PART_BYTES, Sums
 from gpucloud.store.commits import newest_commit
 from gpucloud.store.contract import Conflict, ObjectStore, Stored
 from gpucloud.store.opening import open_store
 
-__all__ = ["Conflict", "ObjectStore", "Stored", "newest_commit", "open_store"]
+__all__ = ["PART_BYTES", "Conflict", "ObjectStore", "Stored", "Sums", "newest_commit", "open_store"]

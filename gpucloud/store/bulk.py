@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from gpucloud.domain.data import DataFile
 from gpucloud.domain.errors import StoreError, ToolMissing, UsageError
-from gpucloud.store.s3 import error_code, make_client, may_pass
+from gpucloud.store.s3client import error_code, make_client, may_pass
 
 _CHUNK_BYTES = 1 << 20
 _FROZEN = ("GLACIER", "DEEP_ARCHIVE")  # these answer no read before they are restored

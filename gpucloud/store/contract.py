@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from gpucloud.domain.errors import StoreError
+from gpucloud.domain.parts import Sums
 
 RESERVED = ".gpucloud-"
 """File names that begin so belong to the store itself: no key may have them, no listing shows them."""
@@ -54,6 +56,21 @@ class ObjectStore(Protocol):
         """Write the object whole and durably, and return its version; a condition that fails raises `Conflict`.
 
         `private`: in a folder, for its owner's eyes only (mode 0600); in a bucket every object is.
+        """
+        ...
+
+    def write(self, key: str, pieces: Sequence[memoryview]) -> Sums:
+        """Write the pieces, one after the other, as one object, whole and durably, whatever is there.
+
+        Made for large ones: nothing is copied, several parts move at once. What it returns was computed from the
+        bytes as they were sent.
+        """
+        ...
+
+    def read_into(self, key: str, at: int, into: memoryview) -> bool:
+        """Fill `into` with the object's bytes from `at` on; False when it is missing or shorter.
+
+        Then, or after an error, what `into` holds means nothing.
         """
         ...
 

@@ -9,12 +9,15 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 from gpucloud.domain.errors import StoreError
+from gpucloud.domain.parts import PART_BYTES, Sums, size_of
 from gpucloud.store.contract import RESERVED, Conflict, Stored, checked
+from gpucloud.store.diskparts import read_parts, write_parts
+from gpucloud.store.folders import create, create_unnamed, files, make_folder, name_it, sync_folder
 
 _LOCKS = f"{RESERVED}locks"
 _LOCK_LIMIT_S = 10.0
@@ -69,22 +72,34 @@ class DirectoryStore:
 
         A `private` one can be read by its owner only (mode 0600).
         """
+        mode = 0o600 if private else 0o666
+        return self._written(key, (memoryview(data),), mode, if_absent=if_absent, if_version=if_version)[0]
+
+    def write(self, key: str, pieces: Sequence[memoryview]) -> Sums:
+        """Write the pieces, one after the other, as one object, whole and durably, whatever is there."""
+        return self._written(key, pieces, 0o666, if_absent=False, if_version=None)[1]
+
+    def read_into(self, key: str, at: int, into: memoryview) -> bool:
+        """Fill `into` with the object's bytes from `at` on; False when it is missing or shorter."""
         path = self._path(key)
-        with _explained("write", path):
-            beside = self._write_beside(path, data, 0o600 if private else 0o666)
+        with _explained("read", path):
             try:
-                with contextlib.nullcontext() if if_absent else self._locked(key):
-                    return _place(beside, path, if_absent=if_absent, if_version=if_version)
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            try:
+                return read_parts(descriptor, at, into)
+            except IsADirectoryError:
+                return False
             finally:
-                with contextlib.suppress(FileNotFoundError):
-                    beside.unlink()
+                os.close(descriptor)
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """Return every key that starts with `prefix`, sorted."""
         folder = prefix.rpartition("/")[0]
         top = self._path(folder) if folder else self.root
         with _explained("list", top):
-            keys = [path[len(str(self.root)) + 1 :] for path in _files(str(top))]
+            keys = [path[len(str(self.root)) + 1 :] for path in files(str(top))]
         return tuple(sorted(key for key in keys if key.startswith(prefix)))
 
     def delete(self, key: str) -> None:
@@ -95,7 +110,7 @@ class DirectoryStore:
                 path.unlink()
             except (FileNotFoundError, NotADirectoryError):
                 return
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         for folder in path.parents:
             if folder == self.root:
                 break
@@ -107,24 +122,33 @@ class DirectoryStore:
     def _path(self, key: str) -> Path:
         return self.root / checked(key)
 
-    def _write_beside(self, path: Path, data: bytes | memoryview, mode: int) -> Path:
+    def _written(
+        self, key: str, pieces: Sequence[memoryview], mode: int, *, if_absent: bool, if_version: str | None
+    ) -> tuple[str, Sums]:
+        path = self._path(key)
         beside = path.with_name(f"{RESERVED}{secrets.token_hex(8)}.tmp")
-        with os.fdopen(_create(beside, mode), "wb", buffering=0) as file:
+        with _explained("write", path):
+            # What a killed writer leaves of a large object would fill the disk.
+            unnamed = create_unnamed(path.parent, mode) if size_of(pieces) > PART_BYTES else None
+            descriptor = create(beside, mode) if unnamed is None else unnamed
             try:
-                rest = memoryview(data).cast("B")
-                while rest:
-                    rest = rest[file.write(rest) :]
-                os.fsync(file.fileno())
-            except BaseException:
+                try:
+                    sums = write_parts(descriptor, pieces)
+                    os.fsync(descriptor)
+                    if unnamed is not None:
+                        name_it(descriptor, beside)
+                finally:
+                    os.close(descriptor)
+                with contextlib.nullcontext() if if_absent else self._locked(key):
+                    return _place(beside, path, if_absent=if_absent, if_version=if_version), sums
+            finally:
                 beside.unlink(missing_ok=True)
-                raise
-        return beside
 
     @contextlib.contextmanager
     def _locked(self, key: str) -> Iterator[None]:
         # flock belongs to the open file, so it excludes threads of one process as well as processes.
         file = self.root / _LOCKS / hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:2]
-        _make_folder(file.parent)
+        make_folder(file.parent)
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             _take(descriptor, file)
@@ -149,15 +173,6 @@ def _take(descriptor: int, file: Path) -> None:
             return
 
 
-def _create(path: Path, mode: int) -> int:
-    for _ in range(20):
-        # `delete` takes empty folders away, so a folder just made may be gone again.
-        with contextlib.suppress(FileNotFoundError):
-            _make_folder(path.parent)
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    raise FileNotFoundError(errno.ENOENT, "the folder vanishes again and again", str(path.parent))
-
-
 def _place(beside: Path, path: Path, *, if_absent: bool, if_version: str | None) -> str:
     try:
         there = path.stat()
@@ -176,46 +191,12 @@ def _place(beside: Path, path: Path, *, if_absent: bool, if_version: str | None)
             raise Conflict(str(path)) from None
     else:
         beside.replace(path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     return version
 
 
 def _version(about: os.stat_result) -> str:
     return f"{about.st_mtime_ns:x}-{about.st_ino:x}"
-
-
-def _files(top: str) -> Iterator[str]:
-    try:
-        entries = list(os.scandir(top))
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for entry in entries:
-        if entry.name.startswith(RESERVED):
-            continue
-        if entry.is_dir(follow_symlinks=False):
-            yield from _files(entry.path)
-        else:
-            yield entry.path
-
-
-def _make_folder(folder: Path) -> None:
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent)
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir()
-        _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -11,10 +11,11 @@ from gpucloud.store.directory import DirectoryStore
 from gpucloud.store.s3 import S3Store
 
 
-def open_store(url: str, *, profile: str | None = None) -> ObjectStore:
+def open_store(url: str, *, profile: str | None = None, bytes_per_s: float | None = None) -> ObjectStore:
     """Return the store at `url` (`s3://bucket/prefix`, `file:///path` or a path); StoreError for any other scheme.
 
-    `profile` is the AWS profile that opens it, else what the environment says.
+    `profile` is the AWS profile that opens it, else what the environment says. `bytes_per_s` bounds how fast large
+    objects go up to S3.
     """
     scheme, _, rest = url.partition("://")
     if not rest:
@@ -22,7 +23,7 @@ def open_store(url: str, *, profile: str | None = None) -> ObjectStore:
             raise StoreError(f"{url!r} names no store", hint="write s3://bucket/prefix, file:///path or a path")
         return DirectoryStore(Path(url).expanduser())
     if scheme == "s3":
-        return S3Store(url, profile=profile)
+        return S3Store(url, profile=profile, bytes_per_s=bytes_per_s)
     if scheme == "file" and rest.startswith("/"):
         return DirectoryStore(Path(unquote(urlsplit(url).path)))
     raise StoreError(f"{url!r} names no store", hint="write s3://bucket/prefix, file:///path or a path")

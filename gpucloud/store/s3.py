@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gpucloud.domain.errors import CredentialsError, StoreError, ToolMissing
+from gpucloud.domain.parts import PART_BYTES, Sums
 from gpucloud.store.contract import Conflict, Stored, checked
+from gpucloud.store.pace import Pace
+from gpucloud.store.s3client import Door, authorities, error_code, is_aws, make_client, make_signer, may_pass, refusal
+
+if TYPE_CHECKING:
+    from gpucloud.store.s3parts import S3Parts
 
 _CONDITION_FAILED = {"PreconditionFailed", "412"}
 # Another write of the object is under way: nothing is decided, and S3 asks to try again (PutObject, 409).
@@ -29,7 +35,6 @@ _UNKNOWN_CALLER = {
     "TokenRefreshRequired",
     "UnrecognizedClientException",
 }
-_BUSY = {"SlowDown", "RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestTimeout", *_COLLIDED}
 _HINTS = {
     "NoSuchBucket": "make the bucket, or correct the store's URL",
     "AccessDenied": "let this identity get, put, list and delete objects below the store's prefix",
@@ -37,7 +42,6 @@ _HINTS = {
     "PermanentRedirect": "set AWS_REGION to the bucket's region",
     "NotImplemented": "this endpoint lacks conditional writes: use one that has If-None-Match and If-Match",
 }
-_AT_ONCE = 64 * 2**20  # larger objects go up in parts, several at a time
 
 
 class S3Store:
@@ -47,12 +51,19 @@ class S3Store:
     caller is unknown, ToolMissing without boto3, StoreError for all else.
     """
 
-    def __init__(self, url: str, *, profile: str | None = None, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        profile: str | None = None,
+        bytes_per_s: float | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         try:
-            import boto3.exceptions  # noqa: PLC0415 - late: nodes and scripts without S3 do not have it
-            import boto3.session  # noqa: PLC0415
+            import boto3.session  # noqa: PLC0415 - late: nodes and scripts without S3 do not have it
             import botocore.config  # noqa: PLC0415
             import botocore.exceptions  # noqa: PLC0415
+            import botocore.session  # noqa: PLC0415
         except ImportError as error:
             raise ToolMissing(f"{url} needs boto3", hint="pip install boto3") from error
         parts = urlsplit(url)
@@ -61,10 +72,17 @@ class S3Store:
         self._bucket = parts.netloc
         self._prefix = checked(parts.path.strip("/")) + "/" if parts.path.strip("/") else ""
         self._client_error = botocore.exceptions.ClientError
-        self._errors = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, boto3.exceptions.Boto3Error)
+        self._errors = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
+        self._cut_off = botocore.exceptions.ConnectionClosedError
+        self._config = botocore.config.Config
+        self._pace = Pace(bytes_per_s)
+        self._made: S3Parts | None = None
+        self._making = threading.Lock()
         with self._explained("open", url):
-            session = boto3.session.Session(profile_name=profile, region_name=os.environ.get("AWS_REGION"))
-            self._client = make_client(session, botocore.config.Config)
+            self._settings = botocore.session.Session(profile=profile)
+            region = os.environ.get("AWS_REGION")
+            self._session = boto3.session.Session(botocore_session=self._settings, region_name=region)
+            self._client = make_client(self._session, self._config)
 
     def get(self, key: str) -> Stored | None:
         """Return the object, or None when there is none."""
@@ -108,6 +126,18 @@ class S3Store:
                     self._sleep(wait_s)
         raise AssertionError("the last try returns or raises")
 
+    def write(self, key: str, pieces: Sequence[memoryview]) -> Sums:
+        """Write the pieces, one after the other, as one object, whole and durably, whatever is there."""
+        name = self._name(key)
+        with self._explained("write", key):
+            return self._parts().write(name, pieces)[1]
+
+    def read_into(self, key: str, at: int, into: memoryview) -> bool:
+        """Fill `into` with the object's bytes from `at` on; False when it is missing or shorter."""
+        name = self._name(key)
+        with self._explained("read", key):
+            return self._parts().read_into(name, at, into)
+
     def list(self, prefix: str) -> tuple[str, ...]:
         """Return every key that starts with `prefix`, sorted."""
         with self._explained("list", prefix):
@@ -125,15 +155,38 @@ class S3Store:
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
+        if self._made is not None:
+            self._made.close()
 
     def _name(self, key: str) -> str:
         return self._prefix + checked(key)
 
     def _put_whole(self, name: str, data: bytes | memoryview) -> str:
-        if len(data) <= _AT_ONCE:
-            return str(self._client.put_object(Bucket=self._bucket, Key=name, Body=bytes(data))["ETag"])
-        self._client.upload_fileobj(io.BytesIO(data), self._bucket, name)
-        return str(self._client.head_object(Bucket=self._bucket, Key=name)["ETag"])
+        if len(data) > PART_BYTES:
+            return self._parts().write(name, (memoryview(data),))[0]
+        return str(self._client.put_object(Bucket=self._bucket, Key=name, Body=bytes(data))["ETag"])
+
+    def _parts(self) -> S3Parts:
+        """What moves large objects; made when the first one comes, for it takes a moment."""
+        # Late: HTTP and TLS take longer to import than all else here, and most processes move nothing large.
+        from gpucloud.store.s3parts import opened  # noqa: PLC0415
+
+        with self._making:
+            if self._made is None:
+                trusted = authorities(self._settings)
+                self._made = opened(self._door(), authorities=trusted, pace=self._pace, sleep=self._sleep)
+            return self._made
+
+    def _door(self) -> Door:
+        return Door(
+            bucket=self._bucket,
+            client=self._client,
+            signer=make_signer(self._session, self._config, self._client, self._bucket),
+            verifies=is_aws(self._client),
+            refusal=lambda *answer: self._client_error(*refusal(*answer)),
+            cut_off=lambda error: self._cut_off(endpoint_url=self._client.meta.endpoint_url, error=error),
+            errors=self._errors,
+        )
 
     def _version_after(self, error: Exception, key: str, body: bytes, *, repeated: bool) -> str:
         """Return the version of a conditional write that failed only by its reply; raise Conflict, or the error."""
@@ -173,38 +226,6 @@ class S3Store:
             hint = _HINTS.get(code, "check the network and the store's URL, then try again")
             message = f"cannot {verb} {what} in {self.url}: {error}"
             raise StoreError(message, hint=hint, may_pass=may_pass(error)) from error
-
-
-def make_client(session: Any, config: Any, *, connections: int = 10, region: str | None = None) -> Any:
-    """Return a client for AWS's S3 or another server's, which `connections` threads may share."""
-    timing = config(connect_timeout=5, read_timeout=60, retries={"mode": "standard", "max_attempts": 5})
-    timing = timing.merge(config(max_pool_connections=connections))
-    client = session.client("s3", config=timing, region_name=region)
-    if ".amazonaws." in client.meta.endpoint_url:
-        return client
-    client.close()
-    # Other servers answer 501 or MissingContentLength to botocore's default trailing checksums, and seldom have
-    # a host name for each bucket.
-    plain = config(
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-        s3={"addressing_style": "path"},
-    )
-    return session.client("s3", config=timing.merge(plain), region_name=region)
-
-
-def error_code(error: Any) -> str:
-    """Return S3's own code of a refusal; empty for other errors."""
-    response = getattr(error, "response", None)
-    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
-
-
-def may_pass(error: Any) -> bool:
-    """Whether the server was busy or could not be reached, rather than unwilling."""
-    response = getattr(error, "response", None)
-    if not isinstance(response, dict):
-        return any(word in type(error).__name__ for word in ("Connect", "Timeout", "Endpoint", "HTTPClient"))
-    return response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500 or error_code(error) in _BUSY
 
 
 def _retried(error: Any) -> bool:

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import bench_aws_traffic, bench_aws_up, bench_gpu, bench_help, bench_main_job, bench_sync
+from tests.bench import (
+    bench_aws_traffic,
+    bench_aws_up,
+    bench_gpu,
+    bench_help,
+    bench_main_job,
+    bench_sync,
+    bench_transport,
+)
 
 BENCHES = {
     "help": bench_help.main,
@@ -15,6 +23,7 @@ BENCHES = {
     "main_job": bench_main_job.main,
     "aws_up": bench_aws_up.main,
     "aws_traffic": bench_aws_traffic.main,
+    "transport": bench_transport.main,
 }
 
 ON_REQUEST = {"gpu": bench_gpu.main}  # needs a machine with GPUs

@@ -12,6 +12,7 @@ import pytest
 
 from gpucloud.domain.errors import StoreError
 from gpucloud.store import open_store
+from gpucloud.store.together import all_done
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,3 +91,107 @@ def test_a_writer_that_was_stopped_in_the_middle_is_waited_for_by_none_but_its_o
         os.kill(stopped.pid, signal.SIGCONT)
         stopped.wait(10)
     assert store.put("frozen", b"again")
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_large_object_leaves_nothing_behind(tmp_path, monkeypatch):
+    store = open_store(str(tmp_path))
+    store.put("key", b"before")
+    written = []
+
+    def pwrite(descriptor, data, at):
+        written.append(at)
+        if at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return len(data)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(StoreError, match="No space left") as raised:
+        store.write("key", (memoryview(bytes(33 << 20)),))
+    assert "free some space" in raised.value.hint
+    assert written
+    assert store.get("key").data == b"before"
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["key"]
+
+
+def test_room_for_a_large_object_is_asked_for_before_it_is_written(tmp_path, monkeypatch):
+    def no_room(descriptor, start, size):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    monkeypatch.setattr(os, "pwrite", lambda *_: pytest.fail("written"))
+    with pytest.raises(StoreError, match="No space left"):
+        open_store(str(tmp_path)).write("key", (memoryview(bytes(33 << 20)),))
+
+
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS])
+def test_a_file_system_that_sets_no_room_aside_is_written_all_the_same(tmp_path, monkeypatch, code):
+    def unable(descriptor, start, size):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "posix_fallocate", unable)
+    store = open_store(str(tmp_path))
+    store.write("key", (memoryview(bytes(33 << 20)),))
+    assert store.read_into("key", (33 << 20) - 1, memoryview(bytearray(1)))
+
+
+def test_writes_and_reads_that_come_in_bits_are_whole_in_the_end(tmp_path, monkeypatch):
+    pwrite, preadv = os.pwrite, os.preadv
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, at: pwrite(descriptor, data[:3], at))
+    monkeypatch.setattr(os, "preadv", lambda descriptor, views, at: preadv(descriptor, [views[0][:2]], at))
+    store = open_store(str(tmp_path))
+    store.write("key", (memoryview(b"01234"), memoryview(b"56789")))
+    memory = bytearray(9)
+    assert store.read_into("key", 1, memoryview(memory))
+    assert memory == b"123456789"
+
+
+def test_of_several_parts_the_first_failure_is_told_and_nothing_more_is_begun():
+    begun = []
+
+    def work(number):
+        begun.append(number)
+        if number == 0:
+            raise ValueError("the first")
+        time.sleep(0.01)
+
+    with pytest.raises(ValueError, match="the first"):
+        all_done(work, range(200))
+    assert len(begun) < 100
+
+
+LARGE = memoryview(bytes(33 << 20))
+
+
+def test_a_writer_that_is_killed_leaves_nothing_of_a_large_object_on_the_disk(store, tmp_path):
+    code = (
+        "import os, signal, sys\n"
+        "from gpucloud.store import open_store\n"
+        "os.pwrite = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "open_store(sys.argv[1]).write('folder/key', (memoryview(bytes(33 << 20)),))\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, store.url], cwd=ROOT)
+    assert killed.returncode == -signal.SIGKILL
+    assert list((tmp_path / "store" / "folder").iterdir()) == []
+    store.write("folder/key", (LARGE,))
+    assert [path.name for path in (tmp_path / "store" / "folder").iterdir()] == ["key"]
+    assert (tmp_path / "store" / "folder" / "key").stat().st_mode & 0o777 == 0o666 & ~umask()
+
+
+def test_a_file_system_without_unnamed_files_is_written_by_a_name_beside(store, tmp_path, monkeypatch):
+    real = os.open
+
+    def without(path, flags, *more, **named):
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return real(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", without)
+    store.write("folder/key", (LARGE,))
+    assert store.get("folder/key").data == LARGE
+    assert [path.name for path in (tmp_path / "store" / "folder").iterdir()] == ["key"]
+
+
+def umask():
+    now = os.umask(0)
+    os.umask(now)
+    return now

@@ -8,9 +8,10 @@ import threading
 from gpucloud.ports import Clock
 from gpucloud.store import Conflict, Stored
 from gpucloud.store.contract import checked
+from tests.fakes.whole_objects import WholeObjects
 
 
-class MemoryStore:
+class MemoryStore(WholeObjects):
     """Implements `ObjectStore`."""
 
     def __init__(self, clock: Clock) -> None:

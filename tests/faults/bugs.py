@@ -132,14 +132,18 @@ def _checkpoints() -> Iterator[Bug]:
     file = "resume/checkpoints.py"
     newest = "return tuple(sorted(found, reverse=True))"
     yield _bug("oldest-restored", "domain/manifest.py", newest, "return tuple(sorted(found))", "lost-steps")
-    whole = "        return len(data) == self.size and hashlib.sha256(data).hexdigest() == self.sha256"
+    whole = "        return sums_of((memoryview(data),)) == self.sums"
     yield _bug("unverified-restored", "domain/manifest.py", whole, "        return True", "ckpt-corrupt")
     newer = "        if newest and newest[0] > self.generation:"
     yield _bug(
         "older-trainer-goes-on", file, newer, "        if False:", "pytest", "tests/functional/test_resume_protocol.py"
     )
-    upload = "        self._store.put(self._key(key), data)\n        return Piece("
-    later = "        self._later = [*getattr(self, '_later', ()), (key, bytes(data))]\n        return Piece("
+    upload = "        sums = self._store.write(self._key(key), (data,))\n        return Piece("
+    later = (
+        "        from gpucloud.domain.parts import sums_of\n"
+        "        self._later = [*getattr(self, '_later', ()), (key, bytes(data))]\n"
+        "        sums = sums_of((data,))\n        return Piece("
+    )
     fenced = "            raise self._fenced(self.generation)\n\n    def collect"
     then = (
         "            raise self._fenced(self.generation)\n        for key, data in self.__dict__.pop('_later', ()):\n"

@@ -9,13 +9,14 @@ from gpucloud.domain.errors import StoreError
 from gpucloud.domain.manifest import Commit, Manifest, commit_key
 from gpucloud.resume.checkpoints import Checkpoints, Fenced
 from gpucloud.store import Conflict, Stored, newest_commit
+from tests.fakes.whole_objects import WholeObjects
 
 PREFIX = "jobs/x/checkpoints"
 LAST = 5
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
-class MemoryStore:
+class MemoryStore(WholeObjects):
     """An object store in a dict, with the contract's conditions (or, faulty, without them)."""
 
     url = "memory:"

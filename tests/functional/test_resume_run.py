@@ -140,14 +140,14 @@ def test_a_run_that_is_asked_to_stop_saves_that_step_and_exits_with_75(job):
 
 def test_a_save_that_fails_is_dropped_and_training_goes_on(job, monkeypatch, capsys):
     run, model, optimizer = begin(total_steps=6)
-    put = DirectoryStore.put
+    write = DirectoryStore.write
 
-    def refuse(self, key, data, **condition):
+    def refuse(self, key, pieces):
         if "000000004" in key:
             raise StoreError("no space left", hint="free some")
-        return put(self, key, data, **condition)
+        return write(self, key, pieces)
 
-    monkeypatch.setattr(DirectoryStore, "put", refuse)
+    monkeypatch.setattr(DirectoryStore, "write", refuse)
     train(run, model, optimizer)
     run.done()
     assert committed(job) == [2, 6]

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from gpucloud.domain.errors import StoreError
 from gpucloud.store import Conflict, Stored
+from tests.fakes.whole_objects import WholeObjects
 from tests.sim.loom import Loom, Process
 
 
@@ -18,7 +19,7 @@ class Object:
     modified: datetime
 
 
-class Store:
+class Store(WholeObjects):
     """Implements `ObjectStore` at once and without faults: what is so. `history` counts versions."""
 
     url = "s3://simulated"
@@ -58,7 +59,7 @@ class Faults:
     reply_lost: float = 0.0
 
 
-class StoreLine:
+class StoreLine(WholeObjects):
     """Implements `ObjectStore` for one process, as boto3 gives it: three tries, so that a write whose reply was lost
     is refused by its own effect."""
 

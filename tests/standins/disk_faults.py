@@ -58,42 +58,22 @@ def befall(folder: str, fault: Fault, *, deadly: bool) -> None:
         if (makes or event in _CHANGES) and str(_path(arguments[0])).startswith(folder):
             called("os.mkdir" if makes else event)
 
-    fsync, fdopen = os.fsync, os.fdopen
+    fsync, pwrite = os.fsync, os.pwrite
 
     def fsync_below(descriptor: int) -> None:
         called("fsync")
         fsync(descriptor)
 
-    def fdopen_below(descriptor: int, mode: str = "r", *more: Any, **named: Any) -> Any:
-        opened = fdopen(descriptor, mode, *more, **named)
-        return _Torn(opened, called, deadly=deadly) if mode == "wb" else opened
-
-    os.fsync, os.fdopen = fsync_below, fdopen_below
-    sys.addaudithook(hook)
-
-
-class _Torn:
-    """A file whose writes may stop half way."""
-
-    def __init__(self, file: Any, called: Callable[[str], bool], *, deadly: bool) -> None:
-        self._file, self._called, self._deadly = file, called, deadly
-
-    def __enter__(self) -> _Torn:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def write(self, data: Any) -> int:
-        if not self._called("write"):
-            return int(self._file.write(data))
-        self._file.write(memoryview(data)[: len(data) // 2])
-        if self._deadly:
+    def pwrite_below(descriptor: int, data: Any, at: int) -> int:
+        if not called("write"):
+            return pwrite(descriptor, data, at)
+        pwrite(descriptor, memoryview(data)[: len(data) // 2], at)
+        if deadly:
             os.kill(os.getpid(), signal.SIGKILL)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    os.fsync, os.pwrite = fsync_below, pwrite_below
+    sys.addaudithook(hook)
 
 
 def _path(given: Any) -> Any:

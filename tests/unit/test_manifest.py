@@ -1,5 +1,7 @@
 """Keys, manifests, what is restored first and what may be deleted."""
 
+import zlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +21,8 @@ from gpucloud.domain.manifest import (
     read_base,
     read_manifest,
     restore_order,
+    seal,
+    unseal,
 )
 
 MANIFEST = Manifest(
@@ -26,8 +30,8 @@ MANIFEST = Manifest(
     world=2,
     level="exact",
     pieces=(
-        Piece(key="data/000007/000001200/a", size=3, sha256="ab"),
-        Piece(key="data/000007/000001200/b", size=0, sha256="cd"),
+        Piece(key="data/000007/000001200/a", size=3, crc32=(1,)),
+        Piece(key="data/000007/000001200/b", size=0, crc32=()),
     ),
 )
 
@@ -59,6 +63,32 @@ def test_other_keys_are_no_checkpoints():
 
 def test_a_manifest_is_read_as_it_was_written():
     assert read_manifest(manifest_bytes(MANIFEST)) == MANIFEST
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        {"size": -1, "crc32": []},
+        {"size": True, "crc32": [1]},
+        {"size": 2.0, "crc32": [1]},
+        {"size": 1, "crc32": []},
+        {"size": 1, "crc32": [1, 2]},
+        {"size": 1, "crc32": ["1"]},
+        {"size": 1, "crc32": "1"},
+        {"size": 0, "crc32": [0]},
+        {"size": 1, "crc32": None},
+        {"size": 1, "sha256": "ab"},
+    ],
+)
+def test_a_manifest_with_sums_that_cannot_be_is_none(piece):
+    body = unseal(manifest_bytes(MANIFEST))
+    body["pieces"] = [{"key": "data/000007/000001200/a", **piece}]
+    assert not readable(seal(body))
+
+
+def test_an_object_matches_when_every_part_does():
+    piece = Piece(key="data/000007/000001200/a", size=3, crc32=(zlib.crc32(b"abc"),))
+    assert [piece.matches(data) for data in (b"abc", b"abd", b"ab", b"abcd", b"")] == [True, False, False, False, False]
 
 
 def test_a_generations_base_is_read_as_it_was_written():

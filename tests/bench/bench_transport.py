@@ -1,0 +1,143 @@
+"""Measures large objects to and from S3 beside other ways: `python -m tests.bench.bench_transport [BYTES [FOLDER]]`.
+
+The S3 server is in memory, over bare sockets on loopback, so that it and the client share the cores: the ratios say
+what our own work costs. With a FOLDER, a virtual environment is made there (or used, when it is there) with the
+candidates that are not among our own dependencies; without one they are named and left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import site
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.bench.figures import figure
+from tests.standins.bucket import ENVIRONMENT
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = ("disk", "directory", "ours", "boto3")
+OTHERS = ("s3torchconnector", "obstore", "s3fs")
+ROUNDS = 2
+LIMIT_S = 600
+
+# The most that ours may take of another's time: save 3 times as fast as upload_file, and so on.
+SAVE_OVER = {"boto3": 1 / 3, "s3torchconnector": 1 / 1.5}
+LOAD_OVER = {"boto3": 1 / 2.5, "s3torchconnector": 1 / 2.5}
+CPU_S_PER_GB, EXTRA_MIB = 0.6, 64
+
+Measures = dict[str, dict[str, dict[str, float]]]
+
+
+def main() -> int:
+    given = sys.argv[1:] if sys.argv[0].endswith("bench_transport.py") else []
+    size = int(float(given[0])) if given else 512 << 20
+    others = dict(_others(Path(given[1]))) if len(given) > 1 else {}
+    for name in OTHERS:
+        if name not in others:
+            sys.stderr.write(
+                f"transport: {name} is not measured: it is not installed (give a FOLDER to install it in)\n"
+            )
+    with tempfile.TemporaryDirectory() as folder, _serving() as environment:
+        runs = [_round(size, Path(folder), others, environment) for _ in range(ROUNDS)]
+    best = {name: _best([run[name] for run in runs]) for name in runs[0]}
+    return 0 if _told(best, size / 1e9) else 1
+
+
+def _others(folder: Path) -> Iterator[tuple[str, str]]:
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+        # torch and the like are taken from here.
+        inside = next(folder.glob("lib/python*/site-packages"))
+        (inside / "outer.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    for name in OTHERS:
+        found = subprocess.run([python, "-c", f"import {name}"], capture_output=True)
+        if found.returncode:
+            found = subprocess.run([python, "-m", "pip", "install", "--quiet", name], capture_output=True, text=True)
+        if found.returncode == 0:
+            yield name, str(python)
+        else:
+            sys.stderr.write(f"transport: {name} cannot be installed: {str(found.stderr)[-300:]}\n")
+
+
+@contextmanager
+def _serving() -> Iterator[dict[str, str]]:
+    command = [sys.executable, "-m", "tests.standins.fast_bucket"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        yield {**os.environ, **ENVIRONMENT, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "PYTHONPATH": str(ROOT)}
+        assert server.stdin is not None
+        server.stdin.close()
+
+
+def _round(size: int, folder: Path, others: dict[str, str], environment: dict[str, str]) -> Measures:
+    """Everyone once, one after the other: all meet the same machine."""
+    found = {}
+    for name in (*OURS, *others):
+        command = [
+            others.get(name, sys.executable),
+            "-m",
+            "tests.bench.transport_candidates",
+            name,
+            str(size),
+            str(folder),
+        ]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        if done.returncode:
+            sys.stderr.write(f"transport: {name} failed: {done.stderr[-500:]}\n")
+            continue
+        found[name] = json.loads(done.stdout)
+    return found
+
+
+def _best(runs: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """The least of everything but memory, of which it is the most."""
+    return {
+        what: {
+            "seconds": min(run[what]["seconds"] for run in runs),
+            "cpu_s": min(run[what]["cpu_s"] for run in runs),
+            "extra_mib": max(run[what]["extra_mib"] for run in runs),
+        }
+        for what in ("save", "load")
+    }
+
+
+def _told(best: Measures, gigabytes: float) -> bool:
+    kept = []
+    for name, found in best.items():
+        for what, measure in found.items():
+            figure(f"transport_{what}_{name}_gb_per_s", gigabytes / measure["seconds"])
+            limited = name == "ours"
+            kept.append(
+                figure(
+                    f"transport_{what}_{name}_cpu_s_per_gb",
+                    measure["cpu_s"] / gigabytes,
+                    CPU_S_PER_GB if limited else None,
+                )
+            )
+            kept.append(
+                figure(f"transport_{what}_{name}_extra_mib", measure["extra_mib"], EXTRA_MIB if limited else None)
+            )
+    for what, limits in (("save", SAVE_OVER), ("load", LOAD_OVER)):
+        for name in [name for name in best if name not in ("ours", "directory", "disk")]:
+            ratio = best["ours"][what]["seconds"] / best[name][what]["seconds"]
+            kept.append(figure(f"transport_{what}_time_over_{name}", ratio, limits.get(name)))
+        figure(
+            f"transport_{what}_directory_time_over_disk",
+            best["directory"][what]["seconds"] / best["disk"][what]["seconds"],
+        )
+    return all(kept)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

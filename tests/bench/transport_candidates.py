@@ -1,0 +1,200 @@
+# ruff: noqa: PLC0415  each process imports what it measures, no more
+"""One way to save and load some bytes, measured in a process of its own: `… transport_candidates NAME BYTES FOLDER`.
+
+It prints one line of JSON: for `save` and `load` the best seconds, the least CPU seconds and the peak of memory beyond
+what stood before. Everyone gets what suits it best: those that send files have the file ready, and who loads into a
+file need not read it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+Work = Callable[[], None]
+TRIES = 3  # the first warms up
+_PIECE = 32 << 20
+_TENSORS = 16
+
+
+def main() -> None:
+    name, size, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    save, load = CANDIDATES[name](_state(size), folder)
+    print(json.dumps({"save": _measured(save), "load": _measured(load)}))
+
+
+def ours(state: memoryview, folder: Path) -> tuple[Work, Work]:
+    """The S3 store."""
+    return _stored("s3://bucket/ours", state)
+
+
+def directory(state: memoryview, folder: Path) -> tuple[Work, Work]:
+    """The directory store."""
+    return _stored(str(folder / "store"), state)
+
+
+def _stored(url: str, state: memoryview) -> tuple[Work, Work]:
+    """Write the state; read it back and compare every part with its CRC32."""
+    from gpucloud.store import open_store
+    from gpucloud.store.together import all_done
+
+    store = open_store(url)
+    into, sums = memoryview(bytearray(len(state))), []
+
+    def save() -> None:
+        sums[:] = [store.write("state", (state,))]
+
+    def read(number: int) -> bool:
+        part = into[number * _PIECE : (number + 1) * _PIECE]
+        return store.read_into("state", number * _PIECE, part) and zlib.crc32(part) == sums[0].crc32[number]
+
+    def load() -> None:
+        assert all(all_done(read, range(len(sums[0].crc32))))
+
+    return save, load
+
+
+def disk(state: memoryview, folder: Path) -> tuple[Work, Work]:
+    """The limit: one write and fsync, one read into ready memory, nothing checked."""
+    path, into = folder / "raw", memoryview(bytearray(len(state)))
+
+    def save() -> None:
+        with path.open("wb", buffering=0) as file:
+            rest = state
+            while rest:
+                rest = rest[file.write(rest[:_PIECE]) :]
+            os.fsync(file.fileno())
+
+    def load() -> None:
+        with path.open("rb", buffering=0) as file:
+            rest = into
+            while rest:
+                rest = rest[file.readinto(rest) :]
+
+    return save, load
+
+
+def boto3_file(state: memoryview, folder: Path) -> tuple[Work, Work]:
+    """`upload_file` and `download_file` as they come."""
+    import boto3.session
+
+    client = boto3.session.Session().client("s3")
+    source, target = str(folder / "source"), str(folder / "target")
+    Path(source).write_bytes(state)
+    return lambda: client.upload_file(source, "bucket", "boto3"), lambda: client.download_file(
+        "bucket", "boto3", target
+    )
+
+
+def s3torchconnector(state: memoryview, folder: Path) -> tuple[Work, Work]:
+    """`torch.save` into and `torch.load` from its S3Checkpoint."""
+    import torch
+    from s3torchconnector import S3Checkpoint, S3ClientConfig
+
+    config = S3ClientConfig(force_path_style=True)
+    checkpoint = S3Checkpoint("us-east-1", endpoint=os.environ["AWS_ENDPOINT_URL"], s3client_config=config)
+    step = len(state) // _TENSORS
+    tensors = {str(n): torch.frombuffer(state[n * step : (n + 1) * step], dtype=torch.uint8) for n in range(_TENSORS)}
+
+    def save() -> None:
+        with checkpoint.writer("s3://bucket/connector") as writer:
+            torch.save(tensors, writer)
+
+    def load() -> None:
+        with checkpoint.reader("s3://bucket/connector") as reader:
+            torch.load(reader)
+
+    return save, load
+
+
+def obstore(state: memoryview, folder: Path) -> tuple[Work, Work]:
+    """From memory in parts like ours; ranges into memory."""
+    import obstore as library
+    from obstore.store import S3Store
+
+    store = S3Store(
+        "bucket", endpoint=os.environ["AWS_ENDPOINT_URL"], region="us-east-1", virtual_hosted_style_request=False,
+        client_options={"allow_http": True, "timeout": "300s"},
+    )  # fmt: skip
+    into = memoryview(bytearray(len(state)))
+
+    def pieces():
+        for at in range(0, len(state), _PIECE):
+            yield state[at : at + _PIECE]
+
+    def save() -> None:
+        library.put(store, "obstore", pieces(), chunk_size=_PIECE, max_concurrency=4)
+
+    def load() -> None:
+        for at in range(0, len(state), _PIECE):
+            part = into[at : at + _PIECE]
+            part[:] = memoryview(library.get_range(store, "obstore", start=at, length=len(part)))
+
+    return save, load
+
+
+def s3fs(state: memoryview, folder: Path) -> tuple[Work, Work]:
+    """`put_file` and `get_file`."""
+    import s3fs as library
+
+    system = library.S3FileSystem(endpoint_url=os.environ["AWS_ENDPOINT_URL"], key="test", secret="test")
+    source, target = str(folder / "source"), str(folder / "target")
+    Path(source).write_bytes(state)
+    return lambda: system.put_file(source, "bucket/s3fs"), lambda: system.get_file("bucket/s3fs", target)
+
+
+CANDIDATES = {
+    "ours": ours,
+    "directory": directory,
+    "disk": disk,
+    "boto3": boto3_file,
+    "s3torchconnector": s3torchconnector,
+    "obstore": obstore,
+    "s3fs": s3fs,
+}
+
+
+def _state(size: int) -> memoryview:
+    # No two parts are alike, and the pages have been touched.
+    state = memoryview(bytearray(size))
+    block = os.urandom(1 << 20)
+    for at in range(0, size, len(block)):
+        stop = min(at + len(block), size)
+        state[at:stop] = block[: stop - at]
+        state[at] = at % 251
+    return state
+
+
+def _measured(work: Work) -> dict[str, float]:
+    found: list[tuple[float, float, float]] = []
+    for _ in range(TRIES):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+        before, cpu, began = _status("VmRSS"), _cpu_s(), time.perf_counter()
+        work()
+        found.append((time.perf_counter() - began, _cpu_s() - cpu, _status("VmHWM") - before))
+    # What the warm-up imports and opens once counts as memory, not as time.
+    return {
+        "seconds": min(one[0] for one in found[1:]),
+        "cpu_s": min(one[1] for one in found[1:]),
+        "extra_mib": max(one[2] for one in found) / 1024,
+    }
+
+
+def _status(name: str) -> int:
+    text = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in text.splitlines() if line.startswith(name)))
+
+
+def _cpu_s() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+if __name__ == "__main__":
+    main()
