@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
@@ -217,6 +218,40 @@ def cp(
     from gpucloud.cli import copying
 
     raise typer.Exit(copying.copy(source, target, node=node, recursive=recursive, as_json=as_json))
+
+
+@app.command()
+def checkpoints(  # noqa: PLR0913, PLR0917  each is an option
+    target: Target = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every byte; says each object that is damaged.")
+    ] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Show what retention does not keep; --yes deletes it.")
+    ] = False,
+    pull: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="DIR", help="Bring one to a folder that GPUCLOUD_STORE=DIR resumes from."),
+    ] = None,
+    export: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Write the model's weights as one safetensors file."),
+    ] = None,
+    step: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=0, help="Which one; what a restore takes first if left out."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="With --export: optimizer and other state too.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --prune: delete.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List a job's checkpoints; verify them, delete old ones, bring one here."""
+    from gpucloud.cli import checkpoints as command
+
+    asked = command.Asked(
+        verify=verify, prune=prune, pull=pull, export=export, step=step, everything=everything, yes=yes
+    )
+    raise typer.Exit(command.checkpoints(target, asked, as_json=as_json))
 
 
 @app.command()
