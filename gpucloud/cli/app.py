@@ -79,6 +79,15 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
         Optional[int],  # noqa: UP045
         typer.Option(min=1, max=1000, metavar="STEPS", help="As --profile, and how many; 5 if left out."),
     ] = None,
+    verify_resume: Annotated[
+        bool, typer.Option("--verify-resume", help="Prove on two short runs that the script resumes to the bit.")
+    ] = False,
+    verify_steps: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            min=4, max=1000, metavar="STEPS", help="As --verify-resume, and of how many steps; 8 if left out."
+        ),
+    ] = None,
     budget: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("--budget", metavar="SUM", help="Another budget than the job file's, such as 40USD."),
@@ -88,6 +97,20 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
     """Run a job to its end, or continue it: machines, code, training, interruptions, teardown, cost."""
     from gpucloud.cli import budgeting, training
 
+    if verify_resume or verify_steps is not None:
+        from gpucloud.cli import verifying
+
+        others = {
+            "--keep": keep,
+            "--detach": detach,
+            "--unattended": unattended,
+            "--drill": drill,
+            "--profile": profile,
+        }
+        verifying.require_alone([option for option, given in others.items() if given])
+        total = budgeting.sum_of(budget)
+        asked_steps = verify_steps or verifying.STEPS
+        raise typer.Exit(verifying.verify_resume(target, asked_steps, on=cloud, budget_usd=total, as_json=as_json))
     steps = profile_steps or (5 if profile else None)
     asked = training.Asked(
         keep=keep,

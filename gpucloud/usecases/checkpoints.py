@@ -65,14 +65,14 @@ class Shelf:
     prefix: str
     keep: int
 
-    def keys(self) -> tuple[str, ...]:
+    def listed(self) -> tuple[str, ...]:
         """Return the keys of everything, without the prefix."""
         cut = len(under(self.prefix, ""))
         return tuple(key[cut:] for key in self.store.list(under(self.prefix, "")))
 
     def standing(self, keys: Sequence[str] | None = None) -> tuple[Standing, ...]:
         """Return every checkpoint, in the order of restoring; one that is collected meanwhile is left out."""
-        names = self.keys() if keys is None else keys
+        names = self.listed() if keys is None else keys
         bases = {number: base_of(self.store, self.prefix, number) for number in generations(names)}
         pairs = zip(commits(names), all_done(self._found, commits(names)), strict=True)
         found = {commit: one for commit, one in pairs if one is not None}

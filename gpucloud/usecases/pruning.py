@@ -47,7 +47,7 @@ class Pruner:
         return standing, gone
 
     def _look(self) -> tuple[tuple[Standing, ...], Superfluous]:
-        keys = self.shelf.keys()
+        keys = self.shelf.listed()
         standing = self.shelf.standing(keys)
         return standing, superfluous(keys, standing)
 
