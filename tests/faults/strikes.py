@@ -60,11 +60,13 @@ class Strikes:
         self.look(name)
         if self._is_due(len(self.calls), after=False):
             self._strike()
-        result = do()
-        self.look(name)
-        if self._is_due(len(self.calls), after=True):
-            self._strike()
-        return result
+        number = len(self.calls)
+        try:
+            return do()
+        finally:  # a call that was refused is over too
+            self.look(name)
+            if self._is_due(number, after=True):
+                self._strike()
 
     def _is_due(self, number: int, *, after: bool) -> bool:
         if self.blow is Blow.TWICE and self.struck == 1:

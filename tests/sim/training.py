@@ -38,6 +38,7 @@ class Part:
         self.number = gang.number
         self.folder = self
         self.path = None
+        self.room = None  # what it prints takes none
         self.machine = machine
         self.rank = rank
         self.asked = False

@@ -32,9 +32,9 @@ _UNNAMED_SIGNAL = 128
 class SshShell:
     """Opens hosts with the private key in a file, or with the user's own keys.
 
-    A node that does not listen yet is tried again for `connect_timeout_s`, one that was connected before for 3 s at
-    most. `python` is the interpreter that nodes run for a code sync; `cache` a folder that keeps hashes of local files
-    between runs.
+    A node that does not listen yet is tried again for `connect_timeout_s`; one that was connected before for 3 s at
+    most, and not at all when nobody listens there any more. `python` is the interpreter that nodes run for a code
+    sync; `cache` a folder that keeps hashes of local files between runs.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SshShell:
         for host in hosts:
             host.close()
 
-    def open(self, node: Node, limit_s: float) -> Connection:
+    def open(self, node: Node, limit_s: float, *, was_up: bool = False) -> Connection:
         """Return a new connection, trying again while the failure is one of a node that boots."""
         if self._closed.is_set():
             raise HostUnreachable("the shell was closed")
@@ -84,7 +84,8 @@ class SshShell:
                 with self._handshakes, self._identity.keys() as keys:
                     return connect(node, keys, limit_s=max(0.5, min(_ATTEMPT_S, deadline - time.monotonic())))
             except LIBRARY_ERRORS as error:
-                if not may_pass(error) or time.monotonic() + pause_s > deadline:
+                died = was_up and isinstance(error, ConnectionRefusedError)
+                if died or not may_pass(error) or time.monotonic() + pause_s > deadline:
                     raise node_error(error, node) from error
             if self._closed.wait(pause_s):
                 raise HostUnreachable(f"{node.id}: the shell was closed")
@@ -111,7 +112,7 @@ class SshHost:
         with self._lock:
             if self._connection is None or not self._connection.alive:
                 self._drop()
-                self._connection = self._shell.open(self.node, limit_s)
+                self._connection = self._shell.open(self.node, limit_s, was_up=self._was_up)
                 self._was_up = True
             return self._connection
 

@@ -36,7 +36,13 @@ from gpucloud.domain.use import wasted
 
 
 def during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:
-    """Return the next thing to do for an open attempt."""
+    """Return the next thing to do for an open attempt.
+
+    A new machine is made ready first of all: that takes longest, and goes on beside everything else.
+    """
+    preparing = prepare(seen)
+    if preparing is not None:
+        return preparing
     members = members_of(attempt, seen)
     news = _news(attempt, members, seen, rules.limits)
     if news:
@@ -53,7 +59,6 @@ def during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:
         or tell(seen)
         or make_room(goal, seen)
         or _replace_bad(attempt, seen, rules.limits)
-        or prepare(seen)
         or renew(goal, seen, rules.wall, rules.limits)
         or _drill(attempt, goal, seen, rules.limits)
         or Wait(why=NOBODY_ANSWERS if all_silent(seen, rules.limits) else "running")
