@@ -26,13 +26,17 @@ class Cadence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What the decision looks at, in seconds; `cost_s` is what the last save (or the restore) took."""
+    """What the decision looks at, in seconds; `cost_s` is what training lost by the last save.
+
+    `upload_s` is how long that save took beside the training, until it counted.
+    """
 
     step: int
     since_start_s: float
     since_save_s: float
     cost_s: float
     anything_saved: bool
+    upload_s: float = 0.0
 
 
 def read_cadence(text: str) -> Cadence:
@@ -61,5 +65,5 @@ def is_due(cadence: Cadence, moment: Moment) -> bool:
         return moment.since_save_s >= cadence.every_s
     if not moment.anything_saved and moment.since_start_s >= FIRST_SAVE_S:
         return moment.since_save_s >= FIRST_SAVE_S
-    interval = max(moment.cost_s, math.sqrt(2 * moment.cost_s * INTERRUPTED_EVERY_S), _LEAST_S)
+    interval = max(moment.cost_s, moment.upload_s, math.sqrt(2 * moment.cost_s * INTERRUPTED_EVERY_S), _LEAST_S)
     return moment.since_save_s >= interval

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+_WITH_AN_END = ("notice", "budget")
+_TO_LEAVE_S = 1.0  # for the ranks to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,20 @@ class AttemptFolder:
             return int(json.loads((self.path / "save.json").read_text())["since"]) if self.path is not None else 0
         except (OSError, ValueError, KeyError, TypeError):
             return 0
+
+    def seconds_left(self) -> float:
+        """Return how long there is for a last save on this node: until the time that the agent wrote, if that counts.
+
+        A stop that the user wishes has no end; its time is when it was asked for.
+        """
+        try:
+            asked = json.loads((self.path or Path()).joinpath("stop.json").read_text())
+            if asked["reason"] not in _WITH_AN_END:
+                return math.inf
+            at = datetime.fromisoformat(asked["at"])
+            return max(0.0, (at - datetime.now(timezone.utc)).total_seconds() - _TO_LEAVE_S)
+        except (OSError, ValueError, KeyError, TypeError):
+            return math.inf
 
     def stop_reason(self) -> str:
         """Return why, in one word; `another node` when this node was not asked."""

@@ -1,22 +1,22 @@
 """Tensors as bytes in the safetensors layout, which every tool can open.
 
 Eight bytes with the header's length (little endian), the header as JSON, then the raw tensors
-(https://github.com/huggingface/safetensors#format).
+(https://github.com/huggingface/safetensors#format). A tensor that is a part of a larger one says so in the metadata:
+`{"shards": {name: {"of": name, "shape": […], "offset": […]}}}`, as text.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from gpucloud.resume.tree import Tensors
-
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -34,38 +34,86 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def pack(tensors: Tensors, metadata: dict[str, str]) -> memoryview:
-    """Return the tensors, from whichever device, and the metadata as one buffer."""
-    header: dict[str, Any] = {"__metadata__": metadata}
-    end = 0
-    for name, tensor in tensors.items():
-        size = size_of(tensor)
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end, end + size]}
-        end += size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    buffer = bytearray(8 + len(text) + end)
-    struct.pack_into("<Q", buffer, 0, len(text))
-    buffer[8 : 8 + len(text)] = text
-    place = 8 + len(text)
-    for tensor in tensors.values():
-        _copy(tensor, buffer, place)
-        place += size_of(tensor)
-    return memoryview(buffer)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one tensor's bytes lie in an object, counted from the end of its header."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
 
 
-def unpack(data: bytes) -> tuple[Tensors, dict[str, str]]:
-    """Return the tensors (on the CPU, their own memory) and the metadata; ValueError when the layout is broken."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What an object says of itself; `start` is where its tensors begin."""
+
+    start: int
+    places: tuple[Place, ...]
+    metadata: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A tensor of an object as a part of a tensor `of` that shape, from `offset` on in each dimension."""
+
+    of: str
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    place: Place
+
+
+def placed(tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -> tuple[Place, ...]:
+    """Return places without holes for tensors in that order."""
+    places, end = [], 0
+    for name, dtype, shape in tensors:
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        places.append(Place(name=name, dtype=dtype, shape=shape, begin=begin, end=end))
+    return tuple(places)
+
+
+def entries_of(places: Iterable[Place]) -> str:
+    """Return the places as a header's JSON has them, without the braces around: the same for every save."""
+    entries = {p.name: {"dtype": _NAMES[p.dtype], "shape": p.shape, "data_offsets": (p.begin, p.end)} for p in places}
+    return json.dumps(entries, separators=(",", ":"))[1:-1]
+
+
+def header_bytes(entries: str, metadata: dict[str, str], room: int = 0) -> bytes:
+    """Return the header with its length before it, in at least `room` bytes and a multiple of eight."""
+    text = f'{{"__metadata__":{json.dumps(metadata)}{"," if entries else ""}{entries}}}'.encode()
+    length = max(len(text) + (-len(text) % 8), room - 8)
+    return struct.pack("<Q", length) + text.ljust(length)
+
+
+def read_header(data: memoryview, size: int | None = None) -> Header:
+    """Return the header of an object that begins so, and has that size; ValueError when the layout is broken."""
     try:
         (length,) = struct.unpack_from("<Q", data)
-        header = json.loads(data[8 : 8 + length])
+        header = json.loads(bytes(data[8 : 8 + length]))
         metadata = header.pop("__metadata__", {})
-        return {name: _tensor(data, 8 + length, entry) for name, entry in header.items()}, metadata
-    except (struct.error, KeyError, TypeError, AttributeError) as error:
+        room = (len(data) if size is None else size) - 8 - length
+        places = tuple(_place(name, entry, room) for name, entry in header.items())
+        return Header(start=8 + length, places=places, metadata=dict(metadata))
+    except (struct.error, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not in the safetensors layout: {error!r}") from error
+
+
+def chunks_of(header: Header) -> tuple[Chunk, ...]:
+    """Return what the object's tensors are parts of; most are whole. ValueError when that makes no sense."""
+    shards = json.loads(header.metadata.get("shards", "{}"))
+    return tuple(_chunk(place, shards.get(place.name)) for place in header.places)
+
+
+def tensor_at(memory: torch.Tensor, start: int, place: Place) -> torch.Tensor:
+    """Return the tensor that lies there in memory (uint8), sharing it; in memory of its own where that is crooked."""
+    flat = memory[start + place.begin : start + place.end]
+    if flat.data_ptr() % place.dtype.itemsize or flat.storage_offset() % place.dtype.itemsize:
+        flat = flat.clone()
+    return flat.view(place.dtype).reshape(place.shape)
 
 
 def size_of(tensor: torch.Tensor) -> int:
@@ -73,19 +121,22 @@ def size_of(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _copy(tensor: torch.Tensor, buffer: bytearray, place: int) -> None:
-    # Through the address: Tensor.numpy() would need NumPy and does not know bfloat16.
-    whole, size = tensor.cpu().contiguous(), size_of(tensor)
-    if size:
-        ctypes.memmove((ctypes.c_char * size).from_buffer(buffer, place), whole.data_ptr(), size)
+def _place(name: str, entry: dict[str, Any], room: int) -> Place:
+    dtype, (begin, end), shape = DTYPES[entry["dtype"]], entry["data_offsets"], tuple(entry["shape"])
+    numbers = (begin, end, *shape)
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError("a size or place is no number")
+    if end - begin != math.prod(shape) * dtype.itemsize or end > room:
+        raise ValueError("a tensor's size does not fit its shape, or the object")
+    return Place(name=name, dtype=dtype, shape=shape, begin=begin, end=end)
 
 
-def _tensor(data: bytes, start: int, entry: dict[str, Any]) -> torch.Tensor:
-    dtype = _DTYPES[entry["dtype"]]
-    begin, end = entry["data_offsets"]
-    shape = entry["shape"]
-    if end - begin != math.prod(shape) * dtype.itemsize or start + end > len(data):
-        raise ValueError("a tensor's size does not fit its shape")
-    if begin == end:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data[start + begin : start + end]), dtype=dtype).reshape(shape)
+def _chunk(place: Place, shard: dict[str, Any] | None) -> Chunk:
+    if shard is None:
+        return Chunk(of=place.name, shape=place.shape, offset=(0,) * len(place.shape), place=place)
+    chunk = Chunk(of=shard["of"], shape=tuple(shard["shape"]), offset=tuple(shard["offset"]), place=place)
+    if not len(chunk.shape) == len(chunk.offset) == len(place.shape):
+        raise ValueError("a part of a tensor has other dimensions than it")
+    if any(o < 0 or o + n > s for o, n, s in zip(chunk.offset, place.shape, chunk.shape, strict=True)):
+        raise ValueError("a part of a tensor lies beyond it")
+    return chunk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from datetime import timedelta
 
@@ -14,10 +15,14 @@ _TIMEOUT = timedelta(minutes=30)  # rank 0 may evaluate for a while before it co
 
 
 class Ranks:
-    """This process among `world`. Every method with a result is called by all ranks, in the same order."""
+    """This process among `world`. Every method with a result is called by all ranks, in the same order.
+
+    `device` is this rank's GPU where the training group talks between GPUs, else the CPU.
+    """
 
     def __init__(self) -> None:
         self.rank, self.world = 0, 1
+        self.device = torch.device("cpu")
         self._group: dist.ProcessGroup | None = None
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
@@ -27,6 +32,9 @@ class Ranks:
                 hint="call torch.distributed.init_process_group() before gpucloud.resume.init()",
             )
         if self.world > 1:
+            # A group of both kinds says nothing of where the script trains.
+            if "nccl" in str(dist.get_backend_config()) and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                self.device = torch.device("cuda", torch.cuda.current_device())
             self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
 
     def highest(self, *numbers: int) -> tuple[int, ...]:
@@ -46,7 +54,7 @@ class Ranks:
         if self.rank == 0:
             values = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         dist.broadcast(values, src=0, group=self._group)
-        return bytes(values.tolist())
+        return _bytes(values)
 
     def gathered(self, data: bytes) -> tuple[bytes, ...]:
         """Return every rank's bytes, in the order of ranks."""
@@ -56,7 +64,7 @@ class Ranks:
         padded = torch.frombuffer(bytearray(len(data).to_bytes(8, "big") + data).ljust(size, b"\0"), dtype=torch.uint8)
         parts = [torch.empty(size, dtype=torch.uint8) for _ in range(self.world)]
         dist.all_gather(parts, padded, group=self._group)
-        return tuple(_unpadded(bytes(part.tolist())) for part in parts)
+        return tuple(_unpadded(_bytes(part)) for part in parts)
 
     def close(self) -> None:
         """Give the side group back; every rank must have come here."""
@@ -64,6 +72,10 @@ class Ranks:
             self.highest(0)
             dist.destroy_process_group(self._group)
             self._group = None
+
+
+def _bytes(values: torch.Tensor) -> bytes:
+    return ctypes.string_at(values.data_ptr(), values.numel())
 
 
 def _unpadded(data: bytes) -> bytes:

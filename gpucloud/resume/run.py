@@ -11,10 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from gpucloud.domain.errors import StoreError, UsageError
-from gpucloud.domain.manifest import Commit
 from gpucloud.resume import randomness
-from gpucloud.resume.checkpoints import Checkpoints
+from gpucloud.resume.capture import Capture
 from gpucloud.resume.folder import AttemptFolder, say
+from gpucloud.resume.keeping import Keeper, Moment
 from gpucloud.resume.loader import Loader
 from gpucloud.resume.profiling import Profiling
 from gpucloud.resume.progress import Progress
@@ -25,13 +25,12 @@ from gpucloud.resume.saving import Saver
 from gpucloud.resume.settings import Settings, read_settings
 from gpucloud.resume.startup import end_quickly
 from gpucloud.resume.state import TrainingState
+from gpucloud.resume.writer import Writer
 from gpucloud.store import open_store
+from gpucloud.store.checkpoints import Checkpoints
 
 SAVED_AND_LEFT = 75
 """Exit code of a rank that saved and left because it was asked to."""
-
-_TRIES = 3
-_LEAST_COST_S = 0.05
 
 
 def init(
@@ -72,23 +71,19 @@ class Run:
         self._ranks = Ranks()
         self._loader: Loader | None = None
         self._checkpoints = Checkpoints(open_store(settings.store), settings.prefix, keep=settings.keep)
+        capture = Capture(state, self._ranks)
+        writer = Writer(settings.store, settings.prefix, settings.keep, capture.arena.descriptor)
         with randomness.kept():  # what the script draws next is the same whether it resumes or not
             restored = find(self._checkpoints, self._ranks)
             self._own = self._put_back(restored) if restored else {}
         self.steps_done = restored.commit.step if restored else 0
-        # DDP regroups its gradients after the first backward pass. Sums of three or more numbers then round
-        # differently, so the first step after a resume is done once in vain and taken back.
-        self._in_vain = restored if rebuckets and self._ranks.world > 2 else None
+        self._restored = restored if rebuckets else None
+        self._vain_steps = _vain_steps(self._ranks)
         self._randomness_set = False
-        self._saved_for = 0
-        self._saver = Saver(
-            self._checkpoints,
-            state,
-            self._ranks,
-            committed=self.steps_done,
-            cost_s=max(restored.seconds if restored else 0.0, _LEAST_COST_S),
-        )
+        saver = Saver(self._checkpoints, writer, capture, self._ranks, committed=self.steps_done)
+        self._keeper = Keeper(settings.cadence, self._checkpoints, saver, capture, self._ranks, self._folder)
         self._progress = Progress(self._folder if self._ranks.rank == 0 else AttemptFolder(None), self)
+        self._keeper.progress = self._progress
         self._profiling = Profiling(self._folder, settings.profile_steps, self._ranks.rank)
         if self._ranks.rank == 0:
             self._begin(restored)
@@ -106,7 +101,7 @@ class Run:
     @property
     def committed_step(self) -> int:
         """The step of the newest checkpoint that counts; 0 when there is none."""
-        return self._saver.committed
+        return self._keeper.committed
 
     def loader(
         self,
@@ -146,25 +141,21 @@ class Run:
     def step(self, *, loss: Any = None) -> None:
         """Say that a step is done; `loss` (number or tensor) is for reports.
 
-        Saves when it is due, or when the agent of any node wishes it. When one asks to stop, all ranks save this step
-        and leave: SystemExit(75).
-        With DDP over three or more ranks, the first step after a resume is taken back and its batch handed out again.
+        Saves when it is due, or when the agent of any node wishes it: copies the state, and the rest goes on beside the
+        training. When an agent asks to stop, all ranks save this step, wait until it counts and leave: SystemExit(75).
+        With DDP over three or more ranks (on GPUs: two), the first step or steps after a resume are taken back and
+        their batches handed out again.
         Raises Fenced when another attempt has taken over.
         """
-        in_vain, self._in_vain = self._in_vain, None
-        if in_vain and self._loader:
-            self._take_back(in_vain, self._loader)
+        if self._in_vain():
             return
         self.steps_done += 1
         self._progress.stepped(loss)
         if not self._profiling.over:
             with self._progress.phase("profile"):
                 self._profiling.stepped()
-        stop, due, generation = self._agree()
-        if stop:
-            self._leave(generation)
-        if due:
-            self._save(generation)
+        if self._keeper.keep(self.steps_done, self._moment):
+            self._leave()
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Report that something else than training goes on inside (`evaluate`), so that nobody takes it for a hang."""
@@ -173,14 +164,14 @@ class Run:
     def done(self) -> None:
         """Commit the final state, then say that the job is done: nothing else counts as success. Raises StoreError."""
         self._profiling.close()
-        _, _, generation = self._agree()
-        if not any(self._save(generation) for _ in range(_TRIES)):
+        if not self._keeper.last(self.steps_done, self._moment):
             raise StoreError(
                 f"the final checkpoint, of step {self.steps_done}, could not be committed",
                 hint="start the job again: it continues from its last checkpoint",
             )
         self._progress.write()
         self._folder.write(f"done-{self._ranks.rank}.json", self._standing())
+        self._keeper.close()
         self._ranks.close()
         atexit.register(end_quickly)
 
@@ -218,46 +209,42 @@ class Run:
         else:
             randomness.seed_all(randomness.mix(self._seed, self.steps_done), self._ranks.rank)
 
-    def _take_back(self, restored: Restored, loader: Loader) -> None:
-        self._own = self._put_back(restored)
-        loader.load_state_dict(self._own["loader"])
-        loader.go_back()
-        self._randomness_set = False
+    def _in_vain(self) -> bool:
+        """Whether the step just done is one that is taken back."""
+        restored, self._vain_steps = self._restored, self._vain_steps - 1
+        if restored is None or self._loader is None or self._vain_steps < 0:
+            self._restored = None
+            return False
+        if self._vain_steps:
+            # A schedule may end with the run's last step, so it is not to go on.
+            self._state.apply_others(restored.content(self._ranks.rank))
+        else:
+            self._restored = None
+            self._own = self._put_back(restored)
+            self._loader.load_state_dict(self._own["loader"])
+            self._loader.go_back()
+            self._randomness_set = False
+        return True
 
-    def _agree(self) -> tuple[int, int, int]:
-        """Return, the same on all ranks: whether to stop, whether to save now, this attempt's generation."""
-        leads = self._ranks.rank == 0
-        due = leads and self._saver.due(self._settings.cadence, self.steps_done)
-        stop = self._folder.stop_asked()
-        wish = self._folder.save_asked()
-        agreed = self._ranks.highest(int(stop), int(due), self._checkpoints.generation, wish)
-        wished, self._saved_for = agreed[3] > self._saved_for, max(agreed[3], self._saved_for)
-        return agreed[0], int(bool(agreed[1]) or wished), agreed[2]
+    def _moment(self) -> Moment:
+        return Moment(
+            step=self.steps_done,
+            level=self.level if self._loader else Level.BEST_EFFORT,
+            own={
+                "randomness": randomness.capture(),
+                "loader": self._loader.state_dict() if self._loader else None,
+                "surroundings": surroundings(self._ranks.world),
+            },
+        )
 
-    def _save(self, generation: int) -> bool:
-        level = self.level if self._loader else Level.BEST_EFFORT
-        longest = self._saver.longest_s
-        with self._progress.phase("save"):
-            saved = self._saver.save(
-                Commit(generation, self.steps_done),
-                level,
-                {
-                    "randomness": randomness.capture(),
-                    "loader": self._loader.state_dict() if self._loader else None,
-                    "surroundings": surroundings(self._ranks.world),
-                },
-            )
-        if self._saver.longest_s != longest:  # by this the node's agent knows when to ask for the last one
-            self._folder.write("saving.json", {"seconds": self._saver.longest_s, "step": self._progress.step_seconds})
-        return saved
-
-    def _leave(self, generation: int) -> None:
+    def _leave(self) -> None:
         self._profiling.close()
-        if not any(self._save(generation) for _ in range(_TRIES)) and self._ranks.rank == 0:
+        if not self._keeper.last(self.steps_done, self._moment) and self._ranks.rank == 0:
             say(f"step {self.steps_done} could not be saved: the job continues from step {self.committed_step}")
         self._folder.write(f"left-{self._ranks.rank}.json", self._standing())
         if self._ranks.rank == 0:
             say(f"asked to stop ({self._folder.stop_reason()}): saved step {self.committed_step}, leaving")
+        self._keeper.close()
         self._ranks.close()
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
@@ -266,3 +253,15 @@ class Run:
 
     def _standing(self) -> dict[str, int]:
         return {"rank": self._ranks.rank, "step": self.steps_done, "committed_step": self.committed_step}
+
+
+def _vain_steps(ranks: Ranks) -> int:
+    """Return how many steps after a resume are done in vain and taken back, where DDP groups gradients anew.
+
+    DDP regroups its gradients after the first backward pass. Sums of three or more numbers then round differently, and
+    with NCCL those of two do: measured on four H200, weights are bit-equal after three passes of the very step that
+    is trained, with its autocast, and are not after two without it.
+    """
+    if ranks.device.type == "cuda":
+        return 3 if ranks.world > 1 else 0
+    return 1 if ranks.world > 2 else 0

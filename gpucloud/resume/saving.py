@@ -1,39 +1,81 @@
-"""Saves a checkpoint by all ranks, when it is due: each uploads its files, rank 0 commits."""
+"""Saves a checkpoint by all ranks beside the training: copied at one step, committed at a later one.
+
+A save has three stages, which all ranks enter at the same step, as the numbers that they compare at every step say:
+each rank's writer moves its object; when all have, rank 0's writer puts the manifest; when that is done it counts.
+"""
 
 from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
-from gpucloud.domain.errors import CredentialsError, StoreError
-from gpucloud.domain.manifest import Commit, Manifest, Piece
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.manifest import Commit
 from gpucloud.resume.cadence import Cadence, Moment, is_due
-from gpucloud.resume.checkpoints import Checkpoints, Fenced
+from gpucloud.resume.capture import Capture
+from gpucloud.resume.dispatch import FAILED, Dispatch, Flight, Outcome
 from gpucloud.resume.folder import say
 from gpucloud.resume.promise import Level
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.state import TrainingState
+from gpucloud.resume.writer import Writer
+from gpucloud.store.checkpoints import Checkpoints, Fenced
 
-_COMMITTED, _DROPPED, _FENCED = range(3)
+NOTICE_LEAVES_S = 90.0
+"""Of the two minutes between a notice and the end of a spot machine, what is left for a save."""
+
+_SLOWED = 0.03  # of an upload's time is what training loses beside it
+_LEAST_COST_S = 0.05
+_POLL_S = 0.02
+
+
+class _Stage(Enum):
+    IDLE = auto()
+    WRITING = auto()
+    COMMITTING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a rank tells the others at a step: its writer is not done yet; what became of the commit, and how soon."""
+
+    busy: int = 0
+    outcome: int = 0
+    commit_ms: int = 0
+
+    def numbers(self) -> tuple[int, int, int]:
+        """Return it as numbers of which the highest over all ranks counts."""
+        return self.busy, self.outcome, self.commit_ms
 
 
 class Saver:
-    """Saves; a save that fails is dropped on all ranks alike, and training goes on. `committed` is the newest step.
+    """Saves, one at a time; one that fails is dropped on all ranks alike, and training goes on.
 
-    `longest_s` is how long the longest save took until its commit, None before the first.
+    `committed` is the newest step that counts; `longest_s` is how long a save took from its copy to its commit at most,
+    None before the first.
     """
 
     def __init__(
-        self, checkpoints: Checkpoints, state: TrainingState, ranks: Ranks, *, committed: int, cost_s: float
+        self, checkpoints: Checkpoints, writer: Writer, capture: Capture, ranks: Ranks, committed: int
     ) -> None:
         self.committed = committed
-        self._checkpoints = checkpoints
-        self._state = state
-        self._ranks = ranks
-        self._cost_s = cost_s
         self.longest_s: float | None = None
+        self._dispatch = Dispatch(checkpoints, writer, ranks)
+        self._capture = capture
+        self._ranks = ranks
+        self._cost_s = _LEAST_COST_S
+        self._upload_s = 0.0
+        self._stage = _Stage.IDLE
+        self._flight: Flight | None = None
         self._started_at = self._saved_at = time.monotonic()
+        self._warned = False
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a save is under way."""
+        return self._flight is not None
 
     def due(self, cadence: Cadence, step: int) -> bool:
         """Whether to save after this step, by this rank's clock."""
@@ -43,64 +85,112 @@ class Saver:
             since_start_s=now - self._started_at,
             since_save_s=now - self._saved_at,
             cost_s=self._cost_s,
+            upload_s=self._upload_s,
             anything_saved=self.committed > 0,
         )
         return is_due(cadence, moment)
 
-    def save(self, commit: Commit, level: Level, extra: dict[str, Any]) -> bool:
-        """Return whether the step is committed. Raises Fenced, on every rank, when another attempt took over."""
-        if self.committed == commit.step:
-            return True
+    def begin(self, commit: Commit, level: Level, extra: dict[str, Any]) -> None:
+        """Copy this rank's share and have it written. The save before must be over. Raises UsageError."""
         began = time.monotonic()
-        outcome = self._save(commit, level, extra)
+        flight = self._flight = Flight(commit, level)
+        self._stage = _Stage.WRITING
+        try:
+            self._capture.begin(extra)
+        except UsageError:
+            self._flight, self._stage = None, _Stage.IDLE
+            raise
+        if not self._capture.under_way():
+            self._tell(flight)
         self._saved_at = time.monotonic()
-        if outcome == _FENCED:
+        flight.stall_s = self._saved_at - began
+
+    def news(self, wait_s: float = 0.0) -> News:
+        """Return what the other ranks must know; waits at most so long for the writer to say something."""
+        flight = self._flight
+        if flight is None:
+            return News()
+        if self._stage is _Stage.WRITING:
+            if not flight.told and not self._capture.under_way():
+                self._tell(flight)
+            if flight.told and flight.entry is None:
+                self._dispatch.look(flight, wait_s)
+            return News(busy=int(flight.entry is None))
+        if self._ranks.rank > 0:
+            time.sleep(min(wait_s, _POLL_S))
+            return News()
+        outcome, commit_s = self._dispatch.outcome(flight, wait_s)
+        return News(outcome=outcome.value, commit_ms=round(1000 * commit_s))
+
+    def advance(self, agreed: News) -> None:
+        """Go on to the next stage when all ranks can. Raises Fenced, on every rank, when another attempt took over."""
+        flight = self._flight
+        if flight is None:
+            return
+        if self._stage is _Stage.WRITING and not agreed.busy:
+            entries = [json.loads(entry) for entry in self._ranks.gathered(flight.entry or FAILED)]
+            if not all(entries):
+                self._over(Outcome.DROPPED)
+                return
+            flight.upload_s = max(entry["seconds"] for entry in entries)
+            flight.size = sum(entry["piece"][1] for entry in entries)
+            self._stage = _Stage.COMMITTING
+            self._dispatch.put(flight, entries)
+        elif self._stage is _Stage.COMMITTING and agreed.outcome:
+            self._learn(flight, agreed.commit_ms / 1000)
+            self._over(Outcome(agreed.outcome))
+
+    def finish(self, limit_s: float = float("inf")) -> None:
+        """Wait until nothing is under way; what is not committed after `limit_s` is dropped. Raises Fenced."""
+        deadline = time.monotonic() + limit_s
+        if self._flight is not None and not self._flight.told:
+            self._capture.wait()
+        while self._flight is not None:
+            late = time.monotonic() > deadline
+            if late:
+                self._dispatch.give_up()
+            agreed = self._ranks.highest(*self.news(0.0 if late else _POLL_S).numbers())
+            self.advance(News(*agreed))
+
+    def close(self, limit_s: float) -> None:
+        """End the writer, when it has deleted what is no longer needed."""
+        self._dispatch.close(limit_s)
+        self._capture.close()
+
+    def _tell(self, flight: Flight) -> None:
+        """Have the writer write what was captured."""
+        flight.told = True
+        if self._capture.torn():
+            say("parameters were changed between run.step() and the optimizer's next step: from now on saves wait")
+            flight.entry = FAILED
+        else:
+            self._dispatch.write(flight, self._capture.size)
+
+    def _learn(self, flight: Flight, commit_s: float) -> None:
+        """Remember what the save took: what training lost, and how long it was until it counted."""
+        self._upload_s = flight.upload_s + commit_s
+        self._cost_s = max(flight.stall_s + _SLOWED * self._upload_s, _LEAST_COST_S)
+
+    def _over(self, outcome: Outcome) -> None:
+        flight, self._flight, self._stage = self._flight, None, _Stage.IDLE
+        if flight is None:
+            return
+        if outcome is Outcome.FENCED:
             raise Fenced(
-                f"another attempt has taken over from generation {commit.generation}",
+                f"another attempt has taken over from generation {flight.commit.generation}",
                 hint="this one stops; nothing is lost",
             )
-        if outcome == _COMMITTED:
-            self._cost_s = self._saved_at - began
-            self.longest_s = max(self._cost_s, self.longest_s or 0.0)
-            self.committed = commit.step
-        return outcome == _COMMITTED
+        if outcome is Outcome.COMMITTED:
+            self.longest_s = max(self._upload_s, self.longest_s or 0.0)
+            self.committed = flight.commit.step
+            self._warn(flight.size)
 
-    def _save(self, commit: Commit, level: Level, extra: dict[str, Any]) -> int:
-        entries = self._ranks.gathered(self._upload(commit, extra))
-        outcome = self._commit(commit, level, entries) if self._ranks.rank == 0 else _COMMITTED
-        (outcome,) = self._ranks.highest(outcome)
-        if outcome == _COMMITTED and self._ranks.rank == 0:
-            self._collect()
-        return outcome
-
-    def _upload(self, commit: Commit, extra: dict[str, Any]) -> bytes:
-        files = self._state.capture(self._ranks.rank, self._ranks.world, extra)
-        try:
-            pieces = [self._checkpoints.upload(commit, name, data) for name, data in files]
-        except (StoreError, CredentialsError) as error:
-            say(f"rank {self._ranks.rank} could not save step {commit.step}: {error} ({error.hint})")
-            return b""
-        return json.dumps([[piece.key, piece.size, piece.crc32] for piece in pieces]).encode()
-
-    def _commit(self, commit: Commit, level: Level, entries: tuple[bytes, ...]) -> int:
-        if not all(entries):
-            return _DROPPED
-        pieces = tuple(
-            Piece(key=key, size=size, crc32=tuple(crc32)) for entry in entries for key, size, crc32 in json.loads(entry)
-        )
-        manifest = Manifest(commit=commit, world=self._ranks.world, level=level.value, pieces=pieces)
-        try:
-            self._checkpoints.commit(manifest)
-        except Fenced as error:
-            say(str(error))
-            return _FENCED
-        except (StoreError, CredentialsError) as error:
-            say(f"step {commit.step} could not be committed: {error} ({error.hint})")
-            return _DROPPED
-        return _COMMITTED
-
-    def _collect(self) -> None:
-        try:
-            self._checkpoints.collect()
-        except (StoreError, CredentialsError) as error:
-            say(f"older checkpoints could not be deleted, the next save tries again: {error}")
+    def _warn(self, size: int) -> None:
+        """Say once that a notice would come too late for a state of this size."""
+        if self._upload_s > NOTICE_LEAVES_S and not self._warned and self._ranks.rank == 0:
+            self._warned = True
+            most = size * NOTICE_LEAVES_S / self._upload_s
+            say(
+                f"the state has {size / 1e9:.1f} GB, and a notice leaves {NOTICE_LEAVES_S:.0f} s, in which this store "
+                f"takes {most / 1e9:.1f} GB: when a machine is taken, the steps since the last save are lost"
+            )

@@ -13,6 +13,7 @@ from tests.bench import (
     bench_gpu,
     bench_help,
     bench_main_job,
+    bench_stall,
     bench_sync,
     bench_transport,
 )
@@ -20,6 +21,7 @@ from tests.bench import (
 BENCHES = {
     "help": bench_help.main,
     "sync": bench_sync.main,
+    "stall": bench_stall.main,
     "main_job": bench_main_job.main,
     "aws_up": bench_aws_up.main,
     "aws_traffic": bench_aws_traffic.main,

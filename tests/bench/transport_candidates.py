@@ -1,9 +1,9 @@
 # ruff: noqa: PLC0415  each process imports what it measures, no more
-"""One way to save and load some bytes, measured in a process of its own: `… transport_candidates NAME BYTES FOLDER`.
+"""One way to save and load some bytes, in a process of its own: `… transport_candidates NAME BYTES DISK MEMORY`.
 
 It prints one line of JSON: for `save` and `load` the best seconds, the least CPU seconds and the peak of memory beyond
-what stood before. Everyone gets what suits it best: those that send files have the file ready, and who loads into a
-file need not read it.
+what stood before. Everyone gets what suits it best: those that send files have the file ready, in memory
+where there is a folder there, and who loads into a file need not read it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 Work = Callable[[], None]
-TRIES = 3  # the first warms up
+TRIES = 4  # the first warms up
 _PIECE = 32 << 20
 _TENSORS = 16
 
 
 def main() -> None:
-    name, size, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    name, size = sys.argv[1], int(sys.argv[2])
+    folder = Path(sys.argv[4 if name in IN_FILES else 3])
     save, load = CANDIDATES[name](_state(size), folder)
     print(json.dumps({"save": _measured(save), "load": _measured(load)}))
 
@@ -158,6 +159,7 @@ CANDIDATES = {
     "obstore": obstore,
     "s3fs": s3fs,
 }
+IN_FILES = {"boto3", "s3fs"}
 
 
 def _state(size: int) -> memoryview:

@@ -129,11 +129,11 @@ def _supervision() -> Iterator[Bug]:
 
 
 def _checkpoints() -> Iterator[Bug]:
-    file = "resume/checkpoints.py"
+    file = "store/checkpoints.py"
     newest = "return tuple(sorted(found, reverse=True))"
     yield _bug("oldest-restored", "domain/manifest.py", newest, "return tuple(sorted(found))", "lost-steps")
-    whole = "        return sums_of((memoryview(data),)) == self.sums"
-    yield _bug("unverified-restored", "domain/manifest.py", whole, "        return True", "ckpt-corrupt")
+    whole = "        return found and crc32_of((into,)) == piece.crc32[number]"
+    yield _bug("unverified-restored", file, whole, "        return found", "ckpt-corrupt")
     newer = "        if newest and newest[0] > self.generation:"
     yield _bug(
         "older-trainer-goes-on", file, newer, "        if False:", "pytest", "tests/functional/test_resume_protocol.py"
@@ -144,9 +144,10 @@ def _checkpoints() -> Iterator[Bug]:
         "        self._later = [*getattr(self, '_later', ()), (key, bytes(data))]\n"
         "        sums = sums_of((data,))\n        return Piece("
     )
-    fenced = "            raise self._fenced(self.generation)\n\n    def collect"
+    fenced = "                raise self._fenced(self.generation)\n\n    def collect"
     then = (
-        "            raise self._fenced(self.generation)\n        for key, data in self.__dict__.pop('_later', ()):\n"
+        "                raise self._fenced(self.generation)\n"
+        "        for key, data in self.__dict__.pop('_later', ()):\n"
         "            self._store.put(self._key(key), data)\n\n    def collect"
     )
     changes = ((upload, later), (fenced, then))

@@ -5,10 +5,11 @@ from datetime import datetime, timezone
 
 import pytest
 
+from gpucloud.domain import parts
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.manifest import Commit, Manifest, commit_key
-from gpucloud.resume.checkpoints import Checkpoints, Fenced
-from gpucloud.store import Conflict, Stored, newest_commit
+from gpucloud.store import Conflict, Stored, checkpoints, newest_commit
+from gpucloud.store.checkpoints import Checkpoints, Fenced
 from tests.fakes.whole_objects import WholeObjects
 
 PREFIX = "jobs/x/checkpoints"
@@ -147,6 +148,33 @@ def test_whatever_is_damaged_an_older_checkpoint_is_restored():
             found = Checkpoints(store, PREFIX, keep=2)
             steps = [m.commit.step for m in found.candidates() if found.fetch(m) is not None]
             assert steps == [LAST - 1]
+
+
+def test_a_flipped_byte_in_any_part_is_found_and_so_is_what_lies_behind_the_end(monkeypatch):
+    for module in (parts, checkpoints):
+        monkeypatch.setattr(module, "PART_BYTES", 24)
+    whole = MemoryStore()
+    attempt(whole, [])
+    data_keys = [key for key in whole.objects if f"{LAST:09d}/rank" in key]
+    (manifest,) = [m for m in Checkpoints(whole, PREFIX, keep=2).candidates() if m.commit.step == LAST]
+    assert [len(piece.crc32) for piece in manifest.pieces] == [3, 3]  # 64 bytes each
+    for key in data_keys:
+        data = whole.objects[key]
+        for damaged in [*(data[:i] + bytes([data[i] ^ 8]) + data[i + 1 :] for i in range(64)), data + b"\0", data[:48]]:
+            store = MemoryStore()
+            store.objects = whole.objects | {key: damaged}
+            assert Checkpoints(store, PREFIX, keep=2).fetch(manifest) is None
+    assert Checkpoints(whole, PREFIX, keep=2).fetch(manifest) == (body(LAST, 0), body(LAST, 1))
+
+
+def test_a_manifest_may_be_put_again_when_the_answer_was_lost():
+    store = MemoryStore()
+    first = Checkpoints(store, PREFIX, keep=2)
+    first.begin(base=None, attempt=1)
+    save(first, 1)
+    before = dict(store.objects)
+    save(first, 1)
+    assert store.objects == before
 
 
 def test_a_damaged_generation_record_does_not_hide_older_checkpoints():

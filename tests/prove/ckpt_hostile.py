@@ -20,8 +20,8 @@ import torch
 
 from gpucloud.domain.manifest import Commit, Manifest, Piece, commit_key, manifest_bytes
 from gpucloud.domain.parts import sums_of
-from gpucloud.resume.checkpoints import Checkpoints
 from gpucloud.store import open_store
+from gpucloud.store.checkpoints import Checkpoints
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.saved_runs import PREFIX, SavedRun, forking, restored
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,11 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gpucloud.resume.checkpoints import Checkpoints
 from gpucloud.store import open_store
+from gpucloud.store.checkpoints import Checkpoints
 from tests.prove.goal import Figure, Form, Goal
-from tests.standins import disk_faults, http_faults
-from tests.standins.disk_faults import Fault
+from tests.standins.befalling import Fault, befall
 from tests.standins.own_bucket import bucket
 from tests.standins.saved_runs import PREFIX, SavedRun, forking
 
@@ -36,29 +34,37 @@ class _Case:
 
     def killed(self, rank: int, at: int, *, to_the_end: bool) -> str | None:
         """The rank dies at the call of that number."""
-        return self._killed(rank, at, _on_disk(self._run, disk_faults.die(at), deadly=True), to_the_end=to_the_end)
+        return self._killed("die", rank, at, to_the_end=to_the_end)
+
+    def writer_killed(self, rank: int, at: int) -> str | None:
+        """The process that writes for the rank dies; the attempt goes on to its end, which is that of a whole one."""
+        codes = self._attempt("writer", rank, at, at)
+        if any(codes):
+            return f"the loss of a writer ended the attempt: {codes}"
+        ended = self._run.digests() == self._whole.digests()
+        return self._wrong() or (None if ended else "the end is another than undisturbed")
 
     def killed_talking(self, at: int, *, to_the_end: bool) -> str | None:
         """The only rank dies at the moment of that number of its talk with S3."""
-        return self._killed(0, at, _over_http(self._run, at), to_the_end=to_the_end)
+        return self._killed("talk", 0, at, to_the_end=to_the_end)
 
     def full(self, rank: int, first: int, last: int, *, to_the_end: bool) -> str | None:
         """The disk is full for the rank from one call to another."""
-        codes = self._attempt(rank, first, _on_disk(self._run, disk_faults.full(first, last), deadly=False))
+        codes = self._attempt("full", rank, first, last)
         if _KILLED in codes and self._run.ranks == 1:
             return f"a full disk is no death: {codes}"
         return self._wrong() or (self._wrong_end() if to_the_end else None)
 
-    def _killed(self, rank: int, at: int, hook: Callable[[], None], *, to_the_end: bool) -> str | None:
-        codes = self._attempt(rank, at, hook)
+    def _killed(self, kind: str, rank: int, at: int, *, to_the_end: bool) -> str | None:
+        codes = self._attempt(kind, rank, at, at)
         if codes[rank] != _KILLED:
             return f"rank {rank} was to die and ended with {codes}"
         return self._wrong() or (self._wrong_end() if to_the_end else None)
 
-    def _attempt(self, rank: int, at: int, befall: Callable[[], None]) -> list[int]:
-        codes = _attempt(self._run, rank, befall)
+    def _attempt(self, kind: str, rank: int, first: int, last: int) -> list[int]:
+        codes = _attempt(self._run, rank, kind, first, last)
         # Two ranks race for who makes a folder, so that neither makes the same number of calls each time.
-        if not any(codes) and _counted(self._run) < at:
+        if not any(codes) and _counted(self._run) < first:
             raise _NotReached
         return codes
 
@@ -133,8 +139,8 @@ def _cases(folder: Path, ranks: int, form: Form) -> Iterator[tuple[str, Callable
     for rank in range(ranks):
         for at in range(1, _calls(folder / f"count-{rank}", ranks, rank) + 1):
             ends = form is Form.LONG or at % 8 == 1
-            for kind in ("killed", "full-once", "full-for-ever"):
-                if form is Form.SHORT and (at % 2 == 0 if kind == "killed" else at % 8 != 2):
+            for kind in ("killed", "writer-killed", "full-once", "full-for-ever"):
+                if form is Form.SHORT and at % (2 if kind == "killed" else 12) != 1:
                     continue
                 name = f"{kind} at call {at} of rank {rank} of {ranks}"
                 run = SavedRun(folder / f"{kind}-{rank}-{at}", ranks=ranks, keep=KEEP)
@@ -144,6 +150,8 @@ def _cases(folder: Path, ranks: int, form: Form) -> Iterator[tuple[str, Callable
 def _case(case: _Case, kind: str, rank: int, at: int, ends: bool) -> Callable[[], str | None]:
     if kind == "killed":
         return lambda: case.killed(rank, at, to_the_end=ends)
+    if kind == "writer-killed":
+        return lambda: case.writer_killed(rank, at)
     return lambda: case.full(rank, at, at + 2 if kind == "full-once" else sys.maxsize, to_the_end=ends)
 
 
@@ -152,7 +160,7 @@ def _talks(folder: Path, url: str, form: Form) -> Iterator[tuple[str, Callable[[
     folder.mkdir()
     whole = _whole(folder, 1)
     undisturbed = SavedRun(folder / "count", keep=KEEP, store=f"{url}/count")
-    assert _attempt(undisturbed, 0, _over_http(undisturbed, 0)) == [0], undisturbed.said()
+    assert _attempt(undisturbed, 0, "talk", 0, 0) == [0], undisturbed.said()
     moments = _counted(undisturbed)
     for at in range(1, moments + 1) if form is Form.LONG else range(moments // 10, moments, moments // 5):
         case = _Case(SavedRun(folder / str(at), keep=KEEP, store=f"{url}/{at}"), whole)
@@ -172,42 +180,21 @@ def _calls(folder: Path, ranks: int, rank: int) -> int:
     folder.mkdir()
     for turn in range(3 if ranks > 1 else 1):
         run = SavedRun(folder / str(turn), ranks=ranks, keep=KEEP)
-        codes = _attempt(run, rank, _on_disk(run, lambda _number, _name: False, deadly=False))
+        codes = _attempt(run, rank, "none", 0, 0)
         assert codes == [0] * ranks, run.said()
         counts.append(_counted(run))
     return max(counts)
 
 
-def _attempt(run: SavedRun, rank: int, befall: Callable[[], None]) -> list[int]:
-    """Run an attempt in which one rank prepares its own fault."""
-    return run.attempt(lambda own: befall() if own == rank else None)
+def _attempt(run: SavedRun, rank: int, kind: str, first: int, last: int) -> list[int]:
+    """Run an attempt in which the fault befalls one rank, or the process that writes for it."""
+    fault = Fault(kind=kind, first=first, last=last, below=run.url, calls=str(run.folder / "calls"))
 
+    def hook(own: int) -> None:
+        if own == rank:
+            befall(fault, run.folder / "first")
 
-def _on_disk(run: SavedRun, fault: Fault, *, deadly: bool) -> Callable[[], None]:
-    def befall() -> None:
-        count = _counter(run)
-
-        def counted(number: int, name: str) -> bool:
-            count()
-            return fault(number, name)
-
-        disk_faults.befall(run.url, counted, deadly=deadly)
-
-    return befall
-
-
-def _over_http(run: SavedRun, at: int) -> Callable[[], None]:
-    return lambda: http_faults.befall(at, _counter(run))
-
-
-def _counter(run: SavedRun) -> Callable[[], None]:
-    """Count the calls in a file's length: the process that counts is another."""
-    descriptor = os.open(run.folder / "calls", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def count() -> None:
-        os.write(descriptor, b".")
-
-    return count
+    return run.attempt(hook)
 
 
 def _counted(run: SavedRun) -> int:

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from tests.standins import in_writers
+
 _CHANGES = {"os.mkdir", "os.rename", "os.link", "os.remove", "os.utime", "os.rmdir"}
 _TAKING_ROOM = {"os.mkdir", "os.rename", "os.link", "fsync", "write"}
 
@@ -20,13 +22,20 @@ Fault = Callable[[int, str], bool]
 """Given the call's number, from 1, and its name: whether the fault befalls it."""
 
 
-def die(at: int) -> Fault:
-    """SIGKILL this process just before the call; in a write, when half of it is done."""
+def die(at: int, *, alone: bool = False) -> Fault:
+    """SIGKILL this process just before the call; in a write, when half of it is done.
+
+    A process that writes for a rank takes the rank with it, or dies `alone`: then a rank's own calls are spared.
+    """
 
     def fault(number: int, name: str) -> bool:
-        if number == at and name != "write":
+        if number != at or (alone and not in_writers.is_one()):
+            return False
+        if not alone:
+            in_writers.end_rank()
+        if name != "write":
             os.kill(os.getpid(), signal.SIGKILL)
-        return number == at
+        return True
 
     return fault
 
@@ -44,14 +53,14 @@ def full(first: int, last: int) -> Fault:
     return fault
 
 
-def befall(folder: str, fault: Fault, *, deadly: bool) -> None:
-    """Have the fault befall this process's calls below `folder` from now on; `deadly`: a write kills, half done."""
-    calls = 0
+def befall(folder: str, fault: Fault, count: Callable[[], int], *, deadly: bool) -> None:
+    """Have the fault befall this process's calls below `folder` from now on; `deadly`: a write kills, half done.
+
+    `count` returns the number of the call that is being made.
+    """
 
     def called(name: str) -> bool:
-        nonlocal calls
-        calls += 1
-        return fault(calls, name)
+        return fault(count(), name)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         makes = event == "open" and arguments[2] & os.O_CREAT

@@ -12,20 +12,22 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from tests.standins import in_writers
+
 _lock = threading.Lock()
 
 
-def befall(die_at: int, count: Callable[[], None]) -> None:
-    """SIGKILL this process at the moment of that number, from 1 (0: never); `count` hears of each before it."""
-    moments = 0
+def befall(die_at: int, count: Callable[[], int]) -> None:
+    """SIGKILL this process, and the rank that it writes for, at the moment of that number, from 1 (0: never).
+
+    `count` is told of each moment before it, and returns its number.
+    """
 
     def met(before: Callable[[], None] = lambda: None) -> None:
-        nonlocal moments
         with _lock:  # several threads may read at once
-            moments += 1
-            count()
-            if moments == die_at:
+            if count() == die_at:
                 before()
+                in_writers.end_rank()
                 os.kill(os.getpid(), signal.SIGKILL)
 
     send, begin = http.client.HTTPConnection.send, http.client.HTTPResponse.begin

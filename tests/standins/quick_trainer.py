@@ -7,37 +7,24 @@ has been replaced.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import socket
 import sys
 import time
-import types
 from pathlib import Path
-from typing import Any
 
-import gpucloud
 from gpucloud.domain.manifest import Commit, Manifest
 from gpucloud.store import ObjectStore, open_store
-
-
-def checkpoints_module() -> Any:
-    """Return `gpucloud.resume.checkpoints` without what its package imports beside it: torch takes a second."""
-    if "gpucloud.resume" not in sys.modules:
-        package = types.ModuleType("gpucloud.resume")
-        package.__path__ = [f"{gpucloud.__path__[0]}/resume"]
-        sys.modules["gpucloud.resume"] = package
-    return importlib.import_module("gpucloud.resume.checkpoints")
+from gpucloud.store.checkpoints import Checkpoints, Fenced
 
 
 class Trainer:
     """One attempt at a job. `history` is `[generation, the step it began from]` for everyone whose steps these are."""
 
     def __init__(self, store: ObjectStore, prefix: str, attempt: int) -> None:
-        module = checkpoints_module()
-        self.fenced = module.Fenced
-        self._checkpoints = module.Checkpoints(store, prefix, keep=3)
+        self.fenced = Fenced
+        self._checkpoints = Checkpoints(store, prefix, keep=3)
         self.base: Commit | None = None
         self.step, self.history = 0, []
         for manifest in self._checkpoints.candidates():

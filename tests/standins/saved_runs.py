@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 import torch._dynamo
 
-from gpucloud.resume.checkpoints import Checkpoints
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.restoring import Restored, find
 from gpucloud.store import ObjectStore, open_store
+from gpucloud.store.checkpoints import Checkpoints
 from tests.functional import train_exact
 
 PREFIX = "jobs/saved/checkpoints"

@@ -6,8 +6,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 
 from gpucloud.domain.errors import GpucloudError
 from gpucloud.domain.manifest import (
@@ -24,10 +23,12 @@ from gpucloud.domain.manifest import (
     read_manifest,
     restore_order,
 )
-from gpucloud.store import Conflict, ObjectStore
+from gpucloud.domain.parts import PART_BYTES, crc32_of, cut
 from gpucloud.store.commits import base_of, listed, under
+from gpucloud.store.contract import Conflict, ObjectStore
+from gpucloud.store.together import all_done
 
-_READERS = 4
+_END: tuple[int, tuple[None]] = (0, (None,))
 
 
 class Fenced(GpucloudError):
@@ -43,7 +44,7 @@ class Checkpoints:
         self._store = store
         self._prefix = prefix
         self._keep = keep
-        self._base: Commit | None = None
+        self.base: Commit | None = None
         self.generation = 0
 
     def candidates(self, damaged: Callable[[Commit], None] = lambda _: None) -> Iterator[Manifest]:
@@ -59,20 +60,26 @@ class Checkpoints:
 
     def fetch(self, manifest: Manifest) -> tuple[bytes, ...] | None:
         """Return the checkpoint's objects in the manifest's order; None when one is missing or not as written."""
-        if len(manifest.pieces) < 2:
-            found = [self._fetch(piece) for piece in manifest.pieces]
-        else:
-            with ThreadPoolExecutor(_READERS) as pool:
-                found = list(pool.map(self._fetch, manifest.pieces))
-        whole = tuple(data for data in found if data is not None)
-        return whole if len(whole) == len(found) else None
+        room = [bytearray(piece.size) for piece in manifest.pieces]
+        whole = self.read([(piece, memoryview(data)) for piece, data in zip(manifest.pieces, room, strict=True)])
+        return tuple(map(bytes, room)) if whole else None
+
+    def read(self, wanted: Iterable[tuple[Piece, memoryview]]) -> bool:
+        """Fill each object's memory with its bytes, several parts at a time; False when one is not as written.
+
+        Then, or after an error, what the memory holds means nothing.
+        """
+        parts = [
+            (piece, number, part) for piece, into in wanted for number, (part,) in (*enumerate(cut((into,))), _END)
+        ]
+        return all(all_done(self._read_part, parts))
 
     def begin(self, *, base: Commit | None, attempt: int) -> bool:
         """Allocate this attempt's generation, at least `attempt`; False when the store ignores conditions.
 
         Then the number comes from the clock instead, and two writers at once are no longer told apart for certain.
         """
-        self._base = base
+        self.base = base
         owner = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(8)}"
         record = generation_bytes(base=base, owner=owner)
         known = generations(listed(self._store, self._prefix))
@@ -87,6 +94,10 @@ class Checkpoints:
         self._store.put(self._key(generation_key(self.generation)), record)
         return False
 
+    def go_on(self, generation: int, *, base: Commit | None) -> None:
+        """Write for a generation that `begin` has allocated elsewhere."""
+        self.generation, self.base = generation, base
+
     def upload(self, commit: Commit, name: str, data: memoryview) -> Piece:
         """Write one object of a checkpoint, durably."""
         key = data_key(commit, name)
@@ -94,26 +105,36 @@ class Checkpoints:
         return Piece(key=key, size=sums.size, crc32=sums.crc32)
 
     def commit(self, manifest: Manifest) -> None:
-        """Make the checkpoint count. Raises Fenced when a newer generation exists or this step is committed."""
+        """Make the checkpoint count. Raises Fenced when a newer generation exists.
+
+        The same manifest may be committed again: the answer to the first time may have been lost.
+        """
         newest = generations(listed(self._store, self._prefix))[:1]
         if newest and newest[0] > self.generation:
             raise self._fenced(newest[0])
-        if not self._put_absent(commit_key(manifest.commit), manifest_bytes(manifest)):
-            raise self._fenced(self.generation)
+        key, data = commit_key(manifest.commit), manifest_bytes(manifest)
+        if not self._put_absent(key, data):
+            there = self._store.get(self._key(key))
+            if there is None or there.data != data:
+                raise self._fenced(self.generation)
 
     def collect(self) -> None:
         """Delete what is no longer needed, and what was never committed; nothing once a newer generation exists."""
         keys = self._store.list(self._key(""))
         names = (key[len(self._key("")) :] for key in keys)
-        for name in collectable(names, generation=self.generation, base=self._base, keep=self._keep):
+        for name in collectable(names, generation=self.generation, base=self.base, keep=self._keep):
             self._store.delete(self._key(name))
 
     def _base_of(self, generation: int) -> Commit | None:
         return base_of(self._store, self._prefix, generation)
 
-    def _fetch(self, piece: Piece) -> bytes | None:
-        stored = self._store.get(self._key(piece.key))
-        return stored.data if stored is not None and piece.matches(stored.data) else None
+    def _read_part(self, wanted: tuple[Piece, int, memoryview | None]) -> bool:
+        """Read one part of an object, or see that there is nothing behind its end."""
+        piece, number, into = wanted
+        if into is None:
+            return not self._store.read_into(self._key(piece.key), piece.size, memoryview(bytearray(1)))
+        found = self._store.read_into(self._key(piece.key), number * PART_BYTES, into)
+        return found and crc32_of((into,)) == piece.crc32[number]
 
     def _put_absent(self, key: str, data: bytes) -> bool:
         try:

@@ -1,0 +1,125 @@
+"""Decides with all ranks at each step whether to save it, and sees to it that the last one of an attempt counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpucloud.domain.manifest import Commit
+from gpucloud.resume.agreement import Agreed, Agreement
+from gpucloud.resume.cadence import Cadence
+from gpucloud.resume.capture import Capture
+from gpucloud.resume.folder import AttemptFolder, say
+from gpucloud.resume.progress import Progress
+from gpucloud.resume.promise import Level
+from gpucloud.resume.ranks import Ranks
+from gpucloud.resume.saving import Saver
+from gpucloud.store.checkpoints import Checkpoints
+
+_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What a save holds beside the script's objects: `own` is this rank's, `level` what a resume can promise."""
+
+    step: int
+    level: Level
+    own: dict[str, Any]
+
+
+class Keeper:
+    """Every method with a result is called by all ranks at the same step. `progress` must be set before the first."""
+
+    progress: Progress
+
+    def __init__(
+        self,
+        cadence: Cadence,
+        checkpoints: Checkpoints,
+        saver: Saver,
+        capture: Capture,
+        ranks: Ranks,
+        folder: AttemptFolder,
+    ) -> None:
+        self._cadence = cadence
+        self._checkpoints = checkpoints
+        self._saver = saver
+        self._capture = capture
+        self._ranks = ranks
+        self._folder = folder
+        self._agreement = Agreement(ranks, folder)
+        self._prepared = self._told_waits = False
+
+    @property
+    def committed(self) -> int:
+        """The newest step that counts, 0 without one."""
+        return self._saver.committed
+
+    def keep(self, step: int, now: Callable[[], Moment]) -> bool:
+        """Save if it is time, and return whether all ranks are to stop. Raises Fenced."""
+        agreed = self._agree(step)
+        if agreed.stop:
+            return True
+        if agreed.due or agreed.wished:
+            self._save(agreed, now)
+        elif not self._prepared:
+            self._prepared = True
+            self._capture.prepare(now().own)
+        return False
+
+    def last(self, step: int, now: Callable[[], Moment]) -> bool:
+        """Return whether this step is committed, at the end of the attempt or of its time. Raises Fenced."""
+        generation = self._agree(step).generation
+        with self.progress.phase("save"):
+            self._finish(self._agreement.seconds_left())
+            for _ in range(_TRIES):
+                left = self._agreement.seconds_left()
+                if self.committed == step or not left:
+                    break
+                self._begin(generation, now())
+                self._finish(left)
+        return self.committed == step
+
+    def close(self) -> None:
+        """End the writer, when it has deleted what is no longer needed."""
+        self._saver.close(self._folder.seconds_left())
+
+    def _agree(self, step: int) -> Agreed:
+        """Agree with the other ranks, and go on with the save that is under way."""
+        exactly = self._cadence.every_steps is not None
+        due = self._ranks.rank == 0 and (exactly or not self._saver.in_flight) and self._saver.due(self._cadence, step)
+        agreed = self._agreement.reach(due=due, generation=self._checkpoints.generation, news=self._saver.news())
+        self._told(lambda: self._saver.advance(agreed.news))
+        return agreed
+
+    def _save(self, agreed: Agreed, now: Callable[[], Moment]) -> None:
+        """Begin to save this step. For a save under way training waits only where the user set a number of steps."""
+        if self._saver.in_flight:
+            if self._cadence.every_steps is None or not agreed.due:
+                return
+            self._say_waits(self._cadence.every_steps)
+            with self.progress.phase("save"):
+                self._finish()
+        self._begin(agreed.generation, now())
+
+    def _begin(self, generation: int, now: Moment) -> None:
+        self._agreement.granted()
+        self._prepared = True
+        self._saver.begin(Commit(generation, now.step), now.level, now.own)
+
+    def _finish(self, limit_s: float = float("inf")) -> None:
+        self._told(lambda: self._saver.finish(limit_s))
+
+    def _told(self, advance: Callable[[], None]) -> None:
+        """Go on with a save, and tell the node's agent how long saves take: by this it knows when to ask for one."""
+        longest = self._saver.longest_s
+        advance()
+        if self._saver.longest_s != longest:
+            self._folder.write("saving.json", {"seconds": self._saver.longest_s, "step": self.progress.step_seconds})
+
+    def _say_waits(self, every: int) -> None:
+        if self._ranks.rank == 0 and not self._told_waits:
+            self._told_waits = True
+            say(f"a save takes longer than {every} steps: training waits for it, as it would not with `every: auto`")

@@ -1,0 +1,73 @@
+"""Where each tensor of a rank's share lies in its arena: decided once, used while names, shapes and types stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from gpucloud.resume.arena import Arena
+from gpucloud.resume.layout import entries_of, header_bytes, placed, size_of, tensor_at
+from gpucloud.resume.tree import Tensors
+
+SMALL_BYTES = 256 * 2**10
+"""Tensors up to this size lie beside each other, so that a GPU can gather them and send them at once."""
+
+_LEAST_HEADER = 16 * 2**10
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""A place in the arena, and the tensor that is copied there."""
+
+
+class Plan:
+    """One object: a header with room to grow, then the tensors, each at a place that its type allows."""
+
+    def __init__(self, tensors: Tensors, arena: Arena, *, header: int) -> None:
+        self._arena = arena
+        self._signature = _signature(tensors)
+        # The widest types first: so every tensor is aligned although there are no holes between them.
+        order = sorted(tensors, key=lambda name: _rank_of(tensors[name], name))
+        self._places = placed((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in order)
+        self._entries = entries_of(self._places)
+        self._tensors_size = self._places[-1].end if self._places else 0
+        self._room = 0
+        self.grow(len(self._entries) + header)
+
+    @property
+    def size(self) -> int:
+        """The whole object's, in bytes."""
+        return self._room + self._tensors_size
+
+    def fits(self, tensors: Tensors) -> bool:
+        """Whether these tensors can go to the same places."""
+        return _signature(tensors) == self._signature
+
+    def grow(self, header: int) -> None:
+        """Have room for a header of that size and half as much again."""
+        self._room = -(-max(_LEAST_HEADER, 3 * header // 2) // 4096) * 4096
+        self._arena.hold(self.size)
+        memory = self._arena.tensor(0, self.size)
+        self._into = {place.name: tensor_at(memory, self._room, place) for place in self._places}
+
+    def head(self, metadata: dict[str, str]) -> None:
+        """Write the object's header."""
+        data = header_bytes(self._entries, metadata, self._room)
+        if len(data) > self._room:
+            self.grow(len(data))
+            data = header_bytes(self._entries, metadata, self._room)
+        self._arena.settle()
+        self._arena.write(0, data)
+
+    def pairs(self, tensors: Tensors) -> Iterator[Pair]:
+        """Yield what is to be copied whereto, in the order of places; after `head`, which may move them."""
+        for place in self._places:
+            if place.name in tensors:
+                yield self._into[place.name], tensors[place.name]
+
+
+def _signature(tensors: Tensors) -> tuple[tuple[str, torch.dtype, torch.Size], ...]:
+    return tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items())
+
+
+def _rank_of(tensor: torch.Tensor, name: str) -> tuple[int, str, bool, str]:
+    return -tensor.dtype.itemsize, str(tensor.dtype), size_of(tensor) > SMALL_BYTES, name

@@ -1,0 +1,135 @@
+"""A checkpoint's objects in memory, verified; and what a rank takes from them."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpucloud.domain.manifest import Manifest, Piece
+from gpucloud.resume.layout import Chunk, Header, chunks_of, read_header, tensor_at
+from gpucloud.resume.state import OWN, Content
+from gpucloud.resume.tree import decode
+from gpucloud.store.checkpoints import Checkpoints
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One object's bytes, and what its header says."""
+
+    data: memoryview
+    memory: torch.Tensor
+    header: Header
+
+    def tensor(self, chunk: Chunk) -> torch.Tensor:
+        """Return a tensor that shares the object's memory."""
+        return tensor_at(self.memory, self.header.start, chunk.place)
+
+
+def hold(checkpoints: Checkpoints, manifest: Manifest, wanted: Sequence[int]) -> dict[int, Held] | None:
+    """Return the wanted objects, by their number in the manifest; None when one is missing or not as written.
+
+    Raises StoreError, and ValueError when bytes that are as written are no checkpoint.
+    """
+    if any(piece.size == 0 for piece in manifest.pieces):
+        return None
+    # Fresh pages of the kernel's: nothing is set to zero by us, and torch and the store see the same bytes.
+    room = {number: mmap.mmap(-1, manifest.pieces[number].size) for number in wanted}
+    views = {number: memoryview(memory) for number, memory in room.items()}
+    if not checkpoints.read([(manifest.pieces[number], views[number]) for number in wanted]):
+        return None
+    return {
+        number: Held(views[number], torch.frombuffer(room[number], dtype=torch.uint8), read_header(views[number]))
+        for number in wanted
+    }
+
+
+def owner_of(piece: Piece) -> int:
+    """Return the rank that wrote an object."""
+    return int(piece.key.rpartition("/")[2].split("-")[1])
+
+
+class Contents:
+    """What a checkpoint says, once all headers are known; `whole` finds the tensor of a name that all ranks share."""
+
+    def __init__(
+        self, headers: Mapping[int, Header], owners: Sequence[int], whole: Callable[[str, list[tuple[int, Chunk]]], Any]
+    ) -> None:
+        self._headers = headers
+        self._whole = whole
+        self._number_of = {owner: number for number, owner in enumerate(owners)}
+        self._parts: dict[str, list[tuple[int, Chunk]]] = {}
+        for number in sorted(headers):
+            for chunk in chunks_of(headers[number]):
+                if not chunk.of.startswith(OWN):
+                    self._parts.setdefault(chunk.of, []).append((number, chunk))
+        self._trees = json.loads(headers[self._number_of[0]].metadata["shared"])
+
+    def shared(self, kind: str) -> dict[str, Any]:
+        """Return the states of that kind; ValueError or KeyError when a part of one is missing."""
+        states: dict[str, Any] = decode(self._trees[kind], _Lookup(self._tensor))
+        return states
+
+    def own(self, rank: int, held: Mapping[int, Held]) -> tuple[dict[str, Any], int]:
+        """Return the own part of the rank, or of rank 0 where that rank was not there, and whose it is."""
+        owner = rank if rank in self._number_of else 0
+        mine = held[self._number_of[owner]]
+        places = {chunk.of: chunk for chunk in chunks_of(mine.header) if chunk.of.startswith(OWN)}
+        tree = json.loads(mine.header.metadata["own"])
+        part = decode(tree, _Lookup(lambda name: mine.tensor(places[name]).clone()))
+        if not isinstance(part, dict):
+            raise ValueError("a rank's own part is no table")  # noqa: TRY004  it is the file that is wrong
+        return part, owner
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        parts = self._parts[name]
+        size = sum(chunk.place.end - chunk.place.begin for _, chunk in parts)
+        first = parts[0][1]
+        if any((c.shape, c.place.dtype) != (first.shape, first.place.dtype) for _, c in parts):
+            raise ValueError(f"the parts of {name} are of different tensors")
+        if size != torch.Size(first.shape).numel() * first.place.dtype.itemsize:
+            raise ValueError(f"a part of {name} is missing")
+        tensor: torch.Tensor = self._whole(name, parts)
+        return tensor
+
+
+def whole_of(held: Mapping[int, Held]) -> Callable[[str, list[tuple[int, Chunk]]], torch.Tensor]:
+    """Return what puts a tensor together, in memory of its own, from objects that are all here."""
+
+    def whole(_name: str, parts: list[tuple[int, Chunk]]) -> torch.Tensor:
+        number, first = parts[0]
+        if len(parts) == 1:
+            return held[number].tensor(first).clone()
+        tensor = torch.empty(first.shape, dtype=first.place.dtype)
+        for number, chunk in parts:
+            inside = tuple(slice(o, o + n) for o, n in zip(chunk.offset, chunk.place.shape, strict=True))
+            tensor[inside] = held[number].tensor(chunk)
+        return tensor
+
+    return whole
+
+
+def shapes_only(_name: str, parts: list[tuple[int, Chunk]]) -> torch.Tensor:
+    """Return a tensor without data: to see whether a checkpoint makes sense."""
+    return torch.empty(parts[0][1].shape, dtype=parts[0][1].place.dtype, device="meta")
+
+
+def content(contents: Contents, rank: int, held: Mapping[int, Held]) -> Content:
+    """Return what the rank needs."""
+    own, owner = contents.own(rank, held)
+    return Content(shared=contents.shared, own=own, own_rank=owner)
+
+
+class _Lookup(dict[str, torch.Tensor]):
+    """Finds each tensor when it is asked for."""
+
+    def __init__(self, find: Callable[[str], torch.Tensor]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        return self._find(name)

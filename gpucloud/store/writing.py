@@ -1,0 +1,134 @@
+"""The process that moves a rank's checkpoints into the store beside the training; it has no torch and needs none.
+
+`python -m gpucloud.store.writing URL PREFIX KEEP DESCRIPTOR` reads one command a line from standard input, and answers
+in lines on standard output. The bytes to write lie in the memory behind the descriptor, which it shares with the rank.
+
+    {"save": {"commit": [7, 1200], "name": "rank-…", "size": 4096}}
+    {"commit": {"manifest": "…", "base": [6, 900]}}
+
+    {"saved": [key, size, [crc32, …]], "seconds": 0.2}
+    {"committed": true, "seconds": 0.01}
+    {"failed": "…"}         the store refuses either
+    {"fenced": "…"}         another attempt has taken over
+
+A save that carries `"alone": {"level": …, "base": …}` is that of the only rank: it is committed at once, and both
+answers follow. After a commit it deletes what is no longer needed; what goes wrong with that is `{"note": "…"}`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from gpucloud.domain.errors import CredentialsError, StoreError
+from gpucloud.domain.manifest import Commit, Manifest, Piece, manifest_bytes, read_manifest
+from gpucloud.store.checkpoints import Checkpoints, Fenced
+from gpucloud.store.opening import open_store
+
+_NICENESS = 5
+"""The training comes first, but a save must come to its end beside training that uses every core."""
+
+Command = dict[str, Any]
+
+
+def main(arguments: list[str]) -> int:
+    """Carry out commands until there are no more; the rank's end ends this process wherever it is."""
+    answers = _settle()
+    url, prefix, keep, descriptor = arguments
+    writer = _Writer(Checkpoints(open_store(url), prefix, keep=int(keep)), int(descriptor))
+    for command in _commands():
+        for answer in writer.answers(command):
+            answers.write(json.dumps(answer).encode() + b"\n")
+            answers.flush()
+    return 0
+
+
+class _Writer:
+    def __init__(self, checkpoints: Checkpoints, descriptor: int) -> None:
+        self._checkpoints = checkpoints
+        self._descriptor = descriptor
+        self._memory: mmap.mmap | None = None
+
+    def answers(self, command: Command) -> Iterator[Command]:
+        """Do what the command says, and yield what the rank must hear."""
+        began = time.monotonic()
+        try:
+            if "save" in command:
+                saving = command["save"]
+                piece = self._save(saving)
+                yield {"saved": [piece.key, piece.size, piece.crc32], "seconds": time.monotonic() - began}
+                if "alone" in saving:
+                    began = time.monotonic()
+                    manifest = Manifest(
+                        commit=Commit(*saving["commit"]), world=1, level=saving["alone"]["level"], pieces=(piece,)
+                    )
+                    yield from self._commit(manifest, saving["alone"]["base"], began)
+            else:
+                manifest = read_manifest(command["commit"]["manifest"].encode())
+                yield from self._commit(manifest, command["commit"]["base"], began)
+        except Fenced as error:
+            yield {"fenced": str(error)}
+        except (StoreError, CredentialsError) as error:
+            yield {"failed": f"{error} ({error.hint})"}
+
+    def _save(self, saving: Command) -> Piece:
+        size = saving["size"]
+        if self._memory is None or len(self._memory) < size:
+            self._memory = mmap.mmap(self._descriptor, 0, prot=mmap.PROT_READ)
+        with memoryview(self._memory) as whole, whole[:size] as data:
+            return self._checkpoints.upload(Commit(*saving["commit"]), saving["name"], data)
+
+    def _commit(self, manifest: Manifest, base: list[int] | None, began: float) -> Iterator[Command]:
+        self._checkpoints.go_on(manifest.commit.generation, base=Commit(*base) if base else None)
+        self._checkpoints.commit(manifest)
+        yield {"committed": True, "seconds": time.monotonic() - began}
+        try:
+            self._checkpoints.collect()
+        except (StoreError, CredentialsError) as error:
+            yield {"note": f"older checkpoints could not be deleted, the next save tries again: {error}"}
+
+
+def _settle() -> Any:
+    """Leave signals to the rank, step back behind it, and return where answers go; prints go to standard error."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.nice(_NICENESS)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return answers
+
+
+def _commands() -> Iterator[Command]:
+    """Yield the commands up to `{"end": true}`. Without it, the end of the input means that the rank is dead."""
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def read() -> None:
+        heard = b""
+        while data := os.read(0, 65536):
+            *whole, heard = (heard + data).split(b"\n")
+            for line in whole:
+                lines.put(line)
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    while "end" not in (command := json.loads(lines.get())):
+        yield command
+
+
+def described(manifest: Manifest) -> str:
+    """Return the manifest as a command carries it."""
+    return manifest_bytes(manifest).decode()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
