@@ -16,11 +16,12 @@ from gpucloud.domain.job import Cloud, Job
 from gpucloud.domain.quantities import format_usd
 from gpucloud.domain.state import ExitReason
 from gpucloud.domain.supervision.seen import Goal
-from gpucloud.domain.trial import STEPS, Outcome, Verdict, read_trial, two_jobs
+from gpucloud.domain.trial import Outcome, Verdict, read_trial
 from gpucloud.store.commits import under
 from gpucloud.usecases.checkpoints import Shelf
 from gpucloud.usecases.comparing import compared
 from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.trials import STEPS, two_jobs
 from gpucloud.wiring import Gpucloud, imports_resume
 
 __all__ = ["STEPS", "require_alone", "verify_resume"]

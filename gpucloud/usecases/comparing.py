@@ -31,8 +31,9 @@ def compared(calm: Shelf, killed: Shelf) -> Verdict:
     if not ours or not theirs or max(ours) != max(theirs):
         last = [f"step {max(steps)}" if steps else "no checkpoint" for steps in (ours, theirs)]
         raise StoreError(f"the runs ended at {last[0]} and {last[1]}", hint="gpucloud logs of both runs tells why")
-    common, count, parts = sorted(ours.keys() & theirs.keys()), 0, ()
-    for step in common:
+    step, count = 0, 0
+    parts: tuple[str, ...] = ()
+    for step in sorted(ours.keys() & theirs.keys()):
         one, other = content(calm, ours[step]), content(killed, theirs[step])
         count, parts = len(one.parts), differences(one, other)
         if parts:
