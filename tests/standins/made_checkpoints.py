@@ -37,7 +37,7 @@ class Made:
         return {"$": "tensor", "name": name}
 
     def put(self, ranks, metadata, *, base=None, level="exact"):
-        """Write objects, record and manifest. `ranks` has for each rank its tensors: a name, or (name, offset, extent)."""
+        """Write objects, record and manifest. Each rank has names, or (name, offset, extent)."""
         pieces = []
         for rank, wanted in enumerate(ranks):
             data = self._object(wanted, metadata if rank == 0 else {"own": "{}"})
