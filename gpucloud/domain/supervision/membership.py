@@ -47,8 +47,12 @@ def is_gone(node: NodeSeen | None) -> bool:
 
 
 def some_leave(seen: Seen) -> bool:
-    """Whether machines are about to be taken: what is kept for them is free again in a moment."""
-    noticed = [n.status.notice.at for n in seen.nodes if n.status and n.status.notice and not is_gone(n)]
+    """Whether machines beside the group's level are about to be taken: what is kept for them is free in a moment.
+
+    One that the level counts comes back, and costs as much.
+    """
+    beside = [n for n in seen.nodes if n.node.detached and not is_gone(n)]
+    noticed = [n.status.notice.at for n in beside if n.status is not None and n.status.notice is not None]
     return any(seen.now < at + _TAKEN_WITHIN for at in noticed)
 
 
