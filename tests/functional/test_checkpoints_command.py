@@ -105,7 +105,7 @@ def test_nothing_is_pruned_while_the_job_trains_or_is_supervised(jobs):
         with pytest.raises(LeaseHeld):
             checkpoints("made", Asked(prune=True, yes=True), as_json=True)
         at = datetime(2026, 1, 2, tzinfo=timezone.utc)
-        lease.write(replace(lease.state, attempt=Attempt(number=1, members=(), port=1, started_at=at)))
+        lease.write(replace(lease.state, attempts=(Attempt(number=1, members=(), port=1, started_at=at),)))
     before = [key for key in jobs.store.list("") if "checkpoints" in key]
     for yes in (False, True):
         with pytest.raises(UsageError, match="its own collection"):

@@ -12,7 +12,7 @@ from gpucloud.agent.decide import Saving
 from gpucloud.domain.agentstatus import AttemptStatus, Outcome, Progress, RunState
 from gpucloud.domain.errors import GpucloudError
 from gpucloud.domain.manifest import Commit, Manifest
-from gpucloud.resume.checkpoints import Checkpoints
+from gpucloud.store.checkpoints import Checkpoints
 from tests.sim.loom import Loom
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Part:
         self.number = gang.number
         self.folder = self
         self.path = None
-        self.room = None  # what it prints takes none
+        self.room = None  # it says nothing
         self.machine = machine
         self.rank = rank
         self.asked = False
