@@ -4,12 +4,21 @@ import json
 import os
 
 import pytest
+import torch
 
 from gpucloud.domain.manifest import Commit
 from gpucloud.domain.trial import Outcome
+from gpucloud.resume.layout import read_header, tensor_at
+from gpucloud.resume.ranks import Ranks
+from gpucloud.resume.restoring import find
 from gpucloud.store import open_store
+from gpucloud.store.checkpoints import Checkpoints
+from gpucloud.store.directory import DirectoryStore
 from gpucloud.usecases.checkpoints import Shelf
 from gpucloud.usecases.comparing import compared
+from gpucloud.usecases.exporting import planned, write
+from gpucloud.usecases.pulling import Puller
+from tests.commandline import command_line
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.standins.made_checkpoints import Made, state
@@ -92,3 +101,44 @@ def test_no_other_run_is_a_trial(tmp_path):
     run = SavedRun(tmp_path / "run", steps=10)
     assert run.attempt() == [0]
     assert run.restored().commit == Commit(1, 10)
+
+
+def test_a_pulled_folder_is_resumed_from_and_an_export_has_the_models_own_state_dict(tmp_path):
+    run = SavedRun(tmp_path / "run", ranks=2, steps=4)
+    assert run.attempt() == [0, 0]
+    here = shelf(run)
+    _, manifest = here.one(None, here.standing())
+    Puller(shelf=here, target=DirectoryStore(tmp_path / "pulled")).pull(manifest, lambda size: None)
+
+    found = find(Checkpoints(DirectoryStore(tmp_path / "pulled"), "", keep=3), Ranks())
+
+    assert found.commit == Commit(1, 4)
+    plan = planned(here, manifest, everything=False, about={})
+    write(here, manifest, plan, tmp_path / "w.safetensors")
+    data = (tmp_path / "w.safetensors").read_bytes()
+    header = read_header(memoryview(data))
+    memory = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    exported = {place.name: tensor_at(memory, header.start, place) for place in header.places}
+    content = found.content(0)
+    weights = content.shared("modules")["model"] | content.own["buffers"]["model"]
+    assert set(exported) == set(weights) - {"calls"}  # a buffer that no state_dict has
+    assert all(torch.equal(exported[name], weights[name]) for name in exported)
+
+
+@pytest.mark.slow  # two whole jobs, one of them with two attempts
+@pytest.mark.timeout(300)
+def test_the_command_proves_it_for_a_users_own_script_and_says_what_the_library_is_missing_for(tmp_path):
+    with command_line(tmp_path) as line:
+        file = line.job(steps=40)
+        answer = line.run("train", file, "--verify-resume", "--verify-steps", "6", "--json")
+        assert answer.code == 0, answer.stderr
+        assert (answer.json["outcome"], answer.json["step"], answer.json["resumed_from"]) == ("equal", 6, 2)
+        calm, killed = answer.json["runs"]
+        assert f"two short runs of 6 steps: {calm}, and {killed}, killed after 3" in answer.stderr
+        assert "each may cost 0.50 USD at the most: both stay inside 1.00 USD" in answer.stderr
+        assert line.nodes(calm) == line.nodes(killed) == []
+        assert line.run("checkpoints", killed, "--json").json["checkpoints"] == []
+
+        (line.folder / "code" / "train.py").write_text("print('no library')\n")
+        answer = line.run("train", file, "--verify-resume")
+        assert (answer.code, "imports gpucloud.resume" in answer.stderr) == (2, True)
