@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
@@ -78,6 +79,15 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
         Optional[int],  # noqa: UP045
         typer.Option(min=1, max=1000, metavar="STEPS", help="As --profile, and how many; 5 if left out."),
     ] = None,
+    verify_resume: Annotated[
+        bool, typer.Option("--verify-resume", help="Prove on two short runs that the script resumes to the bit.")
+    ] = False,
+    verify_steps: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            min=4, max=1000, metavar="STEPS", help="As --verify-resume, and of how many steps; 8 if left out."
+        ),
+    ] = None,
     budget: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("--budget", metavar="SUM", help="Another budget than the job file's, such as 40USD."),
@@ -87,6 +97,20 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
     """Run a job to its end, or continue it: machines, code, training, interruptions, teardown, cost."""
     from gpucloud.cli import budgeting, training
 
+    if verify_resume or verify_steps is not None:
+        from gpucloud.cli import verifying
+
+        others = {
+            "--keep": keep,
+            "--detach": detach,
+            "--unattended": unattended,
+            "--drill": drill,
+            "--profile": profile,
+        }
+        verifying.require_alone([option for option, given in others.items() if given])
+        total = budgeting.sum_of(budget)
+        asked_steps = verify_steps or verifying.STEPS
+        raise typer.Exit(verifying.verify_resume(target, asked_steps, on=cloud, budget_usd=total, as_json=as_json))
     steps = profile_steps or (5 if profile else None)
     asked = training.Asked(
         keep=keep,
@@ -217,6 +241,40 @@ def cp(
     from gpucloud.cli import copying
 
     raise typer.Exit(copying.copy(source, target, node=node, recursive=recursive, as_json=as_json))
+
+
+@app.command()
+def checkpoints(  # noqa: PLR0913, PLR0917  each is an option
+    target: Target = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every byte; says each object that is damaged.")
+    ] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Show what retention does not keep; --yes deletes it.")
+    ] = False,
+    pull: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="DIR", help="Bring one to a folder that GPUCLOUD_STORE=DIR resumes from."),
+    ] = None,
+    export: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Write the model's weights as one safetensors file."),
+    ] = None,
+    step: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=0, help="Which one; what a restore takes first if left out."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="With --export: optimizer and other state too.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --prune: delete.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List a job's checkpoints; verify them, delete old ones, bring one here."""
+    from gpucloud.cli import checkpoints as command
+
+    asked = command.Asked(
+        verify=verify, prune=prune, pull=pull, export=export, step=step, everything=everything, yes=yes
+    )
+    raise typer.Exit(command.checkpoints(target, asked, as_json=as_json))
 
 
 @app.command()

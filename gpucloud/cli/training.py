@@ -11,7 +11,7 @@ from gpucloud.cli.launching import detach, launch
 from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.reports import plan_json, plan_text
 from gpucloud.cli.supervising import Begun, answer, run, say_what_lives
-from gpucloud.cli.target import read_target
+from gpucloud.cli.target import Target, read_target
 from gpucloud.domain.driving import Unattended
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Cloud, Job
@@ -91,10 +91,8 @@ def _require_able(cloud: Gpucloud, job: Job, lasting: timedelta) -> None:
         raise UsageError(f"--unattended: {unable.why}", hint=unable.hint)
 
 
-def _begin(cloud: Gpucloud, target: str | None, on: Cloud | None, budget_usd: Decimal | None = None) -> Begun:
-    read = read_target(cloud, target, on)
-    if budget_usd is not None:
-        read = replace(read, job=replace(read.job, budget_usd=budget_usd))
+def begin(cloud: Gpucloud, read: Target) -> Begun:
+    """Start or continue a run of the job, its plan told; nothing is rented yet."""
     _introduce(cloud, read.job)
     if cloud.first_plan(read.job) is not None:  # refused before anything is made, its own store included
         cloud.cloud(read.job).make_store()
@@ -107,6 +105,13 @@ def _begin(cloud: Gpucloud, target: str | None, on: Cloud | None, budget_usd: De
         tell(f"changed: {line}")
     _remark(cloud, read.job, start.plan)
     return Begun(cloud=cloud, read=read, start=start)
+
+
+def _begin(cloud: Gpucloud, target: str | None, on: Cloud | None, budget_usd: Decimal | None = None) -> Begun:
+    read = read_target(cloud, target, on)
+    if budget_usd is not None:
+        read = replace(read, job=replace(read.job, budget_usd=budget_usd))
+    return begin(cloud, read)
 
 
 def _introduce(cloud: Gpucloud, job: Job) -> None:

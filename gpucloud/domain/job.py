@@ -242,7 +242,8 @@ class CheckpointPolicy:
 class Job:
     """One job file. Paths are absolute; `source` is the file it was read from.
 
-    `profile_steps` is not in the file: how many steps of each rank a profiler records, None for none.
+    Not in the file are `profile_steps`, how many steps of each rank a profiler records, None for none, and `trial`, the
+    few steps that are run to see whether they resume, empty for the whole job.
     """
 
     name: str
@@ -272,3 +273,4 @@ class Job:
     env: tuple[tuple[str, str], ...] = ()
     secrets: tuple[str, ...] = ()
     profile_steps: int | None = None
+    trial: str = ""

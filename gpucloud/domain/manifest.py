@@ -120,8 +120,16 @@ def collectable(keys: Iterable[str], *, generation: int, base: Commit | None, ke
     kept = set(present[: max(keep, LEAST_KEPT)]) | {base}
     newest = max((c for c in there if c.generation == generation), default=Commit(generation, -1))
     doomed = [commit_key(commit) for commit in present if commit not in kept]
-    data = [name for name, owner in _data(names) if owner not in kept and owner < newest]
+    data = [name for name, owner in data_of(names) if owner not in kept and owner < newest]
     return (*doomed, *data)
+
+
+def data_of(keys: Iterable[str]) -> Iterator[tuple[str, Commit]]:
+    """Yield the checkpoints' objects among the keys, each with the commit that it belongs to."""
+    for name in keys:
+        match = _DATA_KEY.fullmatch(name)
+        if match:
+            yield name, Commit(int(match[1]), int(match[2]))
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
@@ -203,10 +211,3 @@ def _chain(generation: int, there: tuple[Commit, ...], base_of: Callable[[int], 
     base = base_of(generation)
     if base is not None:
         yield base
-
-
-def _data(names: tuple[str, ...]) -> Iterator[tuple[str, Commit]]:
-    for name in names:
-        match = _DATA_KEY.fullmatch(name)
-        if match:
-            yield name, Commit(int(match[1]), int(match[2]))

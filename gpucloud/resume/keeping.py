@@ -82,6 +82,10 @@ class Keeper:
                 self._finish(left)
         return self.committed == step
 
+    def settle(self) -> None:
+        """Wait until no save is under way. Raises Fenced."""
+        self._finish()
+
     def close(self) -> None:
         """End the writer, when it has deleted what is no longer needed."""
         self._saver.close(self._folder.seconds_left())

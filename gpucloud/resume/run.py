@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
+import signal
 from typing import Any
 
 import torch.distributed as dist
@@ -11,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from gpucloud.domain.errors import StoreError, UsageError
+from gpucloud.domain.trial import Trial
 from gpucloud.resume import randomness
 from gpucloud.resume.capture import Capture
 from gpucloud.resume.folder import AttemptFolder, say
@@ -77,6 +80,7 @@ class Run:
             restored = find(self._checkpoints, self._ranks)
             self._own = self._put_back(restored) if restored else {}
         self.steps_done = restored.commit.step if restored else 0
+        self._is_fresh = restored is None
         self._restored = restored if rebuckets else None
         self._vain_steps = _vain_steps(self._ranks)
         self._randomness_set = False
@@ -156,6 +160,8 @@ class Run:
                 self._profiling.stepped()
         if self._keeper.keep(self.steps_done, self._moment):
             self._leave()
+        if self._settings.trial is not None:
+            self._try(self._settings.trial)
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Report that something else than training goes on inside (`evaluate`), so that nobody takes it for a hang."""
@@ -250,6 +256,19 @@ class Run:
             dist.destroy_process_group()
         atexit.register(end_quickly)
         raise SystemExit(SAVED_AND_LEFT)
+
+    def _try(self, trial: Trial) -> None:
+        """End the run where its trial ends; die in the middle of it, once, as ranks do whose machine is taken."""
+        if self.steps_done >= trial.steps:
+            self.done()
+            if dist.is_available() and dist.is_initialized():
+                dist.destroy_process_group()
+            raise SystemExit(0)
+        if self._is_fresh and self.steps_done == trial.killed_at:
+            self._keeper.settle()
+            self._folder.write(f"left-{self._ranks.rank}.json", self._standing())  # so that another attempt follows
+            self._ranks.highest(0)  # when all have written that
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _standing(self) -> dict[str, int]:
         return {"rank": self._ranks.rank, "step": self.steps_done, "committed_step": self.committed_step}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud.domain.errors import UsageError
+from gpucloud.domain.trial import Trial, read_trial
 from gpucloud.resume.cadence import Cadence, read_cadence
 
 _ALONE = "./.gpucloud-checkpoints"
@@ -17,7 +18,7 @@ _ALONE = "./.gpucloud-checkpoints"
 class Settings:
     """Where checkpoints go, when, how many are kept; `folder` is where this node's agent looks, None without one.
 
-    `profile_steps` of this attempt are recorded by a profiler, 0 for none.
+    `profile_steps` of this attempt are recorded by a profiler, 0 for none. `trial` is None for the whole run.
     """
 
     store: str
@@ -27,6 +28,7 @@ class Settings:
     cadence: Cadence
     keep: int
     profile_steps: int = 0
+    trial: Trial | None = None
 
 
 def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
@@ -46,6 +48,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
         cadence=read_cadence(env.get("GPUCLOUD_CHECKPOINT_EVERY", "auto")),
         keep=_number(env, "GPUCLOUD_CHECKPOINT_KEEP", 3),
         profile_steps=_number(env, "GPUCLOUD_PROFILE_STEPS", 0),
+        trial=read_trial(env.get("GPUCLOUD_TRIAL", "")),
     )
 
 

@@ -74,6 +74,7 @@ class TrainingState:
         trees = {
             "modules": {n: encode(self._replicated(m), n, shared) for n, m in self._modules.items()},
             "optimizers": {n: encode(o.state_dict(), n, shared) for n, o in self._optimizers.items()},
+            "names": {n: list(m.state_dict()) for n, m in self._modules.items()},  # buffers among them, in its order
         }
         own: Tensors = {}
         part = {

@@ -43,6 +43,7 @@ def env_of(member: Member) -> tuple[tuple[str, str], ...]:
         "GPUCLOUD_ATTEMPT_DIR": attempt_folder(place.root, start.number),
         **variables(tuple(target for _, target in job.data), place.root, below_root=job.cloud is Cloud.LOCAL),
         **({"GPUCLOUD_CHECKPOINT_DIRECTORY": job.checkpoint.directory.path} if job.checkpoint.directory else {}),
+        **({"GPUCLOUD_TRIAL": job.trial} if job.trial else {}),
         **({"GPUCLOUD_PROFILE_STEPS": str(start.profile_steps)} if start.profile_steps else {}),
     }
     return tuple(sorted({**wanted, **ours, **_ranks(member)}.items()))

@@ -1,0 +1,192 @@
+"""`checkpoints`: a job's checkpoints listed, verified, pruned, pulled into a folder, exported as one file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpucloud.cli.checkpointtables import damage_json, gone_json, gone_text, standing_json, standing_text
+from gpucloud.cli.meter import Meter
+from gpucloud.cli.render import say, say_json, tell
+from gpucloud.cli.target import known_job
+from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
+from gpucloud.domain.job import CheckpointPolicy
+from gpucloud.domain.manifest import Manifest
+from gpucloud.domain.quantities import format_size
+from gpucloud.domain.standing import Standing
+from gpucloud.store.directory import DirectoryStore
+from gpucloud.usecases import exporting
+from gpucloud.usecases.checkpoints import Shelf
+from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.pruning import Pruner
+from gpucloud.usecases.pulling import Puller
+from gpucloud.wiring import Gpucloud, KnownJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What `checkpoints` is to do; at most one of `verify`, `prune`, `pull` and `export`."""
+
+    verify: bool = False
+    prune: bool = False
+    pull: Path | None = None
+    export: Path | None = None
+    step: int | None = None
+    everything: bool = False
+    yes: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    cloud: Gpucloud
+    known: KnownJob
+    jobs: JobStore
+    shelf: Shelf
+
+    @property
+    def name(self) -> str:
+        return self.known.name
+
+
+def checkpoints(target: str | None, asked: Asked, *, as_json: bool) -> int:
+    """Do what is asked and return the exit code: 15 when `verify` finds damage, 130 after Ctrl-C."""
+    _require_one(asked)
+    job = _job(target)
+    act, stopped = _meant(asked)
+    try:
+        return act(job, asked, as_json)
+    except KeyboardInterrupt:
+        tell(f"stopped: {stopped}")
+        return 130
+
+
+def _require_one(asked: Asked) -> None:
+    """UsageError for options that do not go together."""
+    wanted = {"--verify": asked.verify, "--prune": asked.prune, "--pull": asked.pull, "--export": asked.export}
+    given = [option for option, value in wanted.items() if value]
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} and {given[1]} are two things", hint="one of them at a time")
+    for option, value, of in (
+        ("--step", asked.step is not None, {"--verify", "--pull", "--export"}),
+        ("--all", asked.everything, {"--export"}),
+        ("--yes", asked.yes, {"--prune"}),
+    ):
+        if value and not of.intersection(given):
+            raise UsageError(f"{option} says nothing alone", hint=f"{option} goes with {' or '.join(sorted(of))}")
+
+
+def _job(target: str | None) -> _Job:
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    jobs = JobStore(cloud.store_of(known), known.name)
+    keep = CheckpointPolicy().keep
+    with suppress(GpucloudError):  # its file may be gone, or be another by now
+        keep = cloud.read_job(known.file).checkpoint.keep
+    return _Job(cloud=cloud, known=known, jobs=jobs, shelf=Shelf(store=jobs.store, prefix=jobs.checkpoints, keep=keep))
+
+
+def _meant(asked: Asked) -> tuple[Callable[[_Job, Asked, bool], int], str]:
+    """Return what does it, and what to say when that is broken off."""
+    if asked.verify:
+        return _verify, "nothing was changed"
+    if asked.prune:
+        return _prune, "what was deleted is gone; the same command goes on"
+    if asked.pull is not None:
+        return _pull, f"{asked.pull} has no checkpoint more than before; the same command goes on from here"
+    if asked.export is not None:
+        return _export, f"{asked.export} was not written"
+    return _list, "nothing was changed"
+
+
+def _list(job: _Job, _asked: Asked, as_json: bool) -> int:  # noqa: FBT001
+    standing = job.shelf.standing()
+    if as_json:
+        say_json({"job": job.name, "store": job.jobs.store.url, "checkpoints": [standing_json(o) for o in standing]})
+    else:
+        say(standing_text(standing) if standing else f"{job.name} has no checkpoints yet")
+    return 0
+
+
+def _verify(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
+    standing = job.shelf.standing()
+    if asked.step is not None:
+        standing = (_one(job, asked.step, standing)[0],)
+    elif not standing:
+        raise _none(job)
+    manifests = [one.found.manifest for one in standing if one.found.manifest is not None]
+    pieces = [piece for manifest in manifests for piece in manifest.pieces]
+    with Meter("verified", sum(piece.size for piece in pieces)) as meter:
+        damages = job.shelf.verify(pieces, meter.moved)
+    damaged = [one for one in standing if one.found.manifest is None]
+    if as_json:
+        say_json({"job": job.name, "verified": [damage_json(one, damages) for one in standing]})
+    else:
+        for one in damaged:
+            say(f"the manifest of step {one.commit.step} (generation {one.commit.generation}) is not as it was written")
+        for damage in damages:
+            say(str(damage))
+        if not damaged and not damages:
+            steps = ", ".join(str(one.commit.step) for one in standing)
+            say(f"whole: step {steps}; {len(pieces)} objects, {format_size(sum(piece.size for piece in pieces))}")
+    return StoreError.exit_code if damaged or damages else 0
+
+
+def _prune(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
+    pruner = Pruner(jobs=job.jobs, shelf=job.shelf, clock=job.cloud.clock)
+    standing, gone = pruner.prune() if asked.yes else pruner.look()
+    if as_json:
+        say_json({"job": job.name, "deleted": asked.yes, **gone_json(standing, gone)})
+    else:
+        say(gone_text(standing, gone, deleted=asked.yes))
+    if gone.keys and not asked.yes:
+        tell("nothing was deleted; `--yes` deletes what is listed")
+    return 0
+
+
+def _pull(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
+    folder = (asked.pull or Path()).expanduser()
+    _, manifest = _one(job, asked.step, job.shelf.standing())
+    puller = Puller(shelf=job.shelf, target=DirectoryStore(folder))
+    with Meter("pulled", sum(piece.size for piece in manifest.pieces)) as meter:
+        pulled = puller.pull(manifest, meter.moved)
+    if as_json:
+        answer = {"step": pulled.commit.step, "generation": pulled.commit.generation, "folder": str(folder.absolute())}
+        sizes = {"bytes": pulled.size, "fetched_bytes": pulled.fetched, "resumes_from": pulled.first.step}
+        say_json({"job": job.name, **answer, **sizes})
+        return 0
+    there = pulled.size - pulled.fetched
+    known = f", {format_size(there)} of it was there" if there else ""
+    say(f"step {pulled.commit.step} is in {folder}: {format_size(pulled.size)}{known}")
+    if pulled.first != pulled.commit:
+        tell(f"{folder} has step {pulled.first.step} too, which a script takes first")
+    tell(f"GPUCLOUD_STORE={folder} has a script resume from it")
+    return 0
+
+
+def _export(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
+    path = (asked.export or Path()).expanduser()
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", hint=f"--export {path / (job.name + '.safetensors')}")
+    _, manifest = _one(job, asked.step, job.shelf.standing())
+    about = {"job": job.name, "step": str(manifest.commit.step), "generation": str(manifest.commit.generation)}
+    plan = exporting.planned(job.shelf, manifest, everything=asked.everything, about=about)
+    with Meter("read", exporting.bytes_to_read(manifest, plan)) as meter:
+        exporting.write(job.shelf, manifest, plan, path, meter.moved)
+    if as_json:
+        answer = {"step": manifest.commit.step, "generation": manifest.commit.generation}
+        say_json({"job": job.name, **answer, "file": str(path.absolute()), "bytes": plan.size, "tensors": plan.tensors})
+    else:
+        say(f"{path}: {plan.tensors} tensors of step {manifest.commit.step}, {format_size(plan.size)}")
+    return 0
+
+
+def _one(job: _Job, step: int | None, standing: tuple[Standing, ...]) -> tuple[Standing, Manifest]:
+    if not standing:
+        raise _none(job)
+    return job.shelf.one(step, standing)
+
+
+def _none(job: _Job) -> UsageError:
+    return UsageError(f"{job.name} has no checkpoints yet", hint=f"gpucloud status {job.name}")

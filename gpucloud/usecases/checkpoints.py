@@ -1,0 +1,187 @@
+"""A job's checkpoints, asked about and read through from outside the job: nothing here writes to its store."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.manifest import Commit, Manifest, Piece, commit_key, commits, generations, read_manifest
+from gpucloud.domain.parts import PART_BYTES, count_of, covering, crc32_of
+from gpucloud.domain.safetensors import LENGTH_BYTES, Header, read_header, start_of
+from gpucloud.domain.standing import Found, Standing, nearest, standings
+from gpucloud.store import ObjectStore
+from gpucloud.store.commits import base_of, under
+from gpucloud.store.together import all_done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of an object of a checkpoint, counted from 0, and where its bytes are."""
+
+    piece: Piece
+    number: int
+    at: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """An object that is not as it was written, and where: `part` counts from 1 to `of`, 0 for the whole object."""
+
+    key: str
+    what: str
+    part: int = 0
+    of: int = 0
+    missing: bool = False
+
+    def __str__(self) -> str:
+        where = f"part {self.part} of {self.of} of {self.key}" if self.part else self.key
+        return f"{where} {self.what}"
+
+
+Use = Callable[[Part, memoryview], None]
+"""What is done with a part's bytes, which are as they were written."""
+
+Moved = Callable[[int], None]
+"""Hears of so many bytes more."""
+
+
+def _unused(_part: Part, _data: memoryview) -> None:
+    """Their being whole is all that is wanted."""
+
+
+def unheard(_size: int) -> None:
+    """Nobody waits for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shelf:
+    """All checkpoints of one job, of which `keep` stay. Every method may raise StoreError."""
+
+    store: ObjectStore
+    prefix: str
+    keep: int
+
+    def listed(self) -> tuple[str, ...]:
+        """Return the keys of everything, without the prefix."""
+        cut = len(under(self.prefix, ""))
+        return tuple(key[cut:] for key in self.store.list(under(self.prefix, "")))
+
+    def standing(self, keys: Sequence[str] | None = None) -> tuple[Standing, ...]:
+        """Return every checkpoint, in the order of restoring; one that is collected meanwhile is left out."""
+        names = self.listed() if keys is None else keys
+        bases = {number: base_of(self.store, self.prefix, number) for number in generations(names)}
+        pairs = zip(commits(names), all_done(self._found, commits(names)), strict=True)
+        found = {commit: one for commit, one in pairs if one is not None}
+        return standings(names, bases, found, keep=self.keep)
+
+    def one(self, step: int | None, standing: Sequence[Standing]) -> tuple[Standing, Manifest]:
+        """Return the checkpoint of that step that a restore tries first, None for the very first, with its manifest.
+
+        UsageError when there is none, or its manifest cannot be read.
+        """
+        there = [one for one in standing if (one.sound if step is None else one.commit.step == step)]
+        if not there:
+            near = nearest(step, standing) if step is not None else None
+            if near is None:
+                raise UsageError("there is no checkpoint that can be restored", hint="gpucloud checkpoints lists all")
+            raise UsageError(f"there is no checkpoint of step {step}: the nearest is {near}", hint=f"--step {near}")
+        for one in there:
+            if one.sound is not None:
+                return one, one.sound
+        raise UsageError(f"the checkpoint of step {step} is not whole", hint="gpucloud checkpoints lists all")
+
+    def header(self, piece: Piece) -> Header:
+        """Return what an object in the safetensors layout says of itself, verified; ValueError when it is damaged."""
+        data = self._beginning(piece, min(LENGTH_BYTES, piece.size))
+        start = start_of(data, piece.size)
+        return read_header(data if len(data) >= start else self._beginning(piece, start), piece.size)
+
+    def verify(self, pieces: Sequence[Piece], moved: Moved = unheard) -> tuple[Damage, ...]:
+        """Read every byte of the objects and return what is not as it was written."""
+        tails = self.tails(pieces)
+        missing = {damage.key for damage in tails if damage.missing}
+        there = (piece for piece in pieces if piece.key not in missing)
+        return (*tails, *self.read(parts_of(there), _unused, moved))
+
+    def read(
+        self,
+        parts: Iterable[Part],
+        use: Use,
+        moved: Moved = unheard,
+    ) -> tuple[Damage, ...]:
+        """Have every part read, several at a time, and `use` called with those that are as written; return the others.
+
+        `moved` hears of each part's size. Both are called by several threads; the memory is used again afterwards.
+        """
+        own = threading.local()
+
+        def work(part: Part) -> Damage | None:
+            room: memoryview | None = getattr(own, "room", None)
+            if room is None or len(room) < part.length:
+                own.room = room = memoryview(bytearray(min(PART_BYTES, max(part.length, 1))))
+            data = room[: part.length]
+            damage = self._damage(part, data)
+            if damage is None:
+                use(part, data)
+            moved(part.length)
+            return damage
+
+        return tuple(damage for damage in all_done(work, parts) if damage is not None)
+
+    def tails(self, pieces: Iterable[Piece]) -> tuple[Damage, ...]:
+        """Return the objects that are missing, or longer than they were written."""
+
+        def work(piece: Piece) -> Damage | None:
+            key = under(self.prefix, piece.key)
+            byte = memoryview(bytearray(1))
+            if self.store.read_into(key, piece.size, byte):
+                return Damage(key=piece.key, what="is longer than it was written")
+            there = self.store.read_into(key, 0, byte) if piece.size else self.store.get(key) is not None
+            return None if there else Damage(key=piece.key, what="is missing", missing=True)
+
+        return tuple(damage for damage in all_done(work, pieces) if damage is not None)
+
+    def _found(self, commit: Commit) -> Found | None:
+        stored = self.store.get(under(self.prefix, commit_key(commit)))
+        if stored is None:
+            return None
+        manifest = None
+        with contextlib.suppress(ValueError):
+            manifest = read_manifest(stored.data)
+        fits = manifest is not None and manifest.commit == commit
+        return Found(manifest=manifest if fits else None, committed_at=stored.modified)
+
+    def _damage(self, part: Part, data: memoryview) -> Damage | None:
+        piece = part.piece
+        if not self.store.read_into(under(self.prefix, piece.key), part.at, data):
+            what = "is missing, or shorter than it was written"
+        elif crc32_of((data,)) != piece.crc32[part.number]:
+            what = "is not as it was written"
+        else:
+            return None
+        return Damage(key=piece.key, what=what, part=part.number + 1, of=len(piece.crc32))
+
+    def _beginning(self, piece: Piece, length: int) -> memoryview:
+        """Return the object's first bytes, at least so many, out of verified parts."""
+        wanted = covering(0, length)
+        found = bytearray(min(piece.size, len(wanted) * PART_BYTES))
+
+        def keep(part: Part, data: memoryview) -> None:
+            found[part.at : part.at + part.length] = data
+
+        damages = self.read((part for part in parts_of((piece,)) if part.number in wanted), keep)
+        if damages:
+            raise ValueError(str(damages[0]))
+        return memoryview(found)
+
+
+def parts_of(pieces: Iterable[Piece]) -> Iterator[Part]:
+    """Yield all parts of the objects, in order."""
+    for piece in pieces:
+        for number in range(count_of(piece.size)):
+            at = number * PART_BYTES
+            yield Part(piece=piece, number=number, at=at, length=min(PART_BYTES, piece.size - at))

@@ -1,0 +1,113 @@
+"""Comparing two runs by what their checkpoints hold, step by step."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from gpucloud.domain.chunks import Chunk, chunks_of
+from gpucloud.domain.errors import StoreError
+from gpucloud.domain.exporting import rank_of
+from gpucloud.domain.manifest import Commit, Manifest, Piece, generations
+from gpucloud.domain.safetensors import Header
+from gpucloud.domain.standing import Standing
+from gpucloud.domain.trial import Content, Verdict, differences, judged
+from gpucloud.store.commits import base_of
+from gpucloud.store.together import all_done
+from gpucloud.usecases.checkpoints import Part, Shelf, parts_of
+
+_OWN = "rank."
+
+
+def compared(calm: Shelf, killed: Shelf) -> Verdict:
+    """Return how the checkpoints of a killed run differ from those of an undisturbed one, from the first step on.
+
+    StoreError when one is damaged, or their last steps are not the same.
+    """
+    resumed_from = _base(killed)
+    ours, theirs = _by_step(calm.standing()), _by_step(killed.standing())
+    if not ours or not theirs or max(ours) != max(theirs):
+        last = [f"step {max(steps)}" if steps else "no checkpoint" for steps in (ours, theirs)]
+        raise StoreError(f"the runs ended at {last[0]} and {last[1]}", hint="gpucloud logs of both runs tells why")
+    step, count = 0, 0
+    parts: tuple[str, ...] = ()
+    for step in sorted(ours.keys() & theirs.keys()):
+        one, other = content(calm, ours[step]), content(killed, theirs[step])
+        count, parts = len(one.parts), differences(one, other)
+        if parts:
+            break
+    return Verdict(
+        outcome=judged(step, parts, resumed_from),
+        step=step,
+        resumed_from=resumed_from.step if resumed_from else None,
+        compared=count,
+        parts=parts if resumed_from else (),
+    )
+
+
+def content(shelf: Shelf, manifest: Manifest) -> Content:
+    """Return what the checkpoint holds; StoreError when it is damaged."""
+    try:
+        found = all_done(lambda piece: dict(_parts(shelf, piece)), manifest.pieces)
+    except ValueError as error:
+        raise StoreError(f"the checkpoint of step {manifest.commit.step} is damaged: {error}") from error
+    return Content(parts={name: value for one in found for name, value in one.items()})
+
+
+def _by_step(standing: tuple[Standing, ...]) -> dict[int, Manifest]:
+    """Return the manifest that a restore tries first of each step."""
+    return {one.commit.step: one.sound for one in reversed(standing) if one.sound is not None}
+
+
+def _base(shelf: Shelf) -> Commit | None:
+    newest = generations(shelf.listed())[:1]
+    return base_of(shelf.store, shelf.prefix, newest[0]) if newest else None
+
+
+def _parts(shelf: Shelf, piece: Piece) -> Iterator[tuple[str, str]]:
+    """Yield the name of each tensor and of each other value in an object, with what tells it from another."""
+    header, rank = shelf.header(piece), rank_of(piece.key)
+    for chunk, crc in _summed(shelf, piece, header):
+        box = "" if chunk.extent == chunk.shape else f" from {list(chunk.offset)} on"
+        yield _named(chunk.of, rank) + box, f"{chunk.dtype} {chunk.extent} {crc:08x}"
+    for tree in ("shared", "own"):
+        start = _OWN[:-1] if tree == "own" else ""
+        for name, leaf in _leaves(json.loads(header.metadata.get(tree, "{}")), start):
+            yield _named(name, rank), json.dumps(leaf)
+
+
+def _summed(shelf: Shelf, piece: Piece, header: Header) -> list[tuple[Chunk, int]]:
+    """Return the tensors of an object with the CRC32 of each one's bytes."""
+    chunks = chunks_of(0, header)
+    sums = dict.fromkeys(range(len(chunks)), 0)
+
+    def take(part: Part, data: memoryview) -> None:
+        for number, chunk in enumerate(chunks):
+            first, last = max(chunk.begin - part.at, 0), min(chunk.end - part.at, part.length)
+            if first < last:
+                sums[number] = zlib.crc32(data[first:last], sums[number])
+
+    for part in parts_of((piece,)):  # in order: sums go on from part to part
+        damages = shelf.read((part,), take)
+        if damages:
+            raise ValueError(str(damages[0]))
+    return [(chunk, sums[number]) for number, chunk in enumerate(chunks)]
+
+
+def _named(name: str, rank: int) -> str:
+    """What is a rank's own is named so; the rest belongs to all."""
+    return f"rank {rank}: {name.removeprefix(_OWN)}" if name.startswith(_OWN) else name
+
+
+def _leaves(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield what is no tensor and has nothing below it."""
+    if isinstance(tree, dict) and tree.get("$") == "tensor":
+        return
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else None
+    if items is None:
+        yield name, tree
+    else:
+        for key, item in items:
+            yield from _leaves(item, f"{name}.{key}" if name else str(key))

@@ -1,0 +1,142 @@
+"""One checkpoint into a folder that scripts resume from: each byte verified, the manifest last."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from gpucloud.domain.errors import StoreError, UsageError
+from gpucloud.domain.manifest import Commit, Manifest, Piece, commit_key, generation_bytes, generation_key, read_base
+from gpucloud.domain.parts import crc32_of
+from gpucloud.domain.quantities import format_size
+from gpucloud.store import Conflict
+from gpucloud.store.commits import under
+from gpucloud.store.directory import DirectoryStore
+from gpucloud.store.filling import Filling
+from gpucloud.store.together import all_done
+from gpucloud.usecases.checkpoints import Part, Shelf, parts_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulled:
+    """What a pull brought: `fetched` bytes of `size`, the rest was there. `first` is what the folder resumes from."""
+
+    commit: Commit
+    size: int
+    fetched: int
+    first: Commit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Puller:
+    """Brings checkpoints of one job into a folder, whose checkpoints have no prefix there."""
+
+    shelf: Shelf
+    target: DirectoryStore
+    _here: Shelf = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_here", Shelf(store=self.target, prefix="", keep=self.shelf.keep))
+
+    def pull(self, manifest: Manifest, moved: Callable[[int], None]) -> Pulled:
+        """Bring a checkpoint; what is left of an earlier pull that was ended is not fetched again.
+
+        `moved` hears of bytes, those that were there too. UsageError when the folder has another run's checkpoints,
+        StoreError when the disk is too small or the checkpoint damaged.
+        """
+        data, record = self._read(commit_key(manifest.commit)), self._record(manifest.commit)
+        self._require_same(commit_key(manifest.commit), data)
+        self._require_same(generation_key(manifest.commit.generation), record)
+        damaged = {damage.key for damage in self._here.verify([piece for piece in manifest.pieces if self._has(piece)])}
+        missing = [piece for piece in manifest.pieces if piece.key in damaged or not self._has(piece)]
+        size = sum(piece.size for piece in manifest.pieces)
+        moved(size - sum(piece.size for piece in missing))
+        fetched = self._fetch(missing, moved)
+        self._put(generation_key(manifest.commit.generation), record)
+        self._put(commit_key(manifest.commit), data)
+        first = next(one.commit for one in self._here.standing() if one.sound)
+        return Pulled(commit=manifest.commit, size=size, fetched=fetched, first=first)
+
+    def _fetch(self, pieces: list[Piece], moved: Callable[[int], None]) -> int:
+        """Return how many bytes came over; the objects appear when all are whole."""
+        damages = self.shelf.tails(pieces)
+        if damages:
+            raise _damaged(str(damages[0]))
+        with _filled(self.target, pieces) as files:
+            parts = list(parts_of(pieces))
+            there = all_done(lambda part: _is_there(files[part.piece.key], part), parts)
+            left = [part for part, known in zip(parts, there, strict=True) if not known]
+            moved(sum(piece.size for piece in pieces) - sum(part.length for part in left))
+            damages = self.shelf.read(left, lambda part, data: files[part.piece.key].put(part.at, data), moved)
+            if damages:
+                raise _damaged(str(damages[0]))
+            for file in files.values():
+                file.finish()
+        return sum(part.length for part in left)
+
+    def _has(self, piece: Piece) -> bool:
+        return (self.target.root / piece.key).is_file()
+
+    def _read(self, key: str) -> bytes:
+        stored = self.shelf.store.get(under(self.shelf.prefix, key))
+        if stored is None:
+            raise StoreError(f"{key} was deleted just now: the job collects it", hint="the same command again")
+        return stored.data
+
+    def _record(self, commit: Commit) -> bytes:
+        """Return the generation's record, or one like it where it is damaged or gone: a restore begins with it."""
+        try:
+            data = self._read(generation_key(commit.generation))
+            read_base(data)
+        except (ValueError, StoreError):
+            return generation_bytes(base=None, owner="pulled")
+        return data
+
+    def _require_same(self, key: str, data: bytes) -> None:
+        there = self.target.get(key)
+        if there is not None and there.data != data:
+            raise UsageError(
+                f"{self.target.root} has checkpoints of another run: its {key} differs", hint="name another folder"
+            )
+
+    def _put(self, key: str, data: bytes) -> None:
+        try:
+            self.target.put(key, data, if_absent=True)
+        except Conflict:
+            self._require_same(key, data)
+
+
+@contextmanager
+def _filled(target: DirectoryStore, pieces: list[Piece]) -> Iterator[dict[str, Filling]]:
+    """Give a file for each object; what is in them when the block fails is there for the next pull."""
+    _require_room(target, sum(piece.size for piece in pieces))
+    with ExitStack() as stack:
+        files = {}
+        for piece in pieces:
+            files[piece.key] = Filling(target.root / piece.key, piece.size, resumed=True)
+            stack.callback(files[piece.key].close)
+        yield files
+
+
+def _require_room(target: DirectoryStore, size: int) -> None:
+    folder = next(path for path in (target.root, *target.root.parents) if path.is_dir())
+    free = shutil.disk_usage(folder).free
+    left = sum(path.stat().st_blocks * 512 for path in target.root.glob("data/*/*/.gpucloud-*.part"))
+    if size > free + left:
+        raise StoreError(
+            f"{target.root} has {format_size(free + left)} free, and {format_size(size)} are to come",
+            hint="free some space there, or name a folder elsewhere",
+        )
+
+
+def _is_there(file: Filling, part: Part) -> bool:
+    if not file.goes_on:
+        return False
+    data = memoryview(bytearray(part.length))
+    return file.read_into(part.at, data) and crc32_of((data,)) == part.piece.crc32[part.number]
+
+
+def _damaged(what: str) -> StoreError:
+    return StoreError(f"the checkpoint is damaged: {what}", hint="--step with an older one")

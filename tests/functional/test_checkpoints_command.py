@@ -1,0 +1,161 @@
+"""`gpucloud checkpoints` as its user meets it: answers, exit codes, and what it leaves alone."""
+
+import json
+from dataclasses import replace
+from datetime import datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from gpucloud.adapters.clock import SystemClock
+from gpucloud.adapters.home import KnownJob, open_home
+from gpucloud.cli.checkpoints import Asked, checkpoints
+from gpucloud.domain.errors import LeaseHeld, UsageError
+from gpucloud.domain.manifest import Commit, data_key
+from gpucloud.domain.offer import Market, Pool
+from gpucloud.domain.state import Attempt, JobState
+from gpucloud.store import open_store
+from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.lease import take
+from tests.standins.made_checkpoints import Made, state
+
+
+@pytest.fixture
+def jobs(tmp_path, monkeypatch):
+    """A job that is known here, ended, with checkpoints of steps 10 to 40 and one that was never committed."""
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    store = open_store(str(tmp_path / "store"))
+    found = JobStore(store, "made")
+    pool = Pool(instance_type="local", zone="local-a", market=Market.SPOT)
+    at = datetime(2026, 1, 2, tzinfo=timezone.utc)
+    found.create(
+        JobState(
+            job="made", created_at=at, budget_usd=Decimal(1), spec_sha256="", pool=pool, cap_usd_per_hour=Decimal(1)
+        ),
+        b"name: made\n",
+    )
+    open_home().remember(KnownJob(name="made", store=store.url, file=tmp_path / "gone.yaml"))
+    for step in (10, 20, 30, 40):
+        one = Made(store, found.checkpoints, Commit(1, step))
+        metadata = state(one)
+        one.put([list(one.tensors)], metadata)
+    store.put(f"{found.checkpoints}/{data_key(Commit(1, 50), 'rank-00000-of-00001.safetensors')}", b"torn")
+    return found
+
+
+def answer(capsys, **asked):
+    code = checkpoints("made", Asked(**asked), as_json=True)
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_the_list_says_what_a_restore_takes_and_what_stays(jobs, capsys):
+    code, found = answer(capsys)
+    assert (code, found["version"], found["job"]) == (0, 1, "made")
+    assert [
+        (one["step"], one["marks"], one["objects"], one["ranks"], one["level"]) for one in found["checkpoints"]
+    ] == [
+        (40, ["next", "kept"], 1, 1, "exact"),
+        (30, ["kept"], 1, 1, "exact"),
+        (20, ["kept"], 1, 1, "exact"),
+        (10, [], 1, 1, "exact"),
+    ]
+    assert checkpoints("made", Asked(), as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["step", "generation", "committed", "(UTC)", "size", "objects", "ranks", "level"]
+    assert lines[1].endswith("exact  restored first, kept")
+
+
+def test_damage_is_told_by_object_and_part_with_exit_code_15(jobs, capsys):
+    assert answer(capsys, verify=True)[0] == 0
+    key = data_key(Commit(1, 30), "rank-00000-of-00001.safetensors")
+    place = Path(jobs.store.root) / jobs.checkpoints / key
+    data = bytearray(place.read_bytes())
+    data[100] ^= 4
+    place.write_bytes(data)
+    code, found = answer(capsys, verify=True)
+    assert code == 15
+    assert [(one["step"], one["whole"]) for one in found["verified"]] == [
+        (40, True),
+        (30, False),
+        (20, True),
+        (10, True),
+    ]
+    assert found["verified"][1]["damaged"] == [{"object": key, "part": 1, "what": "is not as it was written"}]
+    assert answer(capsys, verify=True, step=20)[0] == 0
+    assert checkpoints("made", Asked(verify=True, step=30), as_json=False) == 15
+    assert capsys.readouterr().out == f"part 1 of 1 of {key} is not as it was written\n"
+
+
+def test_pruning_shows_first_and_deletes_with_yes_what_is_not_kept(jobs, capsys):
+    before = jobs.store.list("")
+    code, found = answer(capsys, prune=True)
+    assert (code, found["deleted"], [one["step"] for one in found["checkpoints"]]) == (0, False, [10])
+    assert found["unfinished_objects"] == 1
+    assert jobs.store.list("") == before
+    assert answer(capsys, prune=True, yes=True)[1]["deleted"] is True
+    assert [one["step"] for one in answer(capsys)[1]["checkpoints"]] == [40, 30, 20]
+    assert not [key for key in jobs.store.list("") if "000000050" in key or "000000010" in key]
+    assert answer(capsys, prune=True)[1]["checkpoints"] == []
+
+
+def test_nothing_is_pruned_while_the_job_trains_or_is_supervised(jobs):
+    with take(jobs, SystemClock()) as lease:
+        with pytest.raises(LeaseHeld):
+            checkpoints("made", Asked(prune=True, yes=True), as_json=True)
+        at = datetime(2026, 1, 2, tzinfo=timezone.utc)
+        lease.write(replace(lease.state, attempts=(Attempt(number=1, members=(), port=1, started_at=at),)))
+    before = [key for key in jobs.store.list("") if "checkpoints" in key]
+    for yes in (False, True):
+        with pytest.raises(UsageError, match="its own collection"):
+            checkpoints("made", Asked(prune=True, yes=yes), as_json=True)
+    assert [key for key in jobs.store.list("") if "checkpoints" in key] == before
+
+
+def test_pull_and_export_say_where_and_how_much(jobs, capsys, tmp_path):
+    code, found = answer(capsys, pull=Path("here"), step=20)
+    assert (code, found["step"], found["resumes_from"]) == (0, 20, 20)
+    assert found["bytes"] == found["fetched_bytes"] > 0
+    code, found = answer(capsys, export=Path("w.safetensors"))
+    assert (code, found["step"], found["tensors"]) == (0, 40, 3)
+    assert found["bytes"] == (tmp_path / "w.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize("asked", [{"verify": True}, {"pull": Path("here")}, {"export": Path("w.safetensors")}])
+def test_ctrl_c_is_one_line_and_code_130_and_leaves_nothing_that_can_be_seen(
+    jobs, capsys, tmp_path, monkeypatch, asked
+):
+    def pressed(*_args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpucloud.store.directory.DirectoryStore.read_into", pressed)
+    assert checkpoints("made", Asked(**asked), as_json=False) == 130
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n"), said.err[:9]) == ("", 1, "stopped: ")
+    assert not (tmp_path / "w.safetensors").exists()
+    assert not list(tmp_path.glob("here/commit/*/*"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"verify": True, "prune": True}, "--verify and --prune are two things"),
+        ({"step": 3}, "--step says nothing alone"),
+        ({"everything": True}, "--all says nothing alone"),
+        ({"yes": True}, "--yes says nothing alone"),
+        ({"verify": True, "step": 33}, "no checkpoint of step 33: the nearest is 30"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(jobs, asked, says):
+    with pytest.raises(UsageError, match=says):
+        checkpoints("made", Asked(**asked), as_json=False)
+
+
+def test_a_job_without_checkpoints_says_so(jobs, capsys):
+    for key in jobs.store.list(jobs.checkpoints):
+        jobs.store.delete(key)
+    assert checkpoints("made", Asked(), as_json=False) == 0
+    assert capsys.readouterr().out == "made has no checkpoints yet\n"
+    with pytest.raises(UsageError, match="has no checkpoints yet"):
+        checkpoints("made", Asked(verify=True), as_json=False)

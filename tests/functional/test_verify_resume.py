@@ -1,0 +1,144 @@
+"""Trials of resuming: a few steps undisturbed, the same killed in the middle, compared by all that was saved."""
+
+import json
+import os
+
+import pytest
+import torch
+
+from gpucloud.domain.manifest import Commit
+from gpucloud.domain.trial import Outcome
+from gpucloud.resume.layout import read_header, tensor_at
+from gpucloud.resume.ranks import Ranks
+from gpucloud.resume.restoring import find
+from gpucloud.store import open_store
+from gpucloud.store.checkpoints import Checkpoints
+from gpucloud.store.directory import DirectoryStore
+from gpucloud.usecases.checkpoints import Shelf
+from gpucloud.usecases.comparing import compared
+from gpucloud.usecases.exporting import planned, write
+from gpucloud.usecases.pulling import Puller
+from tests.commandline import command_line
+from tests.fakes.clock import JumpingClock
+from tests.fakes.memory_store import MemoryStore
+from tests.standins.made_checkpoints import Made, state
+from tests.standins.saved_runs import PREFIX, SavedRun, forking
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork():
+    with forking():
+        yield
+
+
+def shelf(run):
+    return Shelf(store=open_store(run.url), prefix=PREFIX, keep=8)
+
+
+def test_a_script_that_resumes_to_the_bit_is_found_equal_and_ends_after_its_few_steps(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPUCLOUD_TRIAL", "6")
+    calm = SavedRun(tmp_path / "calm", ranks=2, steps=40, keep=8)
+    assert calm.attempt() == [0, 0]
+    monkeypatch.setenv("GPUCLOUD_TRIAL", "6:3")
+    killed = SavedRun(tmp_path / "killed", ranks=2, steps=40, keep=8)
+    assert killed.attempt() == [-9, -9]
+    left = [json.loads((killed.folder / f"attempt-1-{rank}" / f"left-{rank}.json").read_text()) for rank in (0, 1)]
+    assert [(one["rank"], one["step"], one["committed_step"]) for one in left] == [(0, 3, 2), (1, 3, 2)]
+    assert killed.attempt() == [0, 0]
+
+    verdict = compared(shelf(calm), shelf(killed))
+
+    assert (verdict.outcome, verdict.step, verdict.resumed_from, verdict.parts) == (Outcome.EQUAL, 6, 2, ())
+    assert verdict.compared > 20
+    assert [one.commit for one in shelf(killed).standing()] == [Commit(2, 6), Commit(2, 4), Commit(1, 2)]
+
+
+@pytest.fixture
+def two():
+    return MemoryStore(JumpingClock()), MemoryStore(JumpingClock())
+
+
+def saved(store, generation, step, *, seed=0, base=None, generators=0):
+    one = Made(store, PREFIX, Commit(1, step), seed)
+    metadata = state(one)
+    if generators:
+        one.seed = generators
+        one.tensor("rank.randomness.torch", "U8", (5,))
+    one.commit = Commit(generation, step)
+    one.put([list(one.tensors), ["rank.randomness.torch"]], metadata, base=base)
+
+
+def verdict_of(two):
+    calm, killed = (Shelf(store=store, prefix=PREFIX, keep=8) for store in two)
+    return compared(calm, killed)
+
+
+def test_what_differs_first_is_named_with_its_rank(two):
+    for store, wrong in zip(two, (0, 7), strict=True):
+        saved(store, 1, 2)
+        saved(store, 2 if wrong else 1, 4, generators=wrong, base=Commit(1, 2) if wrong else None)
+        saved(store, 2 if wrong else 1, 6, seed=wrong, base=Commit(1, 2) if wrong else None)
+    verdict = verdict_of(two)
+    assert (verdict.outcome, verdict.step, verdict.resumed_from) == (Outcome.DIFFERENT, 4, 2)
+    assert verdict.parts == ("rank 0: randomness.torch", "rank 1: randomness.torch")
+
+
+def test_runs_that_differ_before_the_resume_are_not_deterministic(two):
+    for store, wrong in zip(two, (0, 7), strict=True):
+        saved(store, 1, 2, seed=wrong)
+        saved(store, 2 if wrong else 1, 4, base=Commit(1, 2) if wrong else None)
+    assert (verdict_of(two).outcome, verdict_of(two).step) == (Outcome.NOT_DETERMINISTIC, 2)
+
+
+def test_a_script_that_ended_before_it_was_killed_proves_nothing(two):
+    for store in two:
+        saved(store, 1, 2)
+    assert verdict_of(two).outcome is Outcome.NOT_RESUMED
+
+
+def test_no_other_run_is_a_trial(tmp_path):
+    assert "GPUCLOUD_TRIAL" not in os.environ
+    run = SavedRun(tmp_path / "run", steps=10)
+    assert run.attempt() == [0]
+    assert run.restored().commit == Commit(1, 10)
+
+
+def test_a_pulled_folder_is_resumed_from_and_an_export_has_the_models_own_state_dict(tmp_path):
+    run = SavedRun(tmp_path / "run", ranks=2, steps=4)
+    assert run.attempt() == [0, 0]
+    here = shelf(run)
+    _, manifest = here.one(None, here.standing())
+    Puller(shelf=here, target=DirectoryStore(tmp_path / "pulled")).pull(manifest, lambda size: None)
+
+    found = find(Checkpoints(DirectoryStore(tmp_path / "pulled"), "", keep=3), Ranks())
+
+    assert found.commit == Commit(1, 4)
+    plan = planned(here, manifest, everything=False, about={})
+    write(here, manifest, plan, tmp_path / "w.safetensors")
+    data = (tmp_path / "w.safetensors").read_bytes()
+    header = read_header(memoryview(data))
+    memory = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    exported = {place.name: tensor_at(memory, header.start, place) for place in header.places}
+    content = found.content(0)
+    weights = content.shared("modules")["model"] | content.own["buffers"]["model"]
+    assert set(exported) == set(weights) - {"calls"}  # a buffer that no state_dict has
+    assert all(torch.equal(exported[name], weights[name]) for name in exported)
+
+
+@pytest.mark.slow  # two whole jobs, one of them with two attempts
+@pytest.mark.timeout(300)
+def test_the_command_proves_it_for_a_users_own_script_and_says_what_the_library_is_missing_for(tmp_path):
+    with command_line(tmp_path) as line:
+        file = line.job(steps=40)
+        answer = line.run("train", file, "--verify-resume", "--verify-steps", "6", "--json")
+        assert answer.code == 0, answer.stderr
+        assert (answer.json["outcome"], answer.json["step"], answer.json["resumed_from"]) == ("equal", 6, 2)
+        calm, killed = answer.json["runs"]
+        assert f"two short runs of 6 steps: {calm}, and {killed}, killed after 3" in answer.stderr
+        assert "each may cost 0.50 USD at the most: both stay inside 1.00 USD" in answer.stderr
+        assert line.nodes(calm) == line.nodes(killed) == []
+        assert line.run("checkpoints", killed, "--json").json["checkpoints"] == []
+
+        (line.folder / "code" / "train.py").write_text("print('no library')\n")
+        answer = line.run("train", file, "--verify-resume")
+        assert (answer.code, "imports gpucloud.resume" in answer.stderr) == (2, True)
