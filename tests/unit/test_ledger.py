@@ -97,6 +97,12 @@ def test_spent_promised_and_left_make_the_budget():
     assert spend.left_usd == Decimal("0.45")
 
 
+def test_the_reserve_pays_for_a_late_shut_off_and_for_a_machine_that_came_in_place_of_one_lost_meanwhile():
+    late, ending, shortest_charge = timedelta(seconds=120), timedelta(seconds=8), Terms().minimum
+
+    assert Wall().reserve >= late + ending + shortest_charge
+
+
 MONEY = st.decimals("0.01", "1000", places=2)
 
 
