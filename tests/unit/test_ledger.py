@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpucloud.domain.job import Market
-from gpucloud.domain.ledger import Spend, meter, total, usd_for
+from gpucloud.domain.ledger import Spend, Terms, meter, total, usd_for
 from gpucloud.domain.node import EndCause
 from gpucloud.domain.offer import PricePoint
 from gpucloud.domain.state import ExitReason, NodeLife
