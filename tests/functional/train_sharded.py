@@ -139,9 +139,10 @@ def main():
         loss.backward()
         optimizer.step()
         average.update()
-        if run.steps_done + 1 == args.die_at and rank == world - 1:
-            run._keeper._saver._capture.wait()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if run.steps_done + 1 == args.die_at:
+            run._keeper.settle()
+            if rank == world - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
         mean = loss.detach().clone()
         if args.way != "whole":
             dist.all_reduce(mean)
