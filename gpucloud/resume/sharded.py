@@ -35,11 +35,8 @@ _SHARD = "SHARD"
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return what this rank has of a tensor, sharing its memory."""
-    if not is_sharded(tensor):
-        return tensor.detach()
-    with torch.no_grad():  # autograd's way to it would take ten times as long
-        mine: torch.Tensor = tensor.to_local().detach()  # type: ignore[attr-defined]
-        return mine
+    with torch.no_grad():
+        return _local(tensor)
 
 
 def arrangement(tensors: Iterable[Any]) -> str:
@@ -96,6 +93,7 @@ class Shares:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
+        self._dcp = _Dcp()
         self._signature: Any = None
         self._mine: tuple[frozenset[str], str] = frozenset(), "{}"
 
@@ -107,22 +105,22 @@ class Shares:
             self._mine = self._planned(tensors)
             self._signature = signature
         names, shards = self._mine
-        return {name: local(tensor) for name, tensor in tensors.items() if name in names}, shards
+        with torch.no_grad():
+            return {name: _local(tensor) for name, tensor in tensors.items() if name in names}, shards
 
     def _planned(self, tensors: Tensors) -> tuple[frozenset[str], str]:
-        dcp = _Dcp()
-        planner = dcp.planner(tensors, is_coordinator=self._ranks.rank == 0)
+        planner = self._dcp.planner(tensors, is_coordinator=self._ranks.rank == 0)
         told = {"names": list(tensors), "rows": [_row(item) for item in planner.create_local_plan().items]}
         heard = [json.loads(text) for text in self._ranks.gathered(json.dumps(told).encode())]
         _check_names([one["names"] for one in heard])
-        plans, _ = planner.create_global_plan([dcp.plan(one["rows"]) for one in heard])
+        plans, _ = planner.create_global_plan([self._dcp.plan(one["rows"]) for one in heard])
         mine = [_row(item) for item in plans[self._ranks.rank].items]
         shards = {name: {"of": name, "shape": of, "offset": at} for name, kind, at, _, of, _ in mine if kind == _SHARD}
         return frozenset(row[0] for row in mine), json.dumps(shards)
 
 
 class _Dcp:
-    """DCP's classes, imported when they are needed; and its plans from what ranks tell each other in JSON."""
+    """DCP's classes, imported where tensors are sharded; and its plans from what ranks tell each other in JSON."""
 
     def __init__(self) -> None:
         self._default = importlib.import_module("torch.distributed.checkpoint.default_planner")
@@ -150,6 +148,12 @@ class _Dcp:
                 size=torch.Size(shape),
             ),
         )
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    # Without gradients asked for, this is quick; autograd's way to it would take ten times as long.
+    mine: torch.Tensor = tensor.to_local().detach() if is_sharded(tensor) else tensor.detach()
+    return mine
 
 
 def _row(item: Any) -> _Row:

@@ -7,9 +7,13 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
+from gpucloud.domain import parts
+from gpucloud.domain.boxes import Box
 from gpucloud.resume.layout import entries_of, header_bytes, placed, read_header, tensor_at
 from gpucloud.resume.naming import parameter_names, plain
+from gpucloud.resume.partly import parts_needed
 from gpucloud.resume.reading import Contents, Held, content, whole_of
+from gpucloud.resume.sharded import Layout
 from gpucloud.resume.state import TrainingState
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
@@ -150,3 +154,20 @@ def test_state_of_wrapped_and_bare_models_is_exchanged():
         other, into = made(not first)
         into.fit(content(Contents({0: held[0].header}, [0], whole_of(held)), 0, held), 1)
         assert [t.tolist() for t in other.state_dict().values()] == [t.tolist() for t in model.state_dict().values()]
+
+
+def test_a_rank_reads_the_parts_that_hold_its_rows_and_what_it_needs_whole(monkeypatch):
+    monkeypatch.setattr(parts, "PART_BYTES", 64)
+    rows = [
+        ("model.w", torch.float32, (16, 4)),
+        ("rank.randomness", torch.uint8, (64,)),
+        ("model.b", torch.uint8, (64,)),
+    ]
+    data = header_bytes(entries_of(placed(rows)), {"shards": SECOND_HALF}, 640)
+    headers = dict.fromkeys((0, 1), read_header(memoryview(data), 640 + 256 + 128))
+    mine = {"model.w": Layout(torch.empty(32, 4), Box((20, 0), (6, 4)))}
+    # Rows 20 to 25 of 32 are 4 to 9 of these objects, which have 4 in a part; the header has 10 parts.
+    assert sorted(parts_needed(headers, mine, own=1)) == [(0, 11), (0, 12), (0, 15), (1, 11), (1, 12), (1, 14), (1, 15)]
+
+
+SECOND_HALF = json.dumps({"model.w": {"of": "model.w", "shape": [32, 4], "offset": [16, 0]}})
