@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from gpucloud.domain.boxes import Box
-from gpucloud.domain.errors import UsageError
 from gpucloud.resume.layout import DTYPES, NAMES
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.tree import Tensors, is_sharded
@@ -98,7 +97,7 @@ class Shares:
         self._mine: tuple[frozenset[str], str] = frozenset(), "{}"
 
     def mine(self, tensors: Tensors) -> Mine:
-        """Return this rank's part; all ranks ask together. Raises UsageError for what has no form."""
+        """Return this rank's part; all ranks ask together."""
         signature = [(name, t.dtype, t.shape, getattr(t, "placements", None)) for name, t in tensors.items()]
         (changed,) = self._ranks.highest(int(signature != self._signature))
         if changed:
@@ -110,10 +109,9 @@ class Shares:
 
     def _planned(self, tensors: Tensors) -> tuple[frozenset[str], str]:
         planner = self._dcp.planner(tensors, is_coordinator=self._ranks.rank == 0)
-        told = {"names": list(tensors), "rows": [_row(item) for item in planner.create_local_plan().items]}
-        heard = [json.loads(text) for text in self._ranks.gathered(json.dumps(told).encode())]
-        _check_names([one["names"] for one in heard])
-        plans, _ = planner.create_global_plan([self._dcp.plan(one["rows"]) for one in heard])
+        told = json.dumps([_row(item) for item in planner.create_local_plan().items])
+        heard = [json.loads(text) for text in self._ranks.gathered(told.encode())]
+        plans, _ = planner.create_global_plan([self._dcp.plan(rows) for rows in heard])
         mine = [_row(item) for item in plans[self._ranks.rank].items]
         shards = {name: {"of": name, "shape": of, "offset": at} for name, kind, at, _, of, _ in mine if kind == _SHARD}
         return frozenset(row[0] for row in mine), json.dumps(shards)
@@ -160,14 +158,3 @@ def _row(item: Any) -> _Row:
     data = item.tensor_data
     dtype = NAMES[data.properties.dtype]
     return item.index.fqn, item.type.name, list(data.chunk.offsets), list(data.chunk.sizes), list(data.size), dtype
-
-
-def _check_names(told: list[list[str]]) -> None:
-    """Raise UsageError, on all ranks alike, when they do not have the same tensors."""
-    for rank, names in enumerate(told):
-        others = set(names) ^ set(told[0])
-        if others:
-            raise UsageError(
-                f"rank 0 and rank {rank} have different tensors: {min(others)}",
-                hint="build the whole model on every rank: pipeline stages cannot be saved together",
-            )

@@ -9,6 +9,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from gpucloud.domain import parts
 from gpucloud.domain.boxes import Box
+from gpucloud.domain.errors import UsageError
+from gpucloud.resume.capture import Capture
 from gpucloud.resume.layout import entries_of, header_bytes, placed, read_header, tensor_at
 from gpucloud.resume.naming import parameter_names, plain
 from gpucloud.resume.partly import parts_needed
@@ -51,7 +53,10 @@ def quick():
         yield
 
 
-@pytest.mark.parametrize(("ranks", "way"), [(2, "fsdp"), (3, "fsdp"), (2, "tp")])
+@pytest.mark.parametrize(
+    ("ranks", "way"),
+    [(2, "fsdp"), *(pytest.param(*one, marks=pytest.mark.slow) for one in [(3, "fsdp"), (2, "tp"), (4, "hybrid")])],
+)
 def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(tmp_path, ranks, way):
     unbroken = Sharded(tmp_path / "unbroken").attempt(ranks, way)
     killed = Sharded(tmp_path / "killed").attempt(ranks, way, die_at=5).attempt(ranks, way)
@@ -65,8 +70,9 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow  # nine launches, one after the other
 def test_what_one_way_has_saved_another_way_restores_to_the_bit_and_goes_on_with_the_same_samples(tmp_path):
-    whole = Sharded(tmp_path / "whole", dropout=0).attempt(1, "whole", steps=9)
+    whole = Sharded(tmp_path / "whole", dropout=0).attempt(1, "whole", steps=10)
     job, losses, saved = Sharded(tmp_path / "job", dropout=0), [], None
     for steps, (ranks, way) in enumerate(WAYS, 2):
         job.attempt(ranks, way, steps=steps)
@@ -78,7 +84,17 @@ def test_what_one_way_has_saved_another_way_restores_to_the_bit_and_goes_on_with
     assert losses == pytest.approx(whole.result()["losses"], rel=1e-5)
 
 
-WAYS = [(2, "fsdp"), (3, "fsdp"), (1, "whole"), (2, "fsdp"), (2, "ddp"), (2, "fsdp"), (2, "tp"), (4, "both")]
+WAYS = [
+    (2, "fsdp"),
+    (3, "fsdp"),
+    (1, "whole"),
+    (2, "fsdp"),
+    (2, "ddp"),
+    (2, "fsdp"),
+    (2, "tp"),
+    (4, "both"),
+    (4, "hybrid"),
+]
 
 
 def test_a_damaged_part_of_one_rank_is_passed_over_by_all(tmp_path):
@@ -171,3 +187,15 @@ def test_a_rank_reads_the_parts_that_hold_its_rows_and_what_it_needs_whole(monke
 
 
 SECOND_HALF = json.dumps({"model.w": {"of": "model.w", "shape": [32, 4], "offset": [16, 0]}})
+
+
+def test_ranks_with_different_models_are_told_so():
+    class Told:
+        device, rank, world = torch.device("cpu"), 0, 2
+
+        def highest(self, *numbers):
+            return tuple(max(number, 7) for number in numbers)
+
+    capture = Capture(TrainingState({"model": nn.Linear(2, 2)}), Told())
+    with pytest.raises(UsageError, match="the ranks have different models"):
+        capture.begin({})
