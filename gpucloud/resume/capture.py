@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from typing import Any
 
 import torch
 
+from gpucloud.domain.errors import UsageError
 from gpucloud.resume.arena import Arena
 from gpucloud.resume.copying import Copier
 from gpucloud.resume.plan import Plan
 from gpucloud.resume.ranks import Ranks
+from gpucloud.resume.sharded import Shares
 from gpucloud.resume.state import Collected, TrainingState
 
 
@@ -20,8 +24,10 @@ class Capture:
         self.arena = Arena(_gpu())
         self._state = state
         self._ranks = ranks
+        self._shares = Shares(ranks) if state.sharded else None
         self._copier = Copier(state.optimizers)
         self._plan: Plan | None = None
+        self._compared = False
 
     @property
     def size(self) -> int:
@@ -30,11 +36,11 @@ class Capture:
 
     def prepare(self, extra: dict[str, Any]) -> None:
         """Make memory ready for a state like the present one, beside the training."""
-        self._planned(self._state.collect(self._ranks.rank, self._ranks.world, extra))
+        self._planned(self._collected(extra))
 
     def begin(self, extra: dict[str, Any]) -> None:
         """Copy the state as it is now; `extra` joins the rank's own part. Raises UsageError for what has no form."""
-        found = self._state.collect(self._ranks.rank, self._ranks.world, extra)
+        found = self._collected(extra)
         plan = self._planned(found)
         plan.head(found.metadata)
         self._copier.copy(plan.pairs(found.own), plan.pairs(found.shared))
@@ -55,6 +61,22 @@ class Capture:
         """Give the memory back."""
         self.arena.close()
         self._plan = None
+
+    def _collected(self, extra: dict[str, Any]) -> Collected:
+        found = self._state.collect(self._ranks.rank, self._ranks.world, extra, self._shares)
+        if not self._compared:
+            self._compared = True
+            self._compare(found.names)
+        return found
+
+    def _compare(self, names: tuple[str, ...]) -> None:
+        """Raise UsageError, on all ranks alike, when they do not have the same tensors: a share would be of nothing."""
+        told = zlib.crc32(json.dumps(sorted(names)).encode())
+        if self._ranks.highest(told, -told) != (told, -told):
+            raise UsageError(
+                "the ranks have different models, and what one has alone would be lost",
+                hint="build the whole model on every rank: pipeline stages cannot be saved together",
+            )
 
     def _planned(self, found: Collected) -> Plan:
         tensors = found.shared | found.own
