@@ -7,6 +7,7 @@ else (buffers, other objects) could be changed by anything, so what the GPU does
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from gpucloud.resume.layout import size_of
 from gpucloud.resume.plan import SMALL_BYTES, Pair
 
 _GATHERED_BYTES = 64 * 2**20  # of GPU memory, for small tensors that travel together
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Copier:
     def copy(self, own: Route, shared: Route) -> None:
         """Begin to copy; what is on the CPU is copied when this returns."""
         for into, tensor in (*own.here, *shared.here):
-            into.copy_(tensor)
+            _put(into, tensor)
         if own.runs or shared.runs:
             self._beside = self._beside or _Beside(self._optimizers, self._before_step)
             self._beside.copy(own, shared)
@@ -126,6 +129,15 @@ class _Beside:
         """Look at the versions that tensors count of themselves; from the optimizer's step on, changes are allowed."""
         self._torn = self._torn or any(tensor._version != version for tensor, version in self._versions)  # noqa: SLF001
         self._versions = []
+
+
+def _put(into: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copy on the CPU. With one thread, the C library's way takes a tenth less than torch's."""
+    same = into.is_contiguous() and tensor.is_contiguous() and into.dtype == tensor.dtype
+    if same and torch.get_num_threads() == 1 and not (tensor.is_conj() or tensor.is_neg()) and type(tensor) in _PLAIN:
+        ctypes.memmove(into.data_ptr(), tensor.data_ptr(), size_of(tensor))
+    else:
+        into.copy_(tensor)
 
 
 def _is_far(tensor: torch.Tensor) -> bool:
