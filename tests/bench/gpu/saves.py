@@ -133,7 +133,9 @@ class Work:
         began = time.perf_counter()
         self.run = resume.init(model=self.model, optimizer=self.optimizer)
         self.init_s = time.perf_counter() - began
-        loader = self.run.loader(Noise(args.length), global_batch=args.batch * dist.get_world_size(), num_workers=2)
+        # From memory that is not pinned, a batch's way to the GPU would wait for all that is queued there.
+        options = {"num_workers": 2, "pin_memory": self.device.type == "cuda"}
+        loader = self.run.loader(Noise(args.length), global_batch=args.batch * dist.get_world_size(), **options)
         self._batches: Iterator[Any] = iter(loader)
         self._wishes = 0
 
