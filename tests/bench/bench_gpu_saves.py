@@ -160,7 +160,7 @@ def cost(folder: Path, world: int, scale: Scale, until: float) -> bool:
 
 def _copy_told(copies: Found) -> bool:
     """What the step after a save took more than steps do, as a share of one; the first two of a run settle it."""
-    settled = copies[2:]
+    settled = copies[2:] or copies
     over = [one["saving_s"] - one["usual_s"] for one in settled]
     usual_s = statistics.median(one["usual_s"] for one in settled)
     figure("gpu_saves_step_ms", 1000 * usual_s)
