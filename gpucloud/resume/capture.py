@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from gpucloud.domain.errors import UsageError
 from gpucloud.resume.arena import Arena
 from gpucloud.resume.copying import Copier, Route, route
 from gpucloud.resume.plan import Plan
@@ -46,6 +49,7 @@ class Capture:
         self._known: _Known | None = None
         self._missing: tuple[Mapping[str, str], Groups] | None = None
         self._replaced = False
+        self._compared = False
 
     @property
     def size(self) -> int:
@@ -58,7 +62,7 @@ class Capture:
 
     def begin(self, extra: dict[str, Any]) -> None:
         """Copy the state as it is now; `extra` joins the rank's own part. Raises UsageError for what has no form."""
-        self._replaced = False
+        self._missing, self._replaced = None, False
         known, plan = self._known, self._plan
         if known is not None and plan is not None and self._copier.calls_back() and known.kept == self._state.kept():
             found = self._state.collect_own(extra)
@@ -97,7 +101,20 @@ class Capture:
         self._plan = None
 
     def _collected(self, extra: dict[str, Any]) -> Collected:
-        return self._state.collect(self._ranks.rank, self._ranks.world, extra, self._shares)
+        found = self._state.collect(self._ranks.rank, self._ranks.world, extra, self._shares)
+        if not self._compared:
+            self._compared = True
+            self._compare(found.names)
+        return found
+
+    def _compare(self, names: tuple[str, ...]) -> None:
+        """Raise UsageError, on all ranks alike, when they do not have the same tensors: a share would be of nothing."""
+        told = zlib.crc32(json.dumps(sorted(names)).encode())
+        if self._ranks.highest(told, -told) != (told, -told):
+            raise UsageError(
+                "the ranks have different models, and what one has alone would be lost",
+                hint="build the whole model on every rank: pipeline stages cannot be saved together",
+            )
 
     def _planned(self, found: Collected) -> Plan:
         tensors = found.shared | found.own

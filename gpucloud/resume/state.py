@@ -41,11 +41,15 @@ class Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What one rank writes: its share of what all ranks have, its own tensors, and the rest as JSON texts."""
+    """What one rank writes: its share of what all ranks have, its own tensors, and the rest as JSON texts.
+
+    `names` are those of all that is shared.
+    """
 
     shared: Tensors
     own: Tensors
     metadata: dict[str, str]
+    names: tuple[str, ...] = ()
 
 
 class TrainingState:
@@ -92,9 +96,11 @@ class TrainingState:
         if rank == 0:
             metadata["shared"] = json.dumps(trees)
         if shares is None:
-            return Collected(shared=share(shared, rank, world), own=own, metadata=metadata)
-        mine, metadata["shards"] = shares.mine(shared)
-        return Collected(shared=mine, own=own, metadata=metadata)
+            _check_whole(shared)
+            mine = share(shared, rank, world)
+        else:
+            mine, metadata["shards"] = shares.mine(shared)
+        return Collected(shared=mine, own=own, metadata=metadata, names=tuple(shared))
 
     def collect_own(self, extra: dict[str, Any]) -> Collected:
         """Return the rank's own part alone, where nothing is sharded: what another step's computation may change."""
@@ -141,7 +147,7 @@ class TrainingState:
         """
         found: dict[str, Layout] = {}
         for name, optimizer in self._optimizers.items():
-            kept = optimizers[name]["state"]
+            kept = optimizers.get(name, {}).get("state", {})  # what is missing is told where it is loaded
             for of, parameter in zip(self._names(optimizer) or (), _parameters(optimizer), strict=False):
                 if is_sharded(parameter) and parameter.dim():
                     found |= dict.fromkeys(leaves(kept.get(of)), layout_of(parameter))
@@ -236,6 +242,15 @@ def _load(module: torch.nn.Module, weights: dict[str, Any], buffers: dict[str, t
         for key, buffer in module.named_buffers():
             if plain(key) in buffers or plain(key) not in keys:
                 local(buffer).copy_(buffers[plain(key)])
+
+
+def _check_whole(tensors: Tensors) -> None:
+    sharded = next((name for name, tensor in tensors.items() if is_sharded(tensor)), None)
+    if sharded is not None:
+        raise UsageError(
+            f"{sharded} is sharded, and no weight was when the run began",
+            hint="call resume.init after fully_shard or parallelize_module, and give it the model",
+        )
 
 
 def _split(tree: Any, own: Tensors, shared: Tensors) -> Any:

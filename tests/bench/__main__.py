@@ -13,6 +13,7 @@ from tests.bench import (
     bench_checkpoints,
     bench_gpu,
     bench_gpu_saves,
+    bench_gpu_sharded,
     bench_help,
     bench_main_job,
     bench_stall,
@@ -35,6 +36,7 @@ ON_REQUEST = {
     "transport": bench_transport.main,
     "gpu": bench_gpu.main,
     "gpu_saves": bench_gpu_saves.main,
+    "gpu_sharded": bench_gpu_sharded.main,
 }
 
 if __name__ == "__main__":
