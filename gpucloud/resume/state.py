@@ -23,6 +23,9 @@ from gpucloud.resume.tree import Tensors, encode, is_sharded, leaves, renamed
 OWN = "rank."
 """How the names of a rank's own tensors begin; another rank's have the same names, in another object."""
 
+Groups = dict[str, list[dict[str, Any]]]
+"""For each optimizer, the settings of its groups of parameters."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
@@ -85,18 +88,10 @@ class TrainingState:
 
         `shares` says which parts of sharded tensors are this rank's.
         """
-        shared: Tensors = {}
         entries = {n: _entries(m) for n, m in self._modules.items()}
-        buffers = {n: _own_buffers(m, entries[n]) for n, m in self._modules.items()}
-        weights = {n: {k: v for k, v in e.items() if k not in buffers[n]} for n, e in entries.items()}
-        trees = {
-            "modules": {n: encode(w, n, shared) for n, w in weights.items()},
-            "optimizers": {n: encode(self._by_name(o), n, shared) for n, o in self._optimizers.items()},
-            "names": {n: list(e) for n, e in entries.items()},  # buffers among them, in its order
-        }
-        part = {"buffers": buffers, "others": {n: part.state_dict() for n, part in self._others.items()}, **extra}
+        trees, shared = self._trees(entries, {})
         own: Tensors = {}
-        tree = _split(encode(part, OWN[:-1], own), own, shared)
+        tree = _split(encode(self._part(entries, extra), OWN[:-1], own), own, shared)
         metadata = {"own": json.dumps(tree)}
         if rank == 0:
             metadata["shared"] = json.dumps(trees)
@@ -106,6 +101,34 @@ class TrainingState:
         else:
             mine, metadata["shards"] = shares.mine(shared)
         return Collected(shared=mine, own=own, metadata=metadata, names=tuple(shared))
+
+    def collect_own(self, extra: dict[str, Any]) -> Collected:
+        """Return the rank's own part alone, where nothing is sharded: what another step's computation may change."""
+        own: Tensors = {}
+        tree = encode(self._part({n: {} for n in self._modules}, extra), OWN[:-1], own)
+        return Collected(shared={}, own=own, metadata={"own": json.dumps(tree)})
+
+    def collect_shared(self, rank: int, world: int, groups: Groups) -> Collected:
+        """Return the rest, where nothing is sharded, with the optimizers' settings as they were for `groups`."""
+        trees, shared = self._trees({n: _entries(m) for n, m in self._modules.items()}, groups)
+        metadata = {"shared": json.dumps(trees)} if rank == 0 else {}
+        return Collected(shared=share(shared, rank, world), own={}, metadata=metadata)
+
+    def groups(self) -> Groups:
+        """Return the optimizers' settings of now; a script may change them before the optimizer's next step."""
+        return {
+            name: [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+            for name, optimizer in self._optimizers.items()
+        }
+
+    def kept(self) -> list[int]:
+        """Return what tells whether optimizers still keep the same tensors: cheap to make and to compare."""
+        found: list[int] = []
+        for optimizer in self._optimizers.values():
+            found += map(id, _parameters(optimizer))
+            for kept in optimizer.state.values():
+                found += map(id, kept.values())
+        return found
 
     def layouts(self) -> dict[str, Layout]:
         """Return how this rank holds the tensors of modules and others that ranks hold together, by their names."""
@@ -157,8 +180,27 @@ class TrainingState:
                 hint="undo the change of model, optimizer or scheduler, or start a new run",
             ) from error
 
-    def _by_name(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return by_name(optimizer.state_dict(), self._names(optimizer))
+    def _trees(self, entries: Mapping[str, dict[str, Any]], groups: Groups) -> tuple[dict[str, Any], Tensors]:
+        shared: Tensors = {}
+        own = {n: _own_buffers(m, entries[n]) for n, m in self._modules.items()}
+        weights = {n: {k: v for k, v in e.items() if k not in own[n]} for n, e in entries.items()}
+        trees = {
+            "modules": {n: encode(w, n, shared) for n, w in weights.items()},
+            "optimizers": {n: encode(self._by_name(n, groups), n, shared) for n in self._optimizers},
+            "names": {n: list(e) for n, e in entries.items()},  # buffers among them, in its order
+        }
+        return trees, shared
+
+    def _part(self, entries: Mapping[str, dict[str, Any]], extra: dict[str, Any]) -> dict[str, Any]:
+        buffers = {n: _own_buffers(m, entries[n]) for n, m in self._modules.items()}
+        return {"buffers": buffers, "others": {n: part.state_dict() for n, part in self._others.items()}, **extra}
+
+    def _by_name(self, name: str, groups: Groups) -> dict[str, Any]:
+        optimizer = self._optimizers[name]
+        state = optimizer.state_dict()
+        for group, then in zip(state["param_groups"], groups.get(name, ()), strict=False):
+            group.update(then)
+        return by_name(state, self._names(optimizer))
 
     def _names(self, optimizer: torch.optim.Optimizer) -> list[str] | None:
         return parameter_names(self._modules, optimizer)
