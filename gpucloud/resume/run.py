@@ -72,6 +72,7 @@ class Run:
         self._seed = seed
         self._folder = AttemptFolder(settings.folder)
         self._ranks = Ranks()
+        self._place = (self._ranks.rank, self._ranks.world)  # this rank among those that have samples of their own
         self._loader: Loader | None = None
         self._checkpoints = Checkpoints(open_store(settings.store), settings.prefix, keep=settings.keep)
         capture = Capture(state, self._ranks)
@@ -114,19 +115,24 @@ class Run:
         global_batch: int,
         num_workers: int = 0,
         shuffle: bool = True,
+        mesh: Any = None,
         **options: Any,
     ) -> Loader:
         """Return the run's batches, from the next one on; `options` go to torch's DataLoader.
 
         `global_batch` is the number of samples in a step over all ranks: keep it, and the same samples make the
-        same steps on any number of ranks. Raises UsageError when it cannot be split, or for a second loader.
+        same steps on any number of ranks. `mesh`, a DeviceMesh of one dimension (`mesh["data"]`), is for models that
+        several ranks compute together: only ranks along it get samples of their own, and the others draw the same
+        random numbers. Raises UsageError when the batch cannot be split, or for a second loader.
         """
         if self._loader is not None:
             raise UsageError("a run has one loader", hint="use torch's DataLoader for evaluation data")
+        if mesh is not None:
+            self._place = mesh.get_local_rank(), mesh.size()
         loader = Loader(
             dataset,
             global_batch=global_batch,
-            ranks=(self._ranks.rank, self._ranks.world),
+            ranks=self._place,
             seed=self._seed,
             shuffle=shuffle,
             options={"num_workers": num_workers, **options},
@@ -213,7 +219,7 @@ class Run:
         if "randomness" in self._own:
             randomness.put_back(self._own["randomness"])
         else:
-            randomness.seed_all(randomness.mix(self._seed, self.steps_done), self._ranks.rank)
+            randomness.seed_all(randomness.mix(self._seed, self.steps_done), self._place[0])
 
     def _in_vain(self) -> bool:
         """Whether the step just done is one that is taken back."""
