@@ -10,6 +10,7 @@ from gpucloud.resume.arena import Arena
 from gpucloud.resume.copying import Copier
 from gpucloud.resume.plan import Plan
 from gpucloud.resume.ranks import Ranks
+from gpucloud.resume.sharded import Shares
 from gpucloud.resume.state import Collected, TrainingState
 
 
@@ -20,6 +21,7 @@ class Capture:
         self.arena = Arena(_gpu())
         self._state = state
         self._ranks = ranks
+        self._shares = Shares(ranks) if state.sharded else None
         self._copier = Copier(state.optimizers)
         self._plan: Plan | None = None
 
@@ -30,11 +32,11 @@ class Capture:
 
     def prepare(self, extra: dict[str, Any]) -> None:
         """Make memory ready for a state like the present one, beside the training."""
-        self._planned(self._state.collect(self._ranks.rank, self._ranks.world, extra))
+        self._planned(self._collected(extra))
 
     def begin(self, extra: dict[str, Any]) -> None:
         """Copy the state as it is now; `extra` joins the rank's own part. Raises UsageError for what has no form."""
-        found = self._state.collect(self._ranks.rank, self._ranks.world, extra)
+        found = self._collected(extra)
         plan = self._planned(found)
         plan.head(found.metadata)
         self._copier.copy(plan.pairs(found.own), plan.pairs(found.shared))
@@ -55,6 +57,9 @@ class Capture:
         """Give the memory back."""
         self.arena.close()
         self._plan = None
+
+    def _collected(self, extra: dict[str, Any]) -> Collected:
+        return self._state.collect(self._ranks.rank, self._ranks.world, extra, self._shares)
 
     def _planned(self, found: Collected) -> Plan:
         tensors = found.shared | found.own

@@ -13,7 +13,7 @@ import torch
 from gpucloud.domain.manifest import Manifest, Piece
 from gpucloud.resume.layout import Chunk, Header, chunks_of, read_header, tensor_at
 from gpucloud.resume.state import OWN, Content
-from gpucloud.resume.tree import decode
+from gpucloud.resume.tree import Name, decode
 from gpucloud.store.checkpoints import Checkpoints
 
 
@@ -69,6 +69,11 @@ class Contents:
                     self._parts.setdefault(chunk.of, []).append((number, chunk))
         self._trees = json.loads(headers[self._number_of[0]].metadata["shared"])
 
+    def named(self, kind: str) -> dict[str, Any]:
+        """Return the states of that kind with names in place of tensors."""
+        states: dict[str, Any] = decode(self._trees[kind], _Lookup(Name))
+        return states
+
     def shared(self, kind: str) -> dict[str, Any]:
         """Return the states of that kind; ValueError or KeyError when a part of one is missing."""
         states: dict[str, Any] = decode(self._trees[kind], _Lookup(self._tensor))
@@ -80,7 +85,11 @@ class Contents:
         mine = held[self._number_of[owner]]
         places = {chunk.of: chunk for chunk in chunks_of(mine.header) if chunk.of.startswith(OWN)}
         tree = json.loads(mine.header.metadata["own"])
-        part = decode(tree, _Lookup(lambda name: mine.tensor(places[name]).clone()))
+
+        def tensor(name: str) -> torch.Tensor:
+            return mine.tensor(places[name]).clone() if name in places else self._tensor(name)
+
+        part = decode(tree, _Lookup(tensor))
         if not isinstance(part, dict):
             raise ValueError("a rank's own part is no table")  # noqa: TRY004  it is the file that is wrong
         return part, owner
@@ -124,12 +133,12 @@ def content(contents: Contents, rank: int, held: Mapping[int, Held]) -> Content:
     return Content(shared=contents.shared, own=own, own_rank=owner)
 
 
-class _Lookup(dict[str, torch.Tensor]):
+class _Lookup(dict[str, Any]):
     """Finds each tensor when it is asked for."""
 
-    def __init__(self, find: Callable[[str], torch.Tensor]) -> None:
+    def __init__(self, find: Callable[[str], Any]) -> None:
         super().__init__()
         self._find = find
 
-    def __missing__(self, name: str) -> torch.Tensor:
+    def __missing__(self, name: str) -> Any:
         return self._find(name)

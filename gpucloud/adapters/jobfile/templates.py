@@ -26,7 +26,8 @@ def template_job(template: str, name: str) -> tuple[str, dict[Path, bytes]]:
         raise UsageError(f"there is no template {template!r}", hint=f"choose one of {', '.join(known)}")
     folder = bundled.bundled("templates", "jobs")
     text = named((folder / f"{template}.yaml").read_text(encoding="utf-8"), name)
-    files = sorted(file for file in (folder / template).rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    found = (folder / template).rglob("*")
+    files = sorted(file for file in found if file.is_file() and "__pycache__" not in file.parts)
     # It is going to be gpucloud.yaml, which needs no naming.
     text = re.sub(rf"(?m)^(#  +gpucloud train) {template}\.yaml$", r"\1", text)
     return text, {file.relative_to(folder): file.read_bytes() for file in files}

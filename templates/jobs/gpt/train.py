@@ -117,8 +117,8 @@ def join():
 
 def make_model(args, mesh):
     """Return the model, divided over the mesh."""
-    # The same first weights on every rank, so on any number of ranks. They are made on the CPU and move to the GPU shard
-    # by shard: the whole model never has to fit there. (One that does not fit into a node's memory either is made on
+    # The same first weights on every rank, so on any number of ranks. They are made on the CPU and move to the GPU part
+    # by part: the whole model never has to fit there. (One that does not fit into a node's memory either is made on
     # the meta device: https://pytorch.org/docs/stable/distributed.fsdp.fully_shard.html.)
     torch.manual_seed(0)
     model = GPT(args)

@@ -49,8 +49,8 @@ class Shapes(torch.utils.data.Dataset):
 def augmented(picture):
     """Return the picture mirrored, perhaps, and with noise.
 
-    Draw from whatever generator you like (torch, random, NumPy): `run.loader` seeds all of them for each sample by seed,
-    epoch and index. So the noise depends neither on the worker nor on how often the run was interrupted.
+    Draw from whatever generator you like (torch, random, NumPy): `run.loader` seeds all of them for each sample, by
+    seed, epoch and index. So the noise depends neither on the worker nor on how often the run was interrupted.
     """
     if torch.rand(()) < 0.5:
         picture = picture.flip(-1)

@@ -142,8 +142,8 @@ def make_model(args, mesh):
     parallelize_module(model, mesh["tensor"], ENDS)
     for block in model.blocks:
         parallelize_module(block, mesh["tensor"], BLOCK)
-    # Tensor parallel first, FSDP around it: gathered are a rank's parts of a layer. A mesh of one group divides nothing,
-    # but it has the bfloat16 policy.
+    # Tensor parallel first, FSDP around it: what is gathered are a rank's parts of a layer. With a single group it
+    # divides nothing, and is there for its bfloat16 policy.
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
         fully_shard(block, mesh=mesh["data"], mp_policy=policy)
@@ -156,7 +156,7 @@ def train(model, args, mesh):
     run = resume.init(model=model, optimizer=optimizer, total_steps=args.steps)
     # Ranks that compute a layer together need the same samples (and would need the same dropout): only ranks along
     # "data" get samples of their own.
-    for tokens, following in run.loader(Countings(), global_batch=args.batch, mesh=mesh["data"]):
+    for tokens, following in run.loader(Countings(), global_batch=args.batch, over=mesh["data"]):
         expected = model(tokens.to(mesh.device_type))
         loss = cross_entropy(expected.flatten(0, 1).float(), following.to(mesh.device_type).flatten())
         loss.backward()
