@@ -67,8 +67,8 @@ def train(model, args, device):
     # that all came through, and only then average their gradients. What that costs: the averaging no longer runs
     # beside the backward pass. With gradient accumulation most of it would not anyway.
     micro = resume.MicroBatch(model)
-    # It has state, so it is part of the checkpoint: floating point sums depend on how samples are grouped, and only with
-    # the same groups is a resumed run equal to the bit.
+    # It has state, so it is part of the checkpoint: floating point sums depend on how samples are grouped, and only
+    # with the same groups is a resumed run equal to the bit.
     run = resume.init(model=model, optimizer=optimizer, micro=micro, total_steps=args.steps)
 
     def loss_of(part):
