@@ -140,7 +140,7 @@ def test_a_step_in_parts_has_the_gradients_of_a_step_at_once():
     torch.testing.assert_close(*found)
 
 
-def test_pictures_are_the_same_for_the_same_seed_and_noise_is_torch_s_alone():
+def test_pictures_are_the_same_for_the_same_seed_and_only_augmentation_draws():
     images = importlib.import_module("templates.jobs.images.train")
     one, other = images.Shapes(8, seed=3, augment=True), images.Shapes(8, seed=3, augment=True)
     torch.manual_seed(1)

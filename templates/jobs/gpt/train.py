@@ -106,12 +106,16 @@ def join():
     """Join the other ranks; return the mesh that they make. Without torchrun, this is the only rank."""
     gpu = torch.cuda.is_available()
     if gpu:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what determinism on GPUs asks for
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if "RANK" in os.environ:
         dist.init_process_group("nccl" if gpu else "gloo")
     else:
         dist.init_process_group("nccl" if gpu else "gloo", store=dist.HashStore(), rank=0, world_size=1)
     torch.set_num_threads(1)  # ranks share the CPU; raise it where they do not
+    # With it a resumed run equals, bit for bit, one that was never interrupted. Without it attention's backward pass
+    # is a little quicker on GPUs, and two runs differ, interrupted or not.
+    torch.use_deterministic_algorithms(mode=True)
     return init_device_mesh("cuda" if gpu else "cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
 
 

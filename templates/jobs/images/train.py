@@ -43,18 +43,20 @@ class Shapes(torch.utils.data.Dataset):
         far = (down**2 + right**2).sqrt()
         inside = (far < size, torch.maximum(down, right) < size, down + right < size, (far - size).abs() < 1.5)[kind]
         picture = inside * self.colours[index][:, None, None]
+        grain = torch.Generator().manual_seed(index)
+        picture = picture + 0.1 * torch.randn(picture.shape, generator=grain)
         return (augmented(picture) if self.augment else picture), kind
 
 
 def augmented(picture):
-    """Return the picture mirrored, perhaps, and with noise.
+    """Return the picture shifted a little, and perhaps mirrored.
 
     Draw from whatever generator you like (torch, random, NumPy): `run.loader` seeds all of them for each sample, by
-    seed, epoch and index. So the noise depends neither on the worker nor on how often the run was interrupted.
+    seed, epoch and index. So what is drawn depends neither on the worker nor on how often the run was interrupted.
     """
-    if torch.rand(()) < 0.5:
-        picture = picture.flip(-1)
-    return picture + 0.3 * torch.randn_like(picture)
+    down, right = torch.randint(-2, 3, (2,)).tolist()
+    picture = picture.roll((down, right), (1, 2))
+    return picture.flip(-1) if torch.rand(()) < 0.5 else picture
 
 
 class Residual(nn.Module):

@@ -128,9 +128,13 @@ def join(together):
     """Join the other ranks; return the mesh: groups that have data of their own, by ranks that compute together."""
     gpu = torch.cuda.is_available()
     if gpu:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what determinism on GPUs asks for
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("nccl" if gpu else "gloo")
     torch.set_num_threads(1)  # ranks share the CPU; raise it where they do not
+    # With it a resumed run equals, bit for bit, one that was never interrupted. Without it attention's backward pass
+    # is a little quicker on GPUs, and two runs differ, interrupted or not.
+    torch.use_deterministic_algorithms(mode=True)
     shape = (dist.get_world_size() // together, together)
     return init_device_mesh("cuda" if gpu else "cpu", shape, mesh_dim_names=("data", "tensor"))
 
