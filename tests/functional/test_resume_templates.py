@@ -77,7 +77,7 @@ def killed_and_calm(tmp_path, ranks, script, *words):
     ("ranks", "script", "words"),
     [
         (2, "images", ("--samples", "640", "--epochs", "1", "--workers", "1")),
-        (3, "images", ("--samples", "640", "--epochs", "1", "--dtype", "fp16", "--parts", "3")),
+        (3, "images", ("--samples", "640", "--epochs", "1", "--dtype", "fp16", "--parts", "3", "--batch", "48")),
         (2, "backoff", ("--pretend", "12")),
         (3, "backoff", ("--batch", "48", "--pretend", "5")),
         (2, "gpt", ("--recompute",)),

@@ -139,6 +139,17 @@ def make_model(args, mesh):
     return fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
+def compile_now(model, args, device):
+    """Have the blocks compiled, with tokens of the step's shape.
+
+    Not in the first step, since the compiler draws random numbers when it tries kernels. Before the loop that does not
+    matter: the loop finds all generators as the last step before it left them.
+    """
+    share = args.batch // dist.get_world_size(), args.context
+    model(torch.zeros(share, dtype=torch.long, device=device)).float().mean().backward()
+    model.zero_grad()
+
+
 def train(model, args, device):
     """Train, and return the run: it continues where the attempt before was interrupted."""
     # Made after `fully_shard`, so that it keeps state for this rank's shards alone.
@@ -147,6 +158,8 @@ def train(model, args, device):
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95))
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=args.lr, total_steps=args.steps, pct_start=0.1)
+    if args.compile:
+        compile_now(model, args, device)
     run = resume.init(model=model, optimizer=optimizer, scheduler=scheduler, total_steps=args.steps)
     for tokens, following in run.loader(Windows(args.vocabulary, args.context), global_batch=args.batch):
         expected = model(tokens.to(device))
