@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
@@ -14,7 +14,7 @@ from gpucloud.domain.parts import PART_BYTES, covering
 from gpucloud.domain.safetensors import LENGTH_BYTES, start_of
 from gpucloud.resume.layout import Chunk, Header, chunks_of, read_header
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.reading import Held, whole_of
+from gpucloud.resume.reading import Held, Whole, whole_of
 from gpucloud.resume.sharded import Layout
 from gpucloud.resume.state import OWN
 from gpucloud.store.checkpoints import Checkpoints
@@ -90,9 +90,7 @@ def parts_needed(headers: Mapping[int, Header], layouts: Mapping[str, Layout], o
             yield from ((number, part) for part in _parts(header, chunk, _box_in(chunk, layouts)))
 
 
-def placed_by(
-    layouts: Mapping[str, Layout], held: Mapping[int, Held]
-) -> Callable[[str, list[tuple[int, Chunk]]], torch.Tensor]:
+def placed_by(layouts: Mapping[str, Layout], held: Mapping[int, Held]) -> Whole:
     """Return what puts a tensor together as this rank holds it, from the parts that are here."""
     whole = whole_of(held)
 

@@ -56,10 +56,9 @@ class Restored:
     def content(self, rank: int) -> Content:
         """Return what the rank needs, in memory of its own; where objects are spread, all ranks ask together."""
         owners = [owner_of(piece) for piece in self.manifest.pieces]
-        find = self._exchanged if self.spread else whole_of(self.held)
-        if self.layouts is not None:
-            find = placed_by(self.layouts, self.held)
-        return content(Contents(self.headers, owners, find), rank, self.held)
+        place = whole_of(self.held) if self.layouts is None else placed_by(self.layouts, self.held)
+        shared = self._exchanged if self.spread else place
+        return content(Contents(self.headers, owners, shared), rank, self.held, place)
 
     def check(self, rank: int) -> None:
         """See whether this makes a checkpoint: raises what a broken one raises, without moving any data."""

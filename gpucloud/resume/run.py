@@ -49,9 +49,10 @@ def init(
 ) -> Run:
     """Return the run, its state restored from the newest whole checkpoint, or fresh.
 
-    Call it on every rank, after the process group and everything with state is made. `others` are further objects
-    with state_dict() and load_state_dict(). `seed` orders the data and seeds every rank's random number generators.
-    Raises UsageError when the checkpoint does not fit, StoreError when the store does not answer.
+    Call it on every rank, after the process group and everything with state is made: a model that is sharded, by
+    `fully_shard` or `parallelize_module`, must be so already. `others` are further objects with state_dict() and
+    load_state_dict(). `seed` orders the data and seeds every rank's random number generators. Raises UsageError when
+    the checkpoint does not fit, StoreError when the store does not answer.
     """
     settings = read_settings()
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **others}

@@ -97,6 +97,7 @@ class TrainingState:
         if rank == 0:
             metadata["shared"] = json.dumps(trees)
         if shares is None:
+            _check_whole(shared)
             return Collected(shared=share(shared, rank, world), own=own, metadata=metadata)
         mine, metadata["shards"] = shares.mine(shared)
         return Collected(shared=mine, own=own, metadata=metadata)
@@ -118,7 +119,7 @@ class TrainingState:
         """
         found: dict[str, Layout] = {}
         for name, optimizer in self._optimizers.items():
-            kept = optimizers[name]["state"]
+            kept = optimizers.get(name, {}).get("state", {})  # what is missing is told where it is loaded
             for of, parameter in zip(self._names(optimizer) or (), _parameters(optimizer), strict=False):
                 if is_sharded(parameter) and parameter.dim():
                     found |= dict.fromkeys(leaves(kept.get(of)), layout_of(parameter))
@@ -194,6 +195,15 @@ def _load(module: torch.nn.Module, weights: dict[str, Any], buffers: dict[str, t
         for key, buffer in module.named_buffers():
             if plain(key) in buffers or plain(key) not in keys:
                 local(buffer).copy_(buffers[plain(key)])
+
+
+def _check_whole(tensors: Tensors) -> None:
+    sharded = next((name for name, tensor in tensors.items() if is_sharded(tensor)), None)
+    if sharded is not None:
+        raise UsageError(
+            f"{sharded} is sharded, and no weight was when the run began",
+            hint="call resume.init after fully_shard or parallelize_module, and give it the model",
+        )
 
 
 def _split(tree: Any, own: Tensors, shared: Tensors) -> Any:
