@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from typing import Any
 
 import torch
 
+from gpucloud.domain.errors import UsageError
 from gpucloud.resume.arena import Arena
 from gpucloud.resume.copying import Copier
 from gpucloud.resume.plan import Plan
@@ -24,6 +27,7 @@ class Capture:
         self._shares = Shares(ranks) if state.sharded else None
         self._copier = Copier(state.optimizers)
         self._plan: Plan | None = None
+        self._compared = False
 
     @property
     def size(self) -> int:
@@ -59,7 +63,20 @@ class Capture:
         self._plan = None
 
     def _collected(self, extra: dict[str, Any]) -> Collected:
-        return self._state.collect(self._ranks.rank, self._ranks.world, extra, self._shares)
+        found = self._state.collect(self._ranks.rank, self._ranks.world, extra, self._shares)
+        if not self._compared:
+            self._compared = True
+            self._compare(found.names)
+        return found
+
+    def _compare(self, names: tuple[str, ...]) -> None:
+        """Raise UsageError, on all ranks alike, when they do not have the same tensors: a share would be of nothing."""
+        told = zlib.crc32(json.dumps(sorted(names)).encode())
+        if self._ranks.highest(told, -told) != (told, -told):
+            raise UsageError(
+                "the ranks have different models, and what one has alone would be lost",
+                hint="build the whole model on every rank: pipeline stages cannot be saved together",
+            )
 
     def _planned(self, found: Collected) -> Plan:
         tensors = found.shared | found.own

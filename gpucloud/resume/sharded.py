@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from gpucloud.domain.boxes import Box
-from gpucloud.domain.errors import UsageError
 from gpucloud.resume.layout import DTYPES, NAMES
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.tree import Tensors, is_sharded
@@ -35,11 +34,8 @@ _SHARD = "SHARD"
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return what this rank has of a tensor, sharing its memory."""
-    if not is_sharded(tensor):
-        return tensor.detach()
-    with torch.no_grad():  # autograd's way to it would take ten times as long
-        mine: torch.Tensor = tensor.to_local().detach()  # type: ignore[attr-defined]
-        return mine
+    with torch.no_grad():
+        return _local(tensor)
 
 
 def arrangement(tensors: Iterable[Any]) -> str:
@@ -96,33 +92,33 @@ class Shares:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
+        self._dcp = _Dcp()
         self._signature: Any = None
         self._mine: tuple[frozenset[str], str] = frozenset(), "{}"
 
     def mine(self, tensors: Tensors) -> Mine:
-        """Return this rank's part; all ranks ask together. Raises UsageError for what has no form."""
+        """Return this rank's part; all ranks ask together."""
         signature = [(name, t.dtype, t.shape, getattr(t, "placements", None)) for name, t in tensors.items()]
         (changed,) = self._ranks.highest(int(signature != self._signature))
         if changed:
             self._mine = self._planned(tensors)
             self._signature = signature
         names, shards = self._mine
-        return {name: local(tensor) for name, tensor in tensors.items() if name in names}, shards
+        with torch.no_grad():
+            return {name: _local(tensor) for name, tensor in tensors.items() if name in names}, shards
 
     def _planned(self, tensors: Tensors) -> tuple[frozenset[str], str]:
-        dcp = _Dcp()
-        planner = dcp.planner(tensors, is_coordinator=self._ranks.rank == 0)
-        told = {"names": list(tensors), "rows": [_row(item) for item in planner.create_local_plan().items]}
-        heard = [json.loads(text) for text in self._ranks.gathered(json.dumps(told).encode())]
-        _check_names([one["names"] for one in heard])
-        plans, _ = planner.create_global_plan([dcp.plan(one["rows"]) for one in heard])
+        planner = self._dcp.planner(tensors, is_coordinator=self._ranks.rank == 0)
+        told = json.dumps([_row(item) for item in planner.create_local_plan().items])
+        heard = [json.loads(text) for text in self._ranks.gathered(told.encode())]
+        plans, _ = planner.create_global_plan([self._dcp.plan(rows) for rows in heard])
         mine = [_row(item) for item in plans[self._ranks.rank].items]
         shards = {name: {"of": name, "shape": of, "offset": at} for name, kind, at, _, of, _ in mine if kind == _SHARD}
         return frozenset(row[0] for row in mine), json.dumps(shards)
 
 
 class _Dcp:
-    """DCP's classes, imported when they are needed; and its plans from what ranks tell each other in JSON."""
+    """DCP's classes, imported where tensors are sharded; and its plans from what ranks tell each other in JSON."""
 
     def __init__(self) -> None:
         self._default = importlib.import_module("torch.distributed.checkpoint.default_planner")
@@ -152,18 +148,13 @@ class _Dcp:
         )
 
 
+def _local(tensor: Any) -> torch.Tensor:
+    # Without gradients asked for, this is quick; autograd's way to it would take ten times as long.
+    mine: torch.Tensor = tensor.to_local().detach() if is_sharded(tensor) else tensor.detach()
+    return mine
+
+
 def _row(item: Any) -> _Row:
     data = item.tensor_data
     dtype = NAMES[data.properties.dtype]
     return item.index.fqn, item.type.name, list(data.chunk.offsets), list(data.chunk.sizes), list(data.size), dtype
-
-
-def _check_names(told: list[list[str]]) -> None:
-    """Raise UsageError, on all ranks alike, when they do not have the same tensors."""
-    for rank, names in enumerate(told):
-        others = set(names) ^ set(told[0])
-        if others:
-            raise UsageError(
-                f"rank 0 and rank {rank} have different tensors: {min(others)}",
-                hint="build the whole model on every rank: pipeline stages cannot be saved together",
-            )

@@ -38,11 +38,15 @@ class Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What one rank writes: its share of what all ranks have, its own tensors, and the rest as JSON texts."""
+    """What one rank writes: its share of what all ranks have, its own tensors, and the rest as JSON texts.
+
+    `names` are those of all that is shared.
+    """
 
     shared: Tensors
     own: Tensors
     metadata: dict[str, str]
+    names: tuple[str, ...] = ()
 
 
 class TrainingState:
@@ -98,9 +102,10 @@ class TrainingState:
             metadata["shared"] = json.dumps(trees)
         if shares is None:
             _check_whole(shared)
-            return Collected(shared=share(shared, rank, world), own=own, metadata=metadata)
-        mine, metadata["shards"] = shares.mine(shared)
-        return Collected(shared=mine, own=own, metadata=metadata)
+            mine = share(shared, rank, world)
+        else:
+            mine, metadata["shards"] = shares.mine(shared)
+        return Collected(shared=mine, own=own, metadata=metadata, names=tuple(shared))
 
     def layouts(self) -> dict[str, Layout]:
         """Return how this rank holds the tensors of modules and others that ranks hold together, by their names."""

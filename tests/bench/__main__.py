@@ -11,6 +11,7 @@ from tests.bench import (
     bench_aws_traffic,
     bench_aws_up,
     bench_gpu,
+    bench_gpu_sharded,
     bench_help,
     bench_main_job,
     bench_stall,
@@ -28,7 +29,7 @@ BENCHES = {
     "transport": bench_transport.main,
 }
 
-ON_REQUEST = {"gpu": bench_gpu.main}  # needs a machine with GPUs
+ON_REQUEST = {"gpu": bench_gpu.main, "gpu_sharded": bench_gpu_sharded.main}  # needs a machine with GPUs
 
 if __name__ == "__main__":
     unknown = [name for name in sys.argv[1:] if name not in {**BENCHES, **ON_REQUEST}]

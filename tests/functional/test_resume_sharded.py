@@ -7,9 +7,15 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
+from gpucloud.domain import parts
+from gpucloud.domain.boxes import Box
+from gpucloud.domain.errors import UsageError
+from gpucloud.resume.capture import Capture
 from gpucloud.resume.layout import entries_of, header_bytes, placed, read_header, tensor_at
 from gpucloud.resume.naming import parameter_names, plain
+from gpucloud.resume.partly import parts_needed
 from gpucloud.resume.reading import Contents, Held, content, whole_of
+from gpucloud.resume.sharded import Layout
 from gpucloud.resume.state import TrainingState
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
@@ -47,7 +53,10 @@ def quick():
         yield
 
 
-@pytest.mark.parametrize(("ranks", "way"), [(2, "fsdp"), (3, "fsdp"), (2, "tp")])
+@pytest.mark.parametrize(
+    ("ranks", "way"),
+    [(2, "fsdp"), *(pytest.param(*one, marks=pytest.mark.slow) for one in [(3, "fsdp"), (2, "tp"), (4, "hybrid")])],
+)
 def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(tmp_path, ranks, way):
     unbroken = Sharded(tmp_path / "unbroken").attempt(ranks, way)
     killed = Sharded(tmp_path / "killed").attempt(ranks, way, die_at=5).attempt(ranks, way)
@@ -61,8 +70,9 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow  # nine launches, one after the other
 def test_what_one_way_has_saved_another_way_restores_to_the_bit_and_goes_on_with_the_same_samples(tmp_path):
-    whole = Sharded(tmp_path / "whole", dropout=0).attempt(1, "whole", steps=9)
+    whole = Sharded(tmp_path / "whole", dropout=0).attempt(1, "whole", steps=10)
     job, losses, saved = Sharded(tmp_path / "job", dropout=0), [], None
     for steps, (ranks, way) in enumerate(WAYS, 2):
         job.attempt(ranks, way, steps=steps)
@@ -74,7 +84,17 @@ def test_what_one_way_has_saved_another_way_restores_to_the_bit_and_goes_on_with
     assert losses == pytest.approx(whole.result()["losses"], rel=1e-5)
 
 
-WAYS = [(2, "fsdp"), (3, "fsdp"), (1, "whole"), (2, "fsdp"), (2, "ddp"), (2, "fsdp"), (2, "tp"), (4, "both")]
+WAYS = [
+    (2, "fsdp"),
+    (3, "fsdp"),
+    (1, "whole"),
+    (2, "fsdp"),
+    (2, "ddp"),
+    (2, "fsdp"),
+    (2, "tp"),
+    (4, "both"),
+    (4, "hybrid"),
+]
 
 
 def test_a_damaged_part_of_one_rank_is_passed_over_by_all(tmp_path):
@@ -150,3 +170,32 @@ def test_state_of_wrapped_and_bare_models_is_exchanged():
         other, into = made(not first)
         into.fit(content(Contents({0: held[0].header}, [0], whole_of(held)), 0, held), 1)
         assert [t.tolist() for t in other.state_dict().values()] == [t.tolist() for t in model.state_dict().values()]
+
+
+def test_a_rank_reads_the_parts_that_hold_its_rows_and_what_it_needs_whole(monkeypatch):
+    monkeypatch.setattr(parts, "PART_BYTES", 64)
+    rows = [
+        ("model.w", torch.float32, (16, 4)),
+        ("rank.randomness", torch.uint8, (64,)),
+        ("model.b", torch.uint8, (64,)),
+    ]
+    data = header_bytes(entries_of(placed(rows)), {"shards": SECOND_HALF}, 640)
+    headers = dict.fromkeys((0, 1), read_header(memoryview(data), 640 + 256 + 128))
+    mine = {"model.w": Layout(torch.empty(32, 4), Box((20, 0), (6, 4)))}
+    # Rows 20 to 25 of 32 are 4 to 9 of these objects, which have 4 in a part; the header has 10 parts.
+    assert sorted(parts_needed(headers, mine, own=1)) == [(0, 11), (0, 12), (0, 15), (1, 11), (1, 12), (1, 14), (1, 15)]
+
+
+SECOND_HALF = json.dumps({"model.w": {"of": "model.w", "shape": [32, 4], "offset": [16, 0]}})
+
+
+def test_ranks_with_different_models_are_told_so():
+    class Told:
+        device, rank, world = torch.device("cpu"), 0, 2
+
+        def highest(self, *numbers):
+            return tuple(max(number, 7) for number in numbers)
+
+    capture = Capture(TrainingState({"model": nn.Linear(2, 2)}), Told())
+    with pytest.raises(UsageError, match="the ranks have different models"):
+        capture.begin({})

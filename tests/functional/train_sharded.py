@@ -78,17 +78,22 @@ def built(way, device, dropout):
     if way == "ddp":
         return DistributedDataParallel(model), None
     world = dist.get_world_size()
+    if way == "hybrid":
+        mesh = init_device_mesh(device, (2, world // 2), mesh_dim_names=("replica", "shard"))
+        return sharded(model, mesh), None
     data, tensor = {"fsdp": (world, 1), "tp": (1, world), "both": (world // 2, 2)}[way]
     mesh = init_device_mesh(device, (data, tensor), mesh_dim_names=("data", "tensor"))
     if way != "fsdp":
         for block in model.blocks:
             plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
             parallelize_module(block, mesh["tensor"], {f"_checkpoint_wrapped_module.{k}": p for k, p in plan.items()})
-    if way != "tp":
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh["data"])
-        fully_shard(model, mesh=mesh["data"])
-    return model, mesh["data"]
+    return (model if way == "tp" else sharded(model, mesh["data"])), mesh["data"]
+
+
+def sharded(model, mesh):
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def state(model, optimizer, average):
