@@ -122,8 +122,11 @@ class MicroBatch:
             flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
             dist.all_reduce(flat)
             flat /= self._ranks.world
-            for gradient, part in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
-                gradient.copy_(part.view_as(gradient))
+            begin = 0
+            for gradient in bucket:
+                end = begin + gradient.numel()
+                gradient.copy_(flat[begin:end].view_as(gradient))
+                begin = end
 
     def _device(self) -> str:
         return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
