@@ -333,13 +333,18 @@ def gc(
 @app.command()
 def init(
     name: Annotated[Optional[str], typer.Argument(help="The job's name; this folder's if left out.")] = None,  # noqa: UP045
+    template: Annotated[Optional[str], typer.Option(help="A whole job, its script too, to begin with.")] = None,  # noqa: UP045
+    show: Annotated[bool, typer.Option("--list", help="Only list the templates.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write a commented job file, gpucloud.yaml."""
     from gpucloud.cli import writing
 
-    raise typer.Exit(writing.init(name, force=force, as_json=as_json))
+    if show:
+        raise typer.Exit(writing.templates(as_json=as_json))
+    wish = writing.Wish(name=name, template=template, force=force)
+    raise typer.Exit(writing.init(wish, as_json=as_json))
 
 
 @app.command()

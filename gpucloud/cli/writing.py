@@ -3,24 +3,51 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud.cli.render import say, say_json
 from gpucloud.cli.target import DEFAULT_FILE
 from gpucloud.domain.errors import UsageError
-from gpucloud.wiring import job_schema, sample_job
+from gpucloud.wiring import job_schema, job_templates, sample_job, template_job
 
 
-def init(name: str | None, *, force: bool, as_json: bool) -> int:
-    """Write a commented job file here; return the exit code."""
-    path = Path(DEFAULT_FILE)
-    if path.exists() and not force:
-        raise UsageError(f"{path} is there already", hint="--force writes over it")
-    path.write_text(sample_job(name or _name_of(Path.cwd())))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What `init` writes: the sample, or a whole job called `template`; `name` is the folder's if left out."""
+
+    name: str | None
+    template: str | None
+    force: bool
+
+
+def init(wish: Wish, *, as_json: bool) -> int:
+    """Write a commented job file here, and a template's code beside it; return the exit code."""
+    name = wish.name or _name_of(Path.cwd())
+    text, code = template_job(wish.template, name) if wish.template else (sample_job(name), {})
+    files = {Path(DEFAULT_FILE): text.encode(), **code}
+    there = [path for path in files if path.exists()]
+    if there and not wish.force:
+        raise UsageError(f"{there[0]} is there already", hint="--force writes over it")
+    for path, data in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
     if as_json:
-        say_json({"file": str(path)})
+        say_json({"file": DEFAULT_FILE, "code": [str(path) for path in code]})
     else:
-        say(f"wrote {path}; `gpucloud train` runs it")
+        say(f"wrote {', '.join(map(str, files))}; `gpucloud train` runs it")
+    return 0
+
+
+def templates(*, as_json: bool) -> int:
+    """Write which templates there are; return the exit code."""
+    known = job_templates()
+    if as_json:
+        say_json({"templates": [{"name": name, "about": about} for name, about in known.items()]})
+        return 0
+    width = max(map(len, known))
+    for name, about in known.items():
+        say(f"{name:{width}}  {about}")
     return 0
 
 

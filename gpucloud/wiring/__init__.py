@@ -4,7 +4,18 @@ from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.adapters.localfiles import local_tree as local_folder
 from gpucloud.adapters.localfiles import sent as local_file
 from gpucloud.adapters.scripts import imports_resume
-from gpucloud.wiring.jobfile import job_schema, sample_job
+from gpucloud.wiring.jobfile import job_schema, job_templates, sample_job, template_job
 from gpucloud.wiring.root import Gpucloud
 
-__all__ = ["Gpucloud", "Home", "KnownJob", "imports_resume", "job_schema", "local_file", "local_folder", "sample_job"]
+__all__ = [
+    "Gpucloud",
+    "Home",
+    "KnownJob",
+    "imports_resume",
+    "job_schema",
+    "job_templates",
+    "local_file",
+    "local_folder",
+    "sample_job",
+    "template_job",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Job
@@ -13,6 +14,20 @@ def sample_job(name: str) -> str:
     from gpucloud.adapters import jobfile
 
     return jobfile.sample_job(name)
+
+
+def job_templates() -> dict[str, str]:
+    """Return the names of the jobs that come along, each with what it is."""
+    from gpucloud.adapters import jobfile
+
+    return jobfile.job_templates()
+
+
+def template_job(template: str, name: str) -> tuple[str, dict[Path, bytes]]:
+    """Return the text of a template's job file, and its code by relative path."""
+    from gpucloud.adapters import jobfile
+
+    return jobfile.template_job(template, name)
 
 
 def job_schema() -> dict[str, object]:

@@ -1,0 +1,76 @@
+"""`gpucloud init` writes job files that read, and whole jobs that are their own documentation."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gpucloud.__main__ import main
+from gpucloud.adapters.bundled import bundled
+from gpucloud.adapters.jobfile import job_templates, read_job
+
+TEMPLATES = ["backoff", "chargpt", "digits", "gpt", "images", "tensorparallel"]
+
+
+def gpucloud(monkeypatch, capsys, *words):
+    """Return the exit code, the answer and the story."""
+    monkeypatch.setattr("sys.argv", ["gpucloud", *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    told = capsys.readouterr()
+    return left.value.code or 0, told.out, told.err
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    place = tmp_path / "My Vision!"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return place
+
+
+def test_the_templates_are_listed_each_with_a_sentence(monkeypatch, capsys):
+    code, told, _ = gpucloud(monkeypatch, capsys, "init", "--list")
+    assert code == 0
+    assert [line.split()[0] for line in told.splitlines()] == TEMPLATES
+    assert all(re.fullmatch(r"\w+ +[A-Z].*\.", line) for line in told.splitlines())
+    _, told, _ = gpucloud(monkeypatch, capsys, "init", "--list", "--json")
+    assert [one["name"] for one in json.loads(told)["templates"]] == TEMPLATES
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_template_becomes_a_job_that_reads_with_its_script(folder, monkeypatch, capsys, template):
+    code, told, _ = gpucloud(monkeypatch, capsys, "init", "--template", template)
+    assert (code, told.startswith(f"wrote gpucloud.yaml, {template}/")) == (0, True)
+    job = read_job(folder / "gpucloud.yaml")
+    assert (job.name, job.code) == ("my-vision", folder / template)
+    assert (job.code / job.run.split()[0]).is_file()
+    assert f"gpucloud train {template}.yaml" not in (folder / "gpucloud.yaml").read_text()
+    # What is in the repository reads as well, under its own name.
+    assert read_job(bundled("templates", "jobs", f"{template}.yaml")).name == template
+
+
+def test_nothing_is_overwritten_unless_asked_for(folder, monkeypatch, capsys):
+    (folder / "images").mkdir()
+    (folder / "images" / "train.py").write_text("mine")
+    code, _, story = gpucloud(monkeypatch, capsys, "init", "--template", "images")
+    assert (code, "images/train.py is there already" in story) == (2, True)
+    assert not (folder / "gpucloud.yaml").exists()
+    code, _, _ = gpucloud(monkeypatch, capsys, "init", "vision", "--template", "images", "--force")
+    assert (code, (folder / "images" / "train.py").read_text() == "mine") == (0, False)
+    assert read_job(folder / "gpucloud.yaml").name == "vision"
+
+
+def test_an_unknown_template_is_answered_with_those_there_are(folder, monkeypatch, capsys):
+    code, _, story = gpucloud(monkeypatch, capsys, "init", "--template", "imags")
+    assert (code, f"choose one of {', '.join(TEMPLATES)}" in story) == (2, True)
+    assert list(folder.iterdir()) == []
+
+
+def test_every_template_has_its_page_and_its_folder():
+    folders = {path.name for path in bundled("templates", "jobs").iterdir() if path.is_dir()}
+    assert folders == set(job_templates()) == set(TEMPLATES)
+    for name in TEMPLATES:
+        script = Path(bundled("templates", "jobs", name, "train.py")).read_text()
+        assert script.startswith('"""torchrun --nproc-per-node=')
