@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from gpucloud.domain.errors import StoreError, UsageError
+from gpucloud.domain.manifest import Why
 from gpucloud.domain.trial import Trial
 from gpucloud.resume import randomness
 from gpucloud.resume.capture import Capture
@@ -86,6 +87,7 @@ class Run:
         self._randomness_set = False
         saver = Saver(self._checkpoints, writer, capture, self._ranks, committed=self.steps_done)
         self._keeper = Keeper(settings.cadence, self._checkpoints, saver, capture, self._ranks, self._folder)
+        self._keeper.of_a_trial = settings.trial is not None
         self._progress = Progress(self._folder if self._ranks.rank == 0 else AttemptFolder(None), self)
         self._keeper.progress = self._progress
         self._profiling = Profiling(self._folder, settings.profile_steps, self._ranks.rank)
@@ -170,7 +172,7 @@ class Run:
     def done(self) -> None:
         """Commit the final state, then say that the job is done: nothing else counts as success. Raises StoreError."""
         self._profiling.close()
-        if not self._keeper.last(self.steps_done, self._moment):
+        if not self._keeper.last(self.steps_done, self._moment, Why.LAST):
             raise StoreError(
                 f"the final checkpoint, of step {self.steps_done}, could not be committed",
                 hint="start the job again: it continues from its last checkpoint",
