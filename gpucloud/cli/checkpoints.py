@@ -169,6 +169,8 @@ def _export(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     path = (asked.export or Path()).expanduser()
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint=f"--export {path / (job.name + '.safetensors')}")
+    if path.exists() and not path.is_file():  # a device, a pipe: the new file would take its place
+        raise UsageError(f"{path} is no file", hint=f"--export {job.name}.safetensors")
     _, manifest = _one(job, asked.step, job.shelf.standing())
     about = {"job": job.name, "step": str(manifest.commit.step), "generation": str(manifest.commit.generation)}
     plan = exporting.planned(job.shelf, manifest, everything=asked.everything, about=about)

@@ -73,7 +73,9 @@ class Shelf:
     def standing(self, keys: Sequence[str] | None = None) -> tuple[Standing, ...]:
         """Return every checkpoint, in the order of restoring; one that is collected meanwhile is left out."""
         names = self.listed() if keys is None else keys
-        bases = {number: base_of(self.store, self.prefix, number) for number in generations(names)}
+        recorded = generations(names)
+        based = all_done(lambda number: base_of(self.store, self.prefix, number), recorded)
+        bases = dict(zip(recorded, based, strict=True))
         pairs = zip(commits(names), all_done(self._found, commits(names)), strict=True)
         found = {commit: one for commit, one in pairs if one is not None}
         return standings(names, bases, found, keep=self.keep)
