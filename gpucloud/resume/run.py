@@ -29,6 +29,7 @@ from gpucloud.resume.saving import Saver
 from gpucloud.resume.settings import Settings, read_settings
 from gpucloud.resume.startup import end_quickly
 from gpucloud.resume.state import TrainingState
+from gpucloud.resume.trying import Trying
 from gpucloud.resume.writer import Writer
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
@@ -75,6 +76,7 @@ class Run:
         self._ranks = Ranks()
         self._loader: Loader | None = None
         self._checkpoints = Checkpoints(open_store(settings.store), settings.prefix, keep=settings.keep)
+        self._trying = Trying(settings.trial)
         capture = Capture(state, self._ranks)
         writer = Writer(settings.store, settings.prefix, settings.keep, capture.arena.descriptor)
         with randomness.kept():  # what the script draws next is the same whether it resumes or not
@@ -157,6 +159,7 @@ class Run:
             return
         self.steps_done += 1
         self._progress.stepped(loss)
+        self._trying.stepped(loss)
         if not self._profiling.over:
             with self._progress.phase("profile"):
                 self._profiling.stepped()
@@ -186,6 +189,7 @@ class Run:
     def _put_back(self, restored: Restored) -> dict[str, Any]:
         content = restored.content(self._ranks.rank)
         self._state.fit(content, restored.commit.step)
+        self._trying.put_back(content.own)
         level, why = promised(content.own["surroundings"], surroundings(self._ranks.world))
         self._lower(lower(level, Level(restored.manifest.level)), why)
         if content.own_rank != self._ranks.rank or content.own["surroundings"]["world"] != self._ranks.world:
@@ -242,6 +246,7 @@ class Run:
                 "randomness": randomness.capture(),
                 "loader": self._loader.state_dict() if self._loader else None,
                 "surroundings": surroundings(self._ranks.world),
+                **self._trying.state(),
             },
         )
 
