@@ -12,7 +12,7 @@ from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.home import KnownJob, open_home
 from gpucloud.cli.checkpoints import Asked, checkpoints
 from gpucloud.domain.errors import LeaseHeld, UsageError
-from gpucloud.domain.manifest import Commit, Why, data_key
+from gpucloud.domain.manifest import Commit, Why, commit_key, data_key
 from gpucloud.domain.offer import Market, Pool
 from gpucloud.domain.state import Attempt, JobState
 from gpucloud.store import open_store
@@ -87,6 +87,12 @@ def test_damage_is_told_by_object_and_part_with_exit_code_15(jobs, capsys):
     assert answer(capsys, verify=True, step=20)[0] == 0
     assert checkpoints("made", Asked(verify=True, step=30), as_json=False) == 15
     assert capsys.readouterr().out == f"part 1 of 1 of {key} is not as it was written\n"
+    (Path(jobs.store.root) / jobs.checkpoints / commit_key(Commit(1, 20))).write_text("{}")
+    code, found = answer(capsys, verify=True, step=20)
+    assert (code, found["verified"]) == (
+        15,
+        [{"step": 20, "generation": 1, "bytes": None, "whole": False, "damaged": []}],
+    )
 
 
 def test_pruning_shows_first_and_deletes_with_yes_what_is_not_kept(jobs, capsys):

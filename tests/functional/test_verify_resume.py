@@ -15,7 +15,7 @@ from gpucloud.resume.restoring import find
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from gpucloud.store.directory import DirectoryStore
-from gpucloud.usecases.checkpoints import Shelf
+from gpucloud.usecases.checkpoints import Shelf, restorable
 from gpucloud.usecases.comparing import compared
 from gpucloud.usecases.exporting import planned, write
 from gpucloud.usecases.pulling import Puller
@@ -143,7 +143,7 @@ def test_a_pulled_folder_is_resumed_from_and_an_export_has_the_models_own_state_
     run = SavedRun(tmp_path / "run", ranks=2, steps=4)
     assert run.attempt() == [0, 0]
     here = shelf(run)
-    _, manifest = here.one(None, here.standing())
+    manifest = restorable(None, here.standing())
     Puller(shelf=here, target=DirectoryStore(tmp_path / "pulled")).pull(manifest, lambda size: None)
 
     found = find(Checkpoints(DirectoryStore(tmp_path / "pulled"), "", keep=3), Ranks())
