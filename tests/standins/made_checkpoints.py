@@ -18,7 +18,7 @@ from gpucloud.domain.manifest import (
     manifest_bytes,
 )
 from gpucloud.domain.parts import sums_of
-from gpucloud.domain.safetensors import header_bytes, placed, size_of
+from gpucloud.domain.safetensors import entries_of, header_bytes, placed, size_of
 from gpucloud.store import ObjectStore
 
 
@@ -66,7 +66,7 @@ class Made:
             entries.append((label, dtype, tuple(extent or shape)))
             parts[label] = data
         tensors = placed(entries)
-        head = header_bytes(tensors, {**metadata, "shards": json.dumps(shards)})
+        head = header_bytes(entries_of(tensors), {**metadata, "shards": json.dumps(shards)})
         return head + b"".join(parts[tensor.name] for tensor in tensors)
 
 
