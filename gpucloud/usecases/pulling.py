@@ -13,7 +13,6 @@ from gpucloud.domain.parts import crc32_of
 from gpucloud.domain.quantities import format_size
 from gpucloud.store import Conflict
 from gpucloud.store.commits import under
-from gpucloud.store.contract import RESERVED
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.store.filling import Filling
 from gpucloud.store.together import all_done
@@ -121,7 +120,7 @@ def _filled(target: DirectoryStore, pieces: list[Piece]) -> Iterator[dict[str, F
 def _require_room(target: DirectoryStore, size: int) -> None:
     folder = next(path for path in (target.root, *target.root.parents) if path.is_dir())
     free = shutil.disk_usage(folder).free
-    left = sum(path.stat().st_blocks * 512 for path in target.root.glob(f"data/**/{RESERVED}*.part"))
+    left = sum(path.stat().st_blocks * 512 for path in target.root.glob("data/*/*/.gpucloud-*.part"))
     if size > free + left:
         raise StoreError(
             f"{target.root} has {format_size(free + left)} free, and {format_size(size)} are to come",

@@ -104,8 +104,7 @@ class Keeper:
         if self._under_way is not None or not ready or self._is_written_to(ready[0], listing):
             return
         one, content = ready[0], ready[0].content(listing)
-        taking.why = self._why()
-        future = self._pool.submit(taking.take, self._directory.path, one, content, proven=False)
+        future = self._pool.submit(taking.take, self._directory.path, one, content, proven=False, why=self._why())
         self._under_way = (future, one, content)
 
     def _is_written_to(self, one: FileSet, listing: Listing) -> bool:
@@ -177,8 +176,9 @@ class Keeper:
             newest.sort(key=lambda one: one.written_ns(listing), reverse=True)
             for one in newest:
                 content = one.content(listing)
-                taking.why = self._why(Why.LAST)
-                future = self._pool.submit(taking.take, self._directory.path, one, content, proven=proven)
+                future = self._pool.submit(
+                    taking.take, self._directory.path, one, content, proven=proven, why=self._why(Why.LAST)
+                )
                 self._under_way = (future, one, content)
                 self._finish(taking, wait=True)
                 if self._fenced or not self._settling.unsettled((one,), listing):

@@ -26,14 +26,12 @@ class Taking:
         self.committed = base.step if base else 0
         self.longest_s = 0.0
         self.count = 0
-        self.why = Why.DUE
-        """What the next one is saved for."""
         self._checkpoints = checkpoints
         self._copies = copies
         self._world = world
         self._newest: int | None = None
 
-    def take(self, directory: Path, one: FileSet, content: Content, *, proven: bool) -> bool:
+    def take(self, directory: Path, one: FileSet, content: Content, *, proven: bool, why: Why = Why.DUE) -> bool:
         """Return whether the set is committed; False when it changed meanwhile, or one of its files is torn.
 
         With `proven`, every file must show by its form that it is whole: whoever wrote it may have died while writing.
@@ -44,7 +42,7 @@ class Taking:
         try:
             if not copy(directory, content, self._copies) or not self._is_whole(one, proven=proven):
                 return False
-            self._commit(one)
+            self._commit(one, why)
         finally:
             shutil.rmtree(self._copies, ignore_errors=True)
         self.longest_s = max(self.longest_s, time.monotonic() - began)
@@ -55,11 +53,11 @@ class Taking:
         found = [is_whole(self._copies / path) for path in one.paths]
         return all(found) if proven and not one.marked else False not in found
 
-    def _commit(self, one: FileSet) -> None:
+    def _commit(self, one: FileSet, why: Why) -> None:
         commit = Commit(self._checkpoints.generation, self._step(one))
         with ThreadPoolExecutor(_WRITERS) as pool:
             pieces = tuple(pool.map(lambda path: self._upload(commit, path), one.paths))
-        self._checkpoints.commit(Manifest(commit=commit, world=self._world, level=LEVEL, pieces=pieces, why=self.why))
+        self._checkpoints.commit(Manifest(commit=commit, world=self._world, level=LEVEL, pieces=pieces, why=why))
         self.committed = self._newest = commit.step
         self.count += 1
 
