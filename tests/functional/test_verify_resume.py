@@ -163,11 +163,11 @@ def test_a_pulled_folder_is_resumed_from_and_an_export_has_the_models_own_state_
 
 
 @pytest.mark.slow  # two whole jobs, one of them with two attempts
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_command_proves_it_for_a_users_own_script_and_says_what_the_library_is_missing_for(tmp_path):
     with command_line(tmp_path) as line:
         file = line.job(steps=40)
-        answer = line.run("train", file, "--verify-resume", "--verify-steps", "6", "--json")
+        answer = line.run("train", file, "--verify-resume", "--verify-steps", "6", "--json", limit_s=700)
         assert answer.code == 0, answer.stderr
         assert (answer.json["outcome"], answer.json["step"], answer.json["resumed_from"]) == ("equal", 6, 2)
         calm, killed = answer.json["runs"]
