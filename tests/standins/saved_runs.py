@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._dynamo
@@ -37,7 +38,8 @@ Hook = Callable[[int], None]
 class SavedRun:
     """One job's store and its results; `steps` in all, saved every `every` steps.
 
-    `store` is the store's URL, a directory in the run's own folder if left out.
+    `store` is the store's URL, a directory in the run's own folder if left out. `script` takes `--out` and `--steps`,
+    and beside them `arguments`.
     """
 
     folder: Path
@@ -46,6 +48,8 @@ class SavedRun:
     every: int = 2
     keep: int = 3
     store: str = ""
+    script: Callable[[], Any] = train_exact.main
+    arguments: tuple[str, ...] = ()
     attempts: int = field(default=0, init=False)
 
     @property
@@ -84,7 +88,7 @@ class SavedRun:
         try:
             self._prepare(rank, port)
             hook(rank)
-            code = int(train_exact.main() or 0)
+            code = int(self.script() or 0)
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 1
         except BaseException:  # noqa: BLE001  a fork must not return to its caller's code
@@ -97,7 +101,7 @@ class SavedRun:
         log = os.open(self.folder / f"log-{self.attempts}-{rank}", os.O_WRONLY | os.O_CREAT)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        sys.argv = ["train_exact.py", "--out", str(self.folder), "--steps", str(self.steps)]
+        sys.argv = ["train_exact.py", "--out", str(self.folder), "--steps", str(self.steps), *self.arguments]
         attempt = self.folder / f"attempt-{self.attempts}-{rank}"
         attempt.mkdir()
         os.environ |= {
