@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpucloud.domain.chunks import Chunk, chunks_of, covering
-from gpucloud.domain.safetensors import Header, Tensor, header_bytes, placed
+from gpucloud.domain.chunks import OWN, Chunk, chunks_of, covering
+from gpucloud.domain.safetensors import Header, Tensor, entries_of, header_bytes, placed
 
 _MAIN = "model"
-_OWN = "rank."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,7 @@ def export(headers: Sequence[Header], ranks: Sequence[int], *, everything: bool,
     sources = {name: covering(trees.parts(tensor)) for name, tensor in names.items()}
     first = {name: trees.parts(tensor)[0] for name, tensor in names.items()}
     tensors = placed((name, chunk.dtype, chunk.shape) for name, chunk in first.items())
-    head = header_bytes(_in_order(tensors, names), metadata)
+    head = header_bytes(entries_of(_in_order(tensors, names)), metadata)
     moves = tuple((chunk, len(head) + tensor.begin) for tensor in tensors for chunk in sources[tensor.name])
     size = len(head) + max((tensor.end for tensor in tensors), default=0)
     return Exported(head=head, size=size, tensors=len(tensors), moves=moves)
@@ -65,7 +64,7 @@ class _Trees:
         texts: dict[str, str] = {}
         for number, (header, rank) in enumerate(zip(headers, ranks, strict=True)):
             for chunk in chunks_of(number, header):
-                if rank == 0 or not chunk.of.startswith(_OWN):
+                if rank == 0 or not chunk.of.startswith(OWN):
                     self._parts.setdefault(chunk.of, []).append(chunk)
             if rank == 0:
                 texts.update(header.metadata)
@@ -97,7 +96,7 @@ class _Trees:
         known = set(taken.values())
         trees = (self._shared["optimizers"], self._own["buffers"], self._own.get("others", {}))
         tensors = [tensor for tree in trees for tensor in _tensors(tree) if tensor not in known]
-        found = {tensor.removeprefix(_OWN): tensor for tensor in tensors}
+        found = {tensor.removeprefix(OWN): tensor for tensor in tensors}
         clash = set(found) & set(taken)
         if clash:
             raise ValueError(f"two of its tensors would be called {min(clash)}")

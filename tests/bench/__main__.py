@@ -16,6 +16,7 @@ from tests.bench import (
     bench_gpu_sharded,
     bench_help,
     bench_main_job,
+    bench_reading,
     bench_stall,
     bench_sync,
     bench_transport,
@@ -27,6 +28,7 @@ BENCHES = {
     "main_job": bench_main_job.main,
     "aws_up": bench_aws_up.main,
     "aws_traffic": bench_aws_traffic.main,
+    "reading": bench_reading.main,
     "checkpoints": bench_checkpoints.main,
 }
 

@@ -2,11 +2,13 @@
 
 import json
 import os
+import random
+import signal
 
 import pytest
 import torch
 
-from gpucloud.domain.manifest import Commit
+from gpucloud.domain.manifest import Commit, Why
 from gpucloud.domain.trial import Outcome
 from gpucloud.resume.layout import read_header, tensor_at
 from gpucloud.resume.ranks import Ranks
@@ -14,11 +16,11 @@ from gpucloud.resume.restoring import find
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from gpucloud.store.directory import DirectoryStore
-from gpucloud.usecases.checkpoints import Shelf
+from gpucloud.usecases.checkpoints import Shelf, restorable
 from gpucloud.usecases.comparing import compared
 from gpucloud.usecases.exporting import planned, write
 from gpucloud.usecases.pulling import Puller
-from tests.commandline import command_line
+from tests.commandline import command_line, until
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.standins.made_checkpoints import Made, state
@@ -50,7 +52,43 @@ def test_a_script_that_resumes_to_the_bit_is_found_equal_and_ends_after_its_few_
 
     assert (verdict.outcome, verdict.step, verdict.resumed_from, verdict.parts) == (Outcome.EQUAL, 6, 2, ())
     assert verdict.compared > 20
-    assert [one.commit for one in shelf(killed).standing()] == [Commit(2, 6), Commit(2, 4), Commit(1, 2)]
+    there = shelf(killed).standing()
+    assert [one.commit for one in there] == [Commit(2, 6), Commit(2, 4), Commit(1, 2)]
+    assert {one.sound.why for one in there} == {Why.TRIAL}
+
+
+def own_dice(seed):
+    """A script whose losses have a factor from a generator that nobody saves."""
+
+    def hook(_rank):
+        dice, real = random.Random(seed), torch.nn.functional.cross_entropy
+        torch.nn.functional.cross_entropy = lambda x, y: real(x, y) * (1 + 0.1 * dice.random())
+
+    return hook
+
+
+@pytest.mark.parametrize(
+    ("seed", "outcome", "step", "loss_step"),
+    [(0, Outcome.DIFFERENT, 4, 3), (None, Outcome.NOT_DETERMINISTIC, 2, 1)],
+)
+def test_a_script_with_dice_of_its_own_is_told_what_differs_and_from_which_loss_on(
+    tmp_path, monkeypatch, seed, outcome, step, loss_step
+):
+    monkeypatch.setenv("GPUCLOUD_TRIAL", "6")
+    calm = SavedRun(tmp_path / "calm", steps=40, keep=8)
+    assert calm.attempt(own_dice(seed)) == [0]
+    monkeypatch.setenv("GPUCLOUD_TRIAL", "6:3")
+    killed = SavedRun(tmp_path / "killed", steps=40, keep=8)
+    assert [killed.attempt(own_dice(seed)), killed.attempt(own_dice(seed))] == [[-9], [0]]
+
+    verdict = compared(shelf(calm), shelf(killed))
+
+    assert (verdict.outcome, verdict.step, verdict.resumed_from) == (outcome, step, 2)
+    assert "model.first.weight" in verdict.parts
+    assert [part for part in verdict.parts if part.startswith("optimizer.state.") and part.endswith("exp_avg")]
+    assert not [part for part in verdict.parts if "randomness" in part or part.startswith("rank 0: losses")]
+    assert (verdict.loss.step, verdict.loss.rank) == (loss_step, 0)
+    assert verdict.loss.calm != verdict.loss.killed
 
 
 @pytest.fixture
@@ -107,7 +145,7 @@ def test_a_pulled_folder_is_resumed_from_and_an_export_has_the_models_own_state_
     run = SavedRun(tmp_path / "run", ranks=2, steps=4)
     assert run.attempt() == [0, 0]
     here = shelf(run)
-    _, manifest = here.one(None, here.standing())
+    manifest = restorable(None, here.standing())
     Puller(shelf=here, target=DirectoryStore(tmp_path / "pulled")).pull(manifest, lambda size: None)
 
     found = find(Checkpoints(DirectoryStore(tmp_path / "pulled"), "", keep=3), Ranks())
@@ -126,11 +164,11 @@ def test_a_pulled_folder_is_resumed_from_and_an_export_has_the_models_own_state_
 
 
 @pytest.mark.slow  # two whole jobs, one of them with two attempts
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_command_proves_it_for_a_users_own_script_and_says_what_the_library_is_missing_for(tmp_path):
     with command_line(tmp_path) as line:
         file = line.job(steps=40)
-        answer = line.run("train", file, "--verify-resume", "--verify-steps", "6", "--json")
+        answer = line.run("train", file, "--verify-resume", "--verify-steps", "6", "--json", limit_s=700)
         assert answer.code == 0, answer.stderr
         assert (answer.json["outcome"], answer.json["step"], answer.json["resumed_from"]) == ("equal", 6, 2)
         calm, killed = answer.json["runs"]
@@ -142,3 +180,26 @@ def test_the_command_proves_it_for_a_users_own_script_and_says_what_the_library_
         (line.folder / "code" / "train.py").write_text("print('no library')\n")
         answer = line.run("train", file, "--verify-resume")
         assert (answer.code, "imports gpucloud.resume" in answer.stderr) == (2, True)
+
+
+@pytest.mark.slow  # half a job
+@pytest.mark.timeout(900)
+def test_ctrl_c_ends_a_trial_and_leaves_neither_machines_nor_checkpoints(tmp_path):
+    with command_line(tmp_path) as line:
+        process = line.start("train", line.job(steps=400, step_s=0.1), "--verify-resume", "--verify-steps", "300")
+
+        def run():
+            return next((line.home / "store" / "jobs").glob("small-*-calm"), None)
+
+        def commits():
+            return run() and list(run().glob("checkpoints/commit/*/*.json"))
+
+        until(commits, "a checkpoint of the first run", 600)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(600) == 130
+        name = run().name
+        said = (tmp_path / "err").read_text()
+        assert f"ending {name} as it stands" in said
+        assert "no checkpoint of the trial is left" in said
+        assert line.nodes(name) == []
+        assert line.run("checkpoints", name, "--json").json["checkpoints"] == []

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpucloud.agent.keep.disk import copy, is_whole
 from gpucloud.domain.keeping.keys import LEVEL, object_name
 from gpucloud.domain.keeping.listing import FileSet, Signature
-from gpucloud.domain.manifest import Commit, Manifest, Piece
+from gpucloud.domain.manifest import Commit, Manifest, Piece, Why
 from gpucloud.store.checkpoints import Checkpoints
 
 _WRITERS = 4
@@ -31,7 +31,7 @@ class Taking:
         self._world = world
         self._newest: int | None = None
 
-    def take(self, directory: Path, one: FileSet, content: Content, *, proven: bool) -> bool:
+    def take(self, directory: Path, one: FileSet, content: Content, *, proven: bool, why: Why = Why.DUE) -> bool:
         """Return whether the set is committed; False when it changed meanwhile, or one of its files is torn.
 
         With `proven`, every file must show by its form that it is whole: whoever wrote it may have died while writing.
@@ -42,7 +42,7 @@ class Taking:
         try:
             if not copy(directory, content, self._copies) or not self._is_whole(one, proven=proven):
                 return False
-            self._commit(one)
+            self._commit(one, why)
         finally:
             shutil.rmtree(self._copies, ignore_errors=True)
         self.longest_s = max(self.longest_s, time.monotonic() - began)
@@ -53,11 +53,11 @@ class Taking:
         found = [is_whole(self._copies / path) for path in one.paths]
         return all(found) if proven and not one.marked else False not in found
 
-    def _commit(self, one: FileSet) -> None:
+    def _commit(self, one: FileSet, why: Why) -> None:
         commit = Commit(self._checkpoints.generation, self._step(one))
         with ThreadPoolExecutor(_WRITERS) as pool:
             pieces = tuple(pool.map(lambda path: self._upload(commit, path), one.paths))
-        self._checkpoints.commit(Manifest(commit=commit, world=self._world, level=LEVEL, pieces=pieces))
+        self._checkpoints.commit(Manifest(commit=commit, world=self._world, level=LEVEL, pieces=pieces, why=why))
         self.committed = self._newest = commit.step
         self.count += 1
 
