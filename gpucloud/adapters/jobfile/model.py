@@ -185,6 +185,10 @@ class CheckpointKeys(_Keys):
         default=_DIRECTORY.on_notice,
         description="The signal by which the script is asked to save and leave: SIGTERM, SIGUSR1, or none.",
     )
+    per_node: kinds.Flag = Field(
+        default=_DIRECTORY.per_node,
+        description="Whether each node's own folder is a part of a checkpoint; else node 0's alone is one.",
+    )
     settle: kinds.Span = Field(
         default=_DIRECTORY.settle, description="How long nothing may change before a checkpoint there counts."
     )
