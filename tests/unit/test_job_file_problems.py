@@ -297,7 +297,7 @@ BROKEN: list[tuple[str, list[str]]] = [
     (
         HEAD + "checkpoint: {directory: out, layout: file, per_node: true}\n",
         [
-            "4:52: checkpoint.per_node: needs folders whose names end with the step, and `layout: file` is of "
+            "4:54: checkpoint.per_node: needs folders whose names end with the step, and `layout: file` is of "
             "single files"
         ],
     ),
