@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
@@ -91,11 +92,15 @@ while step < total:
 
 
 class KeptNodes:
-    """Attempts of one script on `nodes` nodes of one rank each."""
+    """Attempts of one script on `nodes` nodes of one rank each; `program` is its text, `kind` its first argument."""
 
-    def __init__(self, folder: Path, *, kind: str = "dcp", nodes: int = 2, settle_s: float = 0.1) -> None:
+    def __init__(
+        self, folder: Path, *, kind: str = "dcp", nodes: int = 2, settle_s: float = 0.1, program: str = SCRIPT
+    ) -> None:
         self.folder = folder
         self.kind = kind
+        self.program = program
+        self.port = 0
         self.nodes = nodes
         self.settle_s = settle_s
         self.attempts = 0
@@ -114,6 +119,7 @@ class KeptNodes:
     def start(self, *, steps: int, pause_s: float = 0.005, on: OnNotice = OnNotice.NONE) -> None:
         """Start the next attempt on every node."""
         self.attempts += 1
+        self.port = _free_port()
         for node in range(self.nodes):
             self.processes[node] = self._started(node, steps, pause_s, on)
 
@@ -171,12 +177,12 @@ class KeptNodes:
         folder, code = self.attempt_folder(node), self.code(node)
         for made in (folder, code, barriers := self.folder / f"barriers-{self.attempts}"):
             made.mkdir(parents=True, exist_ok=True)
-        (code / "train.py").write_text(SCRIPT)
+        (code / "train.py").write_text(self.program)
         layout = Layout.DCP if self.kind == "dcp" else Layout.AUTO
         order = KeepOrder(
             code=str(code),
             directory=str(code / "out"),
-            rule=Rule(layout=layout, ranks=1, nodes=self.nodes, per_node=True, node=node),
+            rule=Rule(layout=layout, ranks=1, nodes=self.nodes, per_node=self.nodes > 1, node=node),
             on_notice=on,
             settle=timedelta(seconds=self.settle_s),
             store=str(self.folder / "store"),
@@ -187,7 +193,8 @@ class KeptNodes:
             folder=str(folder),
             first_rank=node,
         )
-        own = {"PYTHONPATH": str(ROOT), MARK: str(folder), "RANK": str(node)}
+        own = {"PYTHONPATH": str(ROOT), MARK: str(folder), "RANK": str(node), "WORLD_SIZE": str(self.nodes)}
+        own |= {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)}
         with (folder / f"rank-{node}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "gpucloud.agent", "keep", "--order", to_json(order), "--",
@@ -195,3 +202,9 @@ class KeptNodes:
                 cwd=code, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 env=os.environ | own | ({} if on is OnNotice.NONE else {"on": on.value}),
             )  # fmt: skip
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])

@@ -17,6 +17,9 @@ _DCP_ALONE = re.compile(r"(?:^|.*/)checkpoint-\d+/[^/]*(?:\.distcp|\.metadata)")
 _DEEPSPEED = re.compile(r"(?:^|.*/)global_step(\d+)(?=/)")
 _LATEST = "latest"  # DeepSpeed writes the newest folder's name into it when that folder is whole
 _STATE = "trainer_state.json"
+_UNFINISHED = (
+    "checkpoint-is-incomplete.txt"  # while it saves because of SIGTERM (transformers 5, enable_jit_checkpoint)
+)
 _SINGLE = (".pt", ".pth", ".ckpt", ".safetensors")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
 _STEP = re.compile(r"step[=_-]?(\d+)")
@@ -135,7 +138,8 @@ def _hf(listing: Listing, ranks: int) -> tuple[FileSet, ...]:
     for folder, step in _folders(_HF, listing):
         paths = below(folder, listing)
         states = {int(m[1]) for path in paths if (m := RANK_STATE.fullmatch(path[len(folder) + 1 :]))}
-        complete = f"{folder}/{_STATE}" in listing and (not states or set(range(ranks)) <= states)
+        whole = f"{folder}/{_STATE}" in listing and f"{folder}/{_UNFINISHED}" not in listing
+        complete = whole and (not states or set(range(ranks)) <= states)
         sets.append(FileSet(name=folder, step=step, paths=paths, complete=complete, marked=True))
     return tuple(sets)
 
