@@ -1,9 +1,9 @@
-"""torch.distributed.checkpoint on several nodes as its users write it: one folder for each save, the newest is loaded."""
+"""torch.distributed.checkpoint on several nodes as its users write it: a folder a save, the newest is loaded."""
 
-import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ dist.init_process_group("gloo")
 weights = {f"layer{n}": torch.zeros(64, 64) for n in range(8)}  # replicas: each is in one rank's file only
 state = {"weights": weights, "step": torch.zeros(1)}
 
-saved = sorted(int(name[5:]) for name in os.listdir("out")) if os.path.isdir("out") else []
+saved = sorted(int(path.name[5:]) for path in Path("out").glob("step-*"))
 if saved:
     dcp.load(state, checkpoint_id=f"out/step-{saved[-1]}")
     assert int(state["step"]) == saved[-1]

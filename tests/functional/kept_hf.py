@@ -1,8 +1,8 @@
-"""A Hugging Face Trainer as its users write it: it resumes from the newest checkpoint in `out`, saves every 10 steps."""
+"""A Hugging Face Trainer as its users write it: it resumes from the newest checkpoint in `out`, saves often."""
 
-import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -52,4 +52,4 @@ arguments = TrainingArguments(
     enable_jit_checkpoint=True,  # on SIGTERM it saves, three seconds later, and ends with exit code 0
 )
 trainer = Trainer(model=Model(), args=arguments, train_dataset=Points(), callbacks=[Slowly()])
-trainer.train(resume_from_checkpoint=get_last_checkpoint("out") if os.path.isdir("out") else None)
+trainer.train(resume_from_checkpoint=get_last_checkpoint("out") if Path("out").is_dir() else None)
