@@ -92,12 +92,15 @@ def test_a_script_that_went_on_to_a_newer_folder_will_not_write_the_older(there,
 
 def test_only_folders_named_by_their_step_are_called_for_and_each_step_once():
     sets = find_sets(rule(Layout.DCP), listing("step-20/__0_0.distcp", "step-20/.metadata", *DCP))
-    assert [one.step for one in to_call_for(sets, -1).sets] == [20, 500]
-    assert [one.step for one in to_call_for(sets, 20).sets] == [500]
+    assert [one.step for one in to_call_for(sets, done=-1, base=None).sets] == [20, 500]
+    assert [one.step for one in to_call_for(sets, done=20, base=None).sets] == [500]
+    assert [one.step for one in to_call_for(sets, done=-1, base=500).sets] == [20]
     for nameless in ((".metadata", "__0_0.distcp"), ("last/__0_0.distcp", "last/.metadata"), ("ckpt_500.pt",)):
-        found = to_call_for(find_sets(rule(), listing(*nameless)), -1)
+        found = to_call_for(find_sets(rule(), listing(*nameless)), done=-1, base=None)
         assert found.sets == ()
         assert "a folder of its own whose name ends with the step" in found.unclear
+    beside = find_sets(rule(), listing("last.ckpt/__0_0.distcp", "last.ckpt/.metadata", "last.ckpt/meta.pt", *DCP))
+    assert [one.step for one in to_call_for(beside, done=-1, base=None).sets] == [500]
 
 
 def test_a_round_is_whole_with_the_parts_of_all_and_void_as_soon_as_one_has_none():

@@ -183,7 +183,8 @@ class CheckpointKeys(_Keys):
     )
     on_notice: kinds.OnNoticeName = Field(
         default=_DIRECTORY.on_notice,
-        description="The signal by which the script is asked to save and leave: SIGTERM, SIGUSR1, or none.",
+        description="The signal by which the script is asked to save and leave: SIGTERM (Trainer heeds it by "
+        "enable_jit_checkpoint=True, Lightning by save_on_exception=True), SIGUSR1 to its own handler, or none.",
     )
     per_node: kinds.Flag = Field(
         default=_DIRECTORY.per_node,

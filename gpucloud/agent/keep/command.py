@@ -83,7 +83,8 @@ class _Start:
         if base != (found.commit if found else None):
             found = None if base is None else _patiently(lambda: self._just(base))
         self._directory.place(found, self._reporting.say)
-        return Answering(self._depot, self._copies, self._order.rule, self._reporting.say)
+        rule, attempt = self._order.rule, self._order.attempt
+        return Answering(self._depot, self._copies, rule, self._reporting.say, attempt=attempt)
 
     def _just(self, base: Commit) -> Fetched:
         manifest = self._checkpoints.manifest(base)

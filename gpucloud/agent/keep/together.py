@@ -33,6 +33,7 @@ from gpucloud.domain.keeping.rounds import (
 from gpucloud.domain.manifest import Commit, Manifest, Piece
 from gpucloud.store import Conflict
 
+_JOIN_AGAIN_S = 10.0
 _ASK_S = 0.5  # a GET costs 0.4 of a millionth of a dollar in S3: 3 in 10,000 for an hour
 
 
@@ -41,12 +42,13 @@ class Calling(Taking):
 
     def __init__(self, depot: Depot, copies: Path, rule: Rule, say: Say, *, base: Commit | None) -> None:
         super().__init__(depot, copies, rule, say, base=base)
+        self._base = base.step if base else None
         self._done = -1
         self._limit_s = float("inf")
 
     def sets(self, listing: Listing) -> Found:
         """Return the folders that are above the newest step which the nodes were called for."""
-        return to_call_for(super().sets(listing), self._done)
+        return to_call_for(super().sets(listing), done=self._done, base=self._base)
 
     def close_by(self, limit_s: float) -> None:
         """Wait for no answer beyond this moment of the monotonic clock."""
@@ -106,8 +108,10 @@ class Calling(Taking):
 class Answering(Taking):
     """Any other node: what node 0 calls for is handed in, or said to be missing."""
 
-    def __init__(self, depot: Depot, copies: Path, rule: Rule, say: Say) -> None:
+    def __init__(self, depot: Depot, copies: Path, rule: Rule, say: Say, *, attempt: int) -> None:
         super().__init__(depot, copies, rule, say)
+        self._attempt = attempt
+        self._join_at_s = time.monotonic() + _JOIN_AGAIN_S
         self.over = False
         self._call: Call | None = None
         self._asked_at_s = 0.0
@@ -141,6 +145,10 @@ class Answering(Taking):
             with contextlib.suppress(ValueError):  # it is written again, or the attempt ends without it
                 self._call = read_call(data)
                 self.over = self._call.over
+        elif now_s >= self._join_at_s:
+            # Where a store ignores conditions, node 0 leaves the generation that it took first.
+            self._join_at_s = now_s + _JOIN_AGAIN_S
+            self._checkpoints.join(self._attempt)
 
     def _hand_in(self, commit: Commit, pieces: tuple[Piece, ...] | None) -> None:
         data = answer_bytes(Answer(node=self._rule.node, pieces=pieces))

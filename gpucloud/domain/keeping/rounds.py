@@ -78,14 +78,19 @@ def is_superseded(call: Call, listing: Listing) -> bool:
     return any((last_number(name) or 0) > call.step for name in same)
 
 
-def to_call_for(found: Found, done: int) -> Found:
-    """Return the sets of node 0 that can be called for: folders that tell their step, above `done` in this attempt."""
-    if any(one.step is None or not one.name for one in found.sets):
+def to_call_for(found: Found, *, done: int, base: int | None) -> Found:
+    """Return the sets of node 0 that can be called for: folders that tell their step, above `done` in this attempt.
+
+    Not that of the step which was put back, written again: other nodes' old files lie in it too.
+    """
+    told = [one for one in found.sets if one.step is not None and one.name]
+    if found.sets and not told:
         return Found(
             unclear="with per_node each checkpoint is a folder of its own whose name ends with the step, as step-500: "
             "by it nodes tell what belongs together"
         )
-    return Found(sets=tuple(one for one in found.sets if (one.step or 0) > done), unclear=found.unclear)
+    sets = tuple(one for one in told if (one.step or 0) > done and one.step != base)
+    return Found(sets=sets, unclear=found.unclear)
 
 
 def shards_missing(metadata: bytes, names: Collection[str]) -> tuple[str, ...]:
