@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,10 +17,9 @@ from gpucloud.domain.job import CheckpointPolicy
 from gpucloud.domain.keeping.keys import files_apart
 from gpucloud.domain.manifest import Manifest, Piece
 from gpucloud.domain.quantities import format_size
-from gpucloud.domain.standing import Standing
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.usecases import exporting
-from gpucloud.usecases.checkpoints import Shelf
+from gpucloud.usecases.checkpoints import Shelf, of_step, restorable
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.pruning import Pruner
 from gpucloud.usecases.pulling import Puller, Unpacker
@@ -112,10 +112,10 @@ def _list(job: _Job, _asked: Asked, as_json: bool) -> int:  # noqa: FBT001
 
 def _verify(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     standing = job.shelf.standing()
-    if asked.step is not None:
-        standing = (_one(job, asked.step, standing)[0],)
-    elif not standing:
+    if not standing:
         raise _none(job)
+    if asked.step is not None:
+        standing = of_step(asked.step, standing)
     manifests = [one.found.manifest for one in standing if one.found.manifest is not None]
     pieces = [piece for manifest in manifests for piece in manifest.pieces]
     with Meter("verified", sum(piece.size for piece in pieces)) as meter:
@@ -148,7 +148,7 @@ def _prune(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
 
 def _pull(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     folder = (asked.pull or Path()).expanduser()
-    _, manifest = _one(job, asked.step, job.shelf.standing())
+    manifest = _wanted(job, asked)
     files = files_apart(manifest)
     if files is not None:
         return _unpack(job, manifest, files, folder, as_json=as_json)
@@ -165,7 +165,7 @@ def _pull(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     say(f"step {pulled.commit.step} is in {folder}: {format_size(pulled.size)}{known}")
     if pulled.first != pulled.commit:
         tell(f"{folder} has step {pulled.first.step} too, which a script takes first")
-    tell(f"GPUCLOUD_STORE={folder} has a script resume from it")
+    tell(f"GPUCLOUD_STORE={shlex.quote(str(folder.absolute()))} has a script resume from it")
     return 0
 
 
@@ -189,7 +189,9 @@ def _export(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     path = (asked.export or Path()).expanduser()
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint=f"--export {path / (job.name + '.safetensors')}")
-    _, manifest = _one(job, asked.step, job.shelf.standing())
+    if path.exists() and not path.is_file():  # a device, a pipe: the new file would take its place
+        raise UsageError(f"{path} is no file", hint=f"--export {job.name}.safetensors")
+    manifest = _wanted(job, asked)
     about = {"job": job.name, "step": str(manifest.commit.step), "generation": str(manifest.commit.generation)}
     plan = exporting.planned(job.shelf, manifest, everything=asked.everything, about=about)
     with Meter("read", exporting.bytes_to_read(manifest, plan)) as meter:
@@ -202,10 +204,11 @@ def _export(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     return 0
 
 
-def _one(job: _Job, step: int | None, standing: tuple[Standing, ...]) -> tuple[Standing, Manifest]:
+def _wanted(job: _Job, asked: Asked) -> Manifest:
+    standing = job.shelf.standing()
     if not standing:
         raise _none(job)
-    return job.shelf.one(step, standing)
+    return restorable(asked.step, standing)
 
 
 def _none(job: _Job) -> UsageError:

@@ -23,7 +23,10 @@ _WORDS = {
 
 def standing_text(standing: Sequence[Standing]) -> str:
     """Return one line a checkpoint, the one that a restore tries first above."""
-    rows = [("step", "generation", "committed (UTC)", "size", "objects", "ranks", "level", ""), *map(_row, standing)]
+    rows = [
+        ("step", "generation", "committed (UTC)", "size", "objects", "ranks", "level", "why", ""),
+        *map(_row, standing),
+    ]
     return table(rows)
 
 
@@ -36,6 +39,7 @@ def standing_json(one: Standing) -> dict[str, Any]:
         "objects": len(manifest.pieces) if manifest else None,
         "ranks": manifest.world if manifest else None,
         "level": manifest.level if manifest else None,
+        "why": manifest.why.value if manifest else None,
         "marks": [mark.value for mark in Mark if mark in one.marks],
     }
 
@@ -69,12 +73,15 @@ def gone_json(standing: Sequence[Standing], gone: Superfluous) -> dict[str, Any]
 
 
 def _of(standing: Sequence[Standing], gone: Superfluous) -> list[Standing]:
-    return [one for one in standing if one.commit in gone.commits]
+    doomed = frozenset(gone.commits)
+    return [one for one in standing if one.commit in doomed]
 
 
 def _row(one: Standing) -> tuple[str, ...]:
     manifest = one.found.manifest
-    told = (str(len(manifest.pieces)), str(manifest.world), manifest.level) if manifest else ("-", "-", "-")
+    told = ("-", "-", "-", "-")
+    if manifest is not None:
+        told = (str(len(manifest.pieces)), str(manifest.world), manifest.level, manifest.why.value)
     return (
         str(one.commit.step),
         str(one.commit.generation),

@@ -54,17 +54,36 @@ def end_here(
     except GpucloudError as error:
         shown.story(f"{error}\nending the machines without a last save")
         job, readable = _stand_in(known, state), False
+    _settle(cloud, known, job, shown, wanted_end, saves=readable)
+    if readable:
+        bring_stored_home(cloud, job, known.name)
+
+
+def end_unsaved(cloud: Gpucloud, known: KnownJob, job: Job) -> None:
+    """End a run that nobody supervises and that is worth nothing, its machines at once. Raises Leave."""
+    with onlooker() as shown, obeyed(shown, asks=False) as interrupts:
+        _settle(cloud, known, job, shown, interrupts.wanted_end, saves=False)
+
+
+def _settle(
+    cloud: Gpucloud,
+    known: KnownJob,
+    job: Job,
+    shown: Onlooker,
+    wanted_end: Callable[[], ExitReason | None],
+    *,
+    saves: bool,
+) -> None:
+    """End the job and its machines; without `saves` as it stands now."""
     world = cloud.world(job, known.name, with_secrets=False)
     lease = take(world.jobs, cloud.clock)
     goal = Goal(nodes=job.resources.nodes)
     with supervisor(world, goal, lease, shown, lambda: wanted_end() or ExitReason.STOPPED) as one:
-        if state.unattended_s is not None:
+        if lease.state.unattended_s is not None:
             one.actor.preparer.records.withdraw_order()
-        if not readable and not lease.state.status.ended:
+        if not saves and not lease.state.status.ended:
             lease.write(books.abandon(lease.state, cloud.clock.now()))
         one.run()
-    if readable:
-        bring_stored_home(cloud, job, known.name)
 
 
 def _end(cloud: Gpucloud, known: KnownJob, asker: Asker, shown: Onlooker, interrupts: Interrupts) -> None:

@@ -46,13 +46,13 @@ class Begun:
         return self.cloud.asker(self.cloud.known(self.job, self.name, self.read.file))
 
 
-def run(begun: Begun, goal: Goal, unattended: Unattended | None = None) -> None:
+def run(begun: Begun, goal: Goal, unattended: Unattended | None = None, *, asks: bool = True) -> None:
     """Hold the job's lease until the goal is reached, and bring home what is in the store then.
 
-    Raises Leave, and Detach from a job that is to be finished, as the user wishes; LeaseHeld when somebody else
-    supervises it; after any other GpucloudError it is said what lives.
+    Raises Leave, and Detach from a job that is to be finished, as the user wishes; without `asks` any signal is Leave.
+    Raises LeaseHeld when somebody else supervises it; after any other GpucloudError it is said what lives.
     """
-    with onlooker() as shown, obeyed(shown, detaches=goal.until is Until.FINISHED) as interrupts:
+    with onlooker() as shown, obeyed(shown, asks=asks, detaches=goal.until is Until.FINISHED) as interrupts:
         _run(begun, goal, unattended, shown, interrupts)
 
 

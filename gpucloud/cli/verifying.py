@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any
 
+from gpucloud.cli.ending import end_unsaved
 from gpucloud.cli.interrupts import Leave
 from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.supervising import run, say_what_lives
 from gpucloud.cli.target import Target, read_target
 from gpucloud.cli.training import begin
+from gpucloud.cli.verdicts import hint_of, verdict_json, verdict_text
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Cloud, Job
 from gpucloud.domain.quantities import format_usd
@@ -26,8 +27,6 @@ from gpucloud.wiring import Gpucloud, imports_resume
 
 __all__ = ["STEPS", "require_alone", "verify_resume"]
 
-_NAMED = 10
-
 
 def require_alone(given: list[str]) -> None:
     """UsageError for options of `train` that say nothing of a trial."""
@@ -40,7 +39,7 @@ def verify_resume(
 ) -> int:
     """Run the trial and return 0 when both runs are equal, 20 when they are not, else the code of the run that failed.
 
-    UsageError for a script that does not use the library.
+    Of a trial that is broken off nothing stays but its books. UsageError for a script that does not use the library.
     """
     cloud = Gpucloud()
     read = read_target(cloud, target, on)
@@ -53,19 +52,13 @@ def verify_resume(
         )
     jobs = two_jobs(read.job, steps)
     _introduce(read.job, jobs)
-    names = []
-    for job in jobs:
-        name, code = _run(cloud, replace(read, job=job))
-        names.append(name)
-        if code:
-            tell(f"{name} failed: nothing is proved")
-            return code
-    verdict = compared(*(_shelf(cloud, job, name) for job, name in zip(jobs, names, strict=True)))
-    if verdict.outcome is Outcome.EQUAL:
-        for job, name in zip(jobs, names, strict=True):
-            _clear(_shelf(cloud, job, name))
-    _answer(verdict, names, as_json=as_json)
-    return 0 if verdict.outcome is Outcome.EQUAL else ExitReason.USER_ERROR.exit_code
+    trial = _Trial(cloud=cloud, read=read, jobs=jobs)
+    try:
+        return trial.run(as_json=as_json)
+    except KeyboardInterrupt:
+        trial.clear()
+        tell("stopped: nothing is proved, and no checkpoint of the trial is left")
+        return 130
 
 
 def _introduce(job: Job, jobs: tuple[Job, Job]) -> None:
@@ -76,73 +69,79 @@ def _introduce(job: Job, jobs: tuple[Job, Job]) -> None:
     tell(f"each may cost {format_usd(calm.budget_usd)} at the most: both stay inside {format_usd(job.budget_usd)}")
 
 
-def _run(cloud: Gpucloud, read: Target) -> tuple[str, int]:
-    """Return the run's name and exit code."""
-    begun = begin(cloud, read)
-    try:
-        run(begun, Goal(nodes=read.job.resources.nodes))
-    except Leave as leave:
-        say_what_lives(begun.asker.state_as_listed())
-        return begun.name, leave.exit_code
-    report = begun.asker.report()
-    tell(f"{begun.name}: {report.status.value}, spent {format_usd(report.spend.spent_usd)}")
-    if report.message:
-        tell(report.message)
-    return begun.name, report.exit_code or 0
+@dataclass(kw_only=True)
+class _Trial:
+    cloud: Gpucloud
+    read: Target
+    jobs: tuple[Job, Job]
+    names: list[str] = field(default_factory=list)
 
+    def run(self, *, as_json: bool) -> int:
+        """Run both, compare them and say what that showed; return the exit code."""
+        for job in self.jobs:
+            code = self._run(replace(self.read, job=job))
+            if code:
+                return self._failed(code, as_json=as_json)
+            self._require_saved()
+        verdict = compared(*self._shelves())
+        if verdict.outcome is Outcome.EQUAL:
+            self.clear()
+        self._answer(verdict, as_json=as_json)
+        return 0 if verdict.outcome is Outcome.EQUAL else ExitReason.USER_ERROR.exit_code
 
-def _shelf(cloud: Gpucloud, job: Job, name: str) -> Shelf:
-    jobs = JobStore(cloud.store(job), name)
-    return Shelf(store=jobs.store, prefix=jobs.checkpoints, keep=job.checkpoint.keep)
+    def clear(self) -> None:
+        """Delete what the trial saved: manifests sort before data."""
+        for shelf in self._shelves():
+            for key in shelf.listed():
+                shelf.store.delete(under(shelf.prefix, key))
 
+    def _run(self, read: Target) -> int:
+        """Return the run's exit code; 130 or 143 when the user left, and nothing of it is left."""
+        begun = begin(self.cloud, read)
+        self.names.append(begun.name)
+        try:
+            run(begun, Goal(nodes=read.job.resources.nodes), asks=False)
+        except Leave as leave:
+            tell(f"ending {begun.name} as it stands")
+            try:
+                end_unsaved(self.cloud, self.cloud.known(read.job, begun.name, read.file), read.job)
+            except Leave:
+                say_what_lives(begun.asker.state_as_listed())
+            return leave.exit_code
+        report = begun.asker.report()
+        tell(f"{begun.name}: {report.status.value}, spent {format_usd(report.spend.spent_usd)}")
+        if report.message:
+            tell(report.message)
+        return report.exit_code or 0
 
-def _clear(shelf: Shelf) -> None:
-    """Delete what the trial saved: manifests sort before data."""
-    for key in shelf.listed():
-        shelf.store.delete(under(shelf.prefix, key))
+    def _failed(self, code: int, *, as_json: bool) -> int:
+        self.clear()
+        tell(f"{self.names[-1]} did not come to its end: nothing is proved, and no checkpoint of the trial is left")
+        if as_json:
+            say_json({"outcome": Outcome.FAILED.value, "run": self.names[-1], "exit_code": code, "runs": self.names})
+        return code
 
-
-def _answer(verdict: Verdict, names: list[str], *, as_json: bool) -> None:
-    if as_json:
-        say_json({**_json(verdict), "runs": names})
-        return
-    say(_text(verdict))
-    if verdict.parts:
-        rest = len(verdict.parts) - _NAMED
-        say(
-            "\n".join(
-                [*(f"  {part}" for part in verdict.parts[:_NAMED]), *([f"  … and {rest} more"] if rest > 0 else [])]
+    def _require_saved(self) -> None:
+        """UsageError when the run that ended well has saved nothing: it is not the library's."""
+        if not self._shelves()[-1].standing():
+            raise UsageError(
+                f"{self.names[-1]} ended without one checkpoint: what it ran never called run.step() or run.done()",
+                hint="let the script that `run` names use gpucloud.resume; README, “In the script”",
             )
-        )
-    if verdict.outcome is not Outcome.EQUAL:
-        tell(f"their checkpoints stay: `gpucloud checkpoints {names[0]}`, `gpucloud checkpoints {names[1]}`")
 
+    def _shelves(self) -> list[Shelf]:
+        """Return the checkpoints of each run that was begun."""
+        stores = [
+            (JobStore(self.cloud.store(job), name), job) for job, name in zip(self.jobs, self.names, strict=False)
+        ]
+        return [Shelf(store=jobs.store, prefix=jobs.checkpoints, keep=job.checkpoint.keep) for jobs, job in stores]
 
-def _text(verdict: Verdict) -> str:
-    match verdict.outcome:
-        case Outcome.EQUAL:
-            return (
-                f"equal: killed and resumed from step {verdict.resumed_from}, all {verdict.compared} parts of the state"
-                f" at step {verdict.step} are the same to the bit"
-            )
-        case Outcome.DIFFERENT:
-            return (
-                f"not equal: resumed from step {verdict.resumed_from}, step {verdict.step} is the first that differs:"
-            )
-        case Outcome.NOT_DETERMINISTIC:
-            return (
-                f"not deterministic: the two runs differ at step {verdict.step} already, before the resume from step"
-                f" {verdict.resumed_from}; seed everything, and torch.use_deterministic_algorithms(True):"
-            )
-        case Outcome.NOT_RESUMED:
-            return f"not resumed: the script ended after step {verdict.step}, before it was killed; take fewer steps"
-
-
-def _json(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "outcome": verdict.outcome.value,
-        "step": verdict.step,
-        "resumed_from": verdict.resumed_from,
-        "compared": verdict.compared,
-        "different": list(verdict.parts),
-    }
+    def _answer(self, verdict: Verdict, *, as_json: bool) -> None:
+        if as_json:
+            say_json({**verdict_json(verdict), "runs": self.names})
+            return
+        say(verdict_text(verdict))
+        if (hint := hint_of(verdict)) is not None:
+            tell(f"hint: {hint}")
+        if verdict.outcome is not Outcome.EQUAL:
+            tell(f"their checkpoints stay: `gpucloud checkpoints {self.names[0]}`, `… {self.names[1]}`")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucloud.domain.chunks import Chunk, chunks_of, covering
-from gpucloud.domain.safetensors import Header, Tensor, header_bytes, placed
+from gpucloud.domain.safetensors import Header, Tensor, entries_of, header_bytes, placed
 
 _MAIN = "model"
 _OWN = "rank."
@@ -45,7 +45,7 @@ def export(headers: Sequence[Header], ranks: Sequence[int], *, everything: bool,
     sources = {name: covering(trees.parts(tensor)) for name, tensor in names.items()}
     first = {name: trees.parts(tensor)[0] for name, tensor in names.items()}
     tensors = placed((name, chunk.dtype, chunk.shape) for name, chunk in first.items())
-    head = header_bytes(_in_order(tensors, names), metadata)
+    head = header_bytes(entries_of(_in_order(tensors, names)), metadata)
     moves = tuple((chunk, len(head) + tensor.begin) for tensor in tensors for chunk in sources[tensor.name])
     size = len(head) + max((tensor.end for tensor in tensors), default=0)
     return Exported(head=head, size=size, tensors=len(tensors), moves=moves)

@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from gpucloud.domain.parts import Sums, count_of, sums_of
@@ -21,7 +22,7 @@ from gpucloud.domain.parts import Sums, count_of, sums_of
 LEAST_KEPT = 2
 """However few a job wants to keep: one may turn out damaged."""
 
-_FORMAT = 2
+_FORMAT = 3
 _GENERATION_KEY = re.compile(r"gen/(\d{6,})\.json")
 _CALL_KEY = re.compile(r"gen/(\d{6,})\.call\.json")
 _COMMIT_KEY = re.compile(r"commit/(\d{6,})/(\d{9,})\.json")
@@ -54,14 +55,26 @@ class Piece:
         return sums_of((memoryview(data),)) == self.sums
 
 
+class Why(str, Enum):
+    """What a checkpoint was saved for; the value is what programs read."""
+
+    DUE = "due"  # its time had come, by the clock or by the count of steps
+    NOTICE = "notice"  # a machine is to be taken
+    BUDGET = "budget"  # the paid time comes to its end
+    STOP = "stop"  # somebody ended the job
+    LAST = "last"  # the script came to its end
+    TRIAL = "trial"  # a trial of resuming is on
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A whole checkpoint: its objects, how many ranks wrote it and what a resume from it can promise."""
+    """A whole checkpoint: its objects, how many ranks wrote it and why, and what a resume from it can promise."""
 
     commit: Commit
     world: int
     level: str
     pieces: tuple[Piece, ...]
+    why: Why = Why.DUE
 
 
 def generation_key(generation: int) -> str:
@@ -97,7 +110,7 @@ def restore_order(keys: Iterable[str], base_of: Callable[[int], Commit | None]) 
     had been replaced. `base_of` is asked only when the generation's own commits are used up.
     """
     names = tuple(keys)
-    there = commits(names)
+    there = _by_generation(commits(names))
     seen: set[Commit] = set()
     for generation in generations(names):
         for commit in _chain(generation, there, base_of):
@@ -116,9 +129,10 @@ def collectable(keys: Iterable[str], *, generation: int, base: Commit | None, ke
     if any(newer > generation for newer in generations(names)):
         return ()
     there = commits(names)
-    order = dict.fromkeys(_chain(generation, there, lambda _: base))
+    order = dict.fromkeys(_chain(generation, _by_generation(there), lambda _: base))
     order.update(dict.fromkeys(there))
-    present = [commit for commit in order if commit in there]
+    known = frozenset(there)
+    present = [commit for commit in order if commit in known]
     kept = set(present[: max(keep, LEAST_KEPT)]) | {base}
     newest = max((c for c in there if c.generation == generation), default=Commit(generation, -1))
     doomed = [commit_key(commit) for commit in present if commit not in kept]
@@ -145,6 +159,7 @@ def manifest_bytes(manifest: Manifest) -> bytes:
             "step": manifest.commit.step,
             "world": manifest.world,
             "level": manifest.level,
+            "why": manifest.why.value,
             "pieces": pieces,
         }
     )
@@ -161,6 +176,7 @@ def read_manifest(data: bytes) -> Manifest:
             world=int(body["world"]),
             level=str(body["level"]),
             pieces=tuple(piece_of(piece) for piece in body["pieces"]),
+            why=Why(body["why"]),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a manifest: {error!r}") from error
@@ -222,8 +238,17 @@ def piece_of(entry: dict[str, Any]) -> Piece:
     return Piece(key=key, size=size, crc32=tuple(crc32))
 
 
-def _chain(generation: int, there: tuple[Commit, ...], base_of: Callable[[int], Commit | None]) -> Iterator[Commit]:
-    yield from (commit for commit in there if commit.generation == generation)
+def _by_generation(there: Iterable[Commit]) -> Mapping[int, list[Commit]]:
+    found: dict[int, list[Commit]] = {}
+    for commit in there:
+        found.setdefault(commit.generation, []).append(commit)
+    return found
+
+
+def _chain(
+    generation: int, there: Mapping[int, list[Commit]], base_of: Callable[[int], Commit | None]
+) -> Iterator[Commit]:
+    yield from there.get(generation, ())
     base = base_of(generation)
     if base is not None:
         yield base

@@ -1,4 +1,4 @@
-"""The safetensors layout without torch: headers read, made, and tensors placed.
+"""The safetensors layout: headers read, made, and tensors placed. Its types are names here; torch knows its own.
 
 Eight bytes with the header's length (little endian), the header as JSON, then the raw tensors
 (https://github.com/huggingface/safetensors#format).
@@ -47,19 +47,22 @@ class Header:
     metadata: Mapping[str, str]
 
 
-def start_of(data: bytes | memoryview, size: int) -> int:
-    """Return where the tensors begin in an object of that size with these first eight bytes; ValueError without one."""
+def start_of(data: bytes | memoryview, size: int, largest: int = LARGEST_HEADER) -> int:
+    """Return where the tensors begin in an object of that size with these first eight bytes.
+
+    ValueError without a header, or when it has more bytes than `largest`.
+    """
     if len(data) < LENGTH_BYTES:
         raise ValueError("shorter than a header")
     (length,) = struct.unpack_from("<Q", data)
-    if length > min(LARGEST_HEADER, size - LENGTH_BYTES):
+    if length > min(largest, size - LENGTH_BYTES):
         raise ValueError("the header is longer than headers are, or than the object")
     return LENGTH_BYTES + int(length)
 
 
 def read_header(data: bytes | memoryview, size: int) -> Header:
     """Return the header of an object of that size that begins so; ValueError when the layout is broken."""
-    start = start_of(data, size)
+    start = start_of(data, size, largest=size)
     try:
         header = json.loads(bytes(data[LENGTH_BYTES:start]))
         metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
@@ -81,15 +84,17 @@ def placed(wanted: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[Tensor, 
     return tuple(tensors)
 
 
-def header_bytes(tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Return the header with its length before it, a multiple of eight bytes in all."""
-    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
-    for tensor in tensors:
-        place = [tensor.begin, tensor.end]
-        entries[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": place}
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text = text.ljust(-(-len(text) // 8) * 8)
-    return struct.pack("<Q", len(text)) + text
+def entries_of(tensors: Iterable[Tensor]) -> str:
+    """Return what a header's JSON says of the tensors, without the braces around: many headers can share it."""
+    entries = {t.name: {"dtype": t.dtype, "shape": t.shape, "data_offsets": (t.begin, t.end)} for t in tensors}
+    return json.dumps(entries, separators=(",", ":"))[1:-1]
+
+
+def header_bytes(entries: str, metadata: Mapping[str, str], room: int = 0) -> bytes:
+    """Return the header with its length before it, in at least `room` bytes and a multiple of eight."""
+    text = f'{{"__metadata__":{json.dumps(dict(metadata))}{"," if entries else ""}{entries}}}'.encode()
+    length = max(len(text) + (-len(text) % 8), room - LENGTH_BYTES)
+    return struct.pack("<Q", length) + text.ljust(length)
 
 
 def size_of(dtype: str, shape: tuple[int, ...]) -> int:

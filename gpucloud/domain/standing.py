@@ -72,9 +72,9 @@ class Superfluous:
 def ordered(keys: Iterable[str], bases: Mapping[int, Commit | None]) -> tuple[Commit, ...]:
     """Return all commits among the keys, the one that a restore tries first before all others."""
     names = tuple(keys)
-    there = commits(names)
+    there = dict.fromkeys(commits(names))
     order = dict.fromkeys(commit for commit in restore_order(names, bases.get) if commit in there)
-    order.update(dict.fromkeys(there))
+    order.update(there)
     return tuple(order)
 
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gpucloud.domain.manifest import Why
 from gpucloud.resume.folder import AttemptFolder
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.saving import News
 
 _FOREVER_S = 10.0**7
+_STOPS = (None, Why.STOP, Why.BUDGET, Why.NOTICE)
+"""As ranks tell each other; where nodes have different reasons, the one that leaves the least time holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreed:
-    """The same on all ranks: whether to stop, whether to save (due, or wished for by a node), the attempt's generation.
+    """The same on all ranks: why to stop, whether to save (due, or wished for by a node), the generation.
 
     `news` is how the save under way goes on.
     """
 
-    stop: bool
+    stop: Why | None
     due: bool
     wished: bool
     generation: int
@@ -36,11 +39,11 @@ class Agreement:
 
     def reach(self, *, due: bool, generation: int, news: News) -> Agreed:
         """Return what holds for this step; a wish holds until `granted`."""
-        told = (int(self._folder.stop_asked()), int(due), generation, self._folder.save_asked())
+        told = (_STOPS.index(self._folder.stop_asked()), int(due), generation, self._folder.save_asked())
         stop, due_now, agreed_generation, wish, *rest = self._ranks.highest(*told, *news.numbers())
         self._wished = max(self._wished, wish)
         return Agreed(
-            stop=bool(stop),
+            stop=_STOPS[stop],
             due=bool(due_now),
             wished=self._wished > self._granted,
             generation=agreed_generation,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gpucloud.domain.manifest import Commit, Manifest, Piece
+from gpucloud.domain.manifest import Commit, Manifest, Piece, Why
 from gpucloud.resume.folder import say
 from gpucloud.resume.promise import Level
 from gpucloud.resume.ranks import Ranks
@@ -32,6 +32,7 @@ class Flight:
 
     commit: Commit
     level: Level
+    why: Why
     stall_s: float = 0.0
     told: bool = False
     entry: bytes | None = None
@@ -56,7 +57,7 @@ class Dispatch:
             "size": size,
         }
         if world == 1:
-            saving["alone"] = {"level": flight.level.value, "base": self._base()}
+            saving["alone"] = {"level": flight.level.value, "why": flight.why.value, "base": self._base()}
         try:
             self._writer.tell({"save": saving})
         except Lost as error:
@@ -84,7 +85,8 @@ class Dispatch:
         pieces = tuple(
             Piece(key=key, size=size, crc32=tuple(crc32)) for key, size, crc32 in (entry["piece"] for entry in entries)
         )
-        manifest = Manifest(commit=flight.commit, world=self._ranks.world, level=flight.level.value, pieces=pieces)
+        level = flight.level.value
+        manifest = Manifest(commit=flight.commit, world=self._ranks.world, level=level, pieces=pieces, why=flight.why)
         with contextlib.suppress(Lost):  # asked for its answer, it is lost still
             self._writer.tell({"commit": {"manifest": described(manifest), "base": self._base()}})
 

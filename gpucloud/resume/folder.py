@@ -11,7 +11,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-_WITH_AN_END = ("notice", "budget")
+from gpucloud.domain.manifest import Why
+
+_WITH_AN_END = (Why.NOTICE, Why.BUDGET)
 _TO_LEAVE_S = 1.0  # for the ranks to end
 
 
@@ -28,9 +30,12 @@ class AttemptFolder:
             beside.write_text(json.dumps(content))
             beside.replace(self.path / name)
 
-    def stop_asked(self) -> bool:
-        """Whether this node's agent wants the ranks to save and leave."""
-        return self.path is not None and (self.path / "stop.json").exists()
+    def stop_asked(self) -> Why | None:
+        """Return what this node's agent wants the ranks to save and leave for; None while it does not."""
+        if self.path is None or not (self.path / "stop.json").exists():
+            return None
+        reason = self.stop_reason()
+        return Why(reason) if reason in _WITH_AN_END else Why.STOP
 
     def save_asked(self) -> int:
         """Return the number of the newest wish of this node's agent that the ranks save and go on; 0 without one."""

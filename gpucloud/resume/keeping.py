@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpucloud.domain.manifest import Commit
+from gpucloud.domain.manifest import Commit, Why
 from gpucloud.resume.agreement import Agreed, Agreement
 from gpucloud.resume.cadence import Cadence
 from gpucloud.resume.capture import Capture
@@ -30,9 +30,13 @@ class Moment:
 
 
 class Keeper:
-    """Every method with a result is called by all ranks at the same step. `progress` must be set before the first."""
+    """Every method with a result is called by all ranks at the same step. `progress` must be set before the first.
+
+    `of_a_trial`: whatever is saved is saved for a trial of resuming.
+    """
 
     progress: Progress
+    of_a_trial = False
 
     def __init__(
         self,
@@ -60,7 +64,7 @@ class Keeper:
     def keep(self, step: int, now: Callable[[], Moment]) -> bool:
         """Save if it is time, and return whether all ranks are to stop. Raises Fenced."""
         agreed = self._agree(step)
-        if agreed.stop:
+        if agreed.stop is not None:
             return True
         if agreed.due or agreed.wished:
             self._save(agreed, now)
@@ -69,16 +73,20 @@ class Keeper:
             self._capture.prepare(now().own)
         return False
 
-    def last(self, step: int, now: Callable[[], Moment]) -> bool:
-        """Return whether this step is committed, at the end of the attempt or of its time. Raises Fenced."""
-        generation = self._agree(step).generation
+    def last(self, step: int, now: Callable[[], Moment], why: Why | None = None) -> bool:
+        """Return whether this step is committed, at the end of the run; without `why`, because of the wish to stop.
+
+        Raises Fenced.
+        """
+        agreed = self._agree(step)
+        why = why or agreed.stop or Why.STOP
         with self.progress.phase("save"):
             self._finish(self._agreement.seconds_left())
             for _ in range(_TRIES):
                 left = self._agreement.seconds_left()
                 if self.committed == step or not left:
                     break
-                self._begin(generation, now())
+                self._begin(agreed.generation, now(), why)
                 self._finish(left)
         return self.committed == step
 
@@ -106,12 +114,13 @@ class Keeper:
             self._say_waits(self._cadence.every_steps)
             with self.progress.phase("save"):
                 self._finish()
-        self._begin(agreed.generation, now())
+        self._begin(agreed.generation, now(), Why.DUE if agreed.due else Why.NOTICE)
 
-    def _begin(self, generation: int, now: Moment) -> None:
+    def _begin(self, generation: int, now: Moment, why: Why) -> None:
         self._agreement.granted()
         self._prepared = True
-        self._saver.begin(Commit(generation, now.step), now.level, now.own)
+        why = Why.TRIAL if self.of_a_trial else why
+        self._saver.begin(Commit(generation, now.step), now.level, now.own, why)
 
     def _finish(self, limit_s: float = float("inf")) -> None:
         self._told(lambda: self._saver.finish(limit_s))

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from gpucloud.domain.errors import StoreError, UsageError
+from gpucloud.domain.manifest import Why
 from gpucloud.domain.trial import Trial
 from gpucloud.resume import randomness
 from gpucloud.resume.capture import Capture
@@ -28,6 +29,7 @@ from gpucloud.resume.saving import Saver
 from gpucloud.resume.settings import Settings, read_settings
 from gpucloud.resume.startup import end_quickly
 from gpucloud.resume.state import TrainingState
+from gpucloud.resume.trying import Trying
 from gpucloud.resume.writer import Writer
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
@@ -74,6 +76,7 @@ class Run:
         self._ranks = Ranks()
         self._loader: Loader | None = None
         self._checkpoints = Checkpoints(open_store(settings.store), settings.prefix, keep=settings.keep)
+        self._trying = Trying(settings.trial)
         capture = Capture(state, self._ranks)
         writer = Writer(settings.store, settings.prefix, settings.keep, capture.arena.descriptor)
         with randomness.kept():  # what the script draws next is the same whether it resumes or not
@@ -86,6 +89,7 @@ class Run:
         self._randomness_set = False
         saver = Saver(self._checkpoints, writer, capture, self._ranks, committed=self.steps_done)
         self._keeper = Keeper(settings.cadence, self._checkpoints, saver, capture, self._ranks, self._folder)
+        self._keeper.of_a_trial = settings.trial is not None
         self._progress = Progress(self._folder if self._ranks.rank == 0 else AttemptFolder(None), self)
         self._keeper.progress = self._progress
         self._profiling = Profiling(self._folder, settings.profile_steps, self._ranks.rank)
@@ -155,6 +159,7 @@ class Run:
             return
         self.steps_done += 1
         self._progress.stepped(loss)
+        self._trying.stepped(loss)
         if not self._profiling.over:
             with self._progress.phase("profile"):
                 self._profiling.stepped()
@@ -170,7 +175,7 @@ class Run:
     def done(self) -> None:
         """Commit the final state, then say that the job is done: nothing else counts as success. Raises StoreError."""
         self._profiling.close()
-        if not self._keeper.last(self.steps_done, self._moment):
+        if not self._keeper.last(self.steps_done, self._moment, Why.LAST):
             raise StoreError(
                 f"the final checkpoint, of step {self.steps_done}, could not be committed",
                 hint="start the job again: it continues from its last checkpoint",
@@ -184,6 +189,7 @@ class Run:
     def _put_back(self, restored: Restored) -> dict[str, Any]:
         content = restored.content(self._ranks.rank)
         self._state.fit(content, restored.commit.step)
+        self._trying.put_back(content.own)
         level, why = promised(content.own["surroundings"], surroundings(self._ranks.world))
         self._lower(lower(level, Level(restored.manifest.level)), why)
         if content.own_rank != self._ranks.rank or content.own["surroundings"]["world"] != self._ranks.world:
@@ -240,6 +246,7 @@ class Run:
                 "randomness": randomness.capture(),
                 "loader": self._loader.state_dict() if self._loader else None,
                 "surroundings": surroundings(self._ranks.world),
+                **self._trying.state(),
             },
         )
 

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import Any
 
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.manifest import Commit
+from gpucloud.domain.manifest import Commit, Why
 from gpucloud.resume.cadence import Cadence, Moment, is_due
 from gpucloud.resume.capture import Capture
 from gpucloud.resume.dispatch import FAILED, Dispatch, Flight, Outcome
@@ -90,10 +90,10 @@ class Saver:
         )
         return is_due(cadence, moment)
 
-    def begin(self, commit: Commit, level: Level, extra: dict[str, Any]) -> None:
+    def begin(self, commit: Commit, level: Level, extra: dict[str, Any], why: Why) -> None:
         """Copy this rank's share and have it written. The save before must be over. Raises UsageError."""
         began = time.monotonic()
-        flight = self._flight = Flight(commit, level)
+        flight = self._flight = Flight(commit, level, why)
         self._stage = _Stage.WRITING
         try:
             self._capture.begin(extra)

@@ -11,8 +11,8 @@ in lines on standard output. The bytes to write lie in the memory behind the des
     {"failed": "…"}         the store refuses either
     {"fenced": "…"}         another attempt has taken over
 
-A save that carries `"alone": {"level": …, "base": …}` is that of the only rank: it is committed at once, and both
-answers follow. After a commit it deletes what is no longer needed; what goes wrong with that is `{"note": "…"}`.
+A save that carries `"alone": {"level": …, "why": …, "base": …}` is that of the only rank: it is committed at once, and
+both answers follow. After a commit it deletes what is no longer needed; what goes wrong with that is `{"note": "…"}`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpucloud.domain.errors import CredentialsError, StoreError
-from gpucloud.domain.manifest import Commit, Manifest, Piece, manifest_bytes, read_manifest
+from gpucloud.domain.manifest import Commit, Manifest, Piece, Why, manifest_bytes, read_manifest
 from gpucloud.store.checkpoints import Checkpoints, Fenced
 from gpucloud.store.opening import open_store
 
@@ -67,11 +67,7 @@ class _Writer:
                 piece = self._save(saving)
                 yield {"saved": [piece.key, piece.size, piece.crc32], "seconds": time.monotonic() - began}
                 if "alone" in saving:
-                    began = time.monotonic()
-                    manifest = Manifest(
-                        commit=Commit(*saving["commit"]), world=1, level=saving["alone"]["level"], pieces=(piece,)
-                    )
-                    yield from self._commit(manifest, saving["alone"]["base"], began)
+                    yield from self._commit(_manifest(saving, piece), saving["alone"]["base"], time.monotonic())
             else:
                 manifest = read_manifest(command["commit"]["manifest"].encode())
                 yield from self._commit(manifest, command["commit"]["base"], began)
@@ -95,6 +91,12 @@ class _Writer:
             self._checkpoints.collect()
         except (StoreError, CredentialsError) as error:
             yield {"note": f"older checkpoints could not be deleted, the next save tries again: {error}"}
+
+
+def _manifest(saving: Command, piece: Piece) -> Manifest:
+    alone = saving["alone"]
+    commit = Commit(*saving["commit"])
+    return Manifest(commit=commit, world=1, level=alone["level"], pieces=(piece,), why=Why(alone["why"]))
 
 
 def _settle() -> Any:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gpucloud.domain.errors import UsageError
+from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.manifest import Commit, Manifest, Piece, commit_key, commits, generations, read_manifest
 from gpucloud.domain.parts import PART_BYTES, count_of, covering, crc32_of
 from gpucloud.domain.safetensors import LENGTH_BYTES, Header, read_header, start_of
@@ -73,26 +73,12 @@ class Shelf:
     def standing(self, keys: Sequence[str] | None = None) -> tuple[Standing, ...]:
         """Return every checkpoint, in the order of restoring; one that is collected meanwhile is left out."""
         names = self.listed() if keys is None else keys
-        bases = {number: base_of(self.store, self.prefix, number) for number in generations(names)}
+        recorded = generations(names)
+        based = all_done(lambda number: base_of(self.store, self.prefix, number), recorded)
+        bases = dict(zip(recorded, based, strict=True))
         pairs = zip(commits(names), all_done(self._found, commits(names)), strict=True)
         found = {commit: one for commit, one in pairs if one is not None}
         return standings(names, bases, found, keep=self.keep)
-
-    def one(self, step: int | None, standing: Sequence[Standing]) -> tuple[Standing, Manifest]:
-        """Return the checkpoint of that step that a restore tries first, None for the very first, with its manifest.
-
-        UsageError when there is none, or its manifest cannot be read.
-        """
-        there = [one for one in standing if (one.sound if step is None else one.commit.step == step)]
-        if not there:
-            near = nearest(step, standing) if step is not None else None
-            if near is None:
-                raise UsageError("there is no checkpoint that can be restored", hint="gpucloud checkpoints lists all")
-            raise UsageError(f"there is no checkpoint of step {step}: the nearest is {near}", hint=f"--step {near}")
-        for one in there:
-            if one.sound is not None:
-                return one, one.sound
-        raise UsageError(f"the checkpoint of step {step} is not whole", hint="gpucloud checkpoints lists all")
 
     def header(self, piece: Piece) -> Header:
         """Return what an object in the safetensors layout says of itself, verified; ValueError when it is damaged."""
@@ -177,6 +163,29 @@ class Shelf:
         if damages:
             raise ValueError(str(damages[0]))
         return memoryview(found)
+
+
+def of_step(step: int, standing: Sequence[Standing]) -> tuple[Standing, ...]:
+    """Return all checkpoints of that step; UsageError, with the nearest that there is, when there is none."""
+    there = tuple(one for one in standing if one.commit.step == step)
+    if not there:
+        near = nearest(step, standing)
+        raise UsageError(f"there is no checkpoint of step {step}: the nearest is {near}", hint=f"--step {near}")
+    return there
+
+
+def restorable(step: int | None, standing: Sequence[Standing]) -> Manifest:
+    """Return the checkpoint of that step, or of any, that a restore tries first.
+
+    UsageError when there is no such step, StoreError when none is whole.
+    """
+    sound = [one for one in standing if one.sound is not None]
+    for one in sound if step is None else of_step(step, standing):
+        if one.sound is not None:
+            return one.sound
+    if step is None or not sound:
+        raise StoreError("no checkpoint is whole", hint="gpucloud checkpoints --verify says what is wrong with each")
+    raise StoreError(f"the checkpoint of step {step} is not whole", hint=f"--step {nearest(step, sound)}")
 
 
 def parts_of(pieces: Iterable[Piece]) -> Iterator[Part]:

@@ -13,7 +13,7 @@ from gpucloud.domain.exporting import rank_of
 from gpucloud.domain.manifest import Commit, Manifest, Piece, generations
 from gpucloud.domain.safetensors import Header
 from gpucloud.domain.standing import Standing
-from gpucloud.domain.trial import Content, Verdict, differences, judged
+from gpucloud.domain.trial import LOSSES, Content, Losses, Verdict, differences, first_gap, judged
 from gpucloud.store.commits import base_of
 from gpucloud.store.together import all_done
 from gpucloud.usecases.checkpoints import Part, Shelf, parts_of
@@ -38,12 +38,14 @@ def compared(calm: Shelf, killed: Shelf) -> Verdict:
         count, parts = len(one.parts), differences(one, other)
         if parts:
             break
+    gap = first_gap(losses(calm, ours[max(ours)]), losses(killed, theirs[max(theirs)]))
     return Verdict(
-        outcome=judged(step, parts, resumed_from),
+        outcome=judged(step, parts, gap, resumed_from),
         step=step,
         resumed_from=resumed_from.step if resumed_from else None,
         compared=count,
         parts=parts if resumed_from else (),
+        loss=gap if resumed_from else None,
     )
 
 
@@ -52,8 +54,22 @@ def content(shelf: Shelf, manifest: Manifest) -> Content:
     try:
         found = all_done(lambda piece: dict(_parts(shelf, piece)), manifest.pieces)
     except ValueError as error:
-        raise StoreError(f"the checkpoint of step {manifest.commit.step} is damaged: {error}") from error
+        raise _damaged(manifest, error) from error
     return Content(parts={name: value for one in found for name, value in one.items()})
+
+
+def losses(shelf: Shelf, manifest: Manifest) -> Losses:
+    """Return the losses of all steps that the checkpoint of a trial tells of; StoreError when it is damaged."""
+    try:
+        headers = all_done(shelf.header, manifest.pieces)
+        trees = [json.loads(header.metadata.get("own", "{}")) for header in headers]
+    except ValueError as error:
+        raise _damaged(manifest, error) from error
+    return {rank_of(piece.key): tree.get(LOSSES, []) for piece, tree in zip(manifest.pieces, trees, strict=True)}
+
+
+def _damaged(manifest: Manifest, error: ValueError) -> StoreError:
+    return StoreError(f"the checkpoint of step {manifest.commit.step} is damaged: {error}")
 
 
 def _by_step(standing: tuple[Standing, ...]) -> dict[int, Manifest]:
@@ -74,7 +90,9 @@ def _parts(shelf: Shelf, piece: Piece) -> Iterator[tuple[str, str]]:
         yield _named(chunk.of, rank) + box, f"{chunk.dtype} {chunk.extent} {crc:08x}"
     for tree in ("shared", "own"):
         start = _OWN[:-1] if tree == "own" else ""
-        for name, leaf in _leaves(json.loads(header.metadata.get(tree, "{}")), start):
+        found = json.loads(header.metadata.get(tree, "{}"))
+        found.pop(LOSSES, None)  # compared by themselves
+        for name, leaf in _leaves(found, start):
             yield _named(name, rank), json.dumps(leaf)
 
 

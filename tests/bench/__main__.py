@@ -13,6 +13,7 @@ from tests.bench import (
     bench_gpu,
     bench_help,
     bench_main_job,
+    bench_reading,
     bench_stall,
     bench_sync,
     bench_transport,
@@ -26,6 +27,7 @@ BENCHES = {
     "aws_up": bench_aws_up.main,
     "aws_traffic": bench_aws_traffic.main,
     "transport": bench_transport.main,
+    "reading": bench_reading.main,
 }
 
 ON_REQUEST = {"gpu": bench_gpu.main}  # needs a machine with GPUs

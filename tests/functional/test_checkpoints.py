@@ -16,7 +16,7 @@ from gpucloud.domain.safetensors import read_header
 from gpucloud.store import directory, diskparts, open_store
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.usecases import checkpoints, exporting
-from gpucloud.usecases.checkpoints import Shelf
+from gpucloud.usecases.checkpoints import Shelf, restorable
 from gpucloud.usecases.pulling import Puller
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
@@ -89,7 +89,7 @@ def sharded(store, generation=1, step=10, *, base=None, second=False):
 
 def exported(store, path, *, everything=False, step=None):
     here = shelf(store)
-    _, manifest = here.one(step, here.standing())
+    manifest = restorable(step, here.standing())
     plan = exporting.planned(here, manifest, everything=everything, about={"job": "made"})
     exporting.write(here, manifest, plan, path)
     data = path.read_bytes()
@@ -190,7 +190,7 @@ def test_damage_found_while_exporting_leaves_nothing(memory, tmp_path, small_par
 def pull(store, folder, step=None):
     here = shelf(store)
     moved = []
-    pulled = Puller(shelf=here, target=DirectoryStore(folder)).pull(here.one(step, here.standing())[1], moved.append)
+    pulled = Puller(shelf=here, target=DirectoryStore(folder)).pull(restorable(step, here.standing()), moved.append)
     assert sum(moved) == pulled.size
     return pulled
 
@@ -289,8 +289,24 @@ def test_a_step_that_is_not_there_is_answered_with_the_nearest(memory):
     sharded(memory, step=20)
     here = shelf(memory)
     with pytest.raises(UsageError, match="no checkpoint of step 16: the nearest is 20") as raised:
-        here.one(16, here.standing())
+        restorable(16, here.standing())
     assert raised.value.hint == "--step 20"
+
+
+def test_one_that_is_not_whole_is_refused_with_the_nearest_that_is(memory):
+    for step in (10, 20, 30):
+        sharded(memory, step=step)
+    memory.delete(f"{PREFIX}/{data_key(Commit(1, 30), 'rank-00001-of-00003.safetensors')}")
+    memory.put(f"{PREFIX}/{commit_key(Commit(1, 20))}", b"rubbish")
+    standing = shelf(memory).standing()
+    assert restorable(None, standing).commit == Commit(1, 10)
+    for step in (20, 30):
+        with pytest.raises(StoreError, match=f"step {step} is not whole") as raised:
+            restorable(step, standing)
+        assert raised.value.hint == "--step 10"
+    memory.delete(f"{PREFIX}/{commit_key(Commit(1, 10))}")
+    with pytest.raises(StoreError, match="no checkpoint is whole"):
+        restorable(None, shelf(memory).standing())
 
 
 def test_a_checkpoint_that_is_collected_while_it_is_listed_is_left_out(memory):

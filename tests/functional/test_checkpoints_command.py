@@ -12,7 +12,7 @@ from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.home import KnownJob, open_home
 from gpucloud.cli.checkpoints import Asked, checkpoints
 from gpucloud.domain.errors import LeaseHeld, UsageError
-from gpucloud.domain.manifest import Commit, data_key
+from gpucloud.domain.manifest import Commit, Why, commit_key, data_key
 from gpucloud.domain.offer import Market, Pool
 from gpucloud.domain.state import Attempt, JobState
 from gpucloud.store import open_store
@@ -40,7 +40,7 @@ def jobs(tmp_path, monkeypatch):
     for step in (10, 20, 30, 40):
         one = Made(store, found.checkpoints, Commit(1, step))
         metadata = state(one)
-        one.put([list(one.tensors)], metadata)
+        one.put([list(one.tensors)], metadata, why=Why.LAST if step == 40 else Why.DUE)
     store.put(f"{found.checkpoints}/{data_key(Commit(1, 50), 'rank-00000-of-00001.safetensors')}", b"torn")
     return found
 
@@ -54,17 +54,18 @@ def test_the_list_says_what_a_restore_takes_and_what_stays(jobs, capsys):
     code, found = answer(capsys)
     assert (code, found["version"], found["job"]) == (0, 1, "made")
     assert [
-        (one["step"], one["marks"], one["objects"], one["ranks"], one["level"]) for one in found["checkpoints"]
+        (one["step"], one["marks"], one["objects"], one["ranks"], one["level"], one["why"])
+        for one in found["checkpoints"]
     ] == [
-        (40, ["next", "kept"], 1, 1, "exact"),
-        (30, ["kept"], 1, 1, "exact"),
-        (20, ["kept"], 1, 1, "exact"),
-        (10, [], 1, 1, "exact"),
+        (40, ["next", "kept"], 1, 1, "exact", "last"),
+        (30, ["kept"], 1, 1, "exact", "due"),
+        (20, ["kept"], 1, 1, "exact", "due"),
+        (10, [], 1, 1, "exact", "due"),
     ]
     assert checkpoints("made", Asked(), as_json=False) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["step", "generation", "committed", "(UTC)", "size", "objects", "ranks", "level"]
-    assert lines[1].endswith("exact  restored first, kept")
+    assert lines[0].split() == ["step", "generation", "committed", "(UTC)", "size", "objects", "ranks", "level", "why"]
+    assert lines[1].endswith("exact  last  restored first, kept")
 
 
 def test_damage_is_told_by_object_and_part_with_exit_code_15(jobs, capsys):
@@ -86,6 +87,12 @@ def test_damage_is_told_by_object_and_part_with_exit_code_15(jobs, capsys):
     assert answer(capsys, verify=True, step=20)[0] == 0
     assert checkpoints("made", Asked(verify=True, step=30), as_json=False) == 15
     assert capsys.readouterr().out == f"part 1 of 1 of {key} is not as it was written\n"
+    (Path(jobs.store.root) / jobs.checkpoints / commit_key(Commit(1, 20))).write_text("{}")
+    code, found = answer(capsys, verify=True, step=20)
+    assert (code, found["verified"]) == (
+        15,
+        [{"step": 20, "generation": 1, "bytes": None, "whole": False, "damaged": []}],
+    )
 
 
 def test_pruning_shows_first_and_deletes_with_yes_what_is_not_kept(jobs, capsys):

@@ -15,7 +15,7 @@ from gpucloud.agent.keep.putting import Directory
 from gpucloud.agent.keep.taking import Taking, Took
 from gpucloud.domain.job import OnNotice
 from gpucloud.domain.keeping.layouts import Rule
-from gpucloud.domain.manifest import Commit
+from gpucloud.domain.manifest import Commit, Why
 from tests.standins.bucket import serving
 from tests.standins.kept_script import KEEP, PREFIX, KeptScript, until
 
@@ -79,7 +79,7 @@ def test_a_script_that_fails_keeps_its_last_whole_save_and_its_exit_code(make):
     script.start(steps=10, exit="7")
     assert script.ended() == 7
     assert script.wrong() is None
-    assert len(script.committed()) == 1
+    assert [one.why for one in script.committed()] == [Why.LAST]
 
 
 def test_on_a_notice_without_a_signal_the_last_save_is_committed_and_the_script_ended(make):
@@ -102,7 +102,9 @@ def test_on_a_notice_the_script_is_asked_by_its_signal_and_what_it_then_saves_is
     assert script.ended() == 75
     assert f"asked to stop: {signal.value} sent to 1 ranks" in script.said()
     saved = int(script.said().split("saved when asked ")[1].split()[0])
-    assert script.committed()[0].commit.step == saved
+    newest, *older = script.committed()
+    assert (newest.commit.step, newest.why) == (saved, Why.NOTICE)
+    assert {one.why for one in older} == {Why.DUE}
     assert script.wrong() is None
 
 

@@ -21,6 +21,8 @@ from gpucloud.resume.layout import read_header, tensor_at
 from gpucloud.resume.loader import Loader
 from gpucloud.resume.plan import Plan
 from gpucloud.resume.tree import decode, encode
+from gpucloud.store import open_store
+from gpucloud.store.checkpoints import Checkpoints
 from tests.standins import in_writers
 
 
@@ -67,6 +69,12 @@ def committed(job):
     return sorted(int(path.stem) for path in (job / "store").glob("jobs/x/checkpoints/commit/*/*.json"))
 
 
+def reasons(job):
+    """What each checkpoint was saved for, by its step."""
+    keeper = Checkpoints(open_store(str(job / "store")), "jobs/x/checkpoints", keep=3)
+    return {manifest.commit.step: manifest.why.value for manifest in keeper.candidates()}
+
+
 def report(job, name="progress.json"):
     return json.loads((job / "attempt" / name).read_text())
 
@@ -98,7 +106,7 @@ def test_a_wish_for_an_early_save_is_granted_once_at_the_next_step_and_training_
     run._keeper._finish()
     assert committed(job) == [run.committed_step] == [4]
     run.done()
-    assert committed(job) == [4, 9]
+    assert reasons(job) == {4: "notice", 9: "last"}
 
 
 def test_the_longest_save_is_told_to_the_node_that_must_ask_for_the_last_one_in_time(job):
@@ -138,7 +146,7 @@ def test_a_run_that_is_asked_to_stop_saves_that_step_and_exits_with_75(job):
     with pytest.raises(SystemExit) as left:
         run.step()
     assert left.value.code == 75
-    assert committed(job) == [2, 4]
+    assert reasons(job) == {2: "due", 4: "budget"}
     assert report(job, "left-0.json") == {"rank": 0, "step": 4, "committed_step": 4}
     assert not (job / "attempt" / "done-0.json").exists()
 

@@ -2,11 +2,12 @@
 
 import json
 import os
+import random
 
 import pytest
 import torch
 
-from gpucloud.domain.manifest import Commit
+from gpucloud.domain.manifest import Commit, Why
 from gpucloud.domain.trial import Outcome
 from gpucloud.resume.layout import read_header, tensor_at
 from gpucloud.resume.ranks import Ranks
@@ -14,7 +15,7 @@ from gpucloud.resume.restoring import find
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from gpucloud.store.directory import DirectoryStore
-from gpucloud.usecases.checkpoints import Shelf
+from gpucloud.usecases.checkpoints import Shelf, restorable
 from gpucloud.usecases.comparing import compared
 from gpucloud.usecases.exporting import planned, write
 from gpucloud.usecases.pulling import Puller
@@ -50,7 +51,42 @@ def test_a_script_that_resumes_to_the_bit_is_found_equal_and_ends_after_its_few_
 
     assert (verdict.outcome, verdict.step, verdict.resumed_from, verdict.parts) == (Outcome.EQUAL, 6, 2, ())
     assert verdict.compared > 20
-    assert [one.commit for one in shelf(killed).standing()] == [Commit(2, 6), Commit(2, 4), Commit(1, 2)]
+    there = shelf(killed).standing()
+    assert [one.commit for one in there] == [Commit(2, 6), Commit(2, 4), Commit(1, 2)]
+    assert {one.sound.why for one in there} == {Why.TRIAL}
+
+
+def own_dice(seed):
+    """A script whose losses have a factor from a generator that nobody saves."""
+
+    def hook(_rank):
+        dice, real = random.Random(seed), torch.nn.functional.cross_entropy
+        torch.nn.functional.cross_entropy = lambda x, y: real(x, y) * (1 + 0.1 * dice.random())
+
+    return hook
+
+
+@pytest.mark.parametrize(
+    ("seed", "outcome", "step", "loss_step"),
+    [(0, Outcome.DIFFERENT, 4, 3), (None, Outcome.NOT_DETERMINISTIC, 2, 1)],
+)
+def test_a_script_with_dice_of_its_own_is_told_what_differs_and_from_which_loss_on(
+    tmp_path, monkeypatch, seed, outcome, step, loss_step
+):
+    monkeypatch.setenv("GPUCLOUD_TRIAL", "6")
+    calm = SavedRun(tmp_path / "calm", steps=40, keep=8)
+    assert calm.attempt(own_dice(seed)) == [0]
+    monkeypatch.setenv("GPUCLOUD_TRIAL", "6:3")
+    killed = SavedRun(tmp_path / "killed", steps=40, keep=8)
+    assert [killed.attempt(own_dice(seed)), killed.attempt(own_dice(seed))] == [[-9], [0]]
+
+    verdict = compared(shelf(calm), shelf(killed))
+
+    assert (verdict.outcome, verdict.step, verdict.resumed_from) == (outcome, step, 2)
+    assert {"model.first.weight", "optimizer.state.0.exp_avg"} <= set(verdict.parts)
+    assert not [part for part in verdict.parts if "randomness" in part or part.startswith("rank 0: losses")]
+    assert (verdict.loss.step, verdict.loss.rank) == (loss_step, 0)
+    assert verdict.loss.calm != verdict.loss.killed
 
 
 @pytest.fixture
@@ -107,7 +143,7 @@ def test_a_pulled_folder_is_resumed_from_and_an_export_has_the_models_own_state_
     run = SavedRun(tmp_path / "run", ranks=2, steps=4)
     assert run.attempt() == [0, 0]
     here = shelf(run)
-    _, manifest = here.one(None, here.standing())
+    manifest = restorable(None, here.standing())
     Puller(shelf=here, target=DirectoryStore(tmp_path / "pulled")).pull(manifest, lambda size: None)
 
     found = find(Checkpoints(DirectoryStore(tmp_path / "pulled"), "", keep=3), Ranks())

@@ -10,6 +10,7 @@ from gpucloud.domain.manifest import (
     Commit,
     Manifest,
     Piece,
+    Why,
     commit_key,
     data_key,
     generation_bytes,
@@ -17,7 +18,7 @@ from gpucloud.domain.manifest import (
     manifest_bytes,
 )
 from gpucloud.domain.parts import sums_of
-from gpucloud.domain.safetensors import header_bytes, placed, size_of
+from gpucloud.domain.safetensors import entries_of, header_bytes, placed, size_of
 from gpucloud.store import ObjectStore
 
 
@@ -36,7 +37,7 @@ class Made:
         self.tensors[name] = (dtype, shape, data)
         return {"$": "tensor", "name": name}
 
-    def put(self, ranks, metadata, *, base=None, level="exact"):
+    def put(self, ranks, metadata, *, base=None, why=Why.DUE):
         """Write objects, record and manifest. Each rank has names, or (name, offset, extent)."""
         pieces = []
         for rank, wanted in enumerate(ranks):
@@ -46,7 +47,7 @@ class Made:
             self.store.put(f"{self.prefix}/{key}", data)
             sums = sums_of((memoryview(data),))
             pieces.append(Piece(key=key, size=sums.size, crc32=sums.crc32))
-        manifest = Manifest(commit=self.commit, world=len(ranks), level=level, pieces=tuple(pieces))
+        manifest = Manifest(commit=self.commit, world=len(ranks), level="exact", pieces=tuple(pieces), why=why)
         record = generation_bytes(base=base, owner="test")
         self.store.put(f"{self.prefix}/{generation_key(self.commit.generation)}", record)
         self.store.put(f"{self.prefix}/{commit_key(self.commit)}", manifest_bytes(manifest))
@@ -65,7 +66,7 @@ class Made:
             entries.append((label, dtype, tuple(extent or shape)))
             parts[label] = data
         tensors = placed(entries)
-        head = header_bytes(tensors, {**metadata, "shards": json.dumps(shards)})
+        head = header_bytes(entries_of(tensors), {**metadata, "shards": json.dumps(shards)})
         return head + b"".join(parts[tensor.name] for tensor in tensors)
 
 

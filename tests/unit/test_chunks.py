@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gpucloud.domain.chunks import Chunk, chunks_of, covering, stretches
-from gpucloud.domain.safetensors import header_bytes, placed, read_header, start_of
+from gpucloud.domain.safetensors import entries_of, header_bytes, placed, read_header, start_of
 
 
 def box(offset, extent, *, shape=(4, 6), number=0, begin=0):
@@ -84,7 +84,7 @@ def test_parts_that_do_not_make_a_tensor_are_told(boxes, says):
 
 
 def header(shards, tensors=(("a", "F32", (2, 2)),)):
-    data = header_bytes(placed(tensors), {"shards": json.dumps(shards)})
+    data = header_bytes(entries_of(placed(tensors)), {"shards": json.dumps(shards)})
     return read_header(data, len(data) + 16)
 
 
@@ -111,7 +111,7 @@ def test_a_part_that_makes_no_sense_is_refused(shard):
 
 def test_a_header_is_read_as_it_was_made_and_ends_at_a_multiple_of_eight():
     tensors = placed([("small", "I8", (3,)), ("wide", "F64", (2,)), ("none", "F32", (0, 4))])
-    data = header_bytes(tensors, {"format": "pt"})
+    data = header_bytes(entries_of(tensors), {"format": "pt"})
     found = read_header(data, len(data) + 19)
     assert [(t.name, t.begin, t.end) for t in found.tensors] == [("wide", 0, 16), ("none", 16, 16), ("small", 16, 19)]
     assert (found.metadata, found.start % 8, start_of(data[:8], 1000)) == ({"format": "pt"}, 0, found.start)
@@ -125,10 +125,10 @@ def test_a_header_is_read_as_it_was_made_and_ends_at_a_multiple_of_eight():
         b"\x02" + bytes(7) + b"[]",
         b"\x02" + bytes(7) + b"{ ",
         b"\x0a" + bytes(7) + b'{"a": 1}  ',
-        header_bytes(placed([("a", "F32", (8,))]), {}),
-        header_bytes(placed([("a", "F32", (1,))]), {}).replace(b"F32", b"F99"),
-        header_bytes(placed([("a", "F32", (1,))]), {}).replace(b"[0,4]", b"[0,3]"),
-        header_bytes(placed([("a", "F32", (1,))]), {}).replace(b"[1]", b"[-1]"),
+        header_bytes(entries_of(placed([("a", "F32", (8,))])), {}),
+        header_bytes(entries_of(placed([("a", "F32", (1,))])), {}).replace(b"F32", b"F99"),
+        header_bytes(entries_of(placed([("a", "F32", (1,))])), {}).replace(b"[0,4]", b"[0,3]"),
+        header_bytes(entries_of(placed([("a", "F32", (1,))])), {}).replace(b"[1]", b"[-1]"),
     ],
 )
 def test_bytes_that_are_not_in_the_layout_are_refused(data):

@@ -10,6 +10,7 @@ from gpucloud.domain.manifest import (
     Commit,
     Manifest,
     Piece,
+    Why,
     collectable,
     commit_key,
     commits,
@@ -33,6 +34,7 @@ MANIFEST = Manifest(
         Piece(key="data/000007/000001200/a", size=3, crc32=(1,)),
         Piece(key="data/000007/000001200/b", size=0, crc32=()),
     ),
+    why=Why.NOTICE,
 )
 
 
@@ -84,6 +86,12 @@ def test_a_manifest_with_sums_that_cannot_be_is_none(piece):
     body = unseal(manifest_bytes(MANIFEST))
     body["pieces"] = [{"key": "data/000007/000001200/a", **piece}]
     assert not readable(seal(body))
+
+
+def test_a_manifest_for_no_known_reason_is_none():
+    body = unseal(manifest_bytes(MANIFEST))
+    assert body["why"] == "notice"
+    assert not readable(seal({**body, "why": "whim"}))
 
 
 def test_an_object_matches_when_every_part_does():

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.scripts import imports_resume
+from gpucloud.cli.verdicts import hint_of, verdict_json, verdict_text
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Job
-from gpucloud.domain.trial import Trial, read_trial
+from gpucloud.domain.manifest import Commit
+from gpucloud.domain.trial import LossGap, Outcome, Trial, Verdict, first_gap, judged, read_trial
 from gpucloud.usecases.trials import two_jobs
 
 JOB = Job(name="digits", run="train.py", budget_usd=Decimal(3), source=Path("/j.yaml"), code=Path("/c"), outputs=("o",))
@@ -67,3 +69,66 @@ def test_whether_a_script_uses_the_library_is_seen_in_its_code(tmp_path, text, i
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / "other.py").write_text("import gpucloud.resume\n")
     assert imports_resume(tmp_path) is imports
+
+
+NAN = float("nan")
+GAP = LossGap(step=3, rank=1, calm=0.5, killed=0.25)
+
+
+@pytest.mark.parametrize(
+    ("calm", "killed", "gap"),
+    [
+        ({0: [1.0, 0.5], 1: [1.0, 0.5]}, {0: [1.0, 0.5], 1: [1.0, 0.5]}, None),
+        ({0: [1.0, 0.5, 0.4], 1: [1.0, 0.5, 0.5]}, {0: [1.0, 0.5, 0.3], 1: [1.0, 0.5, 0.25]}, (3, 0)),
+        ({0: [1.0, 0.5, 0.4], 1: [1.0, 0.5]}, {0: [1.0, 0.5, 0.3], 1: [1.0, 0.5000000000000001]}, (2, 1)),
+        ({0: [NAN, None]}, {0: [NAN, None]}, None),
+        ({0: [0.0]}, {0: [-0.0]}, (1, 0)),
+        ({0: [None]}, {0: [0.5]}, (1, 0)),
+        ({}, {}, None),
+    ],
+)
+def test_the_first_loss_that_differs_in_any_bit_is_found_over_all_ranks(calm, killed, gap):
+    found = first_gap(calm, killed)
+    assert (found and (found.step, found.rank)) == gap
+
+
+@pytest.mark.parametrize(
+    ("parts", "gap", "outcome"),
+    [
+        ((), None, "equal"),
+        (("model.w",), None, "different"),
+        ((), GAP, "different"),
+        (("model.w",), LossGap(step=2, rank=0, calm=1.0, killed=2.0), "not_deterministic"),
+    ],
+)
+def test_a_loss_that_differs_counts_as_the_state_does(parts, gap, outcome):
+    assert judged(4, parts, gap, Commit(1, 2)) == outcome
+    assert judged(4, parts, gap, None) is Outcome.NOT_RESUMED
+
+
+def test_what_differs_is_told_with_the_first_loss_and_a_hint():
+    parts = tuple(f"model.{n}" for n in range(12))
+    verdict = Verdict(outcome=Outcome.DIFFERENT, step=4, resumed_from=2, compared=40, parts=parts, loss=GAP)
+    lines = verdict_text(verdict).splitlines()
+    assert lines[0] == "not equal: resumed from step 2; step 4 is the first saved one that differs, in 12 of 40 parts:"
+    assert lines[1:3] == ["  model.0", "  model.1"]
+    assert lines[11:] == ["  … and 2 more", "the loss differs from step 3 on: 0.5 undisturbed, 0.25 resumed (rank 1)"]
+    assert "resume.init()" in hint_of(verdict)
+    assert verdict_json(verdict)["loss"] == {"step": 3, "rank": 1, "calm": 0.5, "killed": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "parts", "says", "hinted"),
+    [
+        ("equal", (), "equal: killed and resumed from step 2, all 40 parts of the state at step 8", None),
+        ("different", (), "at step 8 are the same to the bit, but not every loss is", "resume.init"),
+        ("not_deterministic", (), "before the resume from step 2 already; all 40 parts", "use_deterministic"),
+        ("not_deterministic", ("w",), "the state at step 8 differs in 1 of 40 parts:\n  w", "use_deterministic"),
+        ("not_resumed", (), "ended after step 8, before it was killed", "--verify-steps"),
+    ],
+)
+def test_every_verdict_is_a_sentence(outcome, parts, says, hinted):
+    verdict = Verdict(outcome=Outcome(outcome), step=8, resumed_from=2, compared=40, parts=parts)
+    assert says in verdict_text(verdict)
+    assert (hinted or "") in (hint_of(verdict) or "")
+    assert (hint_of(verdict) is None) == (hinted is None)

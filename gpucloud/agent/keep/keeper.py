@@ -20,6 +20,7 @@ from gpucloud.domain.keeping.layouts import Found, find_sets
 from gpucloud.domain.keeping.listing import FileSet, Listing
 from gpucloud.domain.keeping.order import KeepOrder
 from gpucloud.domain.keeping.settling import Settling
+from gpucloud.domain.manifest import Why
 from gpucloud.store.checkpoints import Fenced
 
 FENCED = 1
@@ -106,7 +107,7 @@ class Keeper:
         if self._under_way is not None or not ready or self._is_written_to(ready[0], listing):
             return
         one, content = ready[0], ready[0].content(listing)
-        future = self._pool.submit(taking.take, self._directory.path, one, content, proven=False)
+        future = self._pool.submit(taking.take, self._directory.path, one, content, proven=False, why=self._why())
         self._under_way = (future, one, content)
 
     def _is_written_to(self, one: FileSet, listing: Listing) -> bool:
@@ -216,7 +217,9 @@ class Keeper:
             newest.sort(key=lambda one: one.written_ns(listing), reverse=True)
             for one in newest:
                 content = one.content(listing)
-                future = self._pool.submit(taking.take, self._directory.path, one, content, proven=proven)
+                future = self._pool.submit(
+                    taking.take, self._directory.path, one, content, proven=proven, why=self._why(Why.LAST)
+                )
                 self._under_way = (future, one, content)
                 self._finish(taking, wait=True)
                 if self._fenced or not self._settling.unsettled((one,), listing):
@@ -224,6 +227,9 @@ class Keeper:
             if not newest or self._is_late():
                 return
             time.sleep(0.5 * 2**attempt)
+
+    def _why(self, unasked: Why = Why.DUE) -> Why:
+        return unasked if self._leave_by is None else self._reporting.why_stop()
 
     def _is_late(self) -> bool:
         return self._leave_by is not None and datetime.now(timezone.utc) > self._leave_by

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpucloud.agent.wholefile import read_text, write_whole
 from gpucloud.domain.agentstatus import UNTOLD
+from gpucloud.domain.manifest import Why
 
 
 class Reporting:
@@ -70,6 +71,13 @@ class Reporting:
             return datetime.fromisoformat(json.loads(text)["at"])
         except (ValueError, KeyError, TypeError):
             return datetime.now(timezone.utc)
+
+    def why_stop(self) -> Why:
+        """Return what the script is to leave for, STOP where that is not told."""
+        try:
+            return Why(json.loads(read_text(self._folder / "stop.json") or "")["reason"])
+        except (ValueError, KeyError, TypeError):
+            return Why.STOP
 
     def _write(self, name: str, content: dict[str, object]) -> None:
         try:

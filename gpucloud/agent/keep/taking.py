@@ -17,7 +17,7 @@ from gpucloud.domain.keeping.keys import LEVEL, object_name
 from gpucloud.domain.keeping.layouts import Found, Rule, find_sets
 from gpucloud.domain.keeping.listing import FileSet, Listing, Signature, folder_of
 from gpucloud.domain.keeping.rounds import metadata_among, shards_missing
-from gpucloud.domain.manifest import Commit, Manifest, Piece
+from gpucloud.domain.manifest import Commit, Manifest, Piece, Why
 
 _WRITERS = 4
 Content = tuple[tuple[str, Signature], ...]
@@ -52,7 +52,7 @@ class Taking:
         """Return what may be taken, once it is complete and at rest. May raise StoreError."""
         return find_sets(self._rule, listing)
 
-    def take(self, directory: Path, one: FileSet, content: Content, *, proven: bool) -> Took:
+    def take(self, directory: Path, one: FileSet, content: Content, *, proven: bool, why: Why = Why.DUE) -> Took:
         """Return SAVED when the set is in the store; CHANGED when it changed meanwhile, or one of its files is torn.
 
         With `proven`, every file must show by its form that it is whole: whoever wrote it may have died while writing.
@@ -63,7 +63,7 @@ class Taking:
         try:
             if not copy(directory, content, self._copies) or not self._is_whole(one, proven=proven):
                 return Took.CHANGED
-            took = self._save(one)
+            took = self._save(one, why)
         finally:
             shutil.rmtree(self._copies, ignore_errors=True)
         if took is Took.SAVED:
@@ -85,11 +85,11 @@ class Taking:
         found = [is_whole(self._copies / path) for path in one.paths]
         return all(found) if proven and not one.marked else False not in found
 
-    def _save(self, one: FileSet) -> Took:
+    def _save(self, one: FileSet, why: Why) -> Took:
         if self._lacking(one, one.paths):
             return Took.CHANGED
         commit = Commit(self._generation, self._step(one))
-        self._commit(commit, self._uploaded(commit, one.paths))
+        self._commit(commit, self._uploaded(commit, one.paths), why)
         return Took.SAVED
 
     def _lacking(self, one: FileSet, there: Iterable[str]) -> tuple[str, ...]:
@@ -103,9 +103,9 @@ class Taking:
             for name in shards_missing((self._copies / path).read_bytes(), names.get(folder_of(path), ()))
         )
 
-    def _commit(self, commit: Commit, pieces: tuple[Piece, ...]) -> None:
+    def _commit(self, commit: Commit, pieces: tuple[Piece, ...], why: Why) -> None:
         world = self._rule.nodes * self._rule.ranks
-        self._checkpoints.commit(Manifest(commit=commit, world=world, level=LEVEL, pieces=pieces))
+        self._checkpoints.commit(Manifest(commit=commit, world=world, level=LEVEL, pieces=pieces, why=why))
         self.committed = self._newest = commit.step
         self._checkpoints.collect()
 

@@ -30,7 +30,7 @@ from gpucloud.domain.keeping.rounds import (
     share_of,
     to_call_for,
 )
-from gpucloud.domain.manifest import Commit, Manifest, Piece
+from gpucloud.domain.manifest import Commit, Manifest, Piece, Why
 from gpucloud.store import Conflict
 
 _JOIN_AGAIN_S = 10.0
@@ -58,18 +58,18 @@ class Calling(Taking):
         """Tell the others that nothing more is wanted of them. May raise StoreError."""
         self._call(Call(over=True))
 
-    def _save(self, one: FileSet) -> Took:
+    def _save(self, one: FileSet, why: Why) -> Took:
         commit = Commit(self._generation, one.step or 0)
         self._call(Call(step=commit.step, folder=one.name, paths=one.paths))
         own = self._uploaded(commit, one.paths, node=0)
         answers = self._answers(commit)
         pieces = (*own, *(piece for answer in answers.values() for piece in answer.pieces or ()))
-        why = self._why_not(one, commit, pieces, answers)
+        flaw = self._why_not(one, commit, pieces, answers)
         self._done = commit.step
-        if why is not None:
-            self._say(f"the checkpoint of step {commit.step} is passed over: {why}")
+        if flaw is not None:
+            self._say(f"the checkpoint of step {commit.step} is passed over: {flaw}")
             return Took.VOID
-        self._commit(commit, pieces)
+        self._commit(commit, pieces, why)
         return Took.SAVED
 
     def _call(self, call: Call) -> None:
@@ -130,7 +130,7 @@ class Answering(Taking):
             self._hand_in(Commit(self._generation, call.step), () if share.complete else None)
         return Found()
 
-    def _save(self, one: FileSet) -> Took:
+    def _save(self, one: FileSet, _why: Why) -> Took:
         commit = Commit(self._generation, one.step or 0)
         self._hand_in(commit, self._uploaded(commit, one.paths, self._rule.node))
         return Took.SAVED
