@@ -6,6 +6,7 @@ import time
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint
+from pytorch_lightning.plugins.environments import LightningEnvironment
 
 total, pause = int(sys.argv[2]), float(sys.argv[3])
 
@@ -45,6 +46,7 @@ trainer = pl.Trainer(
     accelerator="cpu",
     devices=1,
     logger=False,
+    plugins=[LightningEnvironment()],  # one process, whatever else is installed
     enable_progress_bar=False,
     enable_model_summary=False,
     callbacks=[saving, Slowly()],

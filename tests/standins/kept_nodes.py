@@ -127,6 +127,10 @@ class KeptNodes:
         """Return the exit codes once the attempt is over on every node."""
         return [self.processes[node].wait(limit_s) for node in range(self.nodes)]
 
+    def is_over(self) -> bool:
+        """Whether the attempt has ended on some node."""
+        return any(process.poll() is not None for process in self.processes.values())
+
     def ask_to_stop(self, within_s: float = 60.0) -> None:
         at = datetime.now(timezone.utc) + timedelta(seconds=within_s)
         for node in range(self.nodes):
