@@ -61,7 +61,7 @@ class _Start:
         found = _patiently(self._newest)
         if rule.per_node and order.rank != 0:
             return self._answering(found)
-        base = _patiently(lambda: self._directory.place(found, self._reporting.say))
+        base = self._directory.place(found, self._reporting.say)
         if order.rank != 0:
             return None
         self._begin(base)

@@ -158,7 +158,7 @@ class Keeper:
 
     def _closed(self, code: int | None) -> int:
         """Commit what the script left, tell how it stands, and return the exit code."""
-        if self._taking is not None and not self._fenced:
+        if self._taking is not None:
             self._end_well(self._taking, code)
         self._pool.shutdown()
         if (
@@ -182,7 +182,8 @@ class Keeper:
     def _end_well(self, taking: Taking, code: int | None) -> None:
         """Commit the last set here; on a node that is told by another, go on until that one wants nothing more."""
         if taking.over is None:
-            self._keep_the_last(taking, proven=code != 0)
+            if not self._fenced:
+                self._keep_the_last(taking, proven=code != 0)
             self._close(taking)
             return
         # A script that failed is heard of at once: its peers may wait for it in vain.

@@ -67,12 +67,12 @@ class Calling(Taking):
         answers = self._answers(commit)
         pieces = (*own, *(piece for answer in answers.values() for piece in answer.pieces or ()))
         flaw = self._why_not(one, commit, pieces, answers)
-        self._done = commit.step
-        if flaw is not None:
+        if flaw is None:
+            self._commit(commit, pieces, why)
+        else:
             self._say(f"the checkpoint of step {commit.step} is passed over: {flaw}")
-            return Took.VOID
-        self._commit(commit, pieces, why)
-        return Took.SAVED
+        self._done = commit.step
+        return Took.SAVED if flaw is None else Took.VOID
 
     def _call(self, call: Call) -> None:
         self._depot.put(call_key(self._generation), call_bytes(call))
