@@ -14,6 +14,9 @@ from typing import Any
 
 from gpucloud.domain.safetensors import ITEM_BYTES, Header, Tensor, size_of
 
+OWN = "rank."
+"""How the names of a rank's own tensors begin; another rank's have the same names, in another object."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:

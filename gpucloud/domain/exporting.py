@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpucloud.domain.chunks import Chunk, chunks_of, covering
+from gpucloud.domain.chunks import OWN, Chunk, chunks_of, covering
 from gpucloud.domain.safetensors import Header, Tensor, entries_of, header_bytes, placed
 
 _MAIN = "model"
-_OWN = "rank."
 _OF_A_SCRIPT = re.compile(r"data/\d+/\d+/(?:files|node-\d{5})/")
 
 
@@ -67,7 +66,7 @@ class _Trees:
         texts: dict[str, str] = {}
         for number, (header, rank) in enumerate(zip(headers, ranks, strict=True)):
             for chunk in chunks_of(number, header):
-                if rank == 0 or not chunk.of.startswith(_OWN):
+                if rank == 0 or not chunk.of.startswith(OWN):
                     self._parts.setdefault(chunk.of, []).append(chunk)
             if rank == 0:
                 texts.update(header.metadata)
@@ -99,7 +98,7 @@ class _Trees:
         known = set(taken.values())
         trees = (self._shared["optimizers"], self._own["buffers"], self._own.get("others", {}))
         tensors = [tensor for tree in trees for tensor in _tensors(tree) if tensor not in known]
-        found = {tensor.removeprefix(_OWN): tensor for tensor in tensors}
+        found = {tensor.removeprefix(OWN): tensor for tensor in tensors}
         clash = set(found) & set(taken)
         if clash:
             raise ValueError(f"two of its tensors would be called {min(clash)}")

@@ -154,15 +154,11 @@ class Shelf:
     def _beginning(self, piece: Piece, length: int) -> memoryview:
         """Return the object's first bytes, at least so many, out of verified parts."""
         wanted = covering(0, length)
-        found = bytearray(min(piece.size, len(wanted) * PART_BYTES))
-
-        def keep(part: Part, data: memoryview) -> None:
-            found[part.at : part.at + part.length] = data
-
-        damages = self.read((part for part in parts_of((piece,)) if part.number in wanted), keep)
-        if damages:
-            raise ValueError(str(damages[0]))
-        return memoryview(found)
+        found = memoryview(bytearray(min(piece.size, len(wanted) * PART_BYTES)))
+        for part in parts_of((piece,)):
+            if part.number in wanted and (damage := self._damage(part, found[part.at : part.at + part.length])):
+                raise ValueError(str(damage))
+        return found
 
 
 def of_step(step: int, standing: Sequence[Standing]) -> tuple[Standing, ...]:

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from gpucloud.domain.chunks import Chunk, chunks_of
+from gpucloud.domain.chunks import OWN, Chunk, chunks_of
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.exporting import rank_of
 from gpucloud.domain.manifest import Commit, Manifest, Piece, generations
@@ -17,8 +17,6 @@ from gpucloud.domain.trial import LOSSES, Content, Losses, Verdict, differences,
 from gpucloud.store.commits import base_of
 from gpucloud.store.together import all_done
 from gpucloud.usecases.checkpoints import Part, Shelf, parts_of
-
-_OWN = "rank."
 
 
 def compared(calm: Shelf, killed: Shelf) -> Verdict:
@@ -89,7 +87,7 @@ def _parts(shelf: Shelf, piece: Piece) -> Iterator[tuple[str, str]]:
         box = "" if chunk.extent == chunk.shape else f" from {list(chunk.offset)} on"
         yield _named(chunk.of, rank) + box, f"{chunk.dtype} {chunk.extent} {crc:08x}"
     for tree in ("shared", "own"):
-        start = _OWN[:-1] if tree == "own" else ""
+        start = OWN[:-1] if tree == "own" else ""
         found = json.loads(header.metadata.get(tree, "{}"))
         found.pop(LOSSES, None)  # compared by themselves
         for name, leaf in _leaves(found, start):
@@ -116,7 +114,7 @@ def _summed(shelf: Shelf, piece: Piece, header: Header) -> list[tuple[Chunk, int
 
 def _named(name: str, rank: int) -> str:
     """What is a rank's own is named so; the rest belongs to all."""
-    return f"rank {rank}: {name.removeprefix(_OWN)}" if name.startswith(_OWN) else name
+    return f"rank {rank}: {name.removeprefix(OWN)}" if name.startswith(OWN) else name
 
 
 def _leaves(tree: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,7 @@ from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.exporting import Exported, export, rank_of
 from gpucloud.domain.manifest import Manifest
 from gpucloud.store.filling import Filling
+from gpucloud.store.together import all_done
 from gpucloud.usecases.checkpoints import Moved, Part, Shelf, parts_of, unheard
 
 Moves = dict[str, list[tuple[Chunk, int]]]
@@ -22,7 +23,7 @@ def planned(shelf: Shelf, manifest: Manifest, *, everything: bool, about: Mappin
     """Return the file that will be written; UsageError when it is no state that can be exported, or damaged."""
     try:
         ranks = [rank_of(piece.key) for piece in manifest.pieces]
-        headers = [shelf.header(piece) for piece in manifest.pieces]
+        headers = all_done(shelf.header, manifest.pieces)
         return export(headers, ranks, everything=everything, about=about)
     except ValueError as error:
         raise UsageError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud.domain.errors import StoreError, UsageError
@@ -37,10 +37,6 @@ class Puller:
 
     shelf: Shelf
     target: DirectoryStore
-    _here: Shelf = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_here", Shelf(store=self.target, prefix="", keep=self.shelf.keep))
 
     def pull(self, manifest: Manifest, moved: Moved) -> Pulled:
         """Bring a checkpoint; what is left of an earlier pull that was ended is not fetched again.
@@ -51,7 +47,8 @@ class Puller:
         data, record = self._read(commit_key(manifest.commit)), self._record(manifest.commit)
         self._require_same(commit_key(manifest.commit), data)
         self._require_same(generation_key(manifest.commit.generation), record)
-        damaged = {damage.key for damage in self._here.verify([piece for piece in manifest.pieces if self._has(piece)])}
+        here = Shelf(store=self.target, prefix="", keep=self.shelf.keep)
+        damaged = {damage.key for damage in here.verify([piece for piece in manifest.pieces if self._has(piece)])}
         missing = [piece for piece in manifest.pieces if piece.key in damaged or not self._has(piece)]
         size = sum(piece.size for piece in manifest.pieces)
         moved(size - sum(piece.size for piece in missing))
@@ -60,7 +57,7 @@ class Puller:
         )
         self._put(generation_key(manifest.commit.generation), record)
         self._put(commit_key(manifest.commit), data)
-        first = next(one.commit for one in self._here.standing() if one.sound)
+        first = next(one.commit for one in here.standing() if one.sound)
         return Pulled(commit=manifest.commit, size=size, fetched=fetched, first=first)
 
     def _has(self, piece: Piece) -> bool:

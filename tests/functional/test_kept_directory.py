@@ -102,9 +102,8 @@ def test_on_a_notice_the_script_is_asked_by_its_signal_and_what_it_then_saves_is
     assert script.ended() == 75
     assert f"asked to stop: {signal.value} sent to 1 ranks" in script.said()
     saved = int(script.said().split("saved when asked ")[1].split()[0])
-    newest, *older = script.committed()
-    assert (newest.commit.step, newest.why) == (saved, Why.NOTICE)
-    assert {one.why for one in older} == {Why.DUE}
+    newest, *_, oldest = script.committed()
+    assert (newest.commit.step, newest.why, oldest.why) == (saved, Why.NOTICE, Why.DUE)
     assert script.wrong() is None
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from gpucloud.usecases.checkpoints import Shelf, restorable
 from gpucloud.usecases.comparing import compared
 from gpucloud.usecases.exporting import planned, write
 from gpucloud.usecases.pulling import Puller
-from tests.commandline import command_line
+from tests.commandline import command_line, until
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.standins.made_checkpoints import Made, state
@@ -178,3 +179,26 @@ def test_the_command_proves_it_for_a_users_own_script_and_says_what_the_library_
         (line.folder / "code" / "train.py").write_text("print('no library')\n")
         answer = line.run("train", file, "--verify-resume")
         assert (answer.code, "imports gpucloud.resume" in answer.stderr) == (2, True)
+
+
+@pytest.mark.slow  # half a job
+@pytest.mark.timeout(900)
+def test_ctrl_c_ends_a_trial_and_leaves_neither_machines_nor_checkpoints(tmp_path):
+    with command_line(tmp_path) as line:
+        process = line.start("train", line.job(steps=400, step_s=0.1), "--verify-resume", "--verify-steps", "300")
+
+        def run():
+            return next((line.home / "store" / "jobs").glob("small-*-calm"), None)
+
+        def commits():
+            return run() and list(run().glob("checkpoints/commit/*/*.json"))
+
+        until(commits, "a checkpoint of the first run", 600)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(600) == 130
+        name = run().name
+        said = (tmp_path / "err").read_text()
+        assert f"ending {name} as it stands" in said
+        assert "no checkpoint of the trial is left" in said
+        assert line.nodes(name) == []
+        assert line.run("checkpoints", name, "--json").json["checkpoints"] == []
