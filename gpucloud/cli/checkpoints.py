@@ -14,14 +14,15 @@ from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.target import known_job
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job import CheckpointPolicy
-from gpucloud.domain.manifest import Manifest
+from gpucloud.domain.keeping.keys import files_apart
+from gpucloud.domain.manifest import Manifest, Piece
 from gpucloud.domain.quantities import format_size
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.usecases import exporting
 from gpucloud.usecases.checkpoints import Shelf, of_step, restorable
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.pruning import Pruner
-from gpucloud.usecases.pulling import Puller
+from gpucloud.usecases.pulling import Puller, Unpacker
 from gpucloud.wiring import Gpucloud, KnownJob
 
 
@@ -148,6 +149,9 @@ def _prune(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
 def _pull(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     folder = (asked.pull or Path()).expanduser()
     manifest = _wanted(job, asked)
+    files = files_apart(manifest)
+    if files is not None:
+        return _unpack(job, manifest, files, folder, as_json=as_json)
     puller = Puller(shelf=job.shelf, target=DirectoryStore(folder))
     with Meter("pulled", sum(piece.size for piece in manifest.pieces)) as meter:
         pulled = puller.pull(manifest, meter.moved)
@@ -162,6 +166,22 @@ def _pull(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     if pulled.first != pulled.commit:
         tell(f"{folder} has step {pulled.first.step} too, which a script takes first")
     tell(f"GPUCLOUD_STORE={shlex.quote(str(folder.absolute()))} has a script resume from it")
+    return 0
+
+
+def _unpack(job: _Job, manifest: Manifest, files: tuple[tuple[str, Piece], ...], folder: Path, *, as_json: bool) -> int:
+    """Bring the files of a script that saves by itself: there is nothing to resume from but the files."""
+    size = sum(piece.size for _, piece in files)
+    with Meter("pulled", size) as meter:
+        fetched = Unpacker(shelf=job.shelf, root=folder).unpack(files, meter.moved)
+    if as_json:
+        answer = {"step": manifest.commit.step, "generation": manifest.commit.generation}
+        sizes = {"bytes": size, "fetched_bytes": fetched, "files": len(files)}
+        say_json({"job": job.name, **answer, "folder": str(folder.absolute()), **sizes})
+        return 0
+    known = f", {format_size(size - fetched)} of it was there" if size > fetched else ""
+    sums = f"{len(files)} files, {format_size(size)}{known}"
+    say(f"step {manifest.commit.step} is in {folder}, as the script wrote it: {sums}")
     return 0
 
 

@@ -124,7 +124,8 @@ def _introduce(cloud: Gpucloud, job: Job) -> None:
 def _remark(cloud: Gpucloud, job: Job, plan: Plan) -> None:
     """Say what is emulated on that cloud, what reading the data costs there, what is kept of a script's directory."""
     if (kept := job.checkpoint.directory) is not None:
-        tell(f"checkpoints: what is whole in {kept.path}/ is kept and put back; best effort: what your script saves")
+        where = f"{kept.path}/ of all nodes together" if kept.per_node else f"{kept.path}/"
+        tell(f"checkpoints: what is whole in {where} is kept and put back; best effort: what your script saves")
     for line in (*cloud.cloud(job).remarks(), *cloud.data_remarks(job, plan.offer.pool.region)):
         tell(line)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from gpucloud.domain.chunks import OWN, Chunk, chunks_of, covering
 from gpucloud.domain.safetensors import Header, Tensor, entries_of, header_bytes, placed
 
 _MAIN = "model"
+_OF_A_SCRIPT = re.compile(r"data/\d+/\d+/(?:files|node-\d{5})/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ def export(headers: Sequence[Header], ranks: Sequence[int], *, everything: bool,
 def rank_of(key: str) -> int:
     """Return the rank that wrote an object; ValueError for one of a script's own directory."""
     name = key.rpartition("/")[2]
-    if "/files/" in key or not name.startswith("rank-"):
+    if _OF_A_SCRIPT.match(key) or not name.startswith("rank-"):
         raise ValueError("it holds files of the script's own checkpoint directory, not tensors by name")
     return int(name.split("-")[1])
 

@@ -214,6 +214,7 @@ class CheckpointDirectory:
     """Where such a script keeps its checkpoints, below the code folder.
 
     With `done_file`, a folder is whole once it holds that file. Files count when nothing changed for `settle`.
+    With `per_node`, each node's own folder is a part of a checkpoint; else node 0's alone is one.
     """
 
     path: str
@@ -221,6 +222,7 @@ class CheckpointDirectory:
     done_file: str | None = None
     on_notice: OnNotice = OnNotice.NONE
     settle: timedelta = timedelta(seconds=1)
+    per_node: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
 """Checkpoints as keys: their grammar, the manifest that commits one, what to restore first and what may be deleted.
 
 gen/000007.json                     an attempt's generation and the commit that it began from, written once
+gen/000007.call.json                what node 0 of that attempt wants of the other nodes' own directories
 data/000007/000001200/<name>        objects of generation 7 at step 1200
-data/000007/000001200/files/<path>  the same of a script's own directory
+data/000007/000001200/files/<path>  the same of a script's own directory; node-00001/<path> where each node's counts
 commit/000007/000001200.json        the manifest; once it exists, the checkpoint counts
 """
 
@@ -23,8 +24,9 @@ LEAST_KEPT = 2
 
 _FORMAT = 3
 _GENERATION_KEY = re.compile(r"gen/(\d{6,})\.json")
+_CALL_KEY = re.compile(r"gen/(\d{6,})\.call\.json")
 _COMMIT_KEY = re.compile(r"commit/(\d{6,})/(\d{9,})\.json")
-_DATA_KEY = re.compile(r"data/(\d{6,})/(\d{9,})/(?:files/[^\0]+|[^/.\0][^/\0]*)", re.DOTALL)
+_DATA_KEY = re.compile(r"data/(\d{6,})/(\d{9,})/(?:(?:files|node-\d{5})/[^\0]+|[^/.\0][^/\0]*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -135,7 +137,8 @@ def collectable(keys: Iterable[str], *, generation: int, base: Commit | None, ke
     newest = max((c for c in there if c.generation == generation), default=Commit(generation, -1))
     doomed = [commit_key(commit) for commit in present if commit not in kept]
     data = [name for name, owner in data_of(names) if owner not in kept and owner < newest]
-    return (*doomed, *data)
+    calls = [name for name in names if (m := _CALL_KEY.fullmatch(name)) and int(m[1]) < generation]
+    return (*doomed, *data, *calls)
 
 
 def data_of(keys: Iterable[str]) -> Iterator[tuple[str, Commit]]:
@@ -148,7 +151,7 @@ def data_of(keys: Iterable[str]) -> Iterator[tuple[str, Commit]]:
 
 def manifest_bytes(manifest: Manifest) -> bytes:
     """Return the manifest as sealed JSON."""
-    pieces = [{"key": p.key, "size": p.size, "crc32": list(p.crc32)} for p in manifest.pieces]
+    pieces = [entry_of(piece) for piece in manifest.pieces]
     return seal(
         {
             "format": _FORMAT,
@@ -172,16 +175,17 @@ def read_manifest(data: bytes) -> Manifest:
             commit=Commit(int(body["generation"]), int(body["step"])),
             world=int(body["world"]),
             level=str(body["level"]),
-            pieces=tuple(_piece(piece) for piece in body["pieces"]),
+            pieces=tuple(piece_of(piece) for piece in body["pieces"]),
             why=Why(body["why"]),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a manifest: {error!r}") from error
 
 
-def generation_bytes(*, base: Commit | None, owner: str) -> bytes:
+def generation_bytes(*, base: Commit | None, owner: str, attempt: int = 0) -> bytes:
     """Return a generation's record; `owner` must tell this writer from every other."""
-    return seal({"base": [base.generation, base.step] if base else None, "owner": owner})
+    named = [base.generation, base.step] if base else None
+    return seal({"base": named, "owner": owner, "attempt": attempt})
 
 
 def read_base(data: bytes) -> Commit | None:
@@ -191,6 +195,12 @@ def read_base(data: bytes) -> Commit | None:
         return Commit(int(body["base"][0]), int(body["base"][1])) if body["base"] else None
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"not a generation's record: {error!r}") from error
+
+
+def read_attempt(data: bytes) -> int | None:
+    """Return the attempt that a generation is of, None where nobody said; ValueError when the record is damaged."""
+    attempt = unseal(data).get("attempt")
+    return attempt if isinstance(attempt, int) else None
 
 
 def seal(body: dict[str, Any]) -> bytes:
@@ -211,7 +221,13 @@ def unseal(data: bytes) -> dict[str, Any]:
     return body
 
 
-def _piece(entry: dict[str, Any]) -> Piece:
+def entry_of(piece: Piece) -> dict[str, Any]:
+    """Return the piece as JSON."""
+    return {"key": piece.key, "size": piece.size, "crc32": list(piece.crc32)}
+
+
+def piece_of(entry: dict[str, Any]) -> Piece:
+    """Return what `entry_of` was given; ValueError, KeyError or TypeError for anything else."""
     key, size, crc32 = entry["key"], entry["size"], entry["crc32"]
     if not _DATA_KEY.fullmatch(key):
         raise ValueError("an object lies elsewhere than checkpoints do")

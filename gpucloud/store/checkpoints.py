@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -20,6 +21,8 @@ from gpucloud.domain.manifest import (
     generation_key,
     generations,
     manifest_bytes,
+    read_attempt,
+    read_base,
     read_manifest,
     restore_order,
 )
@@ -51,9 +54,8 @@ class Checkpoints:
         """Yield the manifests that can be read, the one to restore first; `damaged` hears of each other one."""
         keys = listed(self._store, self._prefix)
         for commit in restore_order(keys, self._base_of):
-            stored = self._store.get(self._key(commit_key(commit)))
-            manifest = _readable(stored.data) if stored else None
-            if manifest is not None and manifest.commit == commit:
+            manifest = self.manifest(commit)
+            if manifest is not None:
                 yield manifest
             elif commit_key(commit) in keys:  # a base may have been collected
                 damaged(commit)
@@ -87,10 +89,10 @@ class Checkpoints:
         """
         self.base = base
         owner = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(8)}"
-        record = generation_bytes(base=base, owner=owner)
+        record = generation_bytes(base=base, owner=owner, attempt=attempt)
         known = generations(listed(self._store, self._prefix))
         self.generation = max(attempt, known[0] + 1 if known else 1)
-        while not self._put_absent(generation_key(self.generation), record):
+        while not self._claimed(record):
             self.generation += 1
         # The same write again must be refused. White space makes it another content, so that a store
         # cannot take it for a repeated request; one that ignores conditions now holds a useless record, no more.
@@ -103,6 +105,25 @@ class Checkpoints:
     def go_on(self, generation: int, *, base: Commit | None) -> None:
         """Write for a generation that `begin` has allocated elsewhere."""
         self.generation, self.base = generation, base
+
+    def join(self, attempt: int) -> bool:
+        """Go on for the generation that another node began for this attempt; False while none did.
+
+        `base` is then where that node begins. What cannot be read is passed over.
+        """
+        for generation in generations(listed(self._store, self._prefix)):
+            stored = self._store.get(self._key(generation_key(generation))) if generation >= attempt else None
+            with contextlib.suppress(ValueError):
+                if stored is not None and read_attempt(stored.data) == attempt:
+                    self.go_on(generation, base=read_base(stored.data))
+                    return True
+        return False
+
+    def manifest(self, commit: Commit) -> Manifest | None:
+        """Return the manifest of a commit; None when it is gone or damaged."""
+        stored = self._store.get(self._key(commit_key(commit)))
+        found = _readable(stored.data) if stored else None
+        return found if found is not None and found.commit == commit else None
 
     def upload(self, commit: Commit, name: str, data: memoryview) -> Piece:
         """Write one object of a checkpoint, durably."""
@@ -130,6 +151,14 @@ class Checkpoints:
         names = (key[len(self._key("")) :] for key in keys)
         for name in collectable(names, generation=self.generation, base=self.base, keep=self._keep):
             self._store.delete(self._key(name))
+
+    def _claimed(self, record: bytes) -> bool:
+        """Whether the generation is ours. The first answer may have been lost: others must not find two of ours."""
+        key = generation_key(self.generation)
+        if self._put_absent(key, record):
+            return True
+        there = self._store.get(self._key(key))
+        return there is not None and there.data == record
 
     def _base_of(self, generation: int) -> Commit | None:
         return base_of(self._store, self._prefix, generation)

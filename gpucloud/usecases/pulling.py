@@ -1,22 +1,24 @@
-"""One checkpoint into a folder that scripts resume from: each byte verified, the manifest last."""
+"""One checkpoint into a folder that scripts resume from: each byte verified, the manifest, where there is one, last."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.manifest import Commit, Manifest, Piece, commit_key, generation_bytes, generation_key, read_base
-from gpucloud.domain.parts import crc32_of
+from gpucloud.domain.parts import PART_BYTES, crc32_of
 from gpucloud.domain.quantities import format_size
 from gpucloud.store import Conflict
 from gpucloud.store.commits import under
+from gpucloud.store.contract import RESERVED
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.store.filling import Filling
 from gpucloud.store.together import all_done
-from gpucloud.usecases.checkpoints import Part, Shelf, parts_of
+from gpucloud.usecases.checkpoints import Moved, Part, Shelf, parts_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ class Puller:
     shelf: Shelf
     target: DirectoryStore
 
-    def pull(self, manifest: Manifest, moved: Callable[[int], None]) -> Pulled:
+    def pull(self, manifest: Manifest, moved: Moved) -> Pulled:
         """Bring a checkpoint; what is left of an earlier pull that was ended is not fetched again.
 
         `moved` hears of bytes, those that were there too. UsageError when the folder has another run's checkpoints,
@@ -50,28 +52,13 @@ class Puller:
         missing = [piece for piece in manifest.pieces if piece.key in damaged or not self._has(piece)]
         size = sum(piece.size for piece in manifest.pieces)
         moved(size - sum(piece.size for piece in missing))
-        fetched = self._fetch(missing, moved)
+        fetched = fill(
+            self.shelf, [(piece, self.target.root / piece.key) for piece in missing], self.target.root, moved
+        )
         self._put(generation_key(manifest.commit.generation), record)
         self._put(commit_key(manifest.commit), data)
         first = next(one.commit for one in here.standing() if one.sound)
         return Pulled(commit=manifest.commit, size=size, fetched=fetched, first=first)
-
-    def _fetch(self, pieces: list[Piece], moved: Callable[[int], None]) -> int:
-        """Return how many bytes came over; the objects appear when all are whole."""
-        damages = self.shelf.tails(pieces)
-        if damages:
-            raise _damaged(str(damages[0]))
-        with _filled(self.target, pieces) as files:
-            parts = list(parts_of(pieces))
-            there = all_done(lambda part: _is_there(files[part.piece.key], part), parts)
-            left = [part for part, known in zip(parts, there, strict=True) if not known]
-            moved(sum(piece.size for piece in pieces) - sum(part.length for part in left))
-            damages = self.shelf.read(left, lambda part, data: files[part.piece.key].put(part.at, data), moved)
-            if damages:
-                raise _damaged(str(damages[0]))
-            for file in files.values():
-                file.finish()
-        return sum(part.length for part in left)
 
     def _has(self, piece: Piece) -> bool:
         return (self.target.root / piece.key).is_file()
@@ -105,25 +92,78 @@ class Puller:
             self._require_same(key, data)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpacker:
+    """Brings the files of a script's own directory into a folder, as the script wrote them."""
+
+    shelf: Shelf
+    root: Path
+
+    def unpack(self, files: Sequence[tuple[str, Piece]], moved: Moved) -> int:
+        """Return how many bytes came over; what is there already, or is left of an earlier pull, is not fetched again.
+
+        `files` are paths below the folder, each with its object. UsageError when the folder has other files of these
+        names, StoreError when the disk is too small or the checkpoint damaged.
+        """
+        missing = []
+        for path, piece in files:
+            if not self._is_there(self.root / path, piece):
+                missing.append((piece, self.root / path))
+        moved(sum(piece.size for _, piece in files) - sum(piece.size for piece, _ in missing))
+        return fill(self.shelf, missing, self.root, moved)
+
+    def _is_there(self, path: Path, piece: Piece) -> bool:
+        try:
+            if path.stat().st_size == piece.size:
+                with path.open("rb") as file:
+                    crc32 = tuple(crc32_of((memoryview(data),)) for data in iter(lambda: file.read(PART_BYTES), b""))
+                if crc32 == piece.crc32:
+                    return True
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror}", hint="name another folder") from error
+        raise UsageError(f"{path} is there already, with other content", hint="name another folder")
+
+
+def fill(shelf: Shelf, wanted: Sequence[tuple[Piece, Path]], root: Path, moved: Moved) -> int:
+    """Bring objects into files below `root` and return how many bytes came over; all appear once all are whole."""
+    pieces = [piece for piece, _ in wanted]
+    damages = shelf.tails(pieces)
+    if damages:
+        raise _damaged(str(damages[0]))
+    with _filled(root, wanted) as files:
+        parts = list(parts_of(pieces))
+        there = all_done(lambda part: _is_there(files[part.piece.key], part), parts)
+        left = [part for part, known in zip(parts, there, strict=True) if not known]
+        moved(sum(piece.size for piece in pieces) - sum(part.length for part in left))
+        damages = shelf.read(left, lambda part, data: files[part.piece.key].put(part.at, data), moved)
+        if damages:
+            raise _damaged(str(damages[0]))
+        for file in files.values():
+            file.finish()
+    return sum(part.length for part in left)
+
+
 @contextmanager
-def _filled(target: DirectoryStore, pieces: list[Piece]) -> Iterator[dict[str, Filling]]:
+def _filled(root: Path, wanted: Sequence[tuple[Piece, Path]]) -> Iterator[dict[str, Filling]]:
     """Give a file for each object; what is in them when the block fails is there for the next pull."""
-    _require_room(target, sum(piece.size for piece in pieces))
+    _require_room(root, sum(piece.size for piece, _ in wanted))
     with ExitStack() as stack:
         files = {}
-        for piece in pieces:
-            files[piece.key] = Filling(target.root / piece.key, piece.size, resumed=True)
+        for piece, path in wanted:
+            files[piece.key] = Filling(path, piece.size, resumed=True)
             stack.callback(files[piece.key].close)
         yield files
 
 
-def _require_room(target: DirectoryStore, size: int) -> None:
-    folder = next(path for path in (target.root, *target.root.parents) if path.is_dir())
+def _require_room(root: Path, size: int) -> None:
+    folder = next(path for path in (root, *root.parents) if path.is_dir())
     free = shutil.disk_usage(folder).free
-    left = sum(path.stat().st_blocks * 512 for path in target.root.glob("data/*/*/.gpucloud-*.part"))
+    left = sum(path.stat().st_blocks * 512 for path in root.rglob(f"{RESERVED}*.part")) if root.is_dir() else 0
     if size > free + left:
         raise StoreError(
-            f"{target.root} has {format_size(free + left)} free, and {format_size(size)} are to come",
+            f"{root} has {format_size(free + left)} free, and {format_size(size)} are to come",
             hint="free some space there, or name a folder elsewhere",
         )
 

@@ -110,3 +110,48 @@ def test_after_a_silent_loss_the_job_goes_on_from_the_newest_save_that_was_commi
     assert begun >= 20
     assert begun % 20 == 0
     assert told["checkpoint"]["step"] == begun + 40
+
+
+# Each rank saves its own part on its own node, and none waits for another.
+PARTS = """
+import json, os, time
+
+rank = int(os.environ["RANK"])
+folders = os.listdir("out") if os.path.isdir("out") else []
+step = max((int(name.rpartition("-")[2]) for name in folders), default=0)
+if step:
+    assert {json.load(open(f"out/step-{step}/part-{one}.json"))["step"] for one in (0, 1)} == {step}
+print("begins at", step, flush=True)
+total = step + 40 if step else 6000
+while step < total:
+    step += 1
+    time.sleep(0.05)
+    if step % 20 == 0:
+        os.makedirs(f"out/step-{step}")
+        for name in (f"part-{rank}.json", "DONE"):
+            with open(f"out/step-{step}/{name}", "w") as file:
+                json.dump({"step": step}, file)
+print("ended at", step, flush=True)
+"""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.slow  # shows per_node through the supervisor: agents, orders, a notice, nodes with folders of their own
+def test_parts_of_every_node_are_one_checkpoint_and_come_back_together(line):
+    file = job(line, on_notice="none")
+    (line.folder / "code" / "train.py").write_text(PARTS)
+    text = (line.folder / "small.yaml").read_text()
+    (line.folder / "small.yaml").write_text(text.replace("on_notice: none", "done_file: DONE, per_node: true"))
+    train = line.start("train", file, "--drill", "--json")
+
+    assert train.wait(800) == 0, (line.folder / "err").read_text() + output(line, 0)
+    told = json.loads((line.folder / "out").read_text())
+    assert [a["reason"] for a in told["attempts"]] == ["interrupted", "succeeded"]
+    begun = steps_begun_at(output(line, 0))
+    assert begun == steps_begun_at(output(line, 1))
+    assert begun[1] >= 20
+    assert told["checkpoint"]["step"] == begun[1] + 40
+    pulled = line.run("checkpoints", "small", "--pull", str(line.folder / "here"), "--json").json
+    assert pulled["files"] == 3
+    names = sorted(path.name for path in (line.folder / "here" / f"step-{begun[1] + 40}").iterdir())
+    assert names == ["DONE", "part-0.json", "part-1.json"]

@@ -9,14 +9,13 @@ import zipfile
 
 import pytest
 
+from gpucloud.agent.keep.depot import Depot
 from gpucloud.agent.keep.disk import copy, is_whole, look
 from gpucloud.agent.keep.putting import Directory
-from gpucloud.agent.keep.taking import Taking
+from gpucloud.agent.keep.taking import Taking, Took
 from gpucloud.domain.job import OnNotice
-from gpucloud.domain.keeping.layouts import Rule, find_sets
+from gpucloud.domain.keeping.layouts import Rule
 from gpucloud.domain.manifest import Commit, Why
-from gpucloud.store import open_store
-from gpucloud.store.checkpoints import Checkpoints
 from tests.standins.bucket import serving
 from tests.standins.kept_script import KEEP, PREFIX, KeptScript, until
 
@@ -259,17 +258,16 @@ def test_in_a_bucket_too_every_name_and_size_comes_back(tmp_path, monkeypatch):
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         server.put({}, "kept")
-        store = open_store("s3://kept/p")
-        checkpoints = Checkpoints(store, PREFIX, keep=2)
-        checkpoints.begin(base=None, attempt=1)
-        taking = Taking(checkpoints, tmp_path / "copies", base=None, world=1)
-        listing = look(tmp_path / "out")
-        (one,) = find_sets(Rule(done_file="DONE"), listing).sets
-        assert taking.take(tmp_path / "out", one, one.content(listing), proven=True)
-
+        depot = Depot("s3://kept/p", PREFIX, keep=2)
+        depot.checkpoints.begin(base=None, attempt=1)
         said = []
+        taking = Taking(depot, tmp_path / "copies", Rule(done_file="DONE"), said.append)
+        listing = look(tmp_path / "out")
+        (one,) = taking.sets(listing).sets
+        assert taking.take(tmp_path / "out", one, one.content(listing), proven=True) is Took.SAVED
+
         other = Directory(tmp_path / "other" / "out", tmp_path / "other", Rule())
-        assert other.put_back(checkpoints, store, PREFIX, said.append) == Commit(1, 1)
+        assert other.place(other.fetch_newest(depot, said.append), said.append) == Commit(1, 1)
         assert {path: (other.path / path).read_bytes() for path in look(other.path)} == files
         assert said == []
 

@@ -39,6 +39,8 @@ DCP = ("step-20/__0_0.distcp", "step-20/.metadata")
         (("checkpoint-500/global_step500/mp_rank_00_model_states.pt",), Layout.HF),
         (("global_step500/mp_rank_00_model_states.pt",), Layout.DEEPSPEED),
         (("step-20/__0_0.distcp",), Layout.DCP),
+        (("checkpoint-500/__0_0.distcp",), Layout.DCP),
+        (("checkpoint-500/pytorch_model_fsdp_0/__0_0.distcp",), Layout.HF),
         ((".metadata", "__0_0.distcp"), Layout.DCP),
     ],
 )
@@ -51,6 +53,7 @@ def test_a_directory_tells_its_layout_before_anything_in_it_is_whole(paths, layo
     [
         (Rule(), HF[:1], []),
         (Rule(), HF, [("out/checkpoint-500", 500)]),
+        (Rule(), (*HF, "out/checkpoint-500/checkpoint-is-incomplete.txt"), []),
         (Rule(), ("checkpoint-9/trainer_state.json", "checkpoint-10/model.bin"), [("checkpoint-9", 9)]),
         (Rule(ranks=2), (*HF, "out/checkpoint-500/rng_state_0.pth"), []),
         (
@@ -61,6 +64,7 @@ def test_a_directory_tells_its_layout_before_anything_in_it_is_whole(paths, layo
         (Rule(), ("tmp-checkpoint-500/trainer_state.json",), []),
         (Rule(), DCP[:1], []),
         (Rule(), DCP, [("step-20", 20)]),
+        (Rule(nodes=2, per_node=True), DCP, [("step-20", 20)]),
         (Rule(), ("step-20/.metadata", "step-20/__0_0.distcp"), []),
         (Rule(), ("__0_0.distcp", ".metadata"), [("", None)]),
         (Rule(), ("epoch=0-step=9.ckpt/__0_0.distcp", "epoch=0-step=9.ckpt/.metadata"), []),
@@ -93,6 +97,7 @@ def test_of_files_that_are_whole_by_themselves_the_newest_of_each_name_belongs_t
         (Rule(), ("model.pt", "optimizer.pt"), "do model.pt and optimizer.pt belong together?"),
         (Rule(), ("model-00001-of-00002.safetensors",), "is one of several files that belong together"),
         (Rule(nodes=2), DCP, "each node writes its own part"),
+        (Rule(nodes=2), DCP, "checkpoint: {per_node: true}"),
     ],
 )
 def test_what_may_be_a_part_only_is_never_taken_and_the_user_is_told(rule, paths, said):

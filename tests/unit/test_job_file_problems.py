@@ -291,7 +291,14 @@ BROKEN: list[tuple[str, list[str]]] = [
         HEAD + "checkpoint: {directory: out, layout: dcp}\nresources: {nodes: 2}\n",
         [
             "4:38: checkpoint.layout: each of several nodes writes a part of its own, and node 0's alone is kept: "
-            "use gpucloud.resume"
+            "add `per_node: true`"
+        ],
+    ),
+    (
+        HEAD + "checkpoint: {directory: out, layout: file, per_node: true}\n",
+        [
+            "4:54: checkpoint.per_node: needs folders whose names end with the step, and `layout: file` is of "
+            "single files"
         ],
     ),
     (HEAD + "checkpoint: often\n", ["4:13: checkpoint: must be a mapping of keys to values, not often"]),

@@ -93,7 +93,7 @@ def test_the_keeper_of_a_scripts_own_directory_comes_before_the_launcher_on_ever
     assert from_json(KeepOrder, order) == KeepOrder(
         code=f"{home}/code/c",
         directory=f"{home}/code/c/out",
-        rule=Rule(layout=Layout.HF, ranks=4, nodes=2),
+        rule=Rule(layout=Layout.HF, ranks=4, nodes=2, node=1),
         on_notice=OnNotice.SIGTERM,
         settle=timedelta(seconds=2),
         store="s3://b/p",

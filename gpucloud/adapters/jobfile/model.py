@@ -183,7 +183,12 @@ class CheckpointKeys(_Keys):
     )
     on_notice: kinds.OnNoticeName = Field(
         default=_DIRECTORY.on_notice,
-        description="The signal by which the script is asked to save and leave: SIGTERM, SIGUSR1, or none.",
+        description="The signal by which the script is asked to save and leave: SIGTERM (Trainer heeds it by "
+        "enable_jit_checkpoint=True, Lightning by save_on_exception=True), SIGUSR1 to its own handler, or none.",
+    )
+    per_node: kinds.Flag = Field(
+        default=_DIRECTORY.per_node,
+        description="Whether each node's own folder is a part of a checkpoint; else node 0's alone is one.",
     )
     settle: kinds.Span = Field(
         default=_DIRECTORY.settle, description="How long nothing may change before a checkpoint there counts."

@@ -173,7 +173,12 @@ def _policy(keys: CheckpointKeys) -> CheckpointPolicy:
 
 def _directory(keys: CheckpointKeys, path: str) -> CheckpointDirectory:
     return CheckpointDirectory(
-        path=path, layout=keys.layout, done_file=keys.done_file, on_notice=keys.on_notice, settle=keys.settle
+        path=path,
+        layout=keys.layout,
+        done_file=keys.done_file,
+        on_notice=keys.on_notice,
+        settle=keys.settle,
+        per_node=keys.per_node,
     )
 
 

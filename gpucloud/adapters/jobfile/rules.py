@@ -99,7 +99,7 @@ def _checkpoint(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
     if not isinstance(section, dict):
         return
     if section.get("directory") is None:
-        for key in ("layout", "done_file", "on_notice", "settle"):
+        for key in ("layout", "done_file", "on_notice", "settle", "per_node"):
             if section.get(key) is not None:
                 yield fault(("checkpoint", key, KEY), "is of a script's own `directory`, and none is named")
         return
@@ -109,9 +109,13 @@ def _checkpoint(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
     if section.get("done_file") is not None and layout not in (None, "auto"):
         yield fault(("checkpoint", "done_file"), f"is in place of a layout, and {quoted(str(layout))} is named")
     nodes = resources.get("nodes", 1) if isinstance(resources, dict) else 1
-    if layout == "dcp" and type(nodes) is int and nodes > 1:
-        text = "each of several nodes writes a part of its own, and node 0's alone is kept: use gpucloud.resume"
-        yield fault(("checkpoint", "layout"), text)
+    if section.get("per_node") is not True:
+        if layout == "dcp" and type(nodes) is int and nodes > 1:
+            text = "each of several nodes writes a part of its own, and node 0's alone is kept: add `per_node: true`"
+            yield fault(("checkpoint", "layout"), text)
+    elif layout in ("lightning", "file"):
+        text = f"needs folders whose names end with the step, and `layout: {layout}` is of single files"
+        yield fault(("checkpoint", "per_node"), text)
 
 
 def _data(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:

@@ -13,10 +13,10 @@ from gpucloud.agent.keep import script
 from gpucloud.agent.keep.disk import look
 from gpucloud.agent.keep.putting import Directory
 from gpucloud.agent.keep.reporting import Reporting
-from gpucloud.agent.keep.taking import Content, Taking
+from gpucloud.agent.keep.taking import Content, Taking, Took
 from gpucloud.domain.errors import CredentialsError, StoreError
 from gpucloud.domain.job import OnNotice
-from gpucloud.domain.keeping.layouts import find_sets
+from gpucloud.domain.keeping.layouts import Found, find_sets
 from gpucloud.domain.keeping.listing import FileSet, Listing
 from gpucloud.domain.keeping.order import KeepOrder
 from gpucloud.domain.keeping.settling import Settling
@@ -30,10 +30,11 @@ _LONGEST_LEAVE_S = 50.0  # a supervisor kills what does not leave within a minut
 _ASIDE_S = 10.0
 _MARGIN_S = 2.0
 _LAST_TRIES = 4
+_OTHERS_S = 60.0  # for other nodes to hand in their parts of the last checkpoint, beside what the longest one took
 
 
 class Keeper:
-    """One attempt's script on one node. `taking` is None where another node's directory is the one that is kept."""
+    """An attempt's script on one node. `taking` is None where node 0's directory alone is kept, and this is another."""
 
     def __init__(self, order: KeepOrder, directory: Directory, reporting: Reporting, taking: Taking | None) -> None:
         self._order = order
@@ -43,7 +44,7 @@ class Keeper:
         self._folder = Path(order.folder)
         self._settling = Settling(order.settle.total_seconds())
         self._pool = ThreadPoolExecutor(1)
-        self._under_way: tuple[Future[bool], FileSet, Content] | None = None
+        self._under_way: tuple[Future[Took], FileSet, Content] | None = None
         self._look_at_s = 0.0
         self._taken_before = 0
         self._leave_by: datetime | None = None
@@ -89,6 +90,8 @@ class Keeper:
         leads = self._taking is not None and at > longest
         self._leave_by = (at if leads else longest if at <= now else min(at, longest)) - margin
         self._taken_before = self._taking.count if self._taking else 0
+        if self._taking is not None:
+            self._taking.close_by(time.monotonic() + (self._leave_by - now).total_seconds())
         if self._order.on_notice is not OnNotice.NONE:
             self._told = script.tell(self._folder, self._order.on_notice.value)
             self._reporting.say(f"asked to stop: {self._order.on_notice.value} sent to {self._told} ranks")
@@ -96,7 +99,7 @@ class Keeper:
     def _keep(self, taking: Taking, now_s: float) -> None:
         self._finish(taking)
         listing = look(self._directory.path)
-        found = find_sets(self._order.rule, listing)
+        found = self._sets(taking, listing)
         if found.unclear is not None:
             self._reporting.say_once(f"nothing is saved: {found.unclear}")
         ready = self._settling.look(found.sets, listing, now_s)
@@ -118,8 +121,10 @@ class Keeper:
         future, one, content = self._under_way
         self._under_way = None
         try:
-            if future.result():
+            took = future.result()
+            if took is not Took.CHANGED:
                 self._settling.take(one, content)
+            if took is Took.SAVED:
                 self._directory.forget_aside()
                 self._reporting.progress(taking.committed)
                 if self._order.on_notice is OnNotice.NONE:  # how long the script itself takes to save, nobody knows
@@ -142,6 +147,8 @@ class Keeper:
             return True
         if self._taking is None or self._under_way is not None:
             return False
+        if self._taking.over is not None:
+            return self._taking.over
         since = self._taking.count - self._taken_before
         if self._told:
             return since > 0 and not self._pending
@@ -151,10 +158,15 @@ class Keeper:
 
     def _closed(self, code: int | None) -> int:
         """Commit what the script left, tell how it stands, and return the exit code."""
-        if self._taking is not None and not self._fenced:
-            self._keep_the_last(self._taking, proven=code != 0)
+        if self._taking is not None:
+            self._end_well(self._taking, code)
         self._pool.shutdown()
-        if self._taking is not None and not self._taking.count and (there := look(self._directory.path)):
+        if (
+            self._order.rank == 0
+            and self._taking is not None
+            and not self._taking.count
+            and (there := look(self._directory.path))
+        ):
             layout = self._order.rule.done_file or self._order.rule.layout.value
             self._reporting.say(f"nothing was saved: no new checkpoint ({layout}) among the {len(there)} files there")
         if self._fenced:
@@ -163,15 +175,45 @@ class Keeper:
             return code if code is not None and code >= 0 else 128 - (code or 0)
         if code == 0 and not self._told:
             return 0
-        if self._taking is not None:
+        if self._order.rank == 0 and self._taking is not None:
             self._reporting.say(f"left: step {self._taking.committed} is saved")
         return LEFT_EXIT_CODE
 
+    def _end_well(self, taking: Taking, code: int | None) -> None:
+        """Commit the last set here; on a node that is told by another, go on until that one wants nothing more."""
+        if taking.over is None:
+            if not self._fenced:
+                self._keep_the_last(taking, proven=code != 0)
+            self._close(taking)
+            return
+        # A script that failed is heard of at once: its peers may wait for it in vain.
+        while code in (0, None) or self._leave_by is not None:
+            if taking.over or self._is_late():
+                break
+            self._tick()
+            time.sleep(_TICK_S)
+        self._finish(taking, wait=True)
+
+    def _close(self, taking: Taking) -> None:
+        try:
+            taking.close()
+        except (StoreError, CredentialsError) as error:
+            self._reporting.say(f"the other nodes could not be told of the end: {error} ({error.hint})")
+
+    def _sets(self, taking: Taking, listing: Listing) -> Found:
+        try:
+            return taking.sets(listing)
+        except (StoreError, CredentialsError) as error:
+            self._reporting.say_once(f"what is to be saved could not be asked: {error} ({error.hint})")
+            return Found()
+
     def _keep_the_last(self, taking: Taking, *, proven: bool) -> None:
+        if self._leave_by is None:
+            taking.close_by(time.monotonic() + _OTHERS_S + 5 * taking.longest_s)
         self._finish(taking, wait=True)
         for attempt in range(_LAST_TRIES):
             listing = look(self._directory.path)
-            sets = find_sets(self._order.rule, listing).sets
+            sets = self._sets(taking, listing).sets
             newest = [one for one in sets if one.complete and self._settling.unsettled((one,), listing)]
             newest.sort(key=lambda one: one.written_ns(listing), reverse=True)
             for one in newest:

@@ -11,22 +11,30 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+from gpucloud.agent.keep.depot import Depot
 from gpucloud.agent.keep.disk import look, move
 from gpucloud.agent.wholefile import read_text, write_whole
-from gpucloud.domain.keeping.keys import paths_of
+from gpucloud.domain.keeping.keys import files_for
 from gpucloud.domain.keeping.layouts import Rule, leftovers
 from gpucloud.domain.keeping.listing import OURS, Signature
-from gpucloud.domain.manifest import Commit, Piece
+from gpucloud.domain.manifest import Commit, Manifest, Piece
 from gpucloud.domain.parts import PART_BYTES
-from gpucloud.store import ObjectStore
-from gpucloud.store.checkpoints import Checkpoints
-from gpucloud.store.commits import under
 
 _READERS = 4
 _NUMBERED = re.compile(r".*\d$")
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """A commit whose files lie beside the directory, not yet in it."""
+
+    commit: Commit
+    paths: tuple[str, ...]
+    pieces: tuple[Piece, ...]
 
 
 class Directory:
@@ -44,20 +52,44 @@ class Directory:
         self._incoming = self._own / "incoming"
         self._aside = self._own / "aside"
 
-    def put_back(self, checkpoints: Checkpoints, store: ObjectStore, prefix: str, say: Say) -> Commit | None:
-        """Return the commit whose files are now in the directory, None without one that is whole.
+    def fetch_newest(self, depot: Depot, say: Say, *, whole: bool = False) -> Fetched | None:
+        """Return the newest commit whose files are now beside the directory, None without one that is whole.
+
+        With `whole`, the files that only other nodes get are read too. Raises StoreError, OSError.
+        """
+        for manifest in depot.checkpoints.candidates(lambda commit: say(_damaged(commit))):
+            if files_for(manifest, self.rule.node) is None:
+                say(f"the checkpoint of step {manifest.commit.step} is none of a script's directory: passed over")
+                continue
+            found = self.fetch(depot, manifest)
+            if found is not None and (not whole or _are_whole(depot, manifest, found)):
+                return found
+            say(_damaged(manifest.commit))
+        return None
+
+    def fetch(self, depot: Depot, manifest: Manifest) -> Fetched | None:
+        """Return the commit once this node's files of it are beside the directory; None when one is damaged."""
+        files = files_for(manifest, self.rule.node)
+        shutil.rmtree(self._incoming, ignore_errors=True)
+        if files is None:
+            return None
+        pieces, targets = tuple(piece for _, piece in files), [self._incoming / path for path, _ in files]
+        if not _fetched(depot, pieces, targets):
+            return None
+        return Fetched(commit=manifest.commit, paths=tuple(path for path, _ in files), pieces=pieces)
+
+    def place(self, found: Fetched | None, say: Say) -> Commit | None:
+        """Put into the directory what was fetched and return its commit. Raises OSError.
 
         What an earlier attempt left there and never was committed is set aside: a script would resume from it. What
-        came with the code stays, and so does everything that is no checkpoint. Raises StoreError, OSError.
+        came with the code stays, and so does everything that is no checkpoint.
         """
-        shipped = self._shipped()
-        found = self._fetch_newest(checkpoints, store, prefix, say)
-        commit, paths = found or (None, ())
-        self._set_aside(paths, shipped, say)
+        paths = found.paths if found else ()
+        self._set_aside(paths, self._shipped(), say)
         for path in paths:
             self._place(path)
         shutil.rmtree(self._incoming, ignore_errors=True)
-        return commit
+        return found.commit if found else None
 
     def forget_aside(self) -> None:
         """Free the disk of what was set aside: the script has saved since."""
@@ -73,20 +105,6 @@ class Directory:
         self._own.mkdir(parents=True, exist_ok=True)
         write_whole(self._before, json.dumps(rows))
         return found
-
-    def _fetch_newest(
-        self, checkpoints: Checkpoints, store: ObjectStore, prefix: str, say: Say
-    ) -> tuple[Commit, tuple[str, ...]] | None:
-        for manifest in checkpoints.candidates(lambda commit: say(_damaged(commit))):
-            paths = paths_of(manifest)
-            if paths is None:
-                say(f"the checkpoint of step {manifest.commit.step} is none of a script's directory: passed over")
-                continue
-            shutil.rmtree(self._incoming, ignore_errors=True)
-            if _fetched(store, prefix, manifest.pieces, [self._incoming / path for path in paths]):
-                return manifest.commit, paths
-            say(_damaged(manifest.commit))
-        return None
 
     def _set_aside(self, restored: tuple[str, ...], shipped: dict[str, Signature], say: Say) -> None:
         listing = look(self.path)
@@ -114,24 +132,40 @@ class Directory:
         move(self._incoming / path, self.path / path)
 
 
-def _fetched(store: ObjectStore, prefix: str, pieces: tuple[Piece, ...], targets: list[Path]) -> bool:
+def _fetched(depot: Depot, pieces: tuple[Piece, ...], targets: list[Path]) -> bool:
     """Whether every object arrived as it was written, in a file each."""
     with ThreadPoolExecutor(_READERS) as pool:
-        jobs = [pool.submit(_fetch, store, under(prefix, p.key), p, t) for p, t in zip(pieces, targets, strict=True)]
+        jobs = [pool.submit(_fetch, depot, p, t) for p, t in zip(pieces, targets, strict=True)]
         return all(job.result() for job in jobs)
 
 
-def _fetch(store: ObjectStore, key: str, piece: Piece, target: Path) -> bool:
+def _fetch(depot: Depot, piece: Piece, target: Path) -> bool:
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("w+b") as file:
         if piece.size == 0:
-            return store.get(key) is not None
+            return depot.get(piece.key) is not None
         file.truncate(piece.size)
         with mmap.mmap(file.fileno(), piece.size) as mapped, memoryview(mapped) as whole:
             for number, crc32 in enumerate(piece.crc32):
                 with whole[number * PART_BYTES : (number + 1) * PART_BYTES] as part:
-                    if not store.read_into(key, number * PART_BYTES, part) or zlib.crc32(part) != crc32:
+                    if not depot.read_into(piece.key, number * PART_BYTES, part) or zlib.crc32(part) != crc32:
                         return False
+    return True
+
+
+def _are_whole(depot: Depot, manifest: Manifest, found: Fetched) -> bool:
+    """Whether the objects that were not fetched are as they were written too."""
+    room, fetched = bytearray(PART_BYTES), set(found.pieces)
+    for piece in manifest.pieces:
+        if piece in fetched:
+            continue
+        if piece.size == 0 and depot.get(piece.key) is None:
+            return False
+        for number, crc32 in enumerate(piece.crc32):
+            with memoryview(room)[: min(PART_BYTES, piece.size - number * PART_BYTES)] as part:
+                read = depot.read_into(piece.key, number * PART_BYTES, part)
+                if not read or zlib.crc32(part) != crc32:
+                    return False
     return True
 
 

@@ -42,7 +42,9 @@ class Reporting:
             self.say(text)
 
     def progress(self, committed: int) -> None:
-        """Say which step is in the store, 0 for none."""
+        """Say which step is in the store, 0 for none: on the first rank's node, whose word it is."""
+        if not self._leads:
+            return
         self._write(
             "progress.json",
             {
@@ -55,7 +57,9 @@ class Reporting:
         )
 
     def saving(self, seconds: float) -> None:
-        """Say how long it takes from a file at rest to its commit."""
+        """Say how long it takes from a file at rest to its commit, as the first rank's node knows it."""
+        if not self._leads:
+            return
         self._write("saving.json", {"seconds": seconds, "step": None})
 
     def stop(self) -> datetime | None:

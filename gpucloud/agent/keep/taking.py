@@ -5,34 +5,55 @@ from __future__ import annotations
 import mmap
 import shutil
 import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from enum import Enum
 from pathlib import Path
 
+from gpucloud.agent.keep.depot import Depot
 from gpucloud.agent.keep.disk import copy, is_whole
 from gpucloud.domain.keeping.keys import LEVEL, object_name
-from gpucloud.domain.keeping.listing import FileSet, Signature
+from gpucloud.domain.keeping.layouts import Found, Rule, find_sets
+from gpucloud.domain.keeping.listing import FileSet, Listing, Signature, folder_of
+from gpucloud.domain.keeping.rounds import metadata_among, shards_missing
 from gpucloud.domain.manifest import Commit, Manifest, Piece, Why
-from gpucloud.store.checkpoints import Checkpoints
 
 _WRITERS = 4
 Content = tuple[tuple[str, Signature], ...]
+Say = Callable[[str], None]
+
+
+class Took(Enum):
+    """What became of a set."""
+
+    SAVED = "saved"
+    CHANGED = "changed"  # or torn: it is looked at again
+    VOID = "void"  # it will never be whole
 
 
 class Taking:
     """This attempt's commits; `committed` is the newest step that is in the store, `longest_s` what one took."""
 
-    def __init__(self, checkpoints: Checkpoints, copies: Path, *, base: Commit | None, world: int) -> None:
+    def __init__(self, depot: Depot, copies: Path, rule: Rule, say: Say, *, base: Commit | None = None) -> None:
         self.committed = base.step if base else 0
         self.longest_s = 0.0
         self.count = 0
-        self._checkpoints = checkpoints
+        self.over: bool | None = None
+        """Whether another node wants nothing more of this one; None where that is no other node's matter."""
+        self._depot = depot
+        self._checkpoints = depot.checkpoints
         self._copies = copies
-        self._world = world
+        self._rule = rule
+        self._say = say
         self._newest: int | None = None
 
-    def take(self, directory: Path, one: FileSet, content: Content, *, proven: bool, why: Why = Why.DUE) -> bool:
-        """Return whether the set is committed; False when it changed meanwhile, or one of its files is torn.
+    def sets(self, listing: Listing) -> Found:
+        """Return what may be taken, once it is complete and at rest. May raise StoreError."""
+        return find_sets(self._rule, listing)
+
+    def take(self, directory: Path, one: FileSet, content: Content, *, proven: bool, why: Why = Why.DUE) -> Took:
+        """Return SAVED when the set is in the store; CHANGED when it changed meanwhile, or one of its files is torn.
 
         With `proven`, every file must show by its form that it is whole: whoever wrote it may have died while writing.
         Raises StoreError, Fenced when another attempt took over, OSError for a full disk.
@@ -41,25 +62,52 @@ class Taking:
         shutil.rmtree(self._copies, ignore_errors=True)
         try:
             if not copy(directory, content, self._copies) or not self._is_whole(one, proven=proven):
-                return False
-            self._commit(one, why)
+                return Took.CHANGED
+            took = self._save(one, why)
         finally:
             shutil.rmtree(self._copies, ignore_errors=True)
-        self.longest_s = max(self.longest_s, time.monotonic() - began)
-        self._checkpoints.collect()
-        return True
+        if took is Took.SAVED:
+            self.longest_s = max(self.longest_s, time.monotonic() - began)
+            self.count += 1
+        return took
+
+    def close_by(self, limit_s: float) -> None:
+        """Wait for no other node beyond this moment of the monotonic clock."""
+
+    def close(self) -> None:
+        """Nothing more will be taken."""
+
+    @property
+    def _generation(self) -> int:
+        return self._checkpoints.generation
 
     def _is_whole(self, one: FileSet, *, proven: bool) -> bool:
         found = [is_whole(self._copies / path) for path in one.paths]
         return all(found) if proven and not one.marked else False not in found
 
-    def _commit(self, one: FileSet, why: Why) -> None:
-        commit = Commit(self._checkpoints.generation, self._step(one))
-        with ThreadPoolExecutor(_WRITERS) as pool:
-            pieces = tuple(pool.map(lambda path: self._upload(commit, path), one.paths))
-        self._checkpoints.commit(Manifest(commit=commit, world=self._world, level=LEVEL, pieces=pieces, why=why))
+    def _save(self, one: FileSet, why: Why) -> Took:
+        if self._lacking(one, one.paths):
+            return Took.CHANGED
+        commit = Commit(self._generation, self._step(one))
+        self._commit(commit, self._uploaded(commit, one.paths), why)
+        return Took.SAVED
+
+    def _lacking(self, one: FileSet, there: Iterable[str]) -> tuple[str, ...]:
+        """Return the files that a torch.distributed.checkpoint among the copies names and that are not `there`."""
+        names: dict[str, set[str]] = {}
+        for path in there:
+            names.setdefault(folder_of(path), set()).add(path.rpartition("/")[2])
+        return tuple(
+            name
+            for path in metadata_among(one.paths)
+            for name in shards_missing((self._copies / path).read_bytes(), names.get(folder_of(path), ()))
+        )
+
+    def _commit(self, commit: Commit, pieces: tuple[Piece, ...], why: Why) -> None:
+        world = self._rule.nodes * self._rule.ranks
+        self._checkpoints.commit(Manifest(commit=commit, world=world, level=LEVEL, pieces=pieces, why=why))
         self.committed = self._newest = commit.step
-        self.count += 1
+        self._checkpoints.collect()
 
     def _step(self, one: FileSet) -> int:
         """What the names say, unless that would not be the newest; else the next number."""
@@ -67,11 +115,15 @@ class Taking:
             return one.step
         return self.committed + 1
 
-    def _upload(self, commit: Commit, path: str) -> Piece:
+    def _uploaded(self, commit: Commit, paths: tuple[str, ...], node: int | None = None) -> tuple[Piece, ...]:
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            return tuple(pool.map(lambda path: self._upload(commit, path, node), paths))
+
+    def _upload(self, commit: Commit, path: str, node: int | None) -> Piece:
         # The copy is ours alone: a file that its script cuts short while it is mapped would end this process.
         with (self._copies / path).open("rb") as file, ExitStack() as stack:
             view = memoryview(b"")
             if file.seek(0, 2):
                 mapped = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
                 view = stack.enter_context(memoryview(mapped))
-            return self._checkpoints.upload(commit, object_name(path), view)
+            return self._checkpoints.upload(commit, object_name(path, node), view)

@@ -3,33 +3,85 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable
 from urllib.parse import quote, unquote_to_bytes
 
 from gpucloud.domain.keeping.listing import OURS
-from gpucloud.domain.manifest import Manifest, data_key
+from gpucloud.domain.manifest import Manifest, Piece, data_key
 
 LEVEL = "best_effort"
 """What a checkpoint of such a script promises: what the script saves, as it resumes from it."""
 
-_FOLDER = "files/"
 _PLAIN = "/ !$&'()+,;=@[]{}~"  # any other byte but letters, digits and _.- is written %2F
+_NAME = re.compile(r"(?:files|node-(\d{5}))/(.+)", re.DOTALL)
 
 
-def object_name(path: str) -> str:
-    """Return the object's name for a file's path below the directory, whatever bytes are in it."""
-    return _FOLDER + quote(os.fsencode(path), safe=_PLAIN)
+def object_name(path: str, node: int | None = None) -> str:
+    """Return the object's name for a file's path below the directory, whatever bytes are in it.
+
+    `node` is whose file it is, where each node's are kept.
+    """
+    folder = "files" if node is None else f"node-{node:05d}"
+    return f"{folder}/{quote(os.fsencode(path), safe=_PLAIN)}"
 
 
 def paths_of(manifest: Manifest) -> tuple[str, ...] | None:
     """Return the path of each piece, in their order; None when they are not the files of a directory.
 
-    Nor is one that would lie elsewhere than below it, whoever wrote it.
+    Nor is one that would lie elsewhere than below it, whoever wrote it. Pieces of several nodes may have one path.
     """
-    start = data_key(manifest.commit, _FOLDER)
-    if not manifest.pieces or not all(piece.key.startswith(start) for piece in manifest.pieces):
+    placed = _placed(manifest)
+    return None if placed is None else tuple(path for _, path, _ in placed)
+
+
+def files_for(manifest: Manifest, node: int = 0) -> tuple[tuple[str, Piece], ...] | None:
+    """Return the files that a node gets, each with its path: its own, and of the others' what it has not itself.
+
+    A replicated tensor is in one node's part only, and every node reads it. None as `paths_of` says it.
+    """
+    placed = _placed(manifest)
+    if placed is None:
         return None
-    paths = tuple(os.fsdecode(unquote_to_bytes(piece.key[len(start) :])) for piece in manifest.pieces)
-    return paths if len(set(paths)) == len(paths) and all(map(_is_below, paths)) else None
+    found: dict[str, Piece] = {}
+    for _, path, piece in sorted(placed, key=lambda one: (one[0] != node, one[0])):
+        found.setdefault(path, piece)
+    return tuple(sorted(found.items())) if _fit(found) else None
+
+
+def files_apart(manifest: Manifest) -> tuple[tuple[str, Piece], ...] | None:
+    """Return all files of all nodes, each with its path in one folder; None as `paths_of` says it.
+
+    Below `node-<number>/` where two nodes have a file of one path that is not the same.
+    """
+    placed = _placed(manifest)
+    if placed is None:
+        return None
+    merged = files_for(manifest) or ()
+    contents = {path: piece.sums for path, piece in merged}
+    if merged and all(contents[path] == piece.sums for _, path, piece in placed):
+        return merged
+    return tuple((f"node-{node}/{path}", piece) for node, path, piece in placed)
+
+
+def _placed(manifest: Manifest) -> list[tuple[int, str, Piece]] | None:
+    """Return the node, the path and the piece of each file."""
+    start, found = data_key(manifest.commit, ""), []
+    for piece in manifest.pieces:
+        match = _NAME.fullmatch(piece.key[len(start) :]) if piece.key.startswith(start) else None
+        if match is None:
+            return None
+        path = os.fsdecode(unquote_to_bytes(match[2]))
+        if not _is_below(path):
+            return None
+        found.append((int(match[1] or 0), path, piece))
+    return found if found and len({(node, path) for node, path, _ in found}) == len(found) else None
+
+
+def _fit(paths: Iterable[str]) -> bool:
+    """Whether no file is where another one needs a folder."""
+    names = set(paths)
+    return not any("/".join(path.split("/")[:n]) in names for path in names for n in range(1, path.count("/") + 1))
 
 
 def _is_below(path: str) -> bool:

@@ -10,12 +10,16 @@ from typing import TypeVar
 from gpucloud.domain.job import Layout
 from gpucloud.domain.keeping.listing import FileSet, Listing, below, family, folder_of, last_number
 
+METADATA = ".metadata"
+RANK_STATE = re.compile(r"rng_state_(\d+)\.pth")
 _HF = re.compile(r"(?:^|.*/)checkpoint-(\d+)(?=/)")
+_DCP_ALONE = re.compile(r"(?:^|.*/)checkpoint-\d+/[^/]*(?:\.distcp|\.metadata)")
 _DEEPSPEED = re.compile(r"(?:^|.*/)global_step(\d+)(?=/)")
 _LATEST = "latest"  # DeepSpeed writes the newest folder's name into it when that folder is whole
 _STATE = "trainer_state.json"
-_METADATA = ".metadata"
-_RANK_STATE = re.compile(r"rng_state_(\d+)\.pth")
+_UNFINISHED = (
+    "checkpoint-is-incomplete.txt"  # while it saves because of SIGTERM (transformers 5, enable_jit_checkpoint)
+)
 _SINGLE = (".pt", ".pth", ".ckpt", ".safetensors")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
 _STEP = re.compile(r"step[=_-]?(\d+)")
@@ -32,12 +36,22 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What the job file says of its directory; `ranks` are the node's own, `nodes` how many write at all."""
+    """What the job file says of its directory; `ranks` are the node's own, `nodes` how many write at all.
+
+    With `per_node` each node's own files belong to a checkpoint, and `node` is this one's number; else node 0's alone.
+    """
 
     layout: Layout = Layout.AUTO
     done_file: str | None = None
     ranks: int = 1
     nodes: int = 1
+    per_node: bool = False
+    node: int = 0
+
+    @property
+    def own_ranks(self) -> range:
+        """The numbers of the node's own ranks among all."""
+        return range(self.node * self.ranks, (self.node + 1) * self.ranks)
 
 
 def find_sets(rule: Rule, listing: Listing) -> Found:
@@ -51,7 +65,7 @@ def find_sets(rule: Rule, listing: Listing) -> Found:
         case Layout.DEEPSPEED:
             return Found(sets=_deepspeed(listing))
         case Layout.DCP:
-            return _dcp(listing, rule.nodes)
+            return _dcp(listing, apart=rule.nodes > 1 and not rule.per_node)
         case Layout.LIGHTNING:
             return Found(sets=_newest_files([path for path in listing if path.endswith(".ckpt")], listing))
         case Layout.FILE:
@@ -63,9 +77,10 @@ def find_sets(rule: Rule, listing: Listing) -> Found:
 def layout_of(listing: Listing) -> Layout:
     """Return the layout that a directory has; AUTO while it has none that is known."""
     tests: tuple[tuple[Layout, Callable[[str], object]], ...] = (
+        (Layout.DCP, _DCP_ALONE.fullmatch),  # Trainer's are deeper
         (Layout.HF, _HF.match),
         (Layout.DEEPSPEED, _DEEPSPEED.match),
-        (Layout.DCP, lambda path: path.endswith(".distcp") or path.rpartition("/")[2] == _METADATA),
+        (Layout.DCP, lambda path: path.endswith(".distcp") or path.rpartition("/")[2] == METADATA),
         (Layout.LIGHTNING, lambda path: path.endswith(".ckpt")),
         (Layout.FILE, lambda path: "/" not in path and path.endswith(_SINGLE)),
     )
@@ -94,6 +109,11 @@ def below_or_self(one: FileSet, listing: Listing) -> tuple[str, ...]:
     return one.paths if not one.name or one.name in listing else (*below(one.name, listing),)
 
 
+def is_last(marker: str, paths: Iterable[str], listing: Listing) -> bool:
+    """Whether nothing was written after the marker: in a folder that is written again, an old one says nothing."""
+    return all(listing[path].mtime_ns <= listing[marker].mtime_ns for path in paths)
+
+
 def _could_be(rule: Rule, path: str, listing: Listing) -> bool:
     layout = rule.layout if rule.layout is not Layout.AUTO else layout_of(listing)
     return layout in (Layout.LIGHTNING, Layout.FILE) and path.endswith(_SINGLE)
@@ -117,8 +137,9 @@ def _hf(listing: Listing, ranks: int) -> tuple[FileSet, ...]:
     sets = []
     for folder, step in _folders(_HF, listing):
         paths = below(folder, listing)
-        states = {int(m[1]) for path in paths if (m := _RANK_STATE.fullmatch(path[len(folder) + 1 :]))}
-        complete = f"{folder}/{_STATE}" in listing and (not states or set(range(ranks)) <= states)
+        states = {int(m[1]) for path in paths if (m := RANK_STATE.fullmatch(path[len(folder) + 1 :]))}
+        whole = f"{folder}/{_STATE}" in listing and f"{folder}/{_UNFINISHED}" not in listing
+        complete = whole and (not states or set(range(ranks)) <= states)
         sets.append(FileSet(name=folder, step=step, paths=paths, complete=complete, marked=True))
     return tuple(sets)
 
@@ -129,27 +150,27 @@ def _deepspeed(listing: Listing) -> tuple[FileSet, ...]:
     for folder, step in _folders(_DEEPSPEED, listing):
         latest = f"{folder_of(folder)}/{_LATEST}".lstrip("/")
         paths = below(folder, listing)
-        complete = latest in listing and _is_last(latest, paths, listing)
+        complete = latest in listing and is_last(latest, paths, listing)
         with_latest = tuple(sorted((*paths, latest))) if complete else paths
         sets.append(FileSet(name=folder, step=step, paths=with_latest, complete=complete, marked=True))
     return tuple(sets)
 
 
-def _dcp(listing: Listing, nodes: int) -> Found:
+def _dcp(listing: Listing, *, apart: bool) -> Found:
     """torch.distributed.checkpoint renames `.metadata` into its place when every rank has written."""
-    folders = {folder_of(path) for path in listing if path.endswith(".distcp") or _name(path) == _METADATA}
-    if nodes > 1 and folders:
+    folders = {folder_of(path) for path in listing if path.endswith(".distcp") or _name(path) == METADATA}
+    if apart and folders:
         return Found(
             unclear="each node writes its own part of a torch.distributed.checkpoint, and only node 0's is kept: "
-            "use gpucloud.resume, or one node"
+            "checkpoint: {per_node: true} keeps them all"
         )
     sets = []
     for folder in sorted(folders):
-        paths, marker = below(folder, listing), f"{folder}/{_METADATA}".lstrip("/")
+        paths, marker = below(folder, listing), f"{folder}/{METADATA}".lstrip("/")
         data = [path for path in paths if path.endswith(".distcp")]
         # Lightning's own part of a sharded checkpoint comes after torch's.
         whole = not folder.endswith(".ckpt") or f"{folder}/meta.pt" in listing
-        complete = marker in listing and bool(data) and whole and _is_last(marker, data, listing)
+        complete = marker in listing and bool(data) and whole and is_last(marker, data, listing)
         step = last_number(_name(folder))
         sets.append(FileSet(name=folder, step=step, paths=paths, complete=complete, marked=True))
     return Found(sets=tuple(sets))
@@ -159,7 +180,7 @@ def _with_done_file(name: str, listing: Listing) -> tuple[FileSet, ...]:
     sets = []
     for folder in sorted({folder_of(path) for path in listing if _name(path) == name}):
         paths, marker = below(folder, listing), f"{folder}/{name}".lstrip("/")
-        complete = _is_last(marker, paths, listing)
+        complete = is_last(marker, paths, listing)
         sets.append(FileSet(name=folder, step=last_number(_name(folder)), paths=paths, complete=complete, marked=True))
     return tuple(sets)
 
@@ -201,11 +222,6 @@ def _step_of_file(name: str) -> int | None:
 def _folders(pattern: re.Pattern[str], listing: Listing) -> list[tuple[str, int]]:
     found = {m[0]: int(m[1]) for path in listing if (m := pattern.match(path))}
     return sorted(found.items(), key=lambda item: (item[1], item[0]))
-
-
-def _is_last(marker: str, paths: Iterable[str], listing: Listing) -> bool:
-    """Whether nothing was written after the marker: in a folder that is written again, an old one says nothing."""
-    return all(listing[path].mtime_ns <= listing[marker].mtime_ns for path in paths)
 
 
 def _name(path: str) -> str:

@@ -17,11 +17,18 @@ def keeper_of(member: Member) -> tuple[str, ...]:
     kept = job.checkpoint.directory
     if kept is None:
         return ()
-    ranks = workers_per_node(job)
+    ranks, nodes = workers_per_node(job), len(member.places)
     order = KeepOrder(
         code=place.code,
         directory=str(PurePosixPath(place.code) / kept.path),
-        rule=Rule(layout=kept.layout, done_file=kept.done_file, ranks=ranks, nodes=len(member.places)),
+        rule=Rule(
+            layout=kept.layout,
+            done_file=kept.done_file,
+            ranks=ranks,
+            nodes=nodes,
+            per_node=kept.per_node and nodes > 1,
+            node=member.rank,
+        ),
         on_notice=kept.on_notice,
         settle=kept.settle,
         store=start.store_url,

@@ -1,0 +1,118 @@
+"""`gpucloud checkpoints` over the checkpoints of a script that saves by itself: its files, as it wrote them."""
+
+import json
+from datetime import datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from gpucloud.adapters.home import KnownJob, open_home
+from gpucloud.agent.keep.depot import Depot
+from gpucloud.agent.keep.disk import look
+from gpucloud.agent.keep.taking import Taking, Took
+from gpucloud.cli.checkpoints import Asked, checkpoints
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.keeping.keys import object_name
+from gpucloud.domain.keeping.layouts import Rule
+from gpucloud.domain.manifest import Commit, Manifest
+from gpucloud.domain.offer import Market, Pool
+from gpucloud.domain.state import JobState
+from gpucloud.store import open_store
+from gpucloud.usecases.jobstore import JobStore
+
+FILES = {
+    "checkpoint-20/model.bin": b"weights" * 1000,
+    "checkpoint-20/a b%2F+ü.json": b"{}",
+    "checkpoint-20/empty": b"",
+    "checkpoint-20/deep/trainer_state.json": b"{}",
+    "checkpoint-20/trainer_state.json": b'{"global_step": 20}',
+}
+
+
+@pytest.fixture
+def jobs(tmp_path, monkeypatch):
+    """A job whose script wrote FILES, as the keeper of its node has committed them."""
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    store = open_store(str(tmp_path / "store"))
+    found = JobStore(store, "hf")
+    pool = Pool(instance_type="local", zone="local-a", market=Market.SPOT)
+    at = datetime(2026, 1, 2, tzinfo=timezone.utc)
+    state = JobState(
+        job="hf", created_at=at, budget_usd=Decimal(1), spec_sha256="", pool=pool, cap_usd_per_hour=Decimal(1)
+    )
+    found.create(state, b"name: hf\n")
+    open_home().remember(KnownJob(name="hf", store=store.url, file=tmp_path / "gone.yaml"))
+    for path, data in FILES.items():
+        (tmp_path / "out" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / path).write_bytes(data)
+    depot = Depot(store.url, found.checkpoints, keep=2)
+    depot.checkpoints.begin(base=None, attempt=1)
+    taking, listing = Taking(depot, tmp_path / "copies", Rule(), print), look(tmp_path / "out")
+    (one,) = taking.sets(listing).sets
+    assert taking.take(tmp_path / "out", one, one.content(listing), proven=True) is Took.SAVED
+    return found
+
+
+def answer(capsys, **asked):
+    code = checkpoints("hf", Asked(**asked), as_json=True)
+    return code, json.loads(capsys.readouterr().out)
+
+
+def contents(root):
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_they_are_listed_and_verified_like_any_other(jobs, capsys):
+    (one,) = answer(capsys)[1]["checkpoints"]
+    assert (one["step"], one["objects"], one["level"], one["marks"]) == (20, 5, "best_effort", ["next", "kept"])
+    assert answer(capsys, verify=True)[0] == 0
+    file = Path(jobs.store.root) / jobs.checkpoints / "data/000001/000000020/files/checkpoint-20/model.bin"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert checkpoints("hf", Asked(verify=True), as_json=False) == 15
+    said = capsys.readouterr().out
+    assert said.endswith("data/000001/000000020/files/checkpoint-20/model.bin is not as it was written\n")
+
+
+def test_a_pull_gives_the_files_back_as_the_script_wrote_them(jobs, capsys, tmp_path):
+    code, found = answer(capsys, pull=Path("here"))
+    assert (code, found["step"], found["files"], found["fetched_bytes"]) == (0, 20, 5, found["bytes"])
+    assert contents(tmp_path / "here") == FILES
+    assert checkpoints("hf", Asked(pull=Path("here")), as_json=False) == 0
+    assert capsys.readouterr().out == (
+        "step 20 is in here, as the script wrote it: 5 files, 6.9 KiB, 6.9 KiB of it was there\n"
+    )
+    (tmp_path / "here/checkpoint-20/model.bin").write_bytes(b"mine")
+    with pytest.raises(UsageError, match="is there already, with other content"):
+        checkpoints("hf", Asked(pull=Path("here")), as_json=False)
+    assert (tmp_path / "here/checkpoint-20/model.bin").read_bytes() == b"mine"
+
+
+def test_files_of_several_nodes_lie_apart_only_where_they_differ(jobs, tmp_path):
+    depot = Depot(jobs.store.url, jobs.checkpoints, keep=2)
+    depot.checkpoints.go_on(1, base=None)
+    for step, texts in ((30, (b"same", b"same")), (40, (b"one", b"two"))):
+        commit = Commit(1, step)
+        pieces = [
+            depot.checkpoints.upload(commit, object_name(f"s/{name}", node), memoryview(data))
+            for node, text in enumerate(texts)
+            for name, data in (("shared", text), (f"own-{node}", b"own"))
+        ]
+        depot.checkpoints.commit(Manifest(commit=commit, world=2, level="best_effort", pieces=tuple(pieces)))
+        checkpoints("hf", Asked(pull=Path(str(step))), as_json=True)
+    assert sorted(contents(tmp_path / "30")) == ["s/own-0", "s/own-1", "s/shared"]
+    assert sorted(contents(tmp_path / "40")) == [
+        "node-0/s/own-0", "node-0/s/shared", "node-1/s/own-1", "node-1/s/shared",
+    ]  # fmt: skip
+
+
+def test_an_export_is_refused_in_one_line_that_says_what_is_possible(jobs, tmp_path):
+    with pytest.raises(UsageError) as raised:
+        checkpoints("hf", Asked(export=Path("w.safetensors")), as_json=False)
+    assert str(raised.value) == (
+        "the checkpoint of step 20 cannot be exported: it holds files of the script's own checkpoint directory, "
+        "not tensors by name"
+    )
+    assert raised.value.hint.startswith("--pull DIR brings it as it is")
+    assert not (tmp_path / "w.safetensors").exists()
