@@ -18,7 +18,8 @@ _CODE = "from tests.standins import befalling\nbefalling.here()"
 class Fault:
     """What happens from one call to another, both counted from 1 over both processes; `calls` is where they count.
 
-    `die`: the rank and its writer, as when a machine is lost. `writer`: the writer alone. `full`: calls for room fail.
+    `die`: the rank and its writer, as when a machine is lost. `writer`: the writer alone. `stop`: both, until they are
+    continued. `full`: calls for room fail.
     `talk`: as `die`, at a moment of the talk with S3. `none`: they are only counted.
     """
 
@@ -44,6 +45,8 @@ def here() -> None:
         http_faults.befall(fault.first, count)
     elif fault.kind == "full":
         disk_faults.befall(fault.below, disk_faults.full(fault.first, fault.last), count, deadly=False)
+    elif fault.kind == "stop":
+        disk_faults.befall(fault.below, disk_faults.stop(fault.first), count, deadly=False)
     else:
         at = 0 if fault.kind == "none" else fault.first
         disk_faults.befall(fault.below, disk_faults.die(at, alone=fault.kind == "writer"), count, deadly=True)

@@ -7,6 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
+from gpucloud import processes
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -28,6 +30,15 @@ def end_rank() -> None:
     """SIGKILL the rank that this process writes for, if it does."""
     if is_one():
         os.kill(os.getppid(), signal.SIGKILL)
+
+
+def stop_both() -> None:
+    """SIGSTOP this process, and the rank that it writes for or the writer that it has, as when a machine freezes."""
+    if is_one():
+        os.kill(os.getppid(), signal.SIGSTOP)
+    for pid in processes.descendants(os.getpid()):
+        os.kill(pid, signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _indented(code: str) -> str:

@@ -1,6 +1,7 @@
 """A real training script that saves, in processes forked from one that has torch already: a run takes a second.
 
-The script is `tests/functional/train_exact.py`; its ranks talk over gloo, and its checkpoints are gpucloud.resume's.
+The script is `tests/functional/train_exact.py` unless told otherwise; its ranks talk over gloo, and its checkpoints are
+gpucloud.resume's.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ Hook = Callable[[int], None]
 class SavedRun:
     """One job's store and its results; `steps` in all, saved every `every` steps.
 
-    `store` is the store's URL, a directory in the run's own folder if left out.
+    `store` is the store's URL, a directory in the run's own folder if left out. `script` is what each rank calls, with
+    `arguments` beside those that say where results go and how many steps there are.
     """
 
     folder: Path
@@ -46,6 +48,8 @@ class SavedRun:
     every: int = 2
     keep: int = 3
     store: str = ""
+    script: Callable[[], object] = train_exact.main
+    arguments: tuple[str, ...] = ()
     attempts: int = field(default=0, init=False)
 
     @property
@@ -57,12 +61,16 @@ class SavedRun:
 
         As the agent would, all ranks are ended as soon as one of them has failed.
         """
+        return ended(self.start(hook))
+
+    def start(self, hook: Hook = lambda rank: None) -> list[int]:
+        """Start the next attempt and return its processes, one for each rank."""
         self.attempts += 1
         self.folder.mkdir(exist_ok=True)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        return _all_ended([self._fork(rank, port, hook) for rank in range(self.ranks)])
+        return [self._fork(rank, port, hook) for rank in range(self.ranks)]
 
     def digests(self) -> list[str]:
         """What each rank had at the end of the last attempt that came there: weights, losses, generators."""
@@ -84,7 +92,8 @@ class SavedRun:
         try:
             self._prepare(rank, port)
             hook(rank)
-            code = int(train_exact.main() or 0)
+            self.script()
+            code = 0
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 1
         except BaseException:  # noqa: BLE001  a fork must not return to its caller's code
@@ -97,7 +106,7 @@ class SavedRun:
         log = os.open(self.folder / f"log-{self.attempts}-{rank}", os.O_WRONLY | os.O_CREAT)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        sys.argv = ["train_exact.py", "--out", str(self.folder), "--steps", str(self.steps)]
+        sys.argv = ["train_exact.py", "--out", str(self.folder), "--steps", str(self.steps), *self.arguments]
         attempt = self.folder / f"attempt-{self.attempts}-{rank}"
         attempt.mkdir()
         os.environ |= {
@@ -129,7 +138,8 @@ def restored(store: ObjectStore) -> Restored | None:
     return find(Checkpoints(store, PREFIX, keep=3), Ranks())
 
 
-def _all_ended(children: list[int]) -> list[int]:
+def ended(children: list[int]) -> list[int]:
+    """Return the exit codes of an attempt's processes; when one has failed, the others are ended."""
     codes: dict[int, int] = {}
     deadline = time.monotonic() + _WITHIN_S
     while len(codes) < len(children):
