@@ -32,9 +32,13 @@ class Fault:
 
 def befall(fault: Fault, folder: Path) -> None:
     """Have it befall this process and the writer that it will start; `folder` is for what that takes."""
-    os.environ["PYTHONPATH"] = in_writers.place(folder, _CODE)
-    os.environ[_HERE] = json.dumps(asdict(fault))
+    os.environ.update(environment(fault, folder))
     here()
+
+
+def environment(fault: Fault, folder: Path) -> dict[str, str]:
+    """Return the variables by which it befalls the writer, or the keeper, that is started with them."""
+    return {"PYTHONPATH": in_writers.place(folder, _CODE), _HERE: json.dumps(asdict(fault))}
 
 
 def here() -> None:

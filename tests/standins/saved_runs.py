@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._dynamo
@@ -38,8 +39,8 @@ Hook = Callable[[int], None]
 class SavedRun:
     """One job's store and its results; `steps` in all, saved every `every` steps.
 
-    `store` is the store's URL, a directory in the run's own folder if left out. `script` is what each rank calls, with
-    `arguments` beside those that say where results go and how many steps there are.
+    `store` is the store's URL, a directory in the run's own folder if left out. `script` takes `--out` and `--steps`,
+    and beside them `arguments`.
     """
 
     folder: Path
@@ -48,7 +49,7 @@ class SavedRun:
     every: int = 2
     keep: int = 3
     store: str = ""
-    script: Callable[[], object] = train_exact.main
+    script: Callable[[], Any] = train_exact.main
     arguments: tuple[str, ...] = ()
     attempts: int = field(default=0, init=False)
 
@@ -92,8 +93,7 @@ class SavedRun:
         try:
             self._prepare(rank, port)
             hook(rank)
-            self.script()
-            code = 0
+            code = int(self.script() or 0)
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 1
         except BaseException:  # noqa: BLE001  a fork must not return to its caller's code
