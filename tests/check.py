@@ -21,12 +21,14 @@ STAGES = {
     "shellcheck": ["shellcheck", ".ci/run"],
     "terraform fmt": ["terraform", "fmt", "-check", "-recursive", "terraform"],
 }
-# Most tests wait (for processes, for Terraform, for machines) and run side by side; those marked `alone` need both
-# cores, or look at how quick things are.
+# Most tests wait (for processes, for Terraform, for machines) and run side by side, a file after the other in the order
+# of their names: those that take longest are not among the last, when the other workers have nothing left. Those
+# marked `alone` look at how quick things are.
+_BESIDE = ["--dist", "loadfile", "--no-loadscope-reorder"]
 TESTS = {
-    "tests": ["-m", "not alone and not slow and not cloud and not emulated", "-n", "2", "--dist", "loadfile"],
+    "tests": ["-m", "not alone and not slow and not cloud and not emulated", "-n", "2", *_BESIDE],
     "tests alone": ["-m", "alone and not slow and not cloud and not emulated"],
-    "tests on AWS": ["-m", "emulated and not slow and not cloud", "-n", "3", "--dist", "loadfile"],
+    "tests on AWS": ["-m", "emulated and not slow and not cloud", "-n", "3", *_BESIDE],
 }
 MISSING = 127  # what a shell answers for a program that is not there
 NONE_CHOSEN = 5  # what pytest answers when no test was

@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -37,62 +37,40 @@ def from_json(kind: type[T], text: str | bytes) -> T:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Malformed(f"{kind.__name__}: {error}") from error
-    value: T = _value(kind, data, kind.__name__)
+    read = _reader(kind)  # type: ignore[arg-type]  # mypy takes a TypeVar's class for one without a hash
+    value: T = read(data, kind.__name__)
     return value
 
 
-def plain(value: object) -> Any:  # noqa: PLR0911  (one flat match)
+def plain(value: object) -> Any:
     """Return the value as what `json` writes: dictionaries, lists, strings, numbers."""
-    if type(value) in _AS_IT_IS:  # most values are: asked first, a state is written a third quicker
-        return value
-    match value:
-        case Enum():
-            return value.value
-        case datetime():
-            return value.isoformat()
-        case timedelta():
-            return value // timedelta(microseconds=1)
-        case PurePath():
-            return str(value)
-        case Decimal():
-            return format(value, "f")
-        case bytes():
-            return base64.b64encode(value).decode()
-        case float() if not math.isfinite(value):
-            return str(value)
-        case tuple():
-            return [plain(item) for item in value]
-        case _ if is_dataclass(value):
-            return {name: plain(getattr(value, name)) for name in _names(value)}
-        case _:
-            return value
-
-
-def _names(value: object) -> tuple[str, ...]:
     kind: Any = type(value)
-    return _fields(kind)
+    return value if kind in _AS_IT_IS else _writer(kind)(value)
 
 
 @cache
-def _fields(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+def _writer(kind: Any) -> Callable[[Any], Any]:
+    """Return what turns a value of that class into plain ones. Kept, for a class never changes: states are large."""
+    if is_dataclass(kind):
+        names = tuple(field.name for field in fields(kind))
+        return lambda value: {name: plain(getattr(value, name)) for name in names}
+    return next((write for base, write in _WRITE.items() if issubclass(kind, base)), lambda value: value)
 
 
-def _value(kind: Any, data: object, path: str) -> Any:
+@cache
+def _reader(kind: Any) -> Callable[[object, str], Any]:
+    """Return what reads that kind out of plain values. Kept, for a class never changes: states are large."""
     origin = get_origin(kind)
     if origin in (Union, UnionType):
-        return None if data is None else _value(_without_none(kind), data, path)
+        only = _reader(_without_none(kind))
+        return lambda data, path: None if data is None else only(data, path)
     if origin is tuple:
-        return _tuple(get_args(kind), data, path)
+        return partial(_tuple, get_args(kind))
     if is_dataclass(kind):
-        return _record(kind, data, path)
+        return partial(_record, kind)
     if issubclass(kind, Enum):
-        return _parsed(kind, data, path)
-    if kind in _READ:
-        return _READ[kind](data, path)
-    if type(data) is not kind:  # `type`, because a bool is an int to isinstance
-        raise Malformed(f"{path}: expected {kind.__name__}, found {_shown(data)}")
-    return data
+        return partial(_parsed, kind)
+    return _READ.get(kind) or partial(_same, kind)
 
 
 def _without_none(kind: Any) -> Any:
@@ -106,24 +84,37 @@ def _tuple(arguments: tuple[Any, ...], data: object, path: str) -> tuple[Any, ..
     kinds = [arguments[0]] * len(data) if arguments[-1] is Ellipsis else list(arguments)
     if len(kinds) != len(data):
         raise Malformed(f"{path}: expected {len(kinds)} items, found {len(data)}")
-    return tuple(_value(kind, item, f"{path}[{i}]") for i, (kind, item) in enumerate(zip(kinds, data, strict=True)))
+    return tuple(_reader(kind)(item, f"{path}[{i}]") for i, (kind, item) in enumerate(zip(kinds, data, strict=True)))
 
 
 def _record(kind: Any, data: object, path: str) -> Any:
     if not isinstance(data, dict):
         raise Malformed(f"{path}: expected an object, found {_shown(data)}")
-    hints = _hints(kind)
-    missing = [f.name for f in fields(kind) if f.name not in data and f.default is f.default_factory is MISSING]
+    values, missing = {}, []
+    for name, (read, is_needed) in _fields(kind).items():
+        if name in data:
+            values[name] = read(data[name], f"{path}.{name}")
+        elif is_needed:
+            missing.append(name)
     if missing:
         raise Malformed(f"{path}: {', '.join(missing)} missing")
-    names = [field.name for field in fields(kind) if field.name in data]
-    return kind(**{name: _value(hints[name], data[name], f"{path}.{name}") for name in names})
+    return kind(**values)
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
-    """Kept, for a class never changes: evaluating the annotations anew was two thirds of reading a status."""
-    return get_type_hints(kind)
+def _fields(kind: Any) -> dict[str, tuple[Callable[[object, str], Any], bool]]:
+    """Return what reads each field, and whether it must be there. Made when first read: a class may hold itself."""
+    hints = get_type_hints(kind)
+    return {
+        field.name: (_reader(hints[field.name]), field.default is field.default_factory is MISSING)
+        for field in fields(kind)
+    }
+
+
+def _same(kind: type, data: object, path: str) -> Any:
+    if type(data) is not kind:  # `type`, because a bool is an int to isinstance
+        raise Malformed(f"{path}: expected {kind.__name__}, found {_shown(data)}")
+    return data
 
 
 def _parsed(kind: Any, data: object, path: str) -> Any:
@@ -188,4 +179,14 @@ _READ: dict[Any, Callable[[object, str], Any]] = {
     float: _float,
     Decimal: _decimal,
     bytes: _bytes,
+}
+_WRITE: dict[type, Callable[[Any], Any]] = {
+    Enum: lambda value: value.value,
+    datetime: datetime.isoformat,
+    timedelta: lambda value: value // timedelta(microseconds=1),
+    PurePath: str,
+    Decimal: lambda value: format(value, "f"),
+    bytes: lambda value: base64.b64encode(value).decode(),
+    float: lambda value: value if math.isfinite(value) else str(value),
+    tuple: lambda value: [plain(item) for item in value],
 }

@@ -7,6 +7,7 @@ instance that EC2 itself interrupts in its first hour.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Iterable
@@ -85,15 +86,17 @@ def meter(
     seconds = max(math.ceil((end - life.launched_at).total_seconds()), int(terms.minimum.total_seconds()))
     end = life.launched_at + timedelta(seconds=seconds)
     free = _is_free(life, terms)
-    cuts = {point.since for point in prices} | {a.ended_at for a in attempts[:-1] if a.ended_at is not None}
-    inner = sorted(cut for cut in (_whole_second(life, c) for c in cuts) if life.launched_at < cut < end)
-    edges = [life.launched_at, *inner, end]
+    followed = [(_whole_second(life, a.ended_at), a.number) for a in attempts[:-1] if a.ended_at is not None]
+    ends = [end for end, _ in followed]
+    numbers = [*(number for _, number in followed), *(a.number for a in attempts[-1:]), None]
+    cuts = {*ends, *(_whole_second(life, point.since) for point in prices)}
+    edges = [life.launched_at, *sorted(cut for cut in cuts if life.launched_at < cut < end), end]
     charges = []
     for start, stop in itertools.pairwise(edges):
         if stop > start:
             price = _price_at(start, prices) + terms.beside_usd_per_hour
             due = terms.beside_usd_per_hour if free else price
-            attempt = _attempt_at(life, start, attempts)
+            attempt = numbers[bisect.bisect_right(ends, start)]
             charges.append(_charge(life, attempt, (start, stop), price, due))
     return tuple(charges)
 
@@ -153,10 +156,3 @@ def _charge(
 def _price_at(moment: datetime, prices: tuple[PricePoint, ...]) -> Decimal:
     known = [point for point in prices if point.since <= moment]
     return (known[-1] if known else prices[0]).usd_per_hour
-
-
-def _attempt_at(life: NodeLife, moment: datetime, attempts: tuple[Attempt, ...]) -> int | None:
-    for attempt in attempts[:-1]:
-        if attempt.ended_at is not None and moment < _whole_second(life, attempt.ended_at):
-            return attempt.number
-    return attempts[-1].number if attempts else None

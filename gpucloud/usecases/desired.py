@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from gpucloud.domain.agentstatus import Desired, Launch, Stop, desired_to_json
 from gpucloud.domain.job import Cloud
-from gpucloud.domain.launch import AttemptStart, Place, attempt_secret, launches
+from gpucloud.domain.launch import AttemptStart, Place, attempt_secret, launch_of
 from gpucloud.domain.state import Attempt, JobState
 from gpucloud.usecases.world import World
 
@@ -44,4 +44,4 @@ def _launch(rank: int, attempt: Attempt, world: World, places: tuple[Place, ...]
         secret=attempt_secret(world.key, world.name, attempt.number),
         profile_steps=world.job.profile_steps,
     )
-    return launches(world.job, start, places, secrets=world.secrets)[rank]
+    return launch_of(rank, world.job, start, places, world.secrets)

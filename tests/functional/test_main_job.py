@@ -14,7 +14,7 @@ import pytest
 
 from tests.commandline import command_line, until, weights
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.alone]  # torchrun on two nodes needs both cores
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

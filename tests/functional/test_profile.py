@@ -9,7 +9,7 @@ import pytest
 
 from tests.commandline import command_line
 
-pytestmark = [pytest.mark.timeout(150), pytest.mark.alone]  # torchrun on two nodes needs both cores
+pytestmark = pytest.mark.timeout(150)
 
 
 @pytest.fixture

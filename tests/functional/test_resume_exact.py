@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.alone  # torchrun on two nodes needs both cores
-
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("train_exact.py")
 WITHIN_S = 90

@@ -15,7 +15,7 @@ import pytest
 from gpucloud import processes
 from tests.commandline import command_line, until
 
-pytestmark = [pytest.mark.timeout(200), pytest.mark.alone]  # torchrun on two nodes needs both cores
+pytestmark = pytest.mark.timeout(200)
 
 
 class Terminal:

@@ -24,6 +24,7 @@ __all__ = [
     "attempt_folder",
     "attempt_secret",
     "gpu_defaults",
+    "launch_of",
     "launcher_of",
     "launches",
     "parse_run",
@@ -34,28 +35,29 @@ __all__ = [
 def launches(
     job: Job, start: AttemptStart, places: tuple[Place, ...], secrets: Mapping[str, str]
 ) -> tuple[Launch, ...]:
-    """Return one launch per member, in rank order; member 0's private address is the rendezvous.
+    """Return one launch per member, in rank order; see `launch_of`."""
+    return tuple(launch_of(rank, job, start, places, secrets) for rank in range(len(places)))
+
+
+def launch_of(
+    rank: int, job: Job, start: AttemptStart, places: tuple[Place, ...], secrets: Mapping[str, str]
+) -> Launch:
+    """Return the launch of the member of that rank; member 0's private address is the rendezvous.
 
     Static rendezvous by IP without restarts: torchrun's elasticity hangs when a node joins again, so that a new
     membership is always a new attempt.
     """
     form, launcher = parse_run(job.run), launcher_of(job)
-    members = [
-        Member(form=form, launcher=launcher, job=job, start=start, places=places, rank=rank, secrets=secrets)
-        for rank in range(len(places))
-    ]
-    return tuple(
-        Launch(
-            attempt=start.number,
-            argv=argv_of(member),
-            directory=member.place.code,
-            env=env_of(member),
-            address=member.place.node.private_address,
-            hidden=tuple(sorted((*secrets, SECRET))),
-            container=_container(member),
-            keeper=keeper_of(member),
-        )
-        for member in members
+    member = Member(form=form, launcher=launcher, job=job, start=start, places=places, rank=rank, secrets=secrets)
+    return Launch(
+        attempt=start.number,
+        argv=argv_of(member),
+        directory=member.place.code,
+        env=env_of(member),
+        address=member.place.node.private_address,
+        hidden=tuple(sorted((*secrets, SECRET))),
+        container=_container(member),
+        keeper=keeper_of(member),
     )
 
 

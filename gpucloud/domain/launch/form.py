@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
+from functools import cache
 
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Job, Launcher
@@ -28,6 +29,7 @@ class CommandLine:
     words: tuple[str, ...]
 
 
+@cache
 def parse_run(run: str) -> Script | CommandLine:
     """Return the form of a job's `run:`; UsageError when it cannot be split, or a script's line needs a shell."""
     try:

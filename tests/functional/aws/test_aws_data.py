@@ -19,7 +19,8 @@ from tests.lab.aws import Call
 from tests.lab.aws.lab import ACCESS_KEY, OWN_AGENT
 from tests.standins.aws import Account, account
 
-pytestmark = pytest.mark.timeout(400)  # the job itself runs in the first test's time
+# The job itself runs in the first test's time. The embedded fleet stages data in every run of the tests.
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 LARGE = "imagenet/deep/large"  # so large that it is fetched in parts
 FILES = {**{f"imagenet/part-{n}": os.urandom(1_000_000) for n in range(6)}, LARGE: os.urandom(70 << 20)}

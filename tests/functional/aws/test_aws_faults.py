@@ -86,6 +86,7 @@ def test_three_pools_refuse_and_the_fourth_gives(aws: Account, has_launch_call: 
     assert aws.left == BASE
 
 
+@pytest.mark.slow  # three pools that refuse are met in every run
 def test_without_any_spot_machine_a_job_that_may_goes_on_demand(aws: Account) -> None:
     for zone in ZONES:
         aws.lab.capacity[f"g4dn.xlarge/{zone}/spot"] = 0
@@ -98,7 +99,8 @@ def test_without_any_spot_machine_a_job_that_may_goes_on_demand(aws: Account) ->
     assert aws.left == BASE
 
 
-@LAUNCH_CALL
+@pytest.mark.slow  # test_aws_group.py loses each reply alone
+@pytest.mark.parametrize("has_launch_call", [True, False])
 def test_lost_replies_start_nothing_twice(aws: Account, has_launch_call: bool) -> None:
     aws.lab.has_launch_instances = has_launch_call
     lost = ("UpdateAutoScalingGroup", "LaunchInstances" if has_launch_call else "SetDesiredCapacity")
@@ -114,6 +116,7 @@ def test_lost_replies_start_nothing_twice(aws: Account, has_launch_call: bool) -
     assert aws.left == BASE
 
 
+@pytest.mark.slow  # each pool is tried before the job ends
 def test_machines_that_die_for_their_disks_key_end_the_job_with_that_line(aws: Account) -> None:
     aws.lab.die_at_launch("g4dn.xlarge/us-east-1a/spot", times=20)
     answer = aws.line.run("up", aws.job("locked", wishes="types: [g4dn.xlarge]"))

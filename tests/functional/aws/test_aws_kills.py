@@ -125,7 +125,7 @@ def test_a_run_that_was_ended_at_any_of_many_calls_is_finished_by_the_next_one(
         pytest.param("CreateSubnet", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("CreateVpcEndpoint", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("ImportKeyPair", signal.SIGKILL, marks=pytest.mark.slow),
-        ("CreateAutoScalingGroup", signal.SIGINT),
+        pytest.param("CreateAutoScalingGroup", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("PutScheduledUpdateGroupAction", signal.SIGKILL, marks=pytest.mark.slow),
         ("LaunchInstances", signal.SIGKILL),
     ],

@@ -139,6 +139,7 @@ def test_lost_states_are_rebuilt_from_what_stands_and_nothing_is_made_twice(stan
     assert ids(standing.lab) == before, told
 
 
+@pytest.mark.slow  # states that are lost are rebuilt in every run
 def test_a_damaged_state_gives_way_to_its_last_whole_version(standing: Standing) -> None:
     before = ids(standing.lab)
     spoil(standing.lab, "base-us-east-1", lambda data: data[: len(data) // 2])
@@ -201,6 +202,7 @@ def test_a_refusal_is_one_line_with_the_next_step_and_no_key_is_in_a_file(shared
     assert [path for path in files if SECRET_KEY.encode() in path.read_bytes()] == []
 
 
+@pytest.mark.slow  # a cluster without any record is removed in every run
 def test_a_base_whose_state_is_lost_is_removed_whole_which_may_be_repeated(shared: Standing) -> None:
     if shared.aws.base(REGION) is None or shared.aws.clusters(REGION):
         shared.aws.ensure(SPEC, story=quiet)

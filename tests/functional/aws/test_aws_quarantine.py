@@ -59,6 +59,7 @@ def test_a_machine_that_lists_a_gpu_less_is_refused_replaced_and_the_job_ends_we
     assert aws.running == []
 
 
+@pytest.mark.slow  # two pools of machines, one after the other
 def test_where_all_machines_are_bad_two_pools_are_asked_and_the_job_stops_with_the_finding(aws: Account) -> None:
     aws.lab.world.machines.lacking = 99
     answer = aws.line.run("train", job(aws, "all"), "--json", limit_s=300)

@@ -295,7 +295,7 @@ def test_what_stood_in_the_store_for_machines_goes_with_the_cluster(rig: Rig) ->
     assert rig.store.list(f"clusters/{CLUSTER}/") == ()
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_killed_at_any_moment_it_ends_the_same(rig: Rig, seed: int) -> None:
     rng = random.Random(seed)
     rig.publish()
