@@ -133,9 +133,58 @@ def test_progress_tells_the_steps_the_phase_and_what_counts(job):
     assert report(job, "done-0.json")["step"] == 5
 
 
+def gather(run, model, optimizer, steps=None):
+    """Train so that the weights change after every third step alone, and return the losses."""
+    losses = []
+    for number, (batch,) in enumerate(run.loader(DATA, global_batch=4), 1):
+        loss = model(batch).square().sum()
+        loss.backward()
+        losses.append(loss.item())
+        if number % 3 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        run.step(loss=loss)
+        run._keeper._finish()
+        if run.steps_done == steps:
+            break
+    return losses
+
+
+def test_where_gradients_are_gathered_saving_and_leaving_wait_until_they_are_used(job):
+    first = gather(*begin(total_steps=20), steps=10)
+    assert committed(job) == [3, 6, 9]  # due were 2, 4, 6 and 8
+    run, model, optimizer = begin(total_steps=20)
+    assert run.steps_done == 9
+    again = gather(run, model, optimizer, steps=13)
+    assert first[9:] == again[:1]
+    (job / "attempt" / "stop.json").write_text('{"reason": "budget", "at": null}')
+    model(DATA.tensors[0][:4]).sum().backward()
+    run.step()
+    optimizer.step()
+    with pytest.raises(SystemExit):
+        run.step()
+    assert committed(job)[-1] == 15
+
+
+def test_an_optimizer_that_is_never_seen_to_step_keeps_nothing_from_being_saved_for_long_and_leaving_not_at_all(job):
+    run, model, _ = begin(total_steps=200)
+    model(DATA.tensors[0][:4]).sum().backward()
+    for _ in range(65):
+        run.step()
+        run._keeper._finish()
+    assert committed(job) == [65]
+    run, model, _ = begin(total_steps=200)
+    model(DATA.tensors[0][:4]).sum().backward()
+    (job / "attempt" / "stop.json").write_text('{"reason": "budget", "at": null}')
+    with pytest.raises(SystemExit):
+        run.step()
+    assert committed(job) == [65, 66]
+
+
 def test_a_run_that_is_asked_to_stop_saves_that_step_and_exits_with_75(job):
     run, model, optimizer = begin(total_steps=9)
     train(run, model, optimizer, steps=3)
+    optimizer.zero_grad()
     (job / "attempt" / "stop.json").write_text('{"reason": "budget", "at": null}')
     with pytest.raises(SystemExit) as left:
         run.step()

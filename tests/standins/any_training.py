@@ -32,7 +32,10 @@ _WIDTH = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What a script is made of; `batches` of the loader make a step, each in so many `chunks`."""
+    """What a script is made of; `batches` of the loader change the weights once, each is taken in so many `chunks`.
+
+    `each_batch`: every batch is a step for the run, although the weights change after the last of them alone.
+    """
 
     dropout: float = 0.0
     norm: bool = False
@@ -40,6 +43,7 @@ class Recipe:
     scaler: bool = False
     batches: int = 1
     chunks: int = 1
+    each_batch: bool = False
     average: str = ""
     optimizer: str = "adamw"
     schedule: str = ""
@@ -66,6 +70,7 @@ class Recipe:
             recompute=chance.random() < 0.3,
             mix=chance.random() < 0.5,
             ddp=chance.choice(["", "small buckets", "small buckets", "static", "unused", "views"]),
+            each_batch=chance.random() < 0.4,
         )
 
     def text(self) -> str:
@@ -186,35 +191,34 @@ class Training:
         }
         return {name: part for name, part in parts.items() if part is not None}
 
-    def step(self, batches: list[Any]) -> float:
-        """Train on the batches, all for one change of the weights."""
-        chunks = [
-            part
-            for _, x, y in batches
-            for part in zip(x.chunk(self.recipe.chunks), y.chunk(self.recipe.chunks), strict=True)
-        ]
-        self.optimizer.zero_grad()
+    def gather(self, batch: Any, *, last: bool) -> float:
+        """Add the batch's gradients, the last of those for one change of the weights, or another; return its loss."""
+        count = self.recipe.chunks
         total = 0.0
-        for number, (x, y) in enumerate(chunks, 1):
-            with self._synchronized(last=number == len(chunks)):
-                loss = self._loss(x, y) / len(chunks)
+        for number, (x, y) in enumerate(zip(*(part.chunk(count) for part in batch[1:]), strict=True), 1):
+            with self._synchronized(last=last and number == count):
+                loss = self._loss(x, y) / (count * self.recipe.batches)
                 self.scaler.scale(loss).backward()
             total += loss.item()
+        self.losses.seen.append(total)
+        return total
+
+    def change(self, total: float) -> None:
+        """Change the weights, which had that loss."""
         if self.recipe.clip:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.recipe.schedule == "plateau":
-            self.schedule.step(total)
+            self.schedule.step(_mean(total))  # of all ranks: else each would have another learning rate
         elif self.schedule is not None:
             self.schedule.step()
         if self.recipe.average == "module":
             self.average.update_parameters(self.inner)
         elif self.average is not None:
             self.average.update()
-        self.losses.seen.append(total)
-        return total
+        self.optimizer.zero_grad()
 
     def digest(self) -> str:
         """Return the hash of all that a run leaves behind."""
@@ -270,19 +274,32 @@ def main() -> None:
     torch.rand(3 + 5 * started)  # what a script draws before its loop must not matter
     workers = {"num_workers": args.workers, "persistent_workers": args.workers > 1}
     batches: list[Any] = []
-    for batch in run.loader(Noisy(), global_batch=GLOBAL_BATCH, **workers):
+    total = 0.0
+    for number, batch in enumerate(run.loader(Noisy(), global_batch=GLOBAL_BATCH, **workers), 1):
+        changes = number % args.recipe.batches == 0
+        total += training.gather(batch, last=changes)
         batches.append(batch)
-        if len(batches) < args.recipe.batches:
-            continue
-        loss = training.step(batches)
-        _remember(args.out / f"seen-{rank}.jsonl", run.steps_done + 1, batches)
-        batches = []
-        run.step(loss=loss)
+        if changes:
+            training.change(total)
+            total = 0.0
+        if changes or args.recipe.each_batch:
+            _remember(args.out / f"seen-{rank}.jsonl", run.steps_done + 1, batches)
+            batches = []
+            run.step(loss=training.losses.seen[-1])
     run.done()
     result = {"digest": training.digest(), "started": started, "level": run.level.value, "losses": training.losses.seen}
     (args.out / f"result-{rank}.json").write_text(json.dumps(result))
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _mean(value: float) -> float:
+    """Return the mean of what all ranks have."""
+    if not dist.is_initialized():
+        return value
+    total = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total) / dist.get_world_size()
 
 
 def _remember(path: Path, step: int, batches: list[Any]) -> None:
