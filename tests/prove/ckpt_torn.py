@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from gpucloud import processes
+from gpucloud.resume.restoring import Restored
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from tests.prove.goal import Figure, Form, Goal
@@ -61,19 +62,27 @@ class _Case:
             if not _comes_to_a_stop(older[rank]):
                 raise _NotReached
             codes = newer.attempt()
-            found = newer.restored()
+            found, wrong = newer.restored(), self._wrong()
         finally:
             _continue(older[rank])
             late = ended(older)
         if any(codes) or newer.digests() != self._whole.digests():
             return f"the newer attempt ended with {codes}, or as another than undisturbed: {newer.said()[-500:]}"
-        if found is None or found.files != _files(self._whole, self._whole.steps):
-            return f"the end that was committed is {found and found.commit}, or other bytes"
+        if wrong or found is None or found.commit.step != self._whole.steps:
+            return f"committed is the end of {found and found.commit}: {wrong}"
+        return self._wrong_since(found, newer, late)
+
+    def _wrong_since(self, found: Restored, newer: SavedRun, codes: list[int]) -> str | None:
+        """What the older attempt did when it went on counts only if it had still to take a generation: a higher one."""
         again = newer.restored()
-        if again is None or again.commit != found.commit:
-            return f"what the older attempt did since changed what is restored: {again and again.commit}"
-        fenced = any(late) or found.commit.generation == 1  # all was committed when it was stopped
-        return self._wrong() or (None if fenced else f"the older attempt ended with {late}, not by the fence")
+        if again is None or again.files != _files(self._whole, self._whole.steps):
+            return f"the older attempt went on, and restored is {again and again.commit}, or other bytes"
+        if again.commit.generation > found.commit.generation:
+            return f"the attempt of the higher generation ended with {codes}" if any(codes) else None
+        if again.commit != found.commit:
+            return f"what the older attempt did since changed what is restored: {again.commit}"
+        fenced = any(codes) or found.commit.generation == 1  # all was committed when it was stopped
+        return None if fenced else f"the older attempt ended with {codes}, not by the fence"
 
     def full(self, rank: int, first: int, last: int, *, to_the_end: bool) -> str | None:
         """The disk is full for the rank from one call to another."""

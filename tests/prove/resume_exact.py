@@ -28,8 +28,8 @@ STEPS = 20
 _OTHER_RANKS = 1000
 """Seeds from here on stand for runs that go on with another number of ranks after each kill."""
 
-_SEEDS = {Form.SHORT: (2,), Form.LONG: tuple(range(50))}
-_SEEDS_OTHER_RANKS = {Form.SHORT: (_OTHER_RANKS,), Form.LONG: tuple(range(_OTHER_RANKS, _OTHER_RANKS + 10))}
+_SEEDS = {Form.SHORT: (33,), Form.LONG: tuple(range(50))}
+_SEEDS_OTHER_RANKS = {Form.SHORT: (_OTHER_RANKS + 3,), Form.LONG: tuple(range(_OTHER_RANKS, _OTHER_RANKS + 10))}
 _MOST_WORKERS = 4
 _BATCHES_PER_EPOCH = SAMPLES // GLOBAL_BATCH
 
