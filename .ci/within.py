@@ -25,6 +25,8 @@ def main(limit_s: float, argv: list[str]) -> int:
     """Return the command's exit code; 124 when it was ended for taking too long."""
     processes.adopt_orphans()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # A shell without job control has what it starts with `&` ignore SIGINT, and so would the tests that send it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     mark = (MARK, uuid.uuid4().hex)
     command = subprocess.Popen(argv, env={**os.environ, mark[0]: mark[1]}, start_new_session=True)
     try:

@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from gpucloud.domain.errors import UsageError
 from gpucloud.resume.arena import Arena
-from gpucloud.resume.copying import Copier
+from gpucloud.resume.copying import Copier, Route, route
 from gpucloud.resume.plan import Plan
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.state import Collected, TrainingState
+from gpucloud.resume.sharded import Shares
+from gpucloud.resume.state import OWN, Collected, Groups, TrainingState
+from gpucloud.resume.tree import Tensors
+
+TOUCHED = "parameters were changed between run.step() and the optimizer's next step: from now on saves wait"
+REPLACED = "the script's tensors are others than at the save before: this save is left out, the next one has them"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """Where the shared tensors of the save before lie, and how they travel; `kept` as `TrainingState` says it."""
+
+    tensors: Tensors
+    route: Route
+    kept: list[int]
 
 
 class Capture:
-    """Copies into one arena, again and again: a capture must be written before the next one begins."""
+    """Copies into one arena, again and again: a capture must be written before the next one begins.
+
+    Collecting the names and places of a thousand tensors takes milliseconds in which a GPU would have nothing to do.
+    While they stay where they were, the copies are queued at once, and the rest is done ahead of the optimizer's step.
+    """
 
     def __init__(self, state: TrainingState, ranks: Ranks) -> None:
         self.arena = Arena(_gpu())
         self._state = state
         self._ranks = ranks
-        self._copier = Copier(state.optimizers)
+        self._shares = Shares(ranks) if state.sharded else None
+        self._copier = Copier(state.optimizers, self._describe)
         self._plan: Plan | None = None
+        self._known: _Known | None = None
+        self._missing: tuple[Mapping[str, str], Groups] | None = None
+        self._replaced = False
+        self._compared = False
 
     @property
     def size(self) -> int:
@@ -30,14 +58,26 @@ class Capture:
 
     def prepare(self, extra: dict[str, Any]) -> None:
         """Make memory ready for a state like the present one, beside the training."""
-        self._planned(self._state.collect(self._ranks.rank, self._ranks.world, extra))
+        self._planned(self._collected(extra))
 
     def begin(self, extra: dict[str, Any]) -> None:
         """Copy the state as it is now; `extra` joins the rank's own part. Raises UsageError for what has no form."""
-        found = self._state.collect(self._ranks.rank, self._ranks.world, extra)
+        self._missing, self._replaced = None, False
+        known, plan = self._known, self._plan
+        if known is not None and plan is not None and self._copier.calls_back() and known.kept == self._state.kept():
+            found = self._state.collect_own(extra)
+            if plan.holds(found.own, beginning=OWN):
+                self._missing = found.metadata, self._state.groups()
+                self._copier.copy(route(plan.pairs(found.own)), known.route)
+                return
+        found = self._collected(extra)
         plan = self._planned(found)
         plan.head(found.metadata)
-        self._copier.copy(plan.pairs(found.own), plan.pairs(found.shared))
+        shared = route(plan.pairs(found.shared))
+        self._known = None
+        if self._shares is None and shared.far:
+            self._known = _Known(tensors=found.shared, route=shared, kept=self._state.kept())
+        self._copier.copy(route(plan.pairs(found.own)), shared)
 
     def under_way(self) -> bool:
         """Whether a GPU still copies; never waits."""
@@ -47,20 +87,54 @@ class Capture:
         """Wait until everything is copied."""
         self._copier.wait()
 
-    def torn(self) -> bool:
-        """Whether what was copied changed meanwhile."""
-        return self._copier.torn()
+    def spoilt(self) -> str:
+        """Return why what was copied is worth nothing, or an empty text; once it is all there."""
+        self._describe()
+        if self._copier.torn():
+            return TOUCHED
+        return REPLACED if self._replaced else ""
 
     def close(self) -> None:
         """Give the memory back."""
+        self._known = None
         self.arena.close()
         self._plan = None
+
+    def _collected(self, extra: dict[str, Any]) -> Collected:
+        found = self._state.collect(self._ranks.rank, self._ranks.world, extra, self._shares)
+        if not self._compared:
+            self._compared = True
+            self._compare(found.names)
+        return found
+
+    def _compare(self, names: tuple[str, ...]) -> None:
+        """Raise UsageError, on all ranks alike, when they do not have the same tensors: a share would be of nothing."""
+        told = zlib.crc32(json.dumps(sorted(names)).encode())
+        if self._ranks.highest(told, -told) != (told, -told):
+            raise UsageError(
+                "the ranks have different models, and what one has alone would be lost",
+                hint="build the whole model on every rank: pipeline stages cannot be saved together",
+            )
 
     def _planned(self, found: Collected) -> Plan:
         tensors = found.shared | found.own
         if self._plan is None or not self._plan.fits(tensors):
             self._plan = Plan(tensors, self.arena, header=sum(map(len, found.metadata.values())))
         return self._plan
+
+    def _describe(self) -> None:
+        """Write the header of what is being copied, if it has none yet: nothing that it names has changed so far."""
+        if self._missing is None or self._plan is None or self._known is None:
+            return
+        (metadata, groups), self._missing = self._missing, None
+        found = self._state.collect_shared(self._ranks.rank, self._ranks.world, groups)
+        same = _places(found.shared) == _places(self._known.tensors)
+        if not (same and self._plan.head_in_place({**metadata, **found.metadata})):
+            self._known, self._replaced = None, True
+
+
+def _places(tensors: Tensors) -> list[tuple[Any, ...]]:
+    return [(name, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) for name, tensor in tensors.items()]
 
 
 def _gpu() -> int | None:

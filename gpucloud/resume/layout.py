@@ -34,7 +34,7 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def placed(tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -> tuple
 
 def entries_of(places: Iterable[Place]) -> str:
     """Return the places as a header's JSON has them, without the braces around: the same for every save."""
-    entries = {p.name: {"dtype": _NAMES[p.dtype], "shape": p.shape, "data_offsets": (p.begin, p.end)} for p in places}
+    entries = {p.name: {"dtype": NAMES[p.dtype], "shape": p.shape, "data_offsets": (p.begin, p.end)} for p in places}
     return json.dumps(entries, separators=(",", ":"))[1:-1]
 
 

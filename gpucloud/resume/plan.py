@@ -42,6 +42,11 @@ class Plan:
         """Whether these tensors can go to the same places."""
         return _signature(tensors) == self._signature
 
+    def holds(self, tensors: Tensors, *, beginning: str) -> bool:
+        """Whether these have places, and nothing else has whose name begins so."""
+        here = {name: (into.dtype, into.shape) for name, into in self._into.items() if name.startswith(beginning)}
+        return here == {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+
     def grow(self, header: int) -> None:
         """Have room for a header of that size and half as much again."""
         self._room = -(-max(_LEAST_HEADER, 3 * header // 2) // 4096) * 4096
@@ -57,6 +62,15 @@ class Plan:
             data = header_bytes(self._entries, metadata, self._room)
         self._arena.settle()
         self._arena.write(0, data)
+
+    def head_in_place(self, metadata: dict[str, str]) -> bool:
+        """Write the object's header while tensors are copied behind it; False when there is no room for it."""
+        data = header_bytes(self._entries, metadata, self._room)
+        if len(data) > self._room:
+            self.grow(len(data))
+            return False
+        self._arena.write(0, data)
+        return True
 
     def pairs(self, tensors: Tensors) -> Iterator[Pair]:
         """Yield what is to be copied whereto, in the order of places; after `head`, which may move them."""

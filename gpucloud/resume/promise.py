@@ -17,19 +17,25 @@ class Level(str, Enum):
     BEST_EFFORT = "best_effort"
 
 
-def surroundings(world: int) -> dict[str, Any]:
-    """Return what exactness depends on besides the checkpoint."""
+_SUMS = ("world", "arrangement")
+"""What changes the order of sums, and nothing else."""
+
+
+def surroundings(world: int, arrangement: str) -> dict[str, Any]:
+    """Return what exactness depends on besides the checkpoint; `arrangement` says how ranks hold the state."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {"world": world, "torch": str(torch.__version__), "device": device}
+    return {"world": world, "arrangement": arrangement, "torch": str(torch.__version__), "device": device}
 
 
 def promised(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[Level, str]:
     """Return the level of a resume, and in words what lowered it."""
-    changed = [f"{key} {before.get(key)} → {now[key]}" for key in now if before.get(key) != now[key]]
+    changed = [key for key in now if before.get(key) != now[key]]
     if not changed:
         return Level.EXACT, ""
-    only_world = changed[0].startswith("world ") and len(changed) == 1
-    return (Level.SAME_SAMPLES if only_world else Level.BEST_EFFORT), ", ".join(changed)
+    level = Level.SAME_SAMPLES if set(changed) <= set(_SUMS) else Level.BEST_EFFORT
+    # The arrangement names the world too, where that is what changed.
+    told = [key for key in changed if key != "arrangement" or "world" not in changed]
+    return level, ", ".join(f"{key} {before.get(key)} → {now[key]}" for key in told)
 
 
 def lower(one: Level, other: Level) -> Level:

@@ -13,8 +13,11 @@ import torch
 from gpucloud.domain.manifest import Manifest, Piece
 from gpucloud.resume.layout import Chunk, Header, chunks_of, read_header, tensor_at
 from gpucloud.resume.state import OWN, Content
-from gpucloud.resume.tree import decode
+from gpucloud.resume.tree import Name, decode
 from gpucloud.store.checkpoints import Checkpoints
+
+Whole = Callable[[str, list[tuple[int, Chunk]]], torch.Tensor]
+"""Puts the tensor of a name together from chunks, each with the number of its object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,7 @@ def owner_of(piece: Piece) -> int:
 class Contents:
     """What a checkpoint says, once all headers are known; `whole` finds the tensor of a name that all ranks share."""
 
-    def __init__(
-        self, headers: Mapping[int, Header], owners: Sequence[int], whole: Callable[[str, list[tuple[int, Chunk]]], Any]
-    ) -> None:
+    def __init__(self, headers: Mapping[int, Header], owners: Sequence[int], whole: Whole) -> None:
         self._headers = headers
         self._whole = whole
         self._number_of = {owner: number for number, owner in enumerate(owners)}
@@ -69,18 +70,33 @@ class Contents:
                     self._parts.setdefault(chunk.of, []).append((number, chunk))
         self._trees = json.loads(headers[self._number_of[0]].metadata["shared"])
 
+    def named(self, kind: str) -> dict[str, Any]:
+        """Return the states of that kind with names in place of tensors."""
+        states: dict[str, Any] = decode(self._trees[kind], _Lookup(Name))
+        return states
+
     def shared(self, kind: str) -> dict[str, Any]:
         """Return the states of that kind; ValueError or KeyError when a part of one is missing."""
         states: dict[str, Any] = decode(self._trees[kind], _Lookup(self._tensor))
         return states
 
-    def own(self, rank: int, held: Mapping[int, Held]) -> tuple[dict[str, Any], int]:
-        """Return the own part of the rank, or of rank 0 where that rank was not there, and whose it is."""
+    def own(self, rank: int, held: Mapping[int, Held], place: Whole) -> tuple[dict[str, Any], int]:
+        """Return the own part of the rank, or of rank 0 where that rank was not there, and whose it is.
+
+        `place` takes a tensor from what is held. It is given the name that the tensor would have if ranks held it
+        together: they may do that now.
+        """
         owner = rank if rank in self._number_of else 0
-        mine = held[self._number_of[owner]]
-        places = {chunk.of: chunk for chunk in chunks_of(mine.header) if chunk.of.startswith(OWN)}
-        tree = json.loads(mine.header.metadata["own"])
-        part = decode(tree, _Lookup(lambda name: mine.tensor(places[name]).clone()))
+        number = self._number_of[owner]
+        places = {chunk.of: chunk for chunk in chunks_of(held[number].header) if chunk.of.startswith(OWN)}
+        tree = json.loads(held[number].header.metadata["own"])
+
+        def tensor(name: str) -> torch.Tensor:
+            if name not in places:
+                return self._tensor(name)
+            return place(name.removeprefix(OWN), [(number, places[name])])
+
+        part = decode(tree, _Lookup(tensor))
         if not isinstance(part, dict):
             raise ValueError("a rank's own part is no table")  # noqa: TRY004  it is the file that is wrong
         return part, owner
@@ -97,7 +113,7 @@ class Contents:
         return tensor
 
 
-def whole_of(held: Mapping[int, Held]) -> Callable[[str, list[tuple[int, Chunk]]], torch.Tensor]:
+def whole_of(held: Mapping[int, Held]) -> Whole:
     """Return what puts a tensor together, in memory of its own, from objects that are all here."""
 
     def whole(_name: str, parts: list[tuple[int, Chunk]]) -> torch.Tensor:
@@ -118,18 +134,18 @@ def shapes_only(_name: str, parts: list[tuple[int, Chunk]]) -> torch.Tensor:
     return torch.empty(parts[0][1].shape, dtype=parts[0][1].place.dtype, device="meta")
 
 
-def content(contents: Contents, rank: int, held: Mapping[int, Held]) -> Content:
-    """Return what the rank needs."""
-    own, owner = contents.own(rank, held)
+def content(contents: Contents, rank: int, held: Mapping[int, Held], place: Whole | None = None) -> Content:
+    """Return what the rank needs; `place` puts together what is the rank's own, whole if left out."""
+    own, owner = contents.own(rank, held, place or whole_of(held))
     return Content(shared=contents.shared, own=own, own_rank=owner)
 
 
-class _Lookup(dict[str, torch.Tensor]):
+class _Lookup(dict[str, Any]):
     """Finds each tensor when it is asked for."""
 
-    def __init__(self, find: Callable[[str], torch.Tensor]) -> None:
+    def __init__(self, find: Callable[[str], Any]) -> None:
         super().__init__()
         self._find = find
 
-    def __missing__(self, name: str) -> torch.Tensor:
+    def __missing__(self, name: str) -> Any:
         return self._find(name)

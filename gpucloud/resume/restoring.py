@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -14,9 +14,11 @@ import torch.distributed as dist
 from gpucloud.domain.manifest import Commit, Manifest, manifest_bytes, read_manifest
 from gpucloud.resume.folder import say
 from gpucloud.resume.layout import Chunk, Header, read_header
+from gpucloud.resume.partly import Rooms, all_headers, parts_needed, placed_by
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.reading import Contents, Held, content, hold, owner_of, shapes_only, whole_of
-from gpucloud.resume.state import Content
+from gpucloud.resume.sharded import Layout
+from gpucloud.resume.state import Content, TrainingState
 from gpucloud.store.checkpoints import Checkpoints
 
 # Bytes that are as their manifest says and still no checkpoint, whoever wrote them: JSON of other shapes or nested
@@ -28,7 +30,8 @@ _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RuntimeError,
 class Restored:
     """A checkpoint in this rank's memory, as bytes that can be read more than once; `seconds` is what that took.
 
-    `held` are the objects that this rank has read, by their number in the manifest: all, or a share of them.
+    `held` are the objects that this rank has read, by their number in the manifest: all, or a share of them. With
+    `layouts`, they are all there, but filled only where this rank needs them.
     """
 
     manifest: Manifest
@@ -36,7 +39,8 @@ class Restored:
     headers: Mapping[int, Header]
     ranks: Ranks
     seconds: float
-    spread: bool = field(default=False)
+    spread: bool = False
+    layouts: Mapping[str, Layout] | None = None
 
     @property
     def commit(self) -> Commit:
@@ -52,8 +56,9 @@ class Restored:
     def content(self, rank: int) -> Content:
         """Return what the rank needs, in memory of its own; where objects are spread, all ranks ask together."""
         owners = [owner_of(piece) for piece in self.manifest.pieces]
-        find = self._exchanged if self.spread else whole_of(self.held)
-        return content(Contents(self.headers, owners, find), rank, self.held)
+        place = whole_of(self.held) if self.layouts is None else placed_by(self.layouts, self.held)
+        shared = self._exchanged if self.spread else place
+        return content(Contents(self.headers, owners, shared), rank, self.held, place)
 
     def check(self, rank: int) -> None:
         """See whether this makes a checkpoint: raises what a broken one raises, without moving any data."""
@@ -80,11 +85,11 @@ class Restored:
         return tensor.cpu() if tensor.numel() == 1 else tensor
 
 
-def find(checkpoints: Checkpoints, ranks: Ranks) -> Restored | None:
+def find(checkpoints: Checkpoints, ranks: Ranks, state: TrainingState | None = None) -> Restored | None:
     """Return the newest checkpoint whose every object is whole, on all ranks the same; None without one.
 
-    Damaged ones are passed over with a line to the user. Raises StoreError when the store does not answer, for an
-    outage is no damage.
+    Damaged ones are passed over with a line to the user. Where ranks hold the `state` together, each reads what it
+    needs, and only damage to that counts. Raises StoreError when the store does not answer, for an outage is no damage.
     """
     began = time.monotonic()
     candidates = checkpoints.candidates(_pass_over) if ranks.rank == 0 else iter(())
@@ -93,11 +98,15 @@ def find(checkpoints: Checkpoints, ranks: Ranks) -> Restored | None:
         data = ranks.shared(manifest_bytes(proposed) if proposed else b"")
         if not data:
             return None
-        found = _read(checkpoints, read_manifest(data), ranks, began)
+        manifest = read_manifest(data)
+        if state is not None and state.sharded:
+            found = _read_partly(checkpoints, manifest, ranks, began, state)
+        else:
+            found = _read(checkpoints, manifest, ranks, began)
         if found is not None:
             return found
         if ranks.rank == 0:
-            _pass_over(read_manifest(data).commit)
+            _pass_over(manifest.commit)
 
 
 def spreads(ranks: Ranks) -> bool:
@@ -130,12 +139,50 @@ def _read(checkpoints: Checkpoints, manifest: Manifest, ranks: Ranks, began: flo
         seconds=time.monotonic() - began,
         spread=spread,
     )
+    return found if _makes_sense(found, ranks) else None
+
+
+def _read_partly(
+    checkpoints: Checkpoints, manifest: Manifest, ranks: Ranks, began: float, state: TrainingState
+) -> Restored | None:
+    """Return the checkpoint if every rank could read what it needs of it."""
+    if any(piece.size == 0 for piece in manifest.pieces):
+        return None
+    rooms = Rooms(checkpoints, manifest)
+    layouts = state.layouts()
+    found = None
+    with contextlib.suppress(*_UNREADABLE):
+        headers = all_headers(rooms, manifest, ranks)
+        if headers is not None:
+            owners = [owner_of(piece) for piece in manifest.pieces]
+            layouts |= state.layouts_kept(Contents(headers, owners, shapes_only).named("optimizers"))
+            if rooms.read(parts_needed(headers, layouts, _own(owners, ranks.rank))):
+                found = Restored(
+                    manifest=manifest,
+                    held=rooms.held(headers),
+                    headers=headers,
+                    ranks=ranks,
+                    seconds=time.monotonic() - began,
+                    layouts=layouts,
+                )
+    if _on_any(ranks, found is None) or found is None:
+        return None
+    return found if _makes_sense(found, ranks) else None
+
+
+def _makes_sense(found: Restored, ranks: Ranks) -> bool:
+    """Whether it is a checkpoint to all ranks."""
     broken = False
     try:
         found.check(ranks.rank)
     except _UNREADABLE:
         broken = True
-    return None if _on_any(ranks, broken) else found
+    return not _on_any(ranks, broken)
+
+
+def _own(owners: Sequence[int], rank: int) -> int:
+    """Return the number of the rank's own object, or of rank 0's where it had none."""
+    return owners.index(rank if rank in owners else 0)
 
 
 def _wanted(manifest: Manifest, ranks: Ranks, *, spread: bool) -> list[int]:
@@ -144,8 +191,7 @@ def _wanted(manifest: Manifest, ranks: Ranks, *, spread: bool) -> list[int]:
     if not spread:
         return list(numbers)
     owners = [owner_of(piece) for piece in manifest.pieces]
-    own = owners.index(ranks.rank if ranks.rank in owners else 0)
-    return sorted({own, *(number for number in numbers if number % ranks.world == ranks.rank)})
+    return sorted({_own(owners, ranks.rank), *(number for number in numbers if number % ranks.world == ranks.rank)})
 
 
 def _all_headers(held: Mapping[int, Held], ranks: Ranks) -> dict[int, Header]:

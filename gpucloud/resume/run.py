@@ -8,8 +8,8 @@ import os
 import signal
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from gpucloud.domain.errors import StoreError, UsageError
@@ -19,6 +19,7 @@ from gpucloud.resume.capture import Capture
 from gpucloud.resume.folder import AttemptFolder, say
 from gpucloud.resume.keeping import Keeper, Moment
 from gpucloud.resume.loader import Loader
+from gpucloud.resume.naming import replicated
 from gpucloud.resume.profiling import Profiling
 from gpucloud.resume.progress import Progress
 from gpucloud.resume.promise import Level, lower, promised, surroundings
@@ -49,14 +50,16 @@ def init(
 ) -> Run:
     """Return the run, its state restored from the newest whole checkpoint, or fresh.
 
-    Call it on every rank, after the process group and everything with state is made. `others` are further objects
-    with state_dict() and load_state_dict(). `seed` orders the data and seeds every rank's random number generators.
-    Raises UsageError when the checkpoint does not fit, StoreError when the store does not answer.
+    Call it on every rank, after the process group and everything with state is made: a model that is sharded, by
+    `fully_shard` or `parallelize_module`, must be so already. `others` are further objects with state_dict() and
+    load_state_dict(). `seed` orders the data and seeds every rank's random number generators. Raises UsageError when
+    the checkpoint does not fit, StoreError when the store does not answer.
     """
     settings = read_settings()
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **others}
     state = TrainingState({name: part for name, part in parts.items() if part is not None})
-    rebuckets = isinstance(model, DistributedDataParallel) and (model.static_graph or not model.find_unused_parameters)
+    ddp = replicated(model) if isinstance(model, torch.nn.Module) else None
+    rebuckets = ddp is not None and (ddp.static_graph or not ddp.find_unused_parameters)
     return Run(settings, state, total_steps=total_steps, seed=seed, rebuckets=rebuckets)
 
 
@@ -73,12 +76,13 @@ class Run:
         self._seed = seed
         self._folder = AttemptFolder(settings.folder)
         self._ranks = Ranks()
+        self._data_ranks = self._ranks.rank, self._ranks.world
         self._loader: Loader | None = None
         self._checkpoints = Checkpoints(open_store(settings.store), settings.prefix, keep=settings.keep)
         capture = Capture(state, self._ranks)
         writer = Writer(settings.store, settings.prefix, settings.keep, capture.arena.descriptor)
         with randomness.kept():  # what the script draws next is the same whether it resumes or not
-            restored = find(self._checkpoints, self._ranks)
+            restored = find(self._checkpoints, self._ranks, state)
             self._own = self._put_back(restored) if restored else {}
         self.steps_done = restored.commit.step if restored else 0
         self._is_fresh = restored is None
@@ -116,19 +120,24 @@ class Run:
         global_batch: int,
         num_workers: int = 0,
         shuffle: bool = True,
+        over: Any = None,
         **options: Any,
     ) -> Loader:
         """Return the run's batches, from the next one on; `options` go to torch's DataLoader.
 
         `global_batch` is the number of samples in a step over all ranks: keep it, and the same samples make the
-        same steps on any number of ranks. Raises UsageError when it cannot be split, or for a second loader.
+        same steps on any number of ranks. With tensor parallelism, where some ranks train on the same samples, `over`
+        is the dimension of the device mesh over which batches are split, as `mesh["data"]`; ranks that share their
+        samples then draw the same random numbers. Raises UsageError when it cannot be split, or for a second loader.
         """
         if self._loader is not None:
             raise UsageError("a run has one loader", hint="use torch's DataLoader for evaluation data")
+        if over is not None:
+            self._data_ranks = over.get_local_rank(), over.size()
         loader = Loader(
             dataset,
             global_batch=global_batch,
-            ranks=(self._ranks.rank, self._ranks.world),
+            ranks=self._data_ranks,
             seed=self._seed,
             shuffle=shuffle,
             options={"num_workers": num_workers, **options},
@@ -188,7 +197,7 @@ class Run:
     def _put_back(self, restored: Restored) -> dict[str, Any]:
         content = restored.content(self._ranks.rank)
         self._state.fit(content, restored.commit.step)
-        level, why = promised(content.own["surroundings"], surroundings(self._ranks.world))
+        level, why = promised(content.own["surroundings"], self._surroundings())
         self._lower(lower(level, Level(restored.manifest.level)), why)
         if content.own_rank != self._ranks.rank or content.own["surroundings"]["world"] != self._ranks.world:
             del content.own["randomness"]
@@ -217,7 +226,7 @@ class Run:
         if "randomness" in self._own:
             randomness.put_back(self._own["randomness"])
         else:
-            randomness.seed_all(randomness.mix(self._seed, self.steps_done), self._ranks.rank)
+            randomness.seed_all(randomness.mix(self._seed, self.steps_done), self._data_ranks[0])
 
     def _in_vain(self, window: Window) -> bool:
         """Whether the step just done is one that is taken back; what counts are those of the optimizer."""
@@ -245,7 +254,7 @@ class Run:
             own={
                 "randomness": randomness.capture(),
                 "loader": self._loader.state_dict() if self._loader else None,
-                "surroundings": surroundings(self._ranks.world),
+                "surroundings": self._surroundings(),
             },
         )
 
@@ -275,6 +284,9 @@ class Run:
             self._folder.write(f"left-{self._ranks.rank}.json", self._standing())  # so that another attempt follows
             self._ranks.highest(0)  # when all have written that
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def _surroundings(self) -> dict[str, Any]:
+        return surroundings(self._ranks.world, self._state.arrangement)
 
     def _standing(self) -> dict[str, int]:
         return {"rank": self._ranks.rank, "step": self.steps_done, "committed_step": self.committed_step}

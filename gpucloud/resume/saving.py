@@ -160,8 +160,8 @@ class Saver:
     def _tell(self, flight: Flight) -> None:
         """Have the writer write what was captured."""
         flight.told = True
-        if self._capture.torn():
-            say("parameters were changed between run.step() and the optimizer's next step: from now on saves wait")
+        if why := self._capture.spoilt():
+            say(why)
             flight.entry = FAILED
         else:
             self._dispatch.write(flight, self._capture.size)

@@ -1,25 +1,30 @@
 """What a checkpoint holds of a training script: collected, and put back.
 
-Parameters and optimizer state are replicated (DDP): each rank writes its share of them. Buffers are not (DDP copies
-rank 0's only before the next forward pass), nor is anything else: each rank writes its own.
+Parameters and optimizer state are replicated (DDP), or ranks hold them together (FSDP2): each rank writes its share of
+them. Buffers are not (DDP copies rank 0's only before the next forward pass), nor is anything else: each rank writes
+its own, but for tensors in it that ranks hold together.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.layout import size_of
-from gpucloud.resume.tree import Tensors, encode
+from gpucloud.resume.naming import by_name, in_order, parameter_names, plain, replicated
+from gpucloud.resume.sharded import REPLICATED, Layout, Shares, arrangement, fitted, layout_of, local
+from gpucloud.resume.tree import Tensors, encode, is_sharded, leaves, renamed
 
 OWN = "rank."
 """How the names of a rank's own tensors begin; another rank's have the same names, in another object."""
+
+Groups = dict[str, list[dict[str, Any]]]
+"""For each optimizer, the settings of its groups of parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +41,15 @@ class Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What one rank writes: its share of what all ranks have, its own tensors, and the rest as JSON texts."""
+    """What one rank writes: its share of what all ranks have, its own tensors, and the rest as JSON texts.
+
+    `names` are those of all that is shared.
+    """
 
     shared: Tensors
     own: Tensors
     metadata: dict[str, str]
+    names: tuple[str, ...] = ()
 
 
 class TrainingState:
@@ -52,7 +61,7 @@ class TrainingState:
         self._others: dict[str, Any] = {}
         for name, part in parts.items():
             if isinstance(part, torch.nn.Module):
-                self._modules[name] = part.module if isinstance(part, DistributedDataParallel) else part
+                self._modules[name] = _checked(part, name)
             elif isinstance(part, torch.optim.Optimizer):
                 self._optimizers[name] = part
             elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
@@ -62,46 +71,97 @@ class TrainingState:
                     f"init({name}=…) was given a {type(part).__name__}, which has no state",
                     hint=f"give {name} the methods state_dict() and load_state_dict(), or leave it out",
                 )
+        self.arrangement = arrangement(t for m in self._modules.values() for t in _entries(m).values())
+
+    @property
+    def sharded(self) -> bool:
+        """Whether ranks hold tensors together."""
+        return self.arrangement != REPLICATED
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
         """Those whose steps change what is shared."""
         return tuple(self._optimizers.values())
 
-    def collect(self, rank: int, world: int, extra: dict[str, Any]) -> Collected:
-        """Return what this rank writes of a checkpoint, not copied; `extra` joins the rank's own part."""
-        shared: Tensors = {}
-        trees = {
-            "modules": {n: encode(self._replicated(m), n, shared) for n, m in self._modules.items()},
-            "optimizers": {n: encode(o.state_dict(), n, shared) for n, o in self._optimizers.items()},
-            "names": {n: list(m.state_dict()) for n, m in self._modules.items()},  # buffers among them, in its order
-        }
+    def collect(self, rank: int, world: int, extra: dict[str, Any], shares: Shares | None = None) -> Collected:
+        """Return what this rank writes of a checkpoint, not copied; `extra` joins the rank's own part.
+
+        `shares` says which parts of sharded tensors are this rank's.
+        """
+        entries = {n: _entries(m) for n, m in self._modules.items()}
+        trees, shared = self._trees(entries, {})
         own: Tensors = {}
-        part = {
-            "buffers": {n: dict(m.named_buffers()) for n, m in self._modules.items()},
-            "others": {n: part.state_dict() for n, part in self._others.items()},
-            **extra,
-        }
-        metadata = {"own": json.dumps(encode(part, OWN[:-1], own))}
+        tree = _split(encode(self._part(entries, extra), OWN[:-1], own), own, shared)
+        metadata = {"own": json.dumps(tree)}
         if rank == 0:
             metadata["shared"] = json.dumps(trees)
-        return Collected(shared=share(shared, rank, world), own=own, metadata=metadata)
+        if shares is None:
+            _check_whole(shared)
+            mine = share(shared, rank, world)
+        else:
+            mine, metadata["shards"] = shares.mine(shared)
+        return Collected(shared=mine, own=own, metadata=metadata, names=tuple(shared))
+
+    def collect_own(self, extra: dict[str, Any]) -> Collected:
+        """Return the rank's own part alone, where nothing is sharded: what another step's computation may change."""
+        own: Tensors = {}
+        tree = encode(self._part({n: {} for n in self._modules}, extra), OWN[:-1], own)
+        return Collected(shared={}, own=own, metadata={"own": json.dumps(tree)})
+
+    def collect_shared(self, rank: int, world: int, groups: Groups) -> Collected:
+        """Return the rest, where nothing is sharded, with the optimizers' settings as they were for `groups`."""
+        trees, shared = self._trees({n: _entries(m) for n, m in self._modules.items()}, groups)
+        metadata = {"shared": json.dumps(trees)} if rank == 0 else {}
+        return Collected(shared=share(shared, rank, world), own={}, metadata=metadata)
+
+    def groups(self) -> Groups:
+        """Return the optimizers' settings of now; a script may change them before the optimizer's next step."""
+        return {
+            name: [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+            for name, optimizer in self._optimizers.items()
+        }
+
+    def kept(self) -> list[int]:
+        """Return what tells whether optimizers still keep the same tensors: cheap to make and to compare."""
+        found: list[int] = []
+        for optimizer in self._optimizers.values():
+            found += map(id, _parameters(optimizer))
+            for kept in optimizer.state.values():
+                found += map(id, kept.values())
+        return found
+
+    def layouts(self) -> dict[str, Layout]:
+        """Return how this rank holds the tensors of modules and others that ranks hold together, by their names."""
+        live: Tensors = {}
+        for name, module in self._modules.items():
+            encode(_entries(module), name, live)
+        own: Tensors = {}
+        _split(encode({"others": {n: p.state_dict() for n, p in self._others.items()}}, OWN[:-1], own), own, live)
+        return {name: layout_of(tensor) for name, tensor in live.items() if is_sharded(tensor)}
+
+    def layouts_kept(self, optimizers: Mapping[str, Any]) -> dict[str, Layout]:
+        """Return the same of what optimizers keep, which may not be there yet.
+
+        `optimizers` are a checkpoint's, with names in place of tensors. What has the shape of a parameter is held as
+        that is.
+        """
+        found: dict[str, Layout] = {}
+        for name, optimizer in self._optimizers.items():
+            kept = optimizers.get(name, {}).get("state", {})  # what is missing is told where it is loaded
+            for of, parameter in zip(self._names(optimizer) or (), _parameters(optimizer), strict=False):
+                if is_sharded(parameter) and parameter.dim():
+                    found |= dict.fromkeys(leaves(kept.get(of)), layout_of(parameter))
+        return found
 
     def apply(self, content: Content) -> None:
         """Put the state back into the script's objects. Raises UsageError when it does not fit them."""
         modules = content.shared("modules")
         for name, module in self._modules.items():
-            buffers = content.own["buffers"][name]
-            # `state_dict` leaves out buffers that are not persistent; they can matter to the next step all the same.
-            persistent = {key: value for key, value in buffers.items() if key in module.state_dict()}
-            module.load_state_dict(modules[name] | persistent)
-            with torch.no_grad():
-                for key, buffer in module.named_buffers():
-                    buffer.copy_(buffers[key])
+            _load(module, modules[name], content.own["buffers"][name])
         del modules
         optimizers = content.shared("optimizers")
         for name, optimizer in self._optimizers.items():
-            optimizer.load_state_dict(optimizers.pop(name))
+            optimizer.load_state_dict(in_order(optimizers.pop(name), self._names(optimizer)))
             optimizer.zero_grad(set_to_none=True)
         self.apply_others(content)
 
@@ -120,10 +180,86 @@ class TrainingState:
                 hint="undo the change of model, optimizer or scheduler, or start a new run",
             ) from error
 
-    @staticmethod
-    def _replicated(module: torch.nn.Module) -> dict[str, Any]:
-        buffers = {name for name, _ in module.named_buffers()}
-        return {key: value for key, value in module.state_dict().items() if key not in buffers}
+    def _trees(self, entries: Mapping[str, dict[str, Any]], groups: Groups) -> tuple[dict[str, Any], Tensors]:
+        shared: Tensors = {}
+        own = {n: _own_buffers(m, entries[n]) for n, m in self._modules.items()}
+        weights = {n: {k: v for k, v in e.items() if k not in own[n]} for n, e in entries.items()}
+        trees = {
+            "modules": {n: encode(w, n, shared) for n, w in weights.items()},
+            "optimizers": {n: encode(self._by_name(n, groups), n, shared) for n in self._optimizers},
+            "names": {n: list(e) for n, e in entries.items()},  # buffers among them, in its order
+        }
+        return trees, shared
+
+    def _part(self, entries: Mapping[str, dict[str, Any]], extra: dict[str, Any]) -> dict[str, Any]:
+        buffers = {n: _own_buffers(m, entries[n]) for n, m in self._modules.items()}
+        return {"buffers": buffers, "others": {n: part.state_dict() for n, part in self._others.items()}, **extra}
+
+    def _by_name(self, name: str, groups: Groups) -> dict[str, Any]:
+        optimizer = self._optimizers[name]
+        state = optimizer.state_dict()
+        for group, then in zip(state["param_groups"], groups.get(name, ()), strict=False):
+            group.update(then)
+        return by_name(state, self._names(optimizer))
+
+    def _names(self, optimizer: torch.optim.Optimizer) -> list[str] | None:
+        return parameter_names(self._modules, optimizer)
+
+
+def _checked(module: torch.nn.Module, name: str) -> torch.nn.Module:
+    """Return the module without DDP around it."""
+    if any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules()):
+        raise UsageError(
+            f"init({name}=…) was given a model in FullyShardedDataParallel",
+            hint="call torch.distributed.fsdp.fully_shard(model) instead: what it shards can be saved",
+        )
+    ddp = replicated(module)
+    return ddp.module if ddp is not None else module
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _entries(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the module's state by plain names. Asked for so, FSDP2 has its parameters in parts, whatever was last."""
+    return {plain(key): value for key, value in module.state_dict(keep_vars=True).items()}
+
+
+def _own_buffers(module: torch.nn.Module, entries: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the buffers that are this rank's own; those that ranks hold together are shared as parameters are."""
+    buffers = {plain(key): buffer for key, buffer in module.named_buffers()}
+    return {key: local(b) for key, b in buffers.items() if not (is_sharded(b) and key in entries)}
+
+
+def _load(module: torch.nn.Module, weights: dict[str, Any], buffers: dict[str, torch.Tensor]) -> None:
+    targets = module.state_dict(keep_vars=True)
+    keys = {plain(key): key for key in targets}
+    # `state_dict` leaves out buffers that are not persistent; they can matter to the next step all the same.
+    state = weights | {key: value for key, value in buffers.items() if key in keys}
+    module.load_state_dict({keys.get(k, k): fitted(v, targets.get(keys.get(k, k))) for k, v in state.items()})
+    with torch.no_grad():
+        for key, buffer in module.named_buffers():
+            if plain(key) in buffers or plain(key) not in keys:
+                local(buffer).copy_(buffers[plain(key)])
+
+
+def _check_whole(tensors: Tensors) -> None:
+    sharded = next((name for name, tensor in tensors.items() if is_sharded(tensor)), None)
+    if sharded is not None:
+        raise UsageError(
+            f"{sharded} is sharded, and no weight was when the run began",
+            hint="call resume.init after fully_shard or parallelize_module, and give it the model",
+        )
+
+
+def _split(tree: Any, own: Tensors, shared: Tensors) -> Any:
+    """Move what ranks hold together from `own` to `shared`, under names that are no rank's own; return the tree so."""
+    moved = {name: name.removeprefix(OWN) for name, tensor in own.items() if is_sharded(tensor)}
+    if not moved:
+        return tree
+    shared.update({name: own.pop(old) for old, name in moved.items()})
+    return renamed(tree, moved)
 
 
 def share(tensors: Tensors, rank: int, world: int) -> Tensors:

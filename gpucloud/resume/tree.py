@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import sys
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +13,13 @@ import torch
 from gpucloud.domain.errors import UsageError
 
 Tensors = dict[str, torch.Tensor]
+
+
+class Name(str):
+    """A tensor's name, where the tensor itself is not wanted."""
+
+    __slots__ = ()
+
 
 _PLAIN = (type(None), bool, int, float, str)
 _KIND = "$"
@@ -27,7 +35,7 @@ def encode(value: Any, name: str, tensors: Tensors) -> Any:
     if isinstance(value, torch.Tensor):
         while name in tensors:  # {"a": {"b": …}, "a.b": …}
             name += "'"
-        tensors[name] = _whole(value, name)
+        tensors[name] = _dense(value, name)
         return {_KIND: "tensor", "name": name}
     if isinstance(value, dict):
         return _encode_dict(value, name, tensors)
@@ -48,6 +56,34 @@ def decode(value: Any, tensors: Tensors) -> Any:
     if _KIND not in value:
         return {key: decode(item, tensors) for key, item in value.items()}
     return _decode_kind(value, tensors)
+
+
+def renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """Return what `encode` returned, with other names for some of its tensors."""
+    if isinstance(value, list):
+        return [renamed(item, names) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get(_KIND) == "tensor":
+        return {_KIND: "tensor", "name": names.get(value["name"], value["name"])}
+    return {key: renamed(item, names) for key, item in value.items()}
+
+
+def leaves(value: Any) -> Iterator[str]:
+    """Yield the names of tensors in what `decode` returned with `Name`s in place of them."""
+    if isinstance(value, Name):
+        yield str(value)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from leaves(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from leaves(item)
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether this is a tensor that ranks hold together (DTensor); without importing what that is made of."""
+    return isinstance(tensor, torch.Tensor) and hasattr(tensor, "device_mesh")
 
 
 def _encode_dict(value: dict[Any, Any], name: str, tensors: Tensors) -> Any:
@@ -74,11 +110,13 @@ def _decode_kind(value: dict[str, Any], tensors: Tensors) -> Any:
     return Counter(pairs) if kind == "counter" else pairs
 
 
-def _whole(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    if tensor.layout is not torch.strided or tensor.is_quantized or hasattr(tensor, "full_tensor"):
+def _dense(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    if is_sharded(tensor):
+        return tensor  # its parts are looked at where it is shared out
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         raise UsageError(
-            f"cannot save {name}: a {tensor.layout} {type(tensor).__name__}",
-            hint="give `init` replicated dense tensors; sharded state (FSDP) is not supported",
+            f"cannot save {name}: a {'meta' if tensor.is_meta else tensor.layout} {type(tensor).__name__}",
+            hint="give `init` dense tensors that hold data",
         )
     return tensor.detach()
 

@@ -69,10 +69,16 @@ class Checkpoints:
 
         Then, or after an error, what the memory holds means nothing.
         """
-        parts = [
+        return self.read_parts(
             (piece, number, part) for piece, into in wanted for number, (part,) in (*enumerate(cut((into,))), _END)
-        ]
-        return all(all_done(self._read_part, parts))
+        )
+
+    def read_parts(self, wanted: Iterable[tuple[Piece, int, memoryview | None]]) -> bool:
+        """Fill memory with single parts of objects, by their numbers; False when one is not as written.
+
+        Without memory, see that there is nothing behind the object's end.
+        """
+        return all(all_done(self._read_part, wanted))
 
     def begin(self, *, base: Commit | None, attempt: int) -> bool:
         """Allocate this attempt's generation, at least `attempt`; False when the store ignores conditions.

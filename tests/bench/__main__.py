@@ -10,7 +10,10 @@ import sys
 from tests.bench import (
     bench_aws_traffic,
     bench_aws_up,
+    bench_checkpoints,
     bench_gpu,
+    bench_gpu_saves,
+    bench_gpu_sharded,
     bench_help,
     bench_main_job,
     bench_stall,
@@ -21,14 +24,20 @@ from tests.bench import (
 BENCHES = {
     "help": bench_help.main,
     "sync": bench_sync.main,
-    "stall": bench_stall.main,
     "main_job": bench_main_job.main,
     "aws_up": bench_aws_up.main,
     "aws_traffic": bench_aws_traffic.main,
-    "transport": bench_transport.main,
+    "checkpoints": bench_checkpoints.main,
 }
 
-ON_REQUEST = {"gpu": bench_gpu.main}  # needs a machine with GPUs
+# Parts of `checkpoints`, and what needs a machine with GPUs.
+ON_REQUEST = {
+    "stall": bench_stall.main,
+    "transport": bench_transport.main,
+    "gpu": bench_gpu.main,
+    "gpu_saves": bench_gpu_saves.main,
+    "gpu_sharded": bench_gpu_sharded.main,
+}
 
 if __name__ == "__main__":
     unknown = [name for name in sys.argv[1:] if name not in {**BENCHES, **ON_REQUEST}]

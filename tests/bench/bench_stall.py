@@ -1,7 +1,7 @@
 """Measures what a save takes from the training thread, beside others and a plain copy, in turns, in one process.
 
-`python -m tests.bench stall`: the state has STATE_MIB. The limit is a copy of the same bytes into memory that was used
-before; how much slower steps are until the checkpoint is written is told beside it.
+A part of `python -m tests.bench checkpoints`: the state has STATE_MIB. The limit is a copy of the same bytes into
+memory that was used before; how much slower steps are until the checkpoint is written is told beside it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import statistics
 import tempfile
 import time
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from gpucloud import resume
 from tests.bench.figures import figure
@@ -46,7 +48,8 @@ def main() -> int:
             "ours": _ours(model, folder / "ours", work),
             "torch_save": _torch_save(model, folder),
             "dcp_save": _dcp_save(model, folder),
-            "dcp_async_thread": _dcp_async(model, folder),
+            "dcp_async_thread": _dcp_async(model, folder, AsyncCheckpointerType.THREAD),
+            "dcp_async_process": _dcp_async(model, folder, AsyncCheckpointerType.PROCESS),
         }
         stalls: dict[str, list[Stall]] = {way: [] for way in ways}
         for number in range(ROUNDS + 1):
@@ -162,9 +165,10 @@ def _dcp_save(model: nn.ParameterList, folder: Path) -> Callable[[], Begun]:
     return save
 
 
-def _dcp_async(model: nn.ParameterList, folder: Path) -> Callable[[], Begun]:
+def _dcp_async(model: nn.ParameterList, folder: Path, kind: AsyncCheckpointerType) -> Callable[[], Begun]:
     def save() -> Begun:
-        future = dcp.async_save(model.state_dict(), checkpoint_id=str(folder / "dcp-async"))
+        place = str(folder / f"dcp-async-{kind.value}")
+        future = dcp.async_save(model.state_dict(), checkpoint_id=place, async_checkpointer_type=kind)
         return getattr(future, "upload_completion", future).done
 
     return save
@@ -172,8 +176,12 @@ def _dcp_async(model: nn.ParameterList, folder: Path) -> Callable[[], Begun]:
 
 @contextlib.contextmanager
 def _group() -> Iterator[None]:
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    """A group of one; the process that DCP saves by makes its own by the same environment."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
+    dist.init_process_group("gloo")
     try:
         yield
     finally:

@@ -81,6 +81,42 @@ def disk(state: memoryview, folder: Path) -> tuple[Work, Work]:
     return save, load
 
 
+def torch_save(state: memoryview, folder: Path) -> tuple[Work, Work]:
+    """`torch.save` into a file, and fsync; `torch.load`."""
+    import torch
+
+    path, tensors = folder / "torch.pt", _tensors(state)
+
+    def save() -> None:
+        with path.open("wb") as file:
+            torch.save(tensors, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    return save, lambda: torch.load(path)
+
+
+def dcp(state: memoryview, folder: Path) -> tuple[Work, Work]:
+    """DCP's own files, with fsync; into ready tensors."""
+    import torch
+    import torch.distributed.checkpoint as library
+
+    place, tensors = str(folder / "dcp"), _tensors(state)
+    into = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+
+    def save() -> None:
+        library.save(tensors, storage_writer=library.FileSystemWriter(place), no_dist=True)
+
+    return save, lambda: library.load(into, storage_reader=library.FileSystemReader(place), no_dist=True)
+
+
+def _tensors(state: memoryview):
+    import torch
+
+    step = len(state) // _TENSORS
+    return {str(n): torch.frombuffer(state[n * step : (n + 1) * step], dtype=torch.uint8) for n in range(_TENSORS)}
+
+
 def boto3_file(state: memoryview, folder: Path) -> tuple[Work, Work]:
     """`upload_file` and `download_file` as they come."""
     import boto3.session
@@ -100,8 +136,7 @@ def s3torchconnector(state: memoryview, folder: Path) -> tuple[Work, Work]:
 
     config = S3ClientConfig(force_path_style=True)
     checkpoint = S3Checkpoint("us-east-1", endpoint=os.environ["AWS_ENDPOINT_URL"], s3client_config=config)
-    step = len(state) // _TENSORS
-    tensors = {str(n): torch.frombuffer(state[n * step : (n + 1) * step], dtype=torch.uint8) for n in range(_TENSORS)}
+    tensors = _tensors(state)
 
     def save() -> None:
         with checkpoint.writer("s3://bucket/connector") as writer:
@@ -140,26 +175,17 @@ def obstore(state: memoryview, folder: Path) -> tuple[Work, Work]:
     return save, load
 
 
-def s3fs(state: memoryview, folder: Path) -> tuple[Work, Work]:
-    """`put_file` and `get_file`."""
-    import s3fs as library
-
-    system = library.S3FileSystem(endpoint_url=os.environ["AWS_ENDPOINT_URL"], key="test", secret="test")
-    source, target = str(folder / "source"), str(folder / "target")
-    Path(source).write_bytes(state)
-    return lambda: system.put_file(source, "bucket/s3fs"), lambda: system.get_file("bucket/s3fs", target)
-
-
 CANDIDATES = {
     "ours": ours,
     "directory": directory,
     "disk": disk,
+    "torch_save": torch_save,
+    "dcp": dcp,
     "boto3": boto3_file,
     "s3torchconnector": s3torchconnector,
     "obstore": obstore,
-    "s3fs": s3fs,
 }
-IN_FILES = {"boto3", "s3fs"}
+IN_FILES = {"boto3"}
 
 
 def _state(size: int) -> memoryview:

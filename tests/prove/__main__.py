@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -33,6 +34,8 @@ def goal(name: str) -> Goal:
 
 def main(arguments: list[str]) -> int:
     """Run what is asked and return the exit code."""
+    # A shell without job control has what it starts with `&` ignore SIGINT, and so would all that is struck with it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     options = _parser().parse_args(arguments)
     unknown = [name for name in options.names if name not in GOALS]
     if unknown:

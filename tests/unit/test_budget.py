@@ -39,19 +39,19 @@ def test_a_raise_is_written_down_with_who_and_from_what_to_what():
 
 
 def test_a_lower_budget_brings_the_shut_off_closer_to_what_it_pays_for():
-    # 2 machines at 0.9 USD an hour at the most: 0.4 - 0.2 spent - 0.075 of reserve pay for 250 s of both.
+    # 2 machines at 0.9 USD an hour at the most: 0.4 - 0.2 spent - 0.105 of reserve pay for 190 s of both.
     action = decided(wish("0.4"))
 
     assert action.budget_usd == Decimal("0.4")
-    assert action.until == NOW + timedelta(seconds=250)
+    assert action.until == NOW + timedelta(seconds=190)
 
 
 def test_a_budget_below_what_is_spent_and_what_saving_costs_is_refused_with_the_least_sum():
     action = decided(wish("0.2"))
 
-    assert (action.budget_usd, action.until) == (1, NOW + timedelta(seconds=1450))  # what the 1 USD pays for
-    # 0.2 spent + 60 s to save and 150 s in reserve of 2 machines at 0.9 USD an hour
-    assert action.changes[0].refused.endswith("at least 0.31 USD")
+    assert (action.budget_usd, action.until) == (1, NOW + timedelta(seconds=1390))  # what the 1 USD pays for
+    # 0.2 spent + 60 s to save and 210 s in reserve of 2 machines at 0.9 USD an hour
+    assert action.changes[0].refused.endswith("at least 0.34 USD")
 
 
 def test_two_wishes_at_once_are_both_written_down_and_the_last_stands():
@@ -81,9 +81,9 @@ def standing(alive=2, spent="0.2", needed=2):
 @pytest.mark.parametrize(
     ("alive", "changes", "least"),
     [
-        (2, {}, "0.305"),  # save 60 s + reserve 150 s of 2 machines at 0.9 USD an hour
-        (1, {}, "0.2525"),
-        (0, {}, "0.305"),  # a start: 60 s + 150 s
+        (2, {}, "0.335"),  # save 60 s + reserve 210 s of 2 machines at 0.9 USD an hour
+        (1, {}, "0.2675"),
+        (0, {}, "0.335"),  # a start: 60 s + 210 s
         (0, {"status": JobStatus.FAILED}, "0.2"),
     ],
 )

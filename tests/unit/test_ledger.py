@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpucloud.domain.job import Market
-from gpucloud.domain.ledger import Spend, meter, total, usd_for
+from gpucloud.domain.ledger import Spend, Terms, meter, total, usd_for
 from gpucloud.domain.node import EndCause
 from gpucloud.domain.offer import PricePoint
 from gpucloud.domain.state import ExitReason, NodeLife
@@ -95,6 +95,12 @@ def test_spent_promised_and_left_make_the_budget():
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.3"), promised_usd=Decimal("0.25"))
 
     assert spend.left_usd == Decimal("0.45")
+
+
+def test_the_reserve_pays_for_a_late_shut_off_and_for_a_machine_that_came_in_place_of_one_lost_meanwhile():
+    late, ending, shortest_charge = timedelta(seconds=120), timedelta(seconds=8), Terms().minimum
+
+    assert Wall().reserve >= late + ending + shortest_charge
 
 
 MONEY = st.decimals("0.01", "1000", places=2)

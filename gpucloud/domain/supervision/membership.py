@@ -49,9 +49,11 @@ def is_gone(node: NodeSeen | None) -> bool:
 def some_leave(seen: Seen) -> bool:
     """Whether machines beside the group's level are about to be taken: what is kept for them is free in a moment.
 
-    One that the level counts comes back, and costs as much.
+    One that the level counts comes back, and costs as much; once it is back, the one that leaves is beside the level.
     """
-    beside = [n for n in seen.nodes if n.node.detached and not is_gone(n)]
+    alive = [n for n in seen.nodes if not is_gone(n)]
+    came_back = sum(not n.node.detached for n in alive) > seen.group.size
+    beside = [n for n in alive if n.node.detached or came_back]
     noticed = [n.status.notice.at for n in beside if n.status is not None and n.status.notice is not None]
     return any(seen.now < at + _TAKEN_WITHIN for at in noticed)
 

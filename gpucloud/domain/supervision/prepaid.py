@@ -2,7 +2,7 @@
 
     paid_until = now + min(horizon, (budget − spent − reserve) / (nodes × price cap))
 
-The reserve pays for the last save and the teardown. Nothing here asks anybody: the cloud's schedule and the
+The reserve pays for what comes after that time. Nothing here asks anybody: the cloud's schedule and the
 node's own timer end the machines at `paid_until` unless it was moved.
 """
 
@@ -19,10 +19,14 @@ _SECOND = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wall:
-    """The lengths that the prepaid rule uses."""
+    """The lengths that the prepaid rule uses.
+
+    The reserve: a shut-off may come two minutes late, machines take some seconds to end, and where one is lost in this
+    time the group starts another, which costs a minute at the least (EC2's shortest charge).
+    """
 
     horizon: timedelta = timedelta(minutes=30)
-    reserve: timedelta = timedelta(seconds=150)
+    reserve: timedelta = timedelta(seconds=210)
     least: timedelta = timedelta(seconds=60)
 
 

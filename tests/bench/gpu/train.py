@@ -1,7 +1,7 @@
 """torchrun --nproc-per-node=2 train.py --steps 200 --width 1024
 
-A GPT under DDP and bf16 autocast, for measurements on GPUs: it prints tokens a second, and a hash of weights and
-optimizer.
+A GPT under DDP and bf16 autocast, for measurements on GPUs (without one, over gloo): it prints tokens a second, and a
+hash of weights and optimizer.
 """
 
 import argparse
@@ -62,12 +62,39 @@ class Noise(torch.utils.data.Dataset):
         return torch.randint(0, WORDS, (self.length + 1,), generator=torch.Generator().manual_seed(index))
 
 
+def tensors_of(model, optimizer):
+    moments = [value for state in optimizer.state_dict()["state"].values() for value in state.values()]
+    return [*model.state_dict().values(), *(value for value in moments if torch.is_tensor(value))]
+
+
 def fingerprint(model, optimizer):
     digest = hashlib.sha256()
-    moments = [value for state in optimizer.state_dict()["state"].values() for value in state.values()]
-    for tensor in [*model.state_dict().values(), *(value for value in moments if torch.is_tensor(value))]:
+    for tensor in tensors_of(model, optimizer):
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def device_of():
+    """This rank's GPU, where there are any."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def wrapped(model, device):
+    return DistributedDataParallel(model.to(device), device_ids=[device.index] if device.type == "cuda" else None)
+
+
+def settle(device):
+    """Wait for what is queued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def meanwhile(device):
+    return torch.autocast(device.type, torch.bfloat16)
 
 
 def main():
@@ -81,27 +108,26 @@ def main():
     args = parser.parse_args()
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl")
+    device = device_of()
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     torch.use_deterministic_algorithms(mode=args.exact)
     torch.manual_seed(0)
-    model = DistributedDataParallel(Gpt(args.width, args.layers).to(device), device_ids=[device.index])
+    model = wrapped(Gpt(args.width, args.layers), device)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-4, fused=True)
     run = resume.init(model=model, optimizer=optimizer, total_steps=args.steps)
     began, began_at = 0, 0.0
     for batch in run.loader(Noise(args.length), global_batch=args.batch * dist.get_world_size(), num_workers=2):
         words = batch.to(device, non_blocking=True)
-        with torch.autocast("cuda", torch.bfloat16):
+        with meanwhile(device):
             loss = cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         run.step(loss=loss)
         if run.steps_done == UNMEASURED:
-            torch.cuda.synchronize()
+            settle(device)
             began, began_at = run.steps_done, time.perf_counter()
-    torch.cuda.synchronize()
+    settle(device)
     took = time.perf_counter() - began_at
     run.done()
     if run.rank == 0:
