@@ -9,6 +9,7 @@ from gpucloud.domain.manifest import Why
 from gpucloud.resume.folder import AttemptFolder
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.saving import News
+from gpucloud.resume.windows import Window
 
 _FOREVER_S = 10.0**7
 _STOPS = (None, Why.STOP, Why.BUDGET, Why.NOTICE)
@@ -30,22 +31,27 @@ class Agreed:
 
 
 class Agreement:
-    """Compares what each rank sees: its node's wishes, its writer, and on rank 0 whether a save is due."""
+    """Compares what each rank sees: its node's wishes, its writer, and on rank 0 whether a save is due.
+
+    While a window of gradients is open nothing is saved; what was due or wished for then is so at its end.
+    """
 
     def __init__(self, ranks: Ranks, folder: AttemptFolder) -> None:
         self._ranks = ranks
         self._folder = folder
-        self._granted = self._wished = 0
+        self._granted = self._wished = self._due = 0
 
-    def reach(self, *, due: bool, generation: int, news: News) -> Agreed:
-        """Return what holds for this step; a wish holds until `granted`."""
-        told = (_STOPS.index(self._folder.stop_asked()), int(due), generation, self._folder.save_asked())
-        stop, due_now, agreed_generation, wish, *rest = self._ranks.highest(*told, *news.numbers())
+    def reach(self, *, due: bool, generation: int, news: News, window: Window) -> Agreed:
+        """Return what holds for this step; a wish holds until `granted`, and so does what was due in a window."""
+        told = (window, _STOPS.index(self._folder.stop_asked()), int(due), generation, self._folder.save_asked())
+        found, stop, due_now, agreed_generation, wish, *rest = self._ranks.highest(*told, *news.numbers())
         self._wished = max(self._wished, wish)
+        due_now = max(self._due, due_now)
+        self._due = due_now if found else 0
         return Agreed(
-            stop=_STOPS[stop],
-            due=bool(due_now),
-            wished=self._wished > self._granted,
+            stop=_STOPS[stop] if found != Window.OPEN else None,
+            due=not found and bool(due_now),
+            wished=not found and self._wished > self._granted,
             generation=agreed_generation,
             news=News(*rest),
         )

@@ -15,6 +15,7 @@ from gpucloud.resume.progress import Progress
 from gpucloud.resume.promise import Level
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.saving import Saver
+from gpucloud.resume.windows import Window
 from gpucloud.store.checkpoints import Checkpoints
 
 _TRIES = 3
@@ -61,9 +62,9 @@ class Keeper:
         """The newest step that counts, 0 without one."""
         return self._saver.committed
 
-    def keep(self, step: int, now: Callable[[], Moment]) -> bool:
-        """Save if it is time, and return whether all ranks are to stop. Raises Fenced."""
-        agreed = self._agree(step)
+    def keep(self, step: int, now: Callable[[], Moment], window: Window = Window.CLOSED) -> bool:
+        """Save if it is time, and return whether all ranks are to stop; not while a window is open. Raises Fenced."""
+        agreed = self._agree(step, window)
         if agreed.stop is not None:
             return True
         if agreed.due or agreed.wished:
@@ -98,11 +99,13 @@ class Keeper:
         """End the writer, when it has deleted what is no longer needed."""
         self._saver.close(self._folder.seconds_left())
 
-    def _agree(self, step: int) -> Agreed:
+    def _agree(self, step: int, window: Window = Window.CLOSED) -> Agreed:
         """Agree with the other ranks, and go on with the save that is under way."""
         exactly = self._cadence.every_steps is not None
         due = self._ranks.rank == 0 and (exactly or not self._saver.in_flight) and self._saver.due(self._cadence, step)
-        agreed = self._agreement.reach(due=due, generation=self._checkpoints.generation, news=self._saver.news())
+        agreed = self._agreement.reach(
+            due=due, generation=self._checkpoints.generation, news=self._saver.news(), window=window
+        )
         self._told(lambda: self._saver.advance(agreed.news))
         return agreed
 

@@ -31,6 +31,7 @@ from gpucloud.resume.settings import Settings, read_settings
 from gpucloud.resume.startup import end_quickly
 from gpucloud.resume.state import TrainingState
 from gpucloud.resume.trying import Trying
+from gpucloud.resume.windows import Window, Windows
 from gpucloud.resume.writer import Writer
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
@@ -90,6 +91,7 @@ class Run:
         self._is_fresh = restored is None
         self._restored = restored if rebuckets else None
         self._vain_steps = _vain_steps(self._ranks)
+        self._windows = Windows(state.optimizers)
         self._randomness_set = False
         saver = Saver(self._checkpoints, writer, capture, self._ranks, committed=self.steps_done)
         self._keeper = Keeper(settings.cadence, self._checkpoints, saver, capture, self._ranks, self._folder)
@@ -160,11 +162,13 @@ class Run:
 
         Saves when it is due, or when the agent of any node wishes it: copies the state, and the rest goes on beside the
         training. When an agent asks to stop, all ranks save this step, wait until it counts and leave: SystemExit(75).
-        With DDP over three or more ranks (on GPUs: two), the first step or steps after a resume are taken back and
-        their batches handed out again.
+        Where gradients are gathered over several steps, saving and leaving wait for the optimizer's next step. With DDP
+        over three or more ranks (on GPUs: two), the first step or steps after a resume are taken back and their batches
+        handed out again.
         Raises Fenced when another attempt has taken over.
         """
-        if self._in_vain():
+        window = self._windows.now()
+        if self._in_vain(window):
             return
         self.steps_done += 1
         self._progress.stepped(loss)
@@ -172,7 +176,7 @@ class Run:
         if not self._profiling.over:
             with self._progress.phase("profile"):
                 self._profiling.stepped()
-        if self._keeper.keep(self.steps_done, self._moment):
+        if self._keeper.keep(self.steps_done, self._moment, window):
             self._leave()
         if self._settings.trial is not None:
             self._try(self._settings.trial)
@@ -230,12 +234,14 @@ class Run:
         else:
             randomness.seed_all(randomness.mix(self._seed, self.steps_done), self._data_ranks[0])
 
-    def _in_vain(self) -> bool:
-        """Whether the step just done is one that is taken back."""
-        restored, self._vain_steps = self._restored, self._vain_steps - 1
-        if restored is None or self._loader is None or self._vain_steps < 0:
+    def _in_vain(self, window: Window) -> bool:
+        """Whether the step just done is one that is taken back; what counts are those of the optimizer."""
+        restored = self._restored
+        if restored is None or self._loader is None or not self._vain_steps:
             self._restored = None
             return False
+        (still,) = self._ranks.highest(window)
+        self._vain_steps -= not still
         if self._vain_steps:
             # A schedule may end with the run's last step, so it is not to go on.
             self._state.apply_others(restored.content(self._ranks.rank))

@@ -80,7 +80,9 @@ def report(job, name="progress.json"):
 
 
 def test_a_run_continues_where_the_newest_commit_is(job):
-    whole = train(*begin(total_steps=9))
+    run, model, optimizer = begin(total_steps=9)
+    whole = train(run, model, optimizer)
+    run.done()
     for path in sorted((job / "store").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     first = train(*begin(), steps=7)  # the commit of step 6 is the newest
@@ -139,9 +141,58 @@ def test_progress_tells_the_steps_the_phase_and_what_counts(job):
     assert report(job, "done-0.json")["step"] == 5
 
 
+def gather(run, model, optimizer, steps=None):
+    """Train so that the weights change after every third step alone, and return the losses."""
+    losses = []
+    for number, (batch,) in enumerate(run.loader(DATA, global_batch=4), 1):
+        loss = model(batch).square().sum()
+        loss.backward()
+        losses.append(loss.item())
+        if number % 3 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        run.step(loss=loss)
+        run._keeper._finish()
+        if run.steps_done == steps:
+            break
+    return losses
+
+
+def test_where_gradients_are_gathered_saving_and_leaving_wait_until_they_are_used(job):
+    first = gather(*begin(total_steps=20), steps=10)
+    assert committed(job) == [3, 6, 9]  # due were 2, 4, 6 and 8
+    run, model, optimizer = begin(total_steps=20)
+    assert run.steps_done == 9
+    again = gather(run, model, optimizer, steps=13)
+    assert first[9:] == again[:1]
+    (job / "attempt" / "stop.json").write_text('{"reason": "budget", "at": null}')
+    model(DATA.tensors[0][:4]).sum().backward()
+    run.step()
+    optimizer.step()
+    with pytest.raises(SystemExit):
+        run.step()
+    assert committed(job)[-1] == 15
+
+
+def test_an_optimizer_that_is_never_seen_to_step_keeps_nothing_from_being_saved_for_long_and_leaving_not_at_all(job):
+    run, model, _ = begin(total_steps=200)
+    model(DATA.tensors[0][:4]).sum().backward()
+    for _ in range(65):
+        run.step()
+        run._keeper._finish()
+    assert committed(job) == [65]
+    run, model, _ = begin(total_steps=200)
+    model(DATA.tensors[0][:4]).sum().backward()
+    (job / "attempt" / "stop.json").write_text('{"reason": "budget", "at": null}')
+    with pytest.raises(SystemExit):
+        run.step()
+    assert committed(job) == [65, 66]
+
+
 def test_a_run_that_is_asked_to_stop_saves_that_step_and_exits_with_75(job):
     run, model, optimizer = begin(total_steps=9)
     train(run, model, optimizer, steps=3)
+    optimizer.zero_grad()
     (job / "attempt" / "stop.json").write_text('{"reason": "budget", "at": null}')
     with pytest.raises(SystemExit) as left:
         run.step()
@@ -230,12 +281,13 @@ DirectoryStore.put = struck
 
 
 def test_a_save_under_way_when_a_stop_is_asked_counts_too_if_it_is_of_an_earlier_step(job, monkeypatch):
-    in_the_writer(job, monkeypatch, SLOW)
+    in_the_writer(job, monkeypatch, held(job))
     run, *_ = begin(total_steps=9)
     run.step()
     run.step()
     assert run.committed_step == 0
     (job / "attempt" / "stop.json").write_text('{"reason": "budget", "at": null}')
+    (job / "go").touch()
     with pytest.raises(SystemExit):
         run.step()
     assert committed(job) == [2, 3]
@@ -254,11 +306,29 @@ DirectoryStore.write = slow
 """
 
 
+def held(job):
+    """What makes writers wait until the file `go` is there."""
+    return f"""
+import pathlib, time
+from gpucloud.store.directory import DirectoryStore
+write = DirectoryStore.write
+
+def held(self, key, pieces):
+    while not pathlib.Path({str(job / "go")!r}).exists():
+        time.sleep(0.01)
+    return write(self, key, pieces)
+
+DirectoryStore.write = held
+"""
+
+
 @pytest.mark.parametrize(("left_s", "kept"), [(60, [2]), (1, [])])
 def test_a_save_under_way_is_waited_for_as_long_as_the_notice_allows(job, monkeypatch, left_s, kept, capsys):
-    in_the_writer(job, monkeypatch, SLOW)
+    in_the_writer(job, monkeypatch, held(job))
     run, *_ = begin(total_steps=9)
     run.step()
+    if kept:
+        (job / "go").touch()
     at = datetime.now(timezone.utc) + timedelta(seconds=left_s)
     (job / "attempt" / "stop.json").write_text(json.dumps({"reason": "notice", "at": at.isoformat()}))
     with pytest.raises(SystemExit) as left:
@@ -279,12 +349,13 @@ def test_a_number_of_steps_is_kept_although_training_waits_and_that_is_said_once
 
 def test_a_number_of_seconds_never_makes_training_wait(job, monkeypatch):
     monkeypatch.setenv("GPUCLOUD_CHECKPOINT_EVERY", "0.001")
-    in_the_writer(job, monkeypatch, SLOW)
+    in_the_writer(job, monkeypatch, held(job))
     run, *_ = begin(total_steps=6)
     for _ in range(5):
         run.step()
         time.sleep(0.002)
     assert run.committed_step == 0
+    (job / "go").touch()
     run._keeper._finish()
     assert committed(job) == [run.committed_step] == [1]
     run.step()
@@ -345,10 +416,11 @@ def test_when_everything_is_damaged_the_run_begins_anew(job):
 
 def test_two_whole_checkpoints_and_the_base_are_kept(job, monkeypatch):
     monkeypatch.setenv("GPUCLOUD_CHECKPOINT_KEEP", "1")
-    train(*begin(), steps=8)
-    assert committed(job) == [6, 8]
-    train(*begin(), steps=14)
-    assert committed(job) == [8, 12, 14]
+    for last, kept in ((8, [6, 8]), (14, [8, 12, 14])):
+        run, model, optimizer = begin()
+        train(run, model, optimizer, steps=last)
+        run.done()  # which waits until older ones are deleted
+        assert committed(job) == kept
 
 
 def test_a_checkpoint_of_another_model_is_refused_with_its_step(job):

@@ -71,7 +71,7 @@ def main():
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds in every step")
     parser.add_argument("--die-at", type=int, default=0, help="the last rank kills itself in this step")
-    parser.add_argument("--hold-at", type=int, default=0, help="wait in this step until OUT/go is there")
+    parser.add_argument("--hold-at", type=int, default=0, help="in this step make OUT/held-<rank>, wait for OUT/go")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -99,8 +99,10 @@ def main():
         if run.steps_done + 1 == args.die_at and rank == world - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(args.pause)
-        while run.steps_done + 1 == args.hold_at and not (args.out / "go").exists():
-            time.sleep(0.002)
+        if run.steps_done + 1 == args.hold_at:
+            (args.out / f"held-{rank}").touch()
+            while not (args.out / "go").exists():
+                time.sleep(0.002)
         run.step(loss=loss)
     run.done()
     digest = hashlib.sha256()

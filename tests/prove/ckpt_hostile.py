@@ -15,13 +15,17 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from gpucloud.domain.errors import GpucloudError
 from gpucloud.domain.manifest import Commit, Manifest, Piece, commit_key, manifest_bytes
 from gpucloud.domain.parts import sums_of
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
+from gpucloud.usecases.checkpoints import Shelf
+from gpucloud.usecases.exporting import planned, write
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.saved_runs import PREFIX, SavedRun, forking, restored
 
@@ -48,8 +52,9 @@ def run(form: Form) -> Iterator[Figure]:
     """Yield how often something was run, or the attack was not passed over, and in how many cases."""
     with tempfile.TemporaryDirectory() as folder, forking():
         cases = tuple(_cases(Path(folder)))
-        wrong = [found for found in (case() for case in cases) if found]
-    wrong += _calls_that_unpickle()
+        with _told_of_pickles() as opened:
+            wrong = [found for found in (case() for case in cases) if found]
+    wrong += opened + _calls_that_unpickle()
     for found in wrong:
         sys.stderr.write(f"ckpt-hostile: {found}\n")
     yield Figure(name="ckpt-hostile", value=len(wrong), limit=0)
@@ -101,7 +106,7 @@ def _planted(folder: Path, whole: SavedRun, name: str, data: bytes, *, sealed: b
     path = Path(whole.url) / PREFIX / newest.pieces[0].key
     manifest = manifest_bytes(replace(newest, pieces=(_piece(newest.pieces[0].key, data),))) if sealed else None
     with _changed(path, data), _changed(_manifest_path(whole, newest.commit), manifest):
-        return _loaded_wrongly(folder, name)
+        return _loaded_wrongly(folder, name) or _exported_wrongly(folder, whole, name)
 
 
 def _replaced(folder: Path, whole: SavedRun, name: str, manifest: bytes) -> str | None:
@@ -122,6 +127,45 @@ def _loaded_wrongly(folder: Path, name: str) -> str | None:
     if found is None or found.commit.step != 4:
         return f"{name}: step {found.commit.step if found else None} was loaded instead of 4"
     return None if "step 6 is damaged: passed over" in said.getvalue() else f"{name}: passed over in silence"
+
+
+def _exported_wrongly(folder: Path, whole: SavedRun, name: str) -> str | None:
+    """Who exports it gets a file of tensors, or is told that it is none to export."""
+    shelf = Shelf(store=open_store(whole.url), prefix=PREFIX, keep=3)
+    try:
+        exported = planned(shelf, _newest(whole), everything=True, about={})
+        write(shelf, _newest(whole), exported, folder / "exported.safetensors")
+    except GpucloudError:
+        pass
+    except Exception as error:  # noqa: BLE001  whatever comes out is what we look for
+        return f"{name}: exported: {type(error).__name__}: {error}"
+    return f"{name}: exporting ran it" if (folder / "marker").exists() else None
+
+
+@contextlib.contextmanager
+def _told_of_pickles() -> Iterator[list[str]]:
+    """Give a list to which each pickle that is opened in this process is added, whatever is in it."""
+    opened: list[str] = []
+    here = True
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if here and event == "pickle.find_class":
+            opened.append(f"a pickle was opened that asks for {arguments}")
+
+    def told(name: str) -> Callable[..., Any]:
+        return lambda *_, **__: opened.append(f"pickle.{name} was called")
+
+    sys.addaudithook(hook)  # it cannot be taken out again
+    names = ("load", "loads", "Unpickler")
+    kept = {name: getattr(pickle, name) for name in names}
+    for name in names:
+        setattr(pickle, name, told(name))
+    try:
+        yield opened
+    finally:
+        here = False
+        for name in names:
+            setattr(pickle, name, kept[name])
 
 
 @contextlib.contextmanager
@@ -184,7 +228,7 @@ def _calls_that_unpickle() -> list[str]:
 
 GOAL = Goal(
     promise="a pickle or anything else planted as a checkpoint is never run, and the whole one before it is used",
-    real="a real run's checkpoint with each of its objects replaced, its restore; every module of the product",
+    real="a real run's checkpoint with its object replaced, its restore and its export; every module of the product",
     simulated="nothing",
     run=run,
 )

@@ -1,21 +1,27 @@
-"""Killed, or out of disk, at any call of a save: the newest checkpoint is whole, and the run goes on from it."""
+"""Killed, stopped or out of disk at any call of a save: the newest checkpoint is whole, and the run goes on from it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from gpucloud import processes
+from gpucloud.resume.restoring import Restored
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.befalling import Fault, befall
 from tests.standins.own_bucket import bucket
-from tests.standins.saved_runs import PREFIX, SavedRun, forking
+from tests.standins.saved_runs import PREFIX, SavedRun, ended, forking
 
 KEEP = 2  # of three saves: the last one deletes the first
 _KILLED = -9
@@ -44,9 +50,39 @@ class _Case:
         ended = self._run.digests() == self._whole.digests()
         return self._wrong() or (None if ended else "the end is another than undisturbed")
 
-    def killed_talking(self, at: int, *, to_the_end: bool) -> str | None:
-        """The only rank dies at the moment of that number of its talk with S3."""
-        return self._killed("talk", 0, at, to_the_end=to_the_end)
+    def killed_talking(self, rank: int, at: int, *, to_the_end: bool) -> str | None:
+        """The rank dies at the moment of that number of its talk with S3."""
+        return self._killed("talk", rank, at, to_the_end=to_the_end)
+
+    def stopped(self, rank: int, at: int) -> str | None:
+        """The rank stops at the call of that number; another attempt takes over and ends; then the rank goes on."""
+        older = self._run.start(_hook(self._run, "stop", rank, at, at))
+        newer = replace(self._run, folder=self._run.folder / "newer", store=self._run.url)
+        try:
+            if not _comes_to_a_stop(older[rank]):
+                raise _NotReached
+            codes = newer.attempt()
+            found, wrong = newer.restored(), self._wrong()
+        finally:
+            _continue(older[rank])
+            late = ended(older)
+        if any(codes) or newer.digests() != self._whole.digests():
+            return f"the newer attempt ended with {codes}, or as another than undisturbed: {newer.said()[-500:]}"
+        if wrong or found is None or found.commit.step != self._whole.steps:
+            return f"committed is the end of {found and found.commit}: {wrong}"
+        return self._wrong_since(found, newer, late)
+
+    def _wrong_since(self, found: Restored, newer: SavedRun, codes: list[int]) -> str | None:
+        """What the older attempt did when it went on counts only if it had still to take a generation: a higher one."""
+        again = newer.restored()
+        if again is None or again.files != _files(self._whole, self._whole.steps):
+            return f"the older attempt went on, and restored is {again and again.commit}, or other bytes"
+        if again.commit.generation > found.commit.generation:
+            return f"the attempt of the higher generation ended with {codes}" if any(codes) else None
+        if again.commit != found.commit:
+            return f"what the older attempt did since changed what is restored: {again.commit}"
+        fenced = any(codes) or found.commit.generation == 1  # all was committed when it was stopped
+        return None if fenced else f"the older attempt ended with {codes}, not by the fence"
 
     def full(self, rank: int, first: int, last: int, *, to_the_end: bool) -> str | None:
         """The disk is full for the rank from one call to another."""
@@ -120,17 +156,27 @@ class _Tally:
 
 def run(form: Form) -> Iterator[Figure]:
     """Yield what went wrong, and in how many cases."""
-    disk, talk, short = _Tally(), _Tally(), form is Form.SHORT
+    short = form is Form.SHORT
+    disk, talk, brain, three = _Tally(), _Tally(), _Tally(), _Tally()
     with tempfile.TemporaryDirectory() as name, forking():
         folder = Path(name).resolve()
         for ranks in (1,) if short else (1, 2):
             disk.take(_cases(folder / str(ranks), ranks, form))
+        brain.take(_stops(folder / "stops", form))
+        if not short:
+            three.take(_deaths(folder / "3", 3))
         with bucket(folder / "lab") as url:
-            talk.take(_talks(folder / "s3", url, form))
-    yield Figure(name="ckpt-torn", value=disk.wrong + talk.wrong, limit=0)
+            talk.take(_talks(folder / "s3", url, 1, form))
+            if not short:
+                three.take(_talks(folder / "s3-3", url, 3, form))
+    tallies = (disk, talk, brain, three)
+    yield Figure(name="ckpt-torn", value=sum(tally.wrong for tally in tallies), limit=0)
     yield Figure(name="ckpt-torn.cases", value=disk.cases, limit=40 if short else 400, least=True)
     yield Figure(name="ckpt-torn.s3-cases", value=talk.cases, limit=4 if short else 80, least=True)
-    yield Figure(name="ckpt-torn.not-reached", value=disk.missed + talk.missed, limit=0 if short else 40)
+    yield Figure(name="ckpt-torn.split-brain", value=brain.cases, limit=2 if short else 40, least=True)
+    if not short:
+        yield Figure(name="ckpt-torn.three-ranks", value=three.cases, limit=200, least=True)
+    yield Figure(name="ckpt-torn.not-reached", value=sum(tally.missed for tally in tallies), limit=0 if short else 40)
 
 
 def _cases(folder: Path, ranks: int, form: Form) -> Iterator[tuple[str, Callable[[], str | None]]]:
@@ -155,17 +201,43 @@ def _case(case: _Case, kind: str, rank: int, at: int, ends: bool) -> Callable[[]
     return lambda: case.full(rank, at, at + 2 if kind == "full-once" else sys.maxsize, to_the_end=ends)
 
 
-def _talks(folder: Path, url: str, form: Form) -> Iterator[tuple[str, Callable[[], str | None]]]:
-    """The deaths at each moment of what one rank says to S3; in the short form five of them, one up to the end."""
+def _deaths(folder: Path, ranks: int) -> Iterator[tuple[str, Callable[[], str | None]]]:
+    """Each rank dies at each of its calls to the disk; every fourth run goes on to its end."""
     folder.mkdir()
-    whole = _whole(folder, 1)
-    undisturbed = SavedRun(folder / "count", keep=KEEP, store=f"{url}/count")
-    assert _attempt(undisturbed, 0, "talk", 0, 0) == [0], undisturbed.said()
-    moments = _counted(undisturbed)
-    for at in range(1, moments + 1) if form is Form.LONG else range(moments // 10, moments, moments // 5):
-        case = _Case(SavedRun(folder / str(at), keep=KEEP, store=f"{url}/{at}"), whole)
-        ends = form is Form.LONG or at < moments // 5
-        yield f"killed at moment {at} of its talk with S3", partial(case.killed_talking, at, to_the_end=ends)
+    whole = _whole(folder, ranks)
+    for rank in range(ranks):
+        for at in range(1, _calls(folder / f"count-{rank}", ranks, rank) + 1):
+            case = _Case(SavedRun(folder / f"{rank}-{at}", ranks=ranks, keep=KEEP), whole)
+            name = f"killed at call {at} of rank {rank} of {ranks}"
+            yield name, partial(case.killed, rank, at, to_the_end=at % 4 == 1)
+
+
+def _stops(folder: Path, form: Form) -> Iterator[tuple[str, Callable[[], str | None]]]:
+    """The first of two ranks, which commits, stops at each of its calls to the disk; in the short form an only rank."""
+    folder.mkdir()
+    ranks = 1 if form is Form.SHORT else 2
+    whole = _whole(folder, ranks)
+    calls = _calls(folder / "count", ranks, 0)
+    for at in range(1, calls + 1) if form is Form.LONG else (calls // 3, 2 * calls // 3):
+        case = _Case(SavedRun(folder / str(at), ranks=ranks, keep=KEEP), whole)
+        yield f"stopped at call {at} of rank 0 of {ranks}, and continued", partial(case.stopped, 0, at)
+
+
+def _talks(folder: Path, url: str, ranks: int, form: Form) -> Iterator[tuple[str, Callable[[], str | None]]]:
+    """The deaths at each moment of what a rank says to S3; in the short form five of them, one up to the end."""
+    folder.mkdir()
+    whole = _whole(folder, ranks)
+    for rank in range(ranks):
+        place = f"{url}/{ranks}-{rank}"
+        undisturbed = SavedRun(folder / f"count-{rank}", ranks=ranks, keep=KEEP, store=f"{place}/count")
+        assert _attempt(undisturbed, rank, "talk", 0, 0) == [0] * ranks, undisturbed.said()
+        moments = _counted(undisturbed)
+        every = range(1, moments + 1) if form is Form.LONG else range(moments // 10, moments, moments // 5)
+        for at in every:
+            case = _Case(SavedRun(folder / f"{rank}-{at}", ranks=ranks, keep=KEEP, store=f"{place}/{at}"), whole)
+            ends = at < moments // 5 if form is Form.SHORT else ranks == 1 or at % 4 == 1
+            name = f"killed at moment {at} of the talk of rank {rank} of {ranks} with S3"
+            yield name, partial(case.killed_talking, rank, at, to_the_end=ends)
 
 
 def _whole(folder: Path, ranks: int) -> SavedRun:
@@ -188,13 +260,33 @@ def _calls(folder: Path, ranks: int, rank: int) -> int:
 
 def _attempt(run: SavedRun, rank: int, kind: str, first: int, last: int) -> list[int]:
     """Run an attempt in which the fault befalls one rank, or the process that writes for it."""
+    return run.attempt(_hook(run, kind, rank, first, last))
+
+
+def _hook(run: SavedRun, kind: str, rank: int, first: int, last: int) -> Callable[[int], None]:
     fault = Fault(kind=kind, first=first, last=last, below=run.url, calls=str(run.folder / "calls"))
 
     def hook(own: int) -> None:
         if own == rank:
             befall(fault, run.folder / "first")
 
-    return run.attempt(hook)
+    return hook
+
+
+def _comes_to_a_stop(pid: int) -> bool:
+    """Wait until the process is stopped; False when it ends instead."""
+    while True:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        if state in "TZX":
+            return state == "T"
+        time.sleep(0.005)
+
+
+def _continue(pid: int) -> None:
+    """Let the process go on, after those below it: it looks after them."""
+    for one in (*processes.descendants(pid), pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, signal.SIGCONT)
 
 
 def _counted(run: SavedRun) -> int:
@@ -210,9 +302,10 @@ def _files(whole: SavedRun, step: int) -> tuple[tuple[str, bytes], ...]:
 
 
 GOAL = Goal(
-    promise="killed, or out of disk, at any call of a save: the newest checkpoint is whole and the run goes on exactly",
-    real="the training script over gloo, gpucloud.resume, the store in a directory and in S3 over HTTP, SIGKILL (in a "
-    "write, or a request: half of it done; or all, and the answer unread)",
+    promise="killed, stopped, or out of disk at any call of a save: the newest checkpoint is whole and the run goes on "
+    "exactly; one that goes on although another took over changes nothing",
+    real="the training script over gloo (1 to 3 ranks), gpucloud.resume with the processes that write, the store in a "
+    "directory and in S3 over HTTP, SIGKILL (in a write, or a request: half of it done; or all, and the answer unread)",
     simulated="the full disk: calls answer ENOSPC; S3 is a strict emulation; power failures are not among the faults",
     run=run,
 )

@@ -18,7 +18,8 @@ _CODE = "from tests.standins import befalling\nbefalling.here()"
 class Fault:
     """What happens from one call to another, both counted from 1 over both processes; `calls` is where they count.
 
-    `die`: the rank and its writer, as when a machine is lost. `writer`: the writer alone. `full`: calls for room fail.
+    `die`: the rank and its writer, as when a machine is lost. `writer`: the writer alone. `stop`: both, until they are
+    continued. `full`: calls for room fail.
     `talk`: as `die`, at a moment of the talk with S3. `none`: they are only counted.
     """
 
@@ -31,9 +32,13 @@ class Fault:
 
 def befall(fault: Fault, folder: Path) -> None:
     """Have it befall this process and the writer that it will start; `folder` is for what that takes."""
-    os.environ["PYTHONPATH"] = in_writers.place(folder, _CODE)
-    os.environ[_HERE] = json.dumps(asdict(fault))
+    os.environ.update(environment(fault, folder))
     here()
+
+
+def environment(fault: Fault, folder: Path) -> dict[str, str]:
+    """Return the variables by which it befalls the writer, or the keeper, that is started with them."""
+    return {"PYTHONPATH": in_writers.place(folder, _CODE), _HERE: json.dumps(asdict(fault))}
 
 
 def here() -> None:
@@ -44,6 +49,8 @@ def here() -> None:
         http_faults.befall(fault.first, count)
     elif fault.kind == "full":
         disk_faults.befall(fault.below, disk_faults.full(fault.first, fault.last), count, deadly=False)
+    elif fault.kind == "stop":
+        disk_faults.befall(fault.below, disk_faults.stop(fault.first), count, deadly=False)
     else:
         at = 0 if fault.kind == "none" else fault.first
         disk_faults.befall(fault.below, disk_faults.die(at, alone=fault.kind == "writer"), count, deadly=True)

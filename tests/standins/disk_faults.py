@@ -40,6 +40,17 @@ def die(at: int, *, alone: bool = False) -> Fault:
     return fault
 
 
+def stop(at: int) -> Fault:
+    """SIGSTOP this process and the one that it writes for, or that writes for it, just before the call."""
+
+    def fault(number: int, _name: str) -> bool:
+        if number == at:
+            in_writers.stop_both()
+        return False
+
+    return fault
+
+
 def full(first: int, last: int) -> Fault:
     """The disk is full from one call to another."""
 

@@ -1,6 +1,7 @@
 """A real training script that saves, in processes forked from one that has torch already: a run takes a second.
 
-The script is `tests/functional/train_exact.py`; its ranks talk over gloo, and its checkpoints are gpucloud.resume's.
+The script is `tests/functional/train_exact.py` unless told otherwise; its ranks talk over gloo, and its checkpoints are
+gpucloud.resume's.
 """
 
 from __future__ import annotations
@@ -61,12 +62,16 @@ class SavedRun:
 
         As the agent would, all ranks are ended as soon as one of them has failed.
         """
+        return ended(self.start(hook))
+
+    def start(self, hook: Hook = lambda rank: None) -> list[int]:
+        """Start the next attempt and return its processes, one for each rank."""
         self.attempts += 1
         self.folder.mkdir(exist_ok=True)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        return _all_ended([self._fork(rank, port, hook) for rank in range(self.ranks)])
+        return [self._fork(rank, port, hook) for rank in range(self.ranks)]
 
     def digests(self) -> list[str]:
         """What each rank had at the end of the last attempt that came there: weights, losses, generators."""
@@ -133,7 +138,8 @@ def restored(store: ObjectStore) -> Restored | None:
     return find(Checkpoints(store, PREFIX, keep=3), Ranks())
 
 
-def _all_ended(children: list[int]) -> list[int]:
+def ended(children: list[int]) -> list[int]:
+    """Return the exit codes of an attempt's processes; when one has failed, the others are ended."""
     codes: dict[int, int] = {}
     deadline = time.monotonic() + _WITHIN_S
     while len(codes) < len(children):
