@@ -130,7 +130,9 @@ def main():
     rank, world = (dist.get_rank(), dist.get_world_size()) if args.way != "whole" else (0, 1)
     model, over = built(args.way, args.device, args.dropout)
     optimizer = torch.optim.AdamW(
-        [{"params": list(model.parameters())[:3]}, {"params": list(model.parameters())[3:], "lr": 2e-3}], lr=3e-3
+        [{"params": list(model.parameters())[:3]}, {"params": list(model.parameters())[3:], "lr": 2e-3}],
+        lr=3e-3,
+        foreach=False,  # on GPUs it would put whole tensors and those in parts into one call, which torch refuses
     )
     average = Average(model.module if args.way == "ddp" else model)
     run = resume.init(model=model, optimizer=optimizer, total_steps=args.steps, seed=3, average=average)
