@@ -40,6 +40,7 @@ def test_a_profile_of_every_rank_comes_home_with_the_steps_that_were_asked_for(l
     assert "profile of rank 0: 4 steps of " in answer.stderr
 
 
+@pytest.mark.slow
 def test_without_being_asked_nothing_is_recorded(line):
     answer = line.run("train", line.job(), "--json")
     assert answer.code == 0, answer.stderr

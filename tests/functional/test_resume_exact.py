@@ -116,6 +116,7 @@ def uninterrupted(tmp_path_factory):
     return results
 
 
+@pytest.mark.slow  # the goal resume-exact kills a run in every check
 def test_a_killed_then_a_stopped_run_ends_with_the_same_bits(uninterrupted, tmp_path):
     job = Job(tmp_path / "job", 2)
 

@@ -76,6 +76,7 @@ def elsewhere_without_the_key(line):
     assert found["hint"].startswith("GPUCLOUD_SSH_KEY=")
 
 
+@pytest.mark.slow  # a pass of one job is made in every run
 def test_one_pass_for_all_takes_up_every_job_and_tells_which_of_them_failed(line):
     abandoned(line, steps=40)
     elsewhere_without_the_key(line)
