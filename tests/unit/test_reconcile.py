@@ -157,6 +157,16 @@ def test_five_attempts_without_a_new_step_are_enough():
     assert isinstance(decide(GOAL, seen(up("a"), up("b"), state=state(attempts=lost)), RULES), Finish)
 
 
+def test_attempts_that_commit_what_a_longer_one_had_lost_are_not_fruitless():
+    steps = ((57, 40), (47, None), (None, None), (43, None), (50, 50), (55, None))
+    lost = tuple(
+        opened("a", "b", number=n, reason=ExitReason.LOST, last_step=last, saved_step=saved)
+        for n, (last, saved) in enumerate(steps, 1)
+    )
+
+    assert fruitless(lost) == 1
+
+
 def test_reopening_forgives_fruitless_attempts():
     lost = tuple(opened("a", "b", number=n, reason=ExitReason.LOST) for n in range(1, 6))
     world = seen(up("a"), up("b"), state=state(attempts=lost, reopened_after=5))

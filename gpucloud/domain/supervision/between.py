@@ -84,11 +84,16 @@ def _pause(seen: Seen, limits: Limits) -> Wait | None:
 
 
 def fruitless(attempts: tuple[Attempt, ...]) -> int:
-    """Return how many attempts at the end of the list made no step that had not been made before."""
-    best, count = 0, 0
+    """Return how many attempts at the end of the list made no new step.
+
+    A step is new that none before had made, and so is one that none before had committed: where the work of a long
+    attempt was lost, those that commit it bit by bit go on.
+    """
+    made, committed, count = 0, 0, 0
     for attempt in attempts:
-        count = 0 if (attempt.last_step or 0) > best else count + 1
-        best = max(best, attempt.last_step or 0)
+        is_new = (attempt.last_step or 0) > made or (attempt.saved_step or 0) > committed
+        count = 0 if is_new else count + 1
+        made, committed = max(made, attempt.last_step or 0), max(committed, attempt.saved_step or 0)
     return count
 
 
