@@ -21,7 +21,6 @@ ZONES = ("us-east-1a", "us-east-1b", "us-east-1c", "us-east-1d", "us-east-1f")  
 # A job takes half a minute, a provider of 650 MB and Terraform's plans a machine of their own.
 pytestmark = pytest.mark.timeout(600)
 LIMIT_S = 300.0
-LAUNCH_CALL = pytest.mark.parametrize("has_launch_call", [True, pytest.param(False, marks=pytest.mark.slow)])
 BASE = {
     "bucket",
     "internet-gateway",
@@ -68,7 +67,8 @@ def test_unknown_credentials_end_at_once_and_nothing_is_made(aws: Account) -> No
     assert aws.lab.inventory() == before
 
 
-@LAUNCH_CALL
+@pytest.mark.slow  # test_aws_group.py has each refusal alone
+@pytest.mark.parametrize("has_launch_call", [True, False])
 def test_three_pools_refuse_and_the_fourth_gives(aws: Account, has_launch_call: bool) -> None:
     aws.lab.has_launch_instances = has_launch_call
     for zone in ZONES[:3]:
@@ -86,7 +86,7 @@ def test_three_pools_refuse_and_the_fourth_gives(aws: Account, has_launch_call: 
     assert aws.left == BASE
 
 
-@pytest.mark.slow  # three pools that refuse are met in every run
+@pytest.mark.slow
 def test_without_any_spot_machine_a_job_that_may_goes_on_demand(aws: Account) -> None:
     for zone in ZONES:
         aws.lab.capacity[f"g4dn.xlarge/{zone}/spot"] = 0

@@ -127,7 +127,7 @@ def test_a_run_that_was_ended_at_any_of_many_calls_is_finished_by_the_next_one(
         pytest.param("ImportKeyPair", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("CreateAutoScalingGroup", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("PutScheduledUpdateGroupAction", signal.SIGKILL, marks=pytest.mark.slow),
-        ("LaunchInstances", signal.SIGKILL),
+        pytest.param("LaunchInstances", signal.SIGKILL, marks=pytest.mark.slow),
     ],
 )
 def test_up_goes_on_where_it_was_ended_and_down_leaves_the_base_alone(

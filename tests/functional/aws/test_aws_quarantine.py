@@ -43,6 +43,7 @@ def job(aws: Account, name: str) -> str:
     return str(file)
 
 
+@pytest.mark.slow  # the embedded fleet quarantines in every run
 def test_a_machine_that_lists_a_gpu_less_is_refused_replaced_and_the_job_ends_well(aws: Account) -> None:
     aws.lab.world.machines.lacking = 1
     answer = aws.line.run("train", job(aws, "one"), limit_s=240)
