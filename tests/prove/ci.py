@@ -52,6 +52,7 @@ class Case:
 
 
 _TEXT, _LINES = Says.TEXT, Says.LINES
+_OF_JOBS = ("status", "cost", "budget", "watch", "logs", "checkpoints", "down", "reconcile")
 WITHOUT = (
     Case("--version", says=_TEXT),
     Case("nonsense", 2, says=_TEXT),
@@ -63,7 +64,7 @@ WITHOUT = (
     Case("plan dear.yaml", 10),
     Case("up none.yaml", 2),
     Case("train none.yaml", 2),
-    *(Case(f"{command} none", 2) for command in ("status", "cost", "budget", "watch", "logs", "down", "reconcile")),
+    *(Case(f"{command} none", 2) for command in _OF_JOBS),
     *(Case(f"{command} none", 2, says=_TEXT) for command in ("metrics", "ssh")),
     *(Case(f"local {drill} none", 2) for drill in ("interrupt", "kill", "freeze", "cut", "heal", "weather")),
     Case("cp small.yaml none:x", 2),
