@@ -34,7 +34,7 @@ def is_found(bug: Bug) -> bool:
         return False
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "repository"
-        ignored = shutil.ignore_patterns(".git", "__pycache__", ".*_cache", "dist", "shared")
+        ignored = shutil.ignore_patterns(".git", "__pycache__", ".*_cache", "dist", "shared", "venv", ".venv")
         shutil.copytree(_ROOT, root, ignore=ignored, symlinks=True)
         bug.put_into(root)
         return _fails(root, bug.found_by)
