@@ -13,8 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from gpucloud.domain.manifest import (
@@ -38,7 +37,7 @@ from gpucloud.usecases.checkpoints import Shelf
 from gpucloud.usecases.pulling import Puller
 from tests.bench import transport_candidates
 from tests.bench.figures import figure
-from tests.standins.bucket import ENVIRONMENT
+from tests.standins.fast_bucket import in_a_process
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "jobs/large/checkpoints"
@@ -57,7 +56,7 @@ def main() -> int:
         return _work(*given)
     size = int(float(given[0])) if given else 1 << 30
     kept = []
-    with tempfile.TemporaryDirectory() as disk, _serving() as environment:
+    with tempfile.TemporaryDirectory() as disk, in_a_process() as environment:
         for kind, url in (("directory", f"{disk}/store"), ("s3", "s3://bucket/large")):
             disk_s = _run("disk", url, disk, str(size), environment)["seconds"]
             for work in WORK:
@@ -182,17 +181,6 @@ def _bytes(size: int) -> memoryview:
         stop = min(at + len(block), size)
         found[at:stop] = block[: stop - at]
     return found
-
-
-@contextmanager
-def _serving() -> Iterator[dict[str, str]]:
-    command = [sys.executable, "-m", "tests.standins.fast_bucket"]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        port = int(server.stdout.readline())
-        yield {**os.environ, **ENVIRONMENT, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "PYTHONPATH": str(ROOT)}
-        assert server.stdin is not None
-        server.stdin.close()
 
 
 if __name__ == "__main__":

@@ -15,11 +15,10 @@ import sys
 import tempfile
 import venv
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from tests.bench.figures import figure
-from tests.standins.bucket import ENVIRONMENT
+from tests.standins.fast_bucket import in_a_process
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("disk", "directory", "torch_save", "dcp", "ours", "boto3")
@@ -44,7 +43,7 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory() as disk,
         tempfile.TemporaryDirectory(dir=memory) as files,
-        _serving() as environment,
+        in_a_process() as environment,
     ):
         runs = [_round((str(size), disk, files), others, environment) for _ in range(ROUNDS)]
     best = {name: _best([run[name] for run in runs if name in run]) for name in runs[0]}
@@ -66,17 +65,6 @@ def _others(folder: Path) -> Iterator[tuple[str, str]]:
             yield name, str(python)
         else:
             sys.stderr.write(f"transport: {name} cannot be installed: {str(found.stderr)[-300:]}\n")
-
-
-@contextmanager
-def _serving() -> Iterator[dict[str, str]]:
-    command = [sys.executable, "-m", "tests.standins.fast_bucket"]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        port = int(server.stdout.readline())
-        yield {**os.environ, **ENVIRONMENT, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "PYTHONPATH": str(ROOT)}
-        assert server.stdin is not None
-        server.stdin.close()
 
 
 def _round(given: tuple[str, ...], others: dict[str, str], environment: dict[str, str]) -> Measures:

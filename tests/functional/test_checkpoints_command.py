@@ -3,22 +3,17 @@
 import json
 from dataclasses import replace
 from datetime import datetime, timezone
-from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from gpucloud.adapters.clock import SystemClock
-from gpucloud.adapters.home import KnownJob, open_home
 from gpucloud.cli.checkpoints import Asked, checkpoints
 from gpucloud.domain.errors import LeaseHeld, UsageError
 from gpucloud.domain.manifest import Commit, Why, commit_key, data_key
-from gpucloud.domain.offer import Market, Pool
-from gpucloud.domain.state import Attempt, JobState
-from gpucloud.store import open_store
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.domain.state import Attempt
 from gpucloud.usecases.lease import take
-from tests.standins.made_checkpoints import Made, state
+from tests.standins.made_checkpoints import Made, known_job, state
 
 
 @pytest.fixture
@@ -26,17 +21,7 @@ def jobs(tmp_path, monkeypatch):
     """A job that is known here, ended, with checkpoints of steps 10 to 40 and one that was never committed."""
     monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    store = open_store(str(tmp_path / "store"))
-    found = JobStore(store, "made")
-    pool = Pool(instance_type="local", zone="local-a", market=Market.SPOT)
-    at = datetime(2026, 1, 2, tzinfo=timezone.utc)
-    found.create(
-        JobState(
-            job="made", created_at=at, budget_usd=Decimal(1), spec_sha256="", pool=pool, cap_usd_per_hour=Decimal(1)
-        ),
-        b"name: made\n",
-    )
-    open_home().remember(KnownJob(name="made", store=store.url, file=tmp_path / "gone.yaml"))
+    store, found = known_job(tmp_path, "made")
     for step in (10, 20, 30, 40):
         one = Made(store, found.checkpoints, Commit(1, step))
         metadata = state(one)

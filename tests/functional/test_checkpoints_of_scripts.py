@@ -1,13 +1,10 @@
 """`gpucloud checkpoints` over the checkpoints of a script that saves by itself: its files, as it wrote them."""
 
 import json
-from datetime import datetime, timezone
-from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.home import KnownJob, open_home
 from gpucloud.agent.keep.depot import Depot
 from gpucloud.agent.keep.disk import look
 from gpucloud.agent.keep.taking import Taking, Took
@@ -16,10 +13,7 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.domain.keeping.keys import object_name
 from gpucloud.domain.keeping.layouts import Rule
 from gpucloud.domain.manifest import Commit, Manifest
-from gpucloud.domain.offer import Market, Pool
-from gpucloud.domain.state import JobState
-from gpucloud.store import open_store
-from gpucloud.usecases.jobstore import JobStore
+from tests.standins.made_checkpoints import known_job
 
 FILES = {
     "checkpoint-20/model.bin": b"weights" * 1000,
@@ -35,15 +29,7 @@ def jobs(tmp_path, monkeypatch):
     """A job whose script wrote FILES, as the keeper of its node has committed them."""
     monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    store = open_store(str(tmp_path / "store"))
-    found = JobStore(store, "hf")
-    pool = Pool(instance_type="local", zone="local-a", market=Market.SPOT)
-    at = datetime(2026, 1, 2, tzinfo=timezone.utc)
-    state = JobState(
-        job="hf", created_at=at, budget_usd=Decimal(1), spec_sha256="", pool=pool, cap_usd_per_hour=Decimal(1)
-    )
-    found.create(state, b"name: hf\n")
-    open_home().remember(KnownJob(name="hf", store=store.url, file=tmp_path / "gone.yaml"))
+    store, found = known_job(tmp_path, "hf")
     for path, data in FILES.items():
         (tmp_path / "out" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "out" / path).write_bytes(data)

@@ -12,10 +12,12 @@ import contextlib
 import hashlib
 import io
 import itertools
+import os
 import re
 import socket
 import ssl
 import struct
+import subprocess
 import sys
 import threading
 import zlib
@@ -23,6 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
 from tests.standins.bucket import ENVIRONMENT
@@ -419,6 +422,19 @@ def serving(tls: ssl.SSLContext | None = None) -> Iterator[FastBucket]:
         yield server
     finally:
         server.close()
+
+
+@contextmanager
+def in_a_process() -> Iterator[dict[str, str]]:
+    """Serve from a process of its own, and yield the environment in which other processes find it."""
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "tests.standins.fast_bucket"]
+    with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        yield {**os.environ, **ENVIRONMENT, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "PYTHONPATH": str(root)}
+        assert server.stdin is not None
+        server.stdin.close()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from decimal import Decimal
 
+from gpucloud.adapters.home import KnownJob, open_home
 from gpucloud.domain.manifest import (
     Commit,
     Manifest,
@@ -17,9 +20,12 @@ from gpucloud.domain.manifest import (
     generation_key,
     manifest_bytes,
 )
+from gpucloud.domain.offer import Market, Pool
 from gpucloud.domain.parts import sums_of
 from gpucloud.domain.safetensors import entries_of, header_bytes, placed, size_of
-from gpucloud.store import ObjectStore
+from gpucloud.domain.state import JobState
+from gpucloud.store import ObjectStore, open_store
+from gpucloud.usecases.jobstore import JobStore
 
 
 @dataclass
@@ -101,3 +107,17 @@ def state(made, *, rows=6, columns=8, second=False):
     own = {"buffers": buffers, "others": others, "randomness": {"torch": tensor("rank.randomness.torch", "U8", (5,))}}
     shared = {"modules": modules, "optimizers": optimizers, "names": names}
     return {"shared": json.dumps(shared), "own": json.dumps(own)}
+
+
+def known_job(folder, name):
+    """A job of that name with a store in the folder, known here, of which nothing else is left."""
+    store = open_store(str(folder / "store"))
+    job = JobStore(store, name)
+    pool = Pool(instance_type="local", zone="local-a", market=Market.SPOT)
+    at = datetime(2026, 1, 2, tzinfo=timezone.utc)
+    state = JobState(
+        job=name, created_at=at, budget_usd=Decimal(1), spec_sha256="", pool=pool, cap_usd_per_hour=Decimal(1)
+    )
+    job.create(state, f"name: {name}\n".encode())
+    open_home().remember(KnownJob(name=name, store=store.url, file=folder / "gone.yaml"))
+    return store, job
