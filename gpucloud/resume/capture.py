@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
+from gpucloud.domain.chunks import OWN
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.arena import Arena
 from gpucloud.resume.copying import Copier, Route, route
 from gpucloud.resume.plan import Plan
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.sharded import Shares
-from gpucloud.resume.state import OWN, Collected, Groups, TrainingState
+from gpucloud.resume.state import Collected, Groups, TrainingState
 from gpucloud.resume.tree import Tensors
 
 TOUCHED = "parameters were changed between run.step() and the optimizer's next step: from now on saves wait"

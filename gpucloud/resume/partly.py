@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from gpucloud.domain.boxes import Box, overlap, span
+from gpucloud.domain.chunks import OWN
 from gpucloud.domain.manifest import Manifest
 from gpucloud.domain.parts import PART_BYTES, covering
 from gpucloud.domain.safetensors import LENGTH_BYTES, start_of
@@ -16,7 +17,6 @@ from gpucloud.resume.layout import Chunk, Header, chunks_of, read_header
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.reading import Held, Whole, whole_of
 from gpucloud.resume.sharded import Layout
-from gpucloud.resume.state import OWN
 from gpucloud.store.checkpoints import Checkpoints
 
 

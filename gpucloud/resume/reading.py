@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from gpucloud.domain.chunks import OWN
 from gpucloud.domain.manifest import Manifest, Piece
 from gpucloud.resume.layout import Chunk, Header, chunks_of, read_header, tensor_at
-from gpucloud.resume.state import OWN, Content
+from gpucloud.resume.state import Content
 from gpucloud.resume.tree import Name, decode
 from gpucloud.store.checkpoints import Checkpoints
 

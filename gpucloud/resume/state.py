@@ -14,14 +14,12 @@ from typing import Any
 
 import torch
 
+from gpucloud.domain.chunks import OWN
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.layout import size_of
 from gpucloud.resume.naming import by_name, in_order, parameter_names, plain, replicated
 from gpucloud.resume.sharded import REPLICATED, Layout, Shares, arrangement, fitted, layout_of, local
 from gpucloud.resume.tree import Tensors, encode, is_sharded, leaves, renamed
-
-OWN = "rank."
-"""How the names of a rank's own tensors begin; another rank's have the same names, in another object."""
 
 Groups = dict[str, list[dict[str, Any]]]
 """For each optimizer, the settings of its groups of parameters."""
