@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gpucloud import processes
 from gpucloud.adapters.local.group import LocalNodeGroup
+from tests.running import words_of
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 150.0
@@ -141,7 +142,7 @@ class CommandLine:
     def processes(self) -> list[int]:
         """What still runs of this folder's fleet and supervisors."""
         return list(processes.marked("GPUCLOUD_HOME", str(self.home))) + [
-            pid for pid in (p.pid for p in processes.listing()) if str(self.home) in _command(pid)
+            pid for pid in (p.pid for p in processes.listing()) if str(self.home) in " ".join(words_of(pid))
         ]
 
     def close(self) -> None:
@@ -187,10 +188,3 @@ def undisturbed_weights(folder: Path, job: Callable[[CommandLine], str], limit_s
         answer = line.run("train", job(line), "--json", limit_s=limit_s)
         assert answer.code == 0, answer.stderr
         return weights(line)
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""

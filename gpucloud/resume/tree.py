@@ -21,7 +21,7 @@ class Name(str):
     __slots__ = ()
 
 
-_PLAIN = (type(None), bool, int, float, str)
+_PLAIN = frozenset((type(None), bool, int, float, str))
 _KIND = "$"
 
 
@@ -40,7 +40,10 @@ def encode(value: Any, name: str, tensors: Tensors) -> Any:
     if isinstance(value, dict):
         return _encode_dict(value, name, tensors)
     if isinstance(value, (list, tuple)):
-        items = [encode(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
+        if _PLAIN.issuperset(map(type, value)):  # as the 625 words of Python's random are, which a GPU would wait for
+            items = list(value)
+        else:
+            items = [encode(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
         return items if isinstance(value, list) else {_KIND: "tuple", "items": items}
     if isinstance(value, bytes):
         return {_KIND: "bytes", "data": base64.b64encode(value).decode()}

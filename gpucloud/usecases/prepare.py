@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from gpucloud.domain.agentstatus import Status
 from gpucloud.domain.bootstrap.wanted import Wanted, with_driver
@@ -27,7 +28,7 @@ from gpucloud.usecases.world import Watcher, World
 _FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
 _WORTH_TELLING_S = 2.0
 _TAKEN = (EndCause.INTERRUPTED, EndCause.CRASH, EndCause.SCHEDULE)
-_SILENT_ONES = 3
+_SILENT_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,15 @@ def ready_line(seconds: tuple[tuple[str, float], ...]) -> str | None:
     return f"ready in {whole:.1f} s ({parts})"
 
 
+def _rounds(tries: Iterable[tuple[datetime, datetime]]) -> int:
+    """Return how many tries, of those from and to these times in their order, began after the last counted one."""
+    rounds, over = 0, None
+    for begun, given_up in tries:
+        if over is None or begun > over:
+            rounds, over = rounds + 1, given_up
+    return rounds
+
+
 @dataclass(slots=True)
 class Preparer:
     """Prepares nodes beside everything else, and knows what each is to be told."""
@@ -59,7 +69,8 @@ class Preparer:
     records: NodeRecords
     teller: Teller
     _failures: int = 0
-    _unreachable: set[str] = field(default_factory=set)
+    _begun: dict[str, datetime] = field(default_factory=dict)
+    _silent: dict[str, datetime] = field(default_factory=dict)
     _work: dict[str, Future[Prepared]] = field(default_factory=dict)
     _nodes: dict[str, Node] = field(default_factory=dict)
 
@@ -70,6 +81,7 @@ class Preparer:
     def start(self, node_id: str, gpu: str | None) -> None:
         """Begin to prepare the node, by a job that pays for GPUs of this model; nothing happens when that has begun."""
         if node_id not in self._work:
+            self._begun[node_id] = self.world.clock.now()
             self._work[node_id] = self.pool.submit(self._prepare, self._nodes[node_id], gpu)
 
     def forget(self, node_id: str) -> None:
@@ -81,11 +93,15 @@ class Preparer:
     def failures(self) -> int:
         """How often a node could not be prepared.
 
-        One that the cloud took meanwhile does not count, and one that did not answer little: the line may have been
-        cut, and several of that kind in a row make one failure.
+        One that the cloud took meanwhile does not count, and silence counts little: the line may have been cut, for
+        all nodes at once. Those that were tried beside one another make a round, and several rounds make a failure.
         """
-        silent = (self._nodes[node_id] for node_id in self._unreachable)
-        return self._failures + sum(node.end_cause not in _TAKEN for node in silent) // _SILENT_ONES
+        tries = sorted(
+            (self._begun[node_id], given_up)
+            for node_id, given_up in dict(self._silent).items()
+            if self._nodes[node_id].end_cause not in _TAKEN
+        )
+        return self._failures + _rounds(tries) // _SILENT_ROUNDS
 
     @property
     def busy(self) -> bool:
@@ -200,12 +216,12 @@ class Preparer:
         except GateRefused:
             raise  # the node's own fault, which another one need not have
         except HostUnreachable:
-            self._unreachable.add(node.id)
+            self._silent[node.id] = self.world.clock.now()
             raise
         except GpucloudError:
             self._failures += 1
             raise
-        self._unreachable.clear()
+        self._silent.clear()
         for finding in done.findings:
             self.watcher.story(f"{node.id}: {finding}")
         took = ready_line(done.seconds)

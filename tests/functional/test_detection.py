@@ -12,6 +12,7 @@ import pytest
 
 from gpucloud import processes
 from tests.commandline import command_line, until, weights
+from tests.running import words_of
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
@@ -33,9 +34,7 @@ def undisturbed(tmp_path_factory):
 def ssh_server(node_id):
     """The process in which the node's SSH server runs: the only one of the node that listens."""
     found = [
-        pid
-        for pid in processes.marked("GPUCLOUD_NODE", node_id)
-        if b"gpucloud.adapters.local.sshd" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        pid for pid in processes.marked("GPUCLOUD_NODE", node_id) if "gpucloud.adapters.local.sshd" in words_of(pid)
     ]
     assert found, f"{node_id} has no SSH server"
     return found

@@ -27,6 +27,7 @@ from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job import Market
 from gpucloud.domain.node import EndCause, Node, NodeState
 from gpucloud.domain.offer import Pool
+from tests.running import words_of
 from tests.standins.embedded import STAND_IN, daemons, make_cloud, poll, running
 
 # Each node has an address of its own there; some tests look at how quick things are.
@@ -400,5 +401,5 @@ def test_a_cloud_that_cannot_start_says_where_to_look(root: Path, monkeypatch: p
 
 def test_the_stand_in_is_what_the_nodes_here_run(root: Path) -> None:
     (node,) = start(make_cloud(root, GROUP), 1)
-    commands = [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1] for pid in processes.marked(MARK, node.id)]
-    assert commands == [STAND_IN[1].encode()]
+    commands = [words_of(pid)[1] for pid in processes.marked(MARK, node.id)]
+    assert commands == [STAND_IN[1]]

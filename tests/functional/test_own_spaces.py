@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +16,7 @@ from gpucloud import processes
 from gpucloud.adapters.local.node import MARK
 from gpucloud.domain.errors import HostUnreachable, ProvisionError
 from gpucloud.domain.node import EndCause, Node
+from tests.running import words_of
 from tests.standins.embedded import daemons, make_cloud, poll
 from tests.standins.own_spaces import GROUP, POOL, Spaces, spaces
 
@@ -175,11 +175,7 @@ def test_when_the_daemon_is_killed_nothing_of_its_nodes_and_network_is_left(tmp_
 
 
 def switch_of(daemon: int) -> int:
-    (found,) = (
-        pid
-        for pid in processes.descendants(daemon)
-        if b"gpucloud.adapters.local.switch" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
+    (found,) = (pid for pid in processes.descendants(daemon) if "gpucloud.adapters.local.switch" in words_of(pid))
     return found
 
 

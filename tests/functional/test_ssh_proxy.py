@@ -20,6 +20,7 @@ from gpucloud.adapters.ssh import SshShell, generate_key
 from gpucloud.domain.errors import HostKeyMismatch, HostUnreachable, ToolMissing
 from gpucloud.domain.node import Node
 from tests.fakes.nodes import Server, embedded_server
+from tests.running import words_of
 
 BRIDGE = """\
 import os, socket, sys, threading
@@ -55,14 +56,7 @@ def behind(server: Server, *argv: str) -> Node:
 
 def bridges() -> list[int]:
     """Return this process's bridges."""
-    return [pid for pid in processes.descendants(os.getpid()) if BRIDGE.encode() in _command_line(pid)]
-
-
-def _command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # it ended meanwhile
-        return b""
+    return [pid for pid in processes.descendants(os.getpid()) if BRIDGE in " ".join(words_of(pid))]
 
 
 def test_commands_and_trees_arrive_through_the_program(server: Server, shell: SshShell, tmp_path: Path) -> None:

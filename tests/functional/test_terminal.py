@@ -8,12 +8,12 @@ import select
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
 from gpucloud import processes
 from tests.commandline import command_line, until
+from tests.running import words_of
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -87,14 +87,7 @@ def detach(line, job):
 
 def processes_of(line):
     """The commands of gpucloud's own that run on this machine for the job, its embedded cloud's keeper aside."""
-    return [pid for pid in processes.marked("GPUCLOUD_HOME", line.env["GPUCLOUD_HOME"]) if "train" in command_of(pid)]
-
-
-def command_of(pid):
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    except OSError:
-        return []
+    return [pid for pid in processes.marked("GPUCLOUD_HOME", line.env["GPUCLOUD_HOME"]) if "train" in words_of(pid)]
 
 
 def test_ctrl_c_asks_and_a_detached_job_is_driven_by_its_own_machines_until_it_is_stopped(line):

@@ -10,7 +10,10 @@ import pytest
 from gpucloud.domain.errors import HostUnreachable, NodeError
 from gpucloud.domain.node import EndCause, GroupView, NodeState
 from gpucloud.usecases.prepare import Preparer
+from tests.fakes.clock import JumpingClock
 from tests.unit.worlds import NOW, node
+
+TRY_S = 20
 
 
 class AtOnce:
@@ -25,20 +28,40 @@ class AtOnce:
         return done
 
 
+class Later(AtOnce):
+    """One that does what it was given when it is told to."""
+
+    def __init__(self):
+        self._given = []
+
+    def submit(self, work, *arguments):
+        done = Future()
+        self._given.append((done, work, arguments))
+        return done
+
+    def run(self):
+        for done, work, arguments in self._given:
+            done.set_exception(AtOnce.submit(self, work, *arguments).exception())
+
+
 def preparer(error):
+    clock = JumpingClock()
+
     def host(asked):
+        clock.sleep(TRY_S)
         raise error
 
-    world = SimpleNamespace(shell=SimpleNamespace(host=host))
+    world = SimpleNamespace(shell=SimpleNamespace(host=host), clock=clock)
     return Preparer(world=world, watcher=None, pool=AtOnce(), syncs=AtOnce(), data=None, records=None, teller=None)
 
 
 def failed(error, *nodes):
-    """Try to prepare every node, which ends with the error; then the cloud lists them as they are given."""
+    """Try to prepare one node after the other, which ends with the error; then the cloud lists them as given."""
     one = preparer(error)
     for number in range(len(nodes)):
         one.see(GroupView(exists=True, size=2, armed_until=None, nodes=(node(f"n{number}"),)))
         one.start(f"n{number}", None)
+        one.world.clock.sleep(1)
     one.see(GroupView(exists=True, size=2, armed_until=None, nodes=nodes))
     return one.failures
 
@@ -53,8 +76,19 @@ def test_machines_that_the_cloud_took_while_they_were_prepared_are_nobodys_failu
 
 
 @pytest.mark.parametrize(("silent", "failures"), [(1, 0), (2, 0), (3, 1), (5, 1), (6, 2)])
-def test_of_living_machines_that_did_not_answer_three_make_one_failure(silent, failures):
+def test_of_living_machines_that_did_not_answer_one_after_the_other_three_make_one_failure(silent, failures):
     assert failed(HostUnreachable("silent"), *(node(f"n{number}") for number in range(silent))) == failures
+
+
+def test_machines_that_a_cut_line_silences_together_are_no_failure():
+    one = preparer(HostUnreachable("silent"))
+    one.pool = Later()
+    one.see(GroupView(exists=True, size=8, armed_until=None, nodes=tuple(node(f"n{number}") for number in range(8))))
+    for number in range(8):
+        one.start(f"n{number}", None)
+    one.pool.run()
+    assert len([number for number in range(8) if one.unreachable(f"n{number}")]) == 8
+    assert one.failures == 0
 
 
 def test_a_machine_that_answers_and_cannot_be_prepared_is_a_failure_at_once():

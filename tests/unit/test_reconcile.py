@@ -766,12 +766,17 @@ def test_money_that_is_kept_for_machines_that_leave_is_waited_for():
     leaves = seen(up("a", notice=True, detached=True), up("b"), payable_until=None, payable_with_another=None)
     comes_back = seen(up("a", notice=True), up("b"), payable_until=None, payable_with_another=None)
     came_back = seen(up("a", notice=True), up("b"), up("c"), payable_until=None, payable_with_another=None)
+    fresh = NOW - timedelta(seconds=30)
+    unheard = (up("a", readiness=Readiness.PREPARING), up("b"), up("c", launched_at=fresh))
+    unheard = seen(*unheard, payable_until=None, payable_with_another=None)
     late = replace(leaves, now=NOW + timedelta(minutes=3, seconds=1))
 
     assert decide(GOAL, leaves, RULES) == Wait(why="machines that leave")
     assert decide(GOAL, comes_back, RULES) == Finish(reason=ExitReason.BUDGET)
     assert decide(GOAL, came_back, RULES) == Wait(why="machines that leave")
+    assert decide(GOAL, unheard, RULES) == Wait(why="machines that leave")
     assert decide(GOAL, late, RULES) == Finish(reason=ExitReason.BUDGET)
+    assert decide(GOAL, replace(unheard, now=late.now), RULES) == Finish(reason=ExitReason.BUDGET)
 
 
 def test_a_bad_node_that_was_to_come_next_is_replaced_while_the_attempt_goes_on():

@@ -10,6 +10,7 @@ from gpucloud.domain.state import Attempt, JobState
 from gpucloud.domain.supervision.seen import Limits, NodeSeen, Seen
 
 NOBODY_ANSWERS = "no machine answers"
+_NOTICE = timedelta(seconds=120)
 _TAKEN_WITHIN = timedelta(seconds=60)  # after the time that the notice names
 
 
@@ -50,11 +51,15 @@ def some_leave(seen: Seen) -> bool:
     """Whether machines beside the group's level are about to be taken: what is kept for them is free in a moment.
 
     One that the level counts comes back, and costs as much; once it is back, the one that leaves is beside the level.
+    Which one that is may not be known yet: the cloud starts the other when it warns.
     """
     alive = [n for n in seen.nodes if not is_gone(n)]
-    came_back = sum(not n.node.detached for n in alive) > seen.group.size
+    counted = [n for n in alive if not n.node.detached]
+    came_back = len(counted) > seen.group.size
     beside = [n for n in alive if n.node.detached or came_back]
     noticed = [n.status.notice.at for n in beside if n.status is not None and n.status.notice is not None]
+    if came_back:
+        noticed.append(max(n.node.launched_at for n in counted) + _NOTICE)
     return any(seen.now < at + _TAKEN_WITHIN for at in noticed)
 
 

@@ -40,6 +40,7 @@ from gpucloud.usecases.needs import wanted_for
 from gpucloud.usecases.noderecords import NodeRecords
 from gpucloud.usecases.world import SelfBoot, World
 from tests.lab.aws.machines import Address, Machines
+from tests.running import words_of
 from tests.standins.bare_aws import bare_aws, instance_role
 
 STORE = "s3://gpucloud-123456789012-us-east-1/team"
@@ -154,7 +155,7 @@ class Rig:
     def bootstraps(self, id_: str) -> list[int]:
         """The processes of the machine's own bootstrap."""
         marked = processes.marked("GPUCLOUD_NODE", id_)
-        return [pid for pid in marked if b"\0bootstrap" in _command_line(pid) and b"sudo" not in _command_line(pid)]
+        return [pid for pid in marked if "bootstrap" in words_of(pid) and "sudo" not in words_of(pid)]
 
 
 @pytest.fixture
@@ -221,13 +222,6 @@ def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
         time.sleep(0.02)
-
-
-def _command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 def test_a_machine_makes_itself_what_a_supervisor_would_have_made_of_it(rig: Rig) -> None:
