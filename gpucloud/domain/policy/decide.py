@@ -1,0 +1,43 @@
+"""The one function that every policy is asked through: in a replay, in a plan, and while a job runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+
+from gpucloud.domain.policy.choice import Choice, Reason
+from gpucloud.domain.policy.greedy import greedy
+from gpucloud.domain.policy.learned import Tables, learned
+from gpucloud.domain.policy.net import secured
+from gpucloud.domain.policy.observation import Mode, Observation, Task
+from gpucloud.domain.policy.uniform import uniform
+
+
+class Policy(str, Enum):
+    """How to choose between spot, on demand and waiting."""
+
+    LEARNED = "learned"
+    UNIFORM = "uniform"
+    GREEDY = "greedy"
+    ON_DEMAND = "on_demand"
+
+
+def decide(policy: Policy, task: Task, seen: Observation, tables: Tables | None = None) -> Choice:
+    """Return what to run on now: what the policy wants, or what deadline and budget leave.
+
+    `LEARNED` without tables acts as `UNIFORM`. Greedy, and every policy without a deadline, waits for spot.
+    """
+    choice = secured(task, seen, _wanted(policy, task, seen, tables))
+    return choice if choice.holds_s >= task.tick_s else dataclasses.replace(choice, holds_s=task.tick_s)
+
+
+def _wanted(policy: Policy, task: Task, seen: Observation, tables: Tables | None) -> Choice:
+    match policy:
+        case Policy.UNIFORM:
+            return uniform(task, seen)
+        case Policy.GREEDY:
+            return greedy(task, seen)
+        case Policy.ON_DEMAND:
+            return Choice(mode=Mode.ON_DEMAND, reason=Reason.ASKED)
+        case Policy.LEARNED:
+            return uniform(task, seen) if tables is None else learned(tables, task, seen)

@@ -1,0 +1,113 @@
+"""The nets below every policy: whatever it wants, the deadline and the budget stay within reach.
+
+Both rest on one thought: on-demand machines finish C hours of work in d + C hours for k·(d + C). While a job is idle,
+or its spot machines work, that much time and money must be left; a fresh start of spot machines may cost one
+changeover more before it comes to anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from gpucloud.domain.policy.choice import Choice, Reason
+from gpucloud.domain.policy.observation import Mode, Observation, Task, ZoneState
+from gpucloud.domain.policy.zones import named
+
+_HOUR = 3600.0
+
+
+def least_span_s(task: Task) -> float:
+    """Return the shortest time to a deadline at which spot can be tried at all: R0 ≥ C0 + 2d."""
+    return task.work_s + 2 * task.changeover_s
+
+
+def least_budget_usd(task: Task, spot_usd_per_hour: float) -> float:
+    """Return the smallest budget that holds together with a deadline: k·(C0 + d) + p·d, for all nodes."""
+    on_demand = task.on_demand_usd_per_hour * (task.work_s + task.changeover_s)
+    return task.nodes * (on_demand + spot_usd_per_hour * task.changeover_s) / _HOUR
+
+
+def least_usd(task: Task, work_left_s: float) -> float:
+    """Return what finishing on demand costs from nothing: k·(C + d), for all nodes."""
+    return task.nodes * task.on_demand_usd_per_hour * (work_left_s + task.changeover_s) / _HOUR
+
+
+def secured(task: Task, seen: Observation, choice: Choice) -> Choice:
+    """Return the choice, or on demand where the choice could miss the deadline or pass the budget.
+
+    Misses nothing that was feasible (`least_span_s`, `least_budget_usd`), as long as a changeover takes no longer than
+    the task says and on-demand machines can be had.
+    """
+    if math.isinf(task.span_s):
+        return choice
+    choice = _in_time(task, seen, choice)
+    return choice if seen.money_left_usd is None else _in_money(task, seen, choice, seen.money_left_usd)
+
+
+def _in_time(task: Task, seen: Observation, choice: Choice) -> Choice:
+    """The net under the deadline, as in Wu et al., NSDI 2024: R < C + 2d ends all attempts at spot."""
+    held, wanted = seen.holding.mode, choice.mode
+    if held is Mode.SPOT and wanted is Mode.SPOT and choice.zone == seen.holding.zone:
+        return choice
+    slack = seen.time_left_s - seen.work_left_s
+    d = task.changeover_s
+    if wanted is Mode.IDLE:
+        spare = min(slack - 2 * d, slack - d - task.tick_s)
+        return _until(choice, spare) if spare >= 0 else _held_or_on_demand(seen)
+    if wanted is Mode.SPOT and slack < _to_spot_s(task, seen, choice):
+        return _held_or_on_demand(seen)
+    if wanted is Mode.BOTH and slack < d + (task.handover_s or 0.0):
+        return _on_demand(Reason.DEADLINE)
+    return choice
+
+
+def _to_spot_s(task: Task, seen: Observation, choice: Choice) -> float:
+    """The slack that a change to spot machines needs, so that they may be taken just before their first step."""
+    ready = seen.holding.mode is Mode.BOTH and choice.zone == seen.holding.zone
+    return task.changeover_s + (task.handover_s or 0.0 if ready else task.changeover_s)
+
+
+def _held_or_on_demand(seen: Observation) -> Choice:
+    """Spot machines that work are as good as time itself: slack does not shrink. Everything else ends on demand."""
+    if seen.holding.mode is Mode.SPOT:
+        return Choice(mode=Mode.SPOT, zone=seen.holding.zone, reason=Reason.DEADLINE)
+    return _on_demand(Reason.DEADLINE)
+
+
+def _in_money(task: Task, seen: Observation, choice: Choice, left_usd: float) -> Choice:
+    """The net under the budget: spot, or waiting for it, only with k·(C + d) + p·d left."""
+    spare = left_usd - least_usd(task, seen.work_left_s)
+    if choice.mode is Mode.ON_DEMAND:
+        return choice
+    if seen.holding.mode is Mode.SPOT and choice.mode is Mode.SPOT and choice.zone == seen.holding.zone:
+        dearer = _dearer_usd(task, named(seen.zones, choice.zone))
+        return choice if dearer <= 0 or dearer <= spare else _on_demand(Reason.BUDGET)
+    if seen.holding.mode is Mode.BOTH:
+        return choice
+    if choice.mode is Mode.IDLE and seen.holding.mode is not Mode.IDLE:
+        return choice if spare >= 0 else _on_demand(Reason.BUDGET)
+    price = _price(seen, choice)
+    return choice if spare >= task.nodes * price * task.changeover_s / _HOUR else _on_demand(Reason.BUDGET)
+
+
+def _dearer_usd(task: Task, zone: ZoneState | None) -> float:
+    """By how much a tick on spot machines costs more than the same work on demand; below zero where it costs less."""
+    above = zone.usd_per_hour - task.on_demand_usd_per_hour if zone else 0.0
+    return task.nodes * above * task.tick_s / _HOUR
+
+
+def _price(seen: Observation, choice: Choice) -> float:
+    zone = named(seen.zones, choice.zone)
+    if zone is not None:
+        return zone.usd_per_hour
+    return min((zone.usd_per_hour for zone in seen.zones), default=0.0)
+
+
+def _on_demand(reason: Reason) -> Choice:
+    return Choice(mode=Mode.ON_DEMAND, reason=reason)
+
+
+def _until(choice: Choice, spare_s: float) -> Choice:
+    """The same choice, not to be trusted past the moment when the net may catch it."""
+    return choice if choice.holds_s <= spare_s else dataclasses.replace(choice, holds_s=spare_s)

@@ -1,0 +1,125 @@
+"""What each policy chooses, for how long that holds, and the nets below it. The task: 48 h in 60 h, 12 min a change."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from gpucloud.domain.policy.choice import Reason
+from gpucloud.domain.policy.decide import Policy, decide
+from gpucloud.domain.policy.net import least_budget_usd, least_span_s
+from gpucloud.domain.policy.observation import NOTHING, Holding, Mode, Observation, Task, ZoneState
+
+HOUR = 3600.0
+TASK = Task(work_s=48 * HOUR, span_s=60 * HOUR, changeover_s=0.2 * HOUR, on_demand_usd_per_hour=3.0, tick_s=180.0)
+UP = ZoneState(zone="a", up=True, age_s=HOUR, usd_per_hour=1.0)
+DOWN = ZoneState(zone="a", up=False, age_s=HOUR, usd_per_hour=1.0)
+ON_DEMAND = Holding(mode=Mode.ON_DEMAND)
+SPOT = Holding(mode=Mode.SPOT, zone="a")
+BOTH = Holding(mode=Mode.BOTH, zone="a")
+
+
+def seen(holding=NOTHING, *zones, done=0.0, elapsed=0.0, money=None):
+    """Hours done and elapsed."""
+    return Observation(
+        work_left_s=(48 - done) * HOUR,
+        time_left_s=(60 - elapsed) * HOUR,
+        holding=holding,
+        zones=zones or (DOWN,),
+        money_left_usd=money,
+    )
+
+
+@pytest.mark.parametrize(
+    ("observation", "mode", "holds_h"),
+    [
+        (seen(NOTHING, UP), Mode.SPOT, math.inf),
+        (seen(NOTHING, DOWN), Mode.IDLE, 0.05),
+        (seen(NOTHING, DOWN, done=8, elapsed=9), Mode.IDLE, 1.0),  # the line is at 7.2 h; it takes 1 h to reach 8
+        (seen(NOTHING, DOWN, done=8, elapsed=10), Mode.IDLE, 0.05),
+        (seen(NOTHING, DOWN, done=7.9, elapsed=10), Mode.ON_DEMAND, math.inf),
+        (seen(ON_DEMAND, DOWN, done=20, elapsed=10), Mode.ON_DEMAND, math.inf),  # kept until spot is there
+        (seen(ON_DEMAND, UP, done=8, elapsed=10), Mode.ON_DEMAND, 1.6),  # 0.32 h missing, gained at 0.2 h per hour
+        (seen(ON_DEMAND, UP, done=8.32, elapsed=10), Mode.SPOT, math.inf),
+        (seen(SPOT, DOWN, done=1, elapsed=30), Mode.SPOT, math.inf),
+    ],
+)
+def test_uniform_progress_acts_as_its_authors_code(observation, mode, holds_h):
+    choice = decide(Policy.UNIFORM, TASK, observation)
+    assert choice.mode is mode
+    assert choice.holds_s == pytest.approx(holds_h * HOUR)
+
+
+def test_uniform_progress_counts_the_boot_of_what_it_waits_for():
+    booting = Holding(mode=Mode.ON_DEMAND, boot_s=0.2 * HOUR)
+    choice = decide(Policy.UNIFORM, TASK, seen(booting, UP, done=8, elapsed=10))
+    assert choice.holds_s == pytest.approx((0.2 + (0.32 + 0.16) / 0.2) * HOUR)
+
+
+@pytest.mark.parametrize(
+    ("observation", "mode", "holds_h"),
+    [
+        (seen(NOTHING, UP), Mode.SPOT, math.inf),
+        (seen(NOTHING, DOWN), Mode.IDLE, 11.6),  # 12 h of slack less two changeovers
+        (seen(NOTHING, DOWN, elapsed=11.6), Mode.IDLE, 0.05),
+        (seen(NOTHING, DOWN, elapsed=11.65), Mode.ON_DEMAND, math.inf),
+        (seen(NOTHING, UP, elapsed=11.65), Mode.ON_DEMAND, math.inf),
+        (seen(SPOT, UP, elapsed=11.75), Mode.SPOT, math.inf),
+        (seen(ON_DEMAND, UP), Mode.ON_DEMAND, math.inf),
+    ],
+)
+def test_greedy_waits_until_the_net_catches_it(observation, mode, holds_h):
+    choice = decide(Policy.GREEDY, TASK, observation)
+    assert choice.mode is mode
+    assert choice.holds_s == pytest.approx(holds_h * HOUR)
+
+
+def test_without_a_deadline_every_policy_waits_for_spot():
+    task = replace(TASK, span_s=math.inf)
+    waiting = replace(seen(NOTHING, DOWN), time_left_s=math.inf)
+    for policy in (Policy.GREEDY, Policy.UNIFORM, Policy.LEARNED):
+        assert decide(policy, task, waiting).mode is Mode.IDLE
+
+
+def test_on_demand_never_waits():
+    choice = decide(Policy.ON_DEMAND, TASK, seen(NOTHING, UP))
+    assert (choice.mode, choice.reason, choice.holds_s) == (Mode.ON_DEMAND, Reason.ASKED, math.inf)
+
+
+def test_the_cheapest_zone_that_is_up_is_taken():
+    zones = (
+        ZoneState(zone="dear", up=True, age_s=0, usd_per_hour=1.5),
+        ZoneState(zone="down", up=False, age_s=0, usd_per_hour=0.5),
+        ZoneState(zone="cheap", up=True, age_s=0, usd_per_hour=1.0),
+    )
+    assert decide(Policy.UNIFORM, TASK, seen(NOTHING, *zones)).zone == "cheap"
+
+
+def test_spot_that_costs_as_much_as_on_demand_is_not_taken():
+    assert decide(Policy.GREEDY, TASK, seen(NOTHING, replace(UP, usd_per_hour=3.0))).mode is Mode.IDLE
+
+
+# 8 h done in 9 h: uniform waits while no spot is there. What is left on demand costs 3 × 40.2 = 120.60 USD, and one
+# more start of spot machines 0.20 USD.
+@pytest.mark.parametrize(
+    ("holding", "zone", "money", "mode"),
+    [
+        (NOTHING, UP, 120.80, Mode.SPOT),
+        (NOTHING, UP, 120.79, Mode.ON_DEMAND),
+        (NOTHING, DOWN, 120.80, Mode.IDLE),
+        (NOTHING, DOWN, 120.79, Mode.ON_DEMAND),
+        (ON_DEMAND, UP, 120.80, Mode.SPOT),
+        (ON_DEMAND, UP, 120.79, Mode.ON_DEMAND),
+        (SPOT, UP, 120.00, Mode.SPOT),  # cheaper than on demand: stopping would not save anything
+        (SPOT, replace(UP, usd_per_hour=4.0), 120.65, Mode.SPOT),  # 1 USD an hour too dear: 0.05 a tick
+        (SPOT, replace(UP, usd_per_hour=4.0), 120.64, Mode.ON_DEMAND),
+    ],
+)
+def test_the_net_under_the_budget(holding, zone, money, mode):
+    assert decide(Policy.UNIFORM, TASK, seen(holding, zone, done=8, elapsed=9, money=money + 1e-9)).mode is mode
+
+
+def test_the_least_deadline_and_the_least_budget():
+    assert least_span_s(TASK) == pytest.approx(48.4 * HOUR)
+    assert least_budget_usd(TASK, 1.0) == pytest.approx(3 * 48.2 + 0.2)
+    assert least_budget_usd(replace(TASK, nodes=4), 1.0) == pytest.approx(4 * (3 * 48.2 + 0.2))
