@@ -8,6 +8,8 @@ from decimal import Decimal
 from enum import Enum
 from pathlib import Path
 
+from gpucloud.domain.model import Model
+
 
 class Cloud(str, Enum):
     """Where machines come from."""
@@ -244,6 +246,8 @@ class CheckpointPolicy:
 class Job:
     """One job file. Paths are absolute; `source` is the file it was read from.
 
+    `work` is how long the job takes on its machines when nothing disturbs it; None where the file does not say.
+
     Not in the file are `profile_steps`, how many steps of each rank a profiler records, None for none, and `trial`, the
     few steps that are run to see whether they resume, empty for the whole job.
     """
@@ -267,6 +271,8 @@ class Job:
     launcher: Launcher = Launcher.AUTO
     store: str | None = None
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
+    model: Model | None = None
+    work: timedelta | None = None
     deadline: timedelta | None = None
     idle: IdlePolicy | None = None
     data: tuple[tuple[str, str], ...] = ()

@@ -10,12 +10,16 @@ from gpucloud.domain.quoting import quoted
 
 _LARGEST_USD = Decimal(1_000_000)
 _LONGEST = timedelta(days=366)
+_LARGEST_COUNT = 10**18
 _LARGEST_SIZE = 1024**5  # 1 PiB
 
 _NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,12})?"
 _USD = re.compile(rf"(?:({_NUMBER}) ?USD|\$ ?({_NUMBER}))", re.IGNORECASE)
 _SPAN_PART = re.compile(rf"\s*({_NUMBER})\s*([a-z]+)", re.IGNORECASE)
 _SIZE = re.compile(rf"({_NUMBER}) ?([KMGTkmgt]i?B|B)")
+
+_COUNT = re.compile(rf"({_NUMBER})(?:e([0-9]{{1,2}})| ?([KMBT]))?", re.IGNORECASE)
+_COUNT_UNITS = {"": 0, "K": 3, "M": 6, "B": 9, "T": 12}
 
 _SECOND, _MINUTE, _HOUR, _DAY = 1, 60, 3600, 86400
 _SPAN_UNITS = {
@@ -77,6 +81,17 @@ def parse_gib(text: str) -> int:
     return size // 1024**3
 
 
+def parse_count(text: str) -> int:
+    """Return how many, 1 to 10^18, from "7B", "350M", "1.5e9" or "1024"; ValueError says the right form."""
+    match = _COUNT.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f'{quoted(text)} is not a number of things: write it like "7B", "350M" or "1024"')
+    count = Decimal(match[1]) * Decimal(10) ** (int(match[2]) if match[2] else _COUNT_UNITS[(match[3] or "").upper()])
+    if not 1 <= count <= _LARGEST_COUNT or count != int(count):
+        raise ValueError(f"{quoted(text)} is not a whole number from 1 to 10^18")
+    return int(count)
+
+
 def format_usd(usd: Decimal) -> str:
     """Return "20.00 USD" or "0.0312 USD": two digits after the point, more where a small sum needs them."""
     places = 2
@@ -112,6 +127,16 @@ def format_size(size: int) -> str:
     while abs(value) >= Decimal("1023.95") and unit != "TiB":
         value, unit = value / 1024, next(units)
     return f"{value:.1f}".removesuffix(".0") + f" {unit}"
+
+
+def format_count(count: int) -> str:
+    """Return "7.0B", "350M" or "1024": three digits at most from a million on."""
+    for letter, power in (("T", 12), ("B", 9), ("M", 6)):
+        # 999.5 would be shown as 1000: it belongs to the next unit.
+        if count >= 0.9995 * 10**power:
+            value = count / 10**power
+            return f"{value:.{1 if value < 99.95 else 0}f}{letter}"
+    return str(count)
 
 
 def _two(count: int, per: int, large: str, small: str) -> str:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpucloud.adapters.bundled import bundled
 from gpucloud.adapters.jobfile import json_schema, read_job, sample_job, spec_sha256
-from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys, ResourcesKeys
+from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys, ModelKeys, ResourcesKeys
 from gpucloud.domain.errors import JobFileError, Problem, UsageError
 from gpucloud.domain.job import (
     CheckpointDirectory,
@@ -34,6 +34,7 @@ from gpucloud.domain.job import (
     Resources,
     SshChoices,
 )
+from gpucloud.domain.model import Model, Optimizer, Precision, Strategy
 
 SAMPLE = bundled("templates", "gpucloud.yaml").read_text(encoding="utf-8")
 # A "#" with no space after it hides a key that the reader of the sample may want.
@@ -155,6 +156,25 @@ secrets: [HF_TOKEN, WANDB_API_KEY]
         ("store: file:///var/store", "store", "/var/store"),
         ("store: /var/../store", "store", "/store"),
         ("deadline: 2d 3h", "deadline", timedelta(hours=51)),
+        ("work: 48h", "work", timedelta(hours=48)),
+        ("model: {params: 7B}", "model", Model(params=7_000_000_000)),
+        ("model: {params: 1.5e9, mfu: 40%}", "model", Model(params=1_500_000_000, mfu_percent=40)),
+        (
+            "model: {params: 350 M, precision: fp8, optimizer: adam8bit, strategy: fsdp, tokens: 300B}",
+            "model",
+            Model(
+                params=350_000_000,
+                precision=Precision.FP8,
+                optimizer=Optimizer.ADAM8BIT,
+                strategy=Strategy.FSDP,
+                tokens=300_000_000_000,
+            ),
+        ),
+        (
+            "model: {params: 7B, seq: 4096, batch: 2, hidden: 4096, layers: 32, vocab: 32k, recompute: true}",
+            "model",
+            Model(params=7_000_000_000, seq=4096, batch=2, hidden=4096, layers=32, vocab=32_000, recompute=True),
+        ),
         ("env: {NO: y}", "env", (("NO", "y"),)),
     ],
 )
@@ -202,6 +222,7 @@ def test_the_sample_documents_exactly_the_keys_that_there_are() -> None:
     assert set(sample) == set(JobKeys.model_fields)
     assert set(sample["resources"]) == set(ResourcesKeys.model_fields)
     assert set(sample["checkpoint"]) == set(CheckpointKeys.model_fields)
+    assert set(sample["model"]) == set(ModelKeys.model_fields)
 
 
 def test_every_key_of_the_sample_has_a_comment_above_it() -> None:
@@ -256,6 +277,11 @@ def test_the_schema_accepts_the_sample_with_every_key() -> None:
         ({"secrets": ["hf"]}, "secrets"),
         ({"data": {"s3://bucket": "data"}}, "data.s3://bucket"),
         ({"store": None}, "store"),
+        ({"model": {}}, "model.params"),
+        ({"model": {"params": "7 billion"}}, "model.params"),
+        ({"model": {"params": 0}}, "model.params"),
+        ({"model": {"params": 7, "strategy": "zero3"}}, "model.strategy"),
+        ({"work": "48"}, "work"),
         ({"aws": {"kms_key": "alias/mine"}}, "aws.kms_key"),
     ],
 )

@@ -316,6 +316,29 @@ BROKEN: list[tuple[str, list[str]]] = [
         HEAD + "deadline: 1:30\n",
         ['4:11: deadline: "1:30" is not a span of time: write it like "12h", "90 min", "30s" or "2d 3h"'],
     ),
+    (HEAD + "work: 0 h\n", ["4:7: work: must be at least 1s"]),
+    (HEAD + "model: 7B\n", ["4:8: model: must be a mapping of keys to values, not 7B"]),
+    (HEAD + "model: {strategy: fsdp}\n", ["4:8: model.params: is required"]),
+    (HEAD + "params: 7B\n", ['4:1: params: is not a key here (did you mean "model.params"?)']),
+    (
+        HEAD + "model: {params: 7 billion}\n",
+        ['4:17: model.params: "7 billion" is not a number of things: write it like "7B", "350M" or "1024"'],
+    ),
+    (
+        HEAD + "model: {params: 0}\n",
+        ['4:17: model.params: "0" is not a whole number from 1 to 10^18'],
+    ),
+    (
+        HEAD + "model: {params: 7B, precision: bf61}\n",
+        ['4:32: model.precision: "bf61" is not one of bf16, fp16, fp32, fp8 (did you mean "bf16"?)'],
+    ),
+    (
+        HEAD + "model: {params: 7B, batch: 4, recompute: true}\n",
+        [
+            "4:21: model.batch: is of activations, which are counted when `seq` is named",
+            "4:31: model.recompute: is of activations, which are counted when `seq` is named",
+        ],
+    ),
     (HEAD + "conda: env.yml\n", ['4:8: conda: there is no file "env.yml" in the code folder']),
     (HEAD + "conda: ../e.yml\n", ['4:8: conda: "../e.yml" is not a file inside the code folder']),
     (HEAD + "data: s3://b/x\n", ["4:7: data: must be a mapping of keys to values, not s3://b/x"]),

@@ -158,13 +158,43 @@ def test_money_that_is_shown_is_within_half_a_percent_and_a_cent(usd: Decimal) -
     assert abs(shown - usd) <= max(usd * Decimal("0.005"), Decimal(0))
 
 
-@given(st.sampled_from((q.parse_usd, q.parse_span, q.parse_size, q.parse_gib)), st.text(max_size=30))
+@pytest.mark.parametrize(
+    ("text", "count", "shown"),
+    [
+        ("7B", 7_000_000_000, "7.0B"),
+        ("1.5e9", 1_500_000_000, "1.5B"),
+        ("350 m", 350_000_000, "350M"),
+        ("32k", 32_000, "32000"),
+        ("1024", 1024, "1024"),
+        ("999.6M", 999_600_000, "1.0B"),
+        ("99.96B", 99_960_000_000, "100B"),
+        ("1.4T", 1_400_000_000_000, "1.4T"),
+    ],
+)
+def test_a_count_is_read_and_shown(text: str, count: int, shown: str) -> None:
+    assert q.parse_count(text) == count
+    assert q.format_count(count) == shown
+
+
+@pytest.mark.parametrize("text", ["", "B", "-1", "7 billion", "1,000", "7BB", "7e9B", "1e999"])
+def test_what_is_not_a_count_is_refused_with_the_right_form(text: str) -> None:
+    with pytest.raises(ValueError, match=r'is not a number of things: write it like "7B", "350M" or "1024"'):
+        q.parse_count(text)
+
+
+@pytest.mark.parametrize("text", ["0", "0.5", "1.5", "1e19", "9e99"])
+def test_a_count_is_whole_and_within_its_bounds(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a whole number from 1 to 10"):
+        q.parse_count(text)
+
+
+@given(st.sampled_from((q.parse_usd, q.parse_span, q.parse_size, q.parse_gib, q.parse_count)), st.text(max_size=30))
 def test_no_text_brings_anything_but_a_value_error(parse: Callable[[str], object], text: str) -> None:
     with suppress(ValueError):
         assert parse(text) is not None
 
 
-@pytest.mark.parametrize("parse", [q.parse_usd, q.parse_span, q.parse_size, q.parse_gib])
+@pytest.mark.parametrize("parse", [q.parse_usd, q.parse_span, q.parse_size, q.parse_gib, q.parse_count])
 def test_what_cannot_be_printed_is_not_repeated_in_a_message(parse):
     with pytest.raises(ValueError, match="is not") as caught:
         parse("\U0001019d\n")

@@ -16,6 +16,7 @@ from gpucloud.domain.job import Access as AccessName
 from gpucloud.domain.job import Cloud as CloudName
 from gpucloud.domain.job import ContainerRuntime, GatePolicy, Launcher, Layout, OnNotice
 from gpucloud.domain.job import MarketPolicy as MarketName
+from gpucloud.domain.model import Optimizer, Precision, Strategy
 
 Schema = dict[str, Any]
 listed = values.listed
@@ -59,6 +60,7 @@ def _mapping_of(key: str, value: Schema) -> WithJsonSchema:
 _LINE = r"[^\n]+"
 _SPAN = r"\s*([0-9.]+\s*[A-Za-z]+\s*)+"
 _USD = r"\s*(\$ ?[0-9.]+|[0-9.]+ ?[Uu][Ss][Dd])\s*"
+_COUNT = r"\s*[0-9.]+(e[0-9]+| ?[KkMBT])?\s*"
 _SCALAR: Schema = {"type": ["string", "number"]}
 _OUTPUT = _string(r"[^/~\n][^\n]*")
 
@@ -88,6 +90,10 @@ Keep = Annotated[int, _whole(2, 1000)]
 Port = Annotated[int, _whole(1, 65535)]
 Percent = Annotated[int, Read(values.percent, {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 99}, _string()]})]
 Times = Annotated[float | None, Read(values.times, _string(r"[0-9]+(\.[0-9]+)? ?x|never", "20x", "never"))]
+Count = Annotated[int, Read(values.count, {"anyOf": [{"type": "integer", "minimum": 1}, _string(_COUNT, "7B")]})]
+PrecisionName = Annotated[Precision, Read(values.one_of(Precision), {"enum": [word.value for word in Precision]})]
+OptimizerName = Annotated[Optimizer, Read(values.one_of(Optimizer), {"enum": [word.value for word in Optimizer]})]
+StrategyName = Annotated[Strategy, Read(values.one_of(Strategy), {"enum": [word.value for word in Strategy]})]
 Flag = Annotated[bool, Read(values.flag, {"type": "boolean"})]
 LauncherName = Annotated[Launcher, Read(values.one_of(Launcher), {"enum": [word.value for word in Launcher]})]
 Gate = Annotated[GatePolicy, Read(values.one_of(GatePolicy), {"enum": [word.value for word in GatePolicy]})]

@@ -19,6 +19,7 @@ from gpucloud.adapters.jobfile.model import (
     JobKeys,
     MachineKeys,
     MirrorsKeys,
+    ModelKeys,
     ResourcesKeys,
     SshKeys,
 )
@@ -35,6 +36,7 @@ _MODELS: Mapping[Path, type[BaseModel]] = {
     ("machine",): MachineKeys,
     ("container",): ContainerKeys,
     ("mirrors",): MirrorsKeys,
+    ("model",): ModelKeys,
     ("idle",): IdleKeys,
     ("checkpoint",): CheckpointKeys,
 }

@@ -22,6 +22,7 @@ from gpucloud.domain.job import (
     Resources,
     SshChoices,
 )
+from gpucloud.domain.model import Model
 
 _RESOURCES = Resources()
 _CHECKPOINT = CheckpointPolicy()
@@ -32,6 +33,7 @@ _HOST = OwnHost(address="")
 _MACHINE = MachineChoices()
 _CONTAINER = ContainerChoices()
 _MIRRORS = Mirrors()
+_MODEL = Model(params=1)
 
 
 def _keys(value: object) -> object:
@@ -154,6 +156,39 @@ class MirrorsKeys(_Keys):
     torch: kinds.Url | None = Field(default=_MIRRORS.torch, description="PyTorch's wheels, one folder per CUDA.")
 
 
+class ModelKeys(_Keys):
+    """The model that is trained: what `gpucloud plan` sizes GPUs and time by."""
+
+    params: kinds.Count = Field(description="Parameters, such as 7B or 350M.")
+    precision: kinds.PrecisionName = Field(
+        default=_MODEL.precision,
+        description="What it computes in: bf16, fp16 (both mixed with fp32), fp8 (Transformer Engine), or fp32.",
+    )
+    optimizer: kinds.OptimizerName = Field(
+        default=_MODEL.optimizer, description="adamw, adam, sgd (with momentum), adafactor or adam8bit."
+    )
+    strategy: kinds.StrategyName = Field(
+        default=_MODEL.strategy, description="ddp: whole on each GPU. fsdp: sharded over all GPUs of the job."
+    )
+    tokens: kinds.Count | None = Field(
+        default=None,
+        description="Tokens of the whole training, such as 300B: the amount of work, if `work` is left out.",
+    )
+    mfu: kinds.Percent = Field(
+        default=_MODEL.mfu_percent, description="Model FLOPs utilisation: the share of the GPUs' peak that is reached."
+    )
+    seq: kinds.Count | None = Field(
+        default=None, description="Tokens of a sequence; activations are counted when it is named."
+    )
+    batch: kinds.Count = Field(default=_MODEL.batch, description="Sequences on each GPU at a time.")
+    hidden: kinds.Count | None = Field(default=None, description="Width of the model; estimated when left out.")
+    layers: kinds.Count | None = Field(default=None, description="Depth of the model; estimated when left out.")
+    vocab: kinds.Count | None = Field(default=None, description="Words that it knows: the width of its last layer.")
+    recompute: kinds.Flag = Field(
+        default=_MODEL.recompute, description="Whether activations are computed again in the backward pass."
+    )
+
+
 class IdleKeys(_Keys):
     """When a job that leaves its GPUs idle is stopped."""
 
@@ -238,6 +273,12 @@ class JobKeys(_Keys):
     )
     checkpoint: Annotated[CheckpointKeys, BeforeValidator(_keys)] = Field(
         default=CheckpointKeys(), description="When checkpoints are saved and how many stay."
+    )
+    model: Annotated[ModelKeys | None, BeforeValidator(_keys)] = Field(
+        default=None, description="The model that is trained: what GPUs and time are sized by."
+    )
+    work: kinds.Span | None = Field(
+        default=None, description="How long the job takes on its machines, interruptions and waiting left out."
     )
     deadline: kinds.Span | None = Field(
         default=None, description="The longest that the job may take, waiting included."

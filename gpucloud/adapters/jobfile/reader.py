@@ -13,7 +13,7 @@ from gpucloud.adapters.jobfile import document, messages, rules
 from gpucloud.adapters.jobfile.document import Document
 from gpucloud.adapters.jobfile.fault import Fault, Unreadable
 from gpucloud.adapters.jobfile.fault import Path as Key
-from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys, SshKeys
+from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys, ModelKeys, SshKeys
 from gpucloud.domain.errors import JobFileError, Problem
 from gpucloud.domain.job import (
     AwsChoices,
@@ -28,6 +28,7 @@ from gpucloud.domain.job import (
     Resources,
     SshChoices,
 )
+from gpucloud.domain.model import Model
 
 _LARGEST = 64 * 1024
 
@@ -142,6 +143,8 @@ def _job(keys: JobKeys, path: Path) -> Job:
         launcher=keys.launcher,
         store=None if keys.store is None else _place(keys.store, folder),
         checkpoint=_policy(keys.checkpoint),
+        model=None if keys.model is None else _model(keys.model),
+        work=keys.work,
         deadline=keys.deadline,
         idle=None if keys.idle is None else IdlePolicy(below=keys.idle.below, lasting=keys.idle.for_),
         data=tuple((_place(source, folder), target) for source, target in keys.data.items()),
@@ -158,6 +161,10 @@ def _hosts(keys: SshKeys, folder: Path) -> SshChoices:
         key=None if keys.key is None else rules.beside(folder, keys.key),
         usd_per_hour=keys.price,
     )
+
+
+def _model(keys: ModelKeys) -> Model:
+    return Model(mfu_percent=keys.mfu, **{key: value for key, value in keys if key != "mfu"})
 
 
 def _policy(keys: CheckpointKeys) -> CheckpointPolicy:

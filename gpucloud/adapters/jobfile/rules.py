@@ -28,6 +28,7 @@ def broken(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fau
     yield from _conda(root, folder, fault)
     yield from _store(root, fault)
     yield from _checkpoint(root, fault)
+    yield from _model(root, fault)
     yield from _data(root, folder, fault)
     yield from _secrets(root, fault)
     yield from _launcher(root, fault)
@@ -116,6 +117,15 @@ def _checkpoint(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
     elif layout in ("lightning", "file"):
         text = f"needs folders whose names end with the step, and `layout: {layout}` is of single files"
         yield fault(("checkpoint", "per_node"), text)
+
+
+def _model(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
+    section = root.get("model")
+    if not isinstance(section, dict) or section.get("seq") is not None:
+        return
+    for key in ("batch", "hidden", "layers", "vocab", "recompute"):
+        if section.get(key) is not None:
+            yield fault(("model", key, KEY), "is of activations, which are counted when `seq` is named")
 
 
 def _data(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:

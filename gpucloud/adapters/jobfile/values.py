@@ -232,6 +232,11 @@ def gib(value: object) -> int:
     return gib
 
 
+def count(value: object) -> int:
+    """Return how many, from `7B` too."""
+    return value if type(value) is int and value > 0 else quantities.parse_count(line(value))
+
+
 def cadence(value: object) -> timedelta | int | None:
     """Return a span, a number of steps, or None for auto."""
     written = line(value)
