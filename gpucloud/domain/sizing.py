@@ -1,0 +1,115 @@
+"""What a model needs of each GPU's memory, and how long its training takes.
+
+Memory in GB of 10^9 bytes, as ZeRO counts it and as GPUs are sold (an "80 GB" GPU holds at least 80·10^9 bytes):
+
+    states       ZeRO (arXiv:1910.02054, §3.1): in mixed precision 2 bytes a parameter for weights, 2 for gradients,
+                 4 for the weights in fp32, and the optimizer's own: 8 for Adam. FSDP divides them by the ranks (its
+                 stage 3). fp8 has two 8-bit copies of the weights beside (Transformer Engine: one is transposed).
+                 SGD's momentum is 4 bytes, 8-bit Adam's moments 2 (arXiv:2110.02861), Adafactor's sums of rows and
+                 columns nothing that counts (arXiv:1804.04235).
+    working      DDP: its buckets, a copy of the gradients (`gradient_as_bucket_view=False`, the default). FSDP
+                 (arXiv:2304.11277, §3): two gathered layers, the one that computes and the next, and the gradients of
+                 one.
+    activations  Korthikanti et al. (arXiv:2205.05198, eq. 1) without the attention scores, which fused attention does
+                 not keep (arXiv:2205.14135): 34·s·b·h bytes a layer in 16 bits; recomputed: 2·s·b·h, and one layer in
+                 full. Its §4.3: 4·s·b·v for the logits.
+    margin       a tenth of what is allocated anew in each step, for fragmentation, and 1 GB for CUDA and NCCL.
+
+Time: 6·N·D floating point operations for N parameters and D tokens (Kaplan et al., arXiv:2001.08361, §2.1), 8·N·D
+when activations are recomputed, at the stated share of the GPUs' peak (MFU; PaLM, arXiv:2204.02311, appendix B).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from gpucloud.domain.model import Model, Optimizer, Precision, Strategy
+
+GB = 10**9
+LARGEST_WORLD = 1024
+"""GPUs of the largest job that a job file can name: 64 nodes of 16."""
+
+_WEIGHTS = {Precision.BF16: 2 + 4, Precision.FP16: 2 + 4, Precision.FP8: 2 + 4 + 2, Precision.FP32: 4}
+_COMPUTED = {Precision.BF16: 2, Precision.FP16: 2, Precision.FP8: 2, Precision.FP32: 4}
+_OPTIMIZER = {Optimizer.ADAMW: 8, Optimizer.ADAM: 8, Optimizer.SGD: 4, Optimizer.ADAFACTOR: 0, Optimizer.ADAM8BIT: 2}
+_WIDE = 128  # the width over the depth of Llama 7B and 13B, for models whose shape is not known
+_CUDA_BYTES = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What one GPU holds while it trains, in bytes; `activations` is None where they cannot be counted."""
+
+    states: int
+    working: int
+    activations: int | None
+    margin: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.states + self.working + (self.activations or 0) + self.margin
+
+    def fits(self, vram_gib: int) -> bool:
+        """Whether a GPU that is sold with so much memory holds it."""
+        return self.total <= vram_gib * GB
+
+
+def memory(model: Model, ranks: int) -> Memory:
+    """Return what each of so many GPUs holds."""
+    whole = model.strategy is Strategy.DDP
+    states = model.params * state_bytes(model) // (1 if whole else ranks)
+    working, activations = _working(model, ranks), _activations(model)
+    margin = (working + (activations or 0)) // 10 + _CUDA_BYTES
+    return Memory(states=states, working=working, activations=activations, margin=margin)
+
+
+def state_bytes(model: Model) -> int:
+    """Return the bytes of weights, gradients and optimizer state for each parameter."""
+    return _WEIGHTS[model.precision] + _COMPUTED[model.precision] + _OPTIMIZER[model.optimizer]
+
+
+def least_ranks(model: Model, vram_gib: int) -> int | None:
+    """Return over how many such GPUs the model fits at the least; None: over none that a job file can name."""
+    return next((ranks for ranks in range(1, LARGEST_WORLD + 1) if memory(model, ranks).fits(vram_gib)), None)
+
+
+def training_flops(model: Model, tokens: int) -> float:
+    """Return the operations of a training over so many tokens."""
+    return (8.0 if model.recompute else 6.0) * model.params * tokens
+
+
+def training_time(model: Model, tokens: int, *, gpus: int, tflops: float) -> timedelta:
+    """Return how long that takes on so many GPUs with that peak, each, in the model's precision.
+
+    OverflowError for more than a thousand million days.
+    """
+    per_second = gpus * tflops * 1e12 * model.mfu_percent / 100
+    return timedelta(seconds=training_flops(model, tokens) / per_second)
+
+
+def shape(model: Model) -> tuple[int, int]:
+    """Return width and depth; what is not named follows from N = 12·l·h² (Kaplan et al., §2.1)."""
+    if model.hidden is not None:
+        return model.hidden, model.layers or max(1, round(model.params / (12 * model.hidden**2)))
+    depth = model.layers or max(1, round((model.params / (12 * _WIDE**2)) ** (1 / 3)))
+    return max(1, round((model.params / (12 * depth)) ** 0.5)), depth
+
+
+def _working(model: Model, ranks: int) -> int:
+    if ranks == 1:
+        return 0
+    if model.strategy is Strategy.DDP:
+        return model.params * _COMPUTED[model.precision]
+    return 3 * model.params // shape(model)[1] * _COMPUTED[model.precision]
+
+
+def _activations(model: Model) -> int | None:
+    if model.seq is None:
+        return None
+    width, depth = shape(model)
+    words = model.seq * model.batch
+    full = 34 * words * width
+    layers = 2 * words * width * depth + full if model.recompute else full * depth
+    return layers * _COMPUTED[model.precision] // 2 + 4 * words * (model.vocab or 0)

@@ -1,0 +1,135 @@
+"""What a model needs of a GPU and of time, against published figures and arithmetic done by hand."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from gpucloud.domain.model import Model, Optimizer, Precision, Strategy
+from gpucloud.domain.sizing import GB, Memory, least_ranks, memory, shape, state_bytes, training_flops, training_time
+
+FSDP = Strategy.FSDP
+
+
+def billions(params: float, **more: object) -> Model:
+    return Model(params=round(params * 10**9), **more)
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "gb"),
+    [
+        (billions(1.5), 1, 24.0),  # ZeRO §3.1: GPT-2 "at least 24 GB"
+        (billions(7.5), 64, 120.0),  # ZeRO figure 1, data parallel
+        (billions(7.5, strategy=FSDP), 64, 1.875),  # figure 1, stage 3: "1.9 GB"
+        (billions(7.5, strategy=FSDP), 4, 30.0),  # table 1
+        (billions(128, strategy=FSDP), 64, 32.0),  # table 1
+        (billions(128, strategy=FSDP), 1024, 2.0),  # table 1
+        (billions(1000, strategy=FSDP), 1024, 15.625),  # table 1: "15.6"
+        (billions(7, strategy=FSDP), 8, 14.0),  # Llama: 16 · 7 / 8
+        (billions(13, strategy=FSDP), 8, 26.0),  # 16 · 13 / 8
+        (billions(70, strategy=FSDP), 16, 70.0),  # 16 · 70 / 16
+    ],
+)
+def test_model_states_are_those_of_the_zero_paper(model: Model, ranks: int, gb: float) -> None:
+    assert memory(model, ranks).states == gb * GB
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "size"),
+    [
+        (Precision.BF16, Optimizer.ADAMW, 16),  # 2 + 2 + 4 + 8
+        (Precision.FP16, Optimizer.ADAM, 16),
+        (Precision.FP32, Optimizer.ADAM, 16),  # 4 + 4 + 8
+        (Precision.FP8, Optimizer.ADAMW, 18),  # and two 8-bit copies
+        (Precision.BF16, Optimizer.SGD, 12),  # 2 + 2 + 4 + 4
+        (Precision.FP32, Optimizer.SGD, 12),  # 4 + 4 + 4
+        (Precision.BF16, Optimizer.ADAM8BIT, 10),  # 2 + 2 + 4 + 2
+        (Precision.BF16, Optimizer.ADAFACTOR, 8),  # 2 + 2 + 4
+    ],
+)
+def test_bytes_a_parameter(precision: Precision, optimizer: Optimizer, size: int) -> None:
+    assert state_bytes(Model(params=1, precision=precision, optimizer=optimizer)) == size
+
+
+@pytest.mark.parametrize(
+    ("params", "width", "depth"),
+    [
+        (6.74, 4190, 32),  # Llama 7B has 4096, 32
+        (13.0, 5204, 40),  # Llama 13B: 5120, 40
+        (175, 12325, 96),  # GPT-3: 12288, 96
+    ],
+)
+def test_a_shape_that_is_not_named_is_near_the_published_ones(params: float, width: int, depth: int) -> None:
+    assert shape(billions(params)) == (width, depth)
+
+
+def test_what_is_named_of_a_shape_counts() -> None:
+    assert shape(billions(7, hidden=8192)) == (8192, 9)  # 7e9 / (12 · 8192²) = 8.7
+    assert shape(billions(1.5, layers=48)) == (1614, 48)  # GPT-2 XL: 1600, 48
+    assert shape(billions(7, hidden=5000, layers=3)) == (5000, 3)
+
+
+@pytest.mark.parametrize(
+    ("more", "size"),
+    [
+        # GPT-3 (Korthikanti et al., table 3): 34 · 2048 · 12288 · 96
+        ({}, 82_141_249_536),
+        # 2 · 2048 · 12288 · 96 + 34 · 2048 · 12288
+        ({"recompute": True}, 5_687_476_224),
+        ({"batch": 2}, 164_282_499_072),
+        ({"precision": Precision.FP32}, 164_282_499_072),
+        # and 4 · 2048 · 51200 of logits
+        ({"vocab": 51_200}, 82_560_679_936),
+    ],
+)
+def test_activations_are_those_of_korthikanti_et_al(more: dict[str, object], size: int) -> None:
+    model = billions(175, seq=2048, hidden=12_288, layers=96, **more)
+    assert memory(model, 1024).activations == size
+
+
+def test_a_gpu_alone_has_no_buckets() -> None:
+    assert memory(billions(1.5), 1) == Memory(states=24 * GB, working=0, activations=None, margin=GB)
+
+
+def test_ddp_has_a_copy_of_the_gradients_and_fsdp_three_layers() -> None:
+    whole = Memory(states=24 * GB, working=3 * GB, activations=None, margin=13 * GB // 10)
+    assert memory(billions(1.5), 8) == whole
+    assert whole.total == 28_300_000_000
+    # 7e9 / 28 = 0.25e9 parameters a layer, 3 × 2 bytes each
+    sharded = memory(billions(7, strategy=FSDP, layers=28), 8)
+    assert (sharded.working, sharded.margin) == (1_500_000_000, 1_150_000_000)
+
+
+@pytest.mark.parametrize(
+    ("params", "vram_gib", "ranks"),
+    [(7, 24, 6), (7, 40, 3), (7, 80, 2), (13, 80, 3), (34, 80, 8), (70, 80, 16), (70, 141, 9), (70, 24, 68)],
+)
+def test_over_how_many_gpus_a_sharded_model_fits(params: float, vram_gib: int, ranks: int) -> None:
+    model = billions(params, strategy=FSDP)
+    assert least_ranks(model, vram_gib) == ranks
+    assert not memory(model, ranks - 1).fits(vram_gib)
+
+
+def test_what_is_whole_on_each_gpu_does_not_fit_over_more_of_them() -> None:
+    assert least_ranks(billions(7), 80) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "gpus", "days"),
+    [
+        # Narayanan et al. (arXiv:2104.04473, §5.1): GPT-3 over 300B tokens on 1024 A100 at 140 TFLOP/s, recomputing: 34
+        (billions(175, mfu_percent=45, recompute=True), 300, 1024, 33.8),
+        # LLaMA (arXiv:2302.13971, §2.4): 65B over 1.4T tokens on 2048 A100, "approximately 21 days"
+        (billions(65.2, mfu_percent=48), 1400, 2048, 20.7),
+        # table 15: 7B over 1T tokens, 82,432 GPU-hours = 3.35 days on 1024
+        (billions(6.74, mfu_percent=43), 1000, 1024, 3.4),
+    ],
+)
+def test_a_trainings_time_is_the_published_one(model: Model, tokens: int, gpus: int, days: float) -> None:
+    time = training_time(model, tokens * 10**9, gpus=gpus, tflops=312)
+    assert time / timedelta(days=1) == pytest.approx(days, abs=0.05)
+
+
+def test_gpt_3_takes_as_many_operations_as_its_paper_says() -> None:
+    assert training_flops(billions(174.6), 300 * 10**9) == pytest.approx(3.14e23, rel=0.002)
