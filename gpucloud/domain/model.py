@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from gpucloud.domain.quantities import format_count
+
 
 class Precision(str, Enum):
     """What the model computes in; the 16-bit ones are mixed precision, with weights kept in 32 bits beside."""
@@ -54,3 +56,7 @@ class Model:
     layers: int | None = None
     vocab: int | None = None
     recompute: bool = False
+
+    def __str__(self) -> str:
+        words = (format_count(self.params), self.precision.value, self.optimizer.value, self.strategy.value)
+        return " ".join((*words, "recomputed") if self.recompute else words)

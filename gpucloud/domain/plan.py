@@ -11,6 +11,7 @@ from gpucloud.domain.account import Headroom
 from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, PlanRefused
 from gpucloud.domain.job import Access, Cloud, Job
 from gpucloud.domain.offer import Offer, rank
+from gpucloud.domain.sizing import Memory, memory, way_to_fit
 from gpucloud.domain.supervision.prepaid import Wall, least_budget_usd
 
 
@@ -44,6 +45,7 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
     ranked = fitting(job, offers)
     if not ranked:
         _refuse_what_is_not_here(job, offers)
+        _refuse_what_is_too_large(job, offers)
         _refuse_what_is_not_reached(job, offers)
         raise NoCapacity(*_nothing_matches(job, offers))
     nodes, left = job.resources.nodes, job.budget_usd - spent_usd
@@ -77,12 +79,19 @@ def _lasts(usd: Decimal, usd_per_hour: Decimal) -> timedelta:
 
 
 def fitting(job: Job, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
-    """Return the offers that do what the job asks and that it can reach, best first.
+    """Return the offers that do what the job asks, that hold its model and that it can reach, best first.
 
     A machine with several EFA interfaces gets no public address from AWS.
     """
-    ranked = rank(offers, job.resources)
+    ranked = _holding(job, rank(offers, job.resources))
     return tuple(o for o in ranked if o.efa <= 1 or job.aws.access is not Access.PUBLIC)
+
+
+def memory_needed(job: Job) -> Memory | None:
+    """Return what the job's model needs of each GPU; None where the file names no model."""
+    if job.model is None:
+        return None
+    return memory(job.model, job.resources.nodes * job.resources.gpus)
 
 
 def affordable(offers: tuple[Offer, ...], nodes: int, left_usd: Decimal, wall: Wall) -> tuple[Offer, ...]:
@@ -97,6 +106,12 @@ def quota_too_small(offer: Offer, nodes: int, room: Headroom) -> NoCapacity:
         f" {room.limit}, of which {room.used} are used",
         hint="gpucloud quota request asks AWS for more; `market:`, `types:` or `regions:` may name others",
     )
+
+
+def _holding(job: Job, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
+    """Return the offers whose GPUs hold the job's model, as far as their memory is known."""
+    needed = memory_needed(job)
+    return tuple(o for o in offers if needed is None or o.vram_gib is None or needed.fits(o.vram_gib))
 
 
 def _refuse_what_is_not_offered(job: Job) -> None:
@@ -121,8 +136,22 @@ def _refuse_what_is_not_here(job: Job, offers: tuple[Offer, ...]) -> None:
         )
 
 
+def _refuse_what_is_too_large(job: Job, offers: tuple[Offer, ...]) -> None:
+    needed, ranked = memory_needed(job), rank(offers, job.resources)
+    if job.model is None or needed is None or not ranked or _holding(job, ranked):
+        return
+    nodes, gpus = job.resources.nodes, job.resources.gpus
+    largest = max(ranked, key=lambda offer: offer.vram_gib or 0)
+    vram_gib = largest.vram_gib or 0
+    raise PlanRefused(
+        f"{job.model} over {nodes * gpus} GPUs needs {needed} of each; the most that is offered is {vram_gib} GB"
+        f" ({largest.pool.instance_type})",
+        hint=way_to_fit(job.model, nodes=nodes, gpus=gpus, vram_gib=vram_gib),
+    )
+
+
 def _refuse_what_is_not_reached(job: Job, offers: tuple[Offer, ...]) -> None:
-    unreached = rank(offers, job.resources)
+    unreached = _holding(job, rank(offers, job.resources))
     if unreached:
         raise PlanRefused(
             f"{unreached[0].pool.instance_type} has {unreached[0].efa} EFA interfaces and so no public address",

@@ -21,14 +21,16 @@ when activations are recomputed, at the stated share of the GPUs' peak (MFU; PaL
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from gpucloud.domain.model import Model, Optimizer, Precision, Strategy
 
 GB = 10**9
-LARGEST_WORLD = 1024
-"""GPUs of the largest job that a job file can name: 64 nodes of 16."""
+MOST_NODES = 64
+LARGEST_WORLD = MOST_NODES * 16
+"""GPUs of the largest job that a job file can name."""
 
 _WEIGHTS = {Precision.BF16: 2 + 4, Precision.FP16: 2 + 4, Precision.FP8: 2 + 4 + 2, Precision.FP32: 4}
 _COMPUTED = {Precision.BF16: 2, Precision.FP16: 2, Precision.FP8: 2, Precision.FP32: 4}
@@ -50,6 +52,11 @@ class Memory:
     def total(self) -> int:
         """All of it."""
         return self.states + self.working + (self.activations or 0) + self.margin
+
+    def __str__(self) -> str:
+        parts = {"states": self.states, "working": self.working, "activations": self.activations, "margin": self.margin}
+        terms = [f"{size / GB:.1f} GB {name}" for name, size in parts.items() if size]
+        return f"{' + '.join(terms)} = {self.total / GB:.1f} GB"
 
     def fits(self, vram_gib: int) -> bool:
         """Whether a GPU that is sold with so much memory holds it."""
@@ -75,6 +82,23 @@ def least_ranks(model: Model, vram_gib: int) -> int | None:
     return next((ranks for ranks in range(1, LARGEST_WORLD + 1) if memory(model, ranks).fits(vram_gib)), None)
 
 
+def way_to_fit(model: Model, *, nodes: int, gpus: int, vram_gib: int) -> str:
+    """Return what must change for a model that does not fit on such GPUs: the least of the ways that help."""
+    for change in ({"strategy": Strategy.FSDP}, {"recompute": True}, {"strategy": Strategy.FSDP, "recompute": True}):
+        changed = replace(model, **change)
+        if changed != model and (model.seq or "recompute" not in change):
+            needed = memory(changed, nodes * gpus)
+            if needed.fits(vram_gib):
+                return f"model: {{{_written(change)}}} needs {needed.total / GB:.1f} GB a GPU"
+    sharded = replace(model, strategy=Strategy.FSDP, recompute=model.seq is not None)
+    least = least_ranks(sharded, vram_gib)
+    if least is not None and -(-least // gpus) <= MOST_NODES:
+        change = {"strategy": Strategy.FSDP, **({"recompute": True} if sharded.recompute else {})}
+        return f"nodes: {-(-least // gpus)}, with model: {{{_written(change)}}}"
+    most = memory(sharded, MOST_NODES * gpus).total / GB
+    return f"a larger GPU: sharded over {MOST_NODES} nodes too, {most:.1f} GB are needed of each"
+
+
 def training_flops(model: Model, tokens: int) -> float:
     """Return the operations of a training over so many tokens."""
     return (8.0 if model.recompute else 6.0) * model.params * tokens
@@ -95,6 +119,11 @@ def shape(model: Model) -> tuple[int, int]:
         return model.hidden, model.layers or max(1, round(model.params / (12 * model.hidden**2)))
     depth = model.layers or max(1, round((model.params / (12 * _WIDE**2)) ** (1 / 3)))
     return max(1, round((model.params / (12 * depth)) ** 0.5)), depth
+
+
+def _written(keys: Mapping[str, object]) -> str:
+    """The keys as a job file has them."""
+    return ", ".join(f"{key}: {value.value if isinstance(value, Strategy) else 'true'}" for key, value in keys.items())
 
 
 def _working(model: Model, ranks: int) -> int:

@@ -13,6 +13,7 @@ from gpucloud.adapters.local.market import LocalMarket
 from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, PlanRefused
 from gpucloud.domain.job import Access, AwsChoices, Cloud, Job, Market, MarketPolicy, Resources
 from gpucloud.domain.ledger import Terms
+from gpucloud.domain.model import Model
 from gpucloud.domain.state import ExitReason, JobStatus
 from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.store import open_store
@@ -177,3 +178,40 @@ def test_machines_without_a_public_address_are_refused_unless_they_are_reached_i
     assert "session_manager" in caught.value.hint
     reached = replace(JOB, aws=AwsChoices(access=Access.SESSION_MANAGER))
     assert many.plan(reached).offer.efa == 32
+
+
+class GpuMarket(LocalMarket):
+    """The embedded cloud's prices, for machines with GPUs: 24 GB in the cheapest type, 80 GB in the others."""
+
+    def offers(self, wanted):
+        large = {False: {"gpu": "A10G", "vram_gib": 24}, True: {"gpu": "A100", "vram_gib": 80}}
+        offers = super().offers(wanted)
+        return tuple(replace(o, gpus=8, **large[o.pool.instance_type != "local.p2.xlarge"]) for o in offers)
+
+
+def sized(model, nodes=1, gpus=8):
+    return replace(JOB, budget_usd=Decimal(99), model=model, resources=Resources(nodes=nodes, gpus=gpus))
+
+
+def test_gpus_that_do_not_hold_the_model_are_passed_over(starter):
+    gpus = replace(starter, market=GpuMarket())
+    small = gpus.plan(sized(Model(params=1_000_000_000))).offer
+    large = gpus.plan(sized(Model(params=3_000_000_000))).offer
+
+    assert (small.vram_gib, large.vram_gib) == (24, 80)
+    assert small.usd_per_hour < large.usd_per_hour
+
+
+def test_a_model_that_no_gpu_holds_is_refused_with_the_number_that_must_move(starter):
+    with pytest.raises(PlanRefused) as caught:
+        replace(starter, market=GpuMarket()).plan(sized(Model(params=7_000_000_000)))
+
+    assert caught.value.message.startswith(
+        "7.0B bf16 adamw ddp over 8 GPUs needs 112.0 GB states + 14.0 GB working + 2.4 GB margin = 128.4 GB of each;"
+        " the most that is offered is 80 GB ("
+    )
+    assert caught.value.hint == "model: {strategy: fsdp} needs 16.4 GB a GPU"
+
+
+def test_a_model_on_nodes_without_gpus_is_not_refused(starter):
+    assert starter.plan(replace(JOB, model=Model(params=7_000_000_000))).offer.gpu is None

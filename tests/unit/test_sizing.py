@@ -7,7 +7,17 @@ from datetime import timedelta
 import pytest
 
 from gpucloud.domain.model import Model, Optimizer, Precision, Strategy
-from gpucloud.domain.sizing import GB, Memory, least_ranks, memory, shape, state_bytes, training_flops, training_time
+from gpucloud.domain.sizing import (
+    GB,
+    Memory,
+    least_ranks,
+    memory,
+    shape,
+    state_bytes,
+    training_flops,
+    training_time,
+    way_to_fit,
+)
 
 FSDP = Strategy.FSDP
 
@@ -133,3 +143,43 @@ def test_a_trainings_time_is_the_published_one(model: Model, tokens: int, gpus: 
 
 def test_gpt_3_takes_as_many_operations_as_its_paper_says() -> None:
     assert training_flops(billions(174.6), 300 * 10**9) == pytest.approx(3.14e23, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("model", "nodes", "gpus", "vram_gib", "way"),
+    [
+        # 16 · 7 / 8 + working and margin
+        (billions(7), 1, 8, 80, "model: {strategy: fsdp} needs 16.4 GB a GPU"),
+        (billions(7), 1, 1, 80, "nodes: 2, with model: {strategy: fsdp}"),
+        (billions(70, strategy=FSDP), 1, 8, 80, "nodes: 2, with model: {strategy: fsdp}"),
+        # 34 · 4096 · 8 · 4096 · 32 = 146 GB of activations
+        (
+            billions(7, strategy=FSDP, seq=4096, batch=8, hidden=4096, layers=32),
+            1,
+            8,
+            80,
+            "model: {recompute: true} needs 30.9 GB a GPU",
+        ),
+        (billions(7, seq=4096), 1, 8, 24, "model: {strategy: fsdp, recompute: true} needs 18.3 GB a GPU"),
+        (billions(70, seq=4096), 1, 8, 80, "nodes: 3, with model: {strategy: fsdp, recompute: true}"),
+        (
+            billions(2000, strategy=FSDP),
+            1,
+            16,
+            16,  # 16 · 2000 / 1024 = 31.25, and three of 216 layers, two bytes a parameter
+            "a larger GPU: sharded over 64 nodes too, 93.1 GB are needed of each",
+        ),
+    ],
+)
+def test_a_model_that_does_not_fit_is_told_the_number_that_must_move(
+    model: Model, nodes: int, gpus: int, vram_gib: int, way: str
+) -> None:
+    assert not memory(model, nodes * gpus).fits(vram_gib)
+    assert way_to_fit(model, nodes=nodes, gpus=gpus, vram_gib=vram_gib) == way
+
+
+def test_a_model_and_its_memory_read_as_people_say_them() -> None:
+    model = billions(7, strategy=FSDP, seq=4096, recompute=True)
+    assert str(model) == "7.0B bf16 adamw fsdp recomputed"
+    assert str(memory(model, 8)) == "14.0 GB states + 1.3 GB working + 1.7 GB activations + 1.3 GB margin = 18.3 GB"
+    assert str(memory(billions(1.5), 1)) == "24.0 GB states + 1.0 GB margin = 25.0 GB"
