@@ -1,0 +1,113 @@
+"""Recorded spot markets: how many machines of a type each zone had, tick by tick, and what they cost."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import TypeVar
+
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.offer import region_of
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedZone:
+    """One zone: `nodes` are (tick, how many machines there were from then on), `prices` (tick, USD per node-hour).
+
+    Both begin at tick 0 and name only changes.
+    """
+
+    name: str
+    nodes: tuple[tuple[int, int], ...]
+    prices: tuple[tuple[int, Decimal], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedMarket:
+    """What was recorded of one machine type: `ticks` spans of `tick` each, in every zone at the same times.
+
+    `about` says how it was recorded, `source` where it is published and under which licence. `nodes` is the most that
+    were looked for at a time. `started_at` is None where the source does not say when. Where `prices_recorded` is
+    false, the prices are an assumed share of the list price.
+    """
+
+    name: str
+    about: str
+    source: str
+    instance_type: str
+    gpus: int
+    gpu: str
+    nodes: int
+    started_at: datetime | None
+    tick: timedelta
+    ticks: int
+    on_demand_usd_per_hour: Decimal
+    prices_recorded: bool
+    zones: tuple[RecordedZone, ...]
+
+    @property
+    def length(self) -> timedelta:
+        """How long was recorded."""
+        return self.tick * self.ticks
+
+    @property
+    def machine(self) -> str:
+        """The machine as people name it: `p3.2xlarge (1 × V100)`."""
+        return f"{self.instance_type} ({self.gpus} × {self.gpu})"
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """The zones' regions, in the zones' order."""
+        return tuple(dict.fromkeys(region_of(zone.name) for zone in self.zones))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supply:
+    """How well one zone, or several taken as one, gave `nodes` machines: the share of the time, losses a day."""
+
+    available: float
+    taken_per_day: float
+
+
+def zone_set(market: RecordedMarket, asked: str) -> tuple[RecordedZone, ...]:
+    """Return the zones that "all", a region, a zone, or several of these joined by commas name; in the market's order.
+
+    Raises UsageError for what the market does not have.
+    """
+    wanted = set()
+    for word in asked.split(","):
+        found = {zone.name for zone in market.zones if word in ("all", zone.name, region_of(zone.name))}
+        if not found:
+            known = ", ".join([*(zone.name for zone in market.zones), *market.regions])
+            raise UsageError(f"{market.name} has no zone or region {word!r}", hint=f"--zones takes {known} or all")
+        wanted |= found
+    return tuple(zone for zone in market.zones if zone.name in wanted)
+
+
+def supply(zones: Sequence[RecordedZone], ticks: int, tick: timedelta, *, nodes: int = 1) -> Supply:
+    """Return how much of the time any of the zones had `nodes` machines, and how often a day none had any more."""
+    edges = sorted({at for zone in zones for at, _ in zone.nodes})
+    up = [any(value_at(zone.nodes, at) >= nodes for zone in zones) for at in edges]
+    spans = [end - start for start, end in zip(edges, [*edges[1:], ticks], strict=True)]
+    lost = sum(before and not after for before, after in itertools.pairwise(up))
+    return Supply(
+        available=sum(span for span, there in zip(spans, up, strict=True) if there) / ticks,
+        taken_per_day=lost / (ticks * tick / timedelta(days=1)),
+    )
+
+
+def mean_price(zone: RecordedZone, ticks: int) -> Decimal:
+    """Return the zone's mean spot price over all ticks, in USD per node-hour."""
+    ends = [*(at for at, _ in zone.prices[1:]), ticks]
+    return sum((price * (end - at) for (at, price), end in zip(zone.prices, ends, strict=True)), Decimal(0)) / ticks
+
+
+def value_at(changes: Sequence[tuple[int, _Value]], tick: int) -> _Value:
+    """Return the value of the last change at or before `tick`."""
+    return changes[bisect_right(changes, tick, key=lambda change: change[0]) - 1][1]

@@ -1,0 +1,116 @@
+"""A recorded market as a job would have seen it: some of its zones, for so many nodes, look by look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from typing import TypeVar
+
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.markets import RecordedMarket, RecordedZone, value_at
+from gpucloud.domain.offer import PricePoint
+
+LOOK_S = 180
+"""How often a replayed job looks at its market, and may act: three minutes, as in the published replays."""
+
+_UNDATED = datetime(2021, 1, 1, tzinfo=timezone.utc)
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZoneView:
+    """A zone between two changes: whether it has all nodes and since which look, how many there are, their price."""
+
+    zone: str
+    up: bool
+    since: int
+    nodes: int
+    usd_per_hour: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """What a job of `nodes` nodes sees: from look `changes[i]` on `views[i]`, one view a zone; `looks` looks in all.
+
+    `prices` are each zone's points, for the books.
+    """
+
+    market: RecordedMarket
+    nodes: int
+    looks: int
+    changes: tuple[int, ...]
+    views: tuple[tuple[ZoneView, ...], ...]
+    prices: tuple[tuple[PricePoint, ...], ...]
+
+    def when(self, seconds: float) -> datetime:
+        """Return the moment so many seconds after the recording's first look."""
+        return moment(self.market, seconds)
+
+
+def timeline(market: RecordedMarket, zones: Sequence[RecordedZone], nodes: int) -> Timeline:
+    """Return the market as a job of `nodes` nodes sees it.
+
+    Where only one node was looked for, all of the job's are taken to come and go together. What came and went between
+    two looks is not seen. Raises UsageError for more nodes than the recorded group had.
+    """
+    if 1 < market.nodes < nodes:
+        raise UsageError(
+            f"{market.name} was recorded with {market.nodes} nodes, and the job wants {nodes}",
+            hint="gpucloud simulate --list says with how many nodes each market was recorded",
+        )
+    supplies = [_seen(market, zone.nodes) for zone in zones]
+    prices = [_seen(market, zone.prices) for zone in zones]
+    changes = tuple(sorted({look for track in (*supplies, *prices) for look, _ in track}))
+    columns = [
+        _views(zone.name, s, p, changes, market, nodes) for zone, s, p in zip(zones, supplies, prices, strict=True)
+    ]
+    return Timeline(
+        market=market,
+        nodes=nodes,
+        looks=int(market.length.total_seconds()) // LOOK_S,
+        changes=changes,
+        views=tuple(zip(*columns, strict=True)),
+        prices=tuple(
+            tuple(PricePoint(since=moment(market, look * LOOK_S), usd_per_hour=usd) for look, usd in track)
+            for track in prices
+        ),
+    )
+
+
+def moment(market: RecordedMarket, seconds: float) -> datetime:
+    """Return the moment so many seconds after the recording began; of an undated one, counted from 2021."""
+    return (market.started_at or _UNDATED) + timedelta(seconds=seconds)
+
+
+def _seen(market: RecordedMarket, changes: Sequence[tuple[int, _Value]]) -> tuple[tuple[int, _Value], ...]:
+    """Return (look, value): each change at the first look that is not before it, the last of several at one look."""
+    tick_s = market.tick.total_seconds()
+    seen = {math.ceil(tick * tick_s / LOOK_S): value for tick, value in changes}
+    return tuple(seen.items())
+
+
+def _views(
+    name: str,
+    supply: Sequence[tuple[int, int]],
+    prices: Sequence[tuple[int, Decimal]],
+    changes: Sequence[int],
+    market: RecordedMarket,
+    nodes: int,
+) -> list[ZoneView]:
+    views: list[ZoneView] = []
+    for look in changes:
+        there = value_at(supply, look) * (nodes if market.nodes == 1 else 1)
+        up = there >= nodes
+        same = views and views[-1].up == up
+        view = ZoneView(
+            zone=name,
+            up=up,
+            since=views[-1].since if same else look,
+            nodes=min(there, nodes),
+            usd_per_hour=float(value_at(prices, look)),
+        )
+        views.append(views[-1] if views and views[-1] == view else view)
+    return views
