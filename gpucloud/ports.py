@@ -11,6 +11,7 @@ from typing import Protocol
 from gpucloud.domain.account import Caller, Headroom, QuotaRequest
 from gpucloud.domain.data import DataSet, DataWanted
 from gpucloud.domain.job import Market, Resources
+from gpucloud.domain.markets import RecordedMarket
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.offer import Offer, Pool, PricePoint
 from gpucloud.domain.strays import Owner, Thing
@@ -118,6 +119,18 @@ class MarketData(Protocol):
 
     def prices(self, pool: Pool, start: datetime, end: datetime) -> tuple[PricePoint, ...]:
         """Return the pool's price points that cover start..end, in order; the first is at or before `start`."""
+        ...
+
+
+class Markets(Protocol):
+    """Recorded spot markets. Raises UsageError."""
+
+    def names(self) -> tuple[str, ...]:
+        """Return the markets' names, in order."""
+        ...
+
+    def market(self, name: str) -> RecordedMarket:
+        """Return the market of that name; UsageError, with the nearest name, when there is none."""
         ...
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TypeVar
@@ -13,6 +13,7 @@ from typing import TypeVar
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.offer import region_of
 
+_SMALLEST = Decimal("0.0001")  # as AWS writes spot prices
 _Value = TypeVar("_Value")
 
 
@@ -60,6 +61,15 @@ class RecordedMarket:
     def machine(self) -> str:
         """The machine as people name it: `p3.2xlarge (1 × V100)`."""
         return f"{self.instance_type} ({self.gpus} × {self.gpu})"
+
+    def at_price(self, on_demand_usd_per_hour: Decimal) -> RecordedMarket:
+        """Return the market as if its machine cost that much on demand: spot prices keep their share of it."""
+        share = on_demand_usd_per_hour / self.on_demand_usd_per_hour
+        zones = (
+            replace(zone, prices=tuple((tick, (usd * share).quantize(_SMALLEST)) for tick, usd in zone.prices))
+            for zone in self.zones
+        )
+        return replace(self, on_demand_usd_per_hour=on_demand_usd_per_hour, zones=tuple(zones))
 
     @property
     def regions(self) -> tuple[str, ...]:

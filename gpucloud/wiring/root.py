@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpucloud.domain.node import Node
     from gpucloud.domain.plan import Plan
     from gpucloud.domain.state import JobState
-    from gpucloud.ports import DataSets, Shell
+    from gpucloud.ports import DataSets, Markets, Shell
     from gpucloud.usecases.here import Here
     from gpucloud.usecases.jobs import Asker
     from gpucloud.usecases.start import Starter
@@ -240,6 +240,12 @@ class Gpucloud:
         from gpucloud.adapters.jobfile import read_job
 
         return read_job(path)
+
+    def recorded_markets(self) -> Markets:
+        """Return the spot markets of the past that come with the package."""
+        from gpucloud.adapters.markets import PackagedMarkets
+
+        return PackagedMarkets()
 
     def install_terraform(self, story: Callable[[str], None]) -> Path:
         """Fetch Terraform into this user's own folder and return it. ToolMissing when that fails."""

@@ -1,0 +1,62 @@
+"""What replays of one job came to: each one, and all together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+
+_CENT = Decimal("0.01")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One replay: its bill, when the work was done (None: not before the recording ended), and what went wrong."""
+
+    usd: Decimal
+    took: timedelta | None
+    missed: bool
+    over_budget: bool
+    interruptions: int
+    launches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Many replays of one job under one policy: costs in USD to the cent, means of the rest."""
+
+    windows: int
+    mean_usd: Decimal
+    p90_usd: Decimal
+    worst_usd: Decimal
+    missed: int
+    over_budget: int
+    interruptions: float
+    launches: float
+    took: timedelta | None
+
+
+def summary(outcomes: Sequence[Outcome]) -> Summary:
+    """Return the outcomes taken together; `took` is the mean of those that came to their end.
+
+    The 90th percentile is by nearest rank: the least cost that nine in ten did not pass.
+    """
+    costs = sorted(one.usd for one in outcomes)
+    done = [one.took for one in outcomes if one.took is not None]
+    return Summary(
+        windows=len(outcomes),
+        mean_usd=(sum(costs, Decimal(0)) / len(costs)).quantize(_CENT),
+        p90_usd=costs[math.ceil(0.9 * len(costs)) - 1].quantize(_CENT),
+        worst_usd=costs[-1].quantize(_CENT),
+        missed=sum(one.missed for one in outcomes),
+        over_budget=sum(one.over_budget for one in outcomes),
+        interruptions=_mean(outcomes, lambda one: one.interruptions),
+        launches=_mean(outcomes, lambda one: one.launches),
+        took=sum(done, timedelta(0)) / len(done) if done else None,
+    )
+
+
+def _mean(outcomes: Sequence[Outcome], count: Callable[[Outcome], int]) -> float:
+    return sum(map(count, outcomes)) / len(outcomes)

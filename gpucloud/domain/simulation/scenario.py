@@ -1,0 +1,87 @@
+"""A job to be rehearsed: what policies are told of it, whether it can be kept at all, and when it is submitted."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import ROUND_UP, Decimal
+
+from gpucloud.domain.errors import PlanRefused, UsageError
+from gpucloud.domain.ledger import usd_for
+from gpucloud.domain.markets import RecordedMarket, RecordedZone
+from gpucloud.domain.policy.net import least_budget_usd, least_span_s
+from gpucloud.domain.policy.observation import Task
+from gpucloud.domain.quantities import format_span, format_usd
+from gpucloud.domain.simulation.recovery import Recovery
+from gpucloud.domain.simulation.timeline import LOOK_S
+
+_CENT = Decimal("0.01")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """The job that is rehearsed: how much work it is, in how long and for how much, and what a restart takes."""
+
+    work: timedelta
+    deadline: timedelta
+    budget_usd: Decimal
+    nodes: int
+    recovery: Recovery
+
+    def spendable_usd(self, market: RecordedMarket) -> Decimal:
+        """The budget, less what the meter's rounding up of a last second may add."""
+        return self.budget_usd - usd_for(self.nodes * market.on_demand_usd_per_hour, timedelta(seconds=1))
+
+
+def task_of(scenario: Scenario, market: RecordedMarket) -> Task:
+    """Return what policies are told of the job on that market."""
+    return Task(
+        work_s=scenario.work.total_seconds(),
+        span_s=scenario.deadline.total_seconds(),
+        changeover_s=scenario.recovery.changeover_s,
+        handover_s=scenario.recovery.handover_s,
+        on_demand_usd_per_hour=float(market.on_demand_usd_per_hour),
+        tick_s=float(LOOK_S),
+        nodes=scenario.nodes,
+        least_nodes=scenario.nodes,
+    )
+
+
+def refuse_what_cannot_be_kept(scenario: Scenario, market: RecordedMarket, zones: Sequence[RecordedZone]) -> None:
+    """Raise PlanRefused for a deadline or a budget that no policy can keep: the hint is the number that must move."""
+    task = task_of(scenario, market)
+    least_span = timedelta(seconds=least_span_s(task))
+    work = f"{format_span(scenario.work)} of work"
+    if scenario.deadline < least_span:
+        raise PlanRefused(
+            f"{work} and two changeovers of {format_span(timedelta(seconds=task.changeover_s))} take"
+            f" {format_span(least_span)}; the deadline is after {format_span(scenario.deadline)}",
+            hint=f"deadline: {math.ceil(least_span / timedelta(minutes=1))} min",
+        )
+    spot_usd = min(price for zone in zones for _, price in zone.prices)
+    rounding_usd = scenario.budget_usd - scenario.spendable_usd(market)
+    least_usd = (Decimal(str(least_budget_usd(task, float(spot_usd)))) + rounding_usd).quantize(_CENT, ROUND_UP)
+    if scenario.budget_usd < least_usd:
+        raise PlanRefused(
+            f"{work} on {scenario.nodes} × {market.machine} need {format_usd(least_usd)} to be finished on demand"
+            f" whatever happens; the budget is {format_usd(scenario.budget_usd)}",
+            hint=f"budget: {least_usd} USD, or --price with what your machine costs an hour on demand",
+        )
+
+
+def starts(market: RecordedMarket, deadline: timedelta, count: int, seed: int) -> tuple[int, ...]:
+    """Return the looks at which `count` jobs are submitted, at random, all with their deadline within the recording.
+
+    The same seed gives the same looks. Raises UsageError where the recording is too short.
+    """
+    room = int(market.length.total_seconds() - deadline.total_seconds()) // LOOK_S
+    if room < 0:
+        raise UsageError(
+            f"{market.name} is {format_span(market.length)} long, and the deadline is after {format_span(deadline)}",
+            hint="a longer market (gpucloud simulate --list), or --deadline",
+        )
+    draw = random.Random(seed)  # noqa: S311  windows, not secrets
+    return tuple(draw.randint(0, room) for _ in range(count))
