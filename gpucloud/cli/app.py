@@ -11,6 +11,7 @@ from gpucloud import __version__
 from gpucloud.cli.arguments import Json, OnCloud, Target
 from gpucloud.cli.groups import catalog, iam, local, quota, tools
 from gpucloud.domain.job import Cloud
+from gpucloud.domain.policy.decide import Policy
 
 app = typer.Typer(
     name="gpucloud",
@@ -51,6 +52,72 @@ def plan(target: Target = None, cloud: OnCloud = None, as_json: Json = False) ->
     from gpucloud.cli import training
 
     raise typer.Exit(training.plan(target, on=cloud, as_json=as_json))
+
+
+@app.command()
+def simulate(  # noqa: PLR0913, PLR0917  each is an option
+    target: Target = None,
+    market: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--market", metavar="NAME", help="A recorded market; may be repeated."),
+    ] = None,
+    zones: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--zones", metavar="ZONES", help="Zones or regions (a,b) that the job may use; may be repeated."),
+    ] = None,
+    policy: Annotated[
+        Optional[list[Policy]],  # noqa: UP045
+        typer.Option("--policy", help="How to choose between spot and on demand; all if left out."),
+    ] = None,
+    work: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="TIME", help="How long the job takes undisturbed, such as 48h; the job file's `work:`."),
+    ] = None,
+    deadline: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="TIME", help="Another deadline than the job file's."),
+    ] = None,
+    budget: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="SUM", help="Another budget than the job file's, such as 160USD."),
+    ] = None,
+    price: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="SUM", help="What your machine costs an hour on demand; the recorded one's price."),
+    ] = None,
+    restart: Annotated[str, typer.Option(metavar="TIME", help="From a launch to the first step.")] = "10min",
+    notice: Annotated[bool, typer.Option(help="Machines are taken with two minutes' notice.")] = True,
+    windows: Annotated[int, typer.Option(min=1, max=10000, help="How often the job is replayed.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Where the random moments of submission start.")] = 0,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Other deadlines too, from the tightest possible.")] = False,
+    plot: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Draw the costs, or with --sweep costs against deadlines: .png or .svg."),
+    ] = None,
+    show: Annotated[bool, typer.Option("--list", help="Only list the recorded markets.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Rehearse a job on recorded spot markets: cost, deadlines, interruptions; nothing is made."""
+    from gpucloud.cli import simulate as command
+
+    if show:
+        raise typer.Exit(command.list_markets(as_json=as_json))
+    asked = command.Asked(
+        markets=tuple(market or ()),
+        zones=tuple(zones or ()),
+        policies=tuple(policy or ()),
+        work=work,
+        deadline=deadline,
+        budget=budget,
+        price=price,
+        restart=restart,
+        notice=notice,
+        windows=windows,
+        seed=seed,
+        sweep=sweep,
+        plot=plot,
+    )
+    raise typer.Exit(command.rehearse(target, asked, as_json=as_json))
 
 
 @app.command()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.home import Home, KnownJob, open_home
 from gpucloud.domain.driving import Unable, Unattended
-from gpucloud.domain.errors import CredentialsError, GpucloudError, UsageError
+from gpucloud.domain.errors import CredentialsError, GpucloudError, ToolMissing, UsageError
 from gpucloud.domain.job import AwsChoices, Job, Resources, SshChoices
 from gpucloud.domain.job import Cloud as CloudName
 from gpucloud.store import ObjectStore, open_store
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpucloud.adapters.copying import Copier
     from gpucloud.adapters.datasets import Sources
     from gpucloud.adapters.local.group import LocalNodeGroup
+    from gpucloud.adapters.plots import Plot
     from gpucloud.domain.node import Node
     from gpucloud.domain.plan import Plan
     from gpucloud.domain.state import JobState
@@ -246,6 +247,14 @@ class Gpucloud:
         from gpucloud.adapters.markets import PackagedMarkets
 
         return PackagedMarkets()
+
+    def plot(self, path: Path) -> Plot:
+        """Return the file to draw charts into. UsageError for none of PNG or SVG, ToolMissing without matplotlib."""
+        try:
+            from gpucloud.adapters.plots import Plot
+        except ImportError as error:
+            raise ToolMissing("plots need matplotlib", hint="pip install 'gpucloud[plots]'") from error
+        return Plot(path)
 
     def install_terraform(self, story: Callable[[str], None]) -> Path:
         """Fetch Terraform into this user's own folder and return it. ToolMissing when that fails."""

@@ -19,6 +19,7 @@ from gpucloud.domain.simulation.recovery import Recovery
 from gpucloud.domain.simulation.timeline import LOOK_S
 
 _CENT = Decimal("0.01")
+_SHARES = (1.1, 1.25, 1.5, 1.75, 2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,3 +86,15 @@ def starts(market: RecordedMarket, deadline: timedelta, count: int, seed: int) -
         )
     draw = random.Random(seed)  # noqa: S311  windows, not secrets
     return tuple(draw.randint(0, room) for _ in range(count))
+
+
+def deadlines(scenario: Scenario, market: RecordedMarket) -> tuple[timedelta, ...]:
+    """Return deadlines from the tightest that can be kept to twice the work, the scenario's own among them.
+
+    Only those that the recording is long enough for, in whole minutes.
+    """
+    tightest = math.ceil(least_span_s(task_of(scenario, market)) / 60) * 60
+    work_s = scenario.work.total_seconds()
+    tried = {tightest, *(round(work_s * share / 60) * 60 for share in _SHARES), scenario.deadline.total_seconds()}
+    longest = market.length.total_seconds()
+    return tuple(timedelta(seconds=span) for span in sorted(tried) if tightest <= span <= longest)

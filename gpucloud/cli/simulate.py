@@ -1,0 +1,136 @@
+"""`simulate`: a job rehearsed on recorded spot markets, before any money is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from gpucloud.cli.render import say, say_json, tell
+from gpucloud.cli.simulationcharts import charts
+from gpucloud.cli.simulations import Simulation, market_json, markets_text, simulation_json, simulation_text, title
+from gpucloud.cli.target import read_target
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.job import Job
+from gpucloud.domain.markets import RecordedMarket, RecordedZone, zone_set
+from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.quantities import parse_span, parse_usd
+from gpucloud.domain.simulation.recovery import Recovery
+from gpucloud.domain.simulation.scenario import Scenario, deadlines
+from gpucloud.usecases.simulation import Study, simulate
+from gpucloud.wiring import Gpucloud
+
+DEFAULT_MARKET = "p3.2xlarge-2023-02"
+"""The longest recording, with prices, in nine zones of three regions."""
+
+_SHORTEST = timedelta(minutes=1)  # what is charged at the least
+_HANDOVER = timedelta(minutes=3)  # from the last save on the old machines to the first step on new ones that are ready
+_NOTICE = timedelta(minutes=2)  # AWS's
+_SAVE = timedelta(minutes=10)  # between checkpoints, where the job file leaves it to the job
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The options; what is None or empty is the job file's, or the default."""
+
+    markets: tuple[str, ...] = ()
+    zones: tuple[str, ...] = ()
+    policies: tuple[Policy, ...] = ()
+    work: str | None = None
+    deadline: str | None = None
+    budget: str | None = None
+    price: str | None = None
+    restart: str
+    notice: bool
+    windows: int
+    seed: int
+    sweep: bool
+    plot: Path | None = None
+
+
+def rehearse(target: str | None, asked: Asked, *, as_json: bool) -> int:
+    """Say what the job would have cost on recorded markets; return the exit code."""
+    cloud = Gpucloud()
+    file = read_target(cloud, target)
+    scenario = _scenario(file.job, file.file, asked)
+    plot = None if asked.plot is None else cloud.plot(asked.plot)
+    known = cloud.recorded_markets()
+    done = [_simulated(file.job, scenario, known.market(name), asked) for name in asked.markets or (DEFAULT_MARKET,)]
+    if as_json:
+        say_json(simulation_json(file.job.name, scenario, done))
+    else:
+        say("\n\n".join(simulation_text(file.job.name, scenario, one) for one in done))
+    if plot is not None:
+        plot.save(charts(scenario, done), title=title(file.job.name, scenario))
+        tell(f"drawn: {asked.plot}")
+    return 0
+
+
+def list_markets(*, as_json: bool) -> int:
+    """Say which recorded markets there are, and how they were; return the exit code."""
+    known = Gpucloud().recorded_markets()
+    markets = [known.market(name) for name in known.names()]
+    if as_json:
+        say_json({"markets": [market_json(market) for market in markets]})
+    else:
+        say(markets_text(markets))
+    return 0
+
+
+def _scenario(job: Job, file: Path, asked: Asked) -> Scenario:
+    work = _read(parse_span, "--work", asked.work) or job.work
+    deadline = _read(parse_span, "--deadline", asked.deadline) or job.deadline
+    restart = _read(parse_span, "--restart", asked.restart)
+    if work is None:
+        raise UsageError(f"{file} does not say how much work the job is", hint="`work: 48h` there, or --work 48h")
+    if deadline is None:
+        raise UsageError(f"{file} has no deadline", hint="`deadline: 60h` there, or --deadline 60h")
+    if restart is None or restart < _SHORTEST:
+        raise UsageError("--restart: a machine takes longer than a minute to start", hint="--restart 10min")
+    return Scenario(
+        work=work,
+        deadline=deadline,
+        budget_usd=_read(parse_usd, "--budget", asked.budget) or job.budget_usd,
+        nodes=job.resources.nodes,
+        recovery=_recovery(job, restart, notice=asked.notice),
+    )
+
+
+def _recovery(job: Job, restart: timedelta, *, notice: bool) -> Recovery:
+    save = job.checkpoint.every or _SAVE
+    return Recovery(
+        restart_s=restart.total_seconds(),
+        handover_s=min(restart, _HANDOVER).total_seconds(),
+        notice_s=_NOTICE.total_seconds() if notice else None,
+        save_s=save.total_seconds(),
+    )
+
+
+def _simulated(job: Job, scenario: Scenario, market: RecordedMarket, asked: Asked) -> Simulation:
+    price = _read(parse_usd, "--price", asked.price)
+    market = market if price is None else market.at_price(price)
+    study = Study(
+        zone_sets=_zone_sets(job, market, asked.zones),
+        policies=asked.policies or tuple(Policy),
+        deadlines=deadlines(scenario, market) if asked.sweep else (scenario.deadline,),
+        windows=asked.windows,
+        seed=asked.seed,
+    )
+    return Simulation(market=market, study=study, results=tuple(simulate(scenario, market, study)))
+
+
+def _zone_sets(job: Job, market: RecordedMarket, asked: tuple[str, ...]) -> tuple[tuple[RecordedZone, ...], ...]:
+    """Return the sets that are asked for; else the job's regions where the market has them, else each and all."""
+    regions = [region for region in market.regions if region in job.resources.regions] or market.regions
+    words = asked or (*regions, *(["all"] if len(regions) > 1 else []))
+    return tuple(zone_set(market, word) for word in words)
+
+
+def _read(parse: Callable[[str], _Value], option: str, text: str | None) -> _Value | None:
+    try:
+        return None if text is None else parse(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from error
