@@ -2,20 +2,132 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+from dataclasses import dataclass
+from enum import IntEnum
 
-from gpucloud.domain.policy.choice import Choice
-from gpucloud.domain.policy.observation import Observation, Task
+from gpucloud.domain.policy.choice import Choice, Reason
+from gpucloud.domain.policy.hazards import BUCKETS, Hazards, bucket, remaining_h
+from gpucloud.domain.policy.observation import Holding, Mode, Observation, Task, ZoneState
+
+_HOUR = 3600.0
+_EXACT = 1e-6  # of a tick: what rounding of seconds may leave over
 
 
-class Tables(Protocol):
-    """What was computed for one task on one market."""
+class Act(IntEnum):
+    """What the program found best, in two bits."""
 
-    def best(self, task: Task, seen: Observation) -> Choice:
-        """Return the choice with the least expected cost that keeps the deadline."""
-        ...
+    IDLE = 0
+    SPOT = 1
+    ON_DEMAND = 2
+    BOTH = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """The program's own units: ticks of `tick_s`, in which all its spans are whole.
+
+    `slack` is the time to the deadline that the work does not need. A launch takes `changeover` ticks, of which
+    `beside` pass while on-demand machines still work, where machines may boot beside others (else 0).
+    """
+
+    tick_s: float
+    work: int
+    slack: int
+    changeover: int
+    beside: int
+
+    @property
+    def span(self) -> int:
+        """Ticks from submit to the deadline."""
+        return self.work + self.slack
+
+    @property
+    def stages(self) -> int:
+        """How many situations are told apart: idle, on demand by its boot left, spot beside it by its age."""
+        return 1 + (self.changeover + 1) + self.beside
+
+    def situation(self, holding: Holding) -> int:
+        """Return which of the stages a holding is in, spot machines apart: those are kept."""
+        if holding.mode is Mode.IDLE:
+            return 0
+        if holding.mode is Mode.ON_DEMAND:
+            return 1 + min(math.ceil(holding.boot_s / self.tick_s - _EXACT), self.changeover)
+        left = math.ceil(holding.beside_s / self.tick_s - _EXACT)
+        return 1 + self.changeover + min(max(self.beside - left, 1), self.beside)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """The best acts for one task on one market: `acts`, four stages to a byte, by (ticks left, market, stage, slack).
+
+    The market is up or down by age bucket. `hazards` is what the program was told of it.
+    """
+
+    grid: Grid
+    hazards: Hazards
+    acts: bytes
+
+    def act(self, left: int, market: int, slack: int, stage: int) -> Act:
+        """Return the best act; `left` is the time left in ticks."""
+        grid = self.grid
+        row = (min(left, grid.span) * 2 * BUCKETS + market) * ((grid.stages + 3) // 4) + stage // 4
+        return _ACTS[self.acts[row * (grid.slack + 1) + min(slack, grid.slack)] >> 2 * (stage % 4) & 3]
+
+
+_ACTS = tuple(Act)
 
 
 def learned(tables: Tables, task: Task, seen: Observation) -> Choice:
-    """Return what the tables say, on demand where they end."""
-    return tables.best(task, seen)
+    """Return what the tables say; spot machines that cost less than on demand are kept until they are taken."""
+    holding = seen.holding
+    if holding.mode is Mode.SPOT:
+        return Choice(mode=Mode.SPOT, zone=holding.zone)
+    tick = tables.grid.tick_s
+    work = math.ceil(seen.work_left_s / tick - _EXACT)
+    slack = math.floor(seen.time_left_s / tick + _EXACT) - work
+    if slack < 0:
+        return Choice(mode=Mode.ON_DEMAND, reason=Reason.DEADLINE)
+    zone = preferred(seen.zones, tables.hazards, task)
+    if holding.mode is Mode.BOTH:
+        zone = next((one for one in seen.zones if one.zone == holding.zone), zone)
+    slack = min(slack, tables.grid.slack)
+    act = tables.act(work + slack, _market(seen.zones, zone), slack, tables.grid.situation(holding))
+    return _chosen(act, zone, holding, tick)
+
+
+def preferred(zones: tuple[ZoneState, ...], hazards: Hazards, task: Task) -> ZoneState | None:
+    """Return the zone whose hour of progress costs least, of those that are up and cheaper than on demand.
+
+    With L hours to live, p·L / (L − d): the price of what remains after the changeover.
+    """
+    up = [zone for zone in zones if zone.up and zone.usd_per_hour < task.on_demand_usd_per_hour]
+    if len(up) < 2:
+        return up[0] if up else None
+    lives = remaining_h(hazards)
+    d = task.changeover_s / _HOUR
+    return min(up, key=lambda zone: _per_progress(zone.usd_per_hour, lives[bucket(zone.age_s / _HOUR)], d))
+
+
+def _per_progress(price: float, life_h: float, changeover_h: float) -> float:
+    return price * life_h / max(life_h - changeover_h, life_h / 100)
+
+
+def _market(zones: tuple[ZoneState, ...], zone: ZoneState | None) -> int:
+    """The market's state: up by the age of the preferred zone, down by the time since any zone was up."""
+    if zone is not None:
+        return bucket(zone.age_s / _HOUR)
+    return BUCKETS + bucket(min((one.age_s for one in zones if not one.up), default=0.0) / _HOUR)
+
+
+def _chosen(act: Act, zone: ZoneState | None, holding: Holding, tick_s: float) -> Choice:
+    if zone is None or act is Act.ON_DEMAND or act is Act.IDLE:
+        idle = act is Act.IDLE
+        return Choice(
+            mode=Mode.IDLE if idle else Mode.ON_DEMAND,
+            reason=Reason.WAIT if idle else Reason.EXPECTED,
+            holds_s=tick_s,
+        )
+    if act is Act.SPOT:
+        return Choice(mode=Mode.SPOT, zone=zone.zone, reason=Reason.EXPECTED)
+    return Choice(mode=Mode.BOTH, zone=zone.zone, reason=Reason.EXPECTED, holds_s=tick_s)
