@@ -14,6 +14,8 @@ from gpucloud.domain.job import Market, Resources
 from gpucloud.domain.markets import RecordedMarket
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.offer import Offer, Pool, PricePoint
+from gpucloud.domain.policy.learned import Tables
+from gpucloud.domain.policy.observation import Task
 from gpucloud.domain.strays import Owner, Thing
 
 
@@ -131,6 +133,14 @@ class Markets(Protocol):
 
     def market(self, name: str) -> RecordedMarket:
         """Return the market of that name; UsageError, with the nearest name, when there is none."""
+        ...
+
+
+class PolicyTables(Protocol):
+    """What the learned policy looks its choices up in."""
+
+    def tables(self, task: Task, zones: int, spot_usd_per_hour: float) -> Tables:
+        """Return the best acts for the task, with spot in so many zones at about that price; takes seconds."""
         ...
 
 

@@ -36,7 +36,9 @@ def least_costs(up: npt.NDArray[np.bool_], price: Floats, rules: Rules) -> Float
     program = _Program(windows, zones, rules)
     for tick in range(span - 1, -1, -1):
         ages = np.minimum(np.arange(program.ages), tick)
-        refunds = (paid[:, tick, :, None] - np.moveaxis(paid[:, tick - ages], 1, 2)) * (np.arange(program.ages) < rules.free)
+        refunds = (paid[:, tick, :, None] - np.moveaxis(paid[:, tick - ages], 1, 2)) * (
+            np.arange(program.ages) < rules.free
+        )
         program.step(span - tick, up[:, tick], price[:, tick], refunds)
     return program.idle[:, -1]
 

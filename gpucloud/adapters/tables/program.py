@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gpucloud.domain.policy.grid import Grid
 from gpucloud.domain.policy.hazards import BUCKETS, EDGES_H, Hazards
-from gpucloud.domain.policy.learned import Act, Grid, Tables
+from gpucloud.domain.policy.learned import Act, Tables
 
 _NEVER = np.float32(1e12)
 _HOUR = 3600.0
@@ -73,9 +74,9 @@ class _Program:
         d, up = self._grid.changeover, slice(0, BUCKETS)
         idle = waiting[:, 0, :-1]
         rented = np.full_like(idle, _NEVER)
-        rented[up] = self._price + young[:, 1, :-1]
-        bought = 1 + steady[:, d - 1, :-1]
-        going = 1 + np.concatenate([steady[:, :1, 1:], steady[:, :-1, :-1]], axis=1)
+        rented[up] = self._price + self._booting(young[:, 1])
+        bought = 1 + self._booting(steady[:, d - 1])
+        going = 1 + np.concatenate([steady[:, :1, 1:], self._booting(steady[:, :-1])], axis=1)
         kept = self._kept(young)
         acts = np.empty((2 * BUCKETS, self._grid.stages, self._grid.slack + 1), np.uint8)
         waits = np.minimum(idle, rented)
@@ -109,10 +110,15 @@ class _Program:
         """The values of spot machines by age that go on: they work from the age of a changeover on."""
         d = self._grid.changeover
         values = np.empty((BUCKETS, self._ages, self._grid.slack + 1), np.float32)
-        np.add(young[:, 1 : d + 1, :-1], self._price, out=values[:, :d])
+        np.add(self._booting(young[:, 1 : d + 1]), self._price, out=values[:, :d])
         np.add(young[:, d + 1 :, 1:], self._price, out=values[:, d:-1])
         np.add(young[:, -1, 1:], self._price, out=values[:, -1])
         return values
+
+    def _booting(self, values: Values) -> Values:
+        """The values after a tick of a boot: it costs slack, and a boot shorter than a tick leaves some work done."""
+        lost = self._grid.lost
+        return values[..., :-1] if lost == 1 else lost * values[..., :-1] + (1 - lost) * values[..., 1:]
 
     def _expected(self) -> tuple[Values, Values, Values, Values]:
         """The values after the market's next move, before it is known; taken machines are refunded while young."""

@@ -24,7 +24,7 @@ def watch(up: Sequence[Sequence[bool]], price: Sequence[Sequence[float]], tick_h
     ages = [0.0] * len(up[0])
     before: Sequence[bool] = up[0]
     zone, down_h = None, 0.0
-    for now, prices in zip(up, price):
+    for now, prices in zip(up, price, strict=True):
         ages = [age + tick_h if now[i] == before[i] else 0.0 for i, age in enumerate(ages)]
         if zone is None or not now[zone]:
             there = [i for i, is_up in enumerate(now) if is_up]

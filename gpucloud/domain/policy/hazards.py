@@ -6,6 +6,7 @@ another. A rate per age bucket catches that; one rate for all ages does not.
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -96,14 +97,15 @@ def learned_from(others: Counts, own: Counts | None = None) -> Hazards:
 def remaining_h(hazards: Hazards) -> Row:
     """Return the up-time that may be expected still, in hours, by age bucket; two days at the most."""
     expected = [1 / hazards.up_per_h[-1]]
-    for start, end, rate in reversed(list(zip(EDGES_H, EDGES_H[1:], hazards.up_per_h))):
-        survives = math.exp(-rate * (end - start))
+    spans = [end - start for start, end in itertools.pairwise(EDGES_H)]
+    for span, rate in reversed(list(zip(spans, hazards.up_per_h[:-1], strict=True))):
+        survives = math.exp(-rate * span)
         expected.append((1 - survives) / rate + survives * expected[-1])
     return tuple(min(hours, _LONGEST_H) for hours in reversed(expected))
 
 
 def _sum(rows: Sequence[Row]) -> Row:
-    return tuple(map(sum, zip(*rows))) if rows else (0.0,) * BUCKETS
+    return tuple(map(sum, zip(*rows, strict=True))) if rows else (0.0,) * BUCKETS
 
 
 def _mean(ends: Row, hours: Row) -> Row:
@@ -111,9 +113,9 @@ def _mean(ends: Row, hours: Row) -> Row:
 
 
 def _rates(ends: Row, hours: Row, prior: Row, weight: float) -> Row:
-    return tuple((n + weight) / (h + weight / rate) for n, h, rate in zip(ends, hours, prior))
+    return tuple((n + weight) / (h + weight / rate) for n, h, rate in zip(ends, hours, prior, strict=True))
 
 
 def _shares(counted: Row, prior: Row) -> Row:
     whole = sum(counted) + sum(prior)
-    return tuple((n + p) / whole for n, p in zip(counted, prior))
+    return tuple((n + p) / whole for n, p in zip(counted, prior, strict=True))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import IntEnum
 
 from gpucloud.domain.policy.choice import Choice, Reason
+from gpucloud.domain.policy.grid import Grid
 from gpucloud.domain.policy.hazards import BUCKETS, Hazards, bucket, remaining_h
-from gpucloud.domain.policy.observation import Holding, Mode, Observation, Task, ZoneState
+from gpucloud.domain.policy.observation import Mode, Observation, Task, ZoneState
 
 _HOUR = 3600.0
-_EXACT = 1e-6  # of a tick: what rounding of seconds may leave over
 
 
 class Act(IntEnum):
@@ -21,40 +20,6 @@ class Act(IntEnum):
     SPOT = 1
     ON_DEMAND = 2
     BOTH = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """The program's own units: ticks of `tick_s`, in which all its spans are whole.
-
-    `slack` is the time to the deadline that the work does not need. A launch takes `changeover` ticks, of which
-    `beside` pass while on-demand machines still work, where machines may boot beside others (else 0).
-    """
-
-    tick_s: float
-    work: int
-    slack: int
-    changeover: int
-    beside: int
-
-    @property
-    def span(self) -> int:
-        """Ticks from submit to the deadline."""
-        return self.work + self.slack
-
-    @property
-    def stages(self) -> int:
-        """How many situations are told apart: idle, on demand by its boot left, spot beside it by its age."""
-        return 1 + (self.changeover + 1) + self.beside
-
-    def situation(self, holding: Holding) -> int:
-        """Return which of the stages a holding is in, spot machines apart: those are kept."""
-        if holding.mode is Mode.IDLE:
-            return 0
-        if holding.mode is Mode.ON_DEMAND:
-            return 1 + min(math.ceil(holding.boot_s / self.tick_s - _EXACT), self.changeover)
-        left = math.ceil(holding.beside_s / self.tick_s - _EXACT)
-        return 1 + self.changeover + min(max(self.beside - left, 1), self.beside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +36,8 @@ class Tables:
     def act(self, left: int, market: int, slack: int, stage: int) -> Act:
         """Return the best act; `left` is the time left in ticks."""
         grid = self.grid
-        row = (min(left, grid.span) * 2 * BUCKETS + market) * ((grid.stages + 3) // 4) + stage // 4
-        return _ACTS[self.acts[row * (grid.slack + 1) + min(slack, grid.slack)] >> 2 * (stage % 4) & 3]
+        row = (left * 2 * BUCKETS + market) * ((grid.stages + 3) // 4) + stage // 4
+        return _ACTS[self.acts[row * (grid.slack + 1) + slack] >> 2 * (stage % 4) & 3]
 
 
 _ACTS = tuple(Act)
@@ -83,17 +48,17 @@ def learned(tables: Tables, task: Task, seen: Observation) -> Choice:
     holding = seen.holding
     if holding.mode is Mode.SPOT:
         return Choice(mode=Mode.SPOT, zone=holding.zone)
-    tick = tables.grid.tick_s
-    work = math.ceil(seen.work_left_s / tick - _EXACT)
-    slack = math.floor(seen.time_left_s / tick + _EXACT) - work
+    grid = tables.grid
+    work = grid.up(seen.work_left_s)
+    slack = grid.down(seen.time_left_s) - work
     if slack < 0:
         return Choice(mode=Mode.ON_DEMAND, reason=Reason.DEADLINE)
     zone = preferred(seen.zones, tables.hazards, task)
     if holding.mode is Mode.BOTH:
         zone = next((one for one in seen.zones if one.zone == holding.zone), zone)
-    slack = min(slack, tables.grid.slack)
-    act = tables.act(work + slack, _market(seen.zones, zone), slack, tables.grid.situation(holding))
-    return _chosen(act, zone, holding, tick)
+    slack = min(slack, grid.slack)
+    act = tables.act(min(work + slack, grid.span), _market(seen.zones, zone), slack, grid.stage(holding))
+    return _chosen(act, zone, grid.tick_s)
 
 
 def preferred(zones: tuple[ZoneState, ...], hazards: Hazards, task: Task) -> ZoneState | None:
@@ -120,7 +85,7 @@ def _market(zones: tuple[ZoneState, ...], zone: ZoneState | None) -> int:
     return BUCKETS + bucket(min((one.age_s for one in zones if not one.up), default=0.0) / _HOUR)
 
 
-def _chosen(act: Act, zone: ZoneState | None, holding: Holding, tick_s: float) -> Choice:
+def _chosen(act: Act, zone: ZoneState | None, tick_s: float) -> Choice:
     if zone is None or act is Act.ON_DEMAND or act is Act.IDLE:
         idle = act is Act.IDLE
         return Choice(

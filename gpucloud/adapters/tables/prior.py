@@ -1,0 +1,47 @@
+"""What the recorded markets show of how zones come and go: counts by age, made by `python -m tests.prior`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from gpucloud.domain.policy.hazards import Counts, Hazards, learned_from, pooled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """The counts of one zone, or of several watched as one, in one recorded market."""
+
+    market: str
+    zones: tuple[str, ...]
+    counts: Counts
+
+
+def hazards(zones: int, without: Collection[str] = ()) -> Hazards:
+    """Return how a job's market comes and goes that may go to so many zones.
+
+    Learned from recorded zones, and with several from sets of about as many; none of those in `without` has a part.
+    """
+    rows = [row for row in recorded() if not set(row.zones) & set(without)]
+    single = pooled(row.counts for row in rows if len(row.zones) == 1)
+    sets = [row for row in rows if len(row.zones) > 1]
+    if zones < 2 or not sets:
+        return learned_from(single)
+    nearest = min({len(row.zones) for row in sets}, key=lambda count: (abs(count - zones), count))
+    return learned_from(single, pooled(row.counts for row in sets if len(row.zones) == nearest))
+
+
+@cache
+def recorded() -> tuple[Recorded, ...]:
+    """Return all counts that come with the package."""
+    text = resources.files("gpucloud.adapters.tables").joinpath("prior.json").read_text(encoding="utf-8")
+    return tuple(_row(raw) for raw in json.loads(text))
+
+
+def _row(raw: Mapping[str, Any]) -> Recorded:
+    found = {name: tuple(value) if isinstance(value, list) else value for name, value in raw["counts"].items()}
+    return Recorded(market=raw["market"], zones=tuple(raw["zones"]), counts=Counts(**found))

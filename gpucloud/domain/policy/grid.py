@@ -1,0 +1,77 @@
+"""The ticks in which the learned policy's program counts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gpucloud.domain.policy.observation import Holding, Mode, Task
+
+_MOST_TICKS = 1200
+_MOST_SLACK = 480
+_LEAST_TICK_S = 60.0
+_EXACT = 1e-6  # of a tick: what rounding of seconds may leave over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """All spans in ticks of `tick_s`.
+
+    `slack` is the time to the deadline that the work does not need. A launch takes `changeover` ticks, the last of
+    which does some work when `lost` is less than 1: that is the part of it that is lost. `beside` ticks of it pass
+    while on-demand machines still work, where machines may boot beside others (else 0).
+    """
+
+    tick_s: float
+    work: int
+    slack: int
+    changeover: int
+    beside: int
+    lost: float = 1.0
+
+    @property
+    def span(self) -> int:
+        """Ticks from submit to the deadline."""
+        return self.work + self.slack
+
+    @property
+    def stages(self) -> int:
+        """How many situations are told apart: idle, on demand by its boot left, spot beside it by its age."""
+        return 1 + (self.changeover + 1) + self.beside
+
+    def stage(self, holding: Holding) -> int:
+        """Return which of the stages a holding is in, spot machines alone apart: those are kept."""
+        if holding.mode is Mode.IDLE:
+            return 0
+        if holding.mode is Mode.ON_DEMAND:
+            return 1 + min(self.up(holding.boot_s), self.changeover)
+        return 1 + self.changeover + min(max(self.beside - self.up(holding.beside_s), 1), self.beside)
+
+    def up(self, seconds: float) -> int:
+        """Return the span in whole ticks, rounded up: of work, of a boot."""
+        return math.ceil(seconds / self.tick_s - _EXACT)
+
+    def down(self, seconds: float) -> int:
+        """Return the span in whole ticks, rounded down: of time left."""
+        return math.floor(seconds / self.tick_s + _EXACT)
+
+
+def grid_of(task: Task) -> Grid:
+    """Return ticks of which a changeover is a whole number, about 1,200 of them to the deadline.
+
+    A changeover that is shorter than such a tick loses a part of one. Slack beyond 480 ticks is worth no more.
+    """
+    parts = round(task.changeover_s * _MOST_TICKS / task.span_s)
+    parts = min(parts, int(task.changeover_s // _LEAST_TICK_S))
+    tick_s = task.changeover_s / parts if parts else max(task.span_s / _MOST_TICKS, task.changeover_s, _LEAST_TICK_S)
+    work = math.ceil(task.work_s / tick_s - _EXACT)
+    slack = math.floor(task.span_s / tick_s + _EXACT) - work
+    beside = 0 if task.handover_s is None or not parts else parts - math.ceil(task.handover_s / tick_s - _EXACT)
+    return Grid(
+        tick_s=tick_s,
+        work=work,
+        slack=min(max(slack, 0), _MOST_SLACK),
+        changeover=max(parts, 1),
+        beside=max(beside, 0),
+        lost=1.0 if parts else task.changeover_s / tick_s,
+    )
