@@ -12,6 +12,8 @@ from gpucloud.domain.policy.grid import grid_of
 from gpucloud.domain.policy.learned import Tables
 from gpucloud.domain.policy.observation import Task
 
+_FREE_WITHIN = Terms().free_when_taken_within
+
 
 class TableMaker:
     """Implements `PolicyTables` with a dynamic program over what recorded markets show.
@@ -20,7 +22,7 @@ class TableMaker:
     that are taken within `free_within` are not charged.
     """
 
-    def __init__(self, without: Collection[str] = (), free_within: timedelta = Terms().free_when_taken_within) -> None:
+    def __init__(self, without: Collection[str] = (), free_within: timedelta = _FREE_WITHIN) -> None:
         self._without = frozenset(without)
         self._free_within_s = free_within.total_seconds()
 

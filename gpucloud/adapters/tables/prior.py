@@ -43,5 +43,5 @@ def recorded() -> tuple[Recorded, ...]:
 
 
 def _row(raw: Mapping[str, Any]) -> Recorded:
-    found = {name: tuple(value) if isinstance(value, list) else value for name, value in raw["counts"].items()}
+    found: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in raw["counts"].items()}
     return Recorded(market=raw["market"], zones=tuple(raw["zones"]), counts=Counts(**found))

@@ -1,9 +1,9 @@
 """The dynamic program behind the learned policy, in NumPy.
 
-Backwards over the time left. A state is the slack (time left less work left), what the job holds, and the market: up or
-down, by age bucket. Work done keeps the slack and everything else takes a tick of it, so that one step of time needs the
-step before only. A slack below zero costs without end, which makes the deadline hard; costs are in ticks of on-demand
-machines.
+Backwards over the time left. A state is the slack (time left less work left), what the job holds, and the market: up
+or down, by age bucket. Work done keeps the slack and everything else takes a tick of it, so that one step of time needs
+the step before only. A slack below zero costs without end, which makes the deadline hard; costs are in ticks of
+on-demand machines.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ def solve(grid: Grid, hazards: Hazards, prices: Prices) -> Tables:
     """Return the best acts for every state; about a second for 48 h of work in 60 h, in ticks of 3 minutes."""
     program = _Program(grid, hazards, prices)
     rows = [np.zeros((2 * BUCKETS, (grid.stages + 3) // 4, grid.slack + 1), np.uint8)]
-    for left in range(1, grid.span + 1):
-        rows.append(_packed(program.step(left)))
+    rows.extend(_packed(program.step(left)) for left in range(1, grid.span + 1))
     return Tables(grid=grid, hazards=hazards, acts=np.concatenate(rows).tobytes())
 
 
@@ -183,4 +182,5 @@ def _packed(acts: Acts) -> Acts:
     market, stages, slacks = acts.shape
     padded = np.zeros((market, -(-stages // 4), 4, slacks), np.uint8)
     padded.reshape(market, -1, slacks)[:, :stages] = acts
-    return padded[:, :, 0] | padded[:, :, 1] << 2 | padded[:, :, 2] << 4 | padded[:, :, 3] << 6
+    packed: Acts = padded[:, :, 0] | padded[:, :, 1] << 2 | padded[:, :, 2] << 4 | padded[:, :, 3] << 6
+    return packed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -41,9 +42,7 @@ def count(ticks: Iterable[Watched], tick_h: float) -> Counts:
     hours = {True: [0.0] * BUCKETS, False: [0.0] * BUCKETS}
     entered = [0.0] * BUCKETS
     lost = replaced = 0.0
-    every = iter(ticks)
-    last = next(every, None)
-    for now in every if last else ():
+    for last, now in itertools.pairwise(ticks):
         is_up, at = last.zone is not None, bucket(last.age_h)
         hours[is_up][at] += tick_h
         if now.zone != last.zone:
@@ -52,7 +51,6 @@ def count(ticks: Iterable[Watched], tick_h: float) -> Counts:
             if is_up and now.zone is not None:
                 replaced += 1
                 entered[bucket(now.age_h)] += 1
-        last = now
     return Counts(
         up_ends=tuple(ends[True]),
         up_h=tuple(hours[True]),
