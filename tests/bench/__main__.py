@@ -16,6 +16,7 @@ from tests.bench import (
     bench_gpu_sharded,
     bench_help,
     bench_main_job,
+    bench_policies,
     bench_reading,
     bench_stall,
     bench_sync,
@@ -32,8 +33,9 @@ BENCHES = {
     "checkpoints": bench_checkpoints.main,
 }
 
-# Parts of `checkpoints`, and what needs a machine with GPUs.
+# Parts of `checkpoints`, what takes minutes, and what needs a machine with GPUs.
 ON_REQUEST = {
+    "policies": bench_policies.main,
     "stall": bench_stall.main,
     "transport": bench_transport.main,
     "gpu": bench_gpu.main,

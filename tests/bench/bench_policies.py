@@ -1,0 +1,324 @@
+"""Replays jobs on recorded markets: greedy, uniform, ours, and the least that they could have cost.
+
+`python -m tests.bench policies`. A line a case: mean costs as a share of the work on demand, before the first-hour
+refund ("gross", as published replays count) and after it ("net", as AWS bills); then `FIGURE` lines. Ours learns from
+other zones than those that it is tested on. Gangs are read from a clone of skypilot-org/spot-traces in the folder that
+GPUCLOUD_SPOT_TRACES names, and left out without it: that data has no licence, so that it does not come along.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucloud.adapters.markets import PackagedMarkets
+from gpucloud.adapters.tables import TableMaker
+from gpucloud.domain.ledger import Terms
+from gpucloud.domain.markets import RecordedMarket, RecordedZone, value_at, zone_set
+from gpucloud.domain.node import EndCause
+from gpucloud.domain.policy.decide import Policy, decide
+from gpucloud.domain.policy.learned import Tables
+from gpucloud.domain.policy.observation import Task
+from gpucloud.domain.simulation.fleet import Life
+from gpucloud.domain.simulation.recovery import Recovery
+from gpucloud.domain.simulation.replay import replay
+from gpucloud.domain.simulation.timeline import LOOK_S, Timeline, ZoneView, timeline
+from tests.bench.bound import Rules, least_costs
+from tests.bench.figures import figure
+
+HOUR = 3600.0
+HANDOVER_S = 180.0
+FREE_S = Terms().free_when_taken_within.total_seconds()
+POLICIES = (Policy.GREEDY, Policy.UNIFORM, Policy.LEARNED)
+ASSUMED_SPOT = Decimal("0.318")
+SEED = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Hours of work, hours to the deadline, and minutes from a launch to the first step."""
+
+    work_h: float = 48
+    span_h: float = 60
+    restart_min: float = 12
+
+    @property
+    def name(self) -> str:
+        return f"{self.work_h:g}_{self.span_h:g}_{self.restart_min:g}min"
+
+    def task(self, nodes: int, on_demand_usd_per_hour: float) -> Task:
+        return Task(
+            work_s=self.work_h * HOUR,
+            span_s=self.span_h * HOUR,
+            changeover_s=self.restart_min * 60,
+            handover_s=HANDOVER_S,
+            tick_s=LOOK_S,
+            on_demand_usd_per_hour=on_demand_usd_per_hour,
+            nodes=nodes,
+            least_nodes=1,
+        )
+
+
+PLAIN = Setting()
+TIGHT = Setting(span_h=52)
+QUICK = Setting(restart_min=3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A part of a market to run a job on, of so many nodes."""
+
+    name: str
+    market: RecordedMarket
+    zones: tuple[RecordedZone, ...]
+    nodes: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A case's mean costs as shares of the work on demand, by policy; `bound` knows the whole market beforehand."""
+
+    case: str
+    gross: dict[Policy, float]
+    net: dict[Policy, float]
+    bound: float
+    missed: int
+    breached: int
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one policy came to, window by window."""
+
+    gross: list[float] = field(default_factory=list)
+    net: list[float] = field(default_factory=list)
+    missed: int = 0
+    breached: int = 0
+
+
+def main() -> int:
+    kept = [single(PLAIN, 0.97), single(TIGHT, 0.95), single(QUICK, 0.985)]
+    kept += [harder(PLAIN, 0.530), harder(QUICK, 0.456), capped(PLAIN)]
+    return 0 if all(kept) else 1
+
+
+def single(setting: Setting, limit: float) -> bool:
+    """25 zones, each by itself: what ours costs of what uniform does."""
+    found = [measured(case, setting, windows=30) for case in single_zones()]
+    name = f"policies_single_{setting.name}"
+    kept = told(name, found)
+    for books in ("gross", "net"):
+        kept &= figure(f"{name}_{books}_over_uniform", over_uniform(found, books), limit)
+    return kept
+
+
+def harder(setting: Setting, limit: float) -> bool:
+    """Nodes of 8 GPUs, gangs, and several zones: what ours costs of the work on demand."""
+    found = [measured(case, setting, windows=40) for case in harder_cases()]
+    name = f"policies_harder_{setting.name}"
+    kept = told(name, found)
+    for books in ("gross", "net"):
+        kept &= figure(f"{name}_{books}_mean", mean(found, books, Policy.LEARNED), limit)
+    worst = max(one.gross[Policy.LEARNED] / one.gross[Policy.UNIFORM] for one in found)
+    return kept & figure(f"{name}_worst_over_uniform", worst, 1.005)
+
+
+def capped(setting: Setting) -> bool:
+    """A budget of 1.05 times the work on demand: kept in every window, and what that costs."""
+    cases = list(single_zones())
+    free = [measured(case, setting, windows=10, bound=False) for case in cases]
+    held = [measured(case, setting, windows=10, bound=False, cap=1.05) for case in cases]
+    kept = figure("policies_capped_breaches", sum(one.breached for one in held), 0)
+    kept &= figure("policies_capped_missed", sum(one.missed for one in held), 0)
+    dearer = mean(held, "net", Policy.LEARNED) / mean(free, "net", Policy.LEARNED)
+    return kept & figure("policies_capped_over_uncapped", dearer, 1.015)
+
+
+def told(name: str, found: Sequence[Found]) -> bool:
+    """Print a line a case, their means, and what must not happen."""
+    print(f"\n{name}: gross, and net of refunds\n{'':26}{'greedy':>14}{'uniform':>14}{'ours':>14}{'bound':>8}")
+    whole = Found(
+        case="mean",
+        gross={policy: mean(found, "gross", policy) for policy in POLICIES},
+        net={policy: mean(found, "net", policy) for policy in POLICIES},
+        bound=sum(one.bound for one in found) / len(found),
+        missed=0,
+        breached=0,
+    )
+    for one in (*found, whole):
+        costs = "".join(f"{one.gross[policy]:8.3f}{one.net[policy]:6.3f}" for policy in POLICIES)
+        print(f"{one.case:26}{costs}{one.bound:8.3f}", flush=True)
+    return figure(f"{name}_missed", sum(one.missed for one in found), 0)
+
+
+def mean(found: Sequence[Found], books: str, policy: Policy) -> float:
+    return sum(getattr(one, books)[policy] for one in found) / len(found)
+
+
+def over_uniform(found: Sequence[Found], books: str) -> float:
+    return mean(found, books, Policy.LEARNED) / mean(found, books, Policy.UNIFORM)
+
+
+def measured(case: Case, setting: Setting, *, windows: int, bound: bool = True, cap: float | None = None) -> Found:
+    """Run the job in windows at random (the same for every setting of that length), under every policy."""
+    seen = timeline(case.market, case.zones, case.nodes)
+    draw = random.Random(SEED)
+    starts = [draw.randrange(seen.looks - int(setting.span_h * HOUR / LOOK_S)) for _ in range(windows)]
+    tallies = {policy: tally(policy, case, setting, seen, starts, cap) for policy in POLICIES}
+    return Found(
+        case=case.name,
+        gross={policy: float(np.mean(one.gross)) for policy, one in tallies.items()},
+        net={policy: float(np.mean(one.net)) for policy, one in tallies.items()},
+        bound=float(np.mean(bounds(seen, setting, starts))) if bound else 0.0,
+        missed=sum(one.missed for one in tallies.values()),
+        breached=sum(one.breached for one in tallies.values()),
+    )
+
+
+def tally(
+    policy: Policy, case: Case, setting: Setting, seen: Timeline, starts: Sequence[int], cap: float | None
+) -> Tally:
+    on_demand = float(case.market.on_demand_usd_per_hour)
+    task = setting.task(case.nodes, on_demand)
+    whole_usd = case.nodes * on_demand * setting.work_h
+    recovery = Recovery(restart_s=task.changeover_s, handover_s=HANDOVER_S, notice_s=0.0)
+    found = Tally()
+    for start in starts:
+        made = tables(case, setting, price_at(seen, start)) if policy is Policy.LEARNED else None
+        choose = functools.partial(decide, policy, tables=made)
+        run = replay(choose, task, seen, start, recovery, None if cap is None else cap * whole_usd)
+        found.net.append(run.usd / whole_usd)
+        found.gross.append((run.usd + sum(refund_usd(life, seen) for life in run.lives)) / whole_usd)
+        found.missed += run.finished_s is None or run.finished_s > task.span_s + 1e-6
+        found.breached += cap is not None and found.gross[-1] > cap + 1e-9
+    return found
+
+
+def price_at(seen: Timeline, start: int) -> float:
+    """The mean spot price over the zones at submit as a share of on demand, in steps of 0.05: fewer tables to make."""
+    views = views_at(seen, start)
+    share = sum(view.usd_per_hour for view in views) / len(views) / float(seen.market.on_demand_usd_per_hour)
+    return round(share / 0.05) * 0.05
+
+
+@functools.cache
+def made(zones: tuple[str, ...], setting: Setting, share: float) -> Tables:
+    """The tables of a job in these zones, learned from others."""
+    return TableMaker(without=zones).tables(setting.task(1, 1.0), len(zones), share)
+
+
+def tables(case: Case, setting: Setting, share: float) -> Tables:
+    return made(tuple(zone.name for zone in case.zones), setting, share)
+
+
+def refund_usd(life: Life, seen: Timeline) -> float:
+    """What was not charged for machines that were taken in their first hour."""
+    if life.cause is not EndCause.INTERRUPTED or life.ended_s - life.launched_s >= FREE_S:
+        return 0.0
+    looks = range(int(life.launched_s // LOOK_S), int(life.ended_s // LOOK_S))
+    return life.nodes * sum(views_at(seen, look)[life.zone].usd_per_hour for look in looks) * LOOK_S / HOUR
+
+
+def views_at(seen: Timeline, look: int) -> tuple[ZoneView, ...]:
+    return value_at(tuple(zip(seen.changes, seen.views, strict=True)), look)
+
+
+def bounds(seen: Timeline, setting: Setting, starts: Sequence[int]) -> list[float]:
+    """The least cost of each window, by a job that knows the market but neither boots beside nor has refunds."""
+    rules = Rules(
+        work=round(setting.work_h * HOUR / LOOK_S),
+        slack=round((setting.span_h - setting.work_h) * HOUR / LOOK_S),
+        changeover=round(setting.restart_min * 60 / LOOK_S),
+    )
+    up, price = looked(seen)
+    found: list[float] = []
+    for some in (starts[i : i + 10] for i in range(0, len(starts), 10)):
+        windows = np.array(some)[:, None] + np.arange(rules.work + rules.slack)
+        found.extend(least_costs(up[windows], price[windows], rules) / rules.work)
+    return found
+
+
+def looked(seen: Timeline) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
+    """Whether each zone was up, and its price as a share of on demand, by look and zone."""
+    lengths = np.diff([*seen.changes, seen.looks])
+    up = np.array([[view.up for view in views] for views in seen.views])
+    price = np.array([[view.usd_per_hour for view in views] for views in seen.views])
+    return np.repeat(up, lengths, axis=0), np.repeat(price, lengths, axis=0) / float(seen.market.on_demand_usd_per_hour)
+
+
+def single_zones() -> Iterator[Case]:
+    """The reference's 25: p3.2xlarge in 9 zones in 2023, and 4 types in 2 zones in October and in December 2022."""
+    markets = PackagedMarkets()
+    types = ("p2.xlarge", "p2.8xlarge", "p3.2xlarge", "p3.16xlarge")
+    for name in ("p3.2xlarge-2023-02", *(f"{kind}-2022-{month}" for month in (10, 12) for kind in types)):
+        market = markets.market(name)
+        for zone in market.zones:
+            yield Case(name=f"{name} {zone.name}", market=market, zones=(zone,))
+
+
+def harder_cases() -> Iterator[Case]:
+    """Those of the reference that it names, and the ones of their kind that make 17 of them."""
+    big, small = PackagedMarkets().market("p3.16xlarge-2022-10"), PackagedMarkets().market("p3.2xlarge-2023-02")
+    for zones in ("us-west-2a", "us-west-2b", "all"):
+        yield Case(name=f"8 GPUs, {zones}", market=big, zones=zone_set(big, zones))
+    yield from gangs()
+    for zones in ("us-east-1f", "us-east-1", "us-east-2", "us-west-2", "us-east-1,us-east-2", "all"):
+        yield Case(name=zones, market=small, zones=zone_set(small, zones))
+
+
+def gangs() -> Iterator[Case]:
+    folder = os.environ.get("GPUCLOUD_SPOT_TRACES")
+    if not folder:
+        print("GPUCLOUD_SPOT_TRACES names no folder: the 8 cases of gangs are left out", file=sys.stderr)
+        return
+    for nodes, path in ((4, "preemption/4-node/aws-08-03-2023"), (16, "availability/16-node/aws-08-27-2023")):
+        market = gang(Path(folder) / path, nodes)
+        for zone in market.zones:
+            yield Case(name=f"{nodes} nodes, {zone.name}", market=market, zones=(zone,), nodes=nodes)
+        yield Case(name=f"{nodes} nodes, any", market=market, zones=market.zones, nodes=nodes)
+
+
+def gang(folder: Path, nodes: int) -> RecordedMarket:
+    """A recorded group of p3.2xlarge; as long as the shortest of its zones."""
+    raw = {file.stem.split("_")[0]: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
+    ticks = min(len(one["data"]) for one in raw.values())
+    usd = Decimal("3.06")
+    zones = tuple(
+        RecordedZone(name=zone, nodes=changes(one["data"][:ticks]), prices=((0, usd * ASSUMED_SPOT),))
+        for zone, one in raw.items()
+    )
+    return RecordedMarket(
+        name=f"{nodes} nodes",
+        about="",
+        source="github.com/skypilot-org/spot-traces",
+        instance_type="p3.2xlarge",
+        gpus=1,
+        gpu="V100",
+        nodes=nodes,
+        started_at=None,
+        tick=timedelta(seconds=next(iter(raw.values()))["metadata"]["gap_seconds"]),
+        ticks=ticks,
+        on_demand_usd_per_hour=usd,
+        prices_recorded=False,
+        zones=zones,
+    )
+
+
+def changes(counts: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """(tick, nodes) wherever their number changes."""
+    return tuple((tick, now) for tick, now in enumerate(counts) if tick == 0 or now != counts[tick - 1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
