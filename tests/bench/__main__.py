@@ -18,6 +18,7 @@ from tests.bench import (
     bench_main_job,
     bench_policies,
     bench_reading,
+    bench_simulate,
     bench_stall,
     bench_sync,
     bench_transport,
@@ -31,6 +32,7 @@ BENCHES = {
     "aws_traffic": bench_aws_traffic.main,
     "reading": bench_reading.main,
     "checkpoints": bench_checkpoints.main,
+    "simulate": bench_simulate.main,
 }
 
 # Parts of `checkpoints`, what takes minutes, and what needs a machine with GPUs.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import TypeVar
 
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.markets import RecordedMarket, RecordedZone, value_at
+from gpucloud.domain.markets import RecordedMarket, RecordedZone
 from gpucloud.domain.offer import PricePoint
 
 LOOK_S = 180
@@ -61,12 +61,11 @@ def timeline(market: RecordedMarket, zones: Sequence[RecordedZone], nodes: int) 
             f"{market.name} was recorded with {market.nodes} nodes, and the job wants {nodes}",
             hint="gpucloud simulate --list says with how many nodes each market was recorded",
         )
-    supplies = [_seen(market, zone.nodes) for zone in zones]
+    each = nodes if market.nodes == 1 else 1
+    supplies = [_seen(market, [(tick, there * each) for tick, there in zone.nodes]) for zone in zones]
     prices = [_seen(market, zone.prices) for zone in zones]
-    changes = tuple(sorted({look for track in (*supplies, *prices) for look, _ in track}))
-    columns = [
-        _views(zone.name, s, p, changes, market, nodes) for zone, s, p in zip(zones, supplies, prices, strict=True)
-    ]
+    changes = tuple(sorted({look for track in (*supplies, *prices) for look in track}))
+    columns = [_views(zone.name, s, p, changes, nodes) for zone, s, p in zip(zones, supplies, prices, strict=True)]
     return Timeline(
         market=market,
         nodes=nodes,
@@ -74,7 +73,7 @@ def timeline(market: RecordedMarket, zones: Sequence[RecordedZone], nodes: int) 
         changes=changes,
         views=tuple(zip(*columns, strict=True)),
         prices=tuple(
-            tuple(PricePoint(since=moment(market, look * LOOK_S), usd_per_hour=usd) for look, usd in track)
+            tuple(PricePoint(since=moment(market, look * LOOK_S), usd_per_hour=usd) for look, usd in track.items())
             for track in prices
         ),
     )
@@ -85,32 +84,26 @@ def moment(market: RecordedMarket, seconds: float) -> datetime:
     return (market.started_at or _UNDATED) + timedelta(seconds=seconds)
 
 
-def _seen(market: RecordedMarket, changes: Sequence[tuple[int, _Value]]) -> tuple[tuple[int, _Value], ...]:
-    """Return (look, value): each change at the first look that is not before it, the last of several at one look."""
+def _seen(market: RecordedMarket, changes: Sequence[tuple[int, _Value]]) -> dict[int, _Value]:
+    """Return each change at the first look that is not before it, the last of several at one look."""
     tick_s = market.tick.total_seconds()
-    seen = {math.ceil(tick * tick_s / LOOK_S): value for tick, value in changes}
-    return tuple(seen.items())
+    return {math.ceil(tick * tick_s / LOOK_S): value for tick, value in changes}
 
 
 def _views(
-    name: str,
-    supply: Sequence[tuple[int, int]],
-    prices: Sequence[tuple[int, Decimal]],
-    changes: Sequence[int],
-    market: RecordedMarket,
-    nodes: int,
+    name: str, supply: Mapping[int, int], prices: Mapping[int, Decimal], changes: Sequence[int], nodes: int
 ) -> list[ZoneView]:
-    views: list[ZoneView] = []
+    """Return the zone's view from each of the changes on, the same one where nothing of it changed."""
+    view = ZoneView(
+        zone=name, up=supply[0] >= nodes, since=0, nodes=min(supply[0], nodes), usd_per_hour=float(prices[0])
+    )
+    views = []
     for look in changes:
-        there = value_at(supply, look) * (nodes if market.nodes == 1 else 1)
-        up = there >= nodes
-        same = views and views[-1].up == up
-        view = ZoneView(
-            zone=name,
-            up=up,
-            since=views[-1].since if same else look,
-            nodes=min(there, nodes),
-            usd_per_hour=float(value_at(prices, look)),
-        )
-        views.append(views[-1] if views and views[-1] == view else view)
+        if look in supply:
+            there = supply[look]
+            up = there >= nodes
+            view = replace(view, up=up, since=view.since if up == view.up else look, nodes=min(there, nodes))
+        if look in prices:
+            view = replace(view, usd_per_hour=float(prices[look]))
+        views.append(view)
     return views
