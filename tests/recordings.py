@@ -86,6 +86,8 @@ def market(
     *,
     recorded: bool,
 ) -> dict[str, object]:
+    """Return what the file says; zones that were looked at one after the other end with the first that ends."""
+    ticks = min(len(track.nodes) for track in tracks.values())
     return {
         "about": about,
         "source": source,
@@ -95,11 +97,11 @@ def market(
         "nodes": max(max(track.nodes) for track in tracks.values()),
         "started_at": started_at.isoformat() if started_at else None,
         "tick_s": tick_s,
-        "ticks": len(next(iter(tracks.values())).nodes),
+        "ticks": ticks,
         "on_demand_usd_per_hour": kind.on_demand,
         "prices_recorded": recorded,
         "zones": {
-            zone: {"nodes": runs(track.nodes), "usd_per_hour": runs(track.prices)}
+            zone: {"nodes": runs(track.nodes[:ticks]), "usd_per_hour": runs(track.prices[:ticks])}
             for zone, track in sorted(tracks.items())
         },
     }

@@ -94,8 +94,8 @@ def zone_set(market: RecordedMarket, asked: str) -> tuple[RecordedZone, ...]:
     for word in asked.split(","):
         found = {zone.name for zone in market.zones if word in ("all", zone.name, region_of(zone.name))}
         if not found:
-            known = ", ".join([*(zone.name for zone in market.zones), *market.regions])
-            raise UsageError(f"{market.name} has no zone or region {word!r}", hint=f"--zones takes {known} or all")
+            known = ", ".join(dict.fromkeys([*(zone.name for zone in market.zones), *market.regions, "all"]))
+            raise UsageError(f"{market.name} has no zone or region {word!r}", hint=f"there are {known}")
         wanted |= found
     return tuple(zone for zone in market.zones if zone.name in wanted)
 

@@ -1,0 +1,206 @@
+"""Jobs replayed on markets of a few ticks, by hand; and on recorded ones, where only the rules can be checked.
+
+A tick is three minutes. The job is 12 minutes of work in 30; a start takes 3, and a notice 1 more. On demand costs
+3.00 USD an hour, 0.15 a tick.
+"""
+
+import random
+from dataclasses import replace
+from decimal import Decimal
+from functools import partial
+
+import pytest
+
+from gpucloud.adapters.markets import PackagedMarkets
+from gpucloud.domain.ledger import total
+from gpucloud.domain.markets import zone_set
+from gpucloud.domain.node import EndCause
+from gpucloud.domain.policy.choice import Choice
+from gpucloud.domain.policy.decide import Policy, decide
+from gpucloud.domain.policy.observation import Mode, Task
+from gpucloud.domain.simulation.bill import bill_usd, charges
+from gpucloud.domain.simulation.fleet import ON_DEMAND, Life
+from gpucloud.domain.simulation.recovery import Recovery
+from gpucloud.domain.simulation.replay import replay
+from gpucloud.domain.simulation.timeline import timeline
+from tests.standins.tiny_markets import tiny_market
+
+NOTICED = Recovery(restart_s=180, notice_s=60)
+TASK = Task(work_s=720, span_s=1800, changeover_s=240, on_demand_usd_per_hour=3.0, tick_s=180)
+COMES_AND_GOES = tiny_market({"a": ("1110000000", "1.00"), "b": ("0111100000", "0.80"), "c": ("0000001111", "1.20")})
+COMES_LATE = tiny_market({"a": ("0001111111", "1.00"), "b": ("0000000000", "0.50"), "c": ("0000011000", "0.40")})
+
+
+def run(policy, market, *, task=TASK, recovery=NOTICED, nodes=1, budget=None):
+    choose = partial(decide, policy) if isinstance(policy, Policy) else policy
+    seen = timeline(market, market.zones, nodes)
+    done = replay(choose, task, seen, 0, recovery, budget)
+    return done, bill_usd(done, seen)
+
+
+def life(zone, start, end, cause=EndCause.CHOICE, nodes=1):
+    return Life(zone=zone, nodes=nodes, launched_s=start, ended_s=end, cause=cause)
+
+
+# Zone a is taken at 9 min with 6 of work done, one of them lost; b at 15 min with 2 more. At 18 min, when c comes, only
+# 7 min are to spare, and two changeovers would be 8. AWS takes a and b in their first hour: neither is charged.
+INTERRUPTED_TWICE = (
+    life(0, 0, 540, EndCause.INTERRUPTED),
+    life(1, 540, 900, EndCause.INTERRUPTED),
+    life(ON_DEMAND, 1080, 1560),
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "market", "lives", "finished_s", "usd"),
+    [
+        (Policy.GREEDY, COMES_AND_GOES, INTERRUPTED_TWICE, 1560, "0.40"),
+        (Policy.UNIFORM, COMES_AND_GOES, INTERRUPTED_TWICE, 1560, "0.40"),
+        (Policy.LEARNED, COMES_AND_GOES, INTERRUPTED_TWICE, 1560, "0.40"),  # without tables: as uniform
+        (Policy.ON_DEMAND, COMES_AND_GOES, (life(ON_DEMAND, 0, 900),), 900, "0.75"),
+        # Waiting is well until 9 min before spot would have to be given up; then a comes, and stays.
+        (Policy.GREEDY, COMES_LATE, (life(0, 540, 1440),), 1440, "0.25"),
+        # Behind the line at 3 min; when a comes it is not two changeovers ahead, nor ever before the end.
+        (Policy.UNIFORM, COMES_LATE, (life(ON_DEMAND, 180, 1080),), 1080, "0.75"),
+        (Policy.ON_DEMAND, COMES_LATE, (life(ON_DEMAND, 0, 900),), 900, "0.75"),
+    ],
+)
+def test_a_tiny_market_goes_as_it_does_by_hand(policy, market, lives, finished_s, usd):
+    done, bill = run(policy, market)
+    assert done.lives == lives
+    assert done.finished_s == finished_s
+    assert bill == Decimal(usd)
+    assert done.launches == len(lives)
+    assert done.interruptions == sum(one.cause is EndCause.INTERRUPTED for one in lives)
+
+
+def test_uniform_leaves_on_demand_once_it_is_two_changeovers_ahead():
+    market = tiny_market({"a": ("0" * 2 + "1" * 38, "1.00")})
+    task = replace(TASK, work_s=3600, span_s=7200)
+    done, bill = run(Policy.UNIFORM, market, task=task)
+    # On demand from 3 min. At 18 min 12 of work are done, and the line will be at 13 in 8 min; at 21 min, 15 and 14.5.
+    assert done.lives == (life(ON_DEMAND, 180, 1260), life(0, 1260, 1260 + 180 + 2700))
+    assert bill == Decimal("0.90") + Decimal("0.80")
+
+
+@pytest.mark.parametrize(
+    ("recovery", "worked_s", "lost_s"),
+    [
+        (Recovery(restart_s=180, notice_s=120), 1000, 120),
+        (Recovery(restart_s=180, notice_s=120), 50, 50),
+        (Recovery(restart_s=180, notice_s=None, save_s=600), 1000, 400),
+        (Recovery(restart_s=180, notice_s=None, save_s=600), 1200, 0),
+    ],
+)
+def test_an_interruption_undoes_what_was_not_saved(recovery, worked_s, lost_s):
+    assert recovery.lost_s(worked_s) == lost_s
+    assert recovery.lost_s(worked_s) <= recovery.changeover_s - recovery.restart_s
+
+
+def test_without_notice_the_work_since_the_last_checkpoint_is_done_again():
+    recovery = Recovery(restart_s=180, notice_s=None, save_s=240)
+    task = replace(TASK, changeover_s=recovery.changeover_s, span_s=3600)
+    done, _ = run(Policy.GREEDY, tiny_market({"a": ("1110" + "1" * 16, "1.00")}), task=task, recovery=recovery)
+    # 6 min were done when a was taken, and 4 saved. At 12 min it is back: 3 to start, 8 to work.
+    assert done.lives[-1] == life(0, 720, 720 + 180 + 480)
+
+
+def test_a_machine_that_is_taken_after_its_first_hour_is_charged():
+    market = tiny_market({"a": ("1" * 20 + "0" + "1" * 29, "1.00")})
+    task = replace(TASK, work_s=4500, span_s=8000)
+    done, bill = run(Policy.GREEDY, market, task=task)
+    # 57 min of work are done when a is taken at 60, and one of them is lost: 19 remain.
+    assert done.lives == (life(0, 0, 3600, EndCause.INTERRUPTED), life(0, 3780, 3780 + 180 + 1140))
+    assert bill == Decimal("1.00") + Decimal("0.36666667")
+    assert done.usd == pytest.approx(float(bill))
+
+
+def test_a_price_that_changes_is_charged_from_the_look_on_at_which_it_was_seen():
+    market = tiny_market({"a": ("1111111111", "1.00")})
+    zone = replace(market.zones[0], prices=((0, Decimal("1.00")), (2, Decimal("2.00"))))
+    done, bill = run(Policy.GREEDY, replace(market, zones=(zone,)))
+    assert done.lives == (life(0, 0, 900),)
+    assert bill == Decimal("0.10") + Decimal("0.30")
+
+
+def test_of_a_gang_only_the_nodes_that_were_taken_are_free():
+    market = tiny_market({"a": ("4443444444", "1.00")}, nodes=4)
+    done, bill = run(Policy.GREEDY, market, nodes=4, task=replace(TASK, nodes=4))
+    assert done.lives[:2] == (life(0, 0, 540, EndCause.INTERRUPTED, 1), life(0, 0, 540, nodes=3))
+    assert done.interruptions == 1
+    # 3 × 9 min by choice, then 4 × (3 to start and 7 to work)
+    assert bill == Decimal("0.45") + 4 * Decimal("0.16666667")
+
+
+def test_a_market_of_single_machines_gives_a_gang_as_a_whole():
+    done, bill = run(Policy.GREEDY, tiny_market({"a": ("1111111111", "1.00")}), nodes=4, task=replace(TASK, nodes=4))
+    assert (done.lives, bill) == ((life(0, 0, 900, nodes=4),), Decimal("1.00"))
+
+
+def test_fewer_nodes_work_more_slowly_and_cost_less_an_hour():
+    def half(task, seen):
+        return Choice(mode=Mode.SPOT, zone="a", nodes=2)
+
+    market = tiny_market({"a": ("2" * 10, "1.00")}, nodes=4)
+    done, bill = run(half, market, nodes=4, task=replace(TASK, nodes=4, least_nodes=2))
+    assert (done.lives, done.finished_s) == ((life(0, 0, 1620, nodes=2),), 1620)
+    assert bill == Decimal("0.90")
+
+
+def test_spot_machines_that_boot_beside_take_over_after_a_short_break():
+    def beside(task, seen):
+        ready = seen.holding.mode is Mode.BOTH and seen.holding.beside_s == 0
+        if seen.holding.mode is Mode.SPOT or ready:
+            return Choice(mode=Mode.SPOT, zone="a")
+        return Choice(mode=Mode.ON_DEMAND if seen.time_left_s > 1500 else Mode.BOTH, zone="a")
+
+    recovery = replace(NOTICED, restart_s=300, handover_s=120)
+    done, bill = run(beside, tiny_market({"a": ("1" * 10, "1.00")}), recovery=recovery)
+    # Beside from 6 to 9 min, when 4 of work are done; then 2 for the handover, and 8 of work.
+    assert done.lives == (life(ON_DEMAND, 0, 540), life(0, 360, 540 + 120 + 480))
+    assert bill == Decimal("0.45") + Decimal("0.21666667")
+
+
+def test_a_zone_without_machines_gives_none():
+    def stubborn(task, seen):
+        return Choice(mode=Mode.SPOT, zone="b")
+
+    done, bill = run(stubborn, COMES_LATE)
+    assert (done.lives, done.finished_s, bill) == ((), None, 0)
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    market = PackagedMarkets().market("p3.2xlarge-2023-02")
+    return timeline(market, zone_set(market, "us-east-1"), 1)
+
+
+HOURS = 3600.0
+LONG = Task(work_s=48 * HOURS, span_s=60 * HOURS, changeover_s=720, on_demand_usd_per_hour=3.06, tick_s=180)
+TEN_MINUTES = Recovery(restart_s=600)
+
+
+@pytest.mark.parametrize("policy", [Policy.GREEDY, Policy.UNIFORM])
+def test_leaping_from_change_to_change_is_the_same_as_looking_every_time(recorded, policy):
+    def careful(task, seen):
+        return replace(decide(policy, task, seen), holds_s=180.0)
+
+    for start in random.Random(1).sample(range(15000), 3):
+        leaping = replay(partial(decide, policy), LONG, recorded, start, TEN_MINUTES, 155.0)
+        looking = replay(careful, LONG, recorded, start, TEN_MINUTES, 155.0)
+        assert leaping.lives == looking.lives
+        assert leaping.finished_s == looking.finished_s
+        assert leaping.decisions < looking.decisions
+
+
+@pytest.mark.parametrize("policy", [Policy.GREEDY, Policy.UNIFORM, Policy.ON_DEMAND])
+def test_every_deadline_and_budget_holds_and_what_is_charged_is_what_was_seen(recorded, policy):
+    budget = 1.02 * 48 * 3.06
+    for start in random.Random(2).sample(range(15000), 8):
+        done = replay(partial(decide, policy), LONG, recorded, start, TEN_MINUTES, budget)
+        assert done.finished_s is not None
+        assert done.finished_s <= LONG.span_s
+        bill = bill_usd(done, recorded)
+        assert float(bill) <= budget
+        assert float(bill) == pytest.approx(done.usd, abs=0.001)
+        assert bill == sum(nodes * total(metered) for nodes, metered in charges(done, recorded))
