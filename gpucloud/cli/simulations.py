@@ -12,7 +12,7 @@ from gpucloud.cli.render import table, usd
 from gpucloud.domain import codec
 from gpucloud.domain.markets import RecordedMarket, RecordedZone, mean_price, supply
 from gpucloud.domain.offer import region_of
-from gpucloud.domain.quantities import format_span, format_usd
+from gpucloud.domain.quantities import format_hours, format_span, format_usd
 from gpucloud.domain.simulation.scenario import Scenario, task_of
 from gpucloud.usecases.simulation import Result, Study
 
@@ -64,7 +64,7 @@ def simulation_text(job: str, scenario: Scenario, done: Simulation) -> str:
 def title(job: str, scenario: Scenario) -> str:
     """Return what is rehearsed, in a line."""
     return (
-        f"{job}: {_hours(scenario.work)} of work within {_hours(scenario.deadline)},"
+        f"{job}: {format_hours(scenario.work)} of work within {format_hours(scenario.deadline)},"
         f" for {format_usd(scenario.budget_usd)} at the most"
     )
 
@@ -115,13 +115,13 @@ def _row(scenario: Scenario, market: RecordedMarket, result: Result) -> tuple[st
     found = result.summary
     return (
         zones_named(market, result.zones),
-        _hours(result.deadline),
+        format_hours(result.deadline),
         result.policy.value,
         f"{found.mean_usd:.2f}",
         f"{found.p90_usd:.2f}",
         f"{found.worst_usd:.2f}",
         f"{_of_on_demand(scenario, market, found.mean_usd):.1%}",
-        _hours(found.took) if found.took is not None else "-",
+        format_hours(found.took) if found.took is not None else "-",
         f"{found.interruptions:.1f}",
         f"{found.launches:.1f}",
     )
@@ -228,11 +228,6 @@ def _supply_json(market: RecordedMarket, zones: Sequence[RecordedZone]) -> dict[
 
 def _recorded(market: RecordedMarket) -> str:
     return f"{market.started_at:%Y-%m-%d}" if market.started_at else "undated"
-
-
-def _hours(span: timedelta) -> str:
-    """Return the span as deadlines are spoken of: in hours, however many."""
-    return f"{round(span / timedelta(hours=1), 1):g} h"
 
 
 def _span(seconds: float) -> str:

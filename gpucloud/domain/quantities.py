@@ -117,6 +117,17 @@ def format_span(span: timedelta) -> str:
     return _two(round(seconds / _HOUR), _DAY // _HOUR, "d", "h")
 
 
+def format_hours(span: timedelta) -> str:
+    """Return "60 h" or "48.4 h": as deadlines are spoken of, in hours however many."""
+    return f"{round(span / timedelta(hours=1), 1):g} h"
+
+
+def written_span(span: timedelta) -> str:
+    """Return "48h 24min": as `parse_span` reads it, rounded up to whole minutes."""
+    hours, minutes = divmod(-(-span // timedelta(minutes=1)), 60)
+    return " ".join([*([f"{hours}h"] if hours else []), *([f"{minutes}min"] if minutes or not hours else [])])
+
+
 def format_size(size: int) -> str:
     """Return "512 B", "1.5 KiB" or "40 GiB": powers of 1024, at most one digit after the point."""
     if abs(size) < 1024:

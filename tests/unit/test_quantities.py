@@ -133,6 +133,22 @@ def test_a_span_is_shown_in_its_two_largest_units(seconds: float, shown: str) ->
 
 
 @pytest.mark.parametrize(
+    ("seconds", "shown", "written"),
+    [
+        (48 * 3600, "48 h", "48h"),
+        (48 * 3600 + 1440, "48.4 h", "48h 24min"),
+        (30, "0 h", "1min"),
+        (7201, "2 h", "2h 1min"),
+        (90 * 60, "1.5 h", "1h 30min"),
+    ],
+)
+def test_deadlines_are_shown_in_hours_and_written_in_whole_minutes(seconds: float, shown: str, written: str) -> None:
+    span = timedelta(seconds=seconds)
+    assert (q.format_hours(span), q.written_span(span)) == (shown, written)
+    assert timedelta(0) <= q.parse_span(written) - span < timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
     ("size", "shown"),
     [
         (0, "0 B"),

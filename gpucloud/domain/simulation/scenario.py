@@ -14,7 +14,7 @@ from gpucloud.domain.ledger import usd_for
 from gpucloud.domain.markets import RecordedMarket, RecordedZone
 from gpucloud.domain.policy.net import least_budget_usd, least_span_s
 from gpucloud.domain.policy.observation import Task
-from gpucloud.domain.quantities import format_span, format_usd
+from gpucloud.domain.quantities import format_hours, format_span, format_usd, written_span
 from gpucloud.domain.simulation.recovery import Recovery
 from gpucloud.domain.simulation.timeline import LOOK_S
 
@@ -55,12 +55,12 @@ def refuse_what_cannot_be_kept(scenario: Scenario, market: RecordedMarket, zones
     """Raise PlanRefused for a deadline or a budget that no policy can keep: the hint is the number that must move."""
     task = task_of(scenario, market)
     least_span = timedelta(seconds=least_span_s(task))
-    work = f"{format_span(scenario.work)} of work"
+    work = f"{format_hours(scenario.work)} of work"
     if scenario.deadline < least_span:
         raise PlanRefused(
             f"{work} and two changeovers of {format_span(timedelta(seconds=task.changeover_s))} take"
-            f" {format_span(least_span)}; the deadline is after {format_span(scenario.deadline)}",
-            hint=f"deadline: {math.ceil(least_span / timedelta(minutes=1))} min",
+            f" {format_hours(least_span)}; the deadline is after {format_hours(scenario.deadline)}",
+            hint=f"deadline: {written_span(least_span)}",
         )
     spot_usd = min(price for zone in zones for _, price in zone.prices)
     rounding_usd = scenario.budget_usd - scenario.spendable_usd(market)
@@ -81,7 +81,7 @@ def starts(market: RecordedMarket, deadline: timedelta, count: int, seed: int) -
     room = int(market.length.total_seconds() - deadline.total_seconds()) // LOOK_S
     if room < 0:
         raise UsageError(
-            f"{market.name} is {format_span(market.length)} long, and the deadline is after {format_span(deadline)}",
+            f"{market.name} is {format_hours(market.length)} long, and the deadline is after {format_hours(deadline)}",
             hint="a longer market (gpucloud simulate --list), or --deadline",
         )
     draw = random.Random(seed)  # noqa: S311  windows, not secrets

@@ -1,0 +1,230 @@
+"""`gpucloud simulate` on the package's own markets: what it says, draws and refuses."""
+
+import json
+import sys
+
+import pytest
+
+from gpucloud.__main__ import main
+
+JOB = """\
+name: vision
+code: code
+run: train.py
+resources: {nodes: 1, market: auto, regions: [us-west-2]}
+budget: 160 USD
+work: 48h
+deadline: 60h
+"""
+QUICK = ("--windows", "3")
+NEVER_AGAIN = "no deadline missed and no budget passed, in any window"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("")
+    (tmp_path / "train.yaml").write_text(JOB)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+@pytest.fixture
+def simulate(monkeypatch, capsys):
+    def said(*words):
+        """Return the exit code, the answer and the story."""
+        monkeypatch.setattr("sys.argv", ["gpucloud", "simulate", *words])
+        with pytest.raises(SystemExit) as left:
+            main()
+        told = capsys.readouterr()
+        return left.value.code or 0, told.out, told.err
+
+    return said
+
+
+def test_a_job_is_rehearsed_in_its_own_regions(simulate):
+    code, answer, story = simulate("train.yaml", "--policy", "uniform", "--policy", "on_demand", *QUICK)
+    assert (code, story) == (0, "")
+    lines = answer.splitlines()
+    assert lines[0] == "vision: 48 h of work within 60 h, for 160.00 USD at the most on 1 × p3.2xlarge (1 × V100)"
+    assert lines[1] == "a restart takes 10 min; an interruption undoes the 2 min of its notice"
+    assert lines[2].startswith("market p3.2xlarge-2023-02: launches tried every 195 s on AWS, 2023-02-16, 44 d 20 h;")
+    uniform, on_demand = (line.split() for line in lines[6:8])
+    assert (uniform[:5], float(uniform[5]) < 100) == (["us-west-2", "(3)", "60", "h", "uniform"], True)
+    # 48 h and 10 min for 3.06 USD, whatever the window
+    assert on_demand[4:] == ["on_demand", "147.39", "147.39", "147.39", "100.3%", "48.2", "h", "0.0", "1.0"]
+    assert NEVER_AGAIN in lines
+    assert lines[-1].startswith("these were V100 machines of 2023: others, H100-class ones above all, may")
+
+
+def test_the_same_seed_gives_the_same_answer_and_another_another(simulate):
+    words = ("train.yaml", "--policy", "uniform", "--json", *QUICK)
+    first, again, other = (json.loads(simulate(*words, "--seed", seed)[1]) for seed in ("1", "1", "2"))
+    assert first == again
+    assert first["markets"][0]["results"] != other["markets"][0]["results"]
+
+
+def test_json_has_every_figure(simulate):
+    _, answer, _ = simulate("train.yaml", "--zones", "us-west-2a", "--policy", "on_demand", "--json", *QUICK)
+    found = json.loads(answer)
+    assert {key: found[key] for key in ("version", "job", "work_s", "deadline_s", "budget_usd", "nodes")} == {
+        "version": 1,
+        "job": "vision",
+        "work_s": 172800.0,
+        "deadline_s": 216000.0,
+        "budget_usd": "160",
+        "nodes": 1,
+    }
+    (market,) = found["markets"]
+    assert (market["market"], market["windows"], market["seed"]) == ("p3.2xlarge-2023-02", 3, 0)
+    assert market["results"] == [
+        {
+            "zones": ["us-west-2a"],
+            "deadline_s": 216000.0,
+            "policy": "on_demand",
+            "mean_usd": "147.39",
+            "p90_usd": "147.39",
+            "worst_usd": "147.39",
+            "of_on_demand": 1.0035,
+            "missed": 0,
+            "over_budget": 0,
+            "interruptions": 0.0,
+            "launches": 1.0,
+            "took_s": 173400.0,
+        }
+    ]
+
+
+def test_options_stand_for_what_the_file_says_and_for_another_machine(simulate):
+    words = ("--work", "4h", "--deadline", "6h", "--budget", "250USD", "--price", "$55.04", "--policy", "on_demand")
+    _, answer, _ = simulate("train.yaml", *words, "--restart", "6min", "--json", *QUICK)
+    (market,) = json.loads(answer)["markets"]
+    assert market["on_demand_usd_per_hour"] == "55.04"
+    assert market["results"][0]["mean_usd"] == "225.66"  # 4.1 h
+
+
+def test_deadlines_are_swept_from_the_tightest_to_twice_the_work(simulate):
+    _, answer, _ = simulate("train.yaml", "--sweep", "--policy", "greedy", "--json", *QUICK)
+    results = json.loads(answer)["markets"][0]["results"]
+    assert [one["deadline_s"] / 3600 for one in results] == [48.4, 52.8, 60, 72, 84, 96]
+    assert sum(one["missed"] + one["over_budget"] for one in results) == 0
+    costs = [float(one["mean_usd"]) for one in results]
+    assert costs[0] > costs[-1]
+
+
+def test_without_notice_work_since_the_last_checkpoint_is_lost(simulate):
+    _, answer, _ = simulate("train.yaml", "--no-notice", "--policy", "uniform", *QUICK)
+    assert "an interruption undoes up to 10 min of work" in answer
+    assert NEVER_AGAIN in answer
+
+
+def test_several_markets_are_answered_one_after_the_other(simulate):
+    words = ("--market", "p3.16xlarge-2022-10", "--market", "p3.16xlarge-2022-12", "--price", "3USD")
+    _, answer, _ = simulate("train.yaml", *words, "--policy", "greedy", *QUICK)
+    assert answer.count("vision: 48 h of work within 60 h") == 2
+
+
+@pytest.mark.parametrize("name", ["costs.png", "costs.svg", "sweep.svg"])
+def test_costs_are_drawn(simulate, folder, name):
+    pytest.importorskip("matplotlib")
+    words = ["--sweep"] if name.startswith("sweep") else []
+    code, _, story = simulate("train.yaml", "--policy", "uniform", "--plot", name, *words, *QUICK)
+    assert (code, story) == (0, f"drawn: {name}\n")
+    drawn = (folder / name).read_bytes()
+    assert drawn.startswith(b"\x89PNG" if name.endswith("png") else b"<?xml")
+
+
+def test_the_same_charts_are_the_same_file(simulate, folder):
+    pytest.importorskip("matplotlib")
+    for name in ("a.svg", "b.svg"):
+        simulate("train.yaml", "--policy", "greedy", "--plot", name, *QUICK)
+    assert (folder / "a.svg").read_bytes() == (folder / "b.svg").read_bytes()
+
+
+def test_without_matplotlib_there_is_one_clear_error(simulate, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "gpucloud.adapters.plots", raising=False)
+    code, answer, story = simulate("train.yaml", "--plot", "a.png")
+    assert (code, answer) == (5, "")
+    assert story == "error: plots need matplotlib\nhint: pip install 'gpucloud[plots]'\n"
+
+
+def test_the_markets_are_listed_with_their_figures_and_licences(simulate):
+    code, answer, _ = simulate("--list")
+    assert code == 0
+    row = next(line for line in answer.splitlines() if line.startswith("p3.2xlarge-2023-02"))
+    assert row.split()[1:] == [
+        *("p3.2xlarge", "(1", "×", "V100)", "1", "9", "2023-02-16", "44", "d", "20", "h"),
+        *("99%", "(17%–90%)", "0.3", "30%–54%"),
+    ]
+    assert "(Apache-2.0)" in answer
+    assert "(MIT)" in answer
+    markets = json.loads(simulate("--list", "--json")[1])["markets"]
+    assert len(markets) == 28
+    zones = next(one for one in markets if one["market"] == "p3.2xlarge-2023-02")["zones"]
+    assert zones[0] == {
+        "zone": "us-east-1a",
+        "available": 0.1664,
+        "taken_per_day": 5.64,
+        "spot_usd_per_hour": "1.6554",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--deadline", "48h"),
+            "error: 48 h of work and two changeovers of 12 min take 48.4 h; the deadline is after 48 h\n"
+            "hint: deadline: 48h 24min\n",
+        ),
+        (
+            ("--budget", "100USD"),
+            "error: 48 h of work on 1 × p3.2xlarge (1 × V100) need 147.68 USD to be finished on demand whatever"
+            " happens; the budget is 100.00 USD\nhint: budget: 147.68 USD, or --price",
+        ),
+        (
+            ("--market", "p3-2xlarge-2023"),
+            "error: no recorded market is called 'p3-2xlarge-2023'\nhint: did you mean p3.",
+        ),
+        (("--zones", "us-west-9"), "error: p3.2xlarge-2023-02 has no zone or region 'us-west-9'\nhint: there are us-"),
+        (("--market", "gcp-a100-2021-12"), "error: gcp-a100-2021-12 is 27 h long, and the deadline is after 60 h"),
+        (
+            ("--restart", "20s"),
+            "error: --restart: a machine takes longer than a minute to start\nhint: --restart 10min",
+        ),
+        (("--work", "many"), 'error: --work: "many" is not a span of time'),
+        (
+            ("--plot", "costs.pdf"),
+            "error: costs.pdf names no format that is drawn here\nhint: a name that ends in .png",
+        ),
+        (("--plot", "no/costs.png"), "error: there is no folder no\nhint: mkdir -p no"),
+    ],
+)
+def test_what_cannot_be_is_said_with_what_must_move(simulate, words, said):
+    code, answer, story = simulate("train.yaml", *words, *QUICK)
+    assert (code, answer) == (2, "")
+    assert story.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        (
+            "work: 48h\n",
+            "error: train.yaml does not say how much work the job is\nhint: `work: 48h` there, or --work 48h",
+        ),
+        ("deadline: 60h\n", "error: train.yaml has no deadline\nhint: `deadline: 60h` there, or --deadline 60h"),
+    ],
+)
+def test_what_the_job_file_does_not_say_is_asked_for(simulate, folder, key, said):
+    (folder / "train.yaml").write_text(JOB.replace(key, ""))
+    code, answer, story = simulate("train.yaml")
+    assert (code, answer, story) == (2, "", said + "\n")
+
+
+def test_a_gang_on_a_market_of_single_machines_is_said_to_be_taken_as_one(simulate, folder):
+    (folder / "train.yaml").write_text(JOB.replace("nodes: 1", "nodes: 4"))
+    _, answer, _ = simulate("train.yaml", "--budget", "600USD", "--policy", "on_demand", *QUICK)
+    assert "recorded with one machine: all 4 are taken to come and go together" in answer
