@@ -58,7 +58,9 @@ def rehearse(target: str | None, asked: Asked, *, as_json: bool) -> int:
     scenario = _scenario(file.job, file.file, asked)
     plot = None if asked.plot is None else cloud.plot(asked.plot)
     known = cloud.recorded_markets()
-    done = [_simulated(file.job, scenario, known.market(name), asked) for name in asked.markets or (DEFAULT_MARKET,)]
+    done = [
+        _simulated(cloud, file.job, scenario, known.market(name), asked) for name in asked.markets or (DEFAULT_MARKET,)
+    ]
     if as_json:
         say_json(simulation_json(file.job.name, scenario, done))
     else:
@@ -109,7 +111,7 @@ def _recovery(job: Job, restart: timedelta, *, notice: bool) -> Recovery:
     )
 
 
-def _simulated(job: Job, scenario: Scenario, market: RecordedMarket, asked: Asked) -> Simulation:
+def _simulated(cloud: Gpucloud, job: Job, scenario: Scenario, market: RecordedMarket, asked: Asked) -> Simulation:
     price = _read(parse_usd, "--price", asked.price)
     market = market if price is None else market.at_price(price)
     study = Study(
@@ -119,7 +121,7 @@ def _simulated(job: Job, scenario: Scenario, market: RecordedMarket, asked: Aske
         windows=asked.windows,
         seed=asked.seed,
     )
-    return Simulation(market=market, study=study, results=tuple(simulate(scenario, market, study)))
+    return Simulation(market=market, study=study, results=tuple(simulate(scenario, market, study, cloud.policy_tables)))
 
 
 def _zone_sets(job: Job, market: RecordedMarket, asked: tuple[str, ...]) -> tuple[tuple[RecordedZone, ...], ...]:

@@ -12,6 +12,7 @@ from gpucloud.cli.render import table, usd
 from gpucloud.domain import codec
 from gpucloud.domain.markets import RecordedMarket, RecordedZone, mean_price, supply
 from gpucloud.domain.offer import region_of
+from gpucloud.domain.policy.decide import Policy
 from gpucloud.domain.quantities import format_hours, format_span, format_usd
 from gpucloud.domain.simulation.scenario import Scenario, task_of
 from gpucloud.usecases.simulation import Result, Study
@@ -56,7 +57,7 @@ def simulation_text(job: str, scenario: Scenario, done: Simulation) -> str:
         table([_HEAD, *(_row(scenario, market, result) for result in done.results)]),
         "",
         *_troubles(done),
-        *_remarks(scenario, market),
+        *_remarks(scenario, done),
     ]
     return "\n".join(lines)
 
@@ -139,9 +140,12 @@ def _troubles(done: Simulation) -> list[str]:
     return lines or ["no deadline missed and no budget passed, in any window"]
 
 
-def _remarks(scenario: Scenario, market: RecordedMarket) -> list[str]:
+def _remarks(scenario: Scenario, done: Simulation) -> list[str]:
+    market = done.market
     year = f" of {market.started_at:%Y}" if market.started_at else ""
     lines = [f"these were {market.gpu} machines{year}: others, H100-class ones above all, may come and go otherwise"]
+    if Policy.LEARNED in done.study.policies:
+        lines.append("learned knows nothing of the zones that it is tried on, only of the other recorded ones")
     if scenario.nodes > market.nodes == 1:
         lines.append(f"recorded with one machine: all {scenario.nodes} are taken to come and go together")
     return lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpucloud.domain.node import Node
     from gpucloud.domain.plan import Plan
     from gpucloud.domain.state import JobState
-    from gpucloud.ports import DataSets, Markets, Shell
+    from gpucloud.ports import DataSets, Markets, PolicyTables, Shell
     from gpucloud.usecases.here import Here
     from gpucloud.usecases.jobs import Asker
     from gpucloud.usecases.start import Starter
@@ -247,6 +247,12 @@ class Gpucloud:
         from gpucloud.adapters.markets import PackagedMarkets
 
         return PackagedMarkets()
+
+    def policy_tables(self, without: Collection[str] = ()) -> PolicyTables:
+        """Return what makes the learned policy's tables, from recorded markets but not from the zones in `without`."""
+        from gpucloud.adapters.tables import TableMaker
+
+        return TableMaker(without)
 
     def plot(self, path: Path) -> Plot:
         """Return the file to draw charts into. UsageError for none of PNG or SVG, ToolMissing without matplotlib."""

@@ -12,6 +12,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 from gpucloud.adapters.markets import PackagedMarkets
+from gpucloud.adapters.tables import TableMaker
 from gpucloud.domain.markets import zone_set
 from gpucloud.domain.policy.decide import Policy
 from gpucloud.domain.simulation.recovery import Recovery
@@ -52,7 +53,7 @@ def main() -> int:
 
 def _cpu_s(market, study) -> float:
     began = time.process_time()
-    for _ in simulate(JOB, market, study):
+    for _ in simulate(JOB, market, study, TableMaker):
         pass
     return time.process_time() - began
 
