@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +19,6 @@ _PANEL_INCHES = (4.6, 3.4)
 _FEW = 20  # points that are marked one by one
 # Okabe and Ito's: people who see colours differently tell them apart, on dark paper too.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-# The same charts give the same file: SVG's ids come from this salt, and no date is written.
-_STYLE = {"svg.hashsalt": "gpucloud", "font.size": 9, "axes.prop_cycle": mpl.cycler(color=_COLOURS)}
 
 
 class Plot:
@@ -36,7 +35,8 @@ class Plot:
         """Draw the charts in a square, with one scale upwards for all. UsageError if the file cannot be written."""
         across = math.ceil(math.sqrt(len(charts)))
         down = -(-len(charts) // across)
-        with mpl.rc_context(_STYLE):
+        # The same charts give the same file: SVG's ids come from this salt, and no date is written.
+        with mpl.rc_context({"svg.hashsalt": "gpucloud", "font.size": 9}):
             figure = Figure(figsize=(across * _PANEL_INCHES[0], down * _PANEL_INCHES[1]), layout="constrained")
             figure.suptitle(title)
             panels = list(figure.subplots(down, across, sharey=True, squeeze=False).flat)
@@ -55,11 +55,11 @@ class Plot:
 
 
 def _draw(panel: Axes, chart: Chart) -> None:
-    for series in chart.series:
+    for series, colour in zip(chart.series, itertools.cycle(_COLOURS), strict=False):
         xs, ys = zip(*series.points, strict=True)
-        (line,) = panel.plot(xs, ys, label=series.label, marker="o" if len(xs) < _FEW else "", markersize=3)
+        panel.plot(xs, ys, color=colour, label=series.label, marker="o" if len(xs) < _FEW else "", markersize=3)
         if series.upper:
-            panel.fill_between(xs, ys, series.upper, color=line.get_color(), alpha=0.12, linewidth=0)
+            panel.fill_between(xs, ys, series.upper, color=colour, alpha=0.12, linewidth=0)
     if chart.limit is not None:
         label, y = chart.limit
         panel.axhline(y, color="0.35", linestyle="--", linewidth=1, label=label)

@@ -19,7 +19,6 @@ from gpucloud.usecases.simulation import Result, Study
 
 _HEAD = (
     "zones",
-    "deadline",
     "policy",
     "mean USD",
     "90 % within",
@@ -54,7 +53,7 @@ def simulation_text(job: str, scenario: Scenario, done: Simulation) -> str:
         f" spot prices {'recorded' if market.prices_recorded else 'assumed'}",
         f"{done.study.windows} windows, seed {done.study.seed}: the job submitted at as many moments of the recording",
         "",
-        table([_HEAD, *(_row(scenario, market, result) for result in done.results)]),
+        table(_swept(done) if len(done.study.deadlines) > 1 else _each(scenario, done)),
         "",
         *_troubles(done),
         *_remarks(scenario, done),
@@ -112,11 +111,24 @@ def market_json(market: RecordedMarket) -> dict[str, Any]:
     }
 
 
+def _swept(done: Simulation) -> list[tuple[str, ...]]:
+    """Return a row for each set of zones and deadline, with the mean cost under every policy."""
+    means: dict[tuple[str, str], list[str]] = {}
+    for result in done.results:
+        place = (zones_named(done.market, result.zones), format_hours(result.deadline))
+        means.setdefault(place, []).append(f"{result.summary.mean_usd:.2f}")
+    head = ("zones", "deadline", *(f"{policy.value} USD" for policy in done.study.policies))
+    return [head, *((*place, *costs) for place, costs in means.items())]
+
+
+def _each(scenario: Scenario, done: Simulation) -> list[tuple[str, ...]]:
+    return [_HEAD, *(_row(scenario, done.market, result) for result in done.results)]
+
+
 def _row(scenario: Scenario, market: RecordedMarket, result: Result) -> tuple[str, ...]:
     found = result.summary
     return (
         zones_named(market, result.zones),
-        format_hours(result.deadline),
         result.policy.value,
         f"{found.mean_usd:.2f}",
         f"{found.p90_usd:.2f}",

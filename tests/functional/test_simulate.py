@@ -51,9 +51,9 @@ def test_a_job_is_rehearsed_in_its_own_regions(simulate):
     assert lines[1] == "a restart takes 10 min; an interruption undoes the 2 min of its notice"
     assert lines[2].startswith("market p3.2xlarge-2023-02: launches tried every 195 s on AWS, 2023-02-16, 44 d 20 h;")
     uniform, on_demand = (line.split() for line in lines[6:8])
-    assert (uniform[:5], float(uniform[5]) < 100) == (["us-west-2", "(3)", "60", "h", "uniform"], True)
+    assert (uniform[:3], float(uniform[3]) < 100) == (["us-west-2", "(3)", "uniform"], True)
     # 48 h and 10 min for 3.06 USD, whatever the window
-    assert on_demand[4:] == ["on_demand", "147.39", "147.39", "147.39", "100.3%", "48.2", "h", "0.0", "1.0"]
+    assert on_demand[2:] == ["on_demand", "147.39", "147.39", "147.39", "100.3%", "48.2", "h", "0.0", "1.0"]
     assert NEVER_AGAIN in lines
     assert lines[-1].startswith("these were V100 machines of 2023: others, H100-class ones above all, may")
 
@@ -111,6 +111,11 @@ def test_deadlines_are_swept_from_the_tightest_to_twice_the_work(simulate):
     assert sum(one["missed"] + one["over_budget"] for one in results) == 0
     costs = [float(one["mean_usd"]) for one in results]
     assert costs[0] > costs[-1]
+    _, answer, _ = simulate("train.yaml", "--sweep", "--policy", "greedy", "--policy", "on_demand", *QUICK)
+    assert [line.split() for line in answer.splitlines()[5:7]] == [
+        ["zones", "deadline", "greedy", "USD", "on_demand", "USD"],
+        ["us-west-2", "(3)", "48.4", "h", results[0]["mean_usd"], "147.39"],
+    ]
 
 
 def test_without_notice_work_since_the_last_checkpoint_is_lost(simulate):
