@@ -22,17 +22,17 @@ def watch(up: Sequence[Sequence[bool]], price: Sequence[Sequence[float]], tick_h
 
     `up` and `price` are by tick and zone.
     """
-    ages = [0.0] * len(up[0])
+    ages = [-1] * len(up[0])
     before: Sequence[bool] = up[0]
-    zone, down_h = None, 0.0
+    zone, down = None, -1
     for now, prices in zip(up, price, strict=True):
-        ages = [age + tick_h if now[i] == before[i] else 0.0 for i, age in enumerate(ages)]
+        ages = [age + 1 if now[i] == before[i] else 0 for i, age in enumerate(ages)]
         if zone is None or not now[zone]:
             there = [i for i, is_up in enumerate(now) if is_up]
             found = min(there, key=lambda i: (prices[i], -ages[i]), default=None)
-            down_h = down_h + tick_h if found is None and zone is None else 0.0
+            down = down + 1 if found is None and zone is None else 0
             zone = found
-        yield Watched(zone=zone, age_h=down_h if zone is None else ages[zone])
+        yield Watched(zone=zone, age_h=tick_h * (down if zone is None else ages[zone]))
         before = now
 
 
