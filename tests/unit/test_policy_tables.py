@@ -205,12 +205,13 @@ ON_DEMAND = Holding(mode=Mode.ON_DEMAND)
     [
         (NOTHING, UP, 40, 10, Mode.SPOT),
         (NOTHING, DOWN, 40, 10, Mode.IDLE),
-        (NOTHING, DOWN, 40, 1, Mode.ON_DEMAND),
-        (NOTHING, UP, 40, 0.3, Mode.ON_DEMAND),
-        (ON_DEMAND, UP, 40, 10, Mode.BOTH),  # the spot machines boot beside
+        (NOTHING, DOWN, 40, 5, Mode.ON_DEMAND),
+        (NOTHING, UP, 40, 0.25, Mode.ON_DEMAND),
+        (ON_DEMAND, UP, 40, 5, Mode.BOTH),  # the spot machines boot beside
+        (ON_DEMAND, UP, 40, 11, Mode.SPOT),  # there is time for a changeover, which costs less
         (ON_DEMAND, DOWN, 40, 1, Mode.ON_DEMAND),
-        (Holding(mode=Mode.BOTH, zone="a", beside_s=540.0), UP, 40, 10, Mode.BOTH),
-        (Holding(mode=Mode.BOTH, zone="a", beside_s=0.0), UP, 40, 10, Mode.SPOT),
+        (Holding(mode=Mode.BOTH, zone="a", beside_s=540.0), UP, 40, 5, Mode.BOTH),
+        (Holding(mode=Mode.BOTH, zone="a", beside_s=0.0), UP, 40, 5, Mode.SPOT),
         (Holding(mode=Mode.SPOT, zone="a"), UP, 40, 0.2, Mode.SPOT),
         (NOTHING, UP, 0.1, 10, Mode.SPOT),
         (NOTHING, DOWN, 100, 100, Mode.IDLE),  # more work than the tables were made for
