@@ -27,7 +27,9 @@ from gpucloud.adapters.tables import TableMaker
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.markets import RecordedMarket, RecordedZone, value_at, zone_set
 from gpucloud.domain.node import EndCause
+from gpucloud.domain.policy.counting import count, watch
 from gpucloud.domain.policy.decide import Policy, decide
+from gpucloud.domain.policy.hazards import Counts
 from gpucloud.domain.policy.learned import Tables
 from gpucloud.domain.policy.observation import Task
 from gpucloud.domain.simulation.fleet import Life
@@ -43,6 +45,7 @@ FREE_S = Terms().free_when_taken_within.total_seconds()
 POLICIES = (Policy.GREEDY, Policy.UNIFORM, Policy.LEARNED)
 ASSUMED_SPOT = Decimal("0.318")
 SEED = 7
+THIRD = 1 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,7 @@ class Setting:
     def name(self) -> str:
         return f"{self.work_h:g}_{self.span_h:g}_{self.restart_min:g}min"
 
-    def task(self, nodes: int, on_demand_usd_per_hour: float) -> Task:
+    def task(self, nodes: int, on_demand_usd_per_hour: float, least_nodes: int = 0) -> Task:
         return Task(
             work_s=self.work_h * HOUR,
             span_s=self.span_h * HOUR,
@@ -66,7 +69,7 @@ class Setting:
             tick_s=LOOK_S,
             on_demand_usd_per_hour=on_demand_usd_per_hour,
             nodes=nodes,
-            least_nodes=1,
+            least_nodes=least_nodes,
         )
 
 
@@ -77,12 +80,13 @@ QUICK = Setting(restart_min=3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A part of a market to run a job on, of so many nodes."""
+    """A part of a market to run a job on, of so many nodes. No job begins in `past`, a share of it: ours learns there."""
 
     name: str
     market: RecordedMarket
     zones: tuple[RecordedZone, ...]
     nodes: int = 1
+    past: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +178,8 @@ def measured(case: Case, setting: Setting, *, windows: int, bound: bool = True, 
     """Run the job in windows at random (the same for every setting of that length), under every policy."""
     seen = timeline(case.market, case.zones, case.nodes)
     draw = random.Random(SEED)
-    starts = [draw.randrange(seen.looks - int(setting.span_h * HOUR / LOOK_S)) for _ in range(windows)]
+    last = seen.looks - int(setting.span_h * HOUR / LOOK_S)
+    starts = [draw.randrange(int(case.past * seen.looks), last) for _ in range(windows)]
     tallies = {policy: tally(policy, case, setting, seen, starts, cap) for policy in POLICIES}
     return Found(
         case=case.name,
@@ -190,13 +195,14 @@ def tally(
     policy: Policy, case: Case, setting: Setting, seen: Timeline, starts: Sequence[int], cap: float | None
 ) -> Tally:
     on_demand = float(case.market.on_demand_usd_per_hour)
-    task = setting.task(case.nodes, on_demand)
+    # Greedy and uniform as published: all of a gang or none.
+    task = setting.task(case.nodes, on_demand, least_nodes=1 if policy is Policy.LEARNED else 0)
     whole_usd = case.nodes * on_demand * setting.work_h
     recovery = Recovery(restart_s=task.changeover_s, handover_s=HANDOVER_S, notice_s=0.0)
     found = Tally()
     for start in starts:
-        made = tables(case, setting, price_at(seen, start)) if policy is Policy.LEARNED else None
-        choose = functools.partial(decide, policy, tables=made)
+        known = tables(case, setting, price_at(seen, start)) if policy is Policy.LEARNED else None
+        choose = functools.partial(decide, policy, tables=known)
         run = replay(choose, task, seen, start, recovery, None if cap is None else cap * whole_usd)
         found.net.append(run.usd / whole_usd)
         found.gross.append((run.usd + sum(refund_usd(life, seen) for life in run.lives)) / whole_usd)
@@ -213,13 +219,18 @@ def price_at(seen: Timeline, start: int) -> float:
 
 
 @functools.cache
-def made(zones: tuple[str, ...], setting: Setting, share: float) -> Tables:
-    """The tables of a job in these zones, learned from others."""
-    return TableMaker(without=zones).tables(setting.task(1, 1.0), len(zones), share)
-
-
 def tables(case: Case, setting: Setting, share: float) -> Tables:
-    return made(tuple(zone.name for zone in case.zones), setting, share)
+    """The tables of a job in the case's zones, learned from others, and from the past if the case has one."""
+    past = counts(timeline(case.market, case.zones, case.nodes), case.past) if case.past else None
+    names = tuple(zone.name for zone in case.zones)
+    return TableMaker(without=names, past=past).tables(setting.task(1, 1.0), len(names), share)
+
+
+def counts(seen: Timeline, share: float) -> Counts:
+    """What the first part of a market shows."""
+    up, price = looked(seen)
+    end = int(share * seen.looks)
+    return count(watch(up[:end].tolist(), price[:end].tolist(), LOOK_S / HOUR), LOOK_S / HOUR)
 
 
 def refund_usd(life: Life, seen: Timeline) -> float:
@@ -268,13 +279,13 @@ def single_zones() -> Iterator[Case]:
 
 
 def harder_cases() -> Iterator[Case]:
-    """Those of the reference that it names, and the ones of their kind that make 17 of them."""
+    """Those of the reference that it names, and the ones of their kind that make 17; the first third is their past."""
     big, small = PackagedMarkets().market("p3.16xlarge-2022-10"), PackagedMarkets().market("p3.2xlarge-2023-02")
     for zones in ("us-west-2a", "us-west-2b", "all"):
-        yield Case(name=f"8 GPUs, {zones}", market=big, zones=zone_set(big, zones))
+        yield Case(name=f"8 GPUs, {zones}", market=big, zones=zone_set(big, zones), past=THIRD)
     yield from gangs()
     for zones in ("us-east-1f", "us-east-1", "us-east-2", "us-west-2", "us-east-1,us-east-2", "all"):
-        yield Case(name=zones, market=small, zones=zone_set(small, zones))
+        yield Case(name=zones, market=small, zones=zone_set(small, zones), past=THIRD)
 
 
 def gangs() -> Iterator[Case]:
@@ -285,8 +296,8 @@ def gangs() -> Iterator[Case]:
     for nodes, path in ((4, "preemption/4-node/aws-08-03-2023"), (16, "availability/16-node/aws-08-27-2023")):
         market = gang(Path(folder) / path, nodes)
         for zone in market.zones:
-            yield Case(name=f"{nodes} nodes, {zone.name}", market=market, zones=(zone,), nodes=nodes)
-        yield Case(name=f"{nodes} nodes, any", market=market, zones=market.zones, nodes=nodes)
+            yield Case(name=f"{nodes} nodes, {zone.name}", market=market, zones=(zone,), nodes=nodes, past=THIRD)
+        yield Case(name=f"{nodes} nodes, any", market=market, zones=market.zones, nodes=nodes, past=THIRD)
 
 
 def gang(folder: Path, nodes: int) -> RecordedMarket:
@@ -315,9 +326,9 @@ def gang(folder: Path, nodes: int) -> RecordedMarket:
     )
 
 
-def changes(counts: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def changes(counted: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """(tick, nodes) wherever their number changes."""
-    return tuple((tick, now) for tick, now in enumerate(counts) if tick == 0 or now != counts[tick - 1])
+    return tuple((tick, now) for tick, now in enumerate(counted) if tick == 0 or now != counted[tick - 1])
 
 
 if __name__ == "__main__":

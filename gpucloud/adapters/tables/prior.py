@@ -21,13 +21,16 @@ class Recorded:
     counts: Counts
 
 
-def hazards(zones: int, without: Collection[str] = ()) -> Hazards:
+def hazards(zones: int, without: Collection[str] = (), past: Counts | None = None) -> Hazards:
     """Return how a job's market comes and goes that may go to so many zones.
 
-    Learned from recorded zones, and with several from sets of about as many; none of those in `without` has a part.
+    Learned from recorded zones, of which none of those in `without` has a part; and from the market's own past where
+    that is known, else with several zones from recorded sets of about as many.
     """
     rows = [row for row in recorded() if not set(row.zones) & set(without)]
     single = pooled(row.counts for row in rows if len(row.zones) == 1)
+    if past is not None:
+        return learned_from(single, past)
     sets = [row for row in rows if len(row.zones) > 1]
     if zones < 2 or not sets:
         return learned_from(single)

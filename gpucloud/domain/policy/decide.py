@@ -6,6 +6,7 @@ import dataclasses
 from enum import Enum
 
 from gpucloud.domain.policy.choice import Choice, Reason
+from gpucloud.domain.policy.elastic import elastic, is_partial
 from gpucloud.domain.policy.greedy import greedy
 from gpucloud.domain.policy.learned import Tables, learned
 from gpucloud.domain.policy.net import secured
@@ -27,7 +28,11 @@ def decide(policy: Policy, task: Task, seen: Observation, tables: Tables | None 
 
     `LEARNED` without tables acts as `UNIFORM`. Greedy, and every policy without a deadline, waits for spot.
     """
-    choice = secured(task, seen, _wanted(policy, task, seen, tables))
+    if is_partial(task, seen):
+        choice = elastic(seen, lambda alone: _wanted(policy, task, alone, tables))
+    else:
+        choice = _wanted(policy, task, seen, tables)
+    choice = secured(task, seen, choice)
     return choice if choice.holds_s >= task.tick_s else dataclasses.replace(choice, holds_s=task.tick_s)
 
 

@@ -11,10 +11,12 @@ import dataclasses
 import math
 
 from gpucloud.domain.policy.choice import Choice, Reason
+from gpucloud.domain.policy.elastic import is_partial
 from gpucloud.domain.policy.observation import Mode, Observation, Task, ZoneState
 from gpucloud.domain.policy.zones import named
 
 _HOUR = 3600.0
+_EXACT_S = 1e-6  # what rounding of seconds may leave over
 
 
 def least_span_s(task: Task) -> float:
@@ -47,11 +49,11 @@ def secured(task: Task, seen: Observation, choice: Choice) -> Choice:
 
 def _in_time(task: Task, seen: Observation, choice: Choice) -> Choice:
     """The net under the deadline, as in Wu et al., NSDI 2024: R < C + 2d ends all attempts at spot."""
-    held, wanted = seen.holding.mode, choice.mode
-    if held is Mode.SPOT and wanted is Mode.SPOT and choice.zone == seen.holding.zone:
-        return choice
+    wanted = choice.mode
     slack = seen.time_left_s - seen.work_left_s
     d = task.changeover_s
+    if _is_kept(seen, choice):
+        return _kept_in_time(task, seen, choice, slack - d)
     if wanted is Mode.IDLE:
         spare = min(slack - 2 * d, slack - d - task.tick_s)
         return _until(choice, spare) if spare >= 0 else _held_or_on_demand(seen)
@@ -62,10 +64,26 @@ def _in_time(task: Task, seen: Observation, choice: Choice) -> Choice:
     return choice
 
 
+def _is_kept(seen: Observation, choice: Choice) -> bool:
+    """Whether the choice goes on with the spot machines that are held."""
+    kept = seen.holding.mode is Mode.SPOT and choice.mode is Mode.SPOT
+    return kept and choice.zone == seen.holding.zone
+
+
+def _kept_in_time(task: Task, seen: Observation, choice: Choice, spare_s: float) -> Choice:
+    """Machines that all work keep the slack; those that boot take what their boot takes, and a part of a gang some."""
+    holding = seen.holding
+    if is_partial(task, seen):
+        spare_s -= max(task.tick_s, task.handover_s or 0.0)
+        return _until(choice, spare_s) if spare_s >= 0 else _on_demand(Reason.DEADLINE)
+    return choice if not holding.boot_s or spare_s >= holding.boot_s - _EXACT_S else _on_demand(Reason.DEADLINE)
+
+
 def _to_spot_s(task: Task, seen: Observation, choice: Choice) -> float:
     """The slack that a change to spot machines needs, so that they may be taken just before their first step."""
-    ready = seen.holding.mode is Mode.BOTH and choice.zone == seen.holding.zone
-    return task.changeover_s + (task.handover_s or 0.0 if ready else task.changeover_s)
+    if seen.holding.mode is Mode.BOTH and choice.zone == seen.holding.zone:
+        return task.changeover_s + seen.holding.beside_s + (task.handover_s or 0.0)
+    return 2 * task.changeover_s
 
 
 def _held_or_on_demand(seen: Observation) -> Choice:
@@ -80,7 +98,7 @@ def _in_money(task: Task, seen: Observation, choice: Choice, left_usd: float) ->
     spare = left_usd - least_usd(task, seen.work_left_s)
     if choice.mode is Mode.ON_DEMAND:
         return choice
-    if seen.holding.mode is Mode.SPOT and choice.mode is Mode.SPOT and choice.zone == seen.holding.zone:
+    if _is_kept(seen, choice) and not is_partial(task, seen):
         dearer = _dearer_usd(task, named(seen.zones, choice.zone))
         return choice if dearer <= 0 or dearer <= spare else _on_demand(Reason.BUDGET)
     if seen.holding.mode is Mode.BOTH:

@@ -27,7 +27,7 @@ class Task:
     submit to the deadline (R0; infinite without one). `changeover_s` (d) passes from a launch to the first useful step,
     work lost since the last checkpoint included; `handover_s` is what remains of it when the new machines booted while
     the old ones worked, None where the cloud cannot do that. Decisions are at most `tick_s` apart. Prices are of one
-    node; a spot market may give as few as `least_nodes` of `nodes`, which then progress in proportion.
+    node. A gang that loses some of its `nodes` may go on with `least_nodes` of them, in proportion (0: all or none).
     """
 
     work_s: float
@@ -37,7 +37,7 @@ class Task:
     tick_s: float = 60.0
     handover_s: float | None = None
     nodes: int = 1
-    least_nodes: int = 1
+    least_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

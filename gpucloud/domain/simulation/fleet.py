@@ -29,34 +29,58 @@ class Life:
 
 @dataclass(slots=True)
 class Rented:
-    """Machines that are paid for now, and what they have cost so far."""
+    """Machines that are paid for now, and what they have cost so far; `joins` while they boot beside others."""
 
     zone: int
     nodes: int
     launched_s: float
+    joins: bool = False
     usd: float = 0.0
 
 
 class Fleet:
-    """At most one group of spot machines, and one on demand. `usd` is a running sum; the lives make the bill."""
+    """At most one group of spot machines, and one on demand. `usd` is a running sum; the lives make the bill.
+
+    `spot` are the group's machines by their launches, all in one zone: an elastic group grows.
+    """
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self.spot: Rented | None = None
+        self.spot: list[Rented] = []
         self.on_demand: Rented | None = None
         self.usd = 0.0
         self.interruptions = self.launches = 0
         self.lives: list[Life] = []
 
+    @property
+    def working(self) -> int:
+        """How many spot machines work, or will once the group has booted."""
+        return sum(rented.nodes for rented in self.spot if not rented.joins)
+
+    @property
+    def joining(self) -> bool:
+        """Whether spot machines boot beside others of their group."""
+        return any(rented.joins for rented in self.spot)
+
     def rent_spot(self, zone: int | None, nodes: int, now_s: float) -> bool:
-        """Have these spot machines and no others (none for None); return whether they are new."""
-        if self.spot is not None and (self.spot.zone, self.spot.nodes) != (zone, nodes):
-            self._end(self.spot, self.spot.nodes, now_s, EndCause.CHOICE)
-            self.spot = None
-        if zone is None or self.spot is not None:
+        """Have this group of spot machines and no other (none for None); return whether it is a new one.
+
+        A group of fewer in the same zone grows.
+        """
+        have = sum(rented.nodes for rented in self.spot)
+        if self.spot and (self.spot[0].zone != zone or nodes < have):
+            self._end_spot(now_s)
+            have = 0
+        if zone is None or nodes == have:
             return False
-        self.spot = self._launched(zone, nodes, now_s)
-        return True
+        self.spot.append(self._launched(zone, nodes - have, now_s))
+        self.spot[-1].joins = have > 0
+        return have == 0
+
+    def join(self) -> None:
+        """Let all machines of the group work."""
+        for rented in self.spot:
+            rented.joins = False
 
     def rent_on_demand(self, now_s: float, *, wanted: bool) -> bool:
         """Have on-demand machines or none; return whether they are new."""
@@ -69,26 +93,25 @@ class Fleet:
         return True
 
     def lose(self, views: tuple[ZoneView, ...], now_s: float) -> bool:
-        """End the spot machines if their zone has too few of them now; return whether it had.
+        """End the spot machines that their zone has no more, the youngest first; return whether any worked.
 
-        Those that the zone still has are ended by choice. What is taken early enough is not charged.
+        Too few to go on with are ended by choice. What is taken early enough is not charged.
         """
-        spot = self.spot
-        gone = 0 if spot is None else spot.nodes - views[spot.zone].nodes
-        if spot is None or gone <= 0:
+        before = self.working
+        gone = sum(rented.nodes for rented in self.spot) - views[self.spot[0].zone].nodes if self.spot else 0
+        if gone <= 0:
             return False
         self.interruptions += 1
-        if now_s - spot.launched_s < _FREE_S:
-            self.usd -= spot.usd * gone / spot.nodes
-        self._end(spot, gone, now_s, EndCause.INTERRUPTED)
-        self._end(spot, spot.nodes - gone, now_s, EndCause.CHOICE)
-        self.spot = None
-        return True
+        while gone > 0:
+            gone -= self._take(gone, now_s)
+        if self.working < (self._task.least_nodes or self._task.nodes):
+            self._end_spot(now_s)
+        return self.working < before
 
     def pay(self, seconds: float, views: tuple[ZoneView, ...]) -> None:
         """Count what the machines cost in so many seconds, over which no price changes."""
-        if self.spot is not None:
-            self._count(self.spot, views[self.spot.zone].usd_per_hour, seconds)
+        for rented in self.spot:
+            self._count(rented, views[rented.zone].usd_per_hour, seconds)
         if self.on_demand is not None:
             self._count(self.on_demand, self._task.on_demand_usd_per_hour, seconds)
 
@@ -96,6 +119,25 @@ class Fleet:
         """End every machine."""
         self.rent_spot(None, 0, now_s)
         self.rent_on_demand(now_s, wanted=False)
+
+    def _take(self, most: int, now_s: float) -> int:
+        """Take up to so many of the youngest machines; return how many."""
+        rented = self.spot[-1]
+        taken = min(most, rented.nodes)
+        usd = rented.usd * taken / rented.nodes
+        if now_s - rented.launched_s < _FREE_S:
+            self.usd -= usd
+        self._end(rented, taken, now_s, EndCause.INTERRUPTED)
+        rented.nodes -= taken
+        rented.usd -= usd
+        if not rented.nodes:
+            self.spot.pop()
+        return taken
+
+    def _end_spot(self, now_s: float) -> None:
+        for rented in self.spot:
+            self._end(rented, rented.nodes, now_s, EndCause.CHOICE)
+        self.spot = []
 
     def _launched(self, zone: int, nodes: int, now_s: float) -> Rented:
         self.launches += 1

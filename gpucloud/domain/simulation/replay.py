@@ -84,6 +84,10 @@ class _Course:
         rate = self._rate()
         if self.fleet.lose(views, float(self.now * LOOK_S)) and self.fleet.on_demand is None:
             self._left_s += self._recovery.lost_s(self._worked_s) * rate
+            self._regroup()
+        if self.fleet.joining and self._beside_s <= 0:
+            self.fleet.join()
+            self._regroup()
         return views
 
     def seen(self, views: tuple[ZoneView, ...], money_left_usd: float | None) -> Observation:
@@ -115,10 +119,11 @@ class _Course:
             zone = None
         fleet, recovery, now_s = self.fleet, self._recovery, float(self.now * LOOK_S)
         worked_on_demand = fleet.on_demand is not None
+        launches = fleet.launches
         new_spot = fleet.rent_spot(zone, nodes, now_s)
-        new_on_demand = fleet.rent_on_demand(now_s, wanted=choice.mode in (Mode.ON_DEMAND, Mode.BOTH))
-        if new_spot:
+        if fleet.launches > launches:
             self._beside_s = recovery.restart_s - recovery.handover_s
+        new_on_demand = fleet.rent_on_demand(now_s, wanted=choice.mode in (Mode.ON_DEMAND, Mode.BOTH))
         if new_on_demand or (new_spot and fleet.on_demand is None):
             self._boot_s, self._worked_s = recovery.restart_s, 0.0
         elif worked_on_demand and fleet.on_demand is None:
@@ -156,17 +161,21 @@ class _Course:
         """Return how fast the work goes on, once the machines have booted; 1 with all nodes."""
         if self.fleet.on_demand is not None:
             return 1.0
-        return self.fleet.spot.nodes / self._task.nodes if self.fleet.spot is not None else 0.0
+        return self.fleet.working / self._task.nodes
+
+    def _regroup(self) -> None:
+        """Another number of machines goes on together, all of which have booted."""
+        self._boot_s, self._worked_s = max(self._boot_s, self._recovery.handover_s), 0.0
 
     def _holding(self, views: tuple[ZoneView, ...]) -> Holding:
-        spot, on_demand = self.fleet.spot, self.fleet.on_demand
-        if spot is None:
-            return NOTHING if on_demand is None else Holding(mode=Mode.ON_DEMAND, boot_s=self._boot_s)
+        fleet = self.fleet
+        if not fleet.spot:
+            return NOTHING if fleet.on_demand is None else Holding(mode=Mode.ON_DEMAND, boot_s=self._boot_s)
         return Holding(
-            mode=Mode.SPOT if on_demand is None else Mode.BOTH,
-            zone=views[spot.zone].zone,
+            mode=Mode.SPOT if fleet.on_demand is None else Mode.BOTH,
+            zone=views[fleet.spot[0].zone].zone,
             boot_s=self._boot_s,
-            beside_s=0.0 if on_demand is None else self._beside_s,
-            spot_age_s=self.now * LOOK_S - spot.launched_s,
-            nodes=0 if spot.nodes == self._task.nodes else spot.nodes,
+            beside_s=0.0 if fleet.on_demand is None else self._beside_s,
+            spot_age_s=self.now * LOOK_S - fleet.spot[0].launched_s,
+            nodes=0 if fleet.working == self._task.nodes else fleet.working,
         )
