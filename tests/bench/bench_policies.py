@@ -80,7 +80,7 @@ QUICK = Setting(restart_min=3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A part of a market to run a job on, of so many nodes. No job begins in `past`, a share of it: ours learns there."""
+    """A part of a market for a job of so many nodes. None begins in `past`, a share of it from which ours learns."""
 
     name: str
     market: RecordedMarket
