@@ -97,8 +97,11 @@ def markets_text(markets: Sequence[RecordedMarket]) -> str:
     """Return the markets as a table, and where they are from."""
     rows = [_LIST_HEAD, *(_market_row(market) for market in markets)]
     sources = dict.fromkeys(market.source for market in markets)
-    about = "there: how much of the time all those nodes could be had in any zone (in the zones, worst and best)"
-    return "\n".join([table(rows), "", about, "from", *(f"  {source}" for source in sources)])
+    about = (
+        "there: how much of the time all those nodes could be had in any zone (in the worst and the best one)",
+        "replays are billed by AWS's rules, on recordings of GCP too",
+    )
+    return "\n".join([table(rows), "", *about, "", "from", *(f"  {source}" for source in sources)])
 
 
 def market_json(market: RecordedMarket) -> dict[str, Any]:
@@ -160,6 +163,8 @@ def _remarks(scenario: Scenario, done: Simulation) -> list[str]:
         lines.append("learned knows nothing of the zones that it is tried on, only of the other recorded ones")
     if scenario.nodes > market.nodes == 1:
         lines.append(f"recorded with one machine: all {scenario.nodes} are taken to come and go together")
+    if scenario.nodes < market.nodes:
+        lines.append(f"recorded with {market.nodes} machines: the job's are taken to be the last that go")
     return lines
 
 

@@ -124,6 +124,16 @@ def test_without_notice_work_since_the_last_checkpoint_is_lost(simulate):
     assert NEVER_AGAIN in answer
 
 
+def test_the_learned_policy_is_tried_on_zones_that_it_has_not_seen(simulate):
+    words = ("--zones", "us-east-1f", "--policy", "learned", "--policy", "uniform")
+    _, answer, _ = simulate("train.yaml", *words, "--windows", "8")
+    learned, uniform = (line.split() for line in answer.splitlines()[6:8])
+    assert (learned[1], uniform[1]) == ("learned", "uniform")
+    assert float(learned[2]) < float(uniform[2])
+    assert NEVER_AGAIN in answer
+    assert "learned knows nothing of the zones that it is tried on, only of the other recorded ones" in answer
+
+
 def test_several_markets_are_answered_one_after_the_other(simulate):
     words = ("--market", "p3.16xlarge-2022-10", "--market", "p3.16xlarge-2022-12", "--price", "3USD")
     _, answer, _ = simulate("train.yaml", *words, "--policy", "greedy", *QUICK)
@@ -227,6 +237,12 @@ def test_what_the_job_file_does_not_say_is_asked_for(simulate, folder, key, said
     (folder / "train.yaml").write_text(JOB.replace(key, ""))
     code, answer, story = simulate("train.yaml")
     assert (code, answer, story) == (2, "", said + "\n")
+
+
+def test_a_small_job_in_a_large_group_is_said_to_lose_its_nodes_last(simulate):
+    words = ("--market", "gcp-a100-2021-12", "--work", "8h", "--deadline", "10h", "--policy", "greedy")
+    _, answer, _ = simulate("train.yaml", *words, *QUICK)
+    assert "recorded with 64 machines: the job's are taken to be the last that go" in answer
 
 
 def test_a_gang_on_a_market_of_single_machines_is_said_to_be_taken_as_one(simulate, folder):
