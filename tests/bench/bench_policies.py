@@ -254,7 +254,8 @@ def bounds(seen: Timeline, setting: Setting, starts: Sequence[int]) -> list[floa
     )
     up, price = looked(seen)
     found: list[float] = []
-    for some in (starts[i : i + 10] for i in range(0, len(starts), 10)):
+    step = max(40 // up.shape[1], 1)
+    for some in (starts[i : i + step] for i in range(0, len(starts), step)):
         windows = np.array(some)[:, None] + np.arange(rules.work + rules.slack)
         found.extend(least_costs(up[windows], price[windows], rules) / rules.work)
     return found

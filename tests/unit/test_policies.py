@@ -123,3 +123,56 @@ def test_the_least_deadline_and_the_least_budget():
     assert least_span_s(TASK) == pytest.approx(48.4 * HOUR)
     assert least_budget_usd(TASK, 1.0) == pytest.approx(3 * 48.2 + 0.2)
     assert least_budget_usd(replace(TASK, nodes=4), 1.0) == pytest.approx(4 * (3 * 48.2 + 0.2))
+
+
+GANG = replace(TASK, nodes=4, least_nodes=2, handover_s=180.0)
+PART = Holding(mode=Mode.SPOT, zone="a", nodes=3)
+THREE = replace(DOWN, nodes=3)
+NEW = replace(UP, age_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("observation", "mode", "nodes", "reason"),
+    [
+        (seen(PART, THREE, done=8, elapsed=9), Mode.SPOT, 3, Reason.STAY),  # better than to wait
+        (seen(PART, THREE, done=7, elapsed=9), Mode.ON_DEMAND, 0, Reason.BEHIND),
+        (seen(PART, UP, done=7, elapsed=9), Mode.SPOT, 0, Reason.STAY),  # the fourth boots beside
+        (seen(PART, NEW, done=8, elapsed=9), Mode.SPOT, 0, Reason.STAY),
+        (seen(replace(PART, nodes=2), THREE, done=8, elapsed=9), Mode.SPOT, 3, Reason.STAY),
+        (seen(PART, UP, done=8, elapsed=19.72), Mode.SPOT, 0, Reason.STAY),  # 0.28 h of slack: 0.2 and a handover
+        (seen(PART, UP, done=8, elapsed=19.76), Mode.ON_DEMAND, 0, Reason.DEADLINE),
+        (seen(PART, UP, done=8, elapsed=9, money=4 * 120.6 + 0.79), Mode.ON_DEMAND, 0, Reason.BUDGET),
+    ],
+)
+def test_a_gang_that_lost_some_nodes_goes_on_with_the_rest(observation, mode, nodes, reason):
+    choice = decide(Policy.UNIFORM, GANG, observation)
+    assert (choice.mode, choice.nodes, choice.reason) == (mode, nodes, reason)
+
+
+def test_machines_that_boot_before_they_go_on_are_given_up_when_their_boot_takes_the_last_slack():
+    booting = replace(SPOT, boot_s=0.05 * HOUR)
+    assert decide(Policy.UNIFORM, TASK, seen(booting, UP, elapsed=11.75)).mode is Mode.SPOT
+    assert decide(Policy.UNIFORM, TASK, seen(booting, UP, elapsed=11.76)).mode is Mode.ON_DEMAND
+
+
+@pytest.mark.parametrize(
+    ("zone", "nodes", "grown"),
+    [
+        (replace(UP, age_s=0.0), 3, 3),  # regrouping takes 3 min, which the fourth node makes up for in 9
+        (replace(UP, age_s=539.0), 3, 3),
+        (replace(UP, age_s=540.0), 3, 0),
+        (replace(UP, age_s=180.0), 2, 0),  # two more: in 3
+        (THREE, 2, 2),
+    ],
+)
+def test_a_gang_that_restarts_quickly_grows_by_nodes_that_have_been_there_for_a_while(zone, nodes, grown):
+    task = replace(GANG, changeover_s=180.0)
+    part = replace(PART, nodes=nodes)
+    assert decide(Policy.UNIFORM, task, seen(part, zone, done=8, elapsed=9)).nodes == grown
+
+
+def test_a_gang_that_restarts_quickly_moves_to_a_zone_that_has_all_nodes():
+    other = replace(UP, zone="b")
+    part = seen(PART, THREE, other, done=8, elapsed=9)
+    assert decide(Policy.UNIFORM, replace(GANG, changeover_s=180.0), part).zone == "b"
+    assert decide(Policy.UNIFORM, GANG, part).zone == "a"

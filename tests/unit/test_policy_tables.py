@@ -2,6 +2,7 @@
 
 import functools
 import random
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
@@ -230,36 +231,34 @@ def test_of_zones_that_cost_the_same_the_one_that_lasts_longer_is_taken():
     assert decide(Policy.LEARNED, TASK, seen, TABLES).zone == "old"
 
 
+SHORT = Task(
+    work_s=6 * HOUR, span_s=7 * HOUR, changeover_s=720.0, handover_s=180.0, on_demand_usd_per_hour=3.0, tick_s=180.0
+)
+SHORT_TABLES = TableMaker().tables(SHORT, 2, 1.0)
+
+
 @pytest.mark.parametrize("policy", list(Policy))
 @pytest.mark.parametrize("cap", [None, 1.05])
-def test_no_market_makes_a_job_late_or_dearer_than_its_budget(policy, cap):
-    task = Task(
-        work_s=6 * HOUR, span_s=7 * HOUR, changeover_s=720.0, handover_s=180.0, on_demand_usd_per_hour=3.0, tick_s=180.0
-    )
-    tables = TableMaker().tables(task, 2, 1.0)
+@pytest.mark.parametrize(("nodes", "least"), [(1, 0), (4, 0), (4, 1)])
+def test_no_market_makes_a_job_late_or_dearer_than_its_budget(policy, cap, nodes, least):
+    task = replace(SHORT, nodes=nodes, least_nodes=least)
+    choose = functools.partial(decide, policy, tables=SHORT_TABLES)
     recovery = Recovery(restart_s=720.0, handover_s=180.0, notice_s=0.0)
-    budget = None if cap is None else cap * 18.0 + 0.2
-    for seed in range(40):
-        market = random_market(random.Random(seed))
-        run = replay(
-            functools.partial(decide, policy, tables=tables),
-            task,
-            timeline(market, market.zones, 1),
-            0,
-            recovery,
-            budget,
-        )
+    budget = None if cap is None else nodes * (cap * 18.0 + 0.2)
+    for seed in range(30):
+        market = random_market(random.Random(seed), nodes)
+        run = replay(choose, task, timeline(market, market.zones, nodes), 0, recovery, budget)
         assert run.finished_s is not None
         assert run.finished_s <= task.span_s + 1e-6
         assert budget is None or run.usd <= budget + 1e-9
 
 
-def random_market(draw):
+def random_market(draw, most):
     """Two zones for 8 h whose every state lasts 3 min to 2 h, at prices of up to more than on demand."""
 
     def zone(name):
         ticks = sorted({0, *(draw.randrange(160) for _ in range(draw.choice((8, 40, 120))))})
-        nodes = tuple((tick, (i + draw.randrange(2)) % 2) for i, tick in enumerate(ticks))
+        nodes = tuple((tick, draw.choice((0, most, draw.randint(0, most)))) for tick in ticks)
         prices = ((0, Decimal(draw.choice(("0.9", "1.2", "2.9")))), (80, Decimal(draw.choice(("0.9", "3.3")))))
         return RecordedZone(name=name, nodes=nodes, prices=prices)
 
@@ -270,7 +269,7 @@ def random_market(draw):
         instance_type="p3.2xlarge",
         gpus=1,
         gpu="V100",
-        nodes=1,
+        nodes=most,
         started_at=None,
         tick=timedelta(seconds=180),
         ticks=160,

@@ -132,6 +132,20 @@ def test_of_a_gang_only_the_nodes_that_were_taken_are_free():
     assert bill == Decimal("0.45") + 4 * Decimal("0.16666667")
 
 
+def test_an_elastic_gang_goes_on_with_the_rest_and_grows_again():
+    market = tiny_market({"a": ("4433444444", "1.00")}, nodes=4)
+    recovery = Recovery(restart_s=180, handover_s=30, notice_s=0)
+    task = replace(TASK, nodes=4, least_nodes=2, changeover_s=180, handover_s=30, work_s=600)
+    done, _ = run(Policy.GREEDY, market, nodes=4, task=task, recovery=recovery)
+    # 3 min to start, 3 of work; one is taken: half a minute to regroup. At 12 min the fourth is back: for 3 min it boots
+    # beside three that work, then half a minute to regroup. 37.5 s of work are left.
+    assert done.lives == (
+        life(0, 0, 360, EndCause.INTERRUPTED, 1),
+        life(0, 0, 967.5, nodes=3),
+        life(0, 720, 967.5),
+    )
+
+
 def test_a_market_of_single_machines_gives_a_gang_as_a_whole():
     done, bill = run(Policy.GREEDY, tiny_market({"a": ("1111111111", "1.00")}), nodes=4, task=replace(TASK, nodes=4))
     assert (done.lives, bill) == ((life(0, 0, 900, nodes=4),), Decimal("1.00"))

@@ -29,7 +29,7 @@ def decide(policy: Policy, task: Task, seen: Observation, tables: Tables | None 
     `LEARNED` without tables acts as `UNIFORM`. Greedy, and every policy without a deadline, waits for spot.
     """
     if is_partial(task, seen):
-        choice = elastic(seen, lambda alone: _wanted(policy, task, alone, tables))
+        choice = elastic(task, seen, lambda alone: _wanted(policy, task, alone, tables))
     else:
         choice = _wanted(policy, task, seen, tables)
     choice = secured(task, seen, choice)

@@ -56,9 +56,9 @@ def _in_time(task: Task, seen: Observation, choice: Choice) -> Choice:
         return _kept_in_time(task, seen, choice, slack - d)
     if wanted is Mode.IDLE:
         spare = min(slack - 2 * d, slack - d - task.tick_s)
-        return _until(choice, spare) if spare >= 0 else _held_or_on_demand(seen)
+        return _until(choice, spare) if spare >= 0 else _held_or_on_demand(task, seen)
     if wanted is Mode.SPOT and slack < _to_spot_s(task, seen, choice):
-        return _held_or_on_demand(seen)
+        return _held_or_on_demand(task, seen)
     if wanted is Mode.BOTH and slack < d + (task.handover_s or 0.0):
         return _on_demand(Reason.DEADLINE)
     return choice
@@ -86,9 +86,9 @@ def _to_spot_s(task: Task, seen: Observation, choice: Choice) -> float:
     return 2 * task.changeover_s
 
 
-def _held_or_on_demand(seen: Observation) -> Choice:
+def _held_or_on_demand(task: Task, seen: Observation) -> Choice:
     """Spot machines that work are as good as time itself: slack does not shrink. Everything else ends on demand."""
-    if seen.holding.mode is Mode.SPOT:
+    if seen.holding.mode is Mode.SPOT and not is_partial(task, seen):
         return Choice(mode=Mode.SPOT, zone=seen.holding.zone, reason=Reason.DEADLINE)
     return _on_demand(Reason.DEADLINE)
 

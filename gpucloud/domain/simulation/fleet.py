@@ -65,12 +65,13 @@ class Fleet:
     def rent_spot(self, zone: int | None, nodes: int, now_s: float) -> bool:
         """Have this group of spot machines and no other (none for None); return whether it is a new one.
 
-        A group of fewer in the same zone grows.
+        A group of fewer in the same zone grows, and one that was to grow gives up those that boot.
         """
-        have = sum(rented.nodes for rented in self.spot)
-        if self.spot and (self.spot[0].zone != zone or nodes < have):
+        if self.spot and (self.spot[0].zone != zone or nodes < self.working):
             self._end_spot(now_s)
-            have = 0
+        elif nodes < sum(rented.nodes for rented in self.spot):
+            self._end_spot(now_s, only_joining=True)
+        have = sum(rented.nodes for rented in self.spot)
         if zone is None or nodes == have:
             return False
         self.spot.append(self._launched(zone, nodes - have, now_s))
@@ -134,10 +135,11 @@ class Fleet:
             self.spot.pop()
         return taken
 
-    def _end_spot(self, now_s: float) -> None:
+    def _end_spot(self, now_s: float, *, only_joining: bool = False) -> None:
         for rented in self.spot:
-            self._end(rented, rented.nodes, now_s, EndCause.CHOICE)
-        self.spot = []
+            if rented.joins or not only_joining:
+                self._end(rented, rented.nodes, now_s, EndCause.CHOICE)
+        self.spot = [rented for rented in self.spot if only_joining and not rented.joins]
 
     def _launched(self, zone: int, nodes: int, now_s: float) -> Rented:
         self.launches += 1
