@@ -117,7 +117,7 @@ def _simulated(cloud: Gpucloud, job: Job, scenario: Scenario, market: RecordedMa
     study = Study(
         zone_sets=_zone_sets(job, market, asked.zones),
         policies=asked.policies or tuple(Policy),
-        deadlines=deadlines(scenario, market) if asked.sweep else (scenario.deadline,),
+        deadlines=(asked.sweep and deadlines(scenario, market)) or (scenario.deadline,),
         windows=asked.windows,
         seed=asked.seed,
     )
@@ -132,7 +132,11 @@ def _zone_sets(job: Job, market: RecordedMarket, asked: tuple[str, ...]) -> tupl
 
 
 def _read(parse: Callable[[str], _Value], option: str, text: str | None) -> _Value | None:
+    """Return what the option says, None where it is left out; never nothing, which no rehearsal could be of."""
     try:
-        return None if text is None else parse(text)
+        value = None if text is None else parse(text)
     except ValueError as error:
         raise UsageError(f"{option}: {error}") from error
+    if value is not None and not value:
+        raise UsageError(f"{option}: {text} is too little to be rehearsed", hint="leave it out, or name more")
+    return value

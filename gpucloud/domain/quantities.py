@@ -118,8 +118,8 @@ def format_span(span: timedelta) -> str:
 
 
 def format_hours(span: timedelta) -> str:
-    """Return "60 h" or "48.4 h": as deadlines are spoken of, in hours however many."""
-    return f"{round(span / timedelta(hours=1), 1):g} h"
+    """Return "60 h" or "48.4 h": as deadlines are spoken of, in hours however many; "45 min" below two."""
+    return f"{round(span / timedelta(hours=1), 1):g} h" if span >= timedelta(hours=2) else format_span(span)
 
 
 def written_span(span: timedelta) -> str:

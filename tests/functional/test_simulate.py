@@ -209,6 +209,7 @@ def test_the_markets_are_listed_with_their_figures_and_licences(simulate):
             ("--restart", "20s"),
             "error: --restart: a machine takes longer than a minute to start\nhint: --restart 10min",
         ),
+        (("--price", "0USD"), "error: --price: 0USD is too little to be rehearsed\nhint: leave it out, or name more\n"),
         (("--work", "many"), 'error: --work: "many" is not a span of time'),
         (
             ("--plot", "costs.pdf"),

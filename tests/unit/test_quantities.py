@@ -137,9 +137,9 @@ def test_a_span_is_shown_in_its_two_largest_units(seconds: float, shown: str) ->
     [
         (48 * 3600, "48 h", "48h"),
         (48 * 3600 + 1440, "48.4 h", "48h 24min"),
-        (30, "0 h", "1min"),
+        (30, "30 s", "1min"),
         (7201, "2 h", "2h 1min"),
-        (90 * 60, "1.5 h", "1h 30min"),
+        (90 * 60, "1 h 30 min", "1h 30min"),
     ],
 )
 def test_deadlines_are_shown_in_hours_and_written_in_whole_minutes(seconds: float, shown: str, written: str) -> None:
