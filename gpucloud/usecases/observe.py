@@ -83,7 +83,7 @@ class Observer:
     _since: _Since = field(default_factory=_Since)
     _short_since: datetime | None = None
     _offers: _Offers = field(default_factory=_Offers)
-    _checkpoint: tuple[int | None, CheckpointRef | None] = (None, None)
+    _checkpoint: tuple[tuple[int | None, bool], CheckpointRef | None] = ((None, False), None)
 
     def observe(self, state: JobState) -> Seen:
         """Return what is seen now."""
@@ -222,18 +222,21 @@ class Observer:
         self._since = since
         return replace(
             seen,
-            checkpoint=self._newest(attempt, seen),
+            checkpoint=self._newest(attempt, seen, over=overs == {True}),
             failed_for=seen.now - since.failed if since.failed else None,
             uneven_for=seen.now - since.uneven if since.uneven else None,
             use=self.usage.take(attempt, seen),
         )
 
-    def _newest(self, attempt: Attempt, seen: Seen) -> CheckpointRef | None:
-        """The manifest is read again only when the script says that it has committed another step."""
+    def _newest(self, attempt: Attempt, seen: Seen, *, over: bool) -> CheckpointRef | None:
+        """The manifest is read again when the script says that it has committed another step, and when it is over.
+
+        What it committed last it may not have lived to say.
+        """
         progress = progress_of(attempt, seen)
-        committed = progress.committed_step if progress else None
-        if committed is not None and committed != self._checkpoint[0]:
+        news = (progress.committed_step if progress else None, over)
+        if news != (None, False) and news != self._checkpoint[0]:
             newest = newest_commit(self.world.store, self.world.jobs.checkpoints)
             ref = CheckpointRef(step=newest[0], sha256=newest[1]) if newest else None
-            self._checkpoint = (committed, ref)
+            self._checkpoint = (news, ref)
         return self._checkpoint[1]
