@@ -113,7 +113,7 @@ def _supervision() -> Iterator[Bug]:
     frozen = "        elif memory.lost_at is None:\n"
     simulated = ("pytest", "tests/unit/test_simulation.py")
     yield _bug("frozen-machine-waited-for", "usecases/observe.py", frozen, "        else:\n", *simulated)
-    unreachable = "            self._silent[node.id] = self.world.clock.now()\n"
+    unreachable = "            self._silent[node.id] = self._silence(node.id)\n"
     preparing = ("pytest", "tests/unit/test_preparing.py")
     failure = f"            self._failures += 1\n{unreachable}"
     yield _bug("dead-in-bootstrap-is-the-users-error", "usecases/prepare.py", unreachable, failure, *preparing)
