@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from gpucloud.adapters.aws.account.account import AwsAccount
     from gpucloud.adapters.aws.account.census import AwsCensus
     from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
-    from gpucloud.adapters.aws.prices.catalog import Catalog
     from gpucloud.adapters.aws.prices.market import AwsMarket
     from gpucloud.adapters.aws.session import Aws
     from gpucloud.adapters.aws.stacks.provision import AwsProvisioner
     from gpucloud.domain.account import Caller
+    from gpucloud.domain.catalog import Catalog
     from gpucloud.store import ObjectStore
 
 # The cloud's schedule fires up to two minutes late (Auto Scaling user guide), and the last save and the teardown take
@@ -97,7 +97,7 @@ class AwsCloud:
             user=self._choices.user,
             access=self._choices.access,
             host_key=self._host_keys(store),
-            efa_of=lambda name: self._catalog.machine(name).efa,
+            efa_of=lambda name: self.catalog.machine(name).efa,
             port=int(os.environ.get("GPUCLOUD_SSH_PORT", "22")),
             interval_s=poll_s(),
         )
@@ -187,7 +187,8 @@ class AwsCloud:
         return ()
 
     @cached_property
-    def _catalog(self) -> Catalog:
+    def catalog(self) -> Catalog:
+        """The machines and prices that count: the package's, and what was refreshed. UsageError: it is damaged."""
         from gpucloud.adapters.aws.prices import catalog
 
         return catalog.load(self._home.catalog)
@@ -196,13 +197,13 @@ class AwsCloud:
     def _account(self) -> AwsAccount:
         from gpucloud.adapters.aws.account.account import AwsAccount
 
-        return AwsAccount(self.aws, catalog=self._catalog)
+        return AwsAccount(self.aws, catalog=self.catalog)
 
     @cached_property
     def _market(self) -> AwsMarket:
         from gpucloud.adapters.aws.prices.market import AwsMarket
 
-        return AwsMarket(self.aws, self.regions, catalog=self._catalog)
+        return AwsMarket(self.aws, self.regions, catalog=self.catalog)
 
     @cached_property
     def _caller(self) -> Caller:

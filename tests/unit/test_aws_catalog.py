@@ -12,9 +12,10 @@ import pytest
 from botocore.stub import ANY, Stubber
 
 from gpucloud.adapters.aws.account.quotas import family_of
-from gpucloud.adapters.aws.prices.catalog import Catalog, ListPrice, Machine, PriceList, load, read, written
+from gpucloud.adapters.aws.prices.catalog import load, read, written
 from gpucloud.adapters.aws.prices.refresh import refresh
 from gpucloud.adapters.aws.session import Aws
+from gpucloud.domain.catalog import Catalog, ListPrice, Machine, PriceList
 from gpucloud.domain.errors import ProvisionError, UsageError
 from gpucloud.domain.job import Resources
 
