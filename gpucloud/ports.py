@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpucloud.domain.account import Caller, Headroom, QuotaRequest
+from gpucloud.domain.catalog import SpotList
 from gpucloud.domain.data import DataSet, DataWanted
 from gpucloud.domain.job import Market, Resources
 from gpucloud.domain.node import GroupView, Node
@@ -118,6 +119,19 @@ class MarketData(Protocol):
 
     def prices(self, pool: Pool, start: datetime, end: datetime) -> tuple[PricePoint, ...]:
         """Return the pool's price points that cover start..end, in order; the first is at or before `start`."""
+        ...
+
+
+class SpotQuotes(Protocol):
+    """Spot prices of many machines at once. Raises CredentialsError, ProvisionError."""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What could not be asked so far, one line each."""
+        ...
+
+    def spot_lists(self, regions: tuple[str, ...], names: tuple[str, ...]) -> Mapping[str, SpotList]:
+        """Return the spot prices of these types now, by region; one that cannot be asked is left out."""
         ...
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import date, datetime, timedelta
+from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
 
@@ -204,10 +204,10 @@ class Catalog:
         names = self.zones.get(region) or (prices.usd_per_hour if prices else {})
         return tuple(sorted(name for name in names if name in self.machines))
 
-    def age(self, now: datetime, region: str | None = None) -> timedelta:
-        """Return how old the region's prices are; of a region without prices, or of none, the oldest ones."""
-        dates = [prices.as_of for name, prices in self.prices.items() if name == region]
-        return now - _midnight(min(dates or [prices.as_of for prices in self.prices.values()]), now)
+    def priced_on(self, regions: tuple[str, ...]) -> date:
+        """Return the date of the regions' oldest list prices; of a region without a list, the oldest of all."""
+        every = [prices.as_of for prices in self.prices.values()]
+        return min(self.prices[name].as_of if name in self.prices else min(every) for name in regions)
 
     def with_news(self, news: Catalog) -> Catalog:
         """Return this catalog with the machines and the regions of a newer one over it."""
@@ -231,7 +231,3 @@ def aged(as_of: date, now: datetime) -> str:
     days = (now.date() - as_of).days
     age = "today" if days < 1 else "1 day old" if days == 1 else f"{days} days old"
     return f"{as_of} ({age})"
-
-
-def _midnight(day: date, now: datetime) -> datetime:
-    return datetime(day.year, day.month, day.day, tzinfo=now.tzinfo)

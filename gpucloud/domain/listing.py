@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
-from enum import Enum
 
 from gpucloud.domain.catalog import Band, Catalog, ListPrice, Machine
 from gpucloud.domain.job import Market, MarketPolicy
+from gpucloud.domain.query import Order, Query
 
 _BANDS = tuple(Band)
 _MILLIONTH = Decimal("0.000001")
@@ -76,34 +76,6 @@ class Listing:
     @staticmethod
     def _per(usd: Decimal | None, share: float) -> Decimal | None:
         return None if usd is None else (usd / Decimal(str(share))).quantize(_MILLIONTH)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """What a machine must be and have; what is None or empty is all the same. `gpus` and `network_gbps` are at least.
-
-    `usd_per_hour` is the most that a machine may cost on the market.
-    """
-
-    gpu: tuple[str, ...] = ()
-    gpus: int | None = None
-    vram_gib: int | None = None
-    network_gbps: float | None = None
-    efa: bool = False
-    nvlink: bool = False
-    types: tuple[str, ...] = ()
-    regions: tuple[str, ...] = ()
-    market: MarketPolicy = MarketPolicy.AUTO
-    usd_per_hour: Decimal | None = None
-
-
-class Order(str, Enum):
-    """What listings are ranked by, the best first."""
-
-    PRICE = "price"
-    GPU_PRICE = "gpu-price"
-    TFLOPS_PRICE = "tflops-price"
-    INTERRUPTION = "interruption"
 
 
 def listings(catalog: Catalog, regions: tuple[str, ...]) -> tuple[Listing, ...]:
@@ -184,17 +156,20 @@ def _estimated(catalog: Catalog, name: str, region: str) -> SpotRange | None:
 
 
 def _key(listing: Listing, query: Query, order: Order) -> tuple[object, ...]:
-    price = listing.usd_per_hour(query.market)
+    first, price = _measure(listing, query, order), listing.usd_per_hour(query.market)
+    return (listing.machine.why_not is not None, *_known_first(first), *_known_first(price), listing.machine.name)
+
+
+def _measure(listing: Listing, query: Query, order: Order) -> Decimal | int | None:
     match order:
         case Order.PRICE:
-            first: Decimal | int | None = price
+            return listing.usd_per_hour(query.market)
         case Order.GPU_PRICE:
-            first = listing.usd_per_gpu_hour(query.market)
+            return listing.usd_per_gpu_hour(query.market)
         case Order.TFLOPS_PRICE:
-            first = listing.usd_per_pflop_hour(query.market)
+            return listing.usd_per_pflop_hour(query.market)
         case Order.INTERRUPTION:
-            first = _BANDS.index(listing.band) if listing.band else None
-    return (listing.machine.why_not is not None, *_known_first(first), *_known_first(price), listing.machine.name)
+            return _BANDS.index(listing.band) if listing.band else None
 
 
 def _known_first(value: Decimal | int | None) -> tuple[bool, Decimal | int]:

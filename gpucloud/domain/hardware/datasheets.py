@@ -97,7 +97,7 @@ _SHEETS = {
             nvlink_gbps=1800, compute_capability="10.3", cuda="12.9", driver=575,
         ),
         DataSheet(  # the sheet states fp32 and fp4 (4 PFLOPS with sparsity): the others follow by halves
-            model="RTX PRO Server 6000", source="NVIDIA RTX PRO 6000 Blackwell Server Edition (2025)",
+            model="RTX PRO 6000", source="NVIDIA RTX PRO 6000 Blackwell Server Edition (2025)",
             tflops=_tensor(120, 250, 500, 1000),
             nvlink_gbps=0, compute_capability="12.0", cuda="12.8", driver=570,
         ),

@@ -20,8 +20,12 @@ from gpucloud.domain.errors import ProvisionError
 
 _PRICE_LISTS = {"aws": "us-east-1", "aws-cn": "cn-northwest-1", "aws-us-gov": "us-east-1"}
 """Where AWS answers for prices; the service is in a few regions only."""
+_FAMILIES = ("g*", "p*", "u-p*")
+"""The families with GPUs, a tenth of all types: G, P, and P6e's racks. Some have none of NVIDIA's."""
 _SOLD_AS = {22888: 24, 45776: 48}
 """What a GPU's memory is sold as in GiB, by the MiB that EC2 lists (A10G, L4; L40S)."""
+_CALLED = {"RTX PRO Server 6000": "RTX PRO 6000"}
+"""Models that EC2 calls otherwise than their driver does, which names them to the gate."""
 
 
 def _utc_now() -> datetime:
@@ -70,7 +74,7 @@ def machine_of(kind: Mapping[str, Any]) -> Machine | None:
     mib = int(gpus[0]["MemoryInfo"]["SizeInMiB"])
     return Machine(
         name=str(kind["InstanceType"]),
-        gpu=str(gpus[0]["Name"]),
+        gpu=_CALLED.get(gpus[0]["Name"], str(gpus[0]["Name"])),
         # Parts of a GPU (g6f) are listed with a count of 0: no process can have one to itself.
         gpus=sum(int(gpu.get("Count", 0)) for gpu in gpus),
         gpu_part=float(gpus[0].get("GpuPartitionSize", 1)),
@@ -86,8 +90,9 @@ def machine_of(kind: Mapping[str, Any]) -> Machine | None:
 
 
 def _machines(aws: Aws, region: str) -> Iterator[Machine]:
+    families = [{"Name": "instance-type", "Values": list(_FAMILIES)}]
     with aws.calling("ec2", f"list the instance types of {region}", region) as ec2:
-        for page in ec2.get_paginator("describe_instance_types").paginate():
+        for page in ec2.get_paginator("describe_instance_types").paginate(Filters=families):
             for kind in page["InstanceTypes"]:
                 machine = machine_of(kind)
                 if machine is not None:
