@@ -106,7 +106,8 @@ def _found(query: Query, order: Order, catalog: Catalog, live: AwsCloud | None) 
 
 def _sources(catalog: Catalog, shown: tuple[Listing, ...], now: datetime) -> Iterator[str]:
     """Say where the prices come from, and how old they are."""
-    yield "prices in USD per hour of one machine, without disk and address"
+    if shown:
+        yield "prices in USD per hour of one machine, without disk and address"
     listed = [one for one in shown if one.on_demand is not None]
     if listed:
         oldest = min(one.on_demand.as_of for one in listed if one.on_demand is not None)

@@ -86,6 +86,10 @@ def _on_demand(one: Listing, _: MarketPolicy) -> str:
     return f"{'≤' if one.on_demand.bound else ''}{_price(one.on_demand.usd_per_hour)}"
 
 
+def _saving(one: Listing, market: MarketPolicy) -> str:
+    return f"{one.saving_percent}%" if one.saving_percent is not None and market.allows(Market.SPOT) else ""
+
+
 def _zones(one: Listing, _: MarketPolicy) -> str:
     spot = one.spot.zones if one.spot is not None else 0
     if spot and one.zones is not None:
@@ -113,9 +117,7 @@ _COLUMNS: dict[str, _Cell] = {
     "zones": _zones,
     "spot": _spot,
     "on demand": _on_demand,
-    "saves": lambda one, market: (
-        f"{one.saving_percent}%" if one.saving_percent is not None and market.allows(Market.SPOT) else ""
-    ),
+    "saves": _saving,
     "taken": lambda one, _: one.band.value if one.band else "",
     "score": lambda one, _: str(one.score or ""),
     "per GPU": lambda one, market: _optional(one.usd_per_gpu_hour(market)),

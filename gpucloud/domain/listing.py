@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 
-from gpucloud.domain.catalog import Band, Catalog, ListPrice, Machine
+from gpucloud.domain.catalog import Advice, Band, Catalog, ListPrice, Machine
 from gpucloud.domain.job import Market, MarketPolicy
 from gpucloud.domain.query import Order, Query
 
@@ -43,7 +43,7 @@ class Listing:
     spot: SpotRange | None = None
     spot_asked: bool = False
     zones: int | None = None
-    band: Band | None = None
+    advice: Advice | None = None
     score: int | None = None
 
     def usd_per_hour(self, market: MarketPolicy) -> Decimal | None:
@@ -62,10 +62,20 @@ class Listing:
 
     @property
     def saving_percent(self) -> int | None:
-        """How far spot is below on demand now, in percent; 0 where it is not, None where either is not known."""
-        if self.spot is None or self.on_demand is None or self.on_demand.bound:
+        """How far spot is below on demand, in percent, below 0 where it is above; None where that is not known.
+
+        Of the cheapest zone's price; where none was read, or no list price is known, as the advisor had it.
+        """
+        if self.spot_asked and self.spot is None:
             return None
-        return max(0, int(100 - 100 * self.spot.low_usd_per_hour / self.on_demand.usd_per_hour))
+        if self.spot is None or self.spot.estimated or self.on_demand is None or self.on_demand.bound:
+            return self.advice.saving if self.advice else None
+        return int(100 - 100 * self.spot.low_usd_per_hour / self.on_demand.usd_per_hour)
+
+    @property
+    def band(self) -> Band | None:
+        """How often such machines were taken, as the advisor had it."""
+        return self.advice.band if self.advice else None
 
     def _prices(self) -> Iterable[tuple[Market, Decimal]]:
         if self.spot is not None:
@@ -128,7 +138,7 @@ def _listing(catalog: Catalog, machine: Machine, region: str) -> Listing:
         spot=_read(catalog, machine.name, region) if asked else _estimated(catalog, machine.name, region),
         spot_asked=asked is not None,
         zones=catalog.zones.get(region, {}).get(machine.name),
-        band=advice.band if advice else None,
+        advice=advice,
         score=max(scores.by_zone.values(), default=None) if scores else None,
     )
 

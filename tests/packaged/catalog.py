@@ -49,40 +49,46 @@ _BANDS = tuple(Band)
 
 def catalog(karpenter: str, advisor: Path) -> Catalog:
     """Return the catalog that the sources make."""
-    machines = {machine.name: machine for machine in (*_machines(), *OF_OLD)}
+    known = {machine.name: machine for machine in (*machines(), *OF_OLD)}
     as_of, usd = _prices(karpenter)
-    listed = {name: price for name, price in usd.items() if name in machines}
+    listed = {name: price for name, price in usd.items() if name in known}
     whole = PriceList(as_of=as_of, usd_per_hour={**BOUNDS, **listed}, bounds=frozenset(set(BOUNDS) - set(listed)))
     same = PriceList(as_of=as_of, usd_per_hour=whole.usd_per_hour, bounds=whole.bounds, taken_from=LISTED)
     return Catalog(
-        machines=machines,
+        machines=known,
         prices={LISTED: whole, **dict.fromkeys(SAME_LIST, same)},
-        zones=dict(_zones(set(machines))),
-        advisor=Advisor(as_of=date(2025, 6, 28), advice=dict(_advice(advisor, set(machines)))),
+        zones=dict(zones(set(known))),
+        advisor=Advisor(as_of=date(2025, 6, 28), advice=dict(_advice(advisor, set(known)))),
     )
 
 
-def _moto(*path: str) -> Any:
-    return json.loads(gzip.decompress(resources.files("moto").joinpath("ec2", "resources", *path).read_bytes()))
-
-
-def _machines() -> Iterator[Machine]:
+def machines() -> Iterator[Machine]:
+    """Yield the machines of moto's package data."""
     for kind in _moto("instance_types.json.gz").values():
         machine = machine_of(kind)
         if machine is not None:
             yield machine
 
 
-def _zones(names: set[str]) -> Iterator[tuple[str, dict[str, int]]]:
-    """Yield a region with the zones of each type; local zones (`use1-atl2-az1`) are no zones of ours."""
+def zones(names: set[str]) -> Iterator[tuple[str, dict[str, int]]]:
+    """Yield each region with the number of zones that offer each type."""
     places = resources.files("moto").joinpath("ec2", "resources", "instance_type_offerings", "availability-zone-id")
     for file in sorted(place.name for place in places.iterdir() if place.name.endswith(".json.gz")):
-        zones: dict[str, set[str]] = {}
-        for offering in _moto("instance_type_offerings", "availability-zone-id", file):
-            if offering["InstanceType"] in names and re.fullmatch(r"[a-z0-9]+-az\d+", offering["Location"]):
-                zones.setdefault(offering["InstanceType"], set()).add(offering["Location"])
-        if zones:
-            yield file.removesuffix(".json.gz"), {name: len(found) for name, found in zones.items()}
+        offering: dict[str, set[str]] = {}
+        for one in _moto("instance_type_offerings", "availability-zone-id", file):
+            if one["InstanceType"] in names and is_own(one["Location"]):
+                offering.setdefault(one["InstanceType"], set()).add(one["Location"])
+        if offering:
+            yield file.removesuffix(".json.gz"), {name: len(found) for name, found in offering.items()}
+
+
+def is_own(zone_id: str) -> bool:
+    """Whether the zone is its region's own; local and Wavelength zones must be opted in to, and have longer names."""
+    return re.fullmatch(r"[a-z0-9]+-az\d+", zone_id) is not None
+
+
+def _moto(*path: str) -> Any:
+    return json.loads(gzip.decompress(resources.files("moto").joinpath("ec2", "resources", *path).read_bytes()))
 
 
 def _prices(git_dir: str) -> tuple[date, dict[str, Decimal]]:

@@ -78,7 +78,7 @@ def test_a_listing_has_the_spot_prices_of_its_regions_zones():
         ),
         spot_asked=True,
         zones=5,
-        band=Band.OVER_20,
+        advice=Advice(saving=59, band=Band.OVER_20),
     )
 
 
@@ -100,7 +100,7 @@ def test_of_a_type_that_the_advisor_does_not_name_nothing_is_estimated():
 def test_nothing_is_estimated_from_a_bound():
     listing = found(CATALOG, "g5.xlarge", "eu-west-1")
     assert listing.on_demand == ListPrice(usd_per_hour=Decimal("2.012"), as_of=LISTED, bound=True)
-    assert (listing.spot, listing.saving_percent, listing.band) == (None, None, Band.UNDER_5)
+    assert (listing.spot, listing.band) == (None, Band.UNDER_5)
 
 
 def test_where_aws_was_asked_a_type_without_a_price_is_not_offered():
@@ -110,9 +110,8 @@ def test_where_aws_was_asked_a_type_without_a_price_is_not_offered():
     assert matches(listing, Query(market=MarketPolicy.AUTO))
 
 
-def test_spot_above_on_demand_saves_nothing_and_is_not_the_price_that_counts():
+def test_spot_above_on_demand_is_not_the_price_that_counts():
     listing = found(ASKED, "g7.12xlarge")
-    assert listing.saving_percent == 0
     assert listing.usd_per_hour(MarketPolicy.AUTO) == Decimal("7.12832")
     assert listing.usd_per_hour(MarketPolicy.SPOT) == Decimal("7.50")
 
@@ -140,8 +139,19 @@ def test_prices_by_machine_by_gpu_and_by_what_it_computes(
     assert prices == tuple(None if usd is None else Decimal(usd) for usd in (machine, gpu, pflop))
 
 
-def test_the_saving_is_of_the_cheapest_zone():
-    assert found(ASKED, "g5.xlarge").saving_percent == 60
+@pytest.mark.parametrize(
+    ("catalog", "name", "region", "saving"),
+    [
+        (ASKED, "g5.xlarge", "us-east-1", 60),  # the cheapest zone's
+        (ASKED, "g7.12xlarge", "us-east-1", -5),  # dearer than on demand
+        (ASKED, "p5.48xlarge", "us-east-1", None),  # not offered now
+        (CATALOG, "p5.48xlarge", "us-east-1", 52),  # the advisor's
+        (CATALOG, "g5.xlarge", "eu-west-1", 60),  # the advisor's: there is only a bound of the list price
+        (CATALOG, "g7.12xlarge", "us-east-1", None),
+    ],
+)
+def test_the_saving(catalog: Catalog, name: str, region: str, saving: int | None):
+    assert found(catalog, name, region).saving_percent == saving
 
 
 def test_the_score_is_that_of_the_best_zone():
