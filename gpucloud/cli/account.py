@@ -12,6 +12,8 @@ from gpucloud.domain.catalog import Catalog
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import AwsChoices, Cloud, Job, Resources
 from gpucloud.domain.quantities import format_usd
+from gpucloud.domain.query import Query
+from gpucloud.usecases.offers import understood
 from gpucloud.usecases.quotas import Need, Quotas
 from gpucloud.usecases.world import cluster_of
 from gpucloud.wiring import Gpucloud
@@ -96,8 +98,9 @@ def catalog_refresh(regions: tuple[str, ...], scored: tuple[str, ...], *, as_jso
     `scored` are GPU models whose placement scores are asked for.
     """
     aws = Gpucloud().aws(AwsChoices(), Resources(regions=regions))
+    models = understood(Query(gpu=scored), aws.catalog).gpu
     tell(f"AWS {aws.account().caller()}")
-    fresh = [_fresh(aws.refresh_catalog(region, scored), region) for region in aws.regions]
+    fresh = [_fresh(aws.refresh_catalog(region, models), region) for region in aws.regions]
     if as_json:
         say_json({"regions": fresh})
     else:

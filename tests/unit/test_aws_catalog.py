@@ -396,7 +396,7 @@ def test_a_refresh_writes_machines_and_prices_of_the_region(aws: Aws, tmp_path: 
     assert set(read(file.read_text(), load().machines).prices) == {"eu-west-3"}
 
 
-def test_placement_scores_are_asked_for_by_model(aws: Aws, tmp_path: Path):
+def test_placement_scores_are_asked_for_by_model_where_the_region_has_it(aws: Aws, tmp_path: Path):
     kinds = [described("g5.xlarge", "A10G", 1, 22888), described("g6.xlarge", "L4", 1, 22888)]
     ec2, pricing = answers(aws, kinds, [product("g5.xlarge", "1.2")])
     ec2.add_response(
@@ -411,7 +411,7 @@ def test_placement_scores_are_asked_for_by_model(aws: Aws, tmp_path: Path):
         },
     )
     with ec2, pricing:
-        catalog = refresh(aws, "eu-west-3", tmp_path / "catalog.json", scored=("A10G",), now=lambda: NOW)
+        catalog = refresh(aws, "eu-west-3", tmp_path / "catalog.json", scored=("A10G", "H100"), now=lambda: NOW)
     assert catalog.scores == {"eu-west-3": {"A10G": Scores(as_of=NOW, by_zone={"euw3-az1": 7})}}
 
 

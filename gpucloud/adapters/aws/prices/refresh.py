@@ -37,7 +37,7 @@ def refresh(
 ) -> Catalog:
     """Ask AWS for the region's GPU machines and prices, write them to the file, and return the catalog that counts now.
 
-    `scored` are GPU models whose placement scores are asked for, too.
+    `scored` are GPU models whose placement scores are asked for too, where the region has them.
     Raises CredentialsError, ProvisionError; the file is then as it was.
     """
     machines = {machine.name: machine for machine in _machines(aws, region)}
@@ -49,7 +49,11 @@ def refresh(
     at, names = now(), sorted(machines)
     zones = {name: len(found) for name, found in zones_of(aws, region, names).items()}
     spot = SpotList(as_of=at, usd_per_hour=spot_prices(aws, region, names, at))
-    scores = {gpu: _scores(aws, region, machines, gpu, at) for gpu in scored}
+    scores = {
+        gpu: Scores(as_of=at, by_zone=placement_scores(aws, region, types))
+        for gpu in scored
+        if (types := sorted(one.name for one in machines.values() if one.gpu == gpu and one.why_not is None))
+    }
     packaged, before = load(), load(into)
     own = _without(packaged, before)
     news = replace(
@@ -122,13 +126,6 @@ def _architecture(listed: Sequence[str]) -> str:
 
 def _whole(gbps: float) -> float:
     return int(gbps) if gbps == int(gbps) else gbps
-
-
-def _scores(aws: Aws, region: str, machines: Mapping[str, Machine], gpu: str, at: datetime) -> Scores:
-    names = sorted(name for name, machine in machines.items() if machine.gpu == gpu and machine.why_not is None)
-    if not names:
-        raise ProvisionError(f"{region} has no machine with {gpu}", hint="gpucloud offers lists who has")
-    return Scores(as_of=at, by_zone=placement_scores(aws, region, names))
 
 
 def _without(packaged: Catalog, whole: Catalog) -> Catalog:
