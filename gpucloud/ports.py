@@ -125,11 +125,6 @@ class MarketData(Protocol):
 class SpotQuotes(Protocol):
     """Spot prices of many machines at once. Raises CredentialsError, ProvisionError."""
 
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """What could not be asked so far, one line each."""
-        ...
-
     def spot_lists(self, regions: tuple[str, ...], names: tuple[str, ...]) -> Mapping[str, SpotList]:
         """Return the spot prices of these types now, by region; one that cannot be asked is left out."""
         ...

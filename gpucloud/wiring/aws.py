@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gpucloud.adapters.home import Home
-from gpucloud.domain.catalog import aged
+from gpucloud.domain.catalog import Catalog, aged
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import AwsChoices, Job, Resources
 from gpucloud.domain.ledger import Terms
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from gpucloud.adapters.aws.session import Aws
     from gpucloud.adapters.aws.stacks.provision import AwsProvisioner
     from gpucloud.domain.account import Caller
-    from gpucloud.domain.catalog import Catalog
     from gpucloud.store import ObjectStore
 
 # The cloud's schedule fires up to two minutes late (Auto Scaling user guide), and the last save and the teardown take

@@ -23,8 +23,6 @@ CATALOG = load()
 class Quotes:
     """The same spot prices in every region; remembers what it was asked."""
 
-    remarks = ()
-
     def __init__(self, usd_per_hour: Mapping[str, Mapping[str, Decimal]]) -> None:
         self._usd_per_hour = usd_per_hour
         self.asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
