@@ -9,24 +9,25 @@ from decimal import Decimal
 
 from gpucloud.domain.account import Headroom
 from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, PlanRefused
-from gpucloud.domain.job import Access, Cloud, Job
+from gpucloud.domain.job import Access, Cloud, Job, Market
 from gpucloud.domain.offer import Offer, rank
 from gpucloud.domain.sizing import Memory, memory, way_to_fit
 from gpucloud.domain.supervision.prepaid import Wall, least_budget_usd
+from gpucloud.domain.work import work_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The chosen offer for `nodes` nodes, the runners-up, and the ceiling: no run can cost more than the budget.
+    """The chosen offer for `nodes` nodes, and the ceiling: no run can cost more than the budget.
 
-    `paid_for` is how long the budget lasts at today's price; `paid_for_at_cap` at the highest price.
+    `offers` are all that would do, the chosen one first. `paid_for` is how long the budget lasts at today's price;
+    `paid_for_at_cap` at the highest price.
     """
 
     job: str
     nodes: int
     workers: int
-    offer: Offer
-    others: tuple[Offer, ...]
+    offers: tuple[Offer, ...]
     usd_per_hour: Decimal
     cap_usd_per_hour: Decimal
     budget_usd: Decimal
@@ -34,6 +35,16 @@ class Plan:
     paid_for: timedelta
     paid_for_at_cap: timedelta
     made_at: datetime
+
+    @property
+    def offer(self) -> Offer:
+        """The chosen one."""
+        return self.offers[0]
+
+    @property
+    def others(self) -> tuple[Offer, ...]:
+        """The runners-up."""
+        return self.offers[1:4]
 
 
 def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *, spent_usd: Decimal) -> Plan:
@@ -62,8 +73,7 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
         job=job.name,
         nodes=nodes,
         workers=nodes * job.resources.gpus,
-        offer=best,
-        others=payable[1:4],
+        offers=payable,
         usd_per_hour=best.usd_per_hour * nodes,
         cap_usd_per_hour=best.cap_usd_per_hour * nodes,
         budget_usd=job.budget_usd,
@@ -81,9 +91,10 @@ def _lasts(usd: Decimal, usd_per_hour: Decimal) -> timedelta:
 def fitting(job: Job, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
     """Return the offers that do what the job asks, that hold its model and that it can reach, best first.
 
-    A machine with several EFA interfaces gets no public address from AWS.
+    The best is the cheapest hour, or where the time of the model's tokens is known the cheapest whole training. A
+    machine with several EFA interfaces gets no public address from AWS.
     """
-    ranked = _holding(job, rank(offers, job.resources))
+    ranked = _by_training(job, _holding(job, rank(offers, job.resources)))
     return tuple(o for o in ranked if o.efa <= 1 or job.aws.access is not Access.PUBLIC)
 
 
@@ -112,6 +123,18 @@ def _holding(job: Job, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
     """Return the offers whose GPUs hold the job's model, as far as their memory is known."""
     needed = memory_needed(job)
     return tuple(o for o in offers if needed is None or o.vram_gib is None or needed.fits(o.vram_gib))
+
+
+def _by_training(job: Job, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
+    """Return spot before on demand, then the cheapest training first; those of unknown time come last."""
+    if job.work is not None or job.model is None or job.model.tokens is None:
+        return offers
+    return tuple(sorted(offers, key=lambda offer: (offer.pool.market is Market.ON_DEMAND, _training_usd(job, offer))))
+
+
+def _training_usd(job: Job, offer: Offer) -> float:
+    work = work_of(job, offer)
+    return float(offer.usd_per_hour) * (work.span / timedelta(hours=1)) if work is not None else math.inf
 
 
 def _refuse_what_is_not_offered(job: Job) -> None:

@@ -77,6 +77,11 @@ def state_bytes(model: Model) -> int:
     return _WEIGHTS[model.precision] + _COMPUTED[model.precision] + _OPTIMIZER[model.optimizer]
 
 
+def saved_bytes(model: Model) -> int:
+    """Return the size of a checkpoint: the weights in fp32 and the optimizer's state."""
+    return model.params * (4 + _OPTIMIZER[model.optimizer])
+
+
 def least_ranks(model: Model, vram_gib: int) -> int | None:
     """Return over how many such GPUs the model fits at the least; None: over none that a job file can name."""
     return next((ranks for ranks in range(1, LARGEST_WORLD + 1) if memory(model, ranks).fits(vram_gib)), None)

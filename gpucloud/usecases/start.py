@@ -6,9 +6,10 @@ import hashlib
 import re
 import uuid
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gpucloud.domain.errors import UsageError
+from gpucloud.domain.feasibility import needs_of, refuse_what_cannot_be_kept
 from gpucloud.domain.job import Job
 from gpucloud.domain.ledger import ZERO, Terms, total, with_beside
 from gpucloud.domain.offer import Offer
@@ -16,6 +17,7 @@ from gpucloud.domain.plan import Plan, fitting, make_plan, quota_too_small
 from gpucloud.domain.state import BudgetWish, ExitReason, JobState
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.prepaid import Wall
+from gpucloud.domain.supervision.seen import Limits
 from gpucloud.ports import Account, Clock, MarketData
 from gpucloud.store import Conflict, ObjectStore
 from gpucloud.usecases.cashier import Cashier
@@ -47,7 +49,10 @@ def current_run(store: ObjectStore, name: str) -> tuple[str, JobState] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starter:
-    """Starts jobs in one store, at one market's prices, within what the account may rent."""
+    """Starts jobs in one store, at one market's prices, within what the account may rent.
+
+    `changeover` is what a launch is taken to cost a job in time, as long as none was measured.
+    """
 
     store: ObjectStore
     market: MarketData
@@ -55,6 +60,7 @@ class Starter:
     clock: Clock
     wall: Wall
     terms: Terms
+    changeover: timedelta = Limits().changeover
 
     def start(self, job: Job, spec: bytes) -> Start:
         """Make the run's state, or find the unfinished one, and return it with its plan.
@@ -73,7 +79,11 @@ class Starter:
         Raises PlanRefused, NoCapacity (no offer, or no quota for any), BudgetTooSmall.
         """
         offers = self._allowed(job, self._offers(job))
-        return make_plan(job, offers, self.clock.now(), self.wall, spent_usd=ZERO)
+        plan = make_plan(job, offers, self.clock.now(), self.wall, spent_usd=ZERO)
+        needs = needs_of(job, plan.offers, self.changeover)
+        if needs is not None:
+            refuse_what_cannot_be_kept(job, needs, job.budget_usd)
+        return plan
 
     def _offers(self, job: Job) -> tuple[Offer, ...]:
         return with_beside(self.market.offers(job.resources), self.terms)

@@ -31,7 +31,12 @@ _KINDS = {
 def _limits() -> Limits:
     """Return limits for processes next door; GPUCLOUD_HANG_S scales a hang's for rehearsals, as notices are scaled."""
     hang = timedelta(seconds=float(os.environ.get("GPUCLOUD_HANG_S", "60")))
-    return Limits(save=timedelta(seconds=60), hang_at_least=hang, alone=timedelta(seconds=60))
+    return Limits(
+        save=timedelta(seconds=60),
+        hang_at_least=hang,
+        alone=timedelta(seconds=60),
+        changeover=timedelta(seconds=15),
+    )
 
 
 class LocalCloud:

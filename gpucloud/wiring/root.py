@@ -152,6 +152,7 @@ class Gpucloud:
             clock=self.clock,
             wall=cloud.manners.rules.wall,
             terms=cloud.manners.terms,
+            changeover=cloud.manners.rules.limits.changeover,
         )
 
     def first_plan(self, job: Job) -> Plan | None:

@@ -69,6 +69,7 @@ class Limits:
     `soon`: an attempt that ends so soon and saved nothing new is followed by a pause, `pause` at first, doubled each
     time up to `pause_longest`. `storm_attempts`, `storm_paid`: attempts and machine time from which on the cost of a
     newly saved step is judged. `start`: for a script's first step after `resume.init`; doubled as a hang's is, twice.
+    `changeover`: from a launch to the first new step, as long as the job's own starts do not say.
     """
 
     silent: timedelta = timedelta(seconds=3)
@@ -95,6 +96,7 @@ class Limits:
     storm_attempts: int = 5
     storm_paid: timedelta = timedelta(minutes=10)
     start: timedelta = timedelta(minutes=30)
+    changeover: timedelta = timedelta(minutes=12)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,128 @@
+"""Whether a job can keep its deadline and its budget at all: asked before anything is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import ROUND_UP, Decimal
+
+from gpucloud.domain.errors import PlanRefused
+from gpucloud.domain.job import Job, Market, MarketPolicy
+from gpucloud.domain.offer import Offer
+from gpucloud.domain.policy.net import least_budget_usd, least_span_s
+from gpucloud.domain.policy.observation import Task
+from gpucloud.domain.quantities import format_span, format_usd
+from gpucloud.domain.work import work_of
+
+_CENT = Decimal("0.01")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a job needs, in time and money: its work, and what each change of machines costs it.
+
+    `fallback` is on what it finishes when spot machines cannot: None where it may not, or nothing is offered.
+    """
+
+    work: timedelta
+    changeover: timedelta
+    offer: Offer
+    fallback: Offer | None
+
+
+def needs_of(job: Job, offers: Sequence[Offer], changeover: timedelta) -> Needs | None:
+    """Return what the job needs on the first of these offers; None where nobody knows how much work it is.
+
+    It falls back on the cheapest machines on demand, of the same type where there are any.
+    """
+    offer = offers[0]
+    work = work_of(job, offer)
+    if work is None:
+        return None
+    on_demand = [other for other in offers if other.pool.market is Market.ON_DEMAND]
+    alike = [other for other in on_demand if other.pool.instance_type == offer.pool.instance_type]
+    fallback = min(alike or on_demand, key=lambda other: other.usd_per_hour, default=None)
+    return Needs(work=work.span, changeover=changeover, offer=offer, fallback=fallback)
+
+
+def task_of(job: Job, needs: Needs) -> Task:
+    """Return the job as policies are told of it; without anything on demand, what it could cost there at the most."""
+    on_demand = needs.fallback.usd_per_hour if needs.fallback is not None else needs.offer.cap_usd_per_hour
+    return Task(
+        work_s=needs.work.total_seconds(),
+        span_s=math.inf if job.deadline is None else job.deadline.total_seconds(),
+        changeover_s=needs.changeover.total_seconds(),
+        on_demand_usd_per_hour=float(on_demand),
+        nodes=job.resources.nodes,
+    )
+
+
+def refuse_what_cannot_be_kept(job: Job, needs: Needs, left_usd: Decimal) -> None:
+    """Raise PlanRefused for a deadline or a budget that cannot be kept: the hint is the number that must move.
+
+    Spot machines may be tried only with R0 ≥ C0 + 2d; on demand one start d is enough. Where a job with a deadline may
+    finish on demand, both hold together only with cap ≥ k·(C0 + d) + p·d. (Wu et al., "Can't Be Late", NSDI 2024;
+    work C0, deadline R0, changeover d, prices k on demand and p spot.)
+    """
+    if job.deadline is not None:
+        _refuse_the_deadline(job, needs, job.deadline)
+    least = least_usd(job, needs)
+    if left_usd < least:
+        more = (job.budget_usd - left_usd + least).quantize(_CENT, ROUND_UP)
+        raise PlanRefused(
+            f"{format_span(needs.work)} of work cost at least {format_usd(least)} on {job.resources.nodes} ×"
+            f" {needs.offer.pool}{_with_an_end_on_demand(job, needs)}; {format_usd(left_usd)} are left of the budget",
+            hint=f"budget: {more:f} USD"
+            + ("; `market: spot` may miss the deadline" if _falls_back(job, needs) else ""),
+        )
+
+
+def least_usd(job: Job, needs: Needs) -> Decimal:
+    """Return the least sum with which the job can come to its end at today's prices."""
+    if _falls_back(job, needs):
+        return _usd(least_budget_usd(task_of(job, needs), float(needs.offer.usd_per_hour)))
+    hours = (needs.work + needs.changeover) / timedelta(hours=1)
+    return _usd(float(needs.offer.usd_per_hour) * job.resources.nodes * hours)
+
+
+def _falls_back(job: Job, needs: Needs) -> bool:
+    """Whether the job tries spot machines, and goes on demand rather than miss its deadline."""
+    return (
+        needs.offer.pool.market is Market.SPOT
+        and needs.fallback is not None
+        and job.deadline is not None
+        and job.resources.market is MarketPolicy.AUTO
+    )
+
+
+def _with_an_end_on_demand(job: Job, needs: Needs) -> str:
+    if needs.fallback is None or not _falls_back(job, needs):
+        return ""
+    return f", when it must end on demand at {format_usd(needs.fallback.usd_per_hour)} a node-hour"
+
+
+def _refuse_the_deadline(job: Job, needs: Needs, deadline: timedelta) -> None:
+    tried = needs.offer.pool.market is Market.SPOT
+    least = timedelta(seconds=least_span_s(task_of(job, needs))) if tried else needs.work + needs.changeover
+    if deadline >= least:
+        return
+    starts = "two starts" if tried else "a start"
+    raise PlanRefused(
+        f"{format_span(needs.work)} of work with {starts} of {format_span(needs.changeover)} take"
+        f" {format_span(least)}, and the deadline is after {format_span(deadline)}",
+        hint=f"deadline: {_written(least)}, or more or faster machines"
+        + ("; `market: on_demand` needs one start only" if tried and deadline >= needs.work + needs.changeover else ""),
+    )
+
+
+def _written(span: timedelta) -> str:
+    """The span as a job file has it, not a minute less."""
+    minutes = math.ceil(span / timedelta(minutes=1))
+    hours, rest = divmod(minutes, 60)
+    return f"{hours}h {rest}min" if rest else f"{hours}h"
+
+
+def _usd(amount: float) -> Decimal:
+    return Decimal(str(amount))
