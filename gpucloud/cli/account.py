@@ -24,7 +24,7 @@ def quota_show(target: str | None, *, as_json: bool) -> int:
     quotas, job = _quotas(target)
     needs = quotas.needs(job)
     if as_json:
-        say_json({"job": job.name, "quotas": [_need_json(need) for need in needs]})
+        say_json({"job": job.name, "quotas": [need_json(need) for need in needs]})
     else:
         say(table([("quota", "region", "limit", "in use", "needed", "for", ""), *map(_need_row, needs)]))
     return 0 if any(need.enough for need in needs) else 11
@@ -148,7 +148,8 @@ def _need_row(need: Need) -> tuple[str, ...]:
     return (room.name, room.region, *known, str(need.vcpus), need.instance_type, verdict)
 
 
-def _need_json(need: Need) -> dict[str, Any]:
+def need_json(need: Need) -> dict[str, Any]:
+    """Return what a job needs of one quota as an object."""
     room = need.room
     return {
         "region": room.region,

@@ -48,11 +48,19 @@ def root(
 
 
 @app.command()
-def plan(target: Target = None, cloud: OnCloud = None, as_json: Json = False) -> None:
-    """Show what would be rented, and what it costs at the most; nothing is made."""
-    from gpucloud.cli import training
+def plan(
+    target: Target = None,
+    cloud: OnCloud = None,
+    plot: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Draw cost against deadline into a .png or .svg file."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what would be rented, what it is going to cost and when it will be done; nothing is made."""
+    from gpucloud.cli import planning
 
-    raise typer.Exit(training.plan(target, on=cloud, as_json=as_json))
+    raise typer.Exit(planning.plan(target, on=cloud, plot=plot, as_json=as_json))
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -19,17 +19,27 @@ from gpucloud.usecases.report import JobReport
 
 def plan_text(plan: Plan) -> str:
     """Return the plan: what, at what price, and the ceiling."""
-    offer = plan.offer
-    rows = [
-        f"plan for {plan.job}",
-        f"  machines   {plan.nodes} × {offer.pool}, {plan.workers} workers",
-        f"  price      {format_usd(plan.usd_per_hour)} an hour now, {format_usd(plan.cap_usd_per_hour)} at the most",
-        f"  budget     {format_usd(plan.budget_usd)}: lasts {format_span(plan.paid_for)} now,"
-        f" {format_span(plan.paid_for_at_cap)} at the highest price",
-        f"  worst cost {format_usd(plan.worst_usd)}, then everything is off",
-    ]
+    rows = plan_rows(plan)
     others = [f"{o.pool} {format_usd(o.usd_per_hour)}" for o in plan.others]
-    return "\n".join([*rows, f"  next       {'; '.join(others)} a node"] if others else rows)
+    if others:
+        rows["next"] = f"{'; '.join(others)} a node"
+    return labelled(f"plan for {plan.job}", rows)
+
+
+def plan_rows(plan: Plan) -> dict[str, str]:
+    """Return the plan's lines by their labels."""
+    return {
+        "machines": f"{plan.nodes} × {plan.offer.pool}, {plan.workers} workers",
+        "price": f"{format_usd(plan.usd_per_hour)} an hour now, {format_usd(plan.cap_usd_per_hour)} at the most",
+        "budget": f"{format_usd(plan.budget_usd)}: lasts {format_span(plan.paid_for)} now,"
+        f" {format_span(plan.paid_for_at_cap)} at the highest price",
+        "worst cost": f"{format_usd(plan.worst_usd)}, then everything is off",
+    }
+
+
+def labelled(title: str, rows: Mapping[str, str]) -> str:
+    """Return lines under a title, their labels in a column."""
+    return "\n".join([title, *(f"  {label:<10} {text}" for label, text in rows.items())])
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

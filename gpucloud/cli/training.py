@@ -1,4 +1,4 @@
-"""`plan`, `up` and `train`: what would be rented, and a job from its file to the end that was asked for."""
+"""`up` and `train`: a job from its file to the end that was asked for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from decimal import Decimal
 
 from gpucloud.cli.interrupts import Detach, Leave
 from gpucloud.cli.launching import detach, launch
-from gpucloud.cli.render import say, say_json, tell
-from gpucloud.cli.reports import plan_json, plan_text
+from gpucloud.cli.render import tell
+from gpucloud.cli.reports import plan_text
 from gpucloud.cli.supervising import Begun, answer, run, say_what_lives
 from gpucloud.cli.target import Target, read_target
 from gpucloud.domain.driving import Unattended
@@ -19,20 +19,6 @@ from gpucloud.domain.plan import Plan
 from gpucloud.domain.quantities import format_span, parse_span
 from gpucloud.domain.supervision.seen import Goal, Until
 from gpucloud.wiring import Gpucloud, KnownJob
-
-
-def plan(target: str | None, *, on: Cloud | None, as_json: bool) -> int:
-    """Say what would be rented and what it costs at the most; nothing is made. Return the exit code."""
-    cloud = Gpucloud()
-    read = read_target(cloud, target, on)
-    _introduce(cloud, read.job)
-    made = cloud.starter(read.job).plan(read.job)
-    if as_json:
-        say_json(plan_json(made))
-    else:
-        say(plan_text(made))
-    _remark(cloud, read.job, made)
-    return 0
 
 
 def up(target: str | None, *, on: Cloud | None, as_json: bool) -> int:
@@ -93,7 +79,7 @@ def _require_able(cloud: Gpucloud, job: Job, lasting: timedelta) -> None:
 
 def begin(cloud: Gpucloud, read: Target) -> Begun:
     """Start or continue a run of the job, its plan told; nothing is rented yet."""
-    _introduce(cloud, read.job)
+    introduce(cloud, read.job)
     if cloud.first_plan(read.job) is not None:  # refused before anything is made, its own store included
         cloud.cloud(read.job).make_store()
     start = cloud.starter(read.job).start(read.job, read.spec)
@@ -103,7 +89,7 @@ def begin(cloud: Gpucloud, read: Target) -> Begun:
     tell(plan_text(start.plan))
     for line in start.changed:
         tell(f"changed: {line}")
-    _remark(cloud, read.job, start.plan)
+    remark(cloud, read.job, start.plan)
     return Begun(cloud=cloud, read=read, start=start)
 
 
@@ -114,14 +100,14 @@ def _begin(cloud: Gpucloud, target: str | None, on: Cloud | None, budget_usd: De
     return begin(cloud, read)
 
 
-def _introduce(cloud: Gpucloud, job: Job) -> None:
+def introduce(cloud: Gpucloud, job: Job) -> None:
     """Say who pays, before anything is asked that costs money; CredentialsError when the cloud knows nobody."""
     account = cloud.cloud(job).account()
     if account is not None:
         tell(f"AWS {account.caller()}")
 
 
-def _remark(cloud: Gpucloud, job: Job, plan: Plan) -> None:
+def remark(cloud: Gpucloud, job: Job, plan: Plan) -> None:
     """Say what is emulated on that cloud, what reading the data costs there, what is kept of a script's directory."""
     if (kept := job.checkpoint.directory) is not None:
         where = f"{kept.path}/ of all nodes together" if kept.per_node else f"{kept.path}/"

@@ -14,6 +14,7 @@ from gpucloud.domain.offer import Offer
 from gpucloud.domain.policy.net import least_budget_usd, least_span_s
 from gpucloud.domain.policy.observation import Task
 from gpucloud.domain.quantities import format_span, format_usd
+from gpucloud.domain.supervision.prepaid import Wall, reserve_usd
 from gpucloud.domain.work import work_of
 
 _CENT = Decimal("0.01")
@@ -23,7 +24,7 @@ _CENT = Decimal("0.01")
 class Needs:
     """What a job needs, in time and money: its work, and what each change of machines costs it.
 
-    `fallback` is on what it finishes when spot machines cannot: None where it may not, or nothing is offered.
+    `fallback` is on what it finishes when spot machines cannot: None where nothing may be had on demand.
     """
 
     work: timedelta
@@ -35,7 +36,7 @@ class Needs:
 def needs_of(job: Job, offers: Sequence[Offer], changeover: timedelta) -> Needs | None:
     """Return what the job needs on the first of these offers; None where nobody knows how much work it is.
 
-    It falls back on the cheapest machines on demand, of the same type where there are any.
+    It falls back on the cheapest machines on demand; of the same type, where the work is another one on others.
     """
     offer = offers[0]
     work = work_of(job, offer)
@@ -43,7 +44,8 @@ def needs_of(job: Job, offers: Sequence[Offer], changeover: timedelta) -> Needs 
         return None
     on_demand = [other for other in offers if other.pool.market is Market.ON_DEMAND]
     alike = [other for other in on_demand if other.pool.instance_type == offer.pool.instance_type]
-    fallback = min(alike or on_demand, key=lambda other: other.usd_per_hour, default=None)
+    chosen = on_demand if work.on_any_gpu else alike
+    fallback = min(chosen, key=lambda other: other.usd_per_hour, default=None)
     return Needs(work=work.span, changeover=changeover, offer=offer, fallback=fallback)
 
 
@@ -59,48 +61,50 @@ def task_of(job: Job, needs: Needs) -> Task:
     )
 
 
-def refuse_what_cannot_be_kept(job: Job, needs: Needs, left_usd: Decimal) -> None:
+def refuse_what_cannot_be_kept(job: Job, offers: Sequence[Offer], changeover: timedelta, wall: Wall) -> None:
     """Raise PlanRefused for a deadline or a budget that cannot be kept: the hint is the number that must move.
 
     Spot machines may be tried only with R0 ≥ C0 + 2d; on demand one start d is enough. Where a job with a deadline may
-    finish on demand, both hold together only with cap ≥ k·(C0 + d) + p·d. (Wu et al., "Can't Be Late", NSDI 2024;
-    work C0, deadline R0, changeover d, prices k on demand and p spot.)
+    finish on demand, it must be able to, and both hold together only with cap ≥ k·(C0 + d) + p·d and what is kept
+    aside for the last save. (Wu et al., "Can't Be Late", NSDI 2024; work C0, deadline R0, changeover d, prices k on
+    demand and p spot.) A job of which nobody knows how much work it is finds out.
     """
+    if _must_end(job) and not any(offer.pool.market is Market.ON_DEMAND for offer in offers):
+        raise PlanRefused(
+            "the deadline needs machines on demand for when spot is not enough, and none may be rented",
+            hint="gpucloud quota show, or `market: spot`, which waits for spot and promises nothing",
+        )
+    needs = needs_of(job, offers, changeover)
+    if needs is None:
+        return
     if job.deadline is not None:
         _refuse_the_deadline(job, needs, job.deadline)
-    least = least_usd(job, needs)
-    if left_usd < least:
-        more = (job.budget_usd - left_usd + least).quantize(_CENT, ROUND_UP)
+    least = least_usd(job, needs, wall).quantize(_CENT, ROUND_UP)
+    if job.budget_usd < least:
+        falls_back = _must_end(job) and needs.offer.pool.market is Market.SPOT and needs.fallback is not None
+        ending = f", when it must end on {needs.fallback.pool}" if falls_back and needs.fallback is not None else ""
         raise PlanRefused(
             f"{format_span(needs.work)} of work cost at least {format_usd(least)} on {job.resources.nodes} ×"
-            f" {needs.offer.pool}{_with_an_end_on_demand(job, needs)}; {format_usd(left_usd)} are left of the budget",
-            hint=f"budget: {more:f} USD"
-            + ("; `market: spot` may miss the deadline" if _falls_back(job, needs) else ""),
+            f" {needs.offer.pool}{ending}; the budget is {format_usd(job.budget_usd)}",
+            hint=f"budget: {least:f} USD, or "
+            + ("`market: spot`, which may miss the deadline" if ending else "no `work:`, to train as far as it goes"),
         )
 
 
-def least_usd(job: Job, needs: Needs) -> Decimal:
+def least_usd(job: Job, needs: Needs, wall: Wall) -> Decimal:
     """Return the least sum with which the job can come to its end at today's prices."""
-    if _falls_back(job, needs):
-        return _usd(least_budget_usd(task_of(job, needs), float(needs.offer.usd_per_hour)))
+    nodes, last = job.resources.nodes, needs.offer
     hours = (needs.work + needs.changeover) / timedelta(hours=1)
-    return _usd(float(needs.offer.usd_per_hour) * job.resources.nodes * hours)
+    usd = float(needs.offer.usd_per_hour) * nodes * hours
+    if _must_end(job) and needs.offer.pool.market is Market.SPOT and needs.fallback is not None:
+        last = needs.fallback
+        usd = least_budget_usd(task_of(job, needs), float(needs.offer.usd_per_hour))
+    return Decimal(str(usd)) + reserve_usd(nodes, last.cap_usd_per_hour, wall)
 
 
-def _falls_back(job: Job, needs: Needs) -> bool:
-    """Whether the job tries spot machines, and goes on demand rather than miss its deadline."""
-    return (
-        needs.offer.pool.market is Market.SPOT
-        and needs.fallback is not None
-        and job.deadline is not None
-        and job.resources.market is MarketPolicy.AUTO
-    )
-
-
-def _with_an_end_on_demand(job: Job, needs: Needs) -> str:
-    if needs.fallback is None or not _falls_back(job, needs):
-        return ""
-    return f", when it must end on demand at {format_usd(needs.fallback.usd_per_hour)} a node-hour"
+def _must_end(job: Job) -> bool:
+    """Whether the job goes on demand rather than miss its deadline."""
+    return job.deadline is not None and job.resources.market is MarketPolicy.AUTO
 
 
 def _refuse_the_deadline(job: Job, needs: Needs, deadline: timedelta) -> None:
@@ -122,7 +126,3 @@ def _written(span: timedelta) -> str:
     minutes = math.ceil(span / timedelta(minutes=1))
     hours, rest = divmod(minutes, 60)
     return f"{hours}h {rest}min" if rest else f"{hours}h"
-
-
-def _usd(amount: float) -> Decimal:
-    return Decimal(str(amount))

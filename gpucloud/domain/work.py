@@ -16,10 +16,14 @@ _LONGEST = timedelta(days=366)  # as the longest span that a job file can name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The time that a job takes on its machines when nothing disturbs it; `source` says how that is known."""
+    """The time that a job takes on its machines when nothing disturbs it; `source` says how that is known.
+
+    `on_any_gpu`: it is what the file says, whatever the machines are.
+    """
 
     span: timedelta
     source: str
+    on_any_gpu: bool = False
 
 
 def work_of(job: Job, offer: Offer) -> Work | None:
@@ -29,7 +33,7 @@ def work_of(job: Job, offer: Offer) -> Work | None:
     precision, or whose data sheet does not state it, has no time.
     """
     if job.work is not None:
-        return Work(span=job.work, source="`work:` in the job file")
+        return Work(span=job.work, source="`work:` in the job file", on_any_gpu=True)
     model, tflops = job.model, _tflops(job, offer)
     if model is None or model.tokens is None or tflops is None:
         return None

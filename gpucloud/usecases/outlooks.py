@@ -13,13 +13,14 @@ from gpucloud.domain.markets import RecordedMarket, RecordedZone
 from gpucloud.domain.offer import region_of
 from gpucloud.domain.outlook import shortened, stretched
 from gpucloud.domain.policy.decide import Policy, decide
+from gpucloud.domain.policy.learned import Tables
 from gpucloud.domain.policy.observation import Task
 from gpucloud.domain.simulation.bill import bill_usd
 from gpucloud.domain.simulation.outcome import Outcome, Summary, summary
 from gpucloud.domain.simulation.recovery import Recovery
 from gpucloud.domain.simulation.replay import Decide, replay
 from gpucloud.domain.simulation.timeline import LOOK_S, Timeline, timeline
-from gpucloud.ports import Markets
+from gpucloud.ports import Markets, PolicyTables
 
 _SINGLE = ("p3.2xlarge-2023-02",)
 _EIGHT = ("p3.16xlarge-2022-10", "p3.16xlarge-2022-11", "p3.16xlarge-2022-12")
@@ -44,9 +45,13 @@ class Stage:
 
 @dataclass(slots=True, kw_only=True)
 class Outlooks:
-    """Says what jobs are going to cost; what it has read and laid out is remembered. Not thread-safe."""
+    """Says what jobs are going to cost; what it has read and laid out is remembered. Not thread-safe.
+
+    The learned policy's `tables` may come from the very recordings: what they say is then a little too good.
+    """
 
     markets: Markets
+    tables: PolicyTables
     _recorded: dict[str, RecordedMarket] = field(default_factory=dict)
     _timelines: dict[tuple[Stage, int], tuple[Timeline, ...]] = field(default_factory=dict)
 
@@ -63,13 +68,18 @@ class Outlooks:
         factor = max(1.0, _followed_s(task) / longest_s)
         short = replace(shortened(task, factor), tick_s=float(LOOK_S))
         cap_usd, each = budget_usd / Decimal(str(factor)), -(-windows // len(lines))
-        chosen = partial(decide, policy)
+        chosen = partial(decide, policy, tables=self._tables(policy, short, stage))
         outcomes = [one for line in lines for one in _outcomes(chosen, short, line, stage, cap_usd, each)]
         return stretched(summary(outcomes), factor) if outcomes else None
 
     def recordings(self, gpus: int) -> tuple[RecordedMarket, ...]:
         """Return the recordings of machines with about so many GPUs."""
         return tuple(self._market(name) for name in (_EIGHT if gpus > 2 else _SINGLE))
+
+    def _tables(self, policy: Policy, task: Task, stage: Stage) -> Tables | None:
+        if policy is not Policy.LEARNED or not stage.fallback:
+            return None
+        return self.tables.tables(task, stage.zones, float(stage.spot_usd_per_hour))
 
     def _market(self, name: str) -> RecordedMarket:
         if name not in self._recorded:

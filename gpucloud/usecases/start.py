@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.feasibility import needs_of, refuse_what_cannot_be_kept
 from gpucloud.domain.job import Job
-from gpucloud.domain.ledger import ZERO, Terms, total, with_beside
-from gpucloud.domain.offer import Offer
-from gpucloud.domain.plan import Plan, fitting, make_plan, quota_too_small
+from gpucloud.domain.ledger import ZERO, Terms, total
+from gpucloud.domain.plan import Plan, make_plan
 from gpucloud.domain.state import BudgetWish, ExitReason, JobState
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.prepaid import Wall
@@ -22,6 +20,7 @@ from gpucloud.ports import Account, Clock, MarketData
 from gpucloud.store import Conflict, ObjectStore
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.jobstore import JobStore, job_names
+from gpucloud.usecases.planning import Planner
 
 # Ends that a new run follows; after any other end the same job goes on from its checkpoint.
 _CLOSED = (ExitReason.SUCCEEDED, ExitReason.USER_ERROR)
@@ -62,6 +61,18 @@ class Starter:
     terms: Terms
     changeover: timedelta = Limits().changeover
 
+    @property
+    def planner(self) -> Planner:
+        """What plans the jobs that it starts."""
+        return Planner(
+            market=self.market,
+            account=self.account,
+            clock=self.clock,
+            wall=self.wall,
+            terms=self.terms,
+            changeover=self.changeover,
+        )
+
     def start(self, job: Job, spec: bytes) -> Start:
         """Make the run's state, or find the unfinished one, and return it with its plan.
 
@@ -78,26 +89,7 @@ class Starter:
 
         Raises PlanRefused, NoCapacity (no offer, or no quota for any), BudgetTooSmall.
         """
-        offers = self._allowed(job, self._offers(job))
-        plan = make_plan(job, offers, self.clock.now(), self.wall, spent_usd=ZERO)
-        needs = needs_of(job, plan.offers, self.changeover)
-        if needs is not None:
-            refuse_what_cannot_be_kept(job, needs, job.budget_usd)
-        return plan
-
-    def _offers(self, job: Job) -> tuple[Offer, ...]:
-        return with_beside(self.market.offers(job.resources), self.terms)
-
-    def _allowed(self, job: Job, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
-        """Return the offers that the account's quotas hold; NoCapacity, naming the quota, when they hold none."""
-        if self.account is None:
-            return offers
-        ranked = fitting(job, offers)
-        rooms = {offer.pool: self.account.headroom(offer) for offer in ranked}
-        held = tuple(o for o in ranked if rooms[o.pool].holds(o.vcpus * job.resources.nodes))
-        if ranked and not held:
-            raise quota_too_small(ranked[0], job.resources.nodes, rooms[ranked[0].pool])
-        return held or offers  # nothing fits: the plan says why
+        return self.planner.plan(job)
 
     def _create(self, job: Job, spec: bytes, name: str) -> Start:
         now = self.clock.now()
@@ -123,9 +115,9 @@ class Starter:
         spent = ZERO
         if state.exit_reason not in _CLOSED:  # a teardown needs no budget
             spent = total(Cashier(JobStore(self.store, name), self.market, self.terms).charges(state, now))
-        offers = self._offers(job)
+        offers = self.planner.offers(job)
         if state.group is None:  # its own machines are in what is used of a quota
-            offers = self._allowed(job, offers)
+            offers = self.planner.allowed(job, offers)
         plan = make_plan(replace(job, name=name), offers, now, self.wall, spent_usd=spent)
         return Start(name=name, plan=plan, continues=True, changed=_changes(job, spec, state))
 

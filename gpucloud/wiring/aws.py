@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpucloud.adapters.aws.account.account import AwsAccount
     from gpucloud.adapters.aws.account.census import AwsCensus
     from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
+    from gpucloud.adapters.aws.prices.listed import ListedMarket
     from gpucloud.adapters.aws.prices.market import AwsMarket
     from gpucloud.adapters.aws.session import Aws
     from gpucloud.adapters.aws.stacks.provision import AwsProvisioner
@@ -87,6 +88,12 @@ class AwsCloud:
     def market(self) -> AwsMarket:
         """Return AWS's prices."""
         return self._market
+
+    def listed_market(self) -> ListedMarket:
+        """Return the catalog's prices, for which nobody need be known to AWS."""
+        from gpucloud.adapters.aws.prices.listed import ListedMarket
+
+        return ListedMarket(self.catalog, self.regions)
 
     def group(self, store: ObjectStore) -> AwsNodeGroup:
         """Return the node groups of jobs that keep their state in this store."""

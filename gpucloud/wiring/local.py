@@ -35,7 +35,7 @@ def _limits() -> Limits:
         save=timedelta(seconds=60),
         hang_at_least=hang,
         alone=timedelta(seconds=60),
-        changeover=timedelta(seconds=15),
+        changeover=timedelta(seconds=30),
     )
 
 

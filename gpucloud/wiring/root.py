@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpucloud.domain.plan import Plan
     from gpucloud.domain.state import JobState
     from gpucloud.ports import DataSets, Markets, PolicyTables, Shell
+    from gpucloud.usecases.estimate import Estimator
     from gpucloud.usecases.here import Here
     from gpucloud.usecases.jobs import Asker
     from gpucloud.usecases.start import Starter
@@ -154,6 +155,27 @@ class Gpucloud:
             terms=cloud.manners.terms,
             changeover=cloud.manners.rules.limits.changeover,
         )
+
+    def estimator(self, job: Job, *, offline: bool = False) -> Estimator:
+        """Return what says what the job is going to cost, and when it will be done.
+
+        `offline`: by the catalog's prices, for a job on AWS of somebody whom AWS does not know.
+        """
+        from gpucloud.usecases.estimate import Estimator
+        from gpucloud.usecases.outlooks import Outlooks
+        from gpucloud.usecases.planning import Planner
+
+        cloud = self.cloud(job)
+        outlooks = Outlooks(markets=self.recorded_markets(), tables=self.policy_tables())
+        planner = Planner(
+            market=self.aws(job.aws, job.resources).listed_market() if offline else cloud.market(),
+            account=None if offline else cloud.account(),
+            clock=self.clock,
+            wall=cloud.manners.rules.wall,
+            terms=cloud.manners.terms,
+            changeover=cloud.manners.rules.limits.changeover,
+        )
+        return Estimator(planner=planner, outlooks=outlooks)
 
     def first_plan(self, job: Job) -> Plan | None:
         """Return the plan of a job whose store does not exist yet; None when it does."""

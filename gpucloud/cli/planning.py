@@ -1,0 +1,47 @@
+"""`plan`: what would be rented, what it is going to cost, and when it will be done."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gpucloud.cli.estimates import deadline_chart, estimate_json, estimate_text
+from gpucloud.cli.render import say, say_json, tell
+from gpucloud.cli.target import read_target
+from gpucloud.cli.training import introduce, remark
+from gpucloud.domain.errors import CredentialsError
+from gpucloud.domain.job import Cloud, Job
+from gpucloud.wiring import Gpucloud
+
+
+def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bool) -> int:
+    """Say what would be rented and what it costs; nothing is made. Return the exit code."""
+    cloud = Gpucloud()
+    job = read_target(cloud, target, on).job
+    drawn = cloud.plot(plot) if plot is not None else None
+    offline = not _is_known(cloud, job)
+    estimate = cloud.estimator(job, offline=offline).estimate(job)
+    if drawn is not None:
+        drawn.save([deadline_chart(job, estimate)], title=f"{job.name}: cost against deadline")
+    if as_json:
+        say_json(estimate_json(job, estimate))
+    else:
+        say(estimate_text(job, estimate, sparkline=sys.stdout.isatty()))
+    if plot is not None:
+        tell(f"drawn: {plot}")
+    if not offline:
+        remark(cloud, job, estimate.plan)
+    return 0
+
+
+def _is_known(cloud: Gpucloud, job: Job) -> bool:
+    """Say who pays; without credentials for AWS, say what the plan is made from instead."""
+    try:
+        introduce(cloud, job)
+    except CredentialsError as error:
+        if job.cloud is not Cloud.AWS:
+            raise
+        tell(error.message)
+        tell("planned by the catalog's prices instead; spot prices that were never read are estimates of AWS's advisor")
+        return False
+    return True

@@ -1,0 +1,203 @@
+"""What a plan foretells: per machine, per policy and per deadline, replayed on recorded markets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from gpucloud.adapters.markets import PackagedMarkets
+from gpucloud.adapters.tables import TableMaker
+from gpucloud.cli.estimates import deadline_chart, estimate_json, estimate_text
+from gpucloud.domain.errors import PlanRefused, UsageError
+from gpucloud.domain.job import Cloud, Job, Market, MarketPolicy, Resources
+from gpucloud.domain.ledger import Terms
+from gpucloud.domain.model import Model, Strategy
+from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.supervision.prepaid import Wall
+from gpucloud.usecases.estimate import POLICY, QUICK, Estimate, Estimator
+from gpucloud.usecases.outlooks import Outlooks
+from gpucloud.usecases.planning import Planner
+from tests.fakes.account import FakeAccount
+from tests.fakes.clock import JumpingClock
+from tests.fakes.market import A100, H100, NOW, V100, FakeMarket, Kind
+
+HOUR = timedelta(hours=1)
+JOB = Job(
+    name="digits",
+    run="train.py",
+    budget_usd=Decimal(200),
+    source=Path("digits.yaml"),
+    code=Path(),
+    cloud=Cloud.AWS,
+    resources=Resources(market=MarketPolicy.AUTO),
+    deadline=16 * HOUR,
+    work=12 * HOUR,
+)
+OUTLOOKS = Outlooks(markets=PackagedMarkets(), tables=TableMaker())
+
+
+def estimated(job: Job, *kinds: Kind, on_demand: int = 999) -> Estimate:
+    account = FakeAccount({Market.SPOT: 999, Market.ON_DEMAND: on_demand}) if job.cloud is Cloud.AWS else None
+    planner = Planner(
+        market=FakeMarket(*kinds),
+        account=account,
+        clock=JumpingClock(NOW),
+        wall=Wall(),
+        terms=Terms(),
+        changeover=timedelta(minutes=12),
+    )
+    return Estimator(planner=planner, outlooks=OUTLOOKS).estimate(job)
+
+
+@pytest.fixture(scope="module")
+def estimate() -> Estimate:
+    return estimated(JOB, V100, A100)
+
+
+def test_a_job_that_may_end_on_demand_keeps_its_deadline_for_less_than_on_demand(estimate: Estimate) -> None:
+    assert estimate.outlook is not None
+    assert estimate.on_demand is not None
+    assert estimate.on_demand.mean_usd == Decimal("36.60")  # 3 · (12 + 0.2)
+    assert Decimal(12) < estimate.outlook.mean_usd < estimate.outlook.p90_usd <= Decimal("37.60")
+    assert (estimate.outlook.missed, estimate.policy) == (0, POLICY)
+    assert [policy for policy, _ in estimate.policies] == [Policy.LEARNED, QUICK, Policy.GREEDY, Policy.ON_DEMAND]
+
+
+def test_each_type_and_market_is_a_candidate_at_its_best_price(estimate: Estimate) -> None:
+    found = [(str(one.offer.pool), one.zones) for one in estimate.candidates]
+    assert found == [
+        ("p3.2xlarge spot in us-east-1a", 3),
+        ("p4d.24xlarge spot in us-east-1a", 3),
+        ("p3.2xlarge on_demand in us-east-1a", 3),
+        ("p4d.24xlarge on_demand in us-east-1a", 3),
+    ]
+
+
+def test_more_time_costs_less(estimate: Estimate) -> None:
+    assert [point.deadline / HOUR for point in estimate.curve] == pytest.approx([12.64, 13.6, 15.4, 18.4, 24.4, 36.4])
+    costs = [point.outlook.mean_usd for point in estimate.curve]
+    assert costs[0] > costs[-1]
+    assert max(costs) <= Decimal("37.60")
+
+
+def test_the_same_job_has_the_same_estimate(estimate: Estimate) -> None:
+    assert estimated(JOB, V100, A100) == estimate
+
+
+def test_both_quotas_of_the_chosen_machines_are_told(estimate: Estimate) -> None:
+    assert estimate.quotas is not None
+    assert [(need.room.name, need.vcpus) for need in estimate.quotas] == [("All spot", 8), ("All on_demand", 8)]
+
+
+def test_a_deadline_on_spot_machines_alone_may_be_missed() -> None:
+    spot = replace(JOB, resources=Resources(market=MarketPolicy.SPOT))
+    found = estimated(spot, V100)
+    assert found.outlook is not None
+    assert found.outlook.missed > 0
+    assert found.policy is None
+    assert "depends on spot machines alone" in estimate_text(spot, found, sparkline=False)
+
+
+def test_a_quota_that_holds_nothing_on_demand_refuses_a_deadline() -> None:
+    with pytest.raises(PlanRefused, match="needs machines on demand"):
+        estimated(JOB, V100, on_demand=0)
+
+
+def test_a_job_without_a_deadline_that_takes_spot_alone_waits_for_it() -> None:
+    found = estimated(replace(JOB, deadline=None, resources=Resources(market=MarketPolicy.SPOT)), V100)
+    assert found.outlook is not None
+    assert found.outlook.took is not None
+    assert found.outlook.took > 13 * HOUR
+    assert found.outlook.mean_usd < Decimal(14)  # all of it at a third of 3 USD, starts included
+
+
+def test_machines_that_nobody_takes_cost_what_they_cost() -> None:
+    local = replace(JOB, cloud=Cloud.LOCAL, resources=Resources(market=MarketPolicy.SPOT))
+    found = estimated(local, Kind("local.p2.xlarge", None, 1, None, Decimal("0.9")))
+    assert found.outlook is not None
+    assert (found.outlook.mean_usd, found.outlook.windows) == (Decimal("3.66"), 0)  # 0.3 · 12.2
+    assert found.quotas == ()
+    assert "expected   3.66 USD\n" in estimate_text(local, found, sparkline=False)
+
+
+def test_a_long_job_is_replayed_shorter() -> None:
+    long = replace(JOB, deadline=1600 * HOUR, work=1200 * HOUR, budget_usd=Decimal(20_000))
+    found = estimated(long, V100)
+    assert found.outlook is not None
+    assert found.outlook.took is not None
+    assert 1200 * HOUR < found.outlook.took <= 1600 * HOUR
+    assert Decimal(1200) < found.outlook.mean_usd < Decimal(3660)
+
+
+def test_tokens_make_the_cheapest_training_the_best_machine() -> None:
+    model = Model(params=7 * 10**9, strategy=Strategy.FSDP, tokens=10**10)
+    resources = Resources(gpus=8, market=MarketPolicy.SPOT)
+    job = replace(JOB, work=None, deadline=None, budget_usd=Decimal(5000), model=model, resources=resources)
+    found = estimated(job, A100, H100)
+    # An hour of H100 costs 1.6 times as much, and computes 3.2 times as much.
+    assert [one.offer.gpu for one in found.candidates] == ["H100", "A100"]
+    assert found.saves is not None
+    text = estimate_text(job, found, sparkline=False)
+    assert "model      7.0B bf16 adamw fsdp over 8 GPUs" in text
+    assert "= 16.4 GB of 80 on each; activations are not counted without `seq:`" in text
+    assert "saves      every " in text
+
+
+def test_a_gpu_without_the_models_precision_has_no_time() -> None:
+    job = replace(JOB, work=None, deadline=None, model=Model(params=10**8, tokens=10**9))
+    text = estimate_text(job, estimated(job, V100), sparkline=False)
+    assert "work       not known: there is no peak in bf16 for V100; `work: 48h` says it" in text
+
+
+def test_a_job_of_unknown_work_is_told_how_to_say_it() -> None:
+    job = replace(JOB, work=None)
+    found = estimated(job, V100)
+    assert (found.outlook, found.curve, found.saves) == (None, (), None)
+    text = estimate_text(job, found, sparkline=True)
+    assert "work       not known: `work: 48h`, or `model: {tokens: 300B}`, makes time and cost known" in text
+    with pytest.raises(UsageError, match="nothing to draw"):
+        deadline_chart(job, found)
+
+
+def test_a_deadline_that_cannot_be_kept_refuses_the_plan() -> None:
+    with pytest.raises(PlanRefused) as caught:
+        estimated(replace(JOB, deadline=12 * HOUR), V100)
+    assert (caught.value.hint or "").startswith("deadline: 12h 24min")
+
+
+def test_the_text_says_what_to_expect_and_where_it_comes_from(estimate: Estimate) -> None:
+    text = estimate_text(JOB, estimate, sparkline=True)
+    assert "work       12 h: `work:` in the job file" in text
+    assert "; on demand 36.60 USD" in text
+    assert "the deadline is after 16 h" in text
+    assert "worst cost 200.00 USD, then everything is off" in text
+    assert "quota: 8 vCPUs of 'All spot' in us-east-1, 0 of 999 in use" in text
+    assert "expected cost by deadline, with `market: auto`: █" in text
+    assert "p3.2xlarge (1 × V100) in 9 zones, 44 d 20 h from 2023-02-16 on (p3.2xlarge-2023-02)" in text
+    assert "expected cost by deadline" not in estimate_text(JOB, estimate, sparkline=False)
+
+
+def test_the_json_has_every_number(estimate: Estimate) -> None:
+    told = estimate_json(JOB, estimate)
+    assert (told["budget_usd"], told["worst_usd"], told["work_s"]) == ("200", "200", 43200.0)
+    assert told["policy"] == POLICY.value
+    assert told["on_demand"]["expected_usd"] == "36.6"
+    assert len(told["by_deadline"]) == 6
+    assert set(told["policies"]) == {"learned", "uniform", "greedy", "on_demand"}
+    assert told["policies"]["learned"] == told["outlook"]
+    assert told["candidates"][0]["outlook"] == told["policies"]["uniform"]
+    assert told["quotas"][0]["enough"] is True
+    assert told["recorded"] == ["p3.2xlarge-2023-02"]
+    assert told["memory"] is None
+
+
+def test_the_chart_has_the_deadline_the_price_on_demand_and_the_budget(estimate: Estimate) -> None:
+    chart = deadline_chart(replace(JOB, budget_usd=Decimal(40)), estimate)
+    assert [series.label for series in chart.series] == ["expected; shaded: 9 in 10", "on demand", "its deadline"]
+    assert chart.series[2].points[0] == (16.0, 0.0)
+    assert chart.limit == ("budget", 40.0)
+    assert deadline_chart(JOB, estimate).limit is None  # 200 USD would press the rest flat

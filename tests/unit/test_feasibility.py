@@ -1,0 +1,135 @@
+"""What cannot keep its deadline or its budget is refused with the number that must move."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from gpucloud.domain.errors import PlanRefused
+from gpucloud.domain.feasibility import Needs, least_usd, needs_of, refuse_what_cannot_be_kept
+from gpucloud.domain.job import Job, Market, MarketPolicy, Resources
+from gpucloud.domain.model import Model
+from gpucloud.domain.offer import Offer, rank
+from gpucloud.domain.supervision.prepaid import Wall
+from tests.fakes.market import A100, H100, FakeMarket
+
+HOUR = timedelta(hours=1)
+CHANGEOVER = timedelta(minutes=12)
+WALL = Wall()  # 210 s are kept aside
+
+
+def job(market: MarketPolicy = MarketPolicy.AUTO, **changes: object) -> Job:
+    plain = Job(
+        name="gpt",
+        run="train.py",
+        budget_usd=Decimal(10_000),
+        source=Path("gpt.yaml"),
+        code=Path(),
+        resources=Resources(nodes=2, gpus=8, market=market),
+        work=48 * HOUR,
+    )
+    return replace(plain, **changes)
+
+
+def offers(of: Job) -> tuple[Offer, ...]:
+    return rank(FakeMarket(A100).offers(of.resources), of.resources)
+
+
+def needs(of: Job) -> Needs:
+    found = needs_of(of, offers(of), CHANGEOVER)
+    assert found is not None
+    return found
+
+
+def refuse(of: Job) -> None:
+    refuse_what_cannot_be_kept(of, offers(of), CHANGEOVER, WALL)
+
+
+@pytest.mark.parametrize(
+    ("market", "deadline", "refusal", "hint"),
+    [
+        # R0 ≥ C0 + 2d: 48 h and twice 12 min
+        (MarketPolicy.AUTO, "48.4", None, None),
+        (MarketPolicy.SPOT, "48.4", None, None),
+        (
+            MarketPolicy.AUTO,
+            "48.3",
+            "two starts of 12 min",
+            "deadline: 48h 24min, or more or faster machines; `market:",
+        ),
+        (MarketPolicy.SPOT, "40", "two starts of 12 min", "deadline: 48h 24min, or more or faster machines"),
+        # R0 ≥ C0 + d
+        (MarketPolicy.ON_DEMAND, "48.2", None, None),
+        (MarketPolicy.ON_DEMAND, "48.1", "a start of 12 min", "deadline: 48h 12min, or more or faster machines"),
+    ],
+)
+def test_a_deadline_needs_the_work_and_its_starts(
+    market: MarketPolicy, deadline: str, refusal: str | None, hint: str | None
+) -> None:
+    asked = job(market, deadline=float(deadline) * HOUR)
+    if refusal is None:
+        refuse(asked)
+        return
+    with pytest.raises(PlanRefused, match=refusal) as caught:
+        refuse(asked)
+    assert (caught.value.hint or "").startswith(hint or "?")
+
+
+@pytest.mark.parametrize(
+    ("market", "deadline", "usd"),
+    [
+        # k·(C0 + d) + p·d on 2 nodes, 2 · (33 · 48.2 + 11 · 0.2), and 210 s of 2 · 33 kept aside
+        (MarketPolicy.AUTO, 60, "3189.45"),
+        # nothing ends on demand: 2 · 11 · 48.2, and 210 s of what spot may cost at the most
+        (MarketPolicy.AUTO, None, "1064.25"),
+        (MarketPolicy.SPOT, 60, "1064.25"),
+        # 2 · 33 · 48.2, and as much
+        (MarketPolicy.ON_DEMAND, 60, "3185.05"),
+    ],
+)
+def test_the_least_sum_pays_for_the_end_on_demand_where_a_deadline_asks_for_it(
+    market: MarketPolicy, deadline: int | None, usd: str
+) -> None:
+    least = Decimal(usd)
+    asked = job(market, deadline=None if deadline is None else deadline * HOUR, budget_usd=least)
+    assert least_usd(asked, needs(asked), WALL) == pytest.approx(least)
+    refuse(replace(asked, budget_usd=least + 1))
+    with pytest.raises(PlanRefused, match="2 d of work") as caught:
+        refuse(replace(asked, budget_usd=least - 1))
+    assert caught.value.exit_code == 2
+
+
+def test_a_budget_that_is_too_small_is_told_what_it_must_be() -> None:
+    with pytest.raises(PlanRefused) as caught:
+        refuse(job(deadline=60 * HOUR, budget_usd=Decimal(3000)))
+    assert caught.value.message == (
+        "2 d of work cost at least 3189.45 USD on 2 × p4d.24xlarge spot in us-east-1a, when it must end on p4d.24xlarge"
+        " on_demand in us-east-1a; the budget is 3000.00 USD"
+    )
+    assert caught.value.hint == "budget: 3189.45 USD, or `market: spot`, which may miss the deadline"
+
+
+def test_a_deadline_is_not_promised_where_nothing_can_be_had_on_demand() -> None:
+    asked = job(deadline=60 * HOUR, work=None)
+    spot = tuple(offer for offer in offers(asked) if offer.pool.market is Market.SPOT)
+    with pytest.raises(PlanRefused, match="needs machines on demand") as caught:
+        refuse_what_cannot_be_kept(asked, spot, CHANGEOVER, WALL)
+    assert "`market: spot`" in (caught.value.hint or "")
+
+
+def test_the_work_is_that_of_the_machines_where_tokens_say_it() -> None:
+    asked = job(work=None, model=Model(params=7 * 10**9, tokens=10**11))
+    found = needs_of(asked, FakeMarket(H100).offers(asked.resources), CHANGEOVER)
+    # 6 · 7e9 · 1e11 / (16 · 989.5e12 · 0.35) = 757,958 s
+    assert found is not None
+    assert found.work.total_seconds() == pytest.approx(757_958, rel=1e-3)
+
+
+def test_nothing_is_said_of_a_job_whose_work_nobody_knows() -> None:
+    asked = job(work=None, deadline=HOUR)
+    assert needs_of(asked, offers(asked), CHANGEOVER) is None
+    refuse(asked)
