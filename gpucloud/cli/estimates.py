@@ -98,7 +98,8 @@ def _memory_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, str]]:
     if needed is None:
         return
     of = f" of {offer.vram_gib}" if offer.vram_gib is not None else ""
-    yield "model", f"{job.model} over {estimate.plan.workers} GPUs"
+    workers = estimate.plan.workers
+    yield "model", f"{job.model} over {workers} {'GPU' if workers == 1 else 'GPUs'}"
     missing = "; activations are not counted without `seq:`" if needed.activations is None else ""
     yield "memory", f"{needed}{of} on each{missing}"
 
@@ -206,9 +207,12 @@ def _sources(estimate: Estimate) -> Iterator[str]:
     if estimate.recorded and outlook is not None:
         replays = f"{outlook.windows} replays at these prices, {format_span(estimate.changeover)} a start"
         under = (
-            f" under `{estimate.policy.value}`, the table of machines under `{QUICK.value}`" if estimate.policy else ""
+            f", under `{estimate.policy.value}` (machines and deadlines under `{QUICK.value}`)"
+            if estimate.policy
+            else ""
         )
-        yield f"expected: {replays}{under}; markets of newer GPUs may differ; recorded:"
+        yield f"expected: {replays}{under}"
+        yield "recorded (markets of newer GPUs may differ):"
         yield from (f"  {_recording(market)}" for market in estimate.recorded)
 
 
