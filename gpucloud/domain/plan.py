@@ -166,8 +166,9 @@ def _refuse_what_is_too_large(job: Job, offers: tuple[Offer, ...]) -> None:
     nodes, gpus = job.resources.nodes, job.resources.gpus
     largest = max(ranked, key=lambda offer: offer.vram_gib or 0)
     vram_gib = largest.vram_gib or 0
+    over = "1 GPU" if nodes * gpus == 1 else f"{nodes * gpus} GPUs"
     raise PlanRefused(
-        f"{job.model} over {nodes * gpus} {'GPU' if nodes * gpus == 1 else 'GPUs'} needs {needed} of each; the most that is offered is {vram_gib} GB"
+        f"{job.model} over {over} needs {needed} of each; the most that is offered is {vram_gib} GB"
         f" ({largest.pool.instance_type})",
         hint=way_to_fit(job.model, nodes=nodes, gpus=gpus, vram_gib=vram_gib),
     )
