@@ -137,8 +137,8 @@ def test_an_elastic_gang_goes_on_with_the_rest_and_grows_again():
     recovery = Recovery(restart_s=180, handover_s=30, notice_s=0)
     task = replace(TASK, nodes=4, least_nodes=2, changeover_s=180, handover_s=30, work_s=600)
     done, _ = run(Policy.GREEDY, market, nodes=4, task=task, recovery=recovery)
-    # 3 min to start, 3 of work; one is taken: half a minute to regroup. At 12 min the fourth is back: for 3 min it boots
-    # beside three that work, then half a minute to regroup. 37.5 s of work are left.
+    # 3 min to start, 3 of work; one is taken: half a minute to regroup. At 12 min the fourth is back: for 3 min it
+    # boots beside three that work, then half a minute to regroup. 37.5 s of work are left.
     assert done.lives == (
         life(0, 0, 360, EndCause.INTERRUPTED, 1),
         life(0, 0, 967.5, nodes=3),
