@@ -146,6 +146,17 @@ def test_an_elastic_gang_goes_on_with_the_rest_and_grows_again():
     )
 
 
+def test_nodes_that_cannot_boot_beside_join_at_once_and_all_wait_for_them():
+    market = tiny_market({"a": ("4434444444", "1.00")}, nodes=4)
+    recovery = Recovery(restart_s=180, handover_s=180, notice_s=0)
+    task = replace(TASK, nodes=4, least_nodes=1, changeover_s=180, handover_s=180, work_s=600)
+    done, _ = run(Policy.GREEDY, market, nodes=4, task=task, recovery=recovery)
+    # 3 min of work, 3 to regroup three; the fourth is grown by once it has been there for 9 min: 18 min in, with
+    # 3 + 6.75 min done, so that 0.25 are left after the 3 min to regroup.
+    assert done.lives[0] == life(0, 0, 360, EndCause.INTERRUPTED, 1)
+    assert done.finished_s == 1080 + 180 + 15
+
+
 def test_a_market_of_single_machines_gives_a_gang_as_a_whole():
     done, bill = run(Policy.GREEDY, tiny_market({"a": ("1111111111", "1.00")}), nodes=4, task=replace(TASK, nodes=4))
     assert (done.lives, bill) == ((life(0, 0, 900, nodes=4),), Decimal("1.00"))
