@@ -2,8 +2,9 @@
 
 `python -m tests.bench policies`. A line a case: mean costs as a share of the work on demand, before the first-hour
 refund ("gross", as published replays count) and after it ("net", as AWS bills), ours with tables made for either; then
-`FIGURE` lines. Ours learns from other zones than those that it is tested on, or from earlier times. Gangs are read from a clone of skypilot-org/spot-traces in the folder that
-GPUCLOUD_SPOT_TRACES names, and left out without it: that data has no licence, so that it does not come along.
+`FIGURE` lines. Ours learns from other zones than those that it is tested on, or from earlier times. Gangs are read
+from a clone of skypilot-org/spot-traces in the folder that GPUCLOUD_SPOT_TRACES names, and left out without it: that
+data has no licence, so that it does not come along.
 """
 
 from __future__ import annotations
