@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpucloud.domain.account import Caller, Headroom, QuotaRequest
+from gpucloud.domain.catalog import SpotList
 from gpucloud.domain.data import DataSet, DataWanted
 from gpucloud.domain.job import Market, Resources
 from gpucloud.domain.markets import RecordedMarket
@@ -141,6 +142,14 @@ class PolicyTables(Protocol):
 
     def tables(self, task: Task, zones: int, spot_usd_per_hour: float) -> Tables:
         """Return the best acts for the task, with spot in so many zones at about that price; takes seconds."""
+        ...
+
+
+class SpotQuotes(Protocol):
+    """Spot prices of many machines at once. Raises CredentialsError, ProvisionError."""
+
+    def spot_lists(self, regions: tuple[str, ...], names: tuple[str, ...]) -> Mapping[str, SpotList]:
+        """Return the spot prices of these types now, by region; one that cannot be asked is left out."""
         ...
 
 

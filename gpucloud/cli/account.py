@@ -8,9 +8,12 @@ from typing import Any
 from gpucloud.cli.render import say, say_json, table, tell
 from gpucloud.cli.target import read_target
 from gpucloud.domain.account import QuotaRequest
+from gpucloud.domain.catalog import Catalog
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import AwsChoices, Cloud, Job, Resources
 from gpucloud.domain.quantities import format_usd
+from gpucloud.domain.query import Query
+from gpucloud.usecases.offers import understood
 from gpucloud.usecases.quotas import Need, Quotas
 from gpucloud.usecases.world import cluster_of
 from gpucloud.wiring import Gpucloud
@@ -89,16 +92,32 @@ def end_base(region: str | None, *, with_data: bool, as_json: bool) -> int:
     return 0
 
 
-def catalog_refresh(region: str | None, *, as_json: bool) -> int:
-    """Ask AWS for a region's GPU machines and list prices, and keep them; return the exit code."""
-    aws = Gpucloud().aws(AwsChoices(), Resources(regions=(region,) if region else ()))
+def catalog_refresh(regions: tuple[str, ...], scored: tuple[str, ...], *, as_json: bool) -> int:
+    """Ask AWS for the regions' GPU machines and prices, and keep them; return the exit code.
+
+    `scored` are GPU models whose placement scores are asked for.
+    """
+    aws = Gpucloud().aws(AwsChoices(), Resources(regions=regions))
+    models = understood(Query(gpu=scored), aws.catalog).gpu
     tell(f"AWS {aws.account().caller()}")
-    machines, prices = aws.refresh_catalog()
+    fresh = [_fresh(aws.refresh_catalog(region, models), region) for region in aws.regions]
     if as_json:
-        say_json({"region": aws.aws.region, "machines": machines, "prices": prices})
+        say_json({"regions": fresh})
     else:
-        say(f"{machines} GPU machines are known now, {prices} of them with a price in {aws.aws.region}")
+        head = ("region", "GPU machines", "list prices", "spot prices", "scores")
+        say(table([head, *(tuple(map(str, one.values())) for one in fresh)]))
     return 0
+
+
+def _fresh(catalog: Catalog, region: str) -> dict[str, Any]:
+    """Return how much of the region is known now."""
+    return {
+        "region": region,
+        "machines": len(catalog.offered(region)),
+        "prices": len(catalog.prices[region].usd_per_hour),
+        "spot": len(catalog.spot[region].usd_per_hour),
+        "scores": sum(len(scores.by_zone) for scores in catalog.scores.get(region, {}).values()),
+    }
 
 
 def tools_install(*, as_json: bool) -> int:

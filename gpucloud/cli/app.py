@@ -10,8 +10,9 @@ import typer
 from gpucloud import __version__
 from gpucloud.cli.arguments import Json, OnCloud, Target
 from gpucloud.cli.groups import catalog, iam, local, quota, tools
-from gpucloud.domain.job import Cloud
+from gpucloud.domain.job import Cloud, MarketPolicy
 from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.query import Order, Query
 
 app = typer.Typer(
     name="gpucloud",
@@ -118,6 +119,56 @@ def simulate(  # noqa: PLR0913, PLR0917  each is an option
         plot=plot,
     )
     raise typer.Exit(command.rehearse(target, asked, as_json=as_json))
+
+
+@app.command()
+def offers(  # noqa: PLR0913, PLR0917  each is an option
+    target: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="[JOB|FILE]", help="A job whose `resources` are asked for; every machine if left out."),
+    ] = None,
+    gpu: Annotated[Optional[list[str]], typer.Option(help="A GPU model, such as H100; may be repeated.")] = None,  # noqa: UP045
+    gpus: Annotated[Optional[int], typer.Option(min=1, help="GPUs in a machine, at least.")] = None,  # noqa: UP045
+    vram: Annotated[Optional[int], typer.Option(min=1, metavar="GB", help="Memory of each GPU, at least.")] = None,  # noqa: UP045
+    network_gbps: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(min=0, help="What the network carries for hours, at least."),
+    ] = None,
+    efa: Annotated[bool, typer.Option("--efa", help="With an Elastic Fabric Adapter.")] = False,
+    nvlink: Annotated[bool, typer.Option("--nvlink", help="GPUs joined by NVLink.")] = False,
+    region: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Where; may be repeated. Those with known list prices if left out."),
+    ] = None,
+    market: Annotated[
+        Optional[MarketPolicy],  # noqa: UP045
+        typer.Option(help="Which price counts; auto: the lower one."),
+    ] = None,
+    max_price: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="USD", help="What a machine may cost an hour, such as 4.50."),
+    ] = None,
+    sort: Annotated[Order, typer.Option(help="What comes first.")] = Order.PRICE,
+    limit: Annotated[int, typer.Option(min=0, help="Rows of the table; 0: all.")] = 20,
+    offline: Annotated[bool, typer.Option("--offline", help="Ask nobody: the catalog as it is here.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the GPU machines that AWS rents, with prices, best first; needs no account."""
+    from gpucloud.cli import offers as command
+
+    query = Query(
+        gpu=tuple(gpu or ()),
+        gpus=gpus,
+        vram_gib=vram,
+        network_gbps=network_gbps,
+        efa=efa,
+        nvlink=nvlink,
+        regions=tuple(region or ()),
+    )
+    asked = command.Asked(
+        target=target, query=query, market=market, max_price=max_price, order=sort, limit=limit, offline=offline
+    )
+    raise typer.Exit(command.offers(asked, as_json=as_json))
 
 
 @app.command()

@@ -129,10 +129,17 @@ def tools_install(as_json: Json = False) -> None:
 
 @catalog.command("refresh")
 def catalog_refresh(
-    region: Annotated[Optional[str], typer.Option(help="Where; your AWS region if left out.")] = None,  # noqa: UP045
+    region: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Where; may be repeated. Your AWS region if left out."),
+    ] = None,
+    scores: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="GPU", help="AWS's placement scores of this model too; it gives few new ones a day."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Ask AWS for its GPU machines and list prices, and keep them for later plans."""
+    """Ask AWS for its GPU machines, where they are, list and spot prices; keep them for plans and `offers`."""
     from gpucloud.cli import account
 
-    raise typer.Exit(account.catalog_refresh(region, as_json=as_json))
+    raise typer.Exit(account.catalog_refresh(tuple(region or ()), tuple(scores or ()), as_json=as_json))

@@ -21,6 +21,9 @@ from gpucloud.domain.offer import Offer, Pool, PricePoint
 from gpucloud.domain.state import Attempt, NodeLife
 
 ZERO = Decimal(0)
+FREE_WHEN_TAKEN_WITHIN = timedelta(hours=1)
+"""AWS charges nothing for a spot machine that it takes this soon."""
+
 _HOUR = Decimal(3600)
 _SMALLEST = Decimal("0.00000001")
 
@@ -33,7 +36,7 @@ class Terms:
     """
 
     minimum: timedelta = timedelta(seconds=60)
-    free_when_taken_within: timedelta = timedelta(hours=1)
+    free_when_taken_within: timedelta = FREE_WHEN_TAKEN_WITHIN
     beside_usd_per_hour: Decimal = ZERO
 
 

@@ -60,8 +60,12 @@ def start_of(data: bytes | memoryview, size: int, largest: int = LARGEST_HEADER)
     return LENGTH_BYTES + int(length)
 
 
-def read_header(data: bytes | memoryview, size: int) -> Header:
-    """Return the header of an object of that size that begins so; ValueError when the layout is broken."""
+def read_header(data: bytes | memoryview, size: int | None = None) -> Header:
+    """Return the header of an object that begins so; ValueError when the layout is broken.
+
+    `size` is the object's, left out where that is all of it.
+    """
+    size = len(data) if size is None else size
     start = start_of(data, size, largest=size)
     try:
         header = json.loads(bytes(data[LENGTH_BYTES:start]))

@@ -145,14 +145,9 @@ def _is_far(tensor: torch.Tensor) -> bool:
 
 
 def _send(route: Route) -> None:
-    """Queue the copies: large ones in one call, since until they are queued the GPU may have nothing to do."""
-    large = [(into, tensors[0]) for into, tensors in route.runs if len(tensors) == 1]
-    if large:
-        intos, sources = map(list, zip(*large, strict=True))
-        torch._foreach_copy_(intos, sources, non_blocking=True)
+    """Queue the copies; those that must be gathered first are early in the route, for they need the GPU's cores."""
     for into, tensors in route.runs:
-        if len(tensors) > 1:
-            into.copy_(torch.cat(tensors), non_blocking=True)
+        into.copy_(tensors[0] if len(tensors) == 1 else torch.cat(tensors), non_blocking=True)
 
 
 def _together(run: list[Pair]) -> tuple[torch.Tensor, list[torch.Tensor]]:

@@ -1,29 +1,11 @@
-"""Tensors of torch in the safetensors layout, whose rules are `gpucloud.domain.safetensors` and `…chunks`."""
+"""Types and tensors of the safetensors layout as torch's: the rules are `gpucloud.domain.safetensors`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-
 import torch
 
-from gpucloud.domain import chunks, safetensors
-from gpucloud.domain.safetensors import header_bytes
-
-__all__ = [
-    "DTYPES",
-    "NAMES",
-    "Chunk",
-    "Header",
-    "Place",
-    "chunks_of",
-    "entries_of",
-    "header_bytes",
-    "placed",
-    "read_header",
-    "size_of",
-    "tensor_at",
-]
+from gpucloud.domain.chunks import Chunk
+from gpucloud.domain.safetensors import Tensor
 
 DTYPES = {
     "F64": torch.float64,
@@ -46,65 +28,14 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where one tensor's bytes lie in an object, counted from the end of its header."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    begin: int
-    end: int
+def tensor_at(memory: torch.Tensor, start: int, tensor: Tensor) -> torch.Tensor:
+    """Return the tensor of an object that lies in memory (uint8), whose tensors begin at `start`; see `chunk_at`."""
+    return _at(memory, start + tensor.begin, start + tensor.end, tensor.dtype, tensor.shape)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
-    """What an object says of itself; `start` is where its tensors begin."""
-
-    start: int
-    places: tuple[Place, ...]
-    metadata: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """The tensor at `place` as a part of the one `of` that name and shape: it begins at `offset` in each dimension."""
-
-    of: str
-    shape: tuple[int, ...]
-    offset: tuple[int, ...]
-    place: Place
-
-
-def placed(tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -> tuple[Place, ...]:
-    """Return places without holes for tensors, the widest types first, else in that order."""
-    return tuple(map(_place, safetensors.placed((name, NAMES[dtype], shape) for name, dtype, shape in tensors)))
-
-
-def entries_of(places: Iterable[Place]) -> str:
-    """Return the places as a header's JSON has them, without the braces around: the same for every save."""
-    return safetensors.entries_of(map(_tensor, places))
-
-
-def read_header(data: memoryview, size: int | None = None) -> Header:
-    """Return the header of an object that begins so, and has that size; ValueError when the layout is broken."""
-    found = safetensors.read_header(data, len(data) if size is None else size)
-    return Header(start=found.start, places=tuple(map(_place, found.tensors)), metadata=found.metadata)
-
-
-def chunks_of(header: Header) -> tuple[Chunk, ...]:
-    """Return what the object's tensors are parts of; most are whole. ValueError when that makes no sense."""
-    plain = safetensors.Header(start=header.start, tensors=tuple(map(_tensor, header.places)), metadata=header.metadata)
-    found = zip(header.places, chunks.chunks_of(0, plain), strict=True)
-    return tuple(Chunk(of=c.of, shape=c.shape, offset=c.offset, place=place) for place, c in found)
-
-
-def tensor_at(memory: torch.Tensor, start: int, place: Place) -> torch.Tensor:
-    """Return the tensor that lies there in memory (uint8), sharing it; in memory of its own where that is crooked."""
-    flat = memory[start + place.begin : start + place.end]
-    if flat.data_ptr() % place.dtype.itemsize or flat.storage_offset() % place.dtype.itemsize:
-        flat = flat.clone()
-    return flat.view(place.dtype).reshape(place.shape)
+def chunk_at(memory: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+    """Return the chunk of an object that lies in memory (uint8), sharing it; where that is crooked, not sharing it."""
+    return _at(memory, chunk.begin, chunk.end, chunk.dtype, chunk.extent)
 
 
 def size_of(tensor: torch.Tensor) -> int:
@@ -112,11 +43,9 @@ def size_of(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _place(tensor: safetensors.Tensor) -> Place:
-    dtype = DTYPES[tensor.dtype]
-    return Place(name=tensor.name, dtype=dtype, shape=tensor.shape, begin=tensor.begin, end=tensor.end)
-
-
-def _tensor(place: Place) -> safetensors.Tensor:
-    dtype = NAMES[place.dtype]
-    return safetensors.Tensor(name=place.name, dtype=dtype, shape=place.shape, begin=place.begin, end=place.end)
+def _at(memory: torch.Tensor, begin: int, end: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    dtype = DTYPES[name]
+    flat = memory[begin:end]
+    if flat.data_ptr() % dtype.itemsize or flat.storage_offset() % dtype.itemsize:
+        flat = flat.clone()
+    return flat.view(dtype).reshape(shape)

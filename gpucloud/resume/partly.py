@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from gpucloud.domain.boxes import Box, overlap, span
-from gpucloud.domain.chunks import OWN
+from gpucloud.domain.chunks import OWN, Chunk, chunks_of
 from gpucloud.domain.manifest import Manifest
 from gpucloud.domain.parts import PART_BYTES, covering
-from gpucloud.domain.safetensors import LENGTH_BYTES, start_of
-from gpucloud.resume.layout import Chunk, Header, chunks_of, read_header
+from gpucloud.domain.safetensors import ITEM_BYTES, LENGTH_BYTES, Header, read_header, start_of
+from gpucloud.resume.layout import DTYPES
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.reading import Held, Whole, whole_of
 from gpucloud.resume.sharded import Layout
@@ -84,27 +84,27 @@ def parts_needed(headers: Mapping[int, Header], layouts: Mapping[str, Layout], o
     with others, all else that is shared whole, and the object `own` as far as that is a rank's own.
     """
     for number, header in headers.items():
-        for chunk in chunks_of(header):
+        for chunk in chunks_of(number, header):
             if chunk.of.startswith(OWN) and number != own:
                 continue
-            yield from ((number, part) for part in _parts(header, chunk, _box_in(chunk, layouts)))
+            yield from ((number, part) for part in _parts(chunk, _box_in(chunk, layouts)))
 
 
 def placed_by(layouts: Mapping[str, Layout], held: Mapping[int, Held]) -> Whole:
     """Return what puts a tensor together as this rank holds it, from the parts that are here."""
     whole = whole_of(held)
 
-    def placed(name: str, parts: list[tuple[int, Chunk]]) -> torch.Tensor:
-        first = parts[0][1]
+    def placed(name: str, parts: list[Chunk]) -> torch.Tensor:
+        first = parts[0]
         layout = layouts.get(name)
         if layout is None or not layout.fits(first.shape):
             return whole(name, parts)
-        mine = layout.empty(first.place.dtype)
-        for number, chunk in parts:
-            box = Box(chunk.offset, chunk.place.shape)
+        mine = layout.empty(DTYPES[first.dtype])
+        for chunk in parts:
+            box = Box(chunk.offset, chunk.extent)
             both = overlap(box, layout.box)
             if both is not None:
-                mine[both.within(layout.box)] = held[number].tensor(chunk)[both.within(box)]
+                mine[both.within(layout.box)] = held[chunk.number].tensor(chunk)[both.within(box)]
         return layout.held(mine)
 
     return placed
@@ -112,19 +112,18 @@ def placed_by(layouts: Mapping[str, Layout], held: Mapping[int, Held]) -> Whole:
 
 def _box_in(chunk: Chunk, layouts: Mapping[str, Layout]) -> Box | None:
     """Return what a rank needs of a chunk; None when that is nothing."""
-    box = Box(chunk.offset, chunk.place.shape)
+    box = Box(chunk.offset, chunk.extent)
     layout = layouts.get(chunk.of)
     return overlap(box, layout.box) if layout is not None and layout.fits(chunk.shape) else box
 
 
-def _parts(header: Header, chunk: Chunk, wanted: Box | None) -> range:
+def _parts(chunk: Chunk, wanted: Box | None) -> range:
     """Return the numbers of the parts from the first byte that is wanted to the last.
 
     Of rows that are wanted by halves, all comes: they are shorter than a part, nearly always.
     """
-    place = chunk.place
-    if wanted is None or place.begin == place.end:
+    if wanted is None or chunk.begin == chunk.end:
         return range(0)
-    found = span(wanted, Box(chunk.offset, place.shape))
-    at = header.start + place.begin + found.start * place.dtype.itemsize
-    return covering(at, len(found) * place.dtype.itemsize)
+    found = span(wanted, Box(chunk.offset, chunk.extent))
+    item = ITEM_BYTES[chunk.dtype]
+    return covering(chunk.begin + found.start * item, len(found) * item)

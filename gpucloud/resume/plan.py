@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
+from gpucloud.domain.safetensors import entries_of, header_bytes, placed
 from gpucloud.resume.arena import Arena
-from gpucloud.resume.layout import entries_of, header_bytes, placed, size_of, tensor_at
+from gpucloud.resume.layout import NAMES, size_of, tensor_at
 from gpucloud.resume.tree import Tensors
 
 SMALL_BYTES = 256 * 2**10
@@ -27,7 +28,7 @@ class Plan:
         self._signature = _signature(tensors)
         # The widest types first: so every tensor is aligned although there are no holes between them.
         order = sorted(tensors, key=lambda name: _rank_of(tensors[name], name))
-        self._places = placed((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in order)
+        self._places = placed((name, NAMES[tensors[name].dtype], tuple(tensors[name].shape)) for name in order)
         self._entries = entries_of(self._places)
         self._tensors_size = self._places[-1].end if self._places else 0
         self._room = 0

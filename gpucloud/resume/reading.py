@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 
-from gpucloud.domain.chunks import OWN
+from gpucloud.domain.chunks import OWN, Chunk, chunks_of
 from gpucloud.domain.manifest import Manifest, Piece
-from gpucloud.resume.layout import Chunk, Header, chunks_of, read_header, tensor_at
+from gpucloud.domain.safetensors import Header, read_header, size_of
+from gpucloud.resume.layout import DTYPES, chunk_at
 from gpucloud.resume.state import Content
 from gpucloud.resume.tree import Name, decode
 from gpucloud.store.checkpoints import Checkpoints
 
-Whole = Callable[[str, list[tuple[int, Chunk]]], torch.Tensor]
-"""Puts the tensor of a name together from chunks, each with the number of its object."""
+Whole = Callable[[str, list[Chunk]], torch.Tensor]
+"""Puts the tensor of a name together from chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Held:
 
     def tensor(self, chunk: Chunk) -> torch.Tensor:
         """Return a tensor that shares the object's memory."""
-        return tensor_at(self.memory, self.header.start, chunk.place)
+        return chunk_at(self.memory, chunk)
 
 
 def hold(checkpoints: Checkpoints, manifest: Manifest, wanted: Sequence[int]) -> dict[int, Held] | None:
@@ -64,11 +65,11 @@ class Contents:
         self._headers = headers
         self._whole = whole
         self._number_of = {owner: number for number, owner in enumerate(owners)}
-        self._parts: dict[str, list[tuple[int, Chunk]]] = {}
+        self._parts: dict[str, list[Chunk]] = {}
         for number in sorted(headers):
-            for chunk in chunks_of(headers[number]):
+            for chunk in chunks_of(number, headers[number]):
                 if not chunk.of.startswith(OWN):
-                    self._parts.setdefault(chunk.of, []).append((number, chunk))
+                    self._parts.setdefault(chunk.of, []).append(chunk)
         self._trees = json.loads(headers[self._number_of[0]].metadata["shared"])
 
     def named(self, kind: str) -> dict[str, Any]:
@@ -89,13 +90,13 @@ class Contents:
         """
         owner = rank if rank in self._number_of else 0
         number = self._number_of[owner]
-        places = {chunk.of: chunk for chunk in chunks_of(held[number].header) if chunk.of.startswith(OWN)}
+        chunks = {chunk.of: chunk for chunk in chunks_of(number, held[number].header) if chunk.of.startswith(OWN)}
         tree = json.loads(held[number].header.metadata["own"])
 
         def tensor(name: str) -> torch.Tensor:
-            if name not in places:
+            if name not in chunks:
                 return self._tensor(name)
-            return place(name.removeprefix(OWN), [(number, places[name])])
+            return place(name.removeprefix(OWN), [chunks[name]])
 
         part = decode(tree, _Lookup(tensor))
         if not isinstance(part, dict):
@@ -104,11 +105,10 @@ class Contents:
 
     def _tensor(self, name: str) -> torch.Tensor:
         parts = self._parts[name]
-        size = sum(chunk.place.end - chunk.place.begin for _, chunk in parts)
-        first = parts[0][1]
-        if any((c.shape, c.place.dtype) != (first.shape, first.place.dtype) for _, c in parts):
+        first = parts[0]
+        if any((chunk.shape, chunk.dtype) != (first.shape, first.dtype) for chunk in parts):
             raise ValueError(f"the parts of {name} are of different tensors")
-        if size != torch.Size(first.shape).numel() * first.place.dtype.itemsize:
+        if sum(chunk.end - chunk.begin for chunk in parts) != size_of(first.dtype, first.shape):
             raise ValueError(f"a part of {name} is missing")
         tensor: torch.Tensor = self._whole(name, parts)
         return tensor
@@ -117,22 +117,25 @@ class Contents:
 def whole_of(held: Mapping[int, Held]) -> Whole:
     """Return what puts a tensor together, in memory of its own, from objects that are all here."""
 
-    def whole(_name: str, parts: list[tuple[int, Chunk]]) -> torch.Tensor:
-        number, first = parts[0]
+    def whole(_name: str, parts: list[Chunk]) -> torch.Tensor:
         if len(parts) == 1:
-            return held[number].tensor(first).clone()
-        tensor = torch.empty(first.shape, dtype=first.place.dtype)
-        for number, chunk in parts:
-            inside = tuple(slice(o, o + n) for o, n in zip(chunk.offset, chunk.place.shape, strict=True))
-            tensor[inside] = held[number].tensor(chunk)
+            return held[parts[0].number].tensor(parts[0]).clone()
+        tensor = torch.empty(parts[0].shape, dtype=DTYPES[parts[0].dtype])
+        for chunk in parts:
+            tensor[inside(chunk)] = held[chunk.number].tensor(chunk)
         return tensor
 
     return whole
 
 
-def shapes_only(_name: str, parts: list[tuple[int, Chunk]]) -> torch.Tensor:
+def inside(chunk: Chunk) -> tuple[slice, ...]:
+    """Return where the chunk lies in its whole tensor, as an index of that."""
+    return tuple(slice(o, o + n) for o, n in zip(chunk.offset, chunk.extent, strict=True))
+
+
+def shapes_only(_name: str, parts: list[Chunk]) -> torch.Tensor:
     """Return a tensor without data: to see whether a checkpoint makes sense."""
-    return torch.empty(parts[0][1].shape, dtype=parts[0][1].place.dtype, device="meta")
+    return torch.empty(parts[0].shape, dtype=DTYPES[parts[0].dtype], device="meta")
 
 
 def content(contents: Contents, rank: int, held: Mapping[int, Held], place: Whole | None = None) -> Content:

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from gpucloud.domain.chunks import Chunk
 from gpucloud.domain.manifest import Commit, Manifest, manifest_bytes, read_manifest
+from gpucloud.domain.safetensors import Header, read_header
 from gpucloud.resume.folder import say
-from gpucloud.resume.layout import Chunk, Header, read_header
+from gpucloud.resume.layout import DTYPES
 from gpucloud.resume.partly import Rooms, all_headers, parts_needed, placed_by
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.reading import Contents, Held, content, hold, owner_of, shapes_only, whole_of
+from gpucloud.resume.reading import Contents, Held, content, hold, inside, owner_of, shapes_only, whole_of
 from gpucloud.resume.sharded import Layout
 from gpucloud.resume.state import Content, TrainingState
 from gpucloud.store.checkpoints import Checkpoints
@@ -67,20 +69,19 @@ class Restored:
         found.shared("modules")
         found.shared("optimizers")
 
-    def _exchanged(self, _name: str, parts: list[tuple[int, Chunk]]) -> torch.Tensor:
+    def _exchanged(self, _name: str, parts: list[Chunk]) -> torch.Tensor:
         """Return a tensor on this rank's GPU; whoever holds a part of it sends that to all."""
-        shape, dtype = parts[0][1].shape, parts[0][1].place.dtype
-        tensor = torch.empty(shape, dtype=dtype, device=self.ranks.device)
-        for number, chunk in parts:
-            part = tensor if len(parts) == 1 else torch.empty(chunk.place.shape, dtype=dtype, device=tensor.device)
-            reader = number % self.ranks.world
+        dtype = DTYPES[parts[0].dtype]
+        tensor = torch.empty(parts[0].shape, dtype=dtype, device=self.ranks.device)
+        for chunk in parts:
+            part = tensor if len(parts) == 1 else torch.empty(chunk.extent, dtype=dtype, device=tensor.device)
+            reader = chunk.number % self.ranks.world
             if reader == self.ranks.rank:
-                part.copy_(self.held[number].tensor(chunk))
+                part.copy_(self.held[chunk.number].tensor(chunk))
             if part.numel():
                 dist.broadcast(part.reshape(-1).view(torch.uint8), src=reader)
             if part is not tensor:
-                inside = tuple(slice(o, o + n) for o, n in zip(chunk.offset, chunk.place.shape, strict=True))
-                tensor[inside] = part
+                tensor[inside(chunk)] = part
         # Step counts that an optimizer keeps on the CPU are found there; one that wants them on the GPU moves them.
         return tensor.cpu() if tensor.numel() == 1 else tensor
 

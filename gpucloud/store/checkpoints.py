@@ -26,9 +26,10 @@ from gpucloud.domain.manifest import (
     read_manifest,
     restore_order,
 )
-from gpucloud.domain.parts import PART_BYTES, crc32_of, cut
+from gpucloud.domain.parts import PART_BYTES, cut
 from gpucloud.store.commits import base_of, listed, under
 from gpucloud.store.contract import Conflict, ObjectStore
+from gpucloud.store.crc import crc32_of
 from gpucloud.store.together import all_done
 
 _END: tuple[int, tuple[None]] = (0, (None,))

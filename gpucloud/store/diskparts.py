@@ -6,7 +6,8 @@ import errno
 import os
 from collections.abc import Sequence
 
-from gpucloud.domain.parts import PART_BYTES, Part, Sums, crc32_of, cut, size_of
+from gpucloud.domain.parts import PART_BYTES, Part, Sums, cut, size_of
+from gpucloud.store.crc import crc32_of
 from gpucloud.store.together import all_done
 
 # A file system that cannot set room aside says so in one of these ways.

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpucloud.domain.errors import StoreError
-from gpucloud.domain.parts import Part, crc32_of
+from gpucloud.domain.parts import Part
+from gpucloud.store.crc import crc32_of
 from gpucloud.store.partfile import PartFile
 from gpucloud.store.patience import Meaning, meaning, said, waits
 from gpucloud.store.s3client import Door, error_code

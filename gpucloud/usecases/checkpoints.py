@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.manifest import Commit, Manifest, Piece, commit_key, commits, generations, read_manifest
-from gpucloud.domain.parts import PART_BYTES, count_of, covering, crc32_of
+from gpucloud.domain.parts import PART_BYTES, count_of, covering
 from gpucloud.domain.safetensors import LENGTH_BYTES, Header, read_header, start_of
 from gpucloud.domain.standing import Found, Standing, nearest, standings
 from gpucloud.store import ObjectStore
 from gpucloud.store.commits import base_of, under
+from gpucloud.store.crc import crc32_of
 from gpucloud.store.together import all_done
 
 

@@ -33,6 +33,7 @@ from gpucloud.usecases.world import World
 _ANSWER_S = 0.4  # how long one pass waits for a node; one that is late is silent at this pass
 _OFFERS_LAST = timedelta(seconds=60)
 _TRY_AGAIN = timedelta(seconds=30)
+_TRIES = 2
 _BEAT = timedelta(seconds=4)  # an agent that writes nothing for so long is dead, whatever SSH says
 
 
@@ -83,7 +84,7 @@ class Observer:
     _since: _Since = field(default_factory=_Since)
     _short_since: datetime | None = None
     _offers: _Offers = field(default_factory=_Offers)
-    _checkpoint: tuple[int | None, CheckpointRef | None] = (None, None)
+    _checkpoint: tuple[tuple[int | None, bool], CheckpointRef | None] = ((None, False), None)
 
     def observe(self, state: JobState) -> Seen:
         """Return what is seen now."""
@@ -155,17 +156,23 @@ class Observer:
                 memory.asked = None
 
     def _look_at_unprepared(self, node_id: str, memory: _Memory, state: JobState, now: datetime) -> None:
-        """One that cannot be reached is silent; while it has a part in an attempt, it is tried again.
+        """One that cannot be reached is silent; while it may have a part in an attempt, it is tried again.
 
-        Else a machine that froze while nobody supervised would be waited for until the budget is used up.
+        Else a machine that froze while nobody supervised would be waited for until the budget is used up. Between
+        attempts it is tried once more where no other answers: it may be us who are cut off.
         """
         if self.preparer.unreachable(node_id):
             memory.lost_at = memory.lost_at or now
-            if state.attempt is not None and now - memory.lost_at >= _TRY_AGAIN:
+            doubted = self.preparer.silences(node_id) < _TRIES and not self._somebody_answers(now)
+            if now - memory.lost_at >= _TRY_AGAIN if state.attempt is not None else doubted:
                 self.preparer.forget(node_id)
                 memory.lost_at = now
         elif memory.lost_at is None:
             memory.answered_at = now
+
+    def _somebody_answers(self, now: datetime) -> bool:
+        lately = now - self.world.rules.limits.silent
+        return any(memory.status is not None and memory.answered_at > lately for memory in self._memory.values())
 
     def _read(self, node: Node, state: JobState) -> Status | None:
         host = self.world.shell.host(node)
@@ -222,18 +229,21 @@ class Observer:
         self._since = since
         return replace(
             seen,
-            checkpoint=self._newest(attempt, seen),
+            checkpoint=self._newest(attempt, seen, over=overs == {True}),
             failed_for=seen.now - since.failed if since.failed else None,
             uneven_for=seen.now - since.uneven if since.uneven else None,
             use=self.usage.take(attempt, seen),
         )
 
-    def _newest(self, attempt: Attempt, seen: Seen) -> CheckpointRef | None:
-        """The manifest is read again only when the script says that it has committed another step."""
+    def _newest(self, attempt: Attempt, seen: Seen, *, over: bool) -> CheckpointRef | None:
+        """The manifest is read again when the script says that it has committed another step, and when it is over.
+
+        What it committed last it may not have lived to say.
+        """
         progress = progress_of(attempt, seen)
-        committed = progress.committed_step if progress else None
-        if committed is not None and committed != self._checkpoint[0]:
+        news = (progress.committed_step if progress else None, over)
+        if news != (None, False) and news != self._checkpoint[0]:
             newest = newest_commit(self.world.store, self.world.jobs.checkpoints)
             ref = CheckpointRef(step=newest[0], sha256=newest[1]) if newest else None
-            self._checkpoint = (committed, ref)
+            self._checkpoint = (news, ref)
         return self._checkpoint[1]

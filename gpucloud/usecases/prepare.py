@@ -48,12 +48,21 @@ def ready_line(seconds: tuple[tuple[str, float], ...]) -> str | None:
     return f"ready in {whole:.1f} s ({parts})"
 
 
-def _rounds(tries: Iterable[tuple[datetime, datetime]]) -> int:
-    """Return how many tries, of those from and to these times in their order, began after the last counted one."""
-    rounds, over = 0, None
-    for begun, given_up in tries:
-        if over is None or begun > over:
-            rounds, over = rounds + 1, given_up
+@dataclass(frozen=True, slots=True)
+class _Silence:
+    """A node was tried so many times, from `begun` on, and did not answer until `over`."""
+
+    begun: datetime
+    over: datetime
+    times: int
+
+
+def _rounds(silences: Iterable[_Silence]) -> int:
+    """Return how many of them, in the order of their begin, began when the last one that counts was over."""
+    rounds, last = 0, None
+    for one in silences:
+        if last is None or one.begun > last.over:
+            rounds, last = rounds + 1, one
     return rounds
 
 
@@ -70,7 +79,7 @@ class Preparer:
     teller: Teller
     _failures: int = 0
     _begun: dict[str, datetime] = field(default_factory=dict)
-    _silent: dict[str, datetime] = field(default_factory=dict)
+    _silent: dict[str, _Silence] = field(default_factory=dict)
     _work: dict[str, Future[Prepared]] = field(default_factory=dict)
     _nodes: dict[str, Node] = field(default_factory=dict)
 
@@ -96,12 +105,13 @@ class Preparer:
         One that the cloud took meanwhile does not count, and silence counts little: the line may have been cut, for
         all nodes at once. Those that were tried beside one another make a round, and several rounds make a failure.
         """
-        tries = sorted(
-            (self._begun[node_id], given_up)
-            for node_id, given_up in dict(self._silent).items()
-            if self._nodes[node_id].end_cause not in _TAKEN
-        )
-        return self._failures + _rounds(tries) // _SILENT_ROUNDS
+        living = (one for i, one in dict(self._silent).items() if self._nodes[i].end_cause not in _TAKEN)
+        return self._failures + _rounds(sorted(living, key=lambda one: one.begun)) // _SILENT_ROUNDS
+
+    def silences(self, node_id: str) -> int:
+        """Return how often the node did not answer, since any did."""
+        silence = self._silent.get(node_id)
+        return silence.times if silence is not None else 0
 
     @property
     def busy(self) -> bool:
@@ -216,7 +226,7 @@ class Preparer:
         except GateRefused:
             raise  # the node's own fault, which another one need not have
         except HostUnreachable:
-            self._silent[node.id] = self.world.clock.now()
+            self._silent[node.id] = self._silence(node.id)
             raise
         except GpucloudError:
             self._failures += 1
@@ -228,6 +238,12 @@ class Preparer:
         if took is not None:
             self.watcher.story(f"{node.id}: {took}")
         return Prepared(bootstrapped=done, code=f"{done.root}/{code.removeprefix(f'{node.root}/')}")
+
+    def _silence(self, node_id: str) -> _Silence:
+        before, now = self._silent.get(node_id), self.world.clock.now()
+        if before is not None:
+            return replace(before, over=now, times=before.times + 1)
+        return _Silence(begun=self._begun[node_id], over=now, times=1)
 
     def _keep(self, done: Bootstrapped, region: str | None, gpu: str | None) -> None:
         """The first machine's record is the job's: a later one gets the same driver, where it can still be had."""

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.manifest import Commit, Manifest, Piece, commit_key, generation_bytes, generation_key, read_base
-from gpucloud.domain.parts import PART_BYTES, crc32_of
+from gpucloud.domain.parts import PART_BYTES
 from gpucloud.domain.quantities import format_size
 from gpucloud.store import Conflict
 from gpucloud.store.commits import under
 from gpucloud.store.contract import RESERVED
+from gpucloud.store.crc import crc32_of
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.store.filling import Filling
 from gpucloud.store.together import all_done

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gpucloud.adapters.home import Home
+from gpucloud.domain.catalog import Catalog, aged
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import AwsChoices, Job, Resources
 from gpucloud.domain.ledger import Terms
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from gpucloud.adapters.aws.account.account import AwsAccount
     from gpucloud.adapters.aws.account.census import AwsCensus
     from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
-    from gpucloud.adapters.aws.prices.catalog import Catalog
     from gpucloud.adapters.aws.prices.market import AwsMarket
     from gpucloud.adapters.aws.session import Aws
     from gpucloud.adapters.aws.stacks.provision import AwsProvisioner
@@ -97,7 +97,7 @@ class AwsCloud:
             user=self._choices.user,
             access=self._choices.access,
             host_key=self._host_keys(store),
-            efa_of=lambda name: self._catalog.machine(name).efa,
+            efa_of=lambda name: self.catalog.machine(name).efa,
             port=int(os.environ.get("GPUCLOUD_SSH_PORT", "22")),
             interval_s=poll_s(),
         )
@@ -125,9 +125,10 @@ class AwsCloud:
         ensure_bucket(self.aws, self.aws.region)
 
     def remarks(self) -> tuple[str, ...]:
-        """Return how machines are reached, and what could not be asked of the market."""
+        """Return how machines are reached, how old list prices are, and what could not be asked of the market."""
         reached = f"machines are reached by SSH: {self._choices.access.value}"
-        return (reached, *self._market.remarks)
+        priced = aged(self.catalog.priced_on(self.regions), datetime.now(timezone.utc))
+        return (reached, f"on-demand prices of {priced}; spot prices of now", *self._market.remarks)
 
     def caller_policies(self, job: Job | None) -> dict[str, dict[str, Any]]:
         """Return the least IAM policies of whoever runs gpucloud, by name: for one job's region and store, if given."""
@@ -162,12 +163,14 @@ class AwsCloud:
             unattended=unattended,
         )
 
-    def refresh_catalog(self) -> tuple[int, int]:
-        """Ask AWS for the region's machines and prices and keep them; return how many are known now."""
+    def refresh_catalog(self, region: str, scored: tuple[str, ...] = ()) -> Catalog:
+        """Ask AWS for the region's machines and prices, and these models' placement scores; return what is known now.
+
+        Raises CredentialsError, ProvisionError; what was known before is then kept.
+        """
         from gpucloud.adapters.aws.prices.refresh import refresh
 
-        fresh = refresh(self.aws, self.aws.region, self._home.catalog)
-        return len(fresh.machines), len(fresh.prices[self.aws.region].usd_per_hour)
+        return refresh(self.aws, region, self._home.catalog, scored=scored)
 
     def base_costs(self) -> tuple[tuple[str, Decimal], ...]:
         """Return what stands in the region without any job, with what each part costs a month, in USD."""
@@ -187,7 +190,8 @@ class AwsCloud:
         return ()
 
     @cached_property
-    def _catalog(self) -> Catalog:
+    def catalog(self) -> Catalog:
+        """The machines and prices that count: the package's, and what was refreshed. UsageError: it is damaged."""
         from gpucloud.adapters.aws.prices import catalog
 
         return catalog.load(self._home.catalog)
@@ -196,13 +200,13 @@ class AwsCloud:
     def _account(self) -> AwsAccount:
         from gpucloud.adapters.aws.account.account import AwsAccount
 
-        return AwsAccount(self.aws, catalog=self._catalog)
+        return AwsAccount(self.aws, catalog=self.catalog)
 
     @cached_property
     def _market(self) -> AwsMarket:
         from gpucloud.adapters.aws.prices.market import AwsMarket
 
-        return AwsMarket(self.aws, self.regions, catalog=self._catalog)
+        return AwsMarket(self.aws, self.regions, catalog=self.catalog)
 
     @cached_property
     def _caller(self) -> Caller:

@@ -113,9 +113,9 @@ def _supervision() -> Iterator[Bug]:
     frozen = "        elif memory.lost_at is None:\n"
     simulated = ("pytest", "tests/unit/test_simulation.py")
     yield _bug("frozen-machine-waited-for", "usecases/observe.py", frozen, "        else:\n", *simulated)
-    unreachable = "            self._unreachable.add(node.id)\n"
+    unreachable = "            self._silent[node.id] = self._silence(node.id)\n"
     preparing = ("pytest", "tests/unit/test_preparing.py")
-    failure = "            self._failures += 1\n            self._unreachable.add(node.id)\n"
+    failure = f"            self._failures += 1\n{unreachable}"
     yield _bug("dead-in-bootstrap-is-the-users-error", "usecases/prepare.py", unreachable, failure, *preparing)
     reconciling = ("pytest", "tests/unit/test_reconcile.py")
     taken = "    if taken is not None:\n        return taken\n"

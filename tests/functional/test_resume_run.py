@@ -15,9 +15,10 @@ from torch import nn
 from gpucloud import resume
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.manifest import Commit
+from gpucloud.domain.safetensors import read_header
 from gpucloud.resume.arena import Arena
 from gpucloud.resume.cadence import Cadence, Moment, is_due, read_cadence
-from gpucloud.resume.layout import read_header, tensor_at
+from gpucloud.resume.layout import tensor_at
 from gpucloud.resume.loader import Loader
 from gpucloud.resume.plan import Plan
 from gpucloud.resume.tree import decode, encode
@@ -533,7 +534,7 @@ def test_tensors_of_every_kind_come_back_bit_for_bit():
         into.copy_(tensor)
     memory = torch.frombuffer(bytearray(arena.tensor(0, plan.size).numpy().tobytes()), dtype=torch.uint8)
     header = read_header(memoryview(memory.numpy()))
-    read = {place.name: tensor_at(memory, header.start, place) for place in header.places}
+    read = {tensor.name: tensor_at(memory, header.start, tensor) for tensor in header.tensors}
     assert header.metadata == {"key": "value"}
     assert set(read) == set(tensors)
     for name, tensor in tensors.items():

@@ -10,8 +10,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from gpucloud.domain import parts
 from gpucloud.domain.boxes import Box
 from gpucloud.domain.errors import UsageError
+from gpucloud.domain.safetensors import entries_of, header_bytes, placed, read_header
 from gpucloud.resume.capture import Capture
-from gpucloud.resume.layout import entries_of, header_bytes, placed, read_header, tensor_at
+from gpucloud.resume.layout import NAMES, tensor_at
 from gpucloud.resume.naming import parameter_names, plain
 from gpucloud.resume.partly import parts_needed
 from gpucloud.resume.reading import Contents, Held, content, whole_of
@@ -117,7 +118,7 @@ def test_an_export_has_whole_tensors_by_the_bare_models_names(tmp_path):
     data = memoryview(bytearray((tmp_path / "all.safetensors").read_bytes()))
     header = read_header(data)
     memory = torch.frombuffer(data, dtype=torch.uint8)
-    found = {place.name: tensor_at(memory, header.start, place) for place in header.places}
+    found = {tensor.name: tensor_at(memory, header.start, tensor) for tensor in header.tensors}
     for name, tensor in job.states()[1].items():
         kind, _, of = name.partition(" ")
         of = of.replace("_checkpoint_wrapped_module.", "")
@@ -162,7 +163,8 @@ def test_state_of_wrapped_and_bare_models_is_exchanged():
         found = state.collect(0, 1, {})
         tensors = found.shared | found.own
         data = header_bytes(
-            entries_of(places := placed((n, t.dtype, tuple(t.shape)) for n, t in tensors.items())), found.metadata
+            entries_of(places := placed((n, NAMES[t.dtype], tuple(t.shape)) for n, t in tensors.items())),
+            found.metadata,
         )
         memory = torch.frombuffer(
             bytearray(data + b"".join(tensors[p.name].numpy().tobytes() for p in places)), dtype=torch.uint8
@@ -176,9 +178,9 @@ def test_state_of_wrapped_and_bare_models_is_exchanged():
 def test_a_rank_reads_the_parts_that_hold_its_rows_and_what_it_needs_whole(monkeypatch):
     monkeypatch.setattr(parts, "PART_BYTES", 64)
     rows = [
-        ("model.w", torch.float32, (16, 4)),
-        ("rank.randomness", torch.uint8, (64,)),
-        ("model.b", torch.uint8, (64,)),
+        ("model.w", "F32", (16, 4)),
+        ("rank.randomness", "U8", (64,)),
+        ("model.b", "U8", (64,)),
     ]
     data = header_bytes(entries_of(placed(rows)), {"shards": SECOND_HALF}, 640)
     headers = dict.fromkeys((0, 1), read_header(memoryview(data), 640 + 256 + 128))

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from gpucloud.domain.manifest import Commit, Manifest
+from gpucloud.domain.safetensors import Tensor, entries_of, header_bytes, read_header
 from gpucloud.resume import restoring
 from gpucloud.resume.arena import Arena
-from gpucloud.resume.layout import Place, entries_of, header_bytes, read_header
 from gpucloud.resume.plan import Plan
 from gpucloud.resume.reading import Contents, Held, whole_of
 from gpucloud.resume.run import Run
@@ -100,14 +100,14 @@ def parts_of(whole, cuts):
     held = {}
     for number, (begin, end) in enumerate(cuts):
         rows = whole[begin:end].contiguous()
-        place = Place(name=f"w.{number}", dtype=rows.dtype, shape=tuple(rows.shape), begin=0, end=rows.nbytes)
+        part = Tensor(name=f"w.{number}", dtype="F32", shape=tuple(rows.shape), begin=0, end=rows.nbytes)
         shard = {"of": "model.w", "shape": list(whole.shape), "offset": [begin, 0]}
-        metadata = {"shards": json.dumps({place.name: shard}), "own": "{}"}
+        metadata = {"shards": json.dumps({part.name: shard}), "own": "{}"}
         if number == 0:
             metadata["shared"] = json.dumps({"modules": {"model": {"w": {"$": "tensor", "name": "model.w"}}}})
-        data = bytearray(header_bytes(entries_of([place]), metadata) + rows.numpy().tobytes())
+        data = bytearray(header_bytes(entries_of([part]), metadata) + rows.numpy().tobytes())
         memory = torch.frombuffer(data, dtype=torch.uint8)
-        held[number] = Held(memoryview(data), memory, read_header(memoryview(data)))
+        held[number] = Held(memoryview(data), memory, read_header(data))
     return held
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from gpucloud.domain.manifest import Commit, Why
+from gpucloud.domain.safetensors import read_header
 from gpucloud.domain.trial import Outcome
-from gpucloud.resume.layout import read_header, tensor_at
+from gpucloud.resume.layout import tensor_at
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.restoring import find
 from gpucloud.store import open_store
@@ -156,7 +157,7 @@ def test_a_pulled_folder_is_resumed_from_and_an_export_has_the_models_own_state_
     data = (tmp_path / "w.safetensors").read_bytes()
     header = read_header(memoryview(data))
     memory = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    exported = {place.name: tensor_at(memory, header.start, place) for place in header.places}
+    exported = {tensor.name: tensor_at(memory, header.start, tensor) for tensor in header.tensors}
     content = found.content(0)
     weights = content.shared("modules")["model"] | content.own["buffers"]["model"]
     assert set(exported) == set(weights) - {"calls"}  # a buffer that no state_dict has

@@ -75,6 +75,8 @@ WITHOUT = (
     *(Case(f"{command} far.yaml", 3) for command in ("quota show", "quota request", "quota status")),
     Case("iam policy far.yaml", 3, says=_TEXT),
     Case("catalog refresh --region us-east-2", 3),
+    Case("offers --gpu H100"),
+    Case("offers --gpu H10", 2),
     Case("tools install", 5),
 )
 """Without machines: every command, most of them about a job that is not there."""

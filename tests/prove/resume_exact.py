@@ -125,10 +125,13 @@ def _wrong(case: _Case, whole: SavedRun, killed: SavedRun) -> str | None:
         batch = next(number for number, (one, other) in enumerate(zip(seen, expected, strict=False)) if one != other)
         return f"other samples from batch {batch} on, of {len(seen)} and {len(expected)}"
     levels = {_result(killed, rank)["level"] for rank in range(killed.ranks)}
-    if len(set(case.ranks)) > 1:
-        return None if levels <= {"same_samples"} else f"it is said to be {levels}"
-    if levels != {"exact"}:
+    others = len(set(case.ranks)) > 1
+    # A run of which nothing was saved begins anew, and is exact on any number of ranks.
+    level = "same_samples" if others and _result(killed, 0)["started"] else "exact"
+    if levels != {level}:
         return f"it is said to be {levels}"
+    if others:
+        return None
     losses = [_result(run, 0)["losses"] for run in (whole, killed)]
     if losses[0] != losses[1]:
         step = next(number for number, (one, other) in enumerate(zip(*losses, strict=True), 1) if one != other)

@@ -213,6 +213,8 @@ def test_a_machine_of_a_job_that_drives_itself_sees_its_group_and_replaces_a_mac
         ("budgets", "CreateBudget", {}, ("budgets:ModifyBudget",)),
         ("servicequotas", "GetServiceQuota", {}, ("servicequotas:GetServiceQuota",)),
         ("pricing", "GetProducts", {}, ("pricing:GetProducts",)),
+        ("ec2", "DescribeInstanceTypes", {}, ("ec2:DescribeInstanceTypes",)),
+        ("ec2", "GetSpotPlacementScores", {}, ("ec2:GetSpotPlacementScores",)),
     ],
 )
 def test_a_call_needs_actions(service: str, operation: str, params: dict[str, Any], needed: tuple[str, ...]):

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from gpucloud.domain.safetensors import read_header
 from gpucloud.resume import copying
 from gpucloud.resume.capture import REPLACED, TOUCHED, Capture
-from gpucloud.resume.layout import read_header, tensor_at
+from gpucloud.resume.layout import tensor_at
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.state import TrainingState
 
@@ -81,7 +82,7 @@ class Training:
         """The object as its writer would find it."""
         memory = self.capture.arena.tensor(0, self.capture.size)
         header = read_header(memoryview(memory.numpy()))
-        tensors = {place.name: tensor_at(memory, header.start, place).clone() for place in header.places}
+        tensors = {tensor.name: tensor_at(memory, header.start, tensor).clone() for tensor in header.tensors}
         return tensors, json.loads(header.metadata["shared"])
 
     def now(self) -> dict[str, torch.Tensor]:

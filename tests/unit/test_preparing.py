@@ -91,5 +91,15 @@ def test_machines_that_a_cut_line_silences_together_are_no_failure():
     assert one.failures == 0
 
 
+def test_a_machine_that_is_tried_again_and_again_is_one_that_did_not_answer():
+    one = preparer(HostUnreachable("silent"))
+    one.teller = SimpleNamespace(forget=lambda _: None)
+    one.see(GroupView(exists=True, size=1, armed_until=None, nodes=(node("n0"),)))
+    for _ in range(9):
+        one.forget("n0")
+        one.start("n0", None)
+    assert (one.silences("n0"), one.failures) == (9, 0)
+
+
 def test_a_machine_that_answers_and_cannot_be_prepared_is_a_failure_at_once():
     assert failed(NodeError("no pip"), node("n0"), node("n1")) == 2

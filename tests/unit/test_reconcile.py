@@ -764,7 +764,9 @@ def test_a_member_that_heard_of_the_end_before_it_began_never_begins():
 
 def test_money_that_is_kept_for_machines_that_leave_is_waited_for():
     leaves = seen(up("a", notice=True, detached=True), up("b"), payable_until=None, payable_with_another=None)
-    comes_back = seen(up("a", notice=True), up("b"), payable_until=None, payable_with_another=None)
+    old = NOW - timedelta(hours=1)
+    comes_back = seen(up("a", notice=True, launched_at=old), up("b"), payable_until=None, payable_with_another=None)
+    not_charged = seen(up("a", notice=True), up("b"), payable_until=None, payable_with_another=None)
     came_back = seen(up("a", notice=True), up("b"), up("c"), payable_until=None, payable_with_another=None)
     fresh = NOW - timedelta(seconds=30)
     unheard = (up("a", readiness=Readiness.PREPARING), up("b"), up("c", launched_at=fresh))
@@ -773,6 +775,7 @@ def test_money_that_is_kept_for_machines_that_leave_is_waited_for():
 
     assert decide(GOAL, leaves, RULES) == Wait(why="machines that leave")
     assert decide(GOAL, comes_back, RULES) == Finish(reason=ExitReason.BUDGET)
+    assert decide(GOAL, not_charged, RULES) == Wait(why="machines that leave")
     assert decide(GOAL, came_back, RULES) == Wait(why="machines that leave")
     assert decide(GOAL, unheard, RULES) == Wait(why="machines that leave")
     assert decide(GOAL, late, RULES) == Finish(reason=ExitReason.BUDGET)

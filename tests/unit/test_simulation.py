@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpucloud.domain.node import EndCause
 from gpucloud.domain.state import ExitReason
 from tests.sim import setting
 from tests.sim.loom import Killed, Loom, Process
@@ -78,3 +79,19 @@ def test_a_machine_that_froze_while_nobody_supervised_is_given_up_and_replaced(t
 
     assert found.wrong == []
     assert (found.reason, found.attempts, found.machines) == (ExitReason.SUCCEEDED, 2, 3)
+
+
+def test_a_step_that_a_machine_committed_in_its_last_moment_is_in_the_books(tmp_path):
+    script = Script(steps=30, step_s=1.0, start_s=2.0, every=10, save_s=1.0)
+    run = Run(1, setting.Setting(nodes=1, budget_usd=setting.hours(4, 1), script=script), tmp_path)
+
+    def strike(commit):
+        run.committed = commit
+        if len(run.machines) == 1:
+            run.cloud.strike("i-0001", EndCause.CRASH)
+
+    run._committed = strike
+    found = run.run()
+
+    assert found.wrong == []
+    assert [attempt.saved_step for attempt in run.state().attempts] == [10, 30]

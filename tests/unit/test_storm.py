@@ -7,13 +7,13 @@ from datetime import timedelta
 
 import pytest
 
-from gpucloud.domain.state import ExitReason, JobStatus, NodeLife
+from gpucloud.domain.state import CheckpointRef, ExitReason, JobStatus, NodeLife
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import Finish, OpenAttempt, Resize, Wait
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Limits, Rules
 from gpucloud.domain.supervision.storm import barren_in_a_row, pause_until, saved_steps, standing
-from tests.unit.worlds import NOW, POOL, opened, part, seen, state, up
+from tests.unit.worlds import NOW, POOL, gone, opened, part, seen, state, up
 
 GOAL, RULES, LIMITS = Goal(nodes=2), Rules(), Limits()
 
@@ -122,3 +122,9 @@ def test_an_attempt_remembers_its_newest_saved_step_and_its_median_step():
     later = seen(up("a", part(1, step=8, committed_step=None, step_seconds=None)), state=state(attempts=(attempt,)))
     attempt = books.record(later).attempts[-1]
     assert (attempt.saved_step, attempt.step_seconds) == (5, 0.25)
+
+
+def test_an_attempt_that_is_over_has_saved_what_the_store_has_of_it():
+    died = state(attempts=(opened("a", saved_step=20),))
+    known = seen(gone("a"), state=died, checkpoint=CheckpointRef(step=33, sha256="0" * 64))
+    assert books.record(known).attempts[-1].saved_step == 33

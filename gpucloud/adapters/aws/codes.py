@@ -88,6 +88,11 @@ CODES: dict[str, Known] = {
         },
     ),
     **_each(
+        Fault.QUOTA,
+        "those that were asked for before are answered still; new ones again within a day",
+        {"MaxConfigLimitExceeded": "AWS scores no more new sets of machines for this account now"},
+    ),
+    **_each(
         Fault.CREDENTIALS,
         _LOGIN,
         {

@@ -30,7 +30,7 @@ from gpucloud.agent.layer.places import Places, places
 from gpucloud.agent.layer.simpleindex import Unreachable
 from gpucloud.agent.layer.variables import installing, variables
 from gpucloud.agent.wholefile import read_tail, write_whole
-from gpucloud.domain.layer import BOTO3, LayerOrder, suffices
+from gpucloud.domain.layer import BOTO3, ISAL, LayerOrder, suffices
 from gpucloud.domain.torchwheels import TORCH
 
 _INSTALLS = re.compile(r"\b(pip3?|uv)\b")
@@ -99,7 +99,7 @@ class _Work:
         if self.order.setup:
             self._run(made, self.order.setup)
         if self.order.wanted.boto3 and not suffices(installed_version("boto3", made.path)):
-            self._run(made, f"pip install -q '{BOTO3}'")
+            self._run(made, f"pip install -q '{BOTO3}' && {{ pip install -q --only-binary :all: '{ISAL}' || true; }}")
         self._finish(made)
 
     def _environment(self) -> Environment:

@@ -152,14 +152,18 @@ def _with_attempt(state: JobState, attempt: Attempt) -> JobState:
 def _with_steps(seen: Seen) -> JobState:
     state, attempt = seen.state, seen.state.attempt
     progress = progress_of(attempt, seen) if attempt is not None else None
-    if attempt is None or progress is None:
+    if attempt is None:
         return state
+    told = progress.committed_step if progress is not None else None
+    found = seen.checkpoint.step if seen.checkpoint is not None else None
+    attempt = replace(attempt, saved_step=max(attempt.saved_step or 0, told or 0, found or 0) or None)
+    if progress is None:
+        return _with_attempt(state, attempt)
     stepped = progress.step >= progress.first_step
     attempt = replace(
         attempt,
         first_step=progress.first_step,
         last_step=max(progress.step, attempt.last_step or 0) if stepped else attempt.last_step,
-        saved_step=max(progress.committed_step or 0, attempt.saved_step or 0) or None,
         step_seconds=progress.step_seconds if progress.step_seconds is not None else attempt.step_seconds,
     )
     running = replace(_with_attempt(state, attempt), status=JobStatus.RUNNING)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from gpucloud.domain.agentstatus import AttemptStatus, Progress, RunState, Stop
-from gpucloud.domain.node import NodeState
+from gpucloud.domain.job import Market
+from gpucloud.domain.ledger import FREE_WHEN_TAKEN_WITHIN
+from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.state import Attempt, JobState
 from gpucloud.domain.supervision.seen import Limits, NodeSeen, Seen
 
@@ -48,19 +50,24 @@ def is_gone(node: NodeSeen | None) -> bool:
 
 
 def some_leave(seen: Seen) -> bool:
-    """Whether machines beside the group's level are about to be taken: what is kept for them is free in a moment.
+    """Whether machines are about to be taken for which money is kept, or was spent: it is free in a moment.
 
-    One that the level counts comes back, and costs as much; once it is back, the one that leaves is beside the level.
-    Which one that is may not be known yet: the cloud starts the other when it warns.
+    That is so of those beside the group's level. One that the level counts comes back and costs as much, unless it is
+    so young that nothing is charged for it; once it is back, the one that leaves is beside the level. Which one that is
+    may not be known yet: the cloud starts the other when it warns.
     """
     alive = [n for n in seen.nodes if not is_gone(n)]
     counted = [n for n in alive if not n.node.detached]
     came_back = len(counted) > seen.group.size
-    beside = [n for n in alive if n.node.detached or came_back]
-    noticed = [n.status.notice.at for n in beside if n.status is not None and n.status.notice is not None]
+    noticed = [(n.node, n.status.notice.at) for n in alive if n.status is not None and n.status.notice is not None]
+    leaving = [at for node, at in noticed if node.detached or came_back or _is_free(node, at)]
     if came_back:
-        noticed.append(max(n.node.launched_at for n in counted) + _NOTICE)
-    return any(seen.now < at + _TAKEN_WITHIN for at in noticed)
+        leaving.append(max(n.node.launched_at for n in counted) + _NOTICE)
+    return any(seen.now < at + _TAKEN_WITHIN for at in leaving)
+
+
+def _is_free(node: Node, taken_at: datetime) -> bool:
+    return node.pool.market is Market.SPOT and taken_at - node.launched_at < FREE_WHEN_TAKEN_WITHIN
 
 
 def is_usable(node: NodeSeen, limits: Limits) -> bool:

@@ -49,7 +49,7 @@ NOT_IN_THIS_RUN = {
     # gpucloud quota, gpucloud catalog refresh
     *("servicequotas:GetAWSDefaultServiceQuota", "servicequotas:ListRequestedServiceQuotaChangeHistory"),
     *("servicequotas:ListRequestedServiceQuotaChangeHistoryByQuota", "servicequotas:RequestServiceQuotaIncrease"),
-    *("ec2:DescribeInstanceTypes", "pricing:GetProducts"),
+    *("ec2:DescribeInstanceTypes", "ec2:GetSpotPlacementScores", "pricing:GetProducts"),
     # gpucloud gc, gpucloud down
     *("ec2:DescribeVolumes", "ec2:DeleteVolume", "ec2:DeleteNetworkInterface"),
     *("iam:ListInstanceProfiles", "iam:ListRoles"),

@@ -28,6 +28,15 @@ def test_offers_have_the_zones_own_price_below_the_list_price(lab: Lab):
     assert rank(offers, T4)[0].pool.market is Market.SPOT
 
 
+def test_spot_prices_of_many_machines_come_by_region_and_zone(lab: Lab):
+    market = AwsMarket(Aws(region="us-east-1"), ("us-east-1",))
+    lists = market.spot_lists(("us-east-1", "us-west-2"), ("g4dn.xlarge", "g5.xlarge"))
+    assert set(lists) == {"us-east-1", "us-west-2"}
+    assert set(lists["us-east-1"].usd_per_hour) == {"g4dn.xlarge", "g5.xlarge"}
+    assert {"us-east-1a", "us-east-1b"} <= set(lists["us-east-1"].usd_per_hour["g4dn.xlarge"])
+    assert all(usd < Decimal("0.526") for usd in lists["us-west-2"].usd_per_hour["g4dn.xlarge"].values())
+
+
 def test_offers_of_two_regions_come_together(lab: Lab):
     offers = AwsMarket(Aws(region="us-east-1"), ("us-east-1", "us-west-2")).offers(T4)
     assert {offer.pool.region for offer in offers} == {"us-east-1", "us-west-2"}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from gpucloud.adapters.aws.account import quotas
 from gpucloud.adapters.aws.account.identity import caller_of
-from gpucloud.adapters.aws.prices.catalog import Catalog, load
+from gpucloud.adapters.aws.prices.catalog import load
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.account import Caller, Headroom, QuotaRequest
+from gpucloud.domain.catalog import Catalog
 from gpucloud.domain.offer import Offer
 
 

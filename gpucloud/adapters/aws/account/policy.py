@@ -23,7 +23,7 @@ READS = {
         " DescribeLaunchTemplates DescribeNatGateways DescribeNetworkAcls DescribeNetworkInterfaces"
         " DescribePlacementGroups DescribePrefixLists DescribeRouteTables DescribeSecurityGroupRules"
         " DescribeSecurityGroups DescribeSpotPriceHistory DescribeSubnets DescribeVolumes DescribeVpcAttribute"
-        " DescribeVpcEndpoints DescribeVpcs"
+        " DescribeVpcEndpoints DescribeVpcs GetSpotPlacementScores"
     ),
     "autoscaling": "DescribeAutoScalingGroups DescribeScalingActivities DescribeScheduledActions",
     "servicequotas": (

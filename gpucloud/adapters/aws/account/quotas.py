@@ -12,9 +12,9 @@ from typing import Any
 import botocore.exceptions
 
 from gpucloud.adapters.aws.faults import code_of
-from gpucloud.adapters.aws.prices.catalog import Catalog
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.account import Headroom, QuotaRequest
+from gpucloud.domain.catalog import Catalog
 from gpucloud.domain.errors import ProvisionError, UsageError
 from gpucloud.domain.job import Market
 from gpucloud.domain.offer import Offer

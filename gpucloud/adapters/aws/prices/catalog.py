@@ -1,112 +1,22 @@
-"""The catalog of NVIDIA GPU machines on AWS: what they are, and what they cost on demand as of a date."""
+"""The catalog's files: the one in the package, and what `gpucloud catalog refresh` wrote over it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from datetime import date, datetime, timedelta
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, replace
+from datetime import date, datetime
 from decimal import Decimal
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from gpucloud.domain.catalog import Advice, Advisor, Band, Catalog, Machine, PriceList, Scores, SpotList
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job import Resources
 
-_NOWHERE_DEARER = Decimal(2)
-"""No region's list price of a GPU machine is further above us-east-1's (São Paulo is the dearest)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """One instance type. `vram_gib` is one GPU's, as it is sold; `efa` counts its EFA interfaces."""
-
-    name: str
-    gpu: str
-    gpus: int
-    vram_gib: int
-    vcpus: int
-    memory_gib: int
-    efa: int
-
-    def fits(self, wanted: Resources) -> bool:
-        """Whether such a machine does what the job asked for."""
-        return (
-            (not wanted.types or self.name in wanted.types)
-            and self.gpus >= wanted.gpus
-            and (not wanted.gpu or self.gpu in wanted.gpu)
-            and (wanted.vram_gib is None or self.vram_gib >= wanted.vram_gib)
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListPrice:
-    """An on-demand price; `bound`: none is listed for the region, and this is what it is at most."""
-
-    usd_per_hour: Decimal
-    as_of: date
-    bound: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriceList:
-    """One region's on-demand prices by instance type; those in `bounds` are estimates from above."""
-
-    as_of: date
-    usd_per_hour: Mapping[str, Decimal]
-    bounds: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Catalog:
-    """Machines by name, and price lists by region."""
-
-    machines: Mapping[str, Machine]
-    prices: Mapping[str, PriceList]
-
-    def fitting(self, wanted: Resources) -> tuple[Machine, ...]:
-        """Return the machines that do what the job asked for, by name."""
-        return tuple(self.machines[name] for name in sorted(self.machines) if self.machines[name].fits(wanted))
-
-    def machine(self, name: str) -> Machine:
-        """Return the instance type; UsageError when the catalog has none of that name."""
-        if name not in self.machines:
-            raise UsageError(
-                f"{name} is not in the catalog of GPU machines",
-                hint="correct `resources: {types: […]}`, or `gpucloud catalog refresh` if AWS has it",
-            )
-        return self.machines[name]
-
-    def price(self, name: str, region: str) -> ListPrice:
-        """Return the on-demand price; where none is listed, the highest listed one × 2. UsageError: no such type."""
-        prices = self.prices.get(region)
-        if prices and name in prices.usd_per_hour:
-            bound = name in prices.bounds
-            return ListPrice(usd_per_hour=prices.usd_per_hour[name], as_of=prices.as_of, bound=bound)
-        known = [
-            ListPrice(usd_per_hour=prices.usd_per_hour[name] * _NOWHERE_DEARER, as_of=prices.as_of, bound=True)
-            for prices in self.prices.values()
-            if name in prices.usd_per_hour
-        ]
-        if not known:
-            self.machine(name)
-            raise UsageError(f"no price of {name} is known", hint="gpucloud catalog refresh")
-        return max(known, key=lambda price: price.usd_per_hour)
-
-    def age(self, now: datetime, region: str | None = None) -> timedelta:
-        """Return how old the region's prices are; of a region without prices, or of none, the oldest ones."""
-        dates = [prices.as_of for name, prices in self.prices.items() if name == region]
-        return now - _midnight(min(dates or [prices.as_of for prices in self.prices.values()]), now)
-
-    def with_news(self, news: Catalog) -> Catalog:
-        """Return this catalog with the machines and the regions of a newer one over it."""
-        newer = {
-            region: prices
-            for region, prices in news.prices.items()
-            if region not in self.prices or prices.as_of >= self.prices[region].as_of
-        }
-        return replace(self, machines={**self.machines, **news.machines}, prices={**self.prices, **newer})
+_BANDS = tuple(Band)
+_NONE: Mapping[str, Machine] = MappingProxyType({})
 
 
 def load(refreshed: Path | None = None) -> Catalog:
@@ -116,44 +26,115 @@ def load(refreshed: Path | None = None) -> Catalog:
     if refreshed is None or not refreshed.exists():
         return catalog
     try:
-        return catalog.with_news(read(refreshed.read_text(encoding="utf-8")))
+        return catalog.with_news(read(refreshed.read_text(encoding="utf-8"), catalog.machines))
     except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"{refreshed} is damaged: {error}", hint="gpucloud catalog refresh") from error
 
 
-def read(text: str) -> Catalog:
-    """Return the catalog that the text is. ValueError, KeyError, TypeError: it is none."""
+def read(text: str, known: Mapping[str, Machine] = _NONE) -> Catalog:
+    """Return the catalog that the text is. ValueError, KeyError, TypeError: it is none.
+
+    What a file does not say of a machine, as those of old, is taken from the `known` one of that name.
+    """
     raw = json.loads(text)
+    lists = raw["prices"]
     return Catalog(
-        machines={name: Machine(name=name, **fields) for name, fields in raw["types"].items()},
-        prices={region: _price_list(fields) for region, fields in raw["prices"].items()},
+        machines={name: _machine(name, said, known.get(name)) for name, said in raw["types"].items()},
+        prices={region: _price_list(said, lists) for region, said in lists.items()},
+        zones=raw.get("zones", {}),
+        spot={region: _spot_list(said) for region, said in raw.get("spot", {}).items()},
+        advisor=_advisor(raw["advisor"]) if "advisor" in raw else None,
+        scores={
+            region: {gpu: _scores(said) for gpu, said in models.items()}
+            for region, models in raw.get("scores", {}).items()
+        },
     )
 
 
 def written(catalog: Catalog) -> str:
-    """Return the text that `read` reads."""
-    types = {
-        name: {field: getattr(machine, field) for field in ("gpu", "gpus", "vram_gib", "vcpus", "memory_gib", "efa")}
-        for name, machine in sorted(catalog.machines.items())
+    """Return the text that `read` reads: one line for each machine and each region."""
+    sections: dict[str, Mapping[str, Any]] = {
+        "types": {name: _told(machine) for name, machine in catalog.machines.items()},
+        "prices": {region: _listed(prices) for region, prices in catalog.prices.items()},
+        "zones": catalog.zones,
+        "spot": {region: _asked(prices) for region, prices in catalog.spot.items()},
+        "scores": {
+            region: {gpu: {"as_of": one.as_of.isoformat(), "by_zone": one.by_zone} for gpu, one in models.items()}
+            for region, models in catalog.scores.items()
+        },
     }
-    prices = {
-        region: {
-            "as_of": prices.as_of.isoformat(),
-            "bounds": sorted(prices.bounds),
-            "usd_per_hour": {name: str(usd) for name, usd in sorted(prices.usd_per_hour.items())},
+    parts = [f"{json.dumps(name)}: {_lines(section)}" for name, section in sections.items()]
+    if catalog.advisor is not None:
+        advice = {
+            region: {name: [one.saving, _BANDS.index(one.band)] for name, one in types.items()}
+            for region, types in catalog.advisor.advice.items()
         }
-        for region, prices in sorted(catalog.prices.items())
-    }
-    return json.dumps({"types": types, "prices": prices}, indent=1) + "\n"
+        parts.append(f'"advisor": {{"as_of": "{catalog.advisor.as_of}", "advice": {_lines(advice)}}}')
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def _price_list(raw: dict[str, Any]) -> PriceList:
+def _lines(section: Mapping[str, Any]) -> str:
+    lines = [f"  {json.dumps(name)}: {json.dumps(section[name], sort_keys=True)}" for name in sorted(section)]
+    return "{\n" + ",\n".join(lines) + "\n}" if lines else "{}"
+
+
+def _machine(name: str, said: dict[str, Any], known: Machine | None) -> Machine:
+    return replace(known, **said) if known is not None else Machine(name=name, **said)
+
+
+def _told(machine: Machine) -> dict[str, Any]:
+    return dict(_said(machine))
+
+
+def _said(machine: Machine) -> Iterator[tuple[str, Any]]:
+    """Yield what has no default, and what is not as by default."""
+    for one in fields(machine):
+        value = getattr(machine, one.name)
+        if one.name != "name" and (one.default is MISSING or value != one.default):
+            yield one.name, value
+
+
+def _price_list(said: dict[str, Any], lists: dict[str, Any]) -> PriceList:
+    base = said.get("taken_from")
+    raw = lists[base] if base else said
     return PriceList(
         as_of=date.fromisoformat(raw["as_of"]),
         bounds=frozenset(raw.get("bounds", ())),
         usd_per_hour={name: Decimal(usd) for name, usd in raw["usd_per_hour"].items()},
+        taken_from=base,
     )
 
 
-def _midnight(day: date, now: datetime) -> datetime:
-    return datetime(day.year, day.month, day.day, tzinfo=now.tzinfo)
+def _listed(prices: PriceList) -> dict[str, Any]:
+    if prices.taken_from is not None:
+        return {"taken_from": prices.taken_from}
+    usd = {name: str(usd) for name, usd in prices.usd_per_hour.items()}
+    return {"as_of": prices.as_of.isoformat(), "bounds": sorted(prices.bounds), "usd_per_hour": usd}
+
+
+def _spot_list(said: dict[str, Any]) -> SpotList:
+    return SpotList(
+        as_of=datetime.fromisoformat(said["as_of"]),
+        usd_per_hour={
+            name: {zone: Decimal(usd) for zone, usd in zones.items()} for name, zones in said["usd_per_hour"].items()
+        },
+    )
+
+
+def _asked(prices: SpotList) -> dict[str, Any]:
+    usd = {name: {zone: str(usd) for zone, usd in zones.items()} for name, zones in prices.usd_per_hour.items()}
+    return {"as_of": prices.as_of.isoformat(), "usd_per_hour": usd}
+
+
+def _advisor(said: dict[str, Any]) -> Advisor:
+    return Advisor(
+        as_of=date.fromisoformat(said["as_of"]),
+        advice={
+            region: {name: Advice(saving=saving, band=_BANDS[band]) for name, (saving, band) in types.items()}
+            for region, types in said["advice"].items()
+        },
+    )
+
+
+def _scores(said: dict[str, Any]) -> Scores:
+    return Scores(as_of=datetime.fromisoformat(said["as_of"]), by_zone=said["by_zone"])

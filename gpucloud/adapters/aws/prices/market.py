@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from decimal import ROUND_UP, Decimal
-from typing import Any
+from typing import TypeVar
 
-from gpucloud.adapters.aws.prices.catalog import Catalog, Machine, load
-from gpucloud.adapters.aws.prices.spot import LINUX, SpotPrices
+from gpucloud.adapters.aws.prices.asking import spot_prices, zones_of
+from gpucloud.adapters.aws.prices.catalog import load
+from gpucloud.adapters.aws.prices.spot import SpotPrices
 from gpucloud.adapters.aws.session import Aws
+from gpucloud.domain.catalog import Catalog, Machine, SpotList
 from gpucloud.domain.errors import GpucloudError
 from gpucloud.domain.job import RENTED, Access, AwsChoices, Market, Resources
 from gpucloud.domain.offer import Offer, Pool, PricePoint
 
+_T = TypeVar("_T")
 _FRESH = timedelta(minutes=1)
 _AT_ONCE = 8  # regions asked side by side
 _MONTH_HOURS = 730
@@ -104,26 +106,43 @@ class AwsMarket:
             return (PricePoint(since=start, usd_per_hour=listed),)
         return self._spot.between(pool, start, end, bound=listed)
 
+    def spot_lists(self, regions: tuple[str, ...], names: tuple[str, ...]) -> dict[str, SpotList]:
+        """Return the spot prices of these types now, by region.
+
+        A region that cannot be asked is left out with a remark; when none can, its error is raised.
+        """
+        now = self._now()
+
+        def ask(region: str) -> SpotList:
+            return SpotList(as_of=now, usd_per_hour=spot_prices(self._aws, region, list(names), now))
+
+        return self._each(regions, ask)
+
     def _ask(self, regions: tuple[str, ...], machines: tuple[Machine, ...], wanted: Resources) -> tuple[Offer, ...]:
-        found: list[Offer] = []
+        found = self._each(regions, lambda region: self._region(region, machines, wanted))
+        return tuple(offer for offers in found.values() for offer in offers)
+
+    def _each(self, regions: tuple[str, ...], ask: Callable[[str], _T]) -> dict[str, _T]:
+        """Ask all regions side by side."""
+        found: dict[str, _T] = {}
         errors: list[GpucloudError] = []
         with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
-            asked = [(region, pool.submit(self._region, region, machines, wanted)) for region in regions]
+            asked = [(region, pool.submit(ask, region)) for region in regions]
         for region, answer in asked:
             try:
-                found += answer.result()
+                found[region] = answer.result()
             except GpucloudError as error:
                 errors.append(error)
                 with self._lock:
                     self._remarks[f"{region} is left out: {error.message}"] = None
         if errors and len(errors) == len(regions):
             raise errors[0]
-        return tuple(found)
+        return found
 
     def _region(self, region: str, machines: tuple[Machine, ...], wanted: Resources) -> list[Offer]:
         names = [machine.name for machine in machines]
-        offered = self._offered(region, names)
-        spot = self._spot_now(region, names) if wanted.market.allows(Market.SPOT) else {}
+        offered = zones_of(self._aws, region, names)
+        spot = spot_prices(self._aws, region, names, self._now()) if wanted.market.allows(Market.SPOT) else {}
         return [
             self._offer(machine, Pool(instance_type=machine.name, zone=zone, market=market), spot)
             for machine in machines
@@ -132,9 +151,9 @@ class AwsMarket:
             if wanted.market.allows(market)
         ]
 
-    def _offer(self, machine: Machine, pool: Pool, spot: dict[tuple[str, str], Decimal]) -> Offer:
+    def _offer(self, machine: Machine, pool: Pool, spot: dict[str, dict[str, Decimal]]) -> Offer:
         listed = self._catalog.price(machine.name, pool.region).usd_per_hour
-        price = spot.get((machine.name, pool.zone), listed) if pool.market is Market.SPOT else listed
+        price = spot.get(machine.name, {}).get(pool.zone, listed) if pool.market is Market.SPOT else listed
         return Offer(
             pool=pool,
             usd_per_hour=price,
@@ -147,32 +166,3 @@ class AwsMarket:
             vcpus=machine.vcpus,
             efa=machine.efa,
         )
-
-    def _offered(self, region: str, names: list[str]) -> dict[str, set[str]]:
-        """Return the zones of each type; local zones, which have names of their own shape, are left out."""
-        zones: dict[str, set[str]] = {}
-        with self._aws.calling("ec2", f"list what {region} offers", region) as ec2:
-            pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
-                LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": names}]
-            )
-            for offering in (offering for page in pages for offering in page["InstanceTypeOfferings"]):
-                if re.fullmatch(rf"{region}[a-z]", offering["Location"]):
-                    zones.setdefault(offering["InstanceType"], set()).add(offering["Location"])
-        return zones
-
-    def _spot_now(self, region: str, names: list[str]) -> dict[tuple[str, str], Decimal]:
-        now = self._now()
-        latest: dict[tuple[str, str], tuple[datetime, Decimal]] = {}
-        with self._aws.calling("ec2", f"read the spot prices of {region}", region) as ec2:
-            pages = ec2.get_paginator("describe_spot_price_history").paginate(
-                InstanceTypes=names, ProductDescriptions=LINUX, StartTime=now, EndTime=now
-            )
-            for row in (row for page in pages for row in page["SpotPriceHistory"]):
-                _keep_latest(latest, row)
-        return {key: price for key, (_, price) in latest.items()}
-
-
-def _keep_latest(latest: dict[tuple[str, str], tuple[datetime, Decimal]], row: dict[str, Any]) -> None:
-    key = (str(row["InstanceType"]), str(row["AvailabilityZone"]))
-    point = (row["Timestamp"], Decimal(row["SpotPrice"]))
-    latest[key] = max(latest.get(key, point), point)

@@ -1,0 +1,183 @@
+"""Listings as a table for people, and as JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+from gpucloud.cli.render import table, usd
+from gpucloud.domain.catalog import ListPrice
+from gpucloud.domain.job import Market, MarketPolicy
+from gpucloud.domain.listing import Listing, SpotRange
+from gpucloud.usecases.offers import Found
+
+_Cell = Callable[[Listing, MarketPolicy], str]
+
+
+def offers_text(shown: Sequence[Listing], market: MarketPolicy, *, width: int) -> str:
+    """Return the listings as a table; on a terminal of `width` columns (0: none) without the columns least needed.
+
+    A column in which nothing stands is left out.
+    """
+    columns = [(name, [cell(one, market) for one in shown]) for name, cell in _COLUMNS.items()]
+    columns = [(name, cells) for name, cells in columns if any(cells)]
+    for least in _LEAST_NEEDED:
+        if not width or _width(columns) <= width:
+            break
+        columns = [column for column in columns if column[0] != least]
+    return table(list(zip(*(_column(name, cells) for name, cells in columns), strict=True)))
+
+
+def offers_json(found: Found) -> dict[str, Any]:
+    """Return the query as it was understood, and all listings."""
+    query = found.query
+    return {
+        "query": {
+            "gpu": list(query.gpu),
+            "gpus": query.gpus,
+            "vram_gib": query.vram_gib,
+            "network_gbps": query.network_gbps,
+            "efa": query.efa,
+            "nvlink": query.nvlink,
+            "types": list(query.types),
+            "regions": list(query.regions),
+            "market": query.market.value,
+            "max_usd_per_hour": _usd(query.usd_per_hour),
+        },
+        "offers": [_listing_json(one, query.market) for one in found.listings],
+    }
+
+
+def _column(name: str, cells: Sequence[str]) -> list[str]:
+    """Return the head and the cells; numbers stand at the right."""
+    lines = [name, *cells]
+    return lines if name in _WORDS else [line.rjust(max(map(len, lines))) for line in lines]
+
+
+def _width(columns: Sequence[tuple[str, Sequence[str]]]) -> int:
+    return sum(max(map(len, (name, *cells))) for name, cells in columns) + 2 * (len(columns) - 1)
+
+
+def _gpus(one: Listing, _: MarketPolicy) -> str:
+    machine = one.machine
+    return f"{machine.gpus or f'{machine.gpu_part:g}'} × {machine.gpu}"
+
+
+def _network(one: Listing, _: MarketPolicy) -> str:
+    lasting, burst = one.machine.network_gbps, one.machine.burst_gbps
+    if lasting is None:
+        return ""
+    return f"{lasting:g}–{burst:g}" if burst else f"{lasting:g}"
+
+
+def _spot(one: Listing, market: MarketPolicy) -> str:
+    if not market.allows(Market.SPOT):
+        return ""
+    if one.spot is None:
+        return "none" if one.spot_asked else "?"
+    low, high = _price(one.spot.low_usd_per_hour), _price(one.spot.high_usd_per_hour)
+    return f"~{low}" if one.spot.estimated else low if low == high else f"{low}–{high}"
+
+
+def _on_demand(one: Listing, _: MarketPolicy) -> str:
+    if one.on_demand is None:
+        return "?"
+    return f"{'≤' if one.on_demand.bound else ''}{_price(one.on_demand.usd_per_hour)}"
+
+
+def _saving(one: Listing, market: MarketPolicy) -> str:
+    return f"{one.saving_percent}%" if one.saving_percent is not None and market.allows(Market.SPOT) else ""
+
+
+def _zones(one: Listing, _: MarketPolicy) -> str:
+    spot = one.spot.zones if one.spot is not None else 0
+    if spot and one.zones is not None:
+        return f"{spot} of {one.zones}"
+    return str(spot or one.zones or "")
+
+
+def _optional(price: Decimal | None) -> str:
+    return "?" if price is None else _price(price)
+
+
+def _price(amount: Decimal) -> str:
+    """Return a price as it is compared here: bills are exact, and elsewhere."""
+    return f"{amount:.3f}" if amount < 10 else f"{amount:.2f}"
+
+
+_COLUMNS: dict[str, _Cell] = {
+    "machine": lambda one, _: one.machine.name,
+    "GPUs": _gpus,
+    "GB": lambda one, _: str(one.machine.vram_gib),
+    "link": lambda one, _: "NVLink" if one.machine.nvlink else "PCIe" if one.machine.gpus > 1 else "",
+    "Gbps": _network,
+    "EFA": lambda one, _: str(one.machine.efa or ""),
+    "region": lambda one, _: one.region,
+    "zones": _zones,
+    "spot": _spot,
+    "on demand": _on_demand,
+    "saves": _saving,
+    "taken": lambda one, _: one.band.value if one.band else "",
+    "score": lambda one, _: str(one.score or ""),
+    "per GPU": lambda one, market: _optional(one.usd_per_gpu_hour(market)),
+    "per PFLOP": lambda one, market: _optional(one.usd_per_pflop_hour(market)),
+    "not run": lambda one, _: one.machine.why_not or "",
+}
+_WORDS = {"machine", "GPUs", "link", "region", "not run"}
+_LEAST_NEEDED = ("EFA", "link", "zones", "Gbps", "per PFLOP", "saves", "score", "GB", "taken", "not run")
+
+
+def _listing_json(one: Listing, market: MarketPolicy) -> dict[str, Any]:
+    machine, sheet = one.machine, one.machine.sheet
+    return {
+        "instance_type": machine.name,
+        "gpu": machine.gpu,
+        "gpus": machine.gpus,
+        "gpu_part": machine.gpu_part,
+        "vram_gib": machine.vram_gib,
+        "nvlink": machine.nvlink,
+        "tflops": dict(sheet.tflops) if sheet else {},
+        "cuda": sheet.cuda if sheet else None,
+        "driver": sheet.driver if sheet else None,
+        "vcpus": machine.vcpus,
+        "memory_gib": machine.memory_gib,
+        "network_gbps": machine.network_gbps,
+        "burst_gbps": machine.burst_gbps,
+        "efa": machine.efa,
+        "nvme_gb": machine.nvme_gb,
+        "architecture": machine.architecture,
+        "not_run": machine.why_not,
+        "region": one.region,
+        "zones": one.zones,
+        "on_demand": _on_demand_json(one.on_demand),
+        "spot": _spot_json(one.spot),
+        "spot_asked": one.spot_asked,
+        "saving_percent": one.saving_percent,
+        "interruptions": one.band.value if one.band else None,
+        "placement_score": one.score,
+        "usd_per_gpu_hour": _usd(one.usd_per_gpu_hour(market)),
+        "usd_per_pflop_hour": _usd(one.usd_per_pflop_hour(market)),
+    }
+
+
+def _on_demand_json(price: ListPrice | None) -> dict[str, Any] | None:
+    if price is None:
+        return None
+    return {"usd_per_hour": usd(price.usd_per_hour), "as_of": price.as_of.isoformat(), "bound": price.bound}
+
+
+def _spot_json(spot: SpotRange | None) -> dict[str, Any] | None:
+    if spot is None:
+        return None
+    return {
+        "low_usd_per_hour": usd(spot.low_usd_per_hour),
+        "high_usd_per_hour": usd(spot.high_usd_per_hour),
+        "zones": spot.zones,
+        "as_of": spot.as_of.isoformat(),
+        "estimated": spot.estimated,
+    }
+
+
+def _usd(amount: Decimal | None) -> str | None:
+    return None if amount is None else usd(amount)
