@@ -1,9 +1,10 @@
 """Replays jobs on recorded markets: greedy, uniform, ours, and the least that they could have cost.
 
 `python -m tests.bench policies`. A line a case: mean costs as a share of the work on demand, before the first-hour
-refund ("gross", as published replays count) and after it ("net", as AWS bills); then `FIGURE` lines. Ours learns from
-other zones than those that it is tested on. Gangs are read from a clone of skypilot-org/spot-traces in the folder that
-GPUCLOUD_SPOT_TRACES names, and left out without it: that data has no licence, so that it does not come along.
+refund ("gross", as published replays count) and after it ("net", as AWS bills), ours with tables made for either; then
+`FIGURE` lines. Ours learns from other zones than those that it is tested on, or from earlier times. Gangs are read
+from a clone of skypilot-org/spot-traces in the folder that GPUCLOUD_SPOT_TRACES names, and left out without it: that
+data has no licence, so that it does not come along.
 """
 
 from __future__ import annotations
@@ -201,13 +202,17 @@ def tally(
     recovery = Recovery(restart_s=task.changeover_s, handover_s=HANDOVER_S, notice_s=0.0)
     found = Tally()
     for start in starts:
-        known = tables(case, setting, price_at(seen, start)) if policy is Policy.LEARNED else None
-        choose = functools.partial(decide, policy, tables=known)
-        run = replay(choose, task, seen, start, recovery, None if cap is None else cap * whole_usd)
-        found.net.append(run.usd / whole_usd)
-        found.gross.append((run.usd + sum(refund_usd(life, seen) for life in run.lives)) / whole_usd)
-        found.missed += run.finished_s is None or run.finished_s > task.span_s + 1e-6
-        found.breached += cap is not None and found.gross[-1] > cap + 1e-9
+        for free_s in (0.0, FREE_S) if policy is Policy.LEARNED else (None,):
+            known = None if free_s is None else tables(case, setting, price_at(seen, start), free_s)
+            choose = functools.partial(decide, policy, tables=known)
+            run = replay(choose, task, seen, start, recovery, None if cap is None else cap * whole_usd)
+            gross_usd = run.usd + sum(refund_usd(life, seen) for life in run.lives)
+            if free_s != FREE_S:
+                found.gross.append(gross_usd / whole_usd)
+            if free_s != 0.0:
+                found.net.append(run.usd / whole_usd)
+            found.missed += run.finished_s is None or run.finished_s > task.span_s + 1e-6
+            found.breached += cap is not None and gross_usd > cap * whole_usd + 1e-6
     return found
 
 
@@ -219,11 +224,12 @@ def price_at(seen: Timeline, start: int) -> float:
 
 
 @functools.cache
-def tables(case: Case, setting: Setting, share: float) -> Tables:
+def tables(case: Case, setting: Setting, share: float, free_s: float) -> Tables:
     """The tables of a job in the case's zones, learned from others, and from the past if the case has one."""
     past = counts(timeline(case.market, case.zones, case.nodes), case.past) if case.past else None
     names = tuple(zone.name for zone in case.zones)
-    return TableMaker(without=names, past=past).tables(setting.task(1, 1.0), len(names), share)
+    maker = TableMaker(without=names, past=past, free_within=timedelta(seconds=free_s))
+    return maker.tables(setting.task(1, 1.0), len(names), share)
 
 
 def counts(seen: Timeline, share: float) -> Counts:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
+import numpy as np
 import pytest
 
 from gpucloud.adapters.markets import PackagedMarkets
@@ -22,6 +23,8 @@ from gpucloud.domain.policy.observation import NOTHING, Holding, Mode, Observati
 from gpucloud.domain.simulation.recovery import Recovery
 from gpucloud.domain.simulation.replay import replay
 from gpucloud.domain.simulation.timeline import timeline
+from tests.bench.bench_policies import looked
+from tests.bench.bound import Rules, least_costs
 from tests.prior import counted, row
 
 HOUR = 3600.0
@@ -251,6 +254,30 @@ def test_no_market_makes_a_job_late_or_dearer_than_its_budget(policy, cap, nodes
         assert run.finished_s is not None
         assert run.finished_s <= task.span_s + 1e-6
         assert budget is None or run.usd <= budget + 1e-9
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+def test_nothing_costs_less_than_with_the_whole_market_known(policy):
+    choose = functools.partial(decide, policy, tables=SHORT_TABLES)
+    recovery = Recovery(restart_s=720.0, handover_s=180.0, notice_s=0.0)
+    for seed in range(6):
+        market = random_market(random.Random(seed), 1)
+        seen = timeline(market, market.zones, 1)
+        up, price = looked(seen)
+        rules = Rules(work=120, slack=20, changeover=4, beside=3, free=20)
+        least = least_costs(up[None, :140], price[None, :140], rules)[0] * 3.0 / 20
+        assert replay(choose, SHORT, seen, 0, recovery).usd >= least - 1e-6
+
+
+def test_the_least_cost_with_the_market_known():
+    # Up for 3 ticks, down for 3, up to the end; a start takes one tick, 4 ticks of work in 8.
+    up = np.array([[[True]] * 3 + [[False]] * 3 + [[True]] * 2])
+    price = np.full(up.shape, 0.5)
+    plain = Rules(work=4, slack=4, changeover=1)
+    # Two ticks of work on spot (1.5), the rest on demand (1 + 2), where a second spot start would leave one undone.
+    assert least_costs(up, price, plain)[0] == pytest.approx(4.5)
+    # The spot machines are taken young: nothing is charged for them.
+    assert least_costs(up, price, replace(plain, free=4))[0] == pytest.approx(3.0)
 
 
 def random_market(draw, most):

@@ -100,6 +100,15 @@ def test_a_budget_for_a_few_minutes_starts_machines_instead_of_arming_for_ever()
     assert decide(GOAL, seen(**later, payable_until=LATER), RULES) == Arm(until=LATER)
 
 
+def test_the_least_time_that_is_armed_is_not_armed_anew_for_what_arming_took():
+    least = NOW + RULES.wall.least
+    armed = seen(group_size=0, armed=least - timedelta(seconds=2), payable_until=least)
+    late = seen(group_size=0, armed=least - timedelta(seconds=16), payable_until=least)
+
+    assert decide(GOAL, armed, RULES) == Resize(size=2)
+    assert decide(GOAL, late, RULES) == Arm(until=least)
+
+
 def test_nodes_that_run_are_prepared_and_pending_ones_are_waited_for():
     nodes = (up("a", readiness=Readiness.NO), up("b", readiness=Readiness.NO, state=NodeState.PENDING))
 

@@ -137,13 +137,24 @@ def test_an_elastic_gang_goes_on_with_the_rest_and_grows_again():
     recovery = Recovery(restart_s=180, handover_s=30, notice_s=0)
     task = replace(TASK, nodes=4, least_nodes=2, changeover_s=180, handover_s=30, work_s=600)
     done, _ = run(Policy.GREEDY, market, nodes=4, task=task, recovery=recovery)
-    # 3 min to start, 3 of work; one is taken: half a minute to regroup. At 12 min the fourth is back: for 3 min it boots
-    # beside three that work, then half a minute to regroup. 37.5 s of work are left.
+    # 3 min to start, 3 of work; one is taken: half a minute to regroup. At 12 min the fourth is back: for 3 min it
+    # boots beside three that work, then half a minute to regroup. 37.5 s of work are left.
     assert done.lives == (
         life(0, 0, 360, EndCause.INTERRUPTED, 1),
         life(0, 0, 967.5, nodes=3),
         life(0, 720, 967.5),
     )
+
+
+def test_nodes_that_cannot_boot_beside_join_at_once_and_all_wait_for_them():
+    market = tiny_market({"a": ("4434444444", "1.00")}, nodes=4)
+    recovery = Recovery(restart_s=180, handover_s=180, notice_s=0)
+    task = replace(TASK, nodes=4, least_nodes=1, changeover_s=180, handover_s=180, work_s=600)
+    done, _ = run(Policy.GREEDY, market, nodes=4, task=task, recovery=recovery)
+    # 3 min of work, 3 to regroup three; the fourth is grown by once it has been there for 9 min: 18 min in, with
+    # 3 + 6.75 min done, so that 0.25 are left after the 3 min to regroup.
+    assert done.lives[0] == life(0, 0, 360, EndCause.INTERRUPTED, 1)
+    assert done.finished_s == 1080 + 180 + 15
 
 
 def test_a_market_of_single_machines_gives_a_gang_as_a_whole():

@@ -41,26 +41,23 @@ class Rented:
 class Fleet:
     """At most one group of spot machines, and one on demand. `usd` is a running sum; the lives make the bill.
 
-    `spot` are the group's machines by their launches, all in one zone: an elastic group grows.
+    `spot` are the group's machines by their launches, all in one zone: an elastic group grows. `held` is how many they
+    are, and `working` how many of them work, or will once the group has booted.
     """
 
     def __init__(self, task: Task) -> None:
         self._task = task
         self.spot: list[Rented] = []
+        self.held = self.working = 0
         self.on_demand: Rented | None = None
         self.usd = 0.0
         self.interruptions = self.launches = 0
         self.lives: list[Life] = []
 
     @property
-    def working(self) -> int:
-        """How many spot machines work, or will once the group has booted."""
-        return sum(rented.nodes for rented in self.spot if not rented.joins)
-
-    @property
     def joining(self) -> bool:
         """Whether spot machines boot beside others of their group."""
-        return any(rented.joins for rented in self.spot)
+        return self.working < self.held
 
     def rent_spot(self, zone: int | None, nodes: int, now_s: float) -> bool:
         """Have this group of spot machines and no other (none for None); return whether it is a new one.
@@ -69,19 +66,23 @@ class Fleet:
         """
         if self.spot and (self.spot[0].zone != zone or nodes < self.working):
             self._end_spot(now_s)
-        elif nodes < sum(rented.nodes for rented in self.spot):
+        elif nodes < self.held:
             self._end_spot(now_s, only_joining=True)
-        have = sum(rented.nodes for rented in self.spot)
-        if zone is None or nodes == have:
+        if zone is None or nodes == self.held:
             return False
-        self.spot.append(self._launched(zone, nodes - have, now_s))
-        self.spot[-1].joins = have > 0
-        return have == 0
+        self.spot.append(self._launched(zone, nodes - self.held, now_s))
+        self.spot[-1].joins = self.held > 0
+        self.held = nodes
+        if not self.spot[-1].joins:
+            self.working = nodes
+            return True
+        return False
 
     def join(self) -> None:
         """Let all machines of the group work."""
         for rented in self.spot:
             rented.joins = False
+        self.working = self.held
 
     def rent_on_demand(self, now_s: float, *, wanted: bool) -> bool:
         """Have on-demand machines or none; return whether they are new."""
@@ -98,10 +99,10 @@ class Fleet:
 
         Too few to go on with are ended by choice. What is taken early enough is not charged.
         """
-        before = self.working
-        gone = sum(rented.nodes for rented in self.spot) - views[self.spot[0].zone].nodes if self.spot else 0
+        gone = self.held - views[self.spot[0].zone].nodes if self.spot else 0
         if gone <= 0:
             return False
+        before = self.working
         self.interruptions += 1
         while gone > 0:
             gone -= self._take(gone, now_s)
@@ -131,6 +132,8 @@ class Fleet:
         self._end(rented, taken, now_s, EndCause.INTERRUPTED)
         rented.nodes -= taken
         rented.usd -= usd
+        self.held -= taken
+        self.working -= 0 if rented.joins else taken
         if not rented.nodes:
             self.spot.pop()
         return taken
@@ -140,6 +143,7 @@ class Fleet:
             if rented.joins or not only_joining:
                 self._end(rented, rented.nodes, now_s, EndCause.CHOICE)
         self.spot = [rented for rented in self.spot if only_joining and not rented.joins]
+        self.held = self.working = self.working if only_joining else 0
 
     def _launched(self, zone: int, nodes: int, now_s: float) -> Rented:
         self.launches += 1

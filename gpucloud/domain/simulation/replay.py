@@ -85,9 +85,7 @@ class _Course:
         if self.fleet.lose(views, float(self.now * LOOK_S)) and self.fleet.on_demand is None:
             self._left_s += self._recovery.lost_s(self._worked_s) * rate
             self._regroup()
-        if self.fleet.joining and self._beside_s <= 0:
-            self.fleet.join()
-            self._regroup()
+        self._join()
         return views
 
     def seen(self, views: tuple[ZoneView, ...], money_left_usd: float | None) -> Observation:
@@ -128,6 +126,7 @@ class _Course:
             self._boot_s, self._worked_s = recovery.restart_s, 0.0
         elif worked_on_demand and fleet.on_demand is None:
             self._boot_s, self._worked_s = self._beside_s + recovery.handover_s, 0.0
+        self._join()
 
     def go_on(self, holds_s: float, views: tuple[ZoneView, ...]) -> None:
         """Work until the next look at which something else may be chosen, or to the end."""
@@ -162,6 +161,12 @@ class _Course:
         if self.fleet.on_demand is not None:
             return 1.0
         return self.fleet.working / self._task.nodes
+
+    def _join(self) -> None:
+        """Let machines that have booted beside others of their group work with them."""
+        if self.fleet.joining and self._beside_s <= 0:
+            self.fleet.join()
+            self._regroup()
 
     def _regroup(self) -> None:
         """Another number of machines goes on together, all of which have booted."""

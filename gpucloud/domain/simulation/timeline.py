@@ -64,7 +64,7 @@ def timeline(market: RecordedMarket, zones: Sequence[RecordedZone], nodes: int) 
     each = nodes if market.nodes == 1 else 1
     supplies = [_seen(market, [(tick, there * each) for tick, there in zone.nodes]) for zone in zones]
     prices = [_seen(market, zone.prices) for zone in zones]
-    changes = tuple(sorted({look for track in (*supplies, *prices) for look in track}))
+    changes = tuple(sorted({look for supply in supplies for look in supply} | {look for usd in prices for look in usd}))
     columns = [_views(zone.name, s, p, changes, nodes) for zone, s, p in zip(zones, supplies, prices, strict=True)]
     return Timeline(
         market=market,

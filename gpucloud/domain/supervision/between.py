@@ -28,6 +28,9 @@ from gpucloud.domain.supervision.storm import pause_line, pause_until, saved_ste
 from gpucloud.domain.supervision.upkeep import can_renew, make_room, prepare, promise, renew, tell
 
 _WORTH = timedelta(seconds=30)
+_ARMING = timedelta(seconds=15)
+"""What may pass until the least time is armed and machines are asked for: else it would be armed anew for ever."""
+
 TIME_IS_OVER = "unattended time is over; `gpucloud train {job}` goes on"
 
 
@@ -147,7 +150,7 @@ def _bad_pool(seen: Seen, limits: Limits) -> Action | None:
 
 def _must_arm(goal: Goal, seen: Seen, rules: Rules) -> bool:
     until, wall = seen.group.armed_until, rules.wall
-    if until is None or (until - seen.now < wall.least and not all_silent(seen, rules.limits)):
+    if until is None or (until - seen.now < wall.least - _ARMING and not all_silent(seen, rules.limits)):
         return True
     starting = seen.group.size < goal.nodes and until - seen.now < wall.horizon / 2
     return (starting and _gains(seen, until)) or renew(goal, seen, wall, rules.limits) is not None
