@@ -93,6 +93,7 @@ class Cloud:
         self.late_s = 0.0
         self.calls = 0
         self.billed: dict[str, Decimal] = {}
+        self.refunds: dict[str, Decimal] = {}
         self._dying: set[str] = set()
 
     @property
@@ -233,8 +234,10 @@ class Cloud:
         node = self.nodes[node_id]
         if not node.alive:
             return
+        until_now = self._cost(node)
         self.nodes[node_id] = replace(node, state=NodeState.TERMINATED, ended_at=self.loom.time)
         self.billed[node_id] = self._cost(self.nodes[node_id])
+        self.refunds[node_id] = until_now - self.billed[node_id]
         self.died(node_id)
         self.settle()
 

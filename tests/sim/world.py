@@ -73,6 +73,7 @@ class Run:
         self.processes: dict[int, Process] = {}
         self.gangs: dict[int, Gang] = {}
         self.verdict = Verdict(budget_usd=setting.budget_usd)
+        self.refunded_late = Decimal(0)
         self.committed: Commit | None = None
         self.calm = False
         self.over = False
@@ -215,6 +216,8 @@ class Run:
 
     def _died(self, node_id: str) -> None:
         self.machines[node_id].die()
+        if self.state().exit_reason is not None:
+            self.refunded_late += self.cloud.refunds[node_id]
         if self.cloud.spent() > self.setting.budget_usd:
             self.blame(f"{self.cloud.spent()} USD are spent of {self.setting.budget_usd}")
 
@@ -296,7 +299,7 @@ def _judge_books(run: Run, state: JobState) -> None:
 
 def _judge_reason(run: Run, state: JobState) -> None:
     reason, done = state.exit_reason, run.committed.step if run.committed else 0
-    left = run.setting.budget_usd - run.cloud.spent()
+    left = run.setting.budget_usd - run.cloud.spent() - run.refunded_late  # nobody knew of it then
     minute = CAP * run.setting.nodes / 60
     if reason is ExitReason.SUCCEEDED and done < run.setting.script.steps:
         run.blame(f"succeeded with {done} of {run.setting.script.steps} steps committed")
