@@ -220,7 +220,7 @@ def tally(
             if free_s != 0.0:
                 found.net.append(run.usd / whole_usd)
             found.missed += run.finished_s is None or run.finished_s > task.span_s + 1e-6
-            found.breached += cap is not None and gross_usd > cap * whole_usd + 1e-6
+            found.breached += cap is not None and run.usd > cap * whole_usd + 1e-6
     return found
 
 
