@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -27,7 +28,10 @@ class Payable:
 
 
 class Cashier:
-    """Counts one job's money. Charges of nodes that have ended are in the ledger; the others run."""
+    """Counts one job's money. Charges of nodes that have ended are in the ledger; the others run.
+
+    What the budget does not count is in the ledger too, and in no sum here but that of `charges`.
+    """
 
     def __init__(self, jobs: JobStore, market: MarketData, terms: Terms | None = None) -> None:
         self._jobs = jobs
@@ -38,8 +42,8 @@ class Cashier:
     def charges(self, state: JobState, now: datetime) -> tuple[Charge, ...]:
         """Return every charge: those in the ledger, and those of nodes not yet in it up to `now`."""
         billed = self._jobs.charges()
-        known = {charge.node_id for charge in billed}
-        running = (self._meter(life, state, now) for life in state.nodes if life.node_id not in known)
+        self._billed = _by_node(billed)
+        running = (self._meter(life, state, now) for life in state.nodes if life.node_id not in self._billed)
         return (*billed, *(charge for charges in running for charge in charges))
 
     def settle(self, state: JobState, now: datetime) -> JobState:
@@ -77,7 +81,9 @@ class Cashier:
     def _settled(self, life: NodeLife, state: JobState, now: datetime) -> NodeLife:
         if life.ended_at is None or life.charged:
             return life
-        self._jobs.bill(life.node_id, self._meter(life, state, now))
+        charges = self._meter(life, state, now)
+        if self._jobs.bill(life.node_id, charges):
+            self._billed[life.node_id] = total(charges)
         return replace(life, charged=True)
 
     def _cost(self, life: NodeLife, state: JobState, now: datetime) -> Decimal:
@@ -85,9 +91,7 @@ class Cashier:
         if not life.charged:
             return total(self._meter(life, state, now))
         if life.node_id not in self._billed:
-            billed = self._jobs.charges()
-            nodes = {charge.node_id for charge in billed}
-            self._billed = {node: total(charge for charge in billed if charge.node_id == node) for node in nodes}
+            self._billed = _by_node(self._jobs.charges())
             self._billed.setdefault(life.node_id, ZERO)  # it ended as it began, or by a clock that was behind
         return self._billed[life.node_id]
 
@@ -103,3 +107,11 @@ class Cashier:
     def _running_cost(self, alive: tuple[NodeLife, ...], now: datetime, span: timedelta) -> Decimal:
         rates = (self._market.prices(life.pool, now, now)[-1].usd_per_hour for life in alive)
         return usd_for(sum(rates, ZERO), span)
+
+
+def _by_node(charges: Iterable[Charge]) -> dict[str, Decimal]:
+    sums: dict[str, Decimal] = {}
+    for charge in charges:
+        if charge.node_id:
+            sums[charge.node_id] = sums.get(charge.node_id, ZERO) + charge.usd
+    return sums

@@ -49,7 +49,8 @@ class Asker:
         cashier = Cashier(self.jobs, self.market, self.terms)
         listed = self.listed(state)
         state, until = books.as_listed(state, listed, now)
-        told = report(state, cashier.spend(state, until), cashier.charges(state, until), listed, self.supervisor())
+        charges = cashier.charges(state, until)
+        told = report(state, cashier.spend(state, until), charges, listed, self.supervisor())
         return replace(told, storm=standing(state, now, Limits()))
 
     def listed(self, state: JobState) -> GroupView:

@@ -114,12 +114,13 @@ class JobStore:
         """Write down what a data set consists of, for as long as the job lives."""
         self.store.put(self._data_key(found.source), pack(found))
 
-    def bill(self, node_id: str, charges: tuple[Charge, ...]) -> None:
-        """Write a node's final charges, once: a second writer finds them there."""
-        try:
-            self.store.put(f"{self._root}/ledger/{node_id}.json", _bytes(_Bill(charges=charges)), if_absent=True)
-        except Conflict:
-            return
+    def bill(self, node_id: str, charges: tuple[Charge, ...]) -> bool:
+        """Write a node's final charges, once; False when they are there already, which then count."""
+        return self._bill(node_id, charges)
+
+    def bill_beside(self, what: str, charges: tuple[Charge, ...]) -> bool:
+        """Write charges that are no node's, once; False when there are some of that name already."""
+        return self._bill(f"beside/{what}", charges)
 
     def charges(self) -> tuple[Charge, ...]:
         """Return every charge in the ledger."""
@@ -237,6 +238,13 @@ class JobStore:
             return gzip.decompress(stored.data) if stored else b""
         except (OSError, EOFError, zlib.error) as error:
             raise StoreError(f"{self.store.url}/{part.key} is damaged: {error}") from error
+
+    def _bill(self, name: str, charges: tuple[Charge, ...]) -> bool:
+        try:
+            self.store.put(f"{self._root}/ledger/{name}.json", _bytes(_Bill(charges=charges)), if_absent=True)
+        except Conflict:
+            return False
+        return True
 
     def _request(self) -> tuple[Request, str | None]:
         key = f"{self._root}/request.json"
