@@ -56,6 +56,12 @@ def cost(targets: Sequence[str], asked: Asked, *, as_json: bool) -> int:
     return 0
 
 
+def require_one(targets: Sequence[str], asked: Asked) -> None:
+    """Refuse what does not go with one job's reconciling. UsageError."""
+    if len(targets) > 1 or asked != Asked():
+        raise UsageError("--reconcile is about one job, by day and kind", hint="gpucloud cost JOB --reconcile")
+
+
 def _reports(cloud: Gpucloud, targets: Sequence[str], asked: Asked) -> list[JobReport]:
     if asked.every:
         if targets:

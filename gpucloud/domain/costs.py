@@ -96,8 +96,12 @@ def grouping(word: str, *, many_jobs: bool) -> Grouping:
 def grouped(items: Iterable[Item], by: Grouping) -> tuple[Row, ...]:
     """Return a row for each group, in order; days are UTC's, and a charge over midnight is in both."""
     groups: dict[tuple[tuple[object, ...], tuple[str, ...]], list[Charge]] = {}
-    for item in by_day(items) if by.by_day else items:
-        groups.setdefault(by.key(item), []).append(item.charge)
+    for item in items:
+        if not by.by_day:
+            groups.setdefault(by.key(item), []).append(item.charge)
+            continue
+        for charge in split_by_day((item.charge,)):
+            groups.setdefault(by.key(replace(item, charge=charge)), []).append(charge)
     return tuple(_row(name, groups[order, name]) for order, name in sorted(groups))
 
 
@@ -114,11 +118,10 @@ def after(items: Iterable[Item], since: datetime) -> Iterator[Item]:
             yield replace(item, charge=split(item.charge, (since,))[-1])
 
 
-def by_day(items: Iterable[Item]) -> Iterator[Item]:
-    """Yield the items with every charge cut at midnight, UTC."""
-    for item in items:
-        for charge in split(item.charge, _midnights(item.charge.start, item.charge.end)):
-            yield replace(item, charge=charge)
+def split_by_day(charges: Iterable[Charge]) -> Iterator[Charge]:
+    """Yield the charges, each cut at midnight, UTC."""
+    for charge in charges:
+        yield from split(charge, _midnights(charge.start, charge.end))
 
 
 def split(charge: Charge, cuts: Iterable[datetime]) -> tuple[Charge, ...]:

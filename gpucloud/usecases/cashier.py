@@ -16,6 +16,9 @@ from gpucloud.domain.supervision.prepaid import Wall, paid_until
 from gpucloud.ports import MarketData
 from gpucloud.usecases.jobstore import JobStore
 
+PAGE = 256
+"""How many nodes' bills are copied into one object."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payable:
@@ -38,6 +41,7 @@ class Cashier:
         self._market = market
         self._terms = terms or Terms()
         self._billed: dict[str, Decimal] = {}
+        self._bills: dict[str, tuple[Charge, ...]] = {}
 
     def charges(self, state: JobState, now: datetime) -> tuple[Charge, ...]:
         """Return every charge: those in the ledger, and those of nodes not yet in it up to `now`."""
@@ -49,6 +53,7 @@ class Cashier:
     def settle(self, state: JobState, now: datetime) -> JobState:
         """Write the charges of every node that has ended into the ledger, and return the state that says so."""
         lives = tuple(self._settled(life, state, now) for life in state.nodes)
+        self._copy_pages(state.nodes, lives)
         return replace(state, nodes=lives)
 
     def spend(self, state: JobState, now: datetime, forecast: timedelta | None = None) -> Spend:
@@ -84,7 +89,18 @@ class Cashier:
         charges = self._meter(life, state, now)
         if self._jobs.bill(life.node_id, charges):
             self._billed[life.node_id] = total(charges)
+            self._bills[life.node_id] = charges
         return replace(life, charged=True)
+
+    def _copy_pages(self, before: tuple[NodeLife, ...], lives: tuple[NodeLife, ...]) -> None:
+        """Have the bills of so many nodes, in the order of the books, in one object once all of them have ended."""
+        settled = {number // PAGE for number, life in enumerate(lives) if life.charged and not before[number].charged}
+        for page in sorted(settled):
+            members = lives[page * PAGE : (page + 1) * PAGE]
+            if len(members) == PAGE and all(life.charged for life in members):
+                ids = [life.node_id for life in members]
+                bills = {node: self._bills.pop(node, None) or self._jobs.bill_of(node) for node in ids}
+                self._jobs.copy_bills(page, bills)
 
     def _cost(self, life: NodeLife, state: JobState, now: datetime) -> Decimal:
         """A charge stays as it was billed: metered again with later cuts, the same seconds round to other cents."""

@@ -17,6 +17,7 @@ from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.seen import Limits
 from gpucloud.domain.supervision.storm import standing
 from gpucloud.ports import Clock, MarketData, NodeGroup
+from gpucloud.store import Stored
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.jobstore import JobStore, LogPart
 from gpucloud.usecases.lease import is_over, supervised_by
@@ -37,20 +38,18 @@ class Asker:
 
     def state(self) -> JobState:
         """Return the job's state; UsageError when there is no such job."""
-        loaded = self.jobs.load()
-        if loaded is None:
-            raise UsageError(f"there is no job {self.jobs.job!r} in {self.jobs.store.url}", hint="gpucloud status")
-        return loaded[0]
+        return self._loaded()[0]
 
     def report(self) -> JobReport:
         """Return where the job stands, what it has cost, and which machines live."""
-        state = self.state()
+        state, stored = self._loaded()
+        supervisor = _supervisor(state, stored)
         now = self.clock.now()
         cashier = Cashier(self.jobs, self.market, self.terms)
         listed = self.listed(state)
         state, until = books.as_listed(state, listed, now)
         charges = cashier.charges(state, until)
-        told = report(state, cashier.spend(state, until), charges, listed, self.supervisor())
+        told = report(state, cashier.spend(state, until), charges, listed, supervisor)
         return replace(told, storm=standing(state, now, Limits()))
 
     def listed(self, state: JobState) -> GroupView:
@@ -69,9 +68,7 @@ class Asker:
     def supervisor(self) -> str | None:
         """Return who supervises the job now, None when nobody does."""
         loaded = self.jobs.load()
-        if loaded is None or loaded[0].owner is None or is_over(*loaded):
-            return None
-        return supervised_by(loaded[0].owner)
+        return _supervisor(*loaded) if loaded is not None else None
 
     def ask_to_end(self) -> None:
         """Ask whoever supervises the job to save, end it and tear down."""
@@ -96,6 +93,16 @@ class Asker:
             if not follow or ended:
                 return
             self.clock.sleep(_LOOK_S)
+
+    def _loaded(self) -> tuple[JobState, Stored]:
+        loaded = self.jobs.load()
+        if loaded is None:
+            raise UsageError(f"there is no job {self.jobs.job!r} in {self.jobs.store.url}", hint="gpucloud status")
+        return loaded
+
+
+def _supervisor(state: JobState, stored: Stored) -> str | None:
+    return None if state.owner is None or is_over(state, stored) else supervised_by(state.owner)
 
 
 def caller() -> str:

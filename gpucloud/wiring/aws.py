@@ -22,6 +22,7 @@ from gpucloud.wiring.cloud import Manners
 if TYPE_CHECKING:
     from gpucloud.adapters.aws.account.account import AwsAccount
     from gpucloud.adapters.aws.account.census import AwsCensus
+    from gpucloud.adapters.aws.account.costexplorer import CostExplorer
     from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
     from gpucloud.adapters.aws.prices.listed import ListedMarket
     from gpucloud.adapters.aws.prices.market import AwsMarket
@@ -87,6 +88,12 @@ class AwsCloud:
     def account(self) -> AwsAccount:
         """Return who we are on AWS."""
         return self._account
+
+    def billing(self) -> CostExplorer:
+        """Return AWS's own figures."""
+        from gpucloud.adapters.aws.account.costexplorer import CostExplorer
+
+        return CostExplorer(self.aws)
 
     def market(self) -> AwsMarket:
         """Return AWS's prices."""
