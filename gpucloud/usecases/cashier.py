@@ -99,11 +99,11 @@ class Cashier:
             members = lives[page * PAGE : (page + 1) * PAGE]
             if len(members) == PAGE and all(life.charged for life in members):
                 ids = [life.node_id for life in members]
-                bills = {node: self._bills.pop(node, None) or self._jobs.bill_of(node) for node in ids}
+                bills = {node: self._bills.pop(node, ()) or self._jobs.bill_of(node) for node in ids}
                 self._jobs.copy_bills(page, bills)
 
     def _cost(self, life: NodeLife, state: JobState, now: datetime) -> Decimal:
-        """A charge stays as it was billed: metered again with later cuts, the same seconds round to other cents."""
+        """A charge stays as it was billed, whatever prices or attempts become known later."""
         if not life.charged:
             return total(self._meter(life, state, now))
         if life.node_id not in self._billed:
