@@ -96,7 +96,7 @@ def rows_json(heads: Sequence[str], rows: Sequence[Row]) -> list[dict[str, Any]]
             "start": codec.plain(row.start),
             "end": codec.plain(row.end),
             "machine_seconds": int(row.machine_time.total_seconds()),
-            **{kind.value: usd(amount) for kind, amount in row.usd_by_kind},
+            **{kind.value: usd(row.usd_by_kind[kind]) for kind in ChargeKind if kind in row.usd_by_kind},
             "usd": usd(row.usd),
             "estimated": row.estimated,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,21 @@ class Asked:
 
 def cost(targets: Sequence[str], asked: Asked, *, as_json: bool) -> int:
     """Say what jobs have cost; return the exit code."""
+    # All that is read lives to the end: of a long job's charges, looking for garbage takes a fifth of the time.
+    gc.disable()
+    try:
+        return _cost(targets, asked, as_json=as_json)
+    finally:
+        gc.enable()
+
+
+def require_one(targets: Sequence[str], asked: Asked) -> None:
+    """Refuse what does not go with one job's reconciling. UsageError."""
+    if len(targets) > 1 or asked != Asked():
+        raise UsageError("--reconcile is about one job, by day and kind", hint="gpucloud cost JOB --reconcile")
+
+
+def _cost(targets: Sequence[str], asked: Asked, *, as_json: bool) -> int:
     since = _day(asked.since)
     if as_json and asked.to is not None:
         raise UsageError("--json and --csv are two answers", hint="one of them")
@@ -54,12 +70,6 @@ def cost(targets: Sequence[str], asked: Asked, *, as_json: bool) -> int:
     else:
         say(cost_text(reports[0], by.heads, grouped(counted, by)))
     return 0
-
-
-def require_one(targets: Sequence[str], asked: Asked) -> None:
-    """Refuse what does not go with one job's reconciling. UsageError."""
-    if len(targets) > 1 or asked != Asked():
-        raise UsageError("--reconcile is about one job, by day and kind", hint="gpucloud cost JOB --reconcile")
 
 
 def _reports(cloud: Gpucloud, targets: Sequence[str], asked: Asked) -> list[JobReport]:

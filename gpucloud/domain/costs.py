@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, time, timedelta, timezone
 from decimal import ROUND_HALF_UP, Decimal
@@ -35,17 +35,13 @@ class Row:
     start: datetime
     end: datetime
     machine_time: timedelta
-    usd_by_kind: tuple[tuple[ChargeKind, Decimal], ...]
+    usd: Decimal
+    usd_by_kind: Mapping[ChargeKind, Decimal]
     estimated: bool
-
-    @property
-    def usd(self) -> Decimal:
-        """Everything."""
-        return sum((usd for _, usd in self.usd_by_kind), ZERO)
 
     def usd_of(self, kind: ChargeKind) -> Decimal:
         """Return what of it is of that kind."""
-        return dict(self.usd_by_kind).get(kind, ZERO)
+        return self.usd_by_kind.get(kind, ZERO)
 
 
 class Way(str, Enum):
@@ -103,12 +99,6 @@ def grouped(items: Iterable[Item], by: Grouping) -> tuple[Row, ...]:
         for charge in split_by_day((item.charge,)):
             groups.setdefault(by.key(replace(item, charge=charge)), []).append(charge)
     return tuple(_row(name, groups[order, name]) for order, name in sorted(groups))
-
-
-def total_row(items: Iterable[Item]) -> Row | None:
-    """Return the sum of all; None when there is none."""
-    charges = [item.charge for item in items]
-    return _row((), charges) if charges else None
 
 
 def after(items: Iterable[Item], since: datetime) -> Iterator[Item]:
@@ -174,6 +164,7 @@ def _row(name: tuple[str, ...], charges: list[Charge]) -> Row:
         start=min(charge.start for charge in charges),
         end=max(charge.end for charge in charges),
         machine_time=sum(machines, timedelta(0)),
-        usd_by_kind=tuple((kind, sums[kind]) for kind in ChargeKind if kind in sums),
+        usd=sum(sums.values(), ZERO),
+        usd_by_kind=sums,
         estimated=any(charge.estimated for charge in charges),
     )
