@@ -22,6 +22,11 @@ from gpucloud.usecases.report import JobReport
 from gpucloud.usecases.visiting import visited
 from gpucloud.wiring import Gpucloud, KnownJob
 
+_COLUMNS = (
+    *("attempt", "node", "instance_type", "zone", "market", "kind"),
+    *("start", "end", "usd_per_hour", "usd", "estimated", "note"),
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -107,15 +112,17 @@ def _day(text: str | None) -> datetime | None:
 
 def _charge_lines(items: Iterable[Item]) -> list[dict[str, object]]:
     """Return a line for each charge, tags in columns of their own."""
-    lines = []
-    for item in items:
-        told = charge_json(item.charge)
-        pool = {word: told.pop(word, "") for word in ("instance_type", "zone", "market")}
-        seconds = int((item.charge.end - item.charge.start).total_seconds())
-        tags = {f"tag:{key}": value for key, value in item.tags}
-        in_budget = item.charge.kind.in_budget
-        lines.append({"job": item.job, **told, **pool, "seconds": seconds, "in_budget": in_budget, **tags})
-    return lines
+    return [
+        {
+            "job": item.job,
+            **{column: told.get(column, "") for column in _COLUMNS},
+            "seconds": int((item.charge.end - item.charge.start).total_seconds()),
+            "in_budget": item.charge.kind.in_budget,
+            **{f"tag:{key}": value for key, value in item.tags},
+        }
+        for item in items
+        for told in (charge_json(item.charge),)
+    ]
 
 
 def _row_lines(by: Grouping, rows: Sequence[Row]) -> list[dict[str, object]]:

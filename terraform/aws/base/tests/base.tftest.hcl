@@ -128,7 +128,7 @@ run "an_alert_counts_what_is_tagged_and_warns_in_time" {
     error_message = "the limit and the tag"
   }
   assert {
-    condition     = sort([for one in aws_budgets_budget.this[0].notification : "${one.notification_type} ${one.threshold}"]) == ["ACTUAL 100", "ACTUAL 50", "ACTUAL 80", "FORECASTED 100"]
+    condition     = join(", ", sort([for one in aws_budgets_budget.this[0].notification : "${one.notification_type} ${one.threshold}"])) == "ACTUAL 100, ACTUAL 50, ACTUAL 80, FORECASTED 100"
     error_message = "at 50, 80 and 100 %, and when 100 % are foreseen"
   }
   assert {
