@@ -23,7 +23,6 @@ from gpucloud.usecases.checkpoints import Shelf, of_step, restorable
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.pruning import Pruner
 from gpucloud.usecases.pulling import Puller, Unpacker
-from gpucloud.usecases.sundries import bill_pull
 from gpucloud.wiring import Gpucloud, KnownJob
 
 
@@ -156,7 +155,7 @@ def _pull(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     puller = Puller(shelf=job.shelf, target=DirectoryStore(folder))
     with Meter("pulled", sum(piece.size for piece in manifest.pieces)) as meter:
         pulled = puller.pull(manifest, meter.moved)
-    _charge(job, pulled.fetched)
+    job.cloud.asker(job.known).bill_pull(pulled.fetched)
     if as_json:
         answer = {"step": pulled.commit.step, "generation": pulled.commit.generation, "folder": str(folder.absolute())}
         sizes = {"bytes": pulled.size, "fetched_bytes": pulled.fetched, "resumes_from": pulled.first.step}
@@ -176,7 +175,7 @@ def _unpack(job: _Job, manifest: Manifest, files: tuple[tuple[str, Piece], ...],
     size = sum(piece.size for _, piece in files)
     with Meter("pulled", size) as meter:
         fetched = Unpacker(shelf=job.shelf, root=folder).unpack(files, meter.moved)
-    _charge(job, fetched)
+    job.cloud.asker(job.known).bill_pull(fetched)
     if as_json:
         answer = {"step": manifest.commit.step, "generation": manifest.commit.generation}
         sizes = {"bytes": size, "fetched_bytes": fetched, "files": len(files)}
@@ -186,14 +185,6 @@ def _unpack(job: _Job, manifest: Manifest, files: tuple[tuple[str, Piece], ...],
     sums = f"{len(files)} files, {format_size(size)}{known}"
     say(f"step {manifest.commit.step} is in {folder}, as the script wrote it: {sums}")
     return 0
-
-
-def _charge(job: _Job, fetched: int) -> None:
-    """Write into the ledger what bringing so much out of the cloud costs, where it costs anything."""
-    loaded = job.jobs.load()
-    if loaded is not None:
-        terms = job.cloud.cloud_of(job.known).manners.terms
-        bill_pull(job.jobs, terms.rates_in(loaded[0].pool.region), fetched, job.cloud.clock.now())
 
 
 def _export(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001

@@ -13,6 +13,7 @@ from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.node import NO_GROUP, GroupView
 from gpucloud.domain.state import ExitReason, JobState
+from gpucloud.domain.sundries import Sundries, charges_of
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.seen import Limits
 from gpucloud.domain.supervision.storm import standing
@@ -28,7 +29,7 @@ _LOOK_S = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asker:
-    """Answers questions about one job; changes nothing but to leave a request."""
+    """Answers questions about one job; changes nothing but to leave a request, or a charge that it caused."""
 
     jobs: JobStore
     market: MarketData
@@ -73,6 +74,13 @@ class Asker:
     def ask_to_end(self) -> None:
         """Ask whoever supervises the job to save, end it and tear down."""
         self.jobs.ask_to_end(ExitReason.STOPPED, caller(), self.clock.now())
+
+    def bill_pull(self, fetched: int) -> None:
+        """Write down what bytes cost that a command brought out of the cloud, where they cost anything."""
+        now = self.clock.now()
+        used = Sundries(attempt=None, start=now, end=now, sent=fetched)
+        if charges := charges_of(used, self.terms.rates_in(self.state().pool.region)):
+            self.jobs.bill_beside(f"pull-{now:%Y%m%dT%H%M%S.%f}", charges)
 
     def output(self, *, attempt: int | None, rank: int | None, follow: bool) -> Iterator[tuple[LogPart, bytes]]:
         """Yield the kept output in order; with `follow`, go on until the job has ended and all is told.

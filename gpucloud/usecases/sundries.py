@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
-from gpucloud.domain.rates import Rates
 from gpucloud.domain.state import Attempt, JobState
 from gpucloud.domain.sundries import Sundries, charges_of, saves_made
 from gpucloud.store.counting import puts_of
 from gpucloud.usecases.checkpoints import Shelf
-from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.world import World
 
 
@@ -37,7 +34,7 @@ class SundryBook:
             end=max(start, now),
             puts=puts,
             gets=gets,
-            sent=_bytes_in(brought),
+            sent=bytes_in(brought),
             **used,
         )
         self.world.jobs.bill_beside(f"attempt-{attempt.number:06d}", charges_of(sundries, rates))
@@ -55,13 +52,7 @@ class SundryBook:
         }
 
 
-def bill_pull(jobs: JobStore, rates: Rates, fetched: int, now: datetime) -> None:
-    """Write the charge for bytes that a command brought out of the cloud, where they cost anything."""
-    charges = charges_of(Sundries(attempt=None, start=now, end=now, sent=fetched), rates)
-    if charges:
-        jobs.bill_beside(f"pull-{now:%Y%m%dT%H%M%S.%f}", charges)
-
-
-def _bytes_in(paths: Sequence[str]) -> int:
+def bytes_in(paths: Sequence[str]) -> int:
+    """Return the size of the files there, and in folders there."""
     files = (file for path in map(Path, paths) for file in (path, *path.rglob("*")))
     return sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())

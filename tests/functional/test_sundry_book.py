@@ -15,8 +15,9 @@ from gpucloud.domain.rates import GIB, Rates
 from gpucloud.domain.state import ExitReason
 from gpucloud.store import open_store
 from gpucloud.store.counting import CountingStore, Tally
+from gpucloud.usecases.jobs import Asker
 from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.sundries import SundryBook, bill_pull
+from gpucloud.usecases.sundries import SundryBook
 from tests.standins.made_checkpoints import Made
 from tests.standins.made_checkpoints import state as made_state
 from tests.unit.worlds import NOW, opened, state
@@ -74,7 +75,9 @@ def test_a_store_that_costs_nothing_is_not_even_looked_at(world):
 
 
 def test_bytes_that_are_pulled_later_are_a_charge_of_no_attempt(world):
-    bill_pull(world.jobs, S3, 7, NOW)
-    bill_pull(world.jobs, S3, 0, NOW + timedelta(seconds=1))
-    bill_pull(world.jobs, replace(S3, transfer_usd_per_gib=Decimal(0)), 7, NOW + timedelta(seconds=2))
+    world.jobs.create(state(), b"")
+    asker = Asker(jobs=world.jobs, market=None, group=None, clock=world.clock, terms=world.terms)
+    asker.bill_pull(7)
+    replace(asker, clock=SimpleNamespace(now=lambda: NOW + timedelta(seconds=1))).bill_pull(0)
+    replace(asker, clock=SimpleNamespace(now=lambda: NOW + timedelta(seconds=2)), terms=Terms()).bill_pull(7)
     assert [(charge.usd, charge.attempt) for charge in world.jobs.charges()] == [(7, None)]
