@@ -308,10 +308,12 @@ def cost(  # noqa: PLR0913, PLR0917  each is an option
     as_json: Json = False,
 ) -> None:
     """Say what jobs have cost, may still cost, and have left of their budgets."""
-    from gpucloud.cli import billed, costing
+    from gpucloud.cli import costing
 
     asked = costing.Asked(by=by, since=since, to=to, every=every)
     if reconcile:
+        from gpucloud.cli import billed
+
         costing.require_one(targets or (), asked)
         raise typer.Exit(billed.reconcile(targets[0] if targets else None, as_json=as_json))
     raise typer.Exit(costing.cost(targets or (), asked, as_json=as_json))
