@@ -45,10 +45,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         home = Home(Path(name))
         make_job(home)
-        ways = {"attempt": (), "day": ("--by", "day"), "json": ("--json",), "csv": ("--csv", "-")}
+        tables = {"by_attempt": (), "by_day": ("--by", "day")}
         good = [
-            figure(f"cost_of_10000_attempts_{way}_cpu_s", best(home, words), LIMIT_S) for way, words in ways.items()
+            figure(f"cost_of_10000_attempts_{way}_cpu_s", best(home, words), LIMIT_S) for way, words in tables.items()
         ]
+        figure("cost_of_10000_attempts_json_cpu_s", best(home, ("--json",)))
+        figure("cost_of_10000_attempts_csv_cpu_s", best(home, ("--csv", "-")))
     return 0 if all(good) else 1
 
 
