@@ -108,29 +108,26 @@ def _tuple(arguments: tuple[Any, ...], data: object) -> tuple[Any, ...]:
 def _record(kind: Any, data: object) -> Any:
     if not isinstance(data, dict):
         raise _Unfit(f"expected an object, found {_shown(data)}")
-    values, missing, name = {}, [], ""
+    values, name = {}, ""
+    readers, needed = _fields(kind)
     try:
-        for name, (read, is_needed) in _fields(kind).items():
+        for name, read in readers:
             if name in data:
                 values[name] = read(data[name])
-            elif is_needed:
-                missing.append(name)
     except _Unfit as unfit:
         unfit.path = f".{name}{unfit.path}"
         raise
-    if missing:
+    if len(values) < len(readers) and (missing := [name for name in needed if name not in values]):
         raise _Unfit(f"{', '.join(missing)} missing")
     return kind(**values)
 
 
 @cache
-def _fields(kind: Any) -> dict[str, tuple[Callable[[object], Any], bool]]:
-    """Return what reads each field, and whether it must be there. Made when first read: a class may hold itself."""
+def _fields(kind: Any) -> tuple[tuple[tuple[str, Callable[[object], Any]], ...], tuple[str, ...]]:
+    """Return what reads each field, and which must be there. Made when first read: a class may hold itself."""
     hints = get_type_hints(kind)
-    return {
-        field.name: (_reader(hints[field.name]), field.default is field.default_factory is MISSING)
-        for field in fields(kind)
-    }
+    needed = tuple(field.name for field in fields(kind) if field.default is field.default_factory is MISSING)
+    return tuple((field.name, _reader(hints[field.name])) for field in fields(kind)), needed
 
 
 def _same(kind: type, data: object) -> Any:
