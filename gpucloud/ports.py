@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpucloud.domain.account import Caller, Headroom, QuotaRequest
+from gpucloud.domain.billed import Billed
 from gpucloud.domain.catalog import SpotList
 from gpucloud.domain.data import DataSet, DataWanted
 from gpucloud.domain.job import Market, Resources
@@ -170,6 +171,14 @@ class Account(Protocol):
 
     def requests(self, region: str) -> tuple[QuotaRequest, ...]:
         """Return the requests made in the region, the newest first."""
+        ...
+
+
+class BillingData(Protocol):
+    """What the cloud itself says that was spent. Each question costs money. Raises CredentialsError, ProvisionError."""
+
+    def of_job(self, job: str, first: datetime, now: datetime) -> Billed:
+        """Return the cloud's figures for the job's machines and what stands beside them, from the first's day on."""
         ...
 
 

@@ -284,11 +284,39 @@ def metrics(
 
 
 @app.command()
-def cost(target: Target = None, as_json: Json = False) -> None:
-    """Say what a job has cost, may still cost, and has left."""
-    from gpucloud.cli import asking
+def cost(  # noqa: PLR0913, PLR0917  each is an option
+    targets: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="[JOB|FILE]...", help="Jobs' names, or job files; gpucloud.yaml here if left out."),
+    ] = None,
+    by: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--by", metavar="WAY", help="Summed by job, attempt, node, day, kind or tag:KEY."),
+    ] = None,
+    since: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--since", metavar="DAY", help="Only what was spent from that day on, such as 2026-11-01, UTC."),
+    ] = None,
+    to: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--csv", metavar="FILE", help="Write CSV: every charge, or the sums with --by; - to write here."),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every known job.")] = False,
+    reconcile: Annotated[
+        bool, typer.Option("--reconcile", help="One job beside AWS's own bill, which is asked once a day (0.01 USD).")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Say what jobs have cost, may still cost, and have left of their budgets."""
+    from gpucloud.cli import costing
 
-    raise typer.Exit(asking.cost(target, as_json=as_json))
+    asked = costing.Asked(by=by, since=since, to=to, every=every)
+    if reconcile:
+        from gpucloud.cli import billed
+
+        costing.require_one(targets or (), asked)
+        raise typer.Exit(billed.reconcile(targets[0] if targets else None, as_json=as_json))
+    raise typer.Exit(costing.cost(targets or (), asked, as_json=as_json))
 
 
 @app.command()

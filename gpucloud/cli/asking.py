@@ -1,21 +1,19 @@
-"""`status`, `metrics`, `cost`, `logs` and `ssh`: they ask, and supervise nothing."""
+"""`status`, `metrics`, `logs` and `ssh`: they ask, and supervise nothing."""
 
 from __future__ import annotations
 
 import json
 import sys
 
-from gpucloud.cli.bills import cost_json, cost_text
 from gpucloud.cli.machines import one_node
 from gpucloud.cli.render import VERSION, say, say_json, table, tell
 from gpucloud.cli.reports import jobs_text, report_json, report_text, standing_json
-from gpucloud.cli.target import known_job
+from gpucloud.cli.target import known_job, report_or_line
 from gpucloud.cli.use import history_json, history_rows
-from gpucloud.domain.errors import GpucloudError, NodeError, UsageError
+from gpucloud.domain.errors import NodeError, UsageError
 from gpucloud.domain.state import JobState
 from gpucloud.usecases.history import read_history
 from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.report import JobReport
 from gpucloud.usecases.visiting import visited
 from gpucloud.wiring import Gpucloud, KnownJob
 
@@ -36,7 +34,7 @@ def status(target: str | None, *, history: bool, as_json: bool) -> int:
     if history:
         return _history(cloud, known_job(cloud, target), as_json=as_json)
     if target is None:
-        reports = [report for known in cloud.home.known() if (report := _report(cloud, known))]
+        reports = [report for known in cloud.home.known() if (report := report_or_line(cloud, known))]
         if as_json:
             say_json({"jobs": [report_json(report) for report in reports]})
         else:
@@ -69,17 +67,6 @@ def metrics(target: str | None, node_id: str | None) -> int:
         said = done.stderr.decode(errors="replace").strip()
         raise NodeError(f"{node.id} tells no metrics: {said}", hint=f"gpucloud status {known.name}")
     sys.stdout.write(done.stdout.decode())
-    return 0
-
-
-def cost(target: str | None, *, as_json: bool) -> int:
-    """Say what a job has cost, charge by charge; return the exit code."""
-    cloud = Gpucloud()
-    report = cloud.asker(known_job(cloud, target)).report()
-    if as_json:
-        say_json(cost_json(report))
-    else:
-        say(cost_text(report))
     return 0
 
 
@@ -140,15 +127,6 @@ def _history(cloud: Gpucloud, known: KnownJob, *, as_json: bool) -> int:
     else:
         say(f"{known.name}: no use is kept yet: it comes every few minutes, and when an attempt ends")
     return 0
-
-
-def _report(cloud: Gpucloud, known: KnownJob) -> JobReport | None:
-    """Return the job's report; None, with a line that says why, when its store does not give it."""
-    try:
-        return cloud.asker(known).report()
-    except GpucloudError as error:
-        tell(f"{known.name}: {error}")
-        return None
 
 
 def _require_attempt(state: JobState, number: int) -> None:

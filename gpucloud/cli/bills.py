@@ -7,24 +7,46 @@ from typing import Any
 
 from gpucloud.cli.render import pool_json, quarantine_json, table, usd
 from gpucloud.domain import codec
-from gpucloud.domain.ledger import Charge, Spend, total
+from gpucloud.domain.costs import Row
+from gpucloud.domain.ledger import Charge, ChargeKind, Spend, total
 from gpucloud.domain.quantities import format_usd
 from gpucloud.usecases.report import JobReport
 
 
-def cost_text(report: JobReport) -> str:
-    """Return a job's money as a table."""
-    return "\n".join([charges_text(report.charges), "", spend_text(report.spend)])
+def cost_text(report: JobReport, heads: Sequence[str], rows: Sequence[Row]) -> str:
+    """Return a job's money: its sums in groups, and what is left of the budget."""
+    return "\n\n".join([*([rows_text(heads, rows)] if rows else []), spend_text(report.spend)])
+
+
+def rows_text(heads: Sequence[str], rows: Sequence[Row]) -> str:
+    """Return sums as a table, with a last row for all of them; a kind that nothing was paid for has no column."""
+    kinds = [kind for kind in ChargeKind if any(row.usd_of(kind) for row in rows)]
+    shown = kinds if len(kinds) > 1 else []
+    places = 2 if sum(row.usd for row in rows) >= 100 else 6
+    numbers = ["machine hours", *(kind.value for kind in shown), "USD"]
+    cells = [_cells(row, shown, places) for row in rows]
+    whole = [
+        [_hours(rows), *(_sum(rows, kind, places) for kind in shown), f"{sum(row.usd for row in rows):.{places}f}"]
+    ]
+    widths = [max(map(len, column)) for column in zip(numbers, *cells, *whole, strict=True)]
+    lines = [(*heads, "from", *_right(numbers, widths), "")]
+    lines += [
+        (*row.name, f"{row.start:%Y-%m-%d %H:%M}", *_right(own, widths), "partly estimated" if row.estimated else "")
+        for row, own in zip(rows, cells, strict=True)
+    ]
+    if len(rows) > 1:
+        lines.append(("total", *[""] * len(heads), *_right(whole[0], widths), ""))
+    return table(lines)
 
 
 def charges_text(charges: Sequence[Charge]) -> str:
     """Return charges as a table, one a row."""
-    rows = [("node", "attempt", "machine", "from", "seconds", "USD/h", "USD", "")]
+    rows = [("node", "attempt", "what", "from", "seconds", "USD/h", "USD", "")]
     rows += [
         (
-            charge.node_id,
+            charge.node_id or "-",
             str(charge.attempt or "-"),
-            str(charge.pool),
+            str(charge.pool) if charge.kind is ChargeKind.COMPUTE else charge.kind.value,
             f"{charge.start:%H:%M:%S}",
             f"{(charge.end - charge.start).total_seconds():.0f}",
             usd(charge.usd_per_hour),
@@ -44,20 +66,42 @@ def spend_text(spend: Spend) -> str:
         ("left", f"{format_usd(spend.left_usd)} of {format_usd(spend.budget_usd)}"),
     ]
     if spend.forecast_usd is not None:
-        rows.append(("forecast", format_usd(spend.forecast_usd)))
+        rows.append(("forecast", f"{format_usd(spend.forecast_usd)} at the end, at today's price and pace"))
+    if spend.beside_usd:
+        rows.append(("beside", f"{format_usd(spend.beside_usd)} for storage, requests and transfer: not in the budget"))
     return table(rows)
 
 
 def cost_json(report: JobReport) -> dict[str, Any]:
-    """Return a job's money as an object: the sums, and every charge."""
+    """Return a job's money as an object: the sums, and every charge; `charges` are those that the budget counts."""
+    budgeted = [charge for charge in report.charges if charge.kind.in_budget]
     return {
         "job": report.job,
+        "tags": dict(report.tags),
         "spend": spend_json(report.spend),
-        "by_attempt": [{"attempt": key, "usd": usd(total(c))} for key, c in _grouped(report.charges, "attempt")],
-        "by_node": [{"node": key, "usd": usd(total(c))} for key, c in _grouped(report.charges, "node_id")],
-        "charges": [_charge_json(charge) for charge in report.charges],
+        "by_attempt": [{"attempt": key, "usd": usd(total(c))} for key, c in _grouped(budgeted, "attempt")],
+        "by_node": [{"node": key, "usd": usd(total(c))} for key, c in _grouped(budgeted, "node_id")],
+        "by_kind": [{"kind": key.value, "usd": usd(total(c))} for key, c in _grouped(report.charges, "kind")],
+        "charges": [charge_json(charge) for charge in budgeted],
+        "beside": [charge_json(charge) for charge in report.charges if not charge.kind.in_budget],
         "quarantined": [quarantine_json(one) for one in report.quarantined],
     }
+
+
+def rows_json(heads: Sequence[str], rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return sums as objects: the grouping's own keys below `group`."""
+    return [
+        {
+            "group": dict(zip(heads, row.name, strict=True)),
+            "start": codec.plain(row.start),
+            "end": codec.plain(row.end),
+            "machine_seconds": int(row.machine_time.total_seconds()),
+            **{kind.value: usd(row.usd_by_kind[kind]) for kind in ChargeKind if kind in row.usd_by_kind},
+            "usd": usd(row.usd),
+            "estimated": row.estimated,
+        }
+        for row in rows
+    ]
 
 
 def spend_json(spend: Spend) -> dict[str, str | None]:
@@ -68,19 +112,23 @@ def spend_json(spend: Spend) -> dict[str, str | None]:
         "left_usd": usd(spend.left_usd),
         "budget_usd": usd(spend.budget_usd),
         "forecast_usd": usd(spend.forecast_usd) if spend.forecast_usd is not None else None,
+        "beside_usd": usd(spend.beside_usd),
     }
 
 
-def _charge_json(charge: Charge) -> dict[str, Any]:
+def charge_json(charge: Charge) -> dict[str, Any]:
+    """Return a charge as an object; a pool's words are missing where it is no node's."""
     return {
         "node": charge.node_id,
         "attempt": charge.attempt,
-        **pool_json(charge.pool),
+        **(pool_json(charge.pool) if charge.pool else {}),
+        "kind": charge.kind.value,
         "start": codec.plain(charge.start),
         "end": codec.plain(charge.end),
         "usd_per_hour": usd(charge.usd_per_hour),
         "usd": usd(charge.usd),
         "note": charge.note,
+        "estimated": charge.estimated,
     }
 
 
@@ -89,3 +137,19 @@ def _grouped(charges: Sequence[Charge], key: str) -> list[tuple[Any, list[Charge
     for charge in charges:
         groups.setdefault(getattr(charge, key), []).append(charge)
     return list(groups.items())
+
+
+def _cells(row: Row, kinds: Sequence[ChargeKind], places: int) -> list[str]:
+    return [_hours([row]), *(f"{row.usd_of(kind):.{places}f}" for kind in kinds), f"{row.usd:.{places}f}"]
+
+
+def _sum(rows: Sequence[Row], kind: ChargeKind, places: int) -> str:
+    return f"{sum(row.usd_of(kind) for row in rows):.{places}f}"
+
+
+def _hours(rows: Sequence[Row]) -> str:
+    return f"{sum(row.machine_time.total_seconds() for row in rows) / 3600:.2f}"
+
+
+def _right(cells: Sequence[str], widths: Sequence[int]) -> tuple[str, ...]:
+    return tuple(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))

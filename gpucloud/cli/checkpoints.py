@@ -155,6 +155,7 @@ def _pull(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     puller = Puller(shelf=job.shelf, target=DirectoryStore(folder))
     with Meter("pulled", sum(piece.size for piece in manifest.pieces)) as meter:
         pulled = puller.pull(manifest, meter.moved)
+    job.cloud.asker(job.known).bill_pull(pulled.fetched)
     if as_json:
         answer = {"step": pulled.commit.step, "generation": pulled.commit.generation, "folder": str(folder.absolute())}
         sizes = {"bytes": pulled.size, "fetched_bytes": pulled.fetched, "resumes_from": pulled.first.step}
@@ -174,6 +175,7 @@ def _unpack(job: _Job, manifest: Manifest, files: tuple[tuple[str, Piece], ...],
     size = sum(piece.size for _, piece in files)
     with Meter("pulled", size) as meter:
         fetched = Unpacker(shelf=job.shelf, root=folder).unpack(files, meter.moved)
+    job.cloud.asker(job.known).bill_pull(fetched)
     if as_json:
         answer = {"step": manifest.commit.step, "generation": manifest.commit.generation}
         sizes = {"bytes": size, "fetched_bytes": fetched, "files": len(files)}

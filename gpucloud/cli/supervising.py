@@ -18,6 +18,7 @@ from gpucloud.usecases.jobs import Asker, caller
 from gpucloud.usecases.lease import take
 from gpucloud.usecases.report import JobReport
 from gpucloud.usecases.start import Start, adopt, budget_wish
+from gpucloud.usecases.sundries import bytes_in
 from gpucloud.usecases.supervise import supervisor
 from gpucloud.wiring import Gpucloud
 
@@ -70,8 +71,11 @@ def with_limits(goal: Goal, job: Job, state: JobState) -> Goal:
 
 def bring_stored_home(cloud: Gpucloud, job: Job, name: str) -> None:
     """Bring home what the job's own machine put into the store: it knows no folder of the user's."""
-    for path in cloud.bring_stored_home(job, name):
+    brought = cloud.bring_stored_home(job, name)
+    for path in brought:
         tell(f"brought home: {path}")
+    if brought:
+        cloud.asker(cloud.known(job, name, job.source)).bill_pull(bytes_in(brought))
 
 
 def answer(report: JobReport, *, as_json: bool) -> int:

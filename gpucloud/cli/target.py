@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from gpucloud.domain.errors import UsageError
+from gpucloud.cli.render import tell
+from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job import Cloud, Job
+from gpucloud.usecases.report import JobReport
 from gpucloud.usecases.start import current_run
 from gpucloud.wiring import Gpucloud, KnownJob
 
@@ -50,6 +52,15 @@ def known_job(cloud: Gpucloud, target: str | None) -> KnownJob:
     if found is None:
         raise UsageError(f"{read.job.name} was never started", hint=f"gpucloud train {target or ''}".strip())
     return cloud.known(read.job, found[0], read.file)
+
+
+def report_or_line(cloud: Gpucloud, known: KnownJob) -> JobReport | None:
+    """Return the job's report; None, with a line that says why, when its store does not give it."""
+    try:
+        return cloud.asker(known).report()
+    except GpucloudError as error:
+        tell(f"{known.name}: {error}")
+        return None
 
 
 def _started_elsewhere(cloud: Gpucloud, read: Target) -> KnownJob | None:

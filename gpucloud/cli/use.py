@@ -60,8 +60,9 @@ def progress_of_report(report: JobReport) -> Progress | None:
 
 def usd_per_hour(report: JobReport) -> Decimal:
     """Return what the machines that live cost together now."""
-    rates = {charge.node_id: charge.usd_per_hour for charge in report.charges}
-    return sum((rates.get(node.id, Decimal(0)) for node in report.nodes), Decimal(0))
+    rates = {(charge.node_id, charge.kind): charge.usd_per_hour for charge in report.charges}
+    alive = {node.id for node in report.nodes}
+    return sum((usd for (node_id, _), usd in rates.items() if node_id in alive), Decimal(0))
 
 
 def headline(report: JobReport) -> str:

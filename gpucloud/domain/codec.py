@@ -38,7 +38,10 @@ def from_json(kind: type[T], text: str | bytes) -> T:
     except (ValueError, RecursionError) as error:
         raise Malformed(f"{kind.__name__}: {error}") from error
     read = _reader(kind)  # type: ignore[arg-type]  # mypy takes a TypeVar's class for one without a hash
-    value: T = read(data, kind.__name__)
+    try:
+        value: T = read(data)
+    except _Unfit as unfit:
+        raise Malformed(f"{kind.__name__}{unfit.path}: {unfit.what}") from unfit
     return value
 
 
@@ -57,19 +60,27 @@ def _writer(kind: Any) -> Callable[[Any], Any]:
     return next((write for base, write in _WRITE.items() if issubclass(kind, base)), lambda value: value)
 
 
+class _Unfit(Exception):
+    """A part of the value is not what was expected; `path` grows on the way out, where nobody waits for it."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.path = ""
+
+
 @cache
-def _reader(kind: Any) -> Callable[[object, str], Any]:
+def _reader(kind: Any) -> Callable[[object], Any]:
     """Return what reads that kind out of plain values. Kept, for a class never changes: states are large."""
     origin = get_origin(kind)
     if origin in (Union, UnionType):
         only = _reader(_without_none(kind))
-        return lambda data, path: None if data is None else only(data, path)
+        return lambda data: None if data is None else only(data)
     if origin is tuple:
         return partial(_tuple, get_args(kind))
     if is_dataclass(kind):
         return partial(_record, kind)
     if issubclass(kind, Enum):
-        return partial(_parsed, kind)
+        return partial(_member, kind, {member.value: member for member in kind})
     return _READ.get(kind) or partial(_same, kind)
 
 
@@ -78,101 +89,109 @@ def _without_none(kind: Any) -> Any:
     return only
 
 
-def _tuple(arguments: tuple[Any, ...], data: object, path: str) -> tuple[Any, ...]:
+def _tuple(arguments: tuple[Any, ...], data: object) -> tuple[Any, ...]:
     if not isinstance(data, list):
-        raise Malformed(f"{path}: expected a list, found {_shown(data)}")
+        raise _Unfit(f"expected a list, found {_shown(data)}")
     kinds = [arguments[0]] * len(data) if arguments[-1] is Ellipsis else list(arguments)
     if len(kinds) != len(data):
-        raise Malformed(f"{path}: expected {len(kinds)} items, found {len(data)}")
-    return tuple(_reader(kind)(item, f"{path}[{i}]") for i, (kind, item) in enumerate(zip(kinds, data, strict=True)))
+        raise _Unfit(f"expected {len(kinds)} items, found {len(data)}")
+    values: list[Any] = []
+    try:
+        for kind, item in zip(kinds, data, strict=True):
+            values.append(_reader(kind)(item))
+    except _Unfit as unfit:
+        unfit.path = f"[{len(values)}]{unfit.path}"
+        raise
+    return tuple(values)
 
 
-def _record(kind: Any, data: object, path: str) -> Any:
+def _record(kind: Any, data: object) -> Any:
     if not isinstance(data, dict):
-        raise Malformed(f"{path}: expected an object, found {_shown(data)}")
-    values, missing = {}, []
-    for name, (read, is_needed) in _fields(kind).items():
-        if name in data:
-            values[name] = read(data[name], f"{path}.{name}")
-        elif is_needed:
-            missing.append(name)
-    if missing:
-        raise Malformed(f"{path}: {', '.join(missing)} missing")
+        raise _Unfit(f"expected an object, found {_shown(data)}")
+    values, name = {}, ""
+    readers, needed = _fields(kind)
+    try:
+        for name, read in readers:
+            if name in data:
+                values[name] = read(data[name])
+    except _Unfit as unfit:
+        unfit.path = f".{name}{unfit.path}"
+        raise
+    if len(values) < len(readers) and (missing := [name for name in needed if name not in values]):
+        raise _Unfit(f"{', '.join(missing)} missing")
     return kind(**values)
 
 
 @cache
-def _fields(kind: Any) -> dict[str, tuple[Callable[[object, str], Any], bool]]:
-    """Return what reads each field, and whether it must be there. Made when first read: a class may hold itself."""
+def _fields(kind: Any) -> tuple[tuple[tuple[str, Callable[[object], Any]], ...], tuple[str, ...]]:
+    """Return what reads each field, and which must be there. Made when first read: a class may hold itself."""
     hints = get_type_hints(kind)
-    return {
-        field.name: (_reader(hints[field.name]), field.default is field.default_factory is MISSING)
-        for field in fields(kind)
-    }
+    needed = tuple(field.name for field in fields(kind) if field.default is field.default_factory is MISSING)
+    return tuple((field.name, _reader(hints[field.name])) for field in fields(kind)), needed
 
 
-def _same(kind: type, data: object, path: str) -> Any:
+def _same(kind: type, data: object) -> Any:
     if type(data) is not kind:  # `type`, because a bool is an int to isinstance
-        raise Malformed(f"{path}: expected {kind.__name__}, found {_shown(data)}")
+        raise _Unfit(f"expected {kind.__name__}, found {_shown(data)}")
     return data
 
 
-def _parsed(kind: Any, data: object, path: str) -> Any:
+def _member(kind: Any, members: dict[object, Any], data: object) -> Any:
     try:
-        return kind(data)
-    except ValueError as error:
-        raise Malformed(f"{path}: {error}") from error
+        return members[data]
+    except (KeyError, TypeError):
+        raise _Unfit(f"{_shown(data)} is not a valid {kind.__name__}") from None
 
 
-def _time(data: object, path: str) -> datetime:
+def _time(data: object) -> datetime:
     if not isinstance(data, str):
-        raise Malformed(f"{path}: expected a time, found {_shown(data)}")
+        raise _Unfit(f"expected a time, found {_shown(data)}")
     try:
         time = datetime.fromisoformat(data)
     except ValueError as error:
-        raise Malformed(f"{path}: {error}") from error
+        raise _Unfit(str(error)) from error
     if time.tzinfo is None:
-        raise Malformed(f"{path}: a time without its zone: {data}")
+        raise _Unfit(f"a time without its zone: {data}")
     return time
 
 
-def _span(data: object, path: str) -> timedelta:
+def _span(data: object) -> timedelta:
     if type(data) is not int:
-        raise Malformed(f"{path}: expected microseconds, found {_shown(data)}")
+        raise _Unfit(f"expected microseconds, found {_shown(data)}")
     return timedelta(microseconds=data)
 
 
-def _path(data: object, path: str) -> Path:
+def _path(data: object) -> Path:
     if not isinstance(data, str):
-        raise Malformed(f"{path}: expected a path, found {_shown(data)}")
+        raise _Unfit(f"expected a path, found {_shown(data)}")
     return Path(data)
 
 
-def _float(data: object, path: str) -> float:
+def _float(data: object) -> float:
     if type(data) in (int, float) or data in ("nan", "inf", "-inf"):
         return float(data)  # type: ignore[arg-type]
-    raise Malformed(f"{path}: expected a number, found {_shown(data)}")
+    raise _Unfit(f"expected a number, found {_shown(data)}")
 
 
-def _decimal(data: object, path: str) -> Decimal:
+def _decimal(data: object) -> Decimal:
     try:
-        return Decimal(data) if isinstance(data, str) else Decimal(_float(data, path))
+        return Decimal(data) if isinstance(data, str) else Decimal(_float(data))
     except InvalidOperation as error:
-        raise Malformed(f"{path}: expected a sum, found {_shown(data)}") from error
+        raise _Unfit(f"expected a sum, found {_shown(data)}") from error
 
 
-def _bytes(data: object, path: str) -> bytes:
+def _bytes(data: object) -> bytes:
     try:
         return base64.b64decode(data if isinstance(data, str) else "?", validate=True)
     except binascii.Error as error:
-        raise Malformed(f"{path}: expected base64, found {_shown(data)}") from error
+        raise _Unfit(f"expected base64, found {_shown(data)}") from error
 
 
 def _shown(data: object) -> str:
     return repr(data)[:60]
 
 
-_READ: dict[Any, Callable[[object, str], Any]] = {
+_READ: dict[Any, Callable[[object], Any]] = {
     datetime: _time,
     timedelta: _span,
     Path: _path,

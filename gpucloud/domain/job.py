@@ -70,7 +70,7 @@ class AwsChoices:
 
     `image` is `deep-learning`, `ubuntu`, `ami-…` or `ssm:/parameter/path`; `user` its login. `subnets` (one a zone)
     and `instance_profile` are the user's own where a company forbids making them. `alert_usd` is a month's sum over all
-    jobs: AWS writes to `alert_email` at 80 % of it.
+    jobs: AWS tells `alert_email` and the SNS topic `alert_topic` (an ARN) at 50, 80 and 100 % of it.
     """
 
     profile: str | None = None
@@ -86,6 +86,7 @@ class AwsChoices:
     capacity_reservation: str | None = None
     capacity_block: str | None = None
     alert_email: str | None = None
+    alert_topic: str | None = None
     alert_usd: Decimal = Decimal(100)
 
 

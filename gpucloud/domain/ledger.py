@@ -2,22 +2,29 @@
 
 The rules are AWS's for Linux spot instances (EC2 user guide, "Billing for interrupted Spot Instances" and "Amazon
 EC2 pricing"): per second, at the zone's own price at each moment, 60 seconds at the least, and nothing for an
-instance that EC2 itself interrupts in its first hour.
+instance that EC2 itself interrupts in its first hour. Its disk and its public address are charged by the second and
+for 60 seconds at the least too, and even where the instance is not.
+
+**What the budget counts** is what ends with the machines: they, their disks and their addresses
+(`ChargeKind.in_budget`). What is stored, the requests for it and its way out of the cloud go on or come after the last
+machine, so that no wall can end them: they are charges of the job, and no part of its budget.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
+from enum import Enum
 
 from gpucloud.domain.job import Market
+from gpucloud.domain.lifespan import Lifespan, Span
 from gpucloud.domain.node import EndCause
 from gpucloud.domain.offer import Offer, Pool, PricePoint
+from gpucloud.domain.rates import Rates, month_hours, months_between
 from gpucloud.domain.state import Attempt, NodeLife
 
 ZERO = Decimal(0)
@@ -28,30 +35,68 @@ _HOUR = Decimal(3600)
 _SMALLEST = Decimal("0.00000001")
 
 
+class ChargeKind(str, Enum):
+    """What is paid for."""
+
+    COMPUTE = "compute"
+    DISK = "disk"
+    ADDRESS = "address"
+    STORAGE = "storage"
+    REQUESTS = "requests"
+    TRANSFER = "transfer"
+
+    @property
+    def in_budget(self) -> bool:
+        """Whether the budget counts it: what ends with the machines."""
+        return self in (ChargeKind.COMPUTE, ChargeKind.DISK, ChargeKind.ADDRESS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """How a cloud bills: the least time of a node, and how young a node may be taken without a charge.
 
-    `beside_usd_per_hour` is what else a node costs (its disk, its public address): charged even where the node is not.
+    Beside each node stand a disk of `disk_gib` and, with `public_address`, an address, at the region's `rates`; a
+    region that is not among them has the dearest of these.
     """
 
     minimum: timedelta = timedelta(seconds=60)
     free_when_taken_within: timedelta = FREE_WHEN_TAKEN_WITHIN
-    beside_usd_per_hour: Decimal = ZERO
+    disk_gib: int = 0
+    public_address: bool = False
+    rates: tuple[Rates, ...] = ()
+
+    @property
+    def beside_usd_per_hour(self) -> Decimal:
+        """What a node's disk and address cost an hour at the most, in any region: planned and promised with."""
+        return max(map(self._beside, self.rates), default=ZERO)
+
+    def rates_in(self, region: str) -> Rates:
+        """Return what the region charges; nothing at all where nothing is known to be charged."""
+        found = next((rates for rates in self.rates if rates.region == region), None)
+        return found or max(self.rates, key=self._beside, default=Rates(region=region))
+
+    def _beside(self, rates: Rates) -> Decimal:
+        return rates.most_beside_usd_per_hour(self.disk_gib, address=self.public_address)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """One metered interval of one node at one price; `attempt` is None before there was any."""
+    """One metered interval of one thing at one price; `attempt` is None before there was any.
+
+    `node_id` is empty and `pool` None for what is the job's and no node's. Charges that were written before there were
+    kinds are of compute, with the disk and the address in them. `estimated`: not all of it could be counted.
+    """
 
     node_id: str
     attempt: int | None
-    pool: Pool
     start: datetime
     end: datetime
     usd_per_hour: Decimal
     usd: Decimal
+    pool: Pool | None = None
+    kind: ChargeKind = ChargeKind.COMPUTE
     note: str = ""
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +105,14 @@ class Spend:
 
     `promised` is what the machines that live now may still cost until `paid_until`, at the highest price that
     they can have. `forecast_usd` is what the whole job will have cost at today's price, None when unknown.
+    `beside_usd` is what the budget does not count: what was stored, asked of the store and brought home.
     """
 
     budget_usd: Decimal
     spent_usd: Decimal
     promised_usd: Decimal
     forecast_usd: Decimal | None = None
+    beside_usd: Decimal = ZERO
 
     @property
     def left_usd(self) -> Decimal:
@@ -80,28 +127,19 @@ def meter(
     now: datetime,
     terms: Terms = Terms(),
 ) -> tuple[Charge, ...]:
-    """Return the node's charges from its launch to its end, or to `now` while it lives.
+    """Return the node's charges from its launch to its end, or to `now` while it lives: compute, disk, address.
 
     Whole seconds, rounded up; cut where the price changes and where an attempt ended that another one followed, so
-    that every charge has one price and one attempt. Time between two attempts belongs to the later one.
+    that every charge has one price and one attempt. Time between two attempts belongs to the later one. However a
+    life is cut, its charges sum to the same. `attempts` are in their order.
     """
-    end = life.ended_at or now
-    seconds = max(math.ceil((end - life.launched_at).total_seconds()), int(terms.minimum.total_seconds()))
-    end = life.launched_at + timedelta(seconds=seconds)
-    free = _is_free(life, terms)
-    followed = [(_whole_second(life, a.ended_at), a.number) for a in attempts[:-1] if a.ended_at is not None]
-    ends = [end for end, _ in followed]
-    numbers = [*(number for _, number in followed), *(a.number for a in attempts[-1:]), None]
-    cuts = {*ends, *(_whole_second(life, point.since) for point in prices)}
-    edges = [life.launched_at, *sorted(cut for cut in cuts if life.launched_at < cut < end), end]
-    charges = []
-    for start, stop in itertools.pairwise(edges):
-        if stop > start:
-            price = _price_at(start, prices) + terms.beside_usd_per_hour
-            due = terms.beside_usd_per_hour if free else price
-            attempt = numbers[bisect.bisect_right(ends, start)]
-            charges.append(_charge(life, attempt, (start, stop), price, due))
-    return tuple(charges)
+    span = Lifespan(life, attempts, now, terms.minimum)
+    rates = terms.rates_in(life.pool.region)
+    return (
+        *_compute(life, span, prices, terms),
+        *_disk(life, span, rates.disk_usd_per_gib_month * terms.disk_gib),
+        *_address(life, span, rates.address_usd_per_hour if terms.public_address else ZERO),
+    )
 
 
 def with_beside(offers: Iterable[Offer], terms: Terms) -> tuple[Offer, ...]:
@@ -124,7 +162,15 @@ def total(charges: Iterable[Charge]) -> Decimal:
 def usd_for(usd_per_hour: Decimal, span: timedelta) -> Decimal:
     """Return the price of a span, to 1e-8 USD."""
     seconds = Decimal(span.days * 86400 + span.seconds) + Decimal(span.microseconds) / 1_000_000
-    return (usd_per_hour * seconds / _HOUR).quantize(_SMALLEST, ROUND_HALF_UP)
+    return _rounded(usd_per_hour * seconds / _HOUR)
+
+
+def _compute(life: NodeLife, span: Lifespan, prices: tuple[PricePoint, ...], terms: Terms) -> list[Charge]:
+    pieces = span.spans(point.since for point in prices)
+    charges = _charges(life, span, ChargeKind.COMPUTE, [(piece, _price_at(piece[0], prices)) for piece in pieces])
+    if not _is_free(life, terms):
+        return charges
+    return [replace(charge, usd=ZERO, note="taken in its first hour: not charged") for charge in charges]
 
 
 def _is_free(life: NodeLife, terms: Terms) -> bool:
@@ -136,26 +182,55 @@ def _is_free(life: NodeLife, terms: Terms) -> bool:
     )
 
 
-def _whole_second(life: NodeLife, moment: datetime) -> datetime:
-    return life.launched_at + timedelta(seconds=math.ceil((moment - life.launched_at).total_seconds()))
+def _disk(life: NodeLife, span: Lifespan, usd_per_month: Decimal) -> list[Charge]:
+    """A disk is paid by the month, which is as long as the calendar says."""
+    if not usd_per_month:
+        return []
+    pieces = span.spans(months_between(span.start, span.end))
+    charges: list[Charge] = []
+    for hours, alike in itertools.groupby(pieces, lambda piece: month_hours(piece[0])):
+        charges += _charges(life, span, ChargeKind.DISK, [(piece, usd_per_month) for piece in alike], hours=hours)
+    return charges
 
 
-def _charge(
-    life: NodeLife, attempt: int | None, span: tuple[datetime, datetime], usd_per_hour: Decimal, due_per_hour: Decimal
-) -> Charge:
-    start, end = span
-    return Charge(
-        node_id=life.node_id,
-        attempt=attempt,
-        pool=life.pool,
-        start=start,
-        end=end,
-        usd_per_hour=usd_per_hour,
-        usd=usd_for(due_per_hour, end - start),
-        note="" if due_per_hour == usd_per_hour else "taken in its first hour: not charged",
-    )
+def _address(life: NodeLife, span: Lifespan, usd_per_hour: Decimal) -> list[Charge]:
+    if not usd_per_hour:
+        return []
+    return _charges(life, span, ChargeKind.ADDRESS, [(piece, usd_per_hour) for piece in span.spans()])
+
+
+def _charges(
+    life: NodeLife, span: Lifespan, kind: ChargeKind, pieces: Iterable[tuple[Span, Decimal]], *, hours: int = 1
+) -> list[Charge]:
+    """Return a charge for each piece at its price for so many hours; they sum to the rounded price of the whole."""
+    exact = told = ZERO
+    charges = []
+    for (start, end), usd in pieces:
+        exact += usd * int((end - start).total_seconds())
+        due = _rounded(exact / (_HOUR * hours))
+        charges.append(
+            Charge(
+                node_id=life.node_id,
+                attempt=span.attempt_at(start),
+                pool=life.pool,
+                start=start,
+                end=end,
+                usd_per_hour=usd if hours == 1 else _rounded(usd / hours),
+                usd=due - told,
+                kind=kind,
+            )
+        )
+        told = due
+    return charges
 
 
 def _price_at(moment: datetime, prices: tuple[PricePoint, ...]) -> Decimal:
-    known = [point for point in prices if point.since <= moment]
-    return (known[-1] if known else prices[0]).usd_per_hour
+    return prices[max(bisect.bisect_right(prices, moment, key=_since) - 1, 0)].usd_per_hour
+
+
+def _since(point: PricePoint) -> datetime:
+    return point.since
+
+
+def _rounded(usd: Decimal) -> Decimal:
+    return usd.quantize(_SMALLEST, ROUND_HALF_UP)

@@ -217,7 +217,8 @@ class JobState:
     machine image of each region; `pool_at` is when the job turned to its pool, `efa` the numbers of EFA
     interfaces that its group is made for; `gpu` is the model that the job pays for, None where it pays for none;
     `forgiven` is how many of the `quarantined` there were when the user had the job go on; `unattended_s` is for how
-    long the job's own machines may drive it, None where a supervisor outside must.
+    long the job's own machines may drive it, None where a supervisor outside must. `tags` are
+    those of the job file that it began with.
     """
 
     job: str
@@ -255,6 +256,7 @@ class JobState:
     ended_at: datetime | None = None
     unattended_s: float | None = None
     budget_changes: tuple[BudgetChange, ...] = ()
+    tags: tuple[tuple[str, str], ...] = ()
 
     @property
     def attempt(self) -> Attempt | None:

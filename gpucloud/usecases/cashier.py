@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -15,6 +16,9 @@ from gpucloud.domain.supervision.prepaid import Wall, paid_until
 from gpucloud.ports import MarketData
 from gpucloud.usecases.jobstore import JobStore
 
+PAGE = 256
+"""How many nodes' bills are copied into one object."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payable:
@@ -27,24 +31,29 @@ class Payable:
 
 
 class Cashier:
-    """Counts one job's money. Charges of nodes that have ended are in the ledger; the others run."""
+    """Counts one job's money. Charges of nodes that have ended are in the ledger; the others run.
+
+    What the budget does not count is in the ledger too, and in no sum here but that of `charges`.
+    """
 
     def __init__(self, jobs: JobStore, market: MarketData, terms: Terms | None = None) -> None:
         self._jobs = jobs
         self._market = market
         self._terms = terms or Terms()
         self._billed: dict[str, Decimal] = {}
+        self._bills: dict[str, tuple[Charge, ...]] = {}
 
     def charges(self, state: JobState, now: datetime) -> tuple[Charge, ...]:
         """Return every charge: those in the ledger, and those of nodes not yet in it up to `now`."""
         billed = self._jobs.charges()
-        known = {charge.node_id for charge in billed}
-        running = (self._meter(life, state, now) for life in state.nodes if life.node_id not in known)
+        self._billed = _by_node(billed)
+        running = (self._meter(life, state, now) for life in state.nodes if life.node_id not in self._billed)
         return (*billed, *(charge for charges in running for charge in charges))
 
     def settle(self, state: JobState, now: datetime) -> JobState:
         """Write the charges of every node that has ended into the ledger, and return the state that says so."""
         lives = tuple(self._settled(life, state, now) for life in state.nodes)
+        self._copy_pages(state.nodes, lives)
         return replace(state, nodes=lives)
 
     def spend(self, state: JobState, now: datetime, forecast: timedelta | None = None) -> Spend:
@@ -77,17 +86,28 @@ class Cashier:
     def _settled(self, life: NodeLife, state: JobState, now: datetime) -> NodeLife:
         if life.ended_at is None or life.charged:
             return life
-        self._jobs.bill(life.node_id, self._meter(life, state, now))
+        charges = self._meter(life, state, now)
+        if self._jobs.bill(life.node_id, charges):
+            self._billed[life.node_id] = total(charges)
+            self._bills[life.node_id] = charges
         return replace(life, charged=True)
 
+    def _copy_pages(self, before: tuple[NodeLife, ...], lives: tuple[NodeLife, ...]) -> None:
+        """Have the bills of so many nodes, in the order of the books, in one object once all of them have ended."""
+        settled = {number // PAGE for number, life in enumerate(lives) if life.charged and not before[number].charged}
+        for page in sorted(settled):
+            members = lives[page * PAGE : (page + 1) * PAGE]
+            if len(members) == PAGE and all(life.charged for life in members):
+                ids = [life.node_id for life in members]
+                bills = {node: self._bills.pop(node, ()) or self._jobs.bill_of(node) for node in ids}
+                self._jobs.copy_bills(page, bills)
+
     def _cost(self, life: NodeLife, state: JobState, now: datetime) -> Decimal:
-        """A charge stays as it was billed: metered again with later cuts, the same seconds round to other cents."""
+        """A charge stays as it was billed, whatever prices or attempts become known later."""
         if not life.charged:
             return total(self._meter(life, state, now))
         if life.node_id not in self._billed:
-            billed = self._jobs.charges()
-            nodes = {charge.node_id for charge in billed}
-            self._billed = {node: total(charge for charge in billed if charge.node_id == node) for node in nodes}
+            self._billed = _by_node(self._jobs.charges())
             self._billed.setdefault(life.node_id, ZERO)  # it ended as it began, or by a clock that was behind
         return self._billed[life.node_id]
 
@@ -103,3 +123,11 @@ class Cashier:
     def _running_cost(self, alive: tuple[NodeLife, ...], now: datetime, span: timedelta) -> Decimal:
         rates = (self._market.prices(life.pool, now, now)[-1].usd_per_hour for life in alive)
         return usd_for(sum(rates, ZERO), span)
+
+
+def _by_node(charges: Iterable[Charge]) -> dict[str, Decimal]:
+    sums: dict[str, Decimal] = {}
+    for charge in charges:
+        if charge.node_id:
+            sums[charge.node_id] = sums.get(charge.node_id, ZERO) + charge.usd
+    return sums

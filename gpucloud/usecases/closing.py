@@ -14,6 +14,7 @@ from gpucloud.usecases.history import HistoryKeeper
 from gpucloud.usecases.lookout import LogReader, read_node
 from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.profiles import bring_profiles
+from gpucloud.usecases.sundries import SundryBook
 from gpucloud.usecases.world import Watcher, World
 
 
@@ -31,8 +32,10 @@ class Closing:
         """Bring all there is, and tell what became of it. Raises StoreError when the output cannot be kept."""
         self._read_to_the_end(seen)
         self._explain(action, seen)
-        self._bring_home(action, seen)
+        brought = self._bring_home(action, seen)
         self._bring_profiles(seen)
+        if seen.state.attempt is not None:
+            SundryBook(world=self.world).bill(seen.state, seen.state.attempt, brought)
 
     def _read_to_the_end(self, seen: Seen) -> None:
         attempt = seen.state.attempt
@@ -61,21 +64,22 @@ class Closing:
         if words:
             self.watcher.story(words)
 
-    def _bring_home(self, action: CloseAttempt, seen: Seen) -> None:
+    def _bring_home(self, action: CloseAttempt, seen: Seen) -> tuple[str, ...]:
         """The outputs lie on the node of rank 0; without it, there are none to bring."""
         attempt = seen.state.attempt
         first = attempt.members[0].node_id if attempt is not None else ""
         node = next((node for node in seen.group.alive if node.id == first), None)
         code = self.preparer.code_on(first)
         if action.reason.retried or node is None or code is None:
-            return
+            return ()
         try:
             brought = self.world.outputs.bring_home(self.world.shell.host(node), code)
         except (NodeError, StoreError) as error:
             self.watcher.story(f"the outputs could not be brought home: {error}")
-            return
+            return ()
         for path in brought:
             self.watcher.story(f"brought home: {path}")
+        return brought
 
     def _bring_profiles(self, seen: Seen) -> None:
         attempt = seen.state.attempt

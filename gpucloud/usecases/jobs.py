@@ -13,10 +13,12 @@ from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.node import NO_GROUP, GroupView
 from gpucloud.domain.state import ExitReason, JobState
+from gpucloud.domain.sundries import Sundries, charges_of
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.seen import Limits
 from gpucloud.domain.supervision.storm import standing
 from gpucloud.ports import Clock, MarketData, NodeGroup
+from gpucloud.store import Stored
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.jobstore import JobStore, LogPart
 from gpucloud.usecases.lease import is_over, supervised_by
@@ -27,7 +29,7 @@ _LOOK_S = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asker:
-    """Answers questions about one job; changes nothing but to leave a request."""
+    """Answers questions about one job; changes nothing but to leave a request, or a charge that it caused."""
 
     jobs: JobStore
     market: MarketData
@@ -37,19 +39,18 @@ class Asker:
 
     def state(self) -> JobState:
         """Return the job's state; UsageError when there is no such job."""
-        loaded = self.jobs.load()
-        if loaded is None:
-            raise UsageError(f"there is no job {self.jobs.job!r} in {self.jobs.store.url}", hint="gpucloud status")
-        return loaded[0]
+        return self._loaded()[0]
 
     def report(self) -> JobReport:
         """Return where the job stands, what it has cost, and which machines live."""
-        state = self.state()
+        state, stored = self._loaded()
+        supervisor = _supervisor(state, stored)
         now = self.clock.now()
         cashier = Cashier(self.jobs, self.market, self.terms)
         listed = self.listed(state)
         state, until = books.as_listed(state, listed, now)
-        told = report(state, cashier.spend(state, until), cashier.charges(state, until), listed, self.supervisor())
+        charges = cashier.charges(state, until)
+        told = report(state, cashier.spend(state, until), charges, listed, supervisor)
         return replace(told, storm=standing(state, now, Limits()))
 
     def listed(self, state: JobState) -> GroupView:
@@ -68,13 +69,18 @@ class Asker:
     def supervisor(self) -> str | None:
         """Return who supervises the job now, None when nobody does."""
         loaded = self.jobs.load()
-        if loaded is None or loaded[0].owner is None or is_over(*loaded):
-            return None
-        return supervised_by(loaded[0].owner)
+        return _supervisor(*loaded) if loaded is not None else None
 
     def ask_to_end(self) -> None:
         """Ask whoever supervises the job to save, end it and tear down."""
         self.jobs.ask_to_end(ExitReason.STOPPED, caller(), self.clock.now())
+
+    def bill_pull(self, fetched: int) -> None:
+        """Write down what bytes cost that a command brought out of the cloud, where they cost anything."""
+        now = self.clock.now()
+        used = Sundries(attempt=None, start=now, end=now, sent=fetched)
+        if charges := charges_of(used, self.terms.rates_in(self.state().pool.region)):
+            self.jobs.bill_beside(f"pull-{now:%Y%m%dT%H%M%S.%f}", charges)
 
     def output(self, *, attempt: int | None, rank: int | None, follow: bool) -> Iterator[tuple[LogPart, bytes]]:
         """Yield the kept output in order; with `follow`, go on until the job has ended and all is told.
@@ -95,6 +101,16 @@ class Asker:
             if not follow or ended:
                 return
             self.clock.sleep(_LOOK_S)
+
+    def _loaded(self) -> tuple[JobState, Stored]:
+        loaded = self.jobs.load()
+        if loaded is None:
+            raise UsageError(f"there is no job {self.jobs.job!r} in {self.jobs.store.url}", hint="gpucloud status")
+        return loaded
+
+
+def _supervisor(state: JobState, stored: Stored) -> str | None:
+    return None if state.owner is None or is_over(state, stored) else supervised_by(state.owner)
 
 
 def caller() -> str:

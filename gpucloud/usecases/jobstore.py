@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gpucloud.domain import codec
+from gpucloud.domain.billed import Billed
 from gpucloud.domain.data import DataSet, pack, unpack
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.ledger import Charge
@@ -22,6 +23,7 @@ from gpucloud.store import Conflict, ObjectStore, Stored
 _TRIES = 50  # of a compare-and-swap that others come before
 _HISTORY_KEY = re.compile(r"/metrics/(\d{4})/([^/]+)-(\d{12})\.jsonl\.gz$")
 _LAUNCH_KEY = re.compile(r"/launches/(\d{4})/(\d{5})\.json$")
+_PAGE_KEY = re.compile(r"/ledger/pages/\d{6}\.json$")
 _LOG_KEY = re.compile(r"/logs/(\d{4})/rank-(\d{5})/(\d{12})$")
 
 
@@ -37,6 +39,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bill:
+    charges: tuple[Charge, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Page:
+    """What the bills of these nodes say, in one object: of thousands, each would be a request of its own."""
+
+    nodes: tuple[str, ...]
     charges: tuple[Charge, ...]
 
 
@@ -114,21 +124,52 @@ class JobStore:
         """Write down what a data set consists of, for as long as the job lives."""
         self.store.put(self._data_key(found.source), pack(found))
 
-    def bill(self, node_id: str, charges: tuple[Charge, ...]) -> None:
-        """Write a node's final charges, once: a second writer finds them there."""
-        try:
-            self.store.put(f"{self._root}/ledger/{node_id}.json", _bytes(_Bill(charges=charges)), if_absent=True)
-        except Conflict:
-            return
+    def bill(self, node_id: str, charges: tuple[Charge, ...]) -> bool:
+        """Write a node's final charges, once; False when they are there already, which then count."""
+        return self._bill(node_id, charges)
+
+    def bill_beside(self, what: str, charges: tuple[Charge, ...]) -> bool:
+        """Write charges that are no node's, once; False when there are some of that name already."""
+        return self._bill(f"beside/{what}", charges)
+
+    def bill_of(self, node_id: str) -> tuple[Charge, ...]:
+        """Return a node's charges; none when it has no bill yet."""
+        stored = self.store.get(self._bill_key(node_id))
+        return codec.from_json(_Bill, stored.data).charges if stored is not None else ()
+
+    def copy_bills(self, page: int, bills: Mapping[str, tuple[Charge, ...]]) -> None:
+        """Write a page of nodes' bills again, as one object; they stay, and are what counts."""
+        charges = tuple(charge for bill in bills.values() for charge in bill)
+        with suppress(Conflict):
+            data = _bytes(_Page(nodes=tuple(bills), charges=charges))
+            self.store.put(f"{self._root}/ledger/pages/{page:06d}.json", data, if_absent=True)
 
     def charges(self) -> tuple[Charge, ...]:
         """Return every charge in the ledger."""
+        keys = self.store.list(f"{self._root}/ledger/")
         found: list[Charge] = []
-        for key in self.store.list(f"{self._root}/ledger/"):
-            stored = self.store.get(key)
-            if stored is not None:
+        read: set[str] = set()
+        for key in (key for key in keys if _PAGE_KEY.search(key)):
+            if (stored := self.store.get(key)) is not None:
+                page = codec.from_json(_Page, stored.data)
+                found += (charge for charge in page.charges if self._bill_key(charge.node_id) not in read)
+                read.update(map(self._bill_key, page.nodes))
+        for key in keys:
+            if key not in read and not _PAGE_KEY.search(key) and (stored := self.store.get(key)) is not None:
                 found += codec.from_json(_Bill, stored.data).charges
         return tuple(found)
+
+    def billed(self) -> Billed | None:
+        """Return the cloud's own figures as they were asked for last; None before that."""
+        stored = self.store.get(f"{self._root}/billed.json")
+        try:
+            return codec.from_json(Billed, stored.data) if stored else None
+        except ValueError as error:
+            raise StoreError(f"{self.store.url}/{self._root}/billed.json is damaged: {error}") from error
+
+    def keep_billed(self, billed: Billed) -> None:
+        """Keep the cloud's own figures, in place of older ones."""
+        self.store.put(f"{self._root}/billed.json", _bytes(billed))
 
     def ask_to_end(self, end: ExitReason, by: str, at: datetime) -> None:
         """Leave the wish that the job ends, for whoever supervises it."""
@@ -237,6 +278,16 @@ class JobStore:
             return gzip.decompress(stored.data) if stored else b""
         except (OSError, EOFError, zlib.error) as error:
             raise StoreError(f"{self.store.url}/{part.key} is damaged: {error}") from error
+
+    def _bill(self, name: str, charges: tuple[Charge, ...]) -> bool:
+        try:
+            self.store.put(self._bill_key(name), _bytes(_Bill(charges=charges)), if_absent=True)
+        except Conflict:
+            return False
+        return True
+
+    def _bill_key(self, name: str) -> str:
+        return f"{self._root}/ledger/{name}.json"
 
     def _request(self) -> tuple[Request, str | None]:
         key = f"{self._root}/request.json"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gpucloud.domain.agentstatus import Status
-from gpucloud.domain.ledger import Charge, Spend
+from gpucloud.domain.ledger import Charge, Spend, total
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.state import (
     Attempt,
@@ -51,6 +51,7 @@ class JobReport:
     charges: tuple[Charge, ...]
     cooldowns: tuple[Cooldown, ...]
     quarantined: tuple[Quarantine, ...] = ()
+    tags: tuple[tuple[str, str], ...] = ()
     standing: tuple[NodeStanding, ...] = ()
     storm: tuple[str, ...] = ()
 
@@ -71,10 +72,11 @@ def report(
         interruptions=state.interruptions,
         last_step=max(steps) if steps else None,
         checkpoint=state.checkpoint,
-        spend=spend,
+        spend=replace(spend, beside_usd=total(charge for charge in charges if not charge.kind.in_budget)),
         paid_until=state.paid_until,
         nodes=group.alive,
         charges=charges,
         cooldowns=() if state.status.ended else state.cooldowns,
         quarantined=state.quarantined,
+        tags=state.tags,
     )

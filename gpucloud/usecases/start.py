@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Job
-from gpucloud.domain.ledger import ZERO, Terms, total
+from gpucloud.domain.ledger import ZERO, Terms
 from gpucloud.domain.plan import Plan, make_plan
 from gpucloud.domain.state import BudgetWish, ExitReason, JobState
 from gpucloud.domain.supervision import books
@@ -103,6 +103,7 @@ class Starter:
             cap_usd_per_hour=plan.offer.cap_usd_per_hour,
             efa=(plan.offer.efa,),
             gpu=plan.offer.gpu,
+            tags=job.tags,
         )
         try:
             JobStore(self.store, name).create(state, spec)
@@ -114,7 +115,7 @@ class Starter:
         now = self.clock.now()
         spent = ZERO
         if state.exit_reason not in _CLOSED:  # a teardown needs no budget
-            spent = total(Cashier(JobStore(self.store, name), self.market, self.terms).charges(state, now))
+            spent = Cashier(JobStore(self.store, name), self.market, self.terms).spend(state, now).spent_usd
         offers = self.planner.offers(job)
         if state.group is None:  # its own machines are in what is used of a quota
             offers = self.planner.allowed(job, offers)

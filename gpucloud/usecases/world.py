@@ -15,6 +15,7 @@ from gpucloud.domain.supervision.action import Action
 from gpucloud.domain.supervision.seen import Rules, Seen
 from gpucloud.ports import Clock, DataSets, MarketData, NodeGroup, Outputs, Provisioner, Shell
 from gpucloud.store import ObjectStore
+from gpucloud.store.counting import Tally
 from gpucloud.usecases.bootstrap import Package
 from gpucloud.usecases.jobstore import JobStore
 
@@ -43,7 +44,7 @@ class World:
     `power_off` is the command by which a node ends itself after its paid time, empty for none. `key` is the cluster's
     private SSH key, from which the secrets of attempts are made. `self_boot` is None where machines have no first boot
     of ours. `order` is what the machines of a job that drives itself go by, as far as it is known before the group is,
-    None for any other job; `driver` is where they find it.
+    None for any other job; `driver` is where they find it. `tally` counts what is asked of the store.
     """
 
     job: Job
@@ -69,6 +70,7 @@ class World:
     self_boot: SelfBoot | None = None
     order: DriveOrder | None = None
     driver: DriverWanted | None = None
+    tally: Tally = field(default_factory=Tally)
 
     @property
     def cluster(self) -> str:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from gpucloud.adapters.home import Home
 from gpucloud.domain.catalog import Catalog, aged
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job import AwsChoices, Job, Resources
+from gpucloud.domain.job import Access, AwsChoices, Job, Resources
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.supervision.seen import Limits, Rules
@@ -22,6 +22,7 @@ from gpucloud.wiring.cloud import Manners
 if TYPE_CHECKING:
     from gpucloud.adapters.aws.account.account import AwsAccount
     from gpucloud.adapters.aws.account.census import AwsCensus
+    from gpucloud.adapters.aws.account.costexplorer import CostExplorer
     from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
     from gpucloud.adapters.aws.prices.listed import ListedMarket
     from gpucloud.adapters.aws.prices.market import AwsMarket
@@ -66,12 +67,15 @@ class AwsCloud:
     @cached_property
     def manners(self) -> Manners:
         """How AWS is dealt with: a disk and an address are paid beside each machine."""
-        from gpucloud.adapters.aws.prices.market import machine_extras_usd_per_hour
+        from gpucloud.adapters.aws.prices.rates import region_rates
 
-        beside = max(machine_extras_usd_per_hour(self._choices, region) for region in self.regions)
         return Manners(
             rules=Rules(wall=_WALL, limits=_LIMITS),
-            terms=Terms(beside_usd_per_hour=beside),
+            terms=Terms(
+                disk_gib=self._choices.disk_gib,
+                public_address=self._choices.access is Access.PUBLIC,
+                rates=tuple(map(region_rates, self.regions)),
+            ),
             period_s=min(0.5, poll_s()),
             flush_s=5.0,
             power_off=("sudo", "shutdown", "-h", "now"),
@@ -84,6 +88,12 @@ class AwsCloud:
     def account(self) -> AwsAccount:
         """Return who we are on AWS."""
         return self._account
+
+    def billing(self) -> CostExplorer:
+        """Return AWS's own figures."""
+        from gpucloud.adapters.aws.account.costexplorer import CostExplorer
+
+        return CostExplorer(self.aws)
 
     def market(self) -> AwsMarket:
         """Return AWS's prices."""

@@ -8,7 +8,7 @@ from typing import Protocol
 from gpucloud.domain.job import SshChoices
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.supervision.seen import Rules
-from gpucloud.ports import Account, MarketData, NodeGroup, Provisioner
+from gpucloud.ports import Account, BillingData, MarketData, NodeGroup, Provisioner
 from gpucloud.store import ObjectStore
 
 
@@ -50,6 +50,10 @@ class Cloud(Protocol):
 
     def market(self) -> MarketData:
         """Return its prices."""
+        ...
+
+    def billing(self) -> BillingData | None:
+        """Return what says what it charges; None where nobody sends a bill."""
         ...
 
     def group(self, store: ObjectStore) -> NodeGroup:

@@ -15,6 +15,7 @@ from gpucloud.domain.errors import NodeError, UsageError
 from gpucloud.domain.job import Cloud
 from gpucloud.domain.supervision.seen import Goal
 from gpucloud.store import open_store
+from gpucloud.store.counting import CountingStore, Tally
 from gpucloud.usecases.owngroup import OwnGroup, OwnProvisioner
 
 if TYPE_CHECKING:
@@ -73,14 +74,15 @@ class Machine:
         from gpucloud.usecases.bootstrap import Package
         from gpucloud.usecases.world import World
 
-        key = self._key(order)
+        key, tally = self._key(order), Tally()
         package = Path(sys.argv[0]).read_bytes()
         job = replace(order.job, code=self._code(order))
         return World(
             job=job,
             name=order.name,
             clock=SystemClock(),
-            store=self.store,
+            store=CountingStore(self.store, tally),
+            tally=tally,
             provisioner=OwnProvisioner(order.group),
             group=self.group(order),
             market=self._market(order),

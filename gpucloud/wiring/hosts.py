@@ -61,6 +61,9 @@ class SshCloud:
     def account(self) -> None:
         """Return None: they are the user's own."""
 
+    def billing(self) -> None:
+        """Return what sends a bill: nobody."""
+
     def market(self) -> MarketData:
         """Return the price that the user states."""
         from gpucloud.adapters.hosts.market import SshMarket

@@ -65,6 +65,9 @@ class LocalCloud:
     def account(self) -> None:
         """Return None: it is this user's own machine."""
 
+    def billing(self) -> None:
+        """Return what sends a bill: nobody."""
+
     def market(self) -> MarketData:
         """Return the recorded prices."""
         from gpucloud.adapters.local.market import LocalMarket

@@ -20,6 +20,7 @@ from gpucloud.domain.job import Job
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.ports import Clock, DataSets, Shell
 from gpucloud.store import ObjectStore
+from gpucloud.store.counting import CountingStore, Tally
 from gpucloud.usecases.bootstrap import Package
 from gpucloud.usecases.world import SelfBoot, World
 from gpucloud.wiring.cloud import Cloud, Manners
@@ -48,12 +49,13 @@ def compose_world(
     """Return everything that supervising a run of the job needs; with `unattended` its own machines are to drive it."""
     cloud, store, manners = around.cloud, around.store, around.cloud.manners
     data, sha256 = package_zip()
-    key = around.home.key(name)
+    key, tally = around.home.key(name), Tally()
     world = World(
         job=job,
         name=name,
         clock=around.clock,
-        store=store,
+        store=CountingStore(store, tally),
+        tally=tally,
         provisioner=cloud.provisioner(store),
         group=cloud.group(store),
         market=cloud.market(),

@@ -11,6 +11,7 @@ from tests.bench import (
     bench_aws_traffic,
     bench_aws_up,
     bench_checkpoints,
+    bench_cost,
     bench_gpu,
     bench_gpu_saves,
     bench_gpu_sharded,
@@ -33,6 +34,7 @@ BENCHES = {
     "reading": bench_reading.main,
     "checkpoints": bench_checkpoints.main,
     "simulate": bench_simulate.main,
+    "cost": bench_cost.main,
 }
 
 # Parts of `checkpoints`, what takes minutes, and what needs a machine with GPUs.

@@ -13,6 +13,7 @@ from botocore.exceptions import ClientError, NoCredentialsError, ReadTimeoutErro
 from gpucloud.domain.errors import CredentialsError, StoreError
 from gpucloud.store import Conflict, Sums, open_store
 from gpucloud.store import s3 as s3_module
+from gpucloud.store.counting import CountingStore, Tally
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.lab.aws import Lab
@@ -51,12 +52,14 @@ def any_store(request, tmp_path):
             return request.getfixturevalue("s3")
         if kind == "memory":
             return MemoryStore(JumpingClock())
+        if kind == "counting":
+            return CountingStore(open_store((tmp_path / "counted").as_uri()), Tally())
         return open_store((tmp_path / "a store" / "below").as_uri())
 
     return opened
 
 
-@pytest.fixture(params=["directory", "s3", "memory"])
+@pytest.fixture(params=["directory", "s3", "memory", "counting"])
 def store(request, any_store):
     return any_store(request.param)
 

@@ -149,6 +149,9 @@ class _Cloud:
     def account(self) -> None:
         """Nobody asks."""
 
+    def billing(self) -> None:
+        """Return what sends a bill: nobody."""
+
     def market(self) -> Any:
         return Counted(self._strikes, "market", self._outside.market, ("offers", "prices"))
 

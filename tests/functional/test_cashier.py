@@ -13,6 +13,7 @@ from gpucloud.domain.node import EndCause
 from gpucloud.domain.offer import PricePoint
 from gpucloud.domain.state import NodeLife
 from gpucloud.store import open_store
+from gpucloud.usecases import cashier as cashier_module
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.jobstore import JobStore
 from tests.unit.worlds import NOW, POOL, opened, state
@@ -55,3 +56,28 @@ def test_a_machine_that_was_charged_nothing_costs_nothing(tmp_path, lived_s):
     cashier = Cashier(jobs, OnePrice(), Terms(minimum=timedelta(0)))
     assert cashier.charges(settled, NOW) == ()
     assert cashier.spend(settled, NOW).spent_usd == 0
+
+
+def test_the_bills_of_many_machines_are_read_as_one_object_and_sum_to_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(cashier_module, "PAGE", 4)
+    jobs = JobStore(open_store(str(tmp_path)), "digits")
+    lives = tuple(
+        NodeLife(
+            node_id=f"i-{number}",
+            pool=POOL,
+            launched_at=NOW - timedelta(hours=1 + number),
+            ended_at=NOW,
+            end_cause=EndCause.CHOICE,
+        )
+        for number in range(10)
+    )
+    early = Cashier(jobs, OnePrice()).settle(state(nodes=lives[:3]), NOW)
+    later = Cashier(jobs, OnePrice()).settle(replace(early, nodes=(*early.nodes, *lives[3:])), NOW)
+
+    pages = [key for key in jobs.store.list("jobs/digits/ledger/") if "/pages/" in key]
+    assert [key.rpartition("/")[2] for key in pages] == ["000000.json", "000001.json"]
+    assert sorted(charge.node_id for charge in jobs.charges()) == [f"i-{number}" for number in range(10)]
+    assert total(jobs.charges()) == Cashier(jobs, OnePrice()).spend(later, NOW).spent_usd == Decimal("0.00099")
+    for number in range(8):
+        jobs.store.delete(f"jobs/digits/ledger/i-{number}.json")
+    assert total(jobs.charges()) == Decimal("0.00099")

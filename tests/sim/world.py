@@ -15,6 +15,7 @@ import gpucloud.agent.reconcile
 from gpucloud.domain.agentstatus import Launch
 from gpucloud.domain.errors import GpucloudError, HostUnreachable
 from gpucloud.domain.job import Job
+from gpucloud.domain.ledger import total
 from gpucloud.domain.manifest import Commit
 from gpucloud.domain.node import EndCause
 from gpucloud.domain.state import ExitReason, JobState
@@ -26,6 +27,7 @@ from gpucloud.usecases.lease import take
 from gpucloud.usecases.supervise import supervisor
 from gpucloud.usecases.world import World
 from tests.sim.cloud import CAP, Cloud, CloudLine, Prices
+from tests.sim.invoice import invoice
 from tests.sim.loom import EPOCH, Loom, Process
 from tests.sim.machine import AgentsTime, Machine, Reach
 from tests.sim.setting import Setting
@@ -287,14 +289,17 @@ class Run:
 
 
 def _judge_books(run: Run, state: JobState) -> None:
-    jobs = JobStore(run.store, "job")
-    billed = {charge.node_id for charge in jobs.charges()}
-    missing = sorted(set(run.machines) - billed)
-    if missing and state.torn_down:
+    if not state.torn_down:
+        return
+    charges = JobStore(run.store, "job").charges()
+    missing = sorted(set(run.machines) - {charge.node_id for charge in charges})
+    if missing:
         run.blame(f"{missing[0]} is in no bill")
-    told = sum((charge.usd for charge in jobs.charges()), Decimal(0))
-    if state.torn_down and abs(told - run.cloud.spent()) > Decimal("0.01") * run.cloud.spent() + Decimal("0.01"):
-        run.blame(f"the ledger says {told}, the cloud charges {run.cloud.spent()}")
+    for node in run.cloud.nodes.values():
+        told = total(charge for charge in charges if charge.node_id == node.id)
+        prices = run.prices.prices(node.pool, node.launched_at, node.ended_at or node.launched_at)
+        if node.ended_at is not None and told != (due := invoice(node, prices)):
+            run.blame(f"the ledger says {told} USD for {node.id}, the cloud charges {due}")
 
 
 def _judge_reason(run: Run, state: JobState) -> None:

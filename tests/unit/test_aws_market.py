@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from gpucloud.adapters.aws.prices.market import AwsMarket, machine_extras_usd_per_hour
+from gpucloud.adapters.aws.prices.market import AwsMarket
+from gpucloud.adapters.home import Home
 from gpucloud.domain.errors import CredentialsError, ProvisionError
 from gpucloud.domain.job import Access, AwsChoices, Market, MarketPolicy, Resources
 from gpucloud.domain.offer import Offer, Pool, PricePoint
+from gpucloud.wiring.aws import AwsCloud
 
 T0 = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 MINUTE = timedelta(minutes=1)
@@ -246,13 +248,16 @@ def test_on_demand_has_one_price_and_asks_nobody(market: AwsMarket, aws: FakeAws
 
 
 @pytest.mark.parametrize(
-    ("choices", "region", "usd"),
+    ("choices", "regions", "usd"),
     [
-        (AwsChoices(), "us-east-1", "0.015959"),
-        (AwsChoices(access=Access.PRIVATE), "us-east-1", "0.010959"),
-        (AwsChoices(disk_gib=500, access=Access.SESSION_MANAGER), "eu-central-1", "0.065206"),
-        (AwsChoices(disk_gib=100), "sa-east-1", "0.025822"),
+        (AwsChoices(), ("us-east-1",), "0.016905"),  # in February: 0.08 × 100 / 672 + 0.005
+        (AwsChoices(access=Access.PRIVATE), ("us-east-1",), "0.011905"),
+        (AwsChoices(disk_gib=500, access=Access.SESSION_MANAGER), ("eu-central-1",), "0.070834"),
+        (AwsChoices(), ("sa-east-1",), "0.027620"),  # not listed: as the dearest known
+        (AwsChoices(), ("us-east-1", "eu-central-1"), "0.019167"),  # the dearest of those that machines may come from
     ],
 )
-def test_a_machines_disk_and_address_cost_money_too(choices: AwsChoices, region: str, usd: str):
-    assert machine_extras_usd_per_hour(choices, region) == Decimal(usd)
+def test_a_machine_is_promised_with_the_most_that_its_disk_and_address_cost(choices, regions, usd, tmp_path):
+    terms = AwsCloud(Home(tmp_path), choices, Resources(regions=regions)).manners.terms
+
+    assert terms.beside_usd_per_hour == Decimal(usd)

@@ -45,7 +45,7 @@ def test_everything_everywhere_is_reading_in_the_region(statement: dict[str, Any
         return
     reading = ("Describe", "Get", "List")
     assert all(action.partition(":")[2].startswith(reading) for action in statement["Action"])
-    if statement["Sid"] not in {"ListPrices", "ListRoles"}:
+    if statement["Sid"] not in {"ListPrices", "ListRoles", "ReadBill"}:
         assert statement["Condition"] == {"StringEquals": {"aws:RequestedRegion": "us-east-1"}}
 
 
@@ -215,6 +215,7 @@ def test_a_machine_of_a_job_that_drives_itself_sees_its_group_and_replaces_a_mac
         ("pricing", "GetProducts", {}, ("pricing:GetProducts",)),
         ("ec2", "DescribeInstanceTypes", {}, ("ec2:DescribeInstanceTypes",)),
         ("ec2", "GetSpotPlacementScores", {}, ("ec2:GetSpotPlacementScores",)),
+        ("ce", "GetCostAndUsage", {}, ("ce:GetCostAndUsage",)),
     ],
 )
 def test_a_call_needs_actions(service: str, operation: str, params: dict[str, Any], needed: tuple[str, ...]):

@@ -10,10 +10,12 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.job import Market
 from gpucloud.domain.ledger import Spend, Terms, meter, total, usd_for
 from gpucloud.domain.node import EndCause
 from gpucloud.domain.offer import PricePoint
+from gpucloud.domain.rates import Rates
 from gpucloud.domain.state import ExitReason, NodeLife
 from gpucloud.domain.supervision.prepaid import Wall, least_budget_usd, paid_until
 from tests.unit.worlds import NOW, POOL, opened
@@ -75,10 +77,8 @@ def test_seconds_belong_to_the_attempt_that_they_were_spent_for():
     ends=st.lists(st.integers(0, 10**6), max_size=4, unique=True),
 )
 def test_however_it_is_cut_no_second_is_lost_or_charged_twice(seconds, cuts, ends):
-    prices = (
-        *PRICES,
-        *(PricePoint(since=NOW + timedelta(seconds=c), usd_per_hour=Decimal("0.36")) for c in sorted(cuts)),
-    )
+    odd = Decimal("0.31373")  # no second of it is a whole 1e-8 USD
+    prices = tuple(PricePoint(since=NOW + timedelta(seconds=c), usd_per_hour=odd) for c in sorted({-86400, *cuts}))
     attempts = tuple(
         opened("a", number=n, reason=ExitReason.LOST, ended_at=NOW + timedelta(seconds=end))
         for n, end in enumerate(sorted(ends), 1)
@@ -88,7 +88,14 @@ def test_however_it_is_cut_no_second_is_lost_or_charged_twice(seconds, cuts, end
     assert charges[0].start == NOW
     assert all(a.end == b.start for a, b in itertools.pairwise(charges))
     assert sum((c.end - c.start).total_seconds() for c in charges) == max(seconds, 60)
-    assert total(charges) == usd_for(Decimal("0.36"), timedelta(seconds=max(seconds, 60)))
+    assert total(charges) == usd_for(odd, timedelta(seconds=max(seconds, 60)))
+
+
+def test_terms_go_to_a_job_that_drives_itself_and_come_back_whole():
+    rates = Rates(region="us-east-1", disk_usd_per_gib_month=Decimal("0.08"), address_usd_per_hour=Decimal("0.005"))
+    terms = Terms(disk_gib=100, public_address=True, rates=(rates,))
+
+    assert from_json(Terms, to_json(terms)) == terms
 
 
 def test_spent_promised_and_left_make_the_budget():

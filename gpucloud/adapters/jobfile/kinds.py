@@ -126,6 +126,13 @@ Image = Annotated[
 ]
 KmsKey = Annotated[str, Read(values.kms_key, _string(values.KMS_KEY))]
 Email = Annotated[str, Read(values.matching(r"[^@\s]+@[^@\s]+\.[^@\s]+", "an e-mail address"), _string(_LINE))]
+TopicArn = Annotated[
+    str,
+    Read(
+        values.matching(values.TOPIC, "an SNS topic's ARN, such as arn:aws:sns:us-east-1:123456789012:money"),
+        _string(values.TOPIC, "arn:aws:sns:us-east-1:123456789012:money"),
+    ),
+]
 HostAddress = Annotated[
     str, Read(values.matching(values.HOST, "a host's name or address"), _string(values.HOST, "gpu1.lab", "10.0.0.5"))
 ]

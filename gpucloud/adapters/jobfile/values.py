@@ -28,6 +28,7 @@ HOST = rf"{_HOST_NAME}|[0-9A-Fa-f:]*:[0-9A-Fa-f:]+"
 HOST_KEY = r"(ssh-ed25519|ecdsa-sha2-nistp(256|384|521)|ssh-rsa) [A-Za-z0-9+/]+={0,2}"
 MIG = r"[1-9]g\.[0-9]+gb(\+me)?"
 KMS_KEY = r"(arn:[a-z0-9-]+:kms:[a-z0-9-]+:[0-9]{12}:key/)?[A-Za-z0-9-]+"
+TOPIC = r"arn:[a-z0-9-]+:sns:[a-z0-9-]+:[0-9]{12}:[A-Za-z0-9_-]{1,256}"
 _STEPS = re.compile(r"([1-9][0-9]{0,11}) steps?")
 _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^/]+)*/?")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")

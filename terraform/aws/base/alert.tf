@@ -1,5 +1,5 @@
-# A second opinion on the spending, by e-mail, half a day late. It works once the account's owner has activated
-# `gpucloud:managed` as a cost allocation tag; the limit that holds is gpucloud's own.
+# A second opinion on the spending, by e-mail or through SNS, half a day late. It works once the account's owner has
+# activated `gpucloud:managed` as a cost allocation tag; the limit that holds is gpucloud's own.
 resource "aws_budgets_budget" "this" {
   count = var.alert == null ? 0 : 1
 
@@ -16,14 +16,15 @@ resource "aws_budgets_budget" "this" {
   }
 
   dynamic "notification" {
-    for_each = { ACTUAL = 80, FORECASTED = 100 }
+    for_each = [["ACTUAL", 50], ["ACTUAL", 80], ["ACTUAL", 100], ["FORECASTED", 100]] # AWS takes five at the most
 
     content {
       comparison_operator        = "GREATER_THAN"
-      notification_type          = notification.key
-      threshold                  = notification.value
+      notification_type          = notification.value[0]
+      threshold                  = notification.value[1]
       threshold_type             = "PERCENTAGE"
-      subscriber_email_addresses = [var.alert.email]
+      subscriber_email_addresses = compact([var.alert.email])
+      subscriber_sns_topic_arns  = compact([var.alert.topic])
     }
   }
 }

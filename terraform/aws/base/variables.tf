@@ -46,10 +46,16 @@ variable "drill_role" {
 }
 
 variable "alert" {
-  description = "An AWS Budget over everything that gpucloud makes: who is told, and the monthly limit in USD."
+  description = "An AWS Budget over everything that gpucloud makes: who is told (an e-mail address, an SNS topic's ARN, or both), and the monthly limit in USD."
   type = object({
-    email       = string
+    email       = optional(string)
+    topic       = optional(string)
     monthly_usd = number
   })
   default = null
+
+  validation {
+    condition     = var.alert == null || try(length(compact([var.alert.email, var.alert.topic])) > 0, true)
+    error_message = "alert names an e-mail address or an SNS topic: somebody must be told."
+  }
 }

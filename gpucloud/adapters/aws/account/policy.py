@@ -177,6 +177,7 @@ def _reads(names: _Names, region: str | None) -> list[Document]:
         _statement("Look", reads, ["*"], here),
         # Answered in a few regions only, whatever region is asked about.
         _allow("ListPrices", "pricing", "GetProducts", ["*"]),
+        _allow("ReadBill", "ce", "GetCostAndUsage", ["*"]),
         # IAM is of no region; `gpucloud gc` finds a role that is all that is left of a cluster.
         _allow("ListRoles", "iam", "ListInstanceProfiles ListRoles", ["*"]),
         _allow("PublicImages", "ssm", "GetParameter", [parameters]),

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
-from decimal import ROUND_UP, Decimal
+from decimal import Decimal
 from typing import TypeVar
 
 from gpucloud.adapters.aws.prices.asking import spot_prices, zones_of
@@ -15,30 +15,12 @@ from gpucloud.adapters.aws.prices.spot import SpotPrices
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.catalog import Catalog, Machine, SpotList
 from gpucloud.domain.errors import GpucloudError
-from gpucloud.domain.job import RENTED, Access, AwsChoices, Market, Resources
+from gpucloud.domain.job import RENTED, Market, Resources
 from gpucloud.domain.offer import Offer, Pool, PricePoint
 
 _T = TypeVar("_T")
 _FRESH = timedelta(minutes=1)
 _AT_ONCE = 8  # regions asked side by side
-_MONTH_HOURS = 730
-_GP3_USD_PER_GIB_MONTH = {
-    "us-east-1": Decimal("0.08"),
-    "us-east-2": Decimal("0.08"),
-    "us-west-2": Decimal("0.08"),
-    "eu-west-1": Decimal("0.088"),
-    "eu-central-1": Decimal("0.0952"),
-    "ap-northeast-1": Decimal("0.096"),
-}
-_GP3_NOWHERE_DEARER = Decimal("0.152")  # São Paulo
-_ADDRESS_USD_PER_HOUR = Decimal("0.005")
-
-
-def machine_extras_usd_per_hour(choices: AwsChoices, region: str = "us-east-1") -> Decimal:
-    """Return what a machine's disk (gp3) and public IPv4 address cost an hour, rounded up to a millionth of a USD."""
-    disk = _GP3_USD_PER_GIB_MONTH.get(region, _GP3_NOWHERE_DEARER) * choices.disk_gib / _MONTH_HOURS
-    address = _ADDRESS_USD_PER_HOUR if choices.access is Access.PUBLIC else Decimal(0)
-    return (disk + address).quantize(Decimal("0.000001"), ROUND_UP)
 
 
 def _utc_now() -> datetime:

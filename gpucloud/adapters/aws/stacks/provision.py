@@ -168,8 +168,8 @@ class AwsProvisioner:
         private = private or bool(last.get("private"))
         if not last and not private:
             private = "aws_nat_gateway.this[0]" in find_base(self._aws, spec.region)
-        email = self._choices.alert_email
-        alert = {"email": email, "monthly_usd": str(self._choices.alert_usd)} if email else last.get("alert")
+        told = {"email": self._choices.alert_email, "topic": self._choices.alert_topic}
+        alert = {**told, "monthly_usd": str(self._choices.alert_usd)} if any(told.values()) else last.get("alert")
         return {
             "region": spec.region,
             "zones": list(zones),

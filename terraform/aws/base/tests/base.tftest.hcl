@@ -116,7 +116,7 @@ run "no_drill_role_unless_wanted" {
   }
 }
 
-run "an_alert_counts_what_is_tagged" {
+run "an_alert_counts_what_is_tagged_and_warns_in_time" {
   command = plan
 
   variables {
@@ -127,6 +127,37 @@ run "an_alert_counts_what_is_tagged" {
     condition     = aws_budgets_budget.this[0].limit_amount == "250.00" && join(" ", one(aws_budgets_budget.this[0].cost_filter).values) == "user:gpucloud:managed$true"
     error_message = "the limit and the tag"
   }
+  assert {
+    condition     = join(", ", sort([for one in aws_budgets_budget.this[0].notification : "${one.notification_type} ${one.threshold}"])) == "ACTUAL 100, ACTUAL 50, ACTUAL 80, FORECASTED 100"
+    error_message = "at 50, 80 and 100 %, and when 100 % are foreseen"
+  }
+  assert {
+    condition     = alltrue([for one in aws_budgets_budget.this[0].notification : one.subscriber_email_addresses == toset(["who@example.com"]) && length(one.subscriber_sns_topic_arns) == 0])
+    error_message = "by e-mail alone"
+  }
+}
+
+run "an_alert_may_go_to_a_topic" {
+  command = plan
+
+  variables {
+    alert = { topic = "arn:aws:sns:us-east-1:123456789012:money", monthly_usd = 20 }
+  }
+
+  assert {
+    condition     = alltrue([for one in aws_budgets_budget.this[0].notification : one.subscriber_sns_topic_arns == toset(["arn:aws:sns:us-east-1:123456789012:money"]) && length(one.subscriber_email_addresses) == 0])
+    error_message = "to the topic alone"
+  }
+}
+
+run "an_alert_that_nobody_hears_is_refused" {
+  command = plan
+
+  variables {
+    alert = { monthly_usd = 20 }
+  }
+
+  expect_failures = [var.alert]
 }
 
 run "a_zone_of_another_region_is_refused" {

@@ -1,0 +1,83 @@
+"""What an attempt costs that the budget does not count: its checkpoints' room, requests, and bytes sent out."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import ROUND_HALF_UP, Decimal
+
+from gpucloud.domain.ledger import ZERO, Charge, ChargeKind
+from gpucloud.domain.quantities import format_size
+from gpucloud.domain.rates import Rates
+
+_SMALLEST = Decimal("0.00000001")
+_COLLECTED_LASTS = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sundries:
+    """What was used from `start` to `end`, an attempt's end; of no attempt where a command used it later.
+
+    `stored` bytes of checkpoints were there at the end, and `saves` of `save_bytes` in `save_puts` requests are thought
+    to have been made by the machines, of which nobody counts the requests. `puts` and `gets` were counted, and `sent`
+    bytes left the cloud.
+    """
+
+    attempt: int | None
+    start: datetime
+    end: datetime
+    stored: int = 0
+    saves: int = 0
+    save_bytes: int = 0
+    save_puts: int = 0
+    puts: int = 0
+    gets: int = 0
+    sent: int = 0
+
+
+def charges_of(used: Sundries, rates: Rates) -> tuple[Charge, ...]:
+    """Return the charges, one a kind; none for what costs nothing.
+
+    Storage is what there was at the end, for the whole time, and each checkpoint that was collected meanwhile for the
+    day that the bucket keeps deleted objects.
+    """
+    collected = max(0, used.saves * used.save_bytes - used.stored)
+    storage = rates.storage_usd(used.stored, used.start, used.end)
+    storage += rates.storage_usd(collected, used.end, used.end + _COLLECTED_LASTS)
+    puts = used.puts + used.saves * used.save_puts
+    return tuple(
+        _charge(used, kind, usd, note, estimated=estimated)
+        for kind, usd, note, estimated in (
+            (ChargeKind.STORAGE, storage, f"{format_size(used.stored)} of checkpoints", True),
+            (ChargeKind.REQUESTS, rates.requests_usd(puts, used.gets), f"{puts} PUT, {used.gets} GET", used.saves > 0),
+            (ChargeKind.TRANSFER, rates.transfer_usd(used.sent), f"{format_size(used.sent)} brought home", False),
+        )
+        if usd.quantize(_SMALLEST) > ZERO
+    )
+
+
+def saves_made(first: int | None, last: int | None, committed: tuple[int, ...]) -> int:
+    """Return how many checkpoints an attempt's steps are thought to have made.
+
+    `committed` are the steps of those that are left: their least distance is taken for the distance of all.
+    """
+    own = sorted({step for step in committed if first is not None and last is not None and first <= step <= last})
+    if first is None or last is None or len(own) < 2:
+        return len(own)
+    apart = min(later - earlier for earlier, later in itertools.pairwise(own))
+    return max(len(own), (last - first + 1) // apart)
+
+
+def _charge(used: Sundries, kind: ChargeKind, usd: Decimal, note: str, *, estimated: bool) -> Charge:
+    return Charge(
+        node_id="",
+        attempt=used.attempt,
+        start=used.start,
+        end=used.end,
+        usd_per_hour=ZERO,
+        usd=usd.quantize(_SMALLEST, ROUND_HALF_UP),
+        kind=kind,
+        note=note,
+        estimated=estimated,
+    )

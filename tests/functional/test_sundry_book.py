@@ -1,0 +1,83 @@
+"""What the budget does not count is billed once for each attempt, from what lies in the store and what was counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from types import SimpleNamespace
+
+import pytest
+
+from gpucloud.domain.ledger import Terms
+from gpucloud.domain.manifest import Commit
+from gpucloud.domain.rates import GIB, Rates
+from gpucloud.domain.state import ExitReason
+from gpucloud.store import open_store
+from gpucloud.store.counting import CountingStore, Tally
+from gpucloud.usecases.jobs import Asker
+from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.sundries import SundryBook
+from tests.standins.made_checkpoints import Made
+from tests.standins.made_checkpoints import state as made_state
+from tests.unit.worlds import NOW, opened, state
+
+# A GiB and hour costs 0.0001 USD in March, of 744 hours.
+S3 = Rates(
+    region="us-east-2",
+    storage_usd_per_gib_month=Decimal("0.0744") * GIB / 1000,  # so that a thousand bytes cost what a GiB does
+    puts_usd_per_1000=Decimal(1),
+    transfer_usd_per_gib=Decimal(GIB),
+)
+
+
+@pytest.fixture
+def world(tmp_path):
+    store, tally = open_store(str(tmp_path / "store")), Tally()
+    jobs = JobStore(CountingStore(store, tally), "made")
+    for step in (10, 20, 30):
+        one = Made(store, jobs.checkpoints, Commit(1, step))
+        one.put([list(one.tensors)], made_state(one))
+    return SimpleNamespace(
+        jobs=jobs,
+        tally=tally,
+        clock=SimpleNamespace(now=lambda: NOW),
+        terms=Terms(rates=(S3,)),
+        job=SimpleNamespace(checkpoint=SimpleNamespace(keep=3)),
+    )
+
+
+def test_an_attempt_is_billed_once_for_its_room_and_requests_and_what_came_home(world, tmp_path):
+    first = opened("a", first_step=1, last_step=30, ended_at=NOW - timedelta(minutes=30), reason=ExitReason.LOST)
+    second = opened("a", number=2, first_step=1, last_step=30)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "model").write_bytes(b"x" * 3)
+    made = state(attempts=(first, second))
+    world.tally.add(puts=2000)
+
+    SundryBook(world=world).bill(made, second, (str(tmp_path / "results"),))
+    SundryBook(world=world).bill(made, second, (str(tmp_path / "results"),))
+
+    charges = {charge.kind.value: charge for charge in world.jobs.charges()}
+    assert sorted(charges) == ["requests", "storage", "transfer"]
+    assert charges["transfer"].usd == 3
+    # 2,000 were counted; each of 3 saves is thought to be an object, a manifest and a list.
+    assert charges["requests"].usd == Decimal("2.009")
+    size = sum(len(world.jobs.store.get(key).data) for key in world.jobs.store.list("jobs/made/") if "/data/" in key)
+    assert charges["storage"].usd == (Decimal("0.0001") * size / 1000 / 2).quantize(Decimal("0.00000001"))
+    assert {charge.attempt for charge in charges.values()} == {2}
+    assert charges["storage"].start == NOW - timedelta(minutes=30)
+
+
+def test_a_store_that_costs_nothing_is_not_even_looked_at(world):
+    free = SimpleNamespace(**{**vars(world), "terms": Terms(), "jobs": None})
+    SundryBook(world=free).bill(state(attempts=(opened("a"),)), opened("a"), ())
+
+
+def test_bytes_that_are_pulled_later_are_a_charge_of_no_attempt(world):
+    world.jobs.create(state(), b"")
+    asker = Asker(jobs=world.jobs, market=None, group=None, clock=world.clock, terms=world.terms)
+    asker.bill_pull(7)
+    replace(asker, clock=SimpleNamespace(now=lambda: NOW + timedelta(seconds=1))).bill_pull(0)
+    replace(asker, clock=SimpleNamespace(now=lambda: NOW + timedelta(seconds=2)), terms=Terms()).bill_pull(7)
+    assert [(charge.usd, charge.attempt) for charge in world.jobs.charges()] == [(7, None)]
