@@ -17,6 +17,7 @@ from gpucloud.ports import Clock, DataSets, MarketData, NodeGroup, Outputs, Prov
 from gpucloud.store import ObjectStore
 from gpucloud.usecases.bootstrap import Package
 from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.learning import MakeTables
 
 
 class PackCode(Protocol):
@@ -43,7 +44,7 @@ class World:
     `power_off` is the command by which a node ends itself after its paid time, empty for none. `key` is the cluster's
     private SSH key, from which the secrets of attempts are made. `self_boot` is None where machines have no first boot
     of ours. `order` is what the machines of a job that drives itself go by, as far as it is known before the group is,
-    None for any other job; `driver` is where they find it.
+    None for any other job; `driver` is where they find it. `make_tables` makes the learned policy's, None for none.
     """
 
     job: Job
@@ -69,6 +70,7 @@ class World:
     self_boot: SelfBoot | None = None
     order: DriveOrder | None = None
     driver: DriverWanted | None = None
+    make_tables: MakeTables | None = None
 
     @property
     def cluster(self) -> str:
