@@ -12,13 +12,16 @@ from pathlib import Path
 from unittest import mock
 
 import gpucloud.agent.reconcile
+from gpucloud.adapters.tables import TableMaker
 from gpucloud.domain.agentstatus import Launch
 from gpucloud.domain.errors import GpucloudError, HostUnreachable
 from gpucloud.domain.job import Job, Market, MarketPolicy, Resources
 from gpucloud.domain.manifest import Commit
 from gpucloud.domain.node import EndCause
+from gpucloud.domain.policy.learned import Tables
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.domain.supervision.seen import Goal
+from gpucloud.domain.supervision.situation import Lesson
 from gpucloud.ports import Host as HostPort
 from gpucloud.usecases.bootstrap import Bootstrapped, Package
 from gpucloud.usecases.jobstore import JobStore
@@ -209,6 +212,7 @@ class Run:
             period_s=self.setting.period_s,
             flush_s=60.0,
             key=b"key",
+            make_tables=_tables,
         )
 
     def _bootstrap(self, host: HostPort, *arguments: object, **named: object) -> Bootstrapped:
@@ -304,6 +308,10 @@ class Run:
             self.blame(f"{verdict.spent_usd} USD are spent of {verdict.budget_usd}")
         _judge_books(self, state)
         _judge_reason(self, state)
+
+
+def _tables(lesson: Lesson) -> Tables:
+    return TableMaker().tables(lesson.task, lesson.zones, lesson.spot_usd_per_hour)
 
 
 def _judge_books(run: Run, state: JobState) -> None:
