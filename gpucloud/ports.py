@@ -91,7 +91,10 @@ class NodeGroup(Protocol):
         ...
 
     def resize(self, group: str, size: int, pool: Pool) -> None:
-        """Set the level: nodes of `pool` are started, or the newest ended, until `size` undetached ones live."""
+        """Set the level: until `size` undetached ones live, nodes of `pool` are started, or some are ended.
+
+        Those of another pool are ended first, then the newest.
+        """
         ...
 
     def detach(self, group: str, node_id: str) -> None:

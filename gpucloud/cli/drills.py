@@ -1,15 +1,17 @@
-"""`gpucloud local interrupt|kill|freeze|cut|heal|weather`: what the embedded fleet does to nodes when asked."""
+"""`gpucloud local interrupt|kill|freeze|cut|heal|weather|shortage`: what the embedded fleet does when asked."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import datetime, timezone
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from gpucloud.cli.machines import group_of, one_node
 from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.target import known_job
+from gpucloud.domain import codec
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.quantities import parse_span
 from gpucloud.wiring import Gpucloud
@@ -61,6 +63,21 @@ def weather(target: str | None, *, seed: int, mean: str, unannounced: float, as_
         say_json({"job": known.name, "seed": seed, "mean_s": mean_s, "unannounced": unannounced})
     else:
         say(f"{known.name}: nodes are taken every {mean_s:g} s on average, seed {seed}")
+    return 0
+
+
+def shortage(lasting: str, *, as_json: bool) -> int:
+    """Have the embedded cloud start no spot machines for that long, 0s: from now on again; return the exit code."""
+    try:
+        span = parse_span(lasting)
+    except ValueError as error:
+        raise UsageError(str(error), hint="gpucloud local shortage 5min") from error
+    until = datetime.now(timezone.utc) + span
+    Gpucloud().local().nodes().run_short(until)
+    if as_json:
+        say_json({"no_spot_until": codec.plain(until)})
+    else:
+        say(f"no spot machines start until {until:%H:%M:%S} UTC; those that run stay")
     return 0
 
 

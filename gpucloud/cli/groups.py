@@ -79,6 +79,17 @@ def weather(
     raise typer.Exit(drills.weather(target, seed=seed, mean=mean, unannounced=unannounced, as_json=as_json))
 
 
+@local.command()
+def shortage(
+    lasting: Annotated[str, typer.Argument(metavar="TIME", help="For how long, such as 5min; 0s ends it.")],
+    as_json: Json = False,
+) -> None:
+    """Start no spot machines for a while, as a market that has none; those that run stay."""
+    from gpucloud.cli import drills
+
+    raise typer.Exit(drills.shortage(lasting, as_json=as_json))
+
+
 @quota.command("show")
 def quota_show(target: Target = None, as_json: Json = False) -> None:
     """Say what of the account's quotas a job needs, and what there is."""

@@ -13,8 +13,9 @@ from gpucloud.domain import codec
 from gpucloud.domain.node import Node
 from gpucloud.domain.plan import Plan
 from gpucloud.domain.quantities import format_span, format_usd
-from gpucloud.domain.state import Attempt, Cooldown, Interruption
+from gpucloud.domain.state import Attempt, Cooldown, Course, Interruption
 from gpucloud.usecases.report import JobReport
+from gpucloud.usecases.story import course_line
 
 
 def plan_text(plan: Plan) -> str:
@@ -65,6 +66,8 @@ def report_text(report: JobReport) -> str:
     if report.message:
         parts.append(report.message)
     parts += report.storm
+    if report.course is not None:
+        parts.append("\n".join(filter(None, (course_line(report.course), report.course.warning))))
     if report.attempts:
         parts.append(table([("attempt", "steps", "ended", "took"), *(_attempt_row(a) for a in report.attempts)]))
     if report.interruptions:
@@ -101,6 +104,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "checkpoint": codec.plain(report.checkpoint),
         "spend": spend_json(report.spend),
         "paid_until": codec.plain(report.paid_until),
+        "course": _course_json(report.course),
         "nodes": [_node_json(node) for node in report.nodes],
         "passed_over": [_cooldown_json(cooldown) for cooldown in report.cooldowns],
         "quarantined": [quarantine_json(one) for one in report.quarantined],
@@ -130,6 +134,12 @@ def jobs_text(reports: Sequence[JobReport]) -> str:
         for r in reports
     ]
     return table(rows)
+
+
+def _course_json(course: Course | None) -> dict[str, Any] | None:
+    if course is None:
+        return None
+    return {"mode": course.mode, "since": codec.plain(course.since), "why": course.why, "warning": course.warning}
 
 
 def _attempt_json(attempt: Attempt) -> dict[str, Any]:

@@ -66,6 +66,8 @@ def with_limits(goal: Goal, job: Job, state: JobState) -> Goal:
         idle=job.idle,
         give_up=job.checkpoint.give_up,
         saves_alone=job.checkpoint.directory is not None,
+        policy=job.deadline_policy,
+        work=job.work,
     )
 
 

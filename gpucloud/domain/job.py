@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from gpucloud.domain.model import Model
+from gpucloud.domain.policy.decide import Policy
 
 
 class Cloud(str, Enum):
@@ -248,6 +249,7 @@ class Job:
     """One job file. Paths are absolute; `source` is the file it was read from.
 
     `work` is how long the job takes on its machines when nothing disturbs it; None where the file does not say.
+    `policy` is how a `deadline` is kept where both markets may be used.
 
     Not in the file are `profile_steps`, how many steps of each rank a profiler records, None for none, and `trial`, the
     few steps that are run to see whether they resume, empty for the whole job.
@@ -275,6 +277,7 @@ class Job:
     model: Model | None = None
     work: timedelta | None = None
     deadline: timedelta | None = None
+    policy: Policy = Policy.LEARNED
     idle: IdlePolicy | None = None
     data: tuple[tuple[str, str], ...] = ()
     outputs: tuple[str, ...] = ()
@@ -283,3 +286,9 @@ class Job:
     secrets: tuple[str, ...] = ()
     profile_steps: int | None = None
     trial: str = ""
+
+    @property
+    def deadline_policy(self) -> Policy | None:
+        """How the deadline is kept; None where there is none, or one market alone, so that nothing is to be chosen."""
+        chooses = self.cloud is not Cloud.SSH and self.resources.market is MarketPolicy.AUTO
+        return self.policy if self.deadline is not None and chooses else None

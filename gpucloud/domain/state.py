@@ -40,11 +40,12 @@ class ExitReason(str, Enum):
     DEADLINE = "deadline"
     IDLE = "idle"
     STOPPED = "stopped"
+    MOVED = "moved"
 
     @property
     def retried(self) -> bool:
         """Whether another attempt follows by itself."""
-        return self in (ExitReason.INTERRUPTED, ExitReason.LOST, ExitReason.HUNG)
+        return self in (ExitReason.INTERRUPTED, ExitReason.LOST, ExitReason.HUNG, ExitReason.MOVED)
 
     @property
     def exit_code(self) -> int:
@@ -67,6 +68,7 @@ _EXIT_CODES = {
     ExitReason.NO_CAPACITY: 11,
     ExitReason.LOST: 21,
     ExitReason.HUNG: 21,
+    ExitReason.MOVED: 21,
     ExitReason.BUDGET: 10,
     ExitReason.DEADLINE: 12,
     ExitReason.IDLE: 16,
@@ -105,7 +107,8 @@ class Attempt:
 
     `port` is where the ranks meet, on the node of rank 0. `condemned` is why we are ending it, written down before
     anything is done, when, and how firmly. `saved_step` is the newest committed step that it knew of, `step_seconds`
-    the median of its steps.
+    the median of its steps; `pace_s` is what a step takes by the clock, saves and evaluation included, `stepped_at`
+    when its first step was made, `last_step_at` when the last one was seen, and `total_steps` how many the job has.
     """
 
     number: int
@@ -121,6 +124,10 @@ class Attempt:
     reason: ExitReason | None = None
     saved_step: int | None = None
     step_seconds: float | None = None
+    pace_s: float | None = None
+    stepped_at: datetime | None = None
+    last_step_at: datetime | None = None
+    total_steps: int | None = None
 
 
 class InterruptionKind(str, Enum):
@@ -177,6 +184,36 @@ class Cooldown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Successor:
+    """The pool whose machines are asked for beside those that work, to take over from them; since when."""
+
+    pool: Pool
+    cap_usd_per_hour: Decimal
+    at: datetime
+
+
+class Shortfall(str, Enum):
+    """What there is too little of to keep the deadline."""
+
+    TIME = "time"
+    MONEY = "money"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What a job with a deadline is to run on (the policy's word for it), since when, and why, in one line.
+
+    `shortfall` is why the deadline will be missed, None where it can be kept, and `warning` says so.
+    """
+
+    mode: str
+    since: datetime
+    why: str
+    shortfall: Shortfall | None = None
+    warning: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetWish:
     """What somebody wants the budget to be; `id` is its own, so that it is taken up once."""
 
@@ -217,8 +254,9 @@ class JobState:
     machine image of each region; `pool_at` is when the job turned to its pool, `efa` the numbers of EFA
     interfaces that its group is made for; `gpu` is the model that the job pays for, None where it pays for none;
     `forgiven` is how many of the `quarantined` there were when the user had the job go on; `unattended_s` is for how
-    long the job's own machines may drive it, None where a supervisor outside must. `tags` are
-    those of the job file that it began with.
+    long the job's own machines may drive it, None where a supervisor outside must. `left_usd_per_hour` is the highest
+    price of machines that may still live in pools that the job has left; `course` is None without a deadline to keep.
+    `tags` are those of the job file that it began with.
     """
 
     job: str
@@ -257,6 +295,15 @@ class JobState:
     unattended_s: float | None = None
     budget_changes: tuple[BudgetChange, ...] = ()
     tags: tuple[tuple[str, str], ...] = ()
+    successor: Successor | None = None
+    left_usd_per_hour: Decimal = Decimal(0)
+    course: Course | None = None
+
+    @property
+    def dearest_usd_per_hour(self) -> Decimal:
+        """The price that none of the job's machines can pass, those to come and those that leave included."""
+        coming = self.successor.cap_usd_per_hour if self.successor is not None else Decimal(0)
+        return max(self.cap_usd_per_hour, self.left_usd_per_hour, coming)
 
     @property
     def attempt(self) -> Attempt | None:

@@ -8,8 +8,10 @@ from gpucloud.domain.bootstrap.record import attempt_lock
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import (
     Action,
+    Appoint,
     CloseAttempt,
     CoolDown,
+    Dismiss,
     Done,
     EndAttempt,
     Finish,
@@ -22,6 +24,7 @@ from gpucloud.domain.supervision.action import (
     Pause,
     Prepare,
     QuarantineNodes,
+    TakeOver,
     Tell,
     Wait,
 )
@@ -90,6 +93,12 @@ class Actor:
                 self.lease.write(books.quarantine(state, action, seen.now))
             case EndAttempt():
                 self.lease.write(books.order_end(state, action, seen.now))
+            case Appoint():
+                self.lease.write(books.appoint(state, action, seen.now))
+            case Dismiss():
+                self.lease.write(books.dismiss(state))
+            case TakeOver():
+                self.lease.write(books.take_over(state, seen.now))
             case CloseAttempt():
                 self.closing.bring(action, seen)
                 self.lease.write(books.close_attempt(state, action, seen.now))

@@ -11,7 +11,7 @@ from gpucloud.domain.supervision.belief import vouched_for
 from gpucloud.domain.supervision.membership import all_silent, is_gone, somebody_answers
 from gpucloud.domain.supervision.seen import Limits, Seen
 from gpucloud.domain.supervision.storm import PAUSING
-from gpucloud.usecases.story import silence
+from gpucloud.usecases.story import course_line, silence
 
 
 @dataclass(slots=True)
@@ -24,7 +24,8 @@ class Announced:
 
     def news(self, action: Action, seen: Seen, limits: Limits) -> tuple[str, ...]:
         """Return the lines that were not told yet."""
-        return (*self._passed_over(seen), *self._silence(seen, limits), *self._lasting(action, seen, limits))
+        passing = (*self._passed_over(seen), *self._silence(seen, limits))
+        return (*passing, *_course(seen), *self._lasting(action, seen, limits))
 
     def _passed_over(self, seen: Seen) -> tuple[str, ...]:
         """Which of the user's own hosts were passed over: another has taken their place, so no action tells it."""
@@ -50,6 +51,15 @@ class Announced:
         fresh = tuple(sorted(now - self._told))
         self._told = now
         return fresh
+
+
+def _course(seen: Seen) -> tuple[str, ...]:
+    """What the job runs on from now on and why, and once that its deadline will be missed."""
+    now, before = seen.heading.course if seen.heading is not None else None, seen.state.course
+    if now is None or now == before:
+        return ()
+    turned = before is None or before.mode != now.mode
+    return (*((course_line(now),) if turned else ()), *((now.warning,) if now.warning is not None else ()))
 
 
 def _out_of_our_reach(seen: Seen, limits: Limits) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ class Cashier:
         state = replace(state, nodes=books.with_lives(state.nodes, group.nodes))
         nodes = max(len(state.alive), max(wanted, group.size) + sum(node.detached for node in group.alive))
         spent = self.spend(state, now).spent_usd
-        until = partial(paid_until, now, left_usd=state.budget_usd - spent, cap_usd_per_hour=state.cap_usd_per_hour)
+        until = partial(paid_until, now, left_usd=state.budget_usd - spent, cap_usd_per_hour=state.dearest_usd_per_hour)
         return Payable(
             spent_usd=spent,
             until=until(nodes=nodes, wall=wall),
@@ -118,7 +118,7 @@ class Cashier:
     def _promised(self, state: JobState, alive: tuple[NodeLife, ...], now: datetime) -> Decimal:
         if not alive or state.paid_until is None or state.paid_until <= now:
             return ZERO
-        return usd_for(state.cap_usd_per_hour * len(alive), state.paid_until - now)
+        return usd_for(state.dearest_usd_per_hour * len(alive), state.paid_until - now)
 
     def _running_cost(self, alive: tuple[NodeLife, ...], now: datetime, span: timedelta) -> Decimal:
         rates = (self._market.prices(life.pool, now, now)[-1].usd_per_hour for life in alive)

@@ -8,22 +8,28 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpucloud.domain.agentstatus import Outcome, Status
-from gpucloud.domain.errors import NodeError
+from gpucloud.domain.errors import GpucloudError, NodeError
 from gpucloud.domain.launch import workers_per_node
 from gpucloud.domain.ledger import with_beside
 from gpucloud.domain.node import NO_GROUP, GroupView, Node, NodeState
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.plan import affordable, fitting
 from gpucloud.domain.state import Attempt, CheckpointRef, ExitReason, JobState
+from gpucloud.domain.supervision import books
+from gpucloud.domain.supervision.action import Appoint
 from gpucloud.domain.supervision.capacity import is_cooling
+from gpucloud.domain.supervision.course import heading
 from gpucloud.domain.supervision.membership import is_over, members_of, part_of, progress_of
 from gpucloud.domain.supervision.seen import Goal, NodeSeen, Readiness, Seen
+from gpucloud.domain.supervision.situation import lesson
+from gpucloud.domain.supervision.succession import appointed
 from gpucloud.store.commits import newest_commit
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.gate import gate_wanted
 from gpucloud.usecases.history import HistoryKeeper
 from gpucloud.usecases.inspection import Inspector
 from gpucloud.usecases.jobstore import Request
+from gpucloud.usecases.learning import Learning
 from gpucloud.usecases.lookout import LogReader, read_node
 from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.usage import UsageMeter
@@ -80,6 +86,7 @@ class Observer:
     history: HistoryKeeper
     usage: UsageMeter
     witnesses: Witnesses
+    learning: Learning
     _memory: dict[str, _Memory] = field(default_factory=dict)
     _since: _Since = field(default_factory=_Since)
     _short_since: datetime | None = None
@@ -93,7 +100,7 @@ class Observer:
         self.preparer.see(group)
         self._ask(group, state, now)
         nodes = tuple(self._node(node, state, now) for node in group.nodes)
-        payable = self.cashier.payable(state, group, self.goal.nodes, now, self.world.rules.wall)
+        payable = self.cashier.payable(state, group, self._wanted(state), now, self.world.rules.wall)
         request = self.world.jobs.request()
         seen = Seen(
             now=now,
@@ -108,34 +115,59 @@ class Observer:
             spent_usd=payable.spent_usd,
             failed_bootstraps=self.preparer.failures,
             candidates=self._candidates(state, now),
-            short_for=self._short_for(group, now),
+            short_for=self._short_for(state, group, now),
             inspects=gate_wanted(self.world.job, state.gpu) is not None,
             inspection=self.inspector.seen(),
         )
-        seen = self.witnesses.hear(seen)
+        seen = self._with_heading(self.witnesses.hear(seen))
         return self._with_times(state.attempt, seen) if state.attempt is not None else seen
+
+    def _wanted(self, state: JobState) -> int:
+        """Return how many machines there are to be, those that take over from others included."""
+        return self.goal.nodes * (2 if state.successor is not None else 1)
+
+    def _with_heading(self, seen: Seen) -> Seen:
+        """Add what the job is to run on by its deadline, and until when machines that take over could be paid too."""
+        tables = self.learning.tables(lesson(self.goal, seen, self.world.rules))
+        seen = replace(seen, heading=heading(replace(self.goal, tables=tables), seen, self.world.rules))
+        offer = appointed(seen)
+        if offer is None or seen.state.successor is not None:
+            return seen
+        both = books.appoint(seen.state, Appoint(offer=offer), seen.now)
+        payable = self.cashier.payable(both, seen.group, self._wanted(both), seen.now, self.world.rules.wall)
+        return replace(seen, payable_with_successor=payable.until)
 
     def _list_group(self, state: JobState) -> GroupView:
         return self.world.group.describe(state.group) if state.group is not None else NO_GROUP
 
-    def _short_for(self, group: GroupView, now: datetime) -> timedelta | None:
-        if not 0 < len(group.counted) < self.goal.nodes:
+    def _short_for(self, state: JobState, group: GroupView, now: datetime) -> timedelta | None:
+        if not 0 < len(group.counted) < self._wanted(state):
             self._short_since = None
             return None
         self._short_since = self._short_since or now
         return now - self._short_since
 
     def _candidates(self, state: JobState, now: datetime) -> tuple[Offer, ...]:
-        """Ask the market only when another pool is needed, and not at every pass."""
-        if state.attempt is not None or not is_cooling(state, state.pool, now):
+        """Ask the market only when another pool is needed or may be, and not at every pass."""
+        by_deadline = self.goal.policy is not None and self.goal.buys_time
+        if not by_deadline and (state.attempt is not None or not is_cooling(state, state.pool, now)):
             return ()
         if self._offers.at is None or now - self._offers.at > _OFFERS_LAST:
-            job = self.world.job
-            offers = with_beside(self.world.market.offers(job.resources), self.world.terms)
-            self._offers = _Offers(at=now, found=fitting(job, offers))
+            self._offers = _Offers(at=now, found=self._ask_market(state))
         left = self.cashier.spend(state, now)
         usable = left.budget_usd - left.spent_usd
         return affordable(self._offers.found, self.goal.nodes, usable, self.world.rules.wall)
+
+    def _ask_market(self, state: JobState) -> tuple[Offer, ...]:
+        """A market that does not answer ends nothing that works: the prices of before count, for as long again."""
+        job = self.world.job
+        try:
+            offers = with_beside(self.world.market.offers(job.resources), self.world.terms)
+        except GpucloudError:
+            if state.attempt is None:
+                raise
+            return self._offers.found
+        return fitting(job, offers)
 
     def _ask(self, group: GroupView, state: JobState, now: datetime) -> None:
         asked = []

@@ -55,7 +55,7 @@ class Renter:
             case ChangeBudget():
                 self._change_budget(action)
             case Resize(size=size):
-                group.resize(name, size, state.pool)
+                group.resize(name, size, state.successor.pool if state.successor is not None else state.pool)
             case Move():
                 self._move(action)
             case Detach(node_id=node_id):
@@ -119,6 +119,8 @@ class Renter:
         if state.group is not None and state.group != new:
             self._end_group(state.group)
         kept = state.group if state.group == new else None
+        if kept is not None:  # an old listing may not have shown that machines were asked for in the pool that is left
+            world.group.resize(kept, 0, action.offer.pool)
         self.lease.write(books.move(self.lease.state, action, kept, world.clock.now()))
         if kept is not None and self.lease.state.efa != state.efa:
             self.provision()  # machines of another shape need a template of their own

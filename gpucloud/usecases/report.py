@@ -12,6 +12,7 @@ from gpucloud.domain.state import (
     Attempt,
     CheckpointRef,
     Cooldown,
+    Course,
     ExitReason,
     Interruption,
     JobState,
@@ -32,7 +33,8 @@ class NodeStanding:
 class JobReport:
     """A job as users see it. `nodes` are those alive; `charges` are all so far; `standing` is of nodes that were asked.
 
-    Only `status` of one job and `watch` ask nodes. `storm` says how a job stands with interruptions that come thick.
+    Only `status` of one job and `watch` ask nodes. `storm` says how a job stands with interruptions that come thick,
+    `course` what one with a deadline runs on.
     """
 
     job: str
@@ -54,6 +56,7 @@ class JobReport:
     tags: tuple[tuple[str, str], ...] = ()
     standing: tuple[NodeStanding, ...] = ()
     storm: tuple[str, ...] = ()
+    course: Course | None = None
 
 
 def report(
@@ -79,4 +82,5 @@ def report(
         cooldowns=() if state.status.ended else state.cooldowns,
         quarantined=state.quarantined,
         tags=state.tags,
+        course=None if state.status.ended else state.course,
     )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from gpucloud.domain.job import Market
+from gpucloud.domain.policy.observation import Mode
 from gpucloud.domain.quantities import format_usd
-from gpucloud.domain.state import BudgetChange, ExitReason, Interruption, InterruptionKind
+from gpucloud.domain.state import BudgetChange, Course, ExitReason, Interruption, InterruptionKind
 from gpucloud.domain.supervision.action import (
     Action,
+    Appoint,
     Arm,
     ChangeBudget,
     CloseAttempt,
     CoolDown,
     Detach,
+    Dismiss,
     Done,
     Drill,
     EndAttempt,
@@ -26,6 +29,7 @@ from gpucloud.domain.supervision.action import (
     QuarantineNodes,
     Replace,
     Resize,
+    TakeOver,
     TearDown,
     Tell,
     Wait,
@@ -48,9 +52,15 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
             closer = (f"paid until {until:%H:%M:%S} UTC",) if until is not None else ()
             return "; ".join((*map(budget_line, changes), *closer)) or None
         case Resize(size=size):
-            return f"asking for {size} × {seen.state.pool}"
+            return _resized(size, seen)
         case CoolDown(pool=pool, code=code, message=message):
             return f"{pool}: {message} ({code}); it is passed over for a while"
+        case Appoint(offer=offer):
+            return f"asking for {offer.pool} beside, {format_usd(offer.usd_per_hour)} an hour: what works goes on"
+        case Dismiss():
+            return "what was asked for beside is given back" if seen.state.successor is not None else None
+        case TakeOver():
+            return f"{seen.state.successor.pool} takes over" if seen.state.successor is not None else None
         case Move(offer=offer):
             return f"turning to {offer.pool}, {format_usd(offer.usd_per_hour)} an hour"
         case Prepare(node_ids=node_ids):
@@ -89,11 +99,32 @@ def budget_line(change: BudgetChange) -> str:
     return f"budget: {asked}: refused: {change.refused}" if change.refused else f"budget: {asked}"
 
 
+def course_line(course: Course) -> str:
+    """Return what a job with a deadline runs on, since when, and why."""
+    return f"{_MODES[Mode(course.mode)]} from {course.since:%H:%M:%S} UTC: {course.why}"
+
+
+_MODES = {
+    Mode.IDLE: "waiting",
+    Mode.SPOT: "spot",
+    Mode.ON_DEMAND: "on demand",
+    Mode.BOTH: "on demand, spot asked for beside",
+}
+
+
 def silence(seen: Seen) -> str:
     """Return the line for machines of which none answers: whether they or our line are down cannot be told apart."""
     until = seen.group.armed_until
     goes_on = f"; what works there goes on until {until:%H:%M:%S} UTC at the latest" if until else ""
     return f"no machine answers: {', '.join(node.id for node in seen.group.alive)}{goes_on}"
+
+
+def _resized(size: int, seen: Seen) -> str:
+    state = seen.state
+    if size < seen.group.size:
+        return f"keeping {size} × {state.pool}" if size else "asking for no machine now"
+    new = size - len(seen.group.counted) if state.successor is not None else size
+    return f"asking for {new} × {state.successor.pool if state.successor is not None else state.pool}"
 
 
 def _interrupted(interruption: Interruption) -> str:

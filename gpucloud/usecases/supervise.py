@@ -23,6 +23,7 @@ from gpucloud.usecases.discreet import Discreet
 from gpucloud.usecases.forecast import time_left
 from gpucloud.usecases.history import HistoryKeeper
 from gpucloud.usecases.inspection import Inspector
+from gpucloud.usecases.learning import Learning
 from gpucloud.usecases.lease import Lease
 from gpucloud.usecases.lookout import LogReader
 from gpucloud.usecases.noderecords import NodeRecords
@@ -142,6 +143,7 @@ def supervisor(
         history=history,
         usage=UsageMeter(lasting=goal.idle.lasting if goal.idle else None),
         witnesses=Witnesses(world=world, preparer=preparer, pool=readers),
+        learning=Learning(make=world.make_tables, pool=makers),
     )
     actor = Actor(
         world=world,

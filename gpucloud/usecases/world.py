@@ -18,6 +18,7 @@ from gpucloud.store import ObjectStore
 from gpucloud.store.counting import Tally
 from gpucloud.usecases.bootstrap import Package
 from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.learning import MakeTables
 
 
 class PackCode(Protocol):
@@ -44,7 +45,8 @@ class World:
     `power_off` is the command by which a node ends itself after its paid time, empty for none. `key` is the cluster's
     private SSH key, from which the secrets of attempts are made. `self_boot` is None where machines have no first boot
     of ours. `order` is what the machines of a job that drives itself go by, as far as it is known before the group is,
-    None for any other job; `driver` is where they find it. `tally` counts what is asked of the store.
+    None for any other job; `driver` is where they find it. `tally` counts what is asked of the store. `make_tables`
+    makes the learned policy's, None for none.
     """
 
     job: Job
@@ -71,6 +73,7 @@ class World:
     order: DriveOrder | None = None
     driver: DriverWanted | None = None
     tally: Tally = field(default_factory=Tally)
+    make_tables: MakeTables | None = None
 
     @property
     def cluster(self) -> str:

@@ -17,7 +17,9 @@ from gpucloud.domain.bootstrap.wanted import DriverWanted
 from gpucloud.domain.driving import VERSION, DriveOrder, Unable, Unattended, order_key, unable
 from gpucloud.domain.job import Cloud as CloudName
 from gpucloud.domain.job import Job
+from gpucloud.domain.policy.learned import Tables
 from gpucloud.domain.supervision.seen import Rules
+from gpucloud.domain.supervision.situation import Lesson
 from gpucloud.ports import Clock, DataSets, Shell
 from gpucloud.store import ObjectStore
 from gpucloud.store.counting import CountingStore, Tally
@@ -73,8 +75,16 @@ def compose_world(
         key=key.read_bytes(),
         secrets=secrets,
         self_boot=_self_boot(manners, unattended, around.cache),
+        make_tables=_make_tables,
     )
     return world if unattended is None else _driven(world, around, unattended)
+
+
+def _make_tables(lesson: Lesson) -> Tables:
+    """Return the learned policy's tables; NumPy is imported when some are made."""
+    from gpucloud.adapters.tables import TableMaker
+
+    return TableMaker().tables(lesson.task, lesson.zones, lesson.spot_usd_per_hour)
 
 
 def why_unable(job: Job, manners: Manners, store: str, cache: Path) -> Unable | None:

@@ -250,14 +250,23 @@ def test_setting_the_same_level_again_changes_nothing(cloud: Cloud) -> None:
 
 def test_a_lower_level_ends_the_newest_by_choice(cloud: Cloud) -> None:
     (old,) = cloud.started(1)
-    cloud.nodes.resize(cloud.group, 2, cloud.other_pool)
+    cloud.nodes.resize(cloud.group, 2, cloud.pool)
     new = next(n for n in running(cloud.until(lambda view: len(running(view)) == 2)) if n.id != old.id)
-    assert new.pool == cloud.other_pool
-    cloud.nodes.resize(cloud.group, 1, cloud.other_pool)
+    cloud.nodes.resize(cloud.group, 1, cloud.pool)
     view = cloud.until(ended(new))
     assert view.alive == (old,)
     assert find(view, new).end_cause is EndCause.CHOICE
     assert find(view, new).ended_at is not None
+
+
+def test_a_lower_level_ends_machines_of_another_pool_first(cloud: Cloud) -> None:
+    (old,) = cloud.started(1)
+    cloud.nodes.resize(cloud.group, 2, cloud.other_pool)
+    new = next(n for n in running(cloud.until(lambda view: len(running(view)) == 2)) if n.id != old.id)
+    assert new.pool == cloud.other_pool
+    cloud.nodes.resize(cloud.group, 1, cloud.other_pool)
+    leaves, stays = (old, new) if old.pool != new.pool else (new, old)  # own hosts are one pool: there, the newest
+    assert cloud.until(ended(leaves)).alive == (stays,)
 
 
 def test_a_terminated_node_is_replaced_while_the_level_stands(cloud: Cloud) -> None:

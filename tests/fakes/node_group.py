@@ -128,6 +128,7 @@ class FakeNodeGroup:
             for node in state.nodes:
                 self._end(state, node, EndCause.SCHEDULE, max(node.launched_at, state.armed_until))
         counted = [n for n in state.nodes if n.state is not NodeState.TERMINATED and not n.detached]
+        counted.sort(key=lambda node: node.pool != state.pool)
         for node in counted[state.size :]:
             self._end(state, node, EndCause.CHOICE)
         alive = sum(node.state is not NodeState.TERMINATED for node in state.nodes)

@@ -123,9 +123,31 @@ def _supervision() -> Iterator[Bug]:
     begun = "desired.launch.attempt <= seen.newest:"
     again = "desired.launch.attempt < seen.newest:"
     yield _bug("attempt-started-twice", "agent/decide.py", begun, again, "pytest", "tests/unit/test_agent_decide.py")
+    yield from _deadline()
     hang = "return EndAttempt(how=Stop.ABORT, reason=ExitReason.HUNG, message=why) if why is not None else None"
     unheard = ("pytest", "tests/unit/test_hang.py")
     yield _bug("hang-not-noticed", "domain/supervision/during.py", hang, "return None", *unheard)
+
+
+def _deadline() -> Iterator[Bug]:
+    net = "    choice = _in_time(task, seen, choice)\n"
+    yield _bug("deadline-net-left-out", "domain/policy/net.py", net, "", "deadline")
+    course = "domain/supervision/course.py"
+    tests = ("pytest", "tests/unit/test_course.py")
+    late = "    return _before_it_is_late(case, _steadily(case, choice))"
+    trusting = "    return _steadily(case, choice)"
+    yield _bug("lost-time-on-spot-not-seen", course, late, trusting, *tests)
+    reserve = "seen.state.budget_usd - seen.spent_usd - kept_usd"
+    situation = "domain/supervision/situation.py"
+    yield _bug(
+        "deadline-by-money-kept-for-the-end", situation, reserve, "seen.state.budget_usd - seen.spent_usd", *tests
+    )
+    succession = ("pytest", "tests/unit/test_succession.py")
+    both = "    return Arm(until=until) if until is not None else Appoint(offer=offer)"
+    file = "domain/supervision/succession.py"
+    yield _bug("both-pools-asked-for-before-the-shut-off", file, both, "    return Appoint(offer=offer)", *succession)
+    coming = "return max(self.cap_usd_per_hour, self.left_usd_per_hour, coming)"
+    yield _bug("dearer-pool-not-counted", "domain/state.py", coming, "return self.cap_usd_per_hour", *succession)
 
 
 def _checkpoints() -> Iterator[Bug]:

@@ -71,6 +71,8 @@ WITHOUT = (
     *(Case(f"{command} none", 2) for command in _OF_JOBS),
     *(Case(f"{command} none", 2, says=_TEXT) for command in ("metrics", "ssh")),
     *(Case(f"local {drill} none", 2) for drill in ("interrupt", "kill", "freeze", "cut", "heal", "weather")),
+    Case("local shortage 0s"),
+    Case("local shortage soon", 2),
     Case("cp small.yaml none:x", 2),
     Case("doctor none", 2),
     Case("cost --all"),

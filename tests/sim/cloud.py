@@ -21,24 +21,32 @@ from tests.sim.loom import EPOCH, Loom, Process
 
 NAME = "gpucloud-job"
 POOLS = tuple(Pool(instance_type="p2.xlarge", zone=f"us-east-2{letter}", market=Market.SPOT) for letter in "abc")
+DEAR_POOLS = tuple(replace(pool, market=Market.ON_DEMAND) for pool in POOLS)
 CAP = Decimal("3.60")  # a tenth of a cent a second
 LATEST_S = 120.0  # how late the shut-off may fire (Auto Scaling user guide)
 
 
 class Prices:
-    """Implements `MarketData`: in every zone a walk below the cap, and sometimes at it; one price a moment for ever."""
+    """Implements `MarketData`: in every zone a walk below the cap, and sometimes at it; one price a moment for ever.
 
-    def __init__(self, loom: Loom, seed: int, *, at_cap: bool = False, every_s: float = 180.0) -> None:
+    On demand, where that is offered, machines cost the cap.
+    """
+
+    def __init__(
+        self, loom: Loom, seed: int, *, at_cap: bool = False, every_s: float = 180.0, on_demand: bool = False
+    ) -> None:
         self._loom = loom
         self._every = timedelta(seconds=every_s)
         dice = random.Random(seed)
         self._walks = {pool: [CAP if at_cap else price for price in _walk(dice)] for pool in POOLS}
+        if on_demand:
+            self._walks.update({pool: [CAP] for pool in DEAR_POOLS})
 
     def offers(self, wanted: object) -> tuple[Offer, ...]:
         now = self._loom.time
         return tuple(
             Offer(pool=pool, usd_per_hour=self._price(pool, now), cap_usd_per_hour=CAP, as_of=now, gpus=1)
-            for pool in POOLS
+            for pool in self._walks
         )
 
     def _price(self, pool: Pool, now: datetime) -> Decimal:

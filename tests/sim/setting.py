@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
 
+from gpucloud.domain.policy.decide import Policy
 from gpucloud.domain.supervision.seen import Limits, Rules
 from tests.sim.cloud import CAP, Weather
 from tests.sim.store import Faults
@@ -45,6 +46,21 @@ class Setting:
     all_at_once: float = 0.0
     skew_s: float = 0.0
     bound_s: float = 4 * 3600.0
+    deadline: Deadline | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadline:
+    """When a run is to be over, how that is kept, and what the job file says of the work, None for nothing.
+
+    Every spot pool is up for `up_s` and down for `down_s` on average; where it goes down, it takes its machines.
+    """
+
+    span_s: float
+    policy: Policy
+    work_s: float | None
+    up_s: float
+    down_s: float
 
 
 def hours(usd_hours: float, nodes: int) -> Decimal:
@@ -183,4 +199,40 @@ def coming_up(dice: random.Random, *, throttled: float = 0.0) -> Setting:
         script=Script(steps=3, step_s=1.0, start_s=2.0, every=10, save_s=1.0),
         weather=Weather(refused=throttled),
         storm_s=60.0,
+    )
+
+
+def due(dice: random.Random) -> Setting:
+    """Return a run with a deadline that machines on demand can keep, in a market that gives spot now and then."""
+    nodes = dice.choice((1, 1, 2, 3))
+    script = Script(
+        steps=dice.randint(60, 150),
+        step_s=dice.uniform(15, 40),
+        start_s=dice.uniform(5, 30),
+        every=dice.choice((3, 10)),
+        save_s=dice.uniform(1, 15),
+    )
+    changeover = timedelta(seconds=240)
+    work_s = script.steps * script.step_s
+    told = dice.choice((None, 1.0, 1.0, 1.1))
+    return Setting(
+        nodes=nodes,
+        budget_usd=hours(dice.uniform(1.1, 1.5) * (work_s + 4 * changeover.total_seconds()) / 3600, nodes),
+        script=script,
+        weather=Weather(reply_lost=dice.choice((0.0, 0.02)), stale_s=dice.choice((0.0, 0.0, 5.0))),
+        rules=Rules(limits=Limits(silent=timedelta(seconds=30), settle=timedelta(seconds=15), changeover=changeover)),
+        period_s=5.0,
+        beat_s=5.0,
+        price_s=900.0,
+        storm_s=24 * 3600.0,
+        deaths=dice.choice((0.0, 1 / 4000)),
+        kills=dice.choice((0.0, 1 / 1500)),
+        bound_s=24 * 3600.0,
+        deadline=Deadline(
+            span_s=dice.uniform(1.15, 1.7) * work_s + 5 * changeover.total_seconds(),
+            policy=dice.choice((Policy.GREEDY, Policy.UNIFORM, Policy.LEARNED, Policy.GREEDY)),
+            work_s=work_s * told if told is not None else None,
+            up_s=dice.uniform(200, 1500),
+            down_s=dice.uniform(600, 5000),
+        ),
     )

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gpucloud.domain.node import EndCause, NodeState, Notice
+from gpucloud.domain.offer import Pool
+from tests.sim.cloud import POOLS
 
 if TYPE_CHECKING:
     from tests.sim.loom import Process
     from tests.sim.machine import Machine
+    from tests.sim.setting import Deadline
     from tests.sim.world import Run
 
 
@@ -42,6 +45,19 @@ class Trouble:
             if rate > 0:
                 self._again(rate, what)
         self._loom.at(setting.storm_s, self._calm)
+        if setting.deadline is not None:
+            for pool in POOLS:
+                self._turn(pool, setting.deadline, up=self._dice.random() < 0.5)
+
+    def _turn(self, pool: Pool, deadline: Deadline, *, up: bool) -> None:
+        """A spot pool has machines for a while, or has none, and takes back those that it gave."""
+        lasting = self._dice.expovariate(1 / (deadline.up_s if up else deadline.down_s))
+        if not up:
+            self._run.cloud.full_until[pool] = self._loom.now + lasting
+            for node in self._run.cloud.alive:
+                if node.pool == pool and node.state is NodeState.RUNNING and node.ending is None:
+                    give_notice(self._run, self._run.machines[node.id])
+        self._loom.after(lasting, lambda: self._run.over or self._turn(pool, deadline, up=not up))
 
     def _again(self, rate: float, what: Callable[[], None]) -> None:
         def happen() -> None:

@@ -12,14 +12,17 @@ from pathlib import Path
 from unittest import mock
 
 import gpucloud.agent.reconcile
+from gpucloud.adapters.tables import TableMaker
 from gpucloud.domain.agentstatus import Launch
 from gpucloud.domain.errors import GpucloudError, HostUnreachable
-from gpucloud.domain.job import Job
+from gpucloud.domain.job import Job, Market, MarketPolicy, Resources
 from gpucloud.domain.ledger import total
 from gpucloud.domain.manifest import Commit
 from gpucloud.domain.node import EndCause
+from gpucloud.domain.policy.learned import Tables
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.domain.supervision.seen import Goal
+from gpucloud.domain.supervision.situation import Lesson
 from gpucloud.ports import Host as HostPort
 from gpucloud.usecases.bootstrap import Bootstrapped, Package
 from gpucloud.usecases.jobstore import JobStore
@@ -58,6 +61,8 @@ class Verdict:
     lost_beyond_interval: int = 0
     unsaved_at_the_end: int = 0
     calls_until_up: int = 0
+    on_demand: int = 0
+    moved: int = 0
 
 
 class Run:
@@ -69,7 +74,14 @@ class Run:
         self.folder = folder
         self.loom = Loom()
         self.store = Store(self.loom)
-        self.prices = Prices(self.loom, seed, at_cap=setting.at_cap, every_s=setting.price_s)
+        due = setting.deadline
+        every_s, on_demand = setting.price_s, due is not None
+        self.prices = Prices(self.loom, seed, at_cap=setting.at_cap, every_s=every_s, on_demand=on_demand)
+        self.goal = Goal(nodes=setting.nodes)
+        if due is not None:
+            deadline_at = EPOCH + timedelta(seconds=due.span_s)
+            work = timedelta(seconds=due.work_s) if due.work_s is not None else None
+            self.goal = Goal(nodes=setting.nodes, deadline_at=deadline_at, policy=due.policy, work=work)
         self.cloud = Cloud(self.loom, self.dice, self.prices, setting.weather)
         self.machines: dict[str, Machine] = {}
         self.processes: dict[int, Process] = {}
@@ -80,7 +92,15 @@ class Run:
         self.calm = False
         self.over = False
         self.tale: list[str] = []
-        self.job = Job(name="job", run="python train.py", budget_usd=setting.budget_usd, source=folder, code=folder)
+        market = Resources(market=MarketPolicy.SPOT if due is None else MarketPolicy.AUTO, nodes=setting.nodes)
+        self.job = Job(
+            name="job",
+            run="python train.py",
+            budget_usd=setting.budget_usd,
+            source=folder,
+            code=folder,
+            resources=market,
+        )
 
     def run(self) -> Verdict:
         """Let it happen, and return the verdict."""
@@ -167,7 +187,7 @@ class Run:
         try:
             lease = take(JobStore(StoreLine(self.store, process, self.dice, self.setting.faults), "job"), process)
             watcher = _Onlooker(self, process)
-            with supervisor(self._world(process), Goal(nodes=self.setting.nodes), lease, watcher, lambda: None) as one:
+            with supervisor(self._world(process), self.goal, lease, watcher, lambda: None) as one:
                 one.run()
             self.over = self.over or self.state().torn_down
         except GpucloudError as error:
@@ -194,6 +214,7 @@ class Run:
             period_s=self.setting.period_s,
             flush_s=60.0,
             key=b"key",
+            make_tables=_tables,
         )
 
     def _bootstrap(self, host: HostPort, *arguments: object, **named: object) -> Bootstrapped:
@@ -259,8 +280,9 @@ class Run:
         if promised > self.setting.budget_usd:
             self.blame(f"{len(lasting)} machines are paid until more than the budget: {promised:.4f} USD")
         counted = [node for node in lasting if not node.detached]
-        if len(counted) > self.setting.nodes:
-            self.blame(f"{len(counted)} machines are counted, {self.setting.nodes} are wanted")
+        wanted = self.setting.nodes * (2 if self.setting.deadline is not None else 1)  # some may stand beside
+        if len(counted) > wanted:
+            self.blame(f"{len(counted)} machines are counted, {wanted} are wanted")
         unasked = [node.id for node in lasting if node.detached and node.taken_at is None]
         if unasked:
             self.blame(f"{unasked[0]} lives, is not counted, and nobody takes it")
@@ -275,6 +297,8 @@ class Run:
         verdict.reason, verdict.seconds = state.exit_reason, self.loom.now
         verdict.machines, verdict.attempts = len(self.machines), len(state.attempts)
         verdict.spent_usd = self.cloud.spent()
+        verdict.on_demand = sum(node.pool.market is Market.ON_DEMAND for node in self.cloud.nodes.values())
+        verdict.moved = sum(attempt.reason is ExitReason.MOVED for attempt in state.attempts)
         newest = max(self.gangs.values(), key=lambda gang: gang.number, default=None)
         if newest is not None and newest.restored is not None:
             verdict.unsaved_at_the_end = newest.step - (self.committed.step if self.committed else 0)
@@ -286,6 +310,10 @@ class Run:
             self.blame(f"{verdict.spent_usd} USD are spent of {verdict.budget_usd}")
         _judge_books(self, state)
         _judge_reason(self, state)
+
+
+def _tables(lesson: Lesson) -> Tables:
+    return TableMaker().tables(lesson.task, lesson.zones, lesson.spot_usd_per_hour)
 
 
 def _judge_books(run: Run, state: JobState) -> None:

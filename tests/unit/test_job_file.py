@@ -35,6 +35,7 @@ from gpucloud.domain.job import (
     SshChoices,
 )
 from gpucloud.domain.model import Model, Optimizer, Precision, Strategy
+from gpucloud.domain.policy.decide import Policy
 
 SAMPLE = bundled("templates", "gpucloud.yaml").read_text(encoding="utf-8")
 # A "#" with no space after it hides a key that the reader of the sample may want.
@@ -157,6 +158,10 @@ secrets: [HF_TOKEN, WANDB_API_KEY]
         ("store: /var/../store", "store", "/store"),
         ("deadline: 2d 3h", "deadline", timedelta(hours=51)),
         ("work: 48h", "work", timedelta(hours=48)),
+        ("deadline: 9h\npolicy: auto", "policy", Policy.LEARNED),
+        ("deadline: 9h\npolicy: greedy", "policy", Policy.GREEDY),
+        ("deadline: 9h", "resources", Resources(market=MarketPolicy.AUTO)),
+        ("deadline: 9h\nresources: {market: spot}", "resources", Resources(market=MarketPolicy.SPOT)),
         ("model: {params: 7B}", "model", Model(params=7_000_000_000)),
         ("model: {params: 1.5e9, mfu: 40%}", "model", Model(params=1_500_000_000, mfu_percent=40)),
         (

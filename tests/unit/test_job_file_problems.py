@@ -317,6 +317,17 @@ BROKEN: list[tuple[str, list[str]]] = [
         ['4:11: deadline: "1:30" is not a span of time: write it like "12h", "90 min", "30s" or "2d 3h"'],
     ),
     (HEAD + "work: 0 h\n", ["4:7: work: must be at least 1s"]),
+    (
+        HEAD + "deadline: 9h\npolicy: greed\n",
+        [
+            '5:9: policy: "greed" is not one of auto, learned, uniform, greedy, on_demand (did you mean "greedy"?)',
+        ],
+    ),
+    (HEAD + "policy: greedy\n", ["4:1: policy: is how a `deadline` is kept, and there is none"]),
+    (
+        HEAD + "deadline: 9h\npolicy: greedy\nresources: {market: spot}\n",
+        ["5:1: policy: chooses between markets, and `market: spot` leaves one: auto"],
+    ),
     (HEAD + "model: 7B\n", ["4:8: model: must be a mapping of keys to values, not 7B"]),
     (HEAD + "model: {strategy: fsdp}\n", ["4:8: model.params: is required"]),
     (HEAD + "params: 7B\n", ['4:1: params: is not a key here (did you mean "model.params"?)']),

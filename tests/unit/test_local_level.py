@@ -84,6 +84,14 @@ def test_the_newest_surplus_is_ended_whatever_the_order() -> None:
     assert endings(replace(GROUP, size=1), (node(2), node(1))) == [EndCause.CHOICE, None]
 
 
+def test_surplus_of_another_pool_than_the_groups_is_ended_before_the_newest() -> None:
+    other = replace(POOL, market=Market.ON_DEMAND)
+    assert endings(replace(GROUP, size=1, pool=other), (node(1), replace(node(2), pool=other))) == [
+        EndCause.CHOICE,
+        None,
+    ]
+
+
 def test_nothing_starts_unarmed_or_at_the_shut_off() -> None:
     assert settle(replace(GROUP, armed_until=None), (), NOW, 4.0).starts == 0
     step = settle(replace(GROUP, armed_until=NOW), TWO, NOW, 4.0)

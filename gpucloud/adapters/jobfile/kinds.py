@@ -17,6 +17,7 @@ from gpucloud.domain.job import Cloud as CloudName
 from gpucloud.domain.job import ContainerRuntime, GatePolicy, Launcher, Layout, OnNotice
 from gpucloud.domain.job import MarketPolicy as MarketName
 from gpucloud.domain.model import Optimizer, Precision, Strategy
+from gpucloud.domain.policy.decide import Policy as PolicyName
 
 Schema = dict[str, Any]
 listed = values.listed
@@ -94,6 +95,9 @@ Count = Annotated[int, Read(values.count, {"anyOf": [{"type": "integer", "minimu
 PrecisionName = Annotated[Precision, Read(values.one_of(Precision), {"enum": [word.value for word in Precision]})]
 OptimizerName = Annotated[Optimizer, Read(values.one_of(Optimizer), {"enum": [word.value for word in Optimizer]})]
 StrategyName = Annotated[Strategy, Read(values.one_of(Strategy), {"enum": [word.value for word in Strategy]})]
+Policy = Annotated[
+    PolicyName, Read(values.policy, {"enum": [values.AUTO_POLICY, *(policy.value for policy in PolicyName)]})
+]
 Flag = Annotated[bool, Read(values.flag, {"type": "boolean"})]
 LauncherName = Annotated[Launcher, Read(values.one_of(Launcher), {"enum": [word.value for word in Launcher]})]
 Gate = Annotated[GatePolicy, Read(values.one_of(GatePolicy), {"enum": [word.value for word in GatePolicy]})]

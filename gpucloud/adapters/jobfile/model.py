@@ -23,6 +23,7 @@ from gpucloud.domain.job import (
     SshChoices,
 )
 from gpucloud.domain.model import Model
+from gpucloud.domain.policy.decide import Policy
 
 _RESOURCES = Resources()
 _CHECKPOINT = CheckpointPolicy()
@@ -285,6 +286,10 @@ class JobKeys(_Keys):
     )
     deadline: kinds.Span | None = Field(
         default=None, description="The longest that the job may take, waiting included."
+    )
+    policy: kinds.Policy = Field(
+        default=Policy.LEARNED,
+        description="How a deadline is kept with `market: auto`: learned (auto), uniform, greedy or on_demand.",
     )
     idle: Annotated[IdleKeys | None, BeforeValidator(_keys)] = Field(
         default=None, description="Save and stop a job that leaves its GPUs idle."

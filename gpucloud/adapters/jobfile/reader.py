@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from gpucloud.domain.job import (
     IdlePolicy,
     Job,
     MachineChoices,
+    MarketPolicy,
     Mirrors,
     OwnHost,
     Resources,
@@ -132,7 +134,7 @@ def _job(keys: JobKeys, path: Path) -> Job:
         cloud=keys.cloud,
         aws=AwsChoices(**dict(keys.aws)),
         ssh=_hosts(keys.ssh, folder),
-        resources=Resources(**dict(keys.resources)),
+        resources=_resources(keys),
         machine=MachineChoices(**dict(keys.machine)),
         gate=keys.gate,
         image=keys.image,
@@ -146,6 +148,7 @@ def _job(keys: JobKeys, path: Path) -> Job:
         model=None if keys.model is None else _model(keys.model),
         work=keys.work,
         deadline=keys.deadline,
+        policy=keys.policy,
         idle=None if keys.idle is None else IdlePolicy(below=keys.idle.below, lasting=keys.idle.for_),
         data=tuple((_place(source, folder), target) for source, target in keys.data.items()),
         outputs=keys.outputs,
@@ -153,6 +156,13 @@ def _job(keys: JobKeys, path: Path) -> Job:
         env=tuple(keys.env.items()),
         secrets=keys.secrets,
     )
+
+
+def _resources(keys: JobKeys) -> Resources:
+    """A deadline is kept with machines on demand where spot is not enough, unless the file names a market."""
+    resources = Resources(**dict(keys.resources))
+    named = "market" in keys.resources.model_fields_set
+    return resources if named or keys.deadline is None else replace(resources, market=MarketPolicy.AUTO)
 
 
 def _hosts(keys: SshKeys, folder: Path) -> SshChoices:

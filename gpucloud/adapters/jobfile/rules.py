@@ -29,6 +29,7 @@ def broken(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fau
     yield from _store(root, fault)
     yield from _checkpoint(root, fault)
     yield from _model(root, fault)
+    yield from _policy(root, fault)
     yield from _data(root, folder, fault)
     yield from _secrets(root, fault)
     yield from _launcher(root, fault)
@@ -126,6 +127,19 @@ def _model(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
     for key in ("batch", "hidden", "layers", "vocab", "recompute"):
         if section.get(key) is not None:
             yield fault(("model", key, KEY), "is of activations, which are counted when `seq` is named")
+
+
+def _policy(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
+    if root.get("policy") is None:
+        return
+    resources = root.get("resources")
+    market = resources.get("market") if isinstance(resources, dict) else None
+    if root.get("deadline") is None:
+        yield fault(("policy", KEY), "is how a `deadline` is kept, and there is none")
+    elif root.get("cloud") == "ssh":
+        yield fault(("policy", KEY), "chooses between markets, and your own hosts are in none")
+    elif market in ("spot", "on_demand"):
+        yield fault(("policy", KEY), f"chooses between markets, and `market: {market}` leaves one: auto")
 
 
 def _data(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:

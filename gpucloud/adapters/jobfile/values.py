@@ -13,10 +13,12 @@ from typing import TypeVar
 from gpucloud.adapters.jobfile.fault import Refused, Wanted
 from gpucloud.domain import quantities
 from gpucloud.domain.job import OnNotice
+from gpucloud.domain.policy.decide import Policy
 from gpucloud.domain.quoting import quoted
 
 E = TypeVar("E", bound=Enum)
 
+AUTO_POLICY = "auto"
 NAME = r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?"
 SECRET = r"[A-Z_][A-Z0-9_]*"  # noqa: S105  a pattern
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -176,6 +178,15 @@ def times(value: object) -> float | None:
     if m is None or not 2 <= float(m[1]) <= 10_000:
         raise Refused(f"{quoted(written)} is not a multiple from 2x to 10000x, nor never", hint="write 20x, or never")
     return float(m[1])
+
+
+def policy(value: object) -> Policy:
+    """Return how a deadline is kept; `auto` is the learned policy."""
+    names = (AUTO_POLICY, *(one.value for one in Policy))
+    written = line(value)
+    if written not in names:
+        raise Refused(f"{quoted(written)} is not one of {', '.join(names)}", hint=nearest(written, names))
+    return Policy.LEARNED if written == AUTO_POLICY else Policy(written)
 
 
 def flag(value: object) -> bool:

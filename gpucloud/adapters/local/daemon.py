@@ -21,9 +21,10 @@ from gpucloud.adapters.local.devices import gpus_of
 from gpucloud.adapters.local.folder import Folder
 from gpucloud.adapters.local.level import settle
 from gpucloud.adapters.local.machine import Machine
-from gpucloud.adapters.local.records import GroupRecord, NodeRecord, Settings, ShortOf, Tier, ended
+from gpucloud.adapters.local.records import NO_GPUS, GroupRecord, NodeRecord, Settings, ShortOf, Tier, ended
 from gpucloud.adapters.local.switch import Switch
 from gpucloud.domain.errors import ProvisionError
+from gpucloud.domain.job import Market
 from gpucloud.domain.node import EndCause, NodeState
 
 _TICK_S = 0.03
@@ -176,6 +177,8 @@ class Daemon:
 
     def _start(self, name: str) -> bool:
         """Start one node; False when no GPUs are free for it, or it cannot have what its tier wants."""
+        if self._has_no_spot(name):
+            return False
         records = [machine.record for machine in self._machines.values()]
         devices = self._devices_for(name, records)
         if devices is None and self._devices.uuids:
@@ -202,6 +205,16 @@ class Daemon:
         _log.info("%s launched in %s at %s:%d", machine.record.id, name, machine.record.address, machine.record.port)
         return True
 
+    def _has_no_spot(self, name: str) -> bool:
+        """Whether the group's machines are to be spot machines, in the time that a rehearsal has none."""
+        group, until = self._groups[name], self._settings.no_spot_until
+        if until is None or _now() >= until or group.pool is None or group.pool.market is not Market.SPOT:
+            return False
+        self._paused[name] = time.monotonic() + _PAUSE_S / 10
+        why = f"there are no spot machines until {until:%H:%M:%S} UTC, as was asked for"
+        self._note_shortage(group, why, code="InsufficientInstanceCapacity")
+        return True
+
     def _devices_for(self, name: str, records: list[NodeRecord]) -> tuple[str, ...] | None:
         """Return GPUs that no other node has; None when there are too few, or none on this machine at all."""
         group = self._groups[name]
@@ -224,8 +237,9 @@ class Daemon:
             self._switch = Switch()
         return self._switch
 
-    def _note_shortage(self, group: GroupRecord, message: str) -> None:
-        self._groups[group.name] = replace(group, short_of=ShortOf(message=message, at=_now()))
+    def _note_shortage(self, group: GroupRecord, message: str, code: str = NO_GPUS) -> None:
+        short = ShortOf(message=message, at=_now(), pool=group.pool, code=code)
+        self._groups[group.name] = replace(group, short_of=short)
         self._folder.save_group(self._groups[group.name])
 
     def _carry_out(self, machine: Machine) -> None:

@@ -186,6 +186,12 @@ class LocalNodeGroup:
             schedule = Schedule(seed=seed, mean_s=mean_s, unannounced=unannounced)
             self._folder.save_group(replace(record, schedule=schedule))
 
+    def run_short(self, until: datetime) -> None:
+        """Have no spot machines to start until then; those that run stay."""
+        self._folder.create()
+        with self._folder.locked():
+            self._folder.save_settings(replace(self._folder.settings(), no_spot_until=until))
+
     def _read(self, group: str) -> tuple[GroupRecord | None, tuple[NodeRecord, ...]]:
         with contextlib.suppress(FileNotFoundError), self._locked():
             return self._folder.group(group), self._folder.nodes(group)
@@ -239,14 +245,15 @@ def _on_segment(node: NodeRecord, segment: int) -> NodeRecord:
 
 
 def _refusals(record: GroupRecord) -> tuple[Refusal, ...]:
-    if record.short_of is None or record.pool is None:
-        return ()
     short = record.short_of
+    pool = short.pool or record.pool if short is not None else None
+    if short is None or pool is None:
+        return ()
     return (
         Refusal(
-            pool=record.pool,
+            pool=pool,
             fault=Fault.CAPACITY,
-            code="InsufficientGpus",
+            code=short.code,
             message=short.message,
             at=short.at,
             hint="gpucloud status of the other jobs on this machine",

@@ -37,7 +37,8 @@ def _ending(node: NodeRecord, cause: EndCause) -> NodeRecord:
 
 
 def _levelled(group: GroupRecord, nodes: tuple[NodeRecord, ...]) -> Step:
-    counted = sorted((node for node in nodes if node.counted), key=lambda node: node.number)
+    """Bring the nodes to the level; too many are those of another pool than the group's first, then the newest."""
+    counted = sorted((node for node in nodes if node.counted), key=lambda node: (node.pool != group.pool, node.number))
     surplus = {node.id for node in counted[group.size :]}
     nodes = tuple(_ending(node, EndCause.CHOICE) if node.id in surplus else node for node in nodes)
     return Step(group=group, nodes=nodes, starts=max(0, group.size - len(counted)))

@@ -13,6 +13,7 @@ from gpucloud.domain.node import EndCause, Node, NodeState
 from gpucloud.domain.offer import Pool
 
 NOTICE_S = 120.0  # what EC2 gives
+NO_GPUS = "InsufficientGpus"
 CLOCK_FACTOR = 30.0
 
 
@@ -25,10 +26,14 @@ class Tier(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The cloud's settings: how much faster than EC2 it takes nodes; the SSH server's command, None for ours."""
+    """The cloud's settings: how much faster than EC2 it takes nodes; the SSH server's command, None for ours.
+
+    Until `no_spot_until` it has no spot machines to start.
+    """
 
     clock_factor: float = CLOCK_FACTOR
     server: tuple[str, ...] | None = None
+    no_spot_until: datetime | None = None
 
     @property
     def notice_s(self) -> float:
@@ -49,10 +54,12 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortOf:
-    """What there is too little of to start a node, and when that was found last."""
+    """What there is too little of to start a node of the pool, and when that was found last."""
 
     message: str
     at: datetime
+    pool: Pool | None = None
+    code: str = NO_GPUS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +181,11 @@ def settings_from(text: str) -> Settings:
     """Return the settings; ValueError, KeyError, TypeError or AttributeError when it is none, as in those below."""
     raw = json.loads(text)
     server = raw["server"]
-    return Settings(clock_factor=raw["clock_factor"], server=None if server is None else tuple(server))
+    return Settings(
+        clock_factor=raw["clock_factor"],
+        server=None if server is None else tuple(server),
+        no_spot_until=_time(raw.get("no_spot_until")),
+    )
 
 
 def group_from(text: str) -> GroupRecord:
@@ -226,7 +237,11 @@ def _pool(raw: dict[str, Any]) -> Pool:
 
 
 def _short_of(raw: dict[str, Any] | None) -> ShortOf | None:
-    return None if raw is None else ShortOf(message=raw["message"], at=datetime.fromisoformat(raw["at"]))
+    if raw is None:
+        return None
+    pool = _pool(raw["pool"]) if raw.get("pool") else None
+    at = datetime.fromisoformat(raw["at"])
+    return ShortOf(message=raw["message"], at=at, pool=pool, code=raw.get("code", NO_GPUS))
 
 
 def _schedule(raw: dict[str, Any]) -> Schedule:

@@ -64,6 +64,23 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Appoint:
+    """Write down that machines of the offer's pool are asked for beside those that work, to take over from them."""
+
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dismiss:
+    """Write down that no machines take over: what was asked for beside is given back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeOver:
+    """Write down that the job's pool is now the one whose machines stand beside; the others are given back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
     """Start the bootstrap of these nodes; it goes on beside everything else."""
 
@@ -178,6 +195,17 @@ class Done:
 
 
 OnTheCloud = Provision | Arm | ChangeBudget | Resize | Move | Detach | Replace | Drill | TearDown
-InTheBooks = CoolDown | QuarantineNodes | OpenAttempt | NoteInterruptions | EndAttempt | CloseAttempt | Finish | Pause
+Succession = Appoint | Dismiss | TakeOver
+InTheBooks = (
+    CoolDown
+    | QuarantineNodes
+    | OpenAttempt
+    | NoteInterruptions
+    | EndAttempt
+    | CloseAttempt
+    | Finish
+    | Pause
+    | Succession
+)
 OnNodes = Prepare | Inspect | Tell
 Action = OnTheCloud | InTheBooks | OnNodes | Wait | Done

@@ -20,11 +20,12 @@ from gpucloud.domain.supervision.action import (
     Wait,
 )
 from gpucloud.domain.supervision.belief import is_out_of_reach
-from gpucloud.domain.supervision.capacity import is_cooling, other_pool, refused_lately
+from gpucloud.domain.supervision.capacity import is_cooling, other_pool, pool_of_the_course, refused_lately
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_gone, is_usable, some_leave
 from gpucloud.domain.supervision.quarantine import give_up_pool, note_bad, stop_buying, to_replace
 from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Readiness, Rules, Seen, Until
 from gpucloud.domain.supervision.storm import pause_line, pause_until, saved_steps
+from gpucloud.domain.supervision.succession import succeed
 from gpucloud.domain.supervision.upkeep import can_renew, make_room, prepare, promise, renew, tell
 
 _WORTH = timedelta(seconds=30)
@@ -105,7 +106,7 @@ def _capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
     if goal.self_driving:
         return _own_capacity(goal, seen, rules)
     group, payable = seen.group, promise(seen)
-    elsewhere = other_pool(goal, seen, rules.limits) or _bad_pool(seen, rules.limits)
+    elsewhere = succeed(goal, seen) or _elsewhere(goal, seen, rules.limits) or _bad_pool(seen, rules.limits)
     if elsewhere is not None:
         return elsewhere
     if not group.exists:
@@ -117,6 +118,12 @@ def _capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
         wait = Wait(why="the cloud has no more machines now") if refused else _pause(seen, rules.limits)
         return wait or Resize(size=goal.nodes)
     return _machines(goal, seen, rules.limits)
+
+
+def _elsewhere(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
+    if seen.heading is not None:
+        return pool_of_the_course(goal, seen, seen.heading, limits)
+    return other_pool(goal, seen, limits)
 
 
 def _own_capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
@@ -174,7 +181,9 @@ def _early(node: NodeSeen, seen: Seen) -> Interruption:
 
 
 def _start(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
-    ready = [n.node.id for n in seen.nodes if is_usable(n, limits) and n.readiness is Readiness.READY]
+    usable = [n for n in seen.nodes if is_usable(n, limits)]
+    own = [n for n in usable if n.node.pool == seen.state.pool]  # beside them, those that they took over from may end
+    ready = [n.node.id for n in (own if len(own) >= goal.nodes else usable) if n.readiness is Readiness.READY]
     if len(ready) < goal.nodes:
         return None
     if goal.until is Until.READY:

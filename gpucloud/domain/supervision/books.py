@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
+from decimal import Decimal
 
 from gpucloud.domain.node import GroupView, Node, NodeState
-from gpucloud.domain.state import Attempt, ExitReason, Interruption, JobState, JobStatus, Member, NodeLife, Quarantine
+from gpucloud.domain.state import (
+    Attempt,
+    ExitReason,
+    Interruption,
+    JobState,
+    JobStatus,
+    Member,
+    NodeLife,
+    Quarantine,
+    Successor,
+)
 from gpucloud.domain.supervision.action import (
+    Appoint,
     CloseAttempt,
     CoolDown,
     EndAttempt,
@@ -20,6 +32,7 @@ from gpucloud.domain.supervision.action import (
 from gpucloud.domain.supervision.budget import used_up
 from gpucloud.domain.supervision.capacity import cooled
 from gpucloud.domain.supervision.membership import progress_of
+from gpucloud.domain.supervision.pace import timed
 from gpucloud.domain.supervision.quarantine import QUARANTINED
 from gpucloud.domain.supervision.seen import Seen
 
@@ -27,9 +40,15 @@ from gpucloud.domain.supervision.seen import Seen
 def record(seen: Seen) -> JobState:
     """Return the state with what was seen written into it: nodes, steps, resumptions, the newest checkpoint."""
     state = _with_steps(seen)
+    nodes = with_lives(state.nodes, seen.group.nodes)
+    settled = len(seen.group.counted) >= seen.group.size and all(
+        life.pool == state.pool for life in nodes if life.ended_at is None
+    )
     return replace(
         state,
-        nodes=with_lives(state.nodes, seen.group.nodes),
+        nodes=nodes,
+        left_usd_per_hour=Decimal(0) if settled else state.left_usd_per_hour,
+        course=seen.heading.course if seen.heading is not None else None,
         paid_until=seen.group.armed_until if seen.group.exists else None,
         checkpoint=seen.checkpoint or state.checkpoint,
     )
@@ -98,8 +117,36 @@ def quarantine(state: JobState, action: QuarantineNodes, now: datetime) -> JobSt
 
 
 def cool_down(state: JobState, action: CoolDown, now: datetime) -> JobState:
-    """Return the state in which the pool is left alone for a while."""
-    return replace(state, cooldowns=cooled(state, action, now))
+    """Return the state in which the pool is left alone for a while; nothing of it takes over."""
+    cooling = replace(state, cooldowns=cooled(state, action, now))
+    taken_back = state.successor is not None and state.successor.pool == action.pool
+    return dismiss(cooling) if taken_back else cooling
+
+
+def appoint(state: JobState, action: Appoint, now: datetime) -> JobState:
+    """Return the state in which machines of the offer are asked for beside those that work."""
+    offer = action.offer
+    return replace(state, successor=Successor(pool=offer.pool, cap_usd_per_hour=offer.cap_usd_per_hour, at=now))
+
+
+def dismiss(state: JobState) -> JobState:
+    """Return the state in which none are; some may live yet."""
+    return replace(state, successor=None, left_usd_per_hour=state.dearest_usd_per_hour)
+
+
+def take_over(state: JobState, now: datetime) -> JobState:
+    """Return the state of a job whose machines are those that stood beside; the others may live yet."""
+    successor = state.successor
+    if successor is None:
+        return state
+    return replace(
+        state,
+        pool=successor.pool,
+        cap_usd_per_hour=successor.cap_usd_per_hour,
+        pool_at=now,
+        successor=None,
+        left_usd_per_hour=state.dearest_usd_per_hour,
+    )
 
 
 def move(state: JobState, action: Move, group: str | None, now: datetime) -> JobState:
@@ -107,7 +154,9 @@ def move(state: JobState, action: Move, group: str | None, now: datetime) -> Job
     offer = action.offer
     efa = tuple(sorted({*state.efa, offer.efa})) if group is not None else (offer.efa,)
     cap = offer.cap_usd_per_hour
-    return replace(state, pool=offer.pool, cap_usd_per_hour=cap, pool_at=now, group=group, efa=efa, gpu=offer.gpu)
+    left = state.dearest_usd_per_hour if state.alive else Decimal(0)
+    moved = replace(state, pool=offer.pool, cap_usd_per_hour=cap, pool_at=now, left_usd_per_hour=left)
+    return replace(moved, group=group, efa=efa, gpu=offer.gpu, successor=None)
 
 
 def finish(state: JobState, action: Finish, now: datetime) -> JobState:
@@ -139,6 +188,7 @@ def reopen(state: JobState) -> JobState:
         message=None,
         ended_at=None,
         torn_down=False,
+        successor=None,
         reopened_after=len(state.attempts),
         forgiven=len(state.quarantined),
         cooldowns=tuple(c for c in state.cooldowns if c.code != QUARANTINED),
@@ -160,12 +210,16 @@ def _with_steps(seen: Seen) -> JobState:
     if progress is None:
         return _with_attempt(state, attempt)
     stepped = progress.step >= progress.first_step
+    last = max(progress.step, attempt.last_step or 0) if stepped else attempt.last_step
+    is_new = last != attempt.last_step
     attempt = replace(
         attempt,
         first_step=progress.first_step,
-        last_step=max(progress.step, attempt.last_step or 0) if stepped else attempt.last_step,
+        last_step=last,
         step_seconds=progress.step_seconds if progress.step_seconds is not None else attempt.step_seconds,
+        total_steps=progress.total_steps if progress.total_steps is not None else attempt.total_steps,
     )
+    attempt = timed(attempt, seen.now) if is_new else attempt
     running = replace(_with_attempt(state, attempt), status=JobStatus.RUNNING)
     return replace(running, interruptions=_resumed(running, attempt, seen.now)) if stepped else running
 

@@ -69,7 +69,7 @@ def least_to_lower_to(state: JobState, standing: Standing, rules: Rules) -> Deci
 
     Without machines, it is what a start costs at the least; for a job that has ended, what it has cost.
     """
-    cap, wall = state.cap_usd_per_hour, rules.wall
+    cap, wall = state.dearest_usd_per_hour, rules.wall
     if standing.alive:
         saving = usd_for(cap * standing.alive, min(rules.limits.save, wall.least))
         return standing.spent_usd + saving + reserve_usd(standing.alive, cap, wall)
@@ -83,7 +83,7 @@ def shut_off(state: JobState, standing: Standing, rules: Rules) -> datetime:
 
     Unlike `prepaid.paid_until` it is never None: machines that live must be ended at some time.
     """
-    cap, nodes, wall = state.cap_usd_per_hour, max(standing.alive, 1), rules.wall
+    cap, nodes, wall = state.dearest_usd_per_hour, max(standing.alive, 1), rules.wall
     rate = cap * nodes
     if rate <= 0:
         return standing.now + wall.horizon

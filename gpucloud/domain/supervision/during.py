@@ -31,6 +31,7 @@ from gpucloud.domain.supervision.membership import (
 from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.supervision.quarantine import in_a_row, note_bad, to_replace
 from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Rules, Seen
+from gpucloud.domain.supervision.succession import have_beside, order_to_move
 from gpucloud.domain.supervision.upkeep import make_room, prepare, renew, tell, worth_a_start
 from gpucloud.domain.use import wasted
 
@@ -59,6 +60,7 @@ def during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:
         or tell(seen)
         or make_room(goal, seen)
         or _replace_bad(attempt, seen, rules.limits)
+        or have_beside(attempt, goal, seen, rules.limits)
         or renew(goal, seen, rules.wall, rules.limits)
         or _drill(attempt, goal, seen, rules.limits)
         or Wait(why=NOBODY_ANSWERS if all_silent(seen, rules.limits) else "running")
@@ -153,6 +155,7 @@ def _order(
         or _order_for_the_taken(attempt, goal, seen)
         or _order_for_the_user(attempt, seen, limits)
         or _order_for_the_idle(attempt, goal, seen, limits)
+        or _order_for_the_moved(attempt, goal, seen, limits)
     )
     return wanted if wanted and _FIRMNESS[wanted.how] > _FIRMNESS[attempt.ordered] else None
 
@@ -218,6 +221,13 @@ def _order_for_the_idle(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits
         return EndAttempt(how=_how(attempt, seen, limits), reason=ExitReason.IDLE)
     why = wasted(seen.use, goal.idle)
     return EndAttempt(how=Stop.SAVE, reason=ExitReason.IDLE, message=why) if why is not None else None
+
+
+def _order_for_the_moved(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:
+    """Once it is decided it stays so, whatever the market does while the ranks save."""
+    if attempt.condemned is ExitReason.MOVED:
+        return EndAttempt(how=_how(attempt, seen, limits), reason=ExitReason.MOVED)
+    return order_to_move(attempt, goal, seen)
 
 
 def _how(attempt: Attempt, seen: Seen, limits: Limits) -> Stop:

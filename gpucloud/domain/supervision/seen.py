@@ -11,7 +11,10 @@ from gpucloud.domain.agentstatus import Status
 from gpucloud.domain.job import CheckpointPolicy, IdlePolicy
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.offer import Offer
-from gpucloud.domain.state import BudgetWish, CheckpointRef, ExitReason, JobState
+from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.policy.learned import Tables
+from gpucloud.domain.policy.observation import Mode
+from gpucloud.domain.state import BudgetWish, CheckpointRef, Course, ExitReason, JobState
 from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.use import GpuUse
 from gpucloud.domain.witness import Word
@@ -42,6 +45,8 @@ class Goal:
     `within_rights`: its cloud lets that machine neither move the shut-off nor give a machine up before it is taken.
     `give_up` is how many times its undisturbed cost a newly saved step may cost, None for whatever it costs.
     `saves_alone`: its script keeps a directory of checkpoints, and its ranks agree with nobody on a step to save.
+    `policy` is how the deadline is kept, None where there is none to keep or nothing to choose from; `tables` are the
+    learned policy's, `work` what the job file says of the work.
     """
 
     nodes: int
@@ -55,6 +60,14 @@ class Goal:
     within_rights: bool = False
     give_up: float | None = CheckpointPolicy().give_up
     saves_alone: bool = False
+    policy: Policy | None = None
+    tables: Tables | None = None
+    work: timedelta | None = None
+
+    @property
+    def buys_time(self) -> bool:
+        """Whether it may wait for cheaper machines: not one that wants machines now, nor a machine of the job."""
+        return self.until is Until.FINISHED and not self.self_driving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +82,8 @@ class Limits:
     `soon`: an attempt that ends so soon and saved nothing new is followed by a pause, `pause` at first, doubled each
     time up to `pause_longest`. `storm_attempts`, `storm_paid`: attempts and machine time from which on the cost of a
     newly saved step is judged. `start`: for a script's first step after `resume.init`; doubled as a hang's is, twice.
-    `changeover`: from a launch to the first new step, as long as the job's own starts do not say.
+    `changeover`: from a launch to the first new step, as long as the job's own starts do not say. `insist`: as
+    `cooldown`, for machines on demand that a deadline needs.
     """
 
     silent: timedelta = timedelta(seconds=3)
@@ -97,6 +111,7 @@ class Limits:
     storm_paid: timedelta = timedelta(minutes=10)
     start: timedelta = timedelta(minutes=30)
     changeover: timedelta = timedelta(minutes=12)
+    insist: timedelta = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +154,18 @@ class Inspection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Heading:
+    """What the job is to run on now, where its machines are to come from (None while waiting), and the course of it.
+
+    In `Mode.BOTH` the offer is that of the spot machines, which boot beside those on demand.
+    """
+
+    mode: Mode
+    offer: Offer | None
+    course: Course
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """Everything that a decision needs, the time included.
 
@@ -147,11 +174,13 @@ class Seen:
     `wanted_end` is why the user, from this terminal or another, wants the job to end. `failed_for` is how long ago
     the first member of the attempt was seen to have failed, `uneven_for` how long some members are over and some not,
     `short_for` how long the group has had some machines, but fewer than wanted. `candidates` are the offers that the
-    job takes and the budget can start, best first; looked up only when the job's pool is cooling down. `use` is how
-    well the attempt uses its GPUs over the window of `Goal.idle`, None without that policy or without GPUs. `inspects`:
-    the job's nodes have GPUs and are looked at before every attempt; `inspection` is the last look. `budget_wishes`
-    wait to be taken up; `spent_usd` is what the job has cost up to now. `lasts_until` is as `payable_until`, for
-    machines that run: also where it is too short for a start.
+    job takes and the budget can start, best first; looked up only when the job's pool is cooling down, or a deadline
+    is to be kept. `heading` is what the job is to run on then; `payable_with_successor` is as `payable_with_another`,
+    with the machines beside that are to take over, None too where none are. `use` is how well the attempt uses its
+    GPUs over the window of `Goal.idle`, None without that policy or without GPUs. `inspects`: the job's nodes have GPUs
+    and are looked at before every attempt; `inspection` is the last look. `budget_wishes` wait to be taken up;
+    `spent_usd` is what the job has cost up to now. `lasts_until` is as `payable_until`, for machines that run: also
+    where it is too short for a start.
     """
 
     now: datetime
@@ -173,3 +202,5 @@ class Seen:
     budget_wishes: tuple[BudgetWish, ...] = ()
     spent_usd: Decimal = Decimal(0)
     lasts_until: datetime | None = None
+    heading: Heading | None = None
+    payable_with_successor: datetime | None = None

@@ -49,15 +49,16 @@ class Sizing:
             )
         with self._aws.calling("autoscaling", f"set the size of {watch.place} to {size}", watch.place.region) as client:
             if size < view.size:
-                self._lower(client, size, view)
+                self._lower(client, size, pool, view)
             level = _given_up(listing, view, pool)
             self._settle(client, watch, min(size, level), size, pool, listing=listing)
             if size > level and not watch.memory.was_refused(pool, self._now() - self._retry):
                 self._grow(client, watch, size, pool, listing=listing, level=level)
 
-    def _lower(self, client: Any, size: int, view: GroupView) -> None:
-        """The newest go by their ids, each taking its place in the level along."""
-        for node in reversed(view.counted[size:]):
+    def _lower(self, client: Any, size: int, pool: Pool, view: GroupView) -> None:
+        """Those of another pool go, then the newest, by their ids, each taking its place in the level along."""
+        kept_first = sorted(view.counted, key=lambda node: node.pool != pool)
+        for node in reversed(kept_first[size:]):
             self._end(client, node.id)
 
     def _end(self, client: Any, node_id: str) -> None:

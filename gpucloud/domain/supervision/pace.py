@@ -1,0 +1,109 @@
+"""How much work a job has left and how long its starts take, measured on its own attempts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from gpucloud.domain.state import Attempt, JobState
+from gpucloud.domain.supervision.seen import Limits
+
+_MANY_STEPS = 10  # from so many on, the clock says what a step takes with all that goes on between
+_MANY_STARTS = 3  # so many speak for themselves; before, the guess counts as one of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """The job's whole work and what is left of it, as times without interruption; None while nobody knows.
+
+    `changeover` passes from the launch of machines to their first step that is new, the steps that are lost meanwhile
+    included; `handover` is what remains of it where the new machines stand ready while the old ones work.
+    """
+
+    work: timedelta | None
+    left: timedelta | None
+    changeover: timedelta
+    handover: timedelta
+
+
+def pace_of(state: JobState, work: timedelta | None, now: datetime, limits: Limits) -> Pace:
+    """Return the job's pace: measured where it can be, else by what its file says of the work, and by the guess."""
+    whole, left = _work(state, work, now)
+    return Pace(
+        work=whole,
+        left=left,
+        changeover=_p95(_changeovers(state, limits), limits.changeover),
+        handover=_p95(_handovers(state), limits.changeover / 2),
+    )
+
+
+def timed(attempt: Attempt, now: datetime) -> Attempt:
+    """Return the attempt, which made its `last_step` just now, with the time of its first step and of one step.
+
+    The median of single steps knows nothing of what goes on between them: saving, evaluating, waiting for data.
+    """
+    if attempt.first_step is None or attempt.last_step is None:
+        return attempt
+    made, median_s = attempt.last_step - attempt.first_step, attempt.step_seconds or 0.0
+    first = attempt.stepped_at or max(attempt.started_at, now - timedelta(seconds=made * median_s))
+    by_clock_s = (now - first).total_seconds() / made if made >= _MANY_STEPS else 0.0
+    return replace(attempt, stepped_at=first, last_step_at=now, pace_s=max(by_clock_s, median_s) or attempt.pace_s)
+
+
+def _work(state: JobState, told: timedelta | None, now: datetime) -> tuple[timedelta | None, timedelta | None]:
+    """Return all work and what is left, from the steps where they are known, else from what the job file says."""
+    total = next((a.total_steps for a in reversed(state.attempts) if a.total_steps), None)
+    pace_s = next((a.pace_s for a in reversed(state.attempts) if a.pace_s), None)
+    done = _steps_done(state, pace_s, now)
+    if total is not None and pace_s is not None:
+        return timedelta(seconds=total * pace_s), timedelta(seconds=max(0.0, total - done) * pace_s)
+    if told is None:
+        return None, None
+    share = done / total if total else done * (pace_s or 0.0) / told.total_seconds()
+    return told, told * max(0.0, 1 - share)
+
+
+def _steps_done(state: JobState, pace_s: float | None, now: datetime) -> float:
+    """Return the steps done: those that are saved, or made by an attempt that runs, with a part of the next one."""
+    saved = max((a.saved_step or 0 for a in state.attempts), default=0)
+    saved = max(saved, state.checkpoint.step if state.checkpoint is not None else 0)
+    running = state.attempt
+    if running is None or running.last_step is None:
+        return saved
+    since_s = (now - running.last_step_at).total_seconds() if running.last_step_at is not None else 0.0
+    return max(saved, running.last_step + min(1.0, since_s / pace_s if pace_s else 0.0))
+
+
+def _changeovers(state: JobState, limits: Limits) -> list[timedelta]:
+    launched = {life.node_id: life.launched_at for life in state.nodes}
+    found, before = [], None
+    for attempt in state.attempts:
+        since = max((launched[m.node_id] for m in attempt.members if m.node_id in launched), default=None)
+        is_new = since is not None and (before is None or since > before.started_at)
+        if is_new and since is not None and attempt.stepped_at is not None:
+            span = attempt.stepped_at - since
+            # The first machines may have stood ready for long, since `up`.
+            found.append((min(span, limits.boot) if before is None else span) + _lost(before, attempt))
+        before = attempt
+    return found
+
+
+def _lost(before: Attempt | None, attempt: Attempt) -> timedelta:
+    """Return the time that the steps took which had to be made again."""
+    if before is None or before.last_step is None or attempt.first_step is None:
+        return timedelta(0)
+    return timedelta(seconds=max(0, before.last_step + 1 - attempt.first_step) * (before.pace_s or 0.0))
+
+
+def _handovers(state: JobState) -> list[timedelta]:
+    """Return what it took to save and leave on request, and with it the longest way from there to a step."""
+    starts = [a.stepped_at - a.started_at for a in state.attempts if a.stepped_at is not None]
+    ends = [a.ended_at - a.condemned_at for a in state.attempts if a.ended_at and a.condemned_at]
+    return [start + max(ends, default=timedelta(0)) for start in starts]
+
+
+def _p95(spans: Sequence[timedelta], guess: timedelta) -> timedelta:
+    known = sorted(spans if len(spans) >= _MANY_STARTS else (*spans, guess))
+    return known[math.ceil(0.95 * len(known)) - 1]

@@ -1,0 +1,259 @@
+"""What a job with a deadline is to run on: spot while it can wait, on demand when it cannot, and what is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+
+from gpucloud.domain.job import Market
+from gpucloud.domain.offer import Offer
+from gpucloud.domain.policy.choice import Choice, Reason
+from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.policy.observation import Mode
+from gpucloud.domain.state import NodeLife, Shortfall, Successor
+from gpucloud.domain.supervision.course import heading
+from gpucloud.domain.supervision.seen import Goal, Limits, Readiness, Rules, Until
+from tests.unit.worlds import NOW, OTHER_POOL, POOL, cooldown, opened, seen, state, up
+
+# A start takes 12 min as long as none was seen: the nets of a job with 6 h of work are at 24 min and 12 min of slack.
+RULES = Rules(limits=Limits(changeover=timedelta(minutes=12)))
+DEAR = replace(POOL, market=Market.ON_DEMAND)
+WORK = timedelta(hours=6)
+
+
+def hours(number):
+    return timedelta(hours=number)
+
+
+def minutes(number):
+    return timedelta(minutes=number)
+
+
+def priced(pool, usd):
+    return Offer(pool=pool, usd_per_hour=Decimal(usd), cap_usd_per_hour=Decimal("1"), as_of=NOW, gpus=1)
+
+
+OFFERS = (priced(POOL, "0.3"), priced(OTHER_POOL, "0.4"), priced(DEAR, "1"))
+DOWN = (cooldown(POOL), cooldown(OTHER_POOL))
+
+
+def goal(slack, policy=Policy.GREEDY, work=WORK, **changes):
+    """A goal with 6 h of work and so much more time."""
+    return Goal(nodes=1, policy=policy, deadline_at=NOW + work + slack, work=work, **changes)
+
+
+def world(*nodes, **changes):
+    """A job that began now, with money for everything; one machine is wanted."""
+    of_state = {"created_at": NOW, "budget_usd": Decimal(20), "paid_until": None, **changes.pop("of_state", {})}
+    plain = {"group_size": len(nodes), "candidates": OFFERS, "state": state(**of_state)}
+    return seen(*nodes, **{**plain, **changes})
+
+
+def working(pool, **changes):
+    """A machine of the pool on which an attempt steps: half of its 12 h of work are done, without any time used."""
+    steps = {"total_steps": 720, "last_step": 360, "pace_s": 60.0, "last_step_at": NOW}
+    attempt = opened("a", stepped_at=NOW - minutes(1), **steps)
+    return world(up("a", pool=pool), of_state={"pool": pool, "attempts": (attempt,), **changes})
+
+
+def where(found):
+    return (found.mode, found.offer.pool if found.offer is not None else None)
+
+
+@pytest.mark.parametrize(
+    ("policy", "slack", "cooldowns", "expected"),
+    [
+        (Policy.GREEDY, minutes(60), (), (Mode.SPOT, POOL)),
+        (Policy.GREEDY, minutes(60), (cooldown(POOL),), (Mode.SPOT, OTHER_POOL)),
+        (Policy.GREEDY, minutes(60), DOWN, (Mode.IDLE, None)),
+        (Policy.GREEDY, minutes(24), (), (Mode.SPOT, POOL)),
+        (Policy.GREEDY, minutes(23), (), (Mode.ON_DEMAND, DEAR)),
+        (Policy.GREEDY, minutes(23), DOWN, (Mode.ON_DEMAND, DEAR)),
+        (Policy.UNIFORM, minutes(60), (), (Mode.SPOT, POOL)),
+        (Policy.LEARNED, minutes(60), (), (Mode.SPOT, POOL)),
+        (Policy.ON_DEMAND, hours(60), (), (Mode.ON_DEMAND, DEAR)),
+        # A pool whose cooldown is over is worth another try.
+        (Policy.GREEDY, minutes(60), (cooldown(POOL, left=-1.0),), (Mode.SPOT, POOL)),
+        # Nobody has machines on demand for a moment: spot is better than nothing.
+        (Policy.GREEDY, minutes(20), (cooldown(DEAR),), (Mode.ON_DEMAND, POOL)),
+        (Policy.GREEDY, minutes(20), (cooldown(DEAR), *DOWN), (Mode.IDLE, None)),
+    ],
+)
+def test_without_machines(policy, slack, cooldowns, expected):
+    assert where(heading(goal(slack, policy), world(of_state={"cooldowns": cooldowns}), RULES)) == expected
+
+
+def test_behind_the_straight_line_uniform_progress_turns_to_machines_on_demand():
+    late = world(of_state={"cooldowns": DOWN, "created_at": NOW - hours(1)})
+    assert heading(goal(hours(3), Policy.UNIFORM), late, RULES).mode is Mode.ON_DEMAND
+    assert heading(goal(hours(3), Policy.GREEDY), late, RULES).mode is Mode.IDLE
+
+
+@pytest.mark.parametrize(
+    ("slack", "successor", "mode"),
+    [
+        (minutes(60), None, Mode.SPOT),
+        (minutes(12), None, Mode.SPOT),
+        (minutes(11), None, Mode.ON_DEMAND),  # taken now, it would be late: others take over while it works
+        (minutes(17), Successor(pool=DEAR, cap_usd_per_hour=Decimal(1), at=NOW), Mode.ON_DEMAND),  # not in turns
+        (minutes(18), Successor(pool=DEAR, cap_usd_per_hour=Decimal(1), at=NOW), Mode.SPOT),
+        (minutes(5), None, Mode.SPOT),  # too late for a change: what works goes on
+    ],
+)
+def test_spot_machines_that_work(slack, successor, mode):
+    assert heading(goal(slack), working(POOL, successor=successor), RULES).mode is mode
+
+
+@pytest.mark.parametrize(("slack", "mode"), [(minutes(20), Mode.SPOT), (minutes(18), Mode.ON_DEMAND)])
+def test_spot_machines_that_boot_for_longer_than_was_thought_are_given_up(slack, mode):
+    """The machine was launched 5 min ago: 7 min of its start are to come, and another start must still fit in."""
+    boots = world(up("a", readiness=Readiness.NO))
+    assert heading(goal(slack), boots, RULES).mode is mode
+
+
+def test_machines_that_are_too_few_are_nothing_yet_and_are_asked_for_where_the_others_are():
+    half = world(up("a", pool=OTHER_POOL), group_size=2, of_state={"pool": OTHER_POOL})
+    two = replace(goal(minutes(60)), nodes=2)
+    assert where(heading(two, half, RULES)) == (Mode.SPOT, OTHER_POOL)
+    assert heading(replace(two, deadline_at=NOW + WORK + minutes(20)), half, RULES).mode is Mode.ON_DEMAND
+
+
+def test_machines_on_demand_are_left_for_spot_only_where_those_can_stand_beside():
+    ahead = goal(hours(40), Policy.UNIFORM)
+    assert where(heading(ahead, working(DEAR), RULES)) == (Mode.SPOT, POOL)
+    elsewhere = tuple(replace(one, gpu="A100") if one.pool.market is Market.SPOT else one for one in OFFERS)
+    assert heading(ahead, replace(working(DEAR), candidates=elsewhere), RULES).mode is Mode.ON_DEMAND
+    assert heading(goal(hours(40), Policy.GREEDY), working(DEAR), RULES).mode is Mode.ON_DEMAND
+
+
+def test_machines_on_demand_stay_while_the_others_boot_and_the_deadline_asks_for_them():
+    successor = Successor(pool=POOL, cap_usd_per_hour=Decimal(1), at=NOW)
+    both = working(DEAR, successor=successor)
+    assert heading(goal(minutes(11), Policy.UNIFORM), both, RULES).mode is Mode.ON_DEMAND
+    assert heading(goal(hours(40), Policy.UNIFORM), both, RULES).mode is Mode.SPOT
+
+
+class Says:
+    """Stands for the policies: it says the same, whatever is seen."""
+
+    def __init__(self, mode, zone=None, reason=Reason.EXPECTED):
+        self.choice = Choice(mode=mode, zone=zone, reason=reason)
+
+    def __call__(self, *_):
+        return self.choice
+
+
+BESIDE = Successor(pool=POOL, cap_usd_per_hour=Decimal(1), at=NOW)
+
+
+@pytest.mark.parametrize(
+    ("successor", "ready", "says", "slack", "mode"),
+    [
+        # Machines on demand do not wait.
+        (None, False, Says(Mode.IDLE), hours(5), Mode.ON_DEMAND),
+        # Those that were asked for beside them are waited for and take over, though the policy would not ask now …
+        (BESIDE, False, Says(Mode.ON_DEMAND), hours(5), Mode.BOTH),
+        (BESIDE, False, Says(Mode.IDLE), hours(5), Mode.BOTH),
+        (BESIDE, True, Says(Mode.ON_DEMAND), hours(5), Mode.SPOT),
+        (BESIDE, True, Says(Mode.BOTH, str(POOL)), hours(5), Mode.SPOT),
+        # … but not where the deadline or the budget stands against it.
+        (BESIDE, True, Says(Mode.ON_DEMAND), minutes(17), Mode.ON_DEMAND),
+        (BESIDE, False, Says(Mode.ON_DEMAND, reason=Reason.DEADLINE), hours(5), Mode.ON_DEMAND),
+        (BESIDE, True, Says(Mode.ON_DEMAND, reason=Reason.BUDGET), hours(5), Mode.ON_DEMAND),
+    ],
+)
+def test_what_was_begun_is_ended_before_another_mind_counts(monkeypatch, successor, ready, says, slack, mode):
+    monkeypatch.setattr("gpucloud.domain.supervision.course.decide", says)
+    works = working(DEAR, successor=successor)
+    if ready:
+        both = (*works.nodes, up("b"))
+        works = replace(works, nodes=both, group=replace(works.group, nodes=tuple(n.node for n in both), size=2))
+    assert heading(goal(slack), works, RULES).mode is mode
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"policy": None},
+        {"deadline_at": None},
+        {"work": None},  # and nothing is measured yet
+        {"self_driving": True},
+        {"until": Until.READY},  # `up` wants machines now
+    ],
+)
+def test_without_a_deadline_to_keep_or_work_to_reckon_with_it_goes_on_as_without_one(changed):
+    assert heading(replace(goal(minutes(60)), **changed), world(), RULES) is None
+    assert heading(goal(minutes(60)), world(candidates=OFFERS[:2]), RULES) is None
+
+
+def test_work_is_reckoned_by_the_steps_once_they_are_timed():
+    attempt = opened("a", total_steps=100, last_step=50, pace_s=60.0, stepped_at=NOW, last_step_at=NOW)
+    half = world(up("a"), of_state={"attempts": (attempt,)})
+    assert heading(goal(minutes(60)), half, RULES).course.why == "50 min of work, 7 h left"
+
+
+# What is told
+
+
+def test_the_course_says_since_when_and_why_and_stays_until_it_changes():
+    first = heading(goal(minutes(20)), world(of_state={"cooldowns": DOWN}), RULES).course
+    assert (first.mode, first.since) == ("on demand", NOW)
+    assert first.why == "6 h of work, 6 h 20 min left: no time is left for another interruption"
+    later = world(of_state={"cooldowns": DOWN, "course": first}, now=NOW + minutes(1))
+    assert heading(goal(minutes(20)), later, RULES).course is first
+
+
+def test_to_ask_whether_there_is_spot_again_is_not_to_have_it():
+    waits = heading(goal(hours(2)), world(of_state={"cooldowns": DOWN}), RULES).course
+    assert waits.mode == "idle"
+    asks = heading(goal(hours(2)), world(of_state={"course": waits}), RULES)
+    assert (asks.mode, asks.course) == (Mode.SPOT, waits)
+    has = heading(goal(hours(2)), world(up("a", readiness=Readiness.NO), of_state={"course": waits}), RULES)
+    assert has.course.mode == "spot"
+
+
+@pytest.mark.parametrize(
+    ("slack", "shortfall"), [(minutes(12), None), (minutes(11), Shortfall.TIME), (-minutes(30), Shortfall.TIME)]
+)
+def test_a_deadline_that_machines_on_demand_cannot_keep_any_more_is_told_and_tried_for(slack, shortfall):
+    found = heading(goal(slack), world(), RULES)
+    assert (found.mode, found.course.shortfall) == (Mode.ON_DEMAND, shortfall)
+    if shortfall is not None:
+        assert found.course.warning.startswith("the deadline will be missed: 6 h of work and 12 min")
+
+
+@pytest.mark.parametrize(
+    ("budget", "mode", "shortfall"),
+    [
+        # 6 h and a start on demand are 6.20 USD, a start on spot before them 0.06, and 0.06 are kept for the last save.
+        ("6.40", Mode.SPOT, None),
+        ("6.20", Mode.ON_DEMAND, None),
+        ("6.00", Mode.SPOT, Shortfall.MONEY),
+    ],
+)
+def test_the_budget_is_harder_than_the_deadline(budget, mode, shortfall):
+    found = heading(goal(hours(2)), world(of_state={"budget_usd": Decimal(budget)}), RULES)
+    assert (found.mode, found.course.shortfall) == (mode, shortfall)
+    if shortfall is not None:
+        assert "the rest costs 6.00 USD on demand" in found.course.warning
+
+
+def test_machines_on_demand_that_work_are_not_left_for_a_small_sum():
+    goes_on = working(DEAR, budget_usd=Decimal("5.80"))
+    assert heading(goal(minutes(5)), goes_on, RULES).mode is Mode.ON_DEMAND
+    assert heading(goal(minutes(5)), working(DEAR, budget_usd=Decimal("4.00")), RULES).mode is Mode.SPOT
+
+
+def test_a_pool_is_down_since_it_refused_after_its_last_machine():
+    again = NodeLife(node_id="b", pool=POOL, launched_at=NOW - minutes(3), ended_at=NOW)
+    old = cooldown(POOL, ago=3600.0, tries=4)
+    found = heading(goal(minutes(60)), world(of_state={"cooldowns": (old,), "nodes": (again,)}), RULES)
+    assert where(found) == (Mode.SPOT, OTHER_POOL)
+
+
+def test_one_whose_machine_was_noticed_has_nothing_there():
+    gone = world(up("a", notice=True), of_state={"cooldowns": DOWN})
+    assert heading(goal(minutes(23)), gone, RULES).mode is Mode.ON_DEMAND

@@ -1,0 +1,70 @@
+"""What a job with a deadline runs on, and that it will be late, is told once, and stands in its report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+from gpucloud.cli.reports import report_json, report_text
+from gpucloud.domain.ledger import Spend
+from gpucloud.domain.offer import Offer
+from gpucloud.domain.policy.observation import Mode
+from gpucloud.domain.state import Course, ExitReason, JobStatus, Shortfall, Successor
+from gpucloud.domain.supervision.action import Appoint, Dismiss, Resize, TakeOver, Wait
+from gpucloud.domain.supervision.seen import Heading, Limits
+from gpucloud.usecases.announced import Announced
+from gpucloud.usecases.report import report
+from gpucloud.usecases.story import tell_story
+from tests.unit.worlds import NOW, OTHER_POOL, seen, state, up
+
+WHY = "6 h of work, 6 h 20 min left: no time is left for another interruption"
+DEAR = Course(mode="on demand", since=NOW, why=WHY)
+LATE = replace(DEAR, shortfall=Shortfall.TIME, warning="the deadline will be missed")
+OFFER = Offer(pool=OTHER_POOL, usd_per_hour=Decimal("0.3"), cap_usd_per_hour=Decimal("0.9"), as_of=NOW, gpus=1)
+SUCCESSOR = Successor(pool=OTHER_POOL, cap_usd_per_hour=Decimal("0.9"), at=NOW)
+SPEND = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
+
+
+def told(before, now):
+    heading = Heading(mode=Mode.ON_DEMAND, offer=None, course=now) if now is not None else None
+    world = seen(state=state(course=before), heading=heading)
+    return Announced().news(Wait(why="running"), world, Limits())
+
+
+def test_a_change_is_told_with_its_reason_and_what_stays_is_not():
+    assert told(None, DEAR) == (f"on demand from 12:00:00 UTC: {WHY}",)
+    assert told(DEAR, DEAR) == ()
+    assert told(DEAR, None) == ()
+
+
+def test_that_the_deadline_will_be_missed_is_told_when_it_turns_out():
+    assert told(DEAR, LATE) == ("the deadline will be missed",)
+    assert told(LATE, LATE) == ()
+    later = replace(LATE, mode="idle", since=NOW + timedelta(minutes=5))
+    assert told(LATE, later) == (f"waiting from 12:05:00 UTC: {WHY}", "the deadline will be missed")
+
+
+def test_the_report_says_it_until_the_job_has_ended():
+    goes_on = report(state(course=LATE), SPEND, (), seen().group, None)
+    assert f"on demand from 12:00:00 UTC: {WHY}\nthe deadline will be missed" in report_text(goes_on)
+    assert report_json(goes_on)["course"] == {
+        "mode": "on demand",
+        "since": "2026-03-01T12:00:00+00:00",
+        "why": WHY,
+        "warning": "the deadline will be missed",
+    }
+    over = state(course=LATE, status=JobStatus.FAILED, exit_reason=ExitReason.DEADLINE)
+    assert report_json(report(over, SPEND, (), seen().group, None))["course"] is None
+
+
+def test_the_story_of_machines_that_take_over():
+    asking = seen(up("a"), state=state(successor=SUCCESSOR), group_size=1)
+    assert tell_story(Appoint(offer=OFFER), asking) == (
+        "asking for local.p2.xlarge spot in us-east-2b beside, 0.30 USD an hour: what works goes on"
+    )
+    assert tell_story(Resize(size=2), asking) == "asking for 1 × local.p2.xlarge spot in us-east-2b"
+    assert tell_story(TakeOver(), asking) == "local.p2.xlarge spot in us-east-2b takes over"
+    assert tell_story(Dismiss(), asking) == "what was asked for beside is given back"
+    assert tell_story(Resize(size=1), seen(up("a"))) == "keeping 1 × local.p2.xlarge spot in us-east-2a"
+    assert tell_story(Resize(size=0), seen(up("a"))) == "asking for no machine now"

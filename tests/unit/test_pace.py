@@ -1,0 +1,115 @@
+"""What a job's own attempts tell of its work and of its starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from gpucloud.domain.state import CheckpointRef, ExitReason, NodeLife
+from gpucloud.domain.supervision.pace import pace_of, timed
+from gpucloud.domain.supervision.seen import Limits
+from tests.unit.worlds import NOW, POOL, opened, state
+
+LIMITS = Limits(changeover=timedelta(minutes=12))
+
+
+def seconds(number):
+    return timedelta(seconds=number)
+
+
+def over(number, **changes):
+    return opened("a", number=number, reason=ExitReason.INTERRUPTED, ended_at=NOW, **changes)
+
+
+def pace(*attempts, work=None, now=NOW, **changes):
+    return pace_of(state(attempts=attempts, **changes), work, now, LIMITS)
+
+
+def test_nobody_knows_how_much_work_there_is_before_the_first_steps_unless_the_job_file_says():
+    assert (pace().work, pace().left) == (None, None)
+    told = pace(work=timedelta(hours=6))
+    assert (told.work, told.left) == (timedelta(hours=6), timedelta(hours=6))
+
+
+@pytest.mark.parametrize(
+    ("attempts", "changes", "left_s"),
+    [
+        # Measured steps, of which those that are saved need not be made again.
+        ([over(1, total_steps=100, pace_s=2.0, saved_step=40, last_step=45)], {}, 120),
+        ([over(1, total_steps=100, pace_s=2.0)], {"checkpoint": CheckpointRef(step=90, sha256="0" * 64)}, 20),
+        # Those of an attempt that runs count, with a part of the one in the making, and never more than that one.
+        ([opened("a", total_steps=100, pace_s=2.0, last_step=45, last_step_at=NOW)], {}, 110),
+        ([opened("a", total_steps=100, pace_s=2.0, last_step=45, last_step_at=NOW - seconds(1))], {}, 109),
+        ([opened("a", total_steps=100, pace_s=2.0, last_step=45, last_step_at=NOW - seconds(60))], {}, 108),
+        # The newest attempt's pace and length count.
+        ([over(1, total_steps=50, pace_s=1.0), over(2, total_steps=100, pace_s=3.0)], {}, 300),
+    ],
+)
+def test_the_work_left_is_that_of_the_steps_left(attempts, changes, left_s):
+    assert pace(*attempts, work=timedelta(days=9), **changes).left == seconds(left_s)
+
+
+def test_what_the_job_file_says_counts_by_the_share_that_is_saved_until_steps_are_timed():
+    one = over(1, total_steps=100, saved_step=25)
+    assert pace(one, work=timedelta(hours=4)).left == timedelta(hours=3)
+
+
+def test_of_a_script_that_tells_no_total_the_time_of_its_saved_steps_is_done():
+    one = over(1, saved_step=600, pace_s=6.0)
+    assert pace(one, work=timedelta(hours=4)).left == timedelta(hours=3)
+
+
+def test_a_step_takes_what_the_clock_says_once_there_are_some_and_never_less_than_their_median():
+    first = timed(opened("a", first_step=1, last_step=1, step_seconds=None), NOW)
+    assert (first.stepped_at, first.pace_s) == (NOW, None)
+    few = timed(replace(first, last_step=6, step_seconds=2.0), NOW + seconds(50))
+    assert few.pace_s == 2.0
+    many = timed(replace(first, last_step=21, step_seconds=2.0), NOW + seconds(50))
+    assert (many.pace_s, many.stepped_at, many.last_step_at) == (2.5, NOW, NOW + seconds(50))
+
+
+def test_the_first_step_is_put_where_its_median_says_when_it_was_not_seen():
+    late = timed(opened("a", first_step=1, last_step=11, step_seconds=2.0), NOW)
+    assert late.stepped_at == NOW - seconds(20)
+
+
+def started(number, node_id, *, after_s, launched_s_ago=1000, **changes):
+    """An attempt on a machine of its own, whose first step came so long after the machine's launch."""
+    attempt = opened(node_id, number=number, reason=ExitReason.INTERRUPTED, ended_at=NOW, **changes)
+    launched = NOW - seconds(launched_s_ago) + timedelta(hours=number)
+    life = NodeLife(node_id=node_id, pool=POOL, launched_at=launched)
+    began = launched + seconds(after_s / 2)
+    return replace(attempt, started_at=began, stepped_at=launched + seconds(after_s)), life
+
+
+def changeover(*pairs):
+    attempts, lives = zip(*pairs, strict=True) if pairs else ((), ())
+    return pace(*attempts, nodes=lives).changeover
+
+
+def test_a_start_is_taken_as_guessed_until_three_were_seen_or_one_was_longer():
+    assert changeover() == timedelta(minutes=12)
+    assert changeover(started(1, "a", after_s=90)) == timedelta(minutes=12)
+    assert changeover(started(1, "a", after_s=590), started(2, "b", after_s=900)) == seconds(900)
+    three = [started(number, f"n{number}", after_s=100 * number) for number in (1, 2, 3)]
+    assert changeover(*three) == seconds(300)
+
+
+def test_the_first_machines_may_have_stood_ready_for_long():
+    assert changeover(started(1, "a", after_s=3600)) == timedelta(minutes=12)
+
+
+def test_steps_that_were_lost_and_made_again_are_a_part_of_the_start():
+    first = started(1, "a", after_s=100, first_step=1, last_step=60, pace_s=10.0)
+    second = started(2, "b", after_s=800, first_step=51)
+    assert changeover(first, second) == seconds(900)
+
+
+def test_a_start_on_machines_that_were_there_before_says_what_a_handover_takes():
+    first, life = started(1, "a", after_s=100)
+    again = replace(first, number=2, started_at=NOW + seconds(9000), stepped_at=NOW + seconds(9030))
+    found = pace(first, again, replace(again, number=3), nodes=(life,))
+    assert found.changeover == timedelta(minutes=12)
+    assert found.handover == seconds(50)

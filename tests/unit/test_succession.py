@@ -1,0 +1,273 @@
+"""Machines of another pool take over: asked for beside those that work, paid for first, given back in vain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+
+from gpucloud.domain.agentstatus import Outcome, Stop
+from gpucloud.domain.job import Market
+from gpucloud.domain.offer import Offer
+from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.policy.observation import Mode
+from gpucloud.domain.state import Course, ExitReason, NodeLife, Shortfall, Successor
+from gpucloud.domain.supervision import books
+from gpucloud.domain.supervision.action import (
+    Appoint,
+    Arm,
+    CloseAttempt,
+    CoolDown,
+    Dismiss,
+    EndAttempt,
+    Move,
+    OpenAttempt,
+    Resize,
+    TakeOver,
+    Wait,
+)
+from gpucloud.domain.supervision.reconcile import decide
+from gpucloud.domain.supervision.seen import Goal, Heading, Readiness, Rules
+from tests.unit.worlds import LATER, NOW, OTHER_POOL, POOL, gone, opened, part, refusal, seen, state, up
+
+GOAL = Goal(nodes=2, policy=Policy.UNIFORM)
+RULES = Rules()
+DEAR_POOL = replace(POOL, market=Market.ON_DEMAND)
+SOONER = NOW + timedelta(minutes=20)
+
+
+def offered(pool, cap="0.9", **changes):
+    price = Decimal(cap)
+    return Offer(pool=pool, usd_per_hour=price, cap_usd_per_hour=price, as_of=NOW, gpus=1, **changes)
+
+
+DEAR, SPOT, OTHER = offered(DEAR_POOL, "1.2"), offered(POOL), offered(OTHER_POOL)
+
+
+def to(mode, offer=None, shortfall=None):
+    return Heading(mode=mode, offer=offer, course=Course(mode=mode.value, since=NOW, why="why", shortfall=shortfall))
+
+
+def works(pool, heading, *beside, members=("a", "b"), **changes):
+    """Attempt 1 on two machines of the pool; `beside` are others that are there."""
+    nodes = [up(name, part(), pool=pool) for name in members]
+    of_state = {"pool": pool, "attempts": (opened(*members),), **changes.pop("of_state", {})}
+    plain = {"group_size": len(nodes) + len(beside), "payable_with_successor": LATER, "heading": heading}
+    return seen(*nodes, *beside, **{**plain, "state": state(**of_state), **changes})
+
+
+def asked(pool=DEAR_POOL):
+    return {"successor": Successor(pool=pool, cap_usd_per_hour=Decimal("1.2"), at=NOW - timedelta(minutes=1))}
+
+
+def fresh(name, pool=DEAR_POOL, readiness=Readiness.READY):
+    return up(name, pool=pool, readiness=readiness)
+
+
+# While an attempt works
+
+
+@pytest.mark.parametrize(
+    ("held", "heading", "changes", "expected"),
+    [
+        (POOL, to(Mode.SPOT, SPOT), {}, Wait(why="running")),
+        (POOL, to(Mode.SPOT, OTHER), {}, Wait(why="running")),  # to another zone nothing moves that works
+        (POOL, to(Mode.ON_DEMAND, DEAR), {}, Appoint(offer=DEAR)),
+        (DEAR_POOL, to(Mode.SPOT, OTHER), {}, Appoint(offer=OTHER)),
+        (DEAR_POOL, to(Mode.BOTH, OTHER), {}, Appoint(offer=OTHER)),
+        (DEAR_POOL, to(Mode.ON_DEMAND), {}, Wait(why="running")),
+        (POOL, None, {}, Wait(why="running")),
+        # What is paid for both lasts less long: that comes first.
+        (POOL, to(Mode.ON_DEMAND, DEAR), {"payable_with_successor": SOONER}, Arm(until=SOONER)),
+        # What was asked for before in vain is given back first: a level does not say of which pool it is.
+        (POOL, to(Mode.ON_DEMAND, DEAR), {"group_size": 4}, Resize(size=2)),
+    ],
+)
+def test_others_are_asked_for_beside_what_works(held, heading, changes, expected):
+    assert decide(GOAL, works(held, heading, **changes), RULES) == expected
+
+
+@pytest.mark.parametrize(
+    ("held", "heading", "changes", "leaves"),
+    [
+        # To wait, and where nothing can stand beside or nobody can pay both, what works saves and leaves…
+        (DEAR_POOL, to(Mode.IDLE), {}, True),
+        (POOL, to(Mode.ON_DEMAND, DEAR), {"payable_with_successor": None}, True),
+        (POOL, to(Mode.ON_DEMAND, offered(DEAR_POOL, gpu="A100")), {}, True),
+        (DEAR_POOL, to(Mode.SPOT, SPOT, Shortfall.MONEY), {"payable_with_successor": None}, True),
+        # … but machines on demand are not left for spot ones that may never come, nor spot ones to wait.
+        (DEAR_POOL, to(Mode.SPOT, SPOT), {"payable_with_successor": None}, False),
+        (POOL, to(Mode.IDLE), {}, False),
+    ],
+)
+def test_without_others_beside(held, heading, changes, leaves):
+    action = decide(GOAL, works(held, heading, **changes), RULES)
+    assert isinstance(action, EndAttempt) is leaves
+    if leaves:
+        assert (action.how, action.reason) == (Stop.SAVE, ExitReason.MOVED)
+
+
+WANTED = to(Mode.ON_DEMAND, DEAR)
+
+
+def test_they_are_asked_for_waited_for_and_take_over_when_all_stand_ready():
+    def step(*beside, **changes):
+        return decide(GOAL, works(POOL, WANTED, *beside, of_state=asked(), **changes), RULES)
+
+    assert step(group_size=2) == Resize(size=4)
+    assert step(group_size=4) == Wait(why="running")
+    assert step(fresh("c"), fresh("d", readiness=Readiness.PREPARING)) == Wait(why="running")
+    over = step(fresh("c"), fresh("d"))
+    assert over == EndAttempt(
+        how=Stop.SAVE, reason=ExitReason.MOVED, message="local.p2.xlarge on_demand in us-east-2a takes over"
+    )
+
+
+def test_spot_machines_that_stand_ready_wait_until_the_policy_says_so():
+    both = works(DEAR_POOL, to(Mode.BOTH, SPOT), fresh("c", POOL), fresh("d", POOL), of_state=asked(POOL))
+    assert decide(GOAL, both, RULES) == Wait(why="running")
+    ready = decide(GOAL, replace(both, heading=to(Mode.SPOT, SPOT)), RULES)
+    assert isinstance(ready, EndAttempt)
+
+
+@pytest.mark.parametrize("heading", [to(Mode.SPOT, SPOT), to(Mode.ON_DEMAND, offered(OTHER_POOL)), None])
+def test_they_are_given_back_when_nobody_wants_them_any_more(heading):
+    dismissed = works(POOL, heading, fresh("c"), of_state=asked())
+    assert decide(GOAL, dismissed, RULES) == Dismiss()
+    after = replace(dismissed, state=books.dismiss(dismissed.state), group=replace(dismissed.group, size=4))
+    assert decide(GOAL, after, RULES) == Resize(size=2)
+
+
+def test_a_pool_that_refuses_them_cools_down_and_they_are_not_waited_for():
+    refused = works(POOL, WANTED, of_state=asked(), group_size=4, refusals=(refusal(pool=DEAR_POOL, ago=5),))
+    action = decide(GOAL, refused, RULES)
+    assert isinstance(action, CoolDown)
+    assert (action.pool, action.length, action.longest) == (DEAR_POOL, timedelta(minutes=1), timedelta(minutes=1))
+    assert books.cool_down(refused.state, action, NOW).successor is None
+
+
+def test_a_refusal_from_before_they_were_asked_for_says_nothing():
+    old = works(POOL, WANTED, of_state=asked(), group_size=4, refusals=(refusal(pool=DEAR_POOL, ago=90),))
+    assert decide(GOAL, old, RULES) == Wait(why="running")
+
+
+def test_some_of_them_for_long_are_none():
+    short = {"short_for": timedelta(seconds=120), "group_size": 4}
+    some = works(POOL, WANTED, fresh("c"), of_state=asked(), **short)
+    assert decide(GOAL, some, RULES).message == "1 of 2 machines after 120 s"
+    booting = [fresh(name, readiness=Readiness.PREPARING) for name in "cd"]
+    assert decide(GOAL, works(POOL, WANTED, *booting, of_state=asked(), **short), RULES) == Wait(why="running")
+
+
+def test_an_order_to_move_stands_whatever_the_market_does_and_becomes_firm():
+    moving = {"attempts": (opened("a", "b", condemned=ExitReason.MOVED, condemned_at=NOW, ordered=Stop.SAVE),)}
+    saving = works(POOL, to(Mode.SPOT, SPOT), of_state={**asked(), **moving})
+    assert decide(GOAL, saving, RULES) == Wait(why="running")
+    late = replace(saving, now=NOW + timedelta(seconds=60))
+    assert decide(GOAL, late, RULES) == EndAttempt(how=Stop.KILL, reason=ExitReason.MOVED)
+
+
+def test_ranks_that_saved_and_left_to_move_are_followed_by_an_attempt():
+    attempt = opened("a", "b", condemned=ExitReason.MOVED, condemned_at=NOW, ordered=Stop.SAVE)
+    left = [up(name, part(outcome=Outcome.LEFT, step=30)) for name in "ab"]
+    over = seen(*left, state=state(attempts=(attempt,), **asked()), heading=WANTED)
+    assert decide(GOAL, over, RULES) == CloseAttempt(reason=ExitReason.MOVED)
+    assert ExitReason.MOVED.retried
+
+
+# Between two attempts
+
+
+def between(*nodes, heading=WANTED, **changes):
+    ended = opened("a", "b", reason=ExitReason.MOVED, ended_at=NOW, last_step=30, saved_step=30)
+    of_state = {"attempts": (ended,), **changes.pop("of_state", {})}
+    return seen(*nodes, **{"group_size": 4, "state": state(**of_state), "heading": heading, **changes})
+
+
+def test_they_take_over_the_others_go_and_the_next_attempt_is_theirs():
+    there = [up("a"), up("b"), fresh("c"), fresh("d")]
+    after = between(*there, of_state=asked())
+    assert decide(GOAL, after, RULES) == TakeOver()
+    taken = replace(after, state=books.take_over(after.state, NOW), heading=to(Mode.ON_DEMAND, DEAR))
+    assert decide(GOAL, taken, RULES) == Resize(size=2)
+    rid = replace(taken, group=replace(taken.group, size=2))
+    assert decide(GOAL, rid, RULES) == OpenAttempt(number=2, node_ids=("c", "d"))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "heading"),
+    [
+        ((up("a"), up("b"), fresh("c")), WANTED),  # not all of them are there
+        ((up("a"), up("b"), fresh("c"), fresh("d")), to(Mode.IDLE)),
+    ],
+)
+def test_else_they_are_given_back(nodes, heading):
+    assert decide(GOAL, between(*nodes, of_state=asked(), heading=heading), RULES) == Dismiss()
+
+
+@pytest.mark.parametrize(
+    ("heading", "changes", "expected"),
+    [
+        (to(Mode.SPOT, SPOT), {"group_size": 0}, Resize(size=2)),
+        (to(Mode.SPOT), {"group_size": 0}, Resize(size=2)),  # in its own pool, which nobody needs to offer again
+        (to(Mode.IDLE), {"group_size": 2}, Resize(size=0)),
+        (to(Mode.IDLE), {"group_size": 0}, Wait(why="waiting: why")),
+        (to(Mode.ON_DEMAND, DEAR), {"group_size": 2}, Resize(size=0)),
+        (to(Mode.ON_DEMAND, DEAR), {"group_size": 0}, Move(offer=DEAR)),
+        (to(Mode.SPOT, OTHER), {"group_size": 0}, Move(offer=OTHER)),
+    ],
+)
+def test_machines_come_from_where_the_course_says_and_a_job_that_waits_has_none(heading, changes, expected):
+    assert decide(GOAL, between(heading=heading, **changes), RULES) == expected
+
+
+def test_no_patience_ends_a_job_that_waits_for_its_deadline():
+    long_ago = between(heading=to(Mode.IDLE), group_size=0, candidates=(SPOT,), of_state={"cooldowns": ()})
+    assert decide(GOAL, replace(long_ago, now=NOW + timedelta(hours=9)), RULES) == Wait(why="waiting: why")
+
+
+def test_a_pool_that_refuses_is_asked_again_after_five_minutes_each_time():
+    refused = between(heading=to(Mode.SPOT, SPOT), group_size=2, refusals=(refusal(),))
+    action = decide(GOAL, refused, RULES)
+    assert (action.pool, action.length, action.longest) == (POOL, timedelta(minutes=5), timedelta(minutes=5))
+
+
+# Money
+
+
+def test_the_dearest_of_all_machines_counts_for_as_long_as_one_of_them_may_live():
+    lives = (NodeLife(node_id="a", pool=POOL, launched_at=NOW),)
+    alone = state(nodes=lives)
+    asks = books.appoint(alone, Appoint(offer=DEAR), NOW)
+    taken = books.take_over(asks, NOW)
+    given_back = books.dismiss(asks)
+    assert [one.dearest_usd_per_hour for one in (alone, asks, given_back)] == [
+        Decimal("0.9"),
+        Decimal("1.2"),
+        Decimal("1.2"),
+    ]
+    back = books.appoint(taken, Appoint(offer=SPOT), NOW)
+    assert books.take_over(back, NOW).dearest_usd_per_hour == Decimal("1.2")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "size", "left"),
+    [
+        ((up("a", pool=DEAR_POOL), up("b")), 2, "1.2"),  # one of the dear ones lives
+        ((up("a"),), 2, "1.2"),  # one may be on its way
+        ((up("a"), up("b")), 2, "0"),
+        ((gone("c"), up("a")), 1, "0"),
+    ],
+)
+def test_what_was_left_is_forgotten_when_nothing_of_it_lives(nodes, size, left):
+    before = state(left_usd_per_hour=Decimal("1.2"))
+    assert books.record(seen(*nodes, group_size=size, state=before)).left_usd_per_hour == Decimal(left)
+
+
+def test_a_job_that_turns_elsewhere_while_a_machine_still_leaves_pays_the_dearer_of_both():
+    leaving = state(nodes=(NodeLife(node_id="a", pool=DEAR_POOL, launched_at=NOW),), cap_usd_per_hour=Decimal("1.2"))
+    moved = books.move(leaving, Move(offer=OTHER), "gpucloud-digits", NOW)
+    assert (moved.cap_usd_per_hour, moved.dearest_usd_per_hour) == (Decimal("0.9"), Decimal("1.2"))
+    assert books.move(replace(leaving, nodes=()), Move(offer=OTHER), None, NOW).dearest_usd_per_hour == Decimal("0.9")
