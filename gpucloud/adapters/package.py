@@ -9,6 +9,9 @@ from pathlib import Path
 
 import gpucloud
 
+_LEFT_OUT = ("bundled", "adapters/markets/recordings")
+"""What only a user's command reads: templates and Terraform's modules, recorded markets."""
+
 _DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows: equal files make equal bytes
 
 # Written for any Python 3, so that an old one can say what it is.
@@ -36,7 +39,7 @@ def package_zip() -> tuple[bytes, str]:
     sources = {"__main__.py": _MAIN.encode()}
     for path in (*root.rglob("*.py"), *root.rglob("*.json")):  # prices: a machine that drives its job counts money
         name = path.relative_to(root)
-        if name.parts[0] != "bundled":
+        if not any(name.is_relative_to(folder) for folder in _LEFT_OUT):
             sources[f"gpucloud/{name.as_posix()}"] = path.read_bytes()
     data = _archive(sources)
     return data, hashlib.sha256(data).hexdigest()
