@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -29,11 +30,9 @@ def main(limit_s: float, argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     mark = (MARK, uuid.uuid4().hex)
     command = subprocess.Popen(argv, env={**os.environ, mark[0]: mark[1]}, start_new_session=True)
+    code = 1
     try:
-        code = command.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        print(f"no end after {limit_s:.0f} s: ending it", flush=True)
-        code = 124
+        code = ended(command, limit_s)
     finally:
         left = set(processes.descendants(os.getpid())) | set(processes.marked(*mark))
         gone = processes.kill_below(os.getpid(), mark=mark, limit_s=10)
@@ -43,6 +42,21 @@ def main(limit_s: float, argv: list[str]) -> int:
                 flush=True,
             )
     return code if gone else code or 1
+
+
+def ended(command: subprocess.Popen[bytes], limit_s: float) -> int:
+    """Return the command's exit code, 124 after the limit. Orphans are reaped: who lists processes meets them."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            time.sleep(0.1)
+        elif found.si_pid == command.pid:
+            return command.wait()
+        else:
+            os.waitpid(found.si_pid, 0)
+    print(f"no end after {limit_s:.0f} s: ending it", flush=True)
+    return 124
 
 
 if __name__ == "__main__":
