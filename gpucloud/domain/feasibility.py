@@ -69,7 +69,7 @@ def refuse_what_cannot_be_kept(job: Job, offers: Sequence[Offer], changeover: ti
     aside for the last save. (Wu et al., "Can't Be Late", NSDI 2024; work C0, deadline R0, changeover d, prices k on
     demand and p spot.) A job of which nobody knows how much work it is finds out.
     """
-    if _must_end(job) and not any(offer.pool.market is Market.ON_DEMAND for offer in offers):
+    if _must_end(job) and all(offer.pool.market is Market.SPOT for offer in offers):
         raise PlanRefused(
             "the deadline needs machines on demand for when spot is not enough, and none may be rented",
             hint="gpucloud quota show, or `market: spot`, which waits for spot and promises nothing",

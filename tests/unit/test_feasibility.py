@@ -119,6 +119,8 @@ def test_a_deadline_is_not_promised_where_nothing_can_be_had_on_demand() -> None
     with pytest.raises(PlanRefused, match="needs machines on demand") as caught:
         refuse_what_cannot_be_kept(asked, spot, CHANGEOVER, WALL)
     assert "`market: spot`" in (caught.value.hint or "")
+    owned = tuple(replace(offer, pool=replace(offer.pool, market=Market.OWNED)) for offer in spot)
+    refuse_what_cannot_be_kept(asked, owned, CHANGEOVER, WALL)  # nobody takes them
 
 
 def test_the_work_is_that_of_the_machines_where_tokens_say_it() -> None:
