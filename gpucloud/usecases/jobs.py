@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from gpucloud.domain.errors import GpucloudError, UsageError
+from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.node import NO_GROUP, GroupView
 from gpucloud.domain.state import ExitReason, JobState
@@ -76,11 +76,15 @@ class Asker:
         self.jobs.ask_to_end(ExitReason.STOPPED, caller(), self.clock.now())
 
     def bill_pull(self, fetched: int) -> None:
-        """Write down what bytes cost that a command brought out of the cloud, where they cost anything."""
+        """Write down what bytes cost that a command brought out of the cloud, where they cost anything.
+
+        Whoever may read alone reads all the same.
+        """
         now = self.clock.now()
         used = Sundries(attempt=None, start=now, end=now, sent=fetched)
         if charges := charges_of(used, self.terms.rates_in(self.state().pool.region)):
-            self.jobs.bill_beside(f"pull-{now:%Y%m%dT%H%M%S.%f}", charges)
+            with suppress(StoreError):
+                self.jobs.bill_beside(f"pull-{now:%Y%m%dT%H%M%S.%f}", charges)
 
     def output(self, *, attempt: int | None, rank: int | None, follow: bool) -> Iterator[tuple[LogPart, bytes]]:
         """Yield the kept output in order; with `follow`, go on until the job has ended and all is told.

@@ -27,7 +27,7 @@ from tests.standins.made_checkpoints import Made, state
 
 BORN = datetime(2026, 1, 2, tzinfo=timezone.utc)
 POOL = Pool(instance_type="g4dn.xlarge", zone="us-east-1a", market=Market.SPOT)
-READS = {"GetObject", "ListObjectsV2"}
+CALLS = {"GetObject", "ListObjectsV2", "PutObject"}
 
 
 @pytest.fixture
@@ -58,10 +58,10 @@ def answer(capsys: pytest.CaptureFixture[str], **asked: Any) -> tuple[int, dict[
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_reading_asks_for_objects_and_lists_alone(
+def test_reading_asks_for_objects_and_lists_and_writes_what_the_way_home_costs_alone(
     lab: Lab, jobs: JobStore, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    before, asked = jobs.store.list(""), len(lab.calls)
+    before, asked = set(jobs.store.list("")), len(lab.calls)
     code, found = answer(capsys)
     assert (code, found["store"]) == (0, jobs.store.url)
     assert [(one["step"], one["marks"]) for one in found["checkpoints"]] == [
@@ -75,8 +75,9 @@ def test_reading_asks_for_objects_and_lists_alone(
     assert pulled["bytes"] == pulled["fetched_bytes"] > 0
     assert answer(capsys, export=tmp_path / "w.safetensors")[1]["tensors"] == 3
     assert answer(capsys, prune=True)[1]["unfinished_objects"] == 1
-    assert {call.action for call in lab.calls[asked:]} <= READS
-    assert jobs.store.list("") == before
+    assert {call.action for call in lab.calls[asked:]} <= CALLS
+    assert {key.rpartition("/")[0] for key in set(jobs.store.list("")) - before} == {"jobs/made/ledger/beside"}
+    assert before <= set(jobs.store.list(""))
 
 
 def test_pruning_deletes_what_is_not_kept(jobs: JobStore, capsys: pytest.CaptureFixture[str]) -> None:
