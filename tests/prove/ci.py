@@ -22,7 +22,9 @@ from tests.prove.goal import Figure, Form, Goal
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 120.0
-_PROMPT = re.compile(r"\[[ynscd]/?|\[[sdc]\]|password:|passphrase|\? *$", re.IGNORECASE | re.MULTILINE)
+_PROMPT = re.compile(
+    r"\[[ynscd]/?|\[[sdc]\]|password:|passphrase|^(?!hint: did you mean).*\? *$", re.IGNORECASE | re.MULTILINE
+)
 _TERMINAL = re.compile(r"[\x1b\r\x08]")
 _UNREACHABLE = "http://127.0.0.1:9"
 
