@@ -24,8 +24,6 @@ from gpucloud.usecases.outlooks import Outlooks, Stage
 from gpucloud.usecases.planning import Planner
 from gpucloud.usecases.quotas import Need, Quotas
 
-POLICY = Policy.LEARNED
-"""What decides between spot and on demand where a deadline is to be kept."""
 QUICK = Policy.UNIFORM
 """What candidates and deadlines are compared under: the learned policy's tables take a second for each of them."""
 
@@ -113,11 +111,11 @@ class Estimator:
             return known
         task = _task(job, needs)
         policies = tuple(self._policies(job, needs, stage, quick))
-        outlook = dict(policies).get(POLICY, quick)
+        outlook = dict(policies).get(job.policy, quick)
         return replace(
             known,
             outlook=outlook,
-            policy=POLICY if stage.fallback else None,
+            policy=job.policy if stage.fallback else None,
             policies=policies,
             curve=tuple(self._curve(task, replace(stage, fallback=True))),
             saves=_saves(job, task, outlook),
@@ -149,7 +147,7 @@ class Estimator:
     def _policies(self, job: Job, needs: Needs, stage: Stage, quick: Summary) -> Iterator[tuple[Policy, Summary]]:
         if not stage.fallback:
             return
-        for policy in (POLICY, QUICK, Policy.GREEDY):
+        for policy in (Policy.LEARNED, QUICK, Policy.GREEDY):
             asked = policy is not QUICK
             outlook = (
                 self.outlooks.outlook(policy, _task(job, needs), stage, budget_usd=job.budget_usd) if asked else quick

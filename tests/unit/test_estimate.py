@@ -18,7 +18,7 @@ from gpucloud.domain.ledger import Terms
 from gpucloud.domain.model import Model, Strategy
 from gpucloud.domain.policy.decide import Policy
 from gpucloud.domain.supervision.prepaid import Wall
-from gpucloud.usecases.estimate import POLICY, QUICK, Estimate, Estimator
+from gpucloud.usecases.estimate import QUICK, Estimate, Estimator
 from gpucloud.usecases.outlooks import Outlooks
 from gpucloud.usecases.planning import Planner
 from tests.fakes.account import FakeAccount
@@ -58,12 +58,18 @@ def estimate() -> Estimate:
     return estimated(JOB, V100, A100)
 
 
+def test_what_is_expected_is_what_the_jobs_own_policy_comes_to(estimate: Estimate) -> None:
+    greedy = estimated(replace(JOB, policy=Policy.GREEDY), V100)
+    assert (greedy.policy, greedy.outlook) == (Policy.GREEDY, dict(greedy.policies)[Policy.GREEDY])
+    assert (estimate.policy, estimate.outlook) == (Policy.LEARNED, dict(estimate.policies)[Policy.LEARNED])
+
+
 def test_a_job_that_may_end_on_demand_keeps_its_deadline_for_less_than_on_demand(estimate: Estimate) -> None:
     assert estimate.outlook is not None
     assert estimate.on_demand is not None
     assert estimate.on_demand.mean_usd == Decimal("36.60")  # 3 · (12 + 0.2)
     assert Decimal(12) < estimate.outlook.mean_usd < estimate.outlook.p90_usd <= Decimal("37.60")
-    assert (estimate.outlook.missed, estimate.policy) == (0, POLICY)
+    assert (estimate.outlook.missed, estimate.policy) == (0, Policy.LEARNED)
     assert [policy for policy, _ in estimate.policies] == [Policy.LEARNED, QUICK, Policy.GREEDY, Policy.ON_DEMAND]
 
 
@@ -184,7 +190,7 @@ def test_the_text_says_what_to_expect_and_where_it_comes_from(estimate: Estimate
 def test_the_json_has_every_number(estimate: Estimate) -> None:
     told = estimate_json(JOB, estimate)
     assert (told["budget_usd"], told["worst_usd"], told["work_s"]) == ("200", "200", 43200.0)
-    assert told["policy"] == POLICY.value
+    assert told["policy"] == Policy.LEARNED.value
     assert told["on_demand"]["expected_usd"] == "36.6"
     assert len(told["by_deadline"]) == 6
     assert set(told["policies"]) == {"learned", "uniform", "greedy", "on_demand"}
