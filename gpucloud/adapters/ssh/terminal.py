@@ -81,7 +81,8 @@ def _feed(channel: paramiko.Channel, events: int) -> None:
     sources = [_STDIN, events]
     while True:
         ready, _, _ = select.select(sources, [], [])
-        if events in ready:
+        # The signal of a resize may be heard only after `select` came back for a key: the new size still goes first.
+        if events in ready or select.select([events], [], [], 0)[0]:
             if _ENDED in os.read(events, _CHUNK_BYTES):
                 return
             with contextlib.suppress(*LIBRARY_ERRORS):
