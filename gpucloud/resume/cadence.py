@@ -14,6 +14,7 @@ FIRST_SAVE_S = 2.0
 """A fresh job saves this early, so that its first minutes are not lost and a store that refuses is found out."""
 
 _LEAST_S = 1.0
+_ANEW_FITS = 1.25  # times what a save takes: for another writer to start, and for a store that was quicker before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +68,12 @@ def is_due(cadence: Cadence, moment: Moment) -> bool:
         return moment.since_save_s >= FIRST_SAVE_S
     interval = max(moment.cost_s, moment.upload_s, math.sqrt(2 * moment.cost_s * INTERRUPTED_EVERY_S), _LEAST_S)
     return moment.since_save_s >= interval
+
+
+def is_better_anew(*, save_s: float, gone_s: float, left_s: float) -> bool:
+    """Whether to give up a save under way for `gone_s`, for one of the newest step; `left_s` is all the time there is.
+
+    So it is where a save, which took `save_s` before, has time enough, but not after the one under way.
+    """
+    both_s = max(0.0, save_s - gone_s) + save_s
+    return save_s > 0 and both_s > left_s >= _ANEW_FITS * save_s

@@ -28,11 +28,15 @@ class Outcome(Enum):
 
 @dataclass(slots=True)
 class Flight:
-    """The save that is under way; `entry` is what this rank has for the manifest, None until it is written."""
+    """The save that is under way since `began`, by this process's monotonic clock.
+
+    `entry` is what this rank has for the manifest, None until it is written.
+    """
 
     commit: Commit
     level: Level
     why: Why
+    began: float
     stall_s: float = 0.0
     told: bool = False
     entry: bytes | None = None

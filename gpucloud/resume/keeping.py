@@ -82,7 +82,8 @@ class Keeper:
         agreed = self._agree(step)
         why = why or agreed.stop or Why.STOP
         with self.progress.phase("save"):
-            self._finish(self._agreement.seconds_left())
+            left = self._agreement.seconds_left()
+            self._finish(0 if self._is_in_the_way(step, left) else left)
             for _ in range(_TRIES):
                 left = self._agreement.seconds_left()
                 if self.committed == step or not left:
@@ -124,6 +125,13 @@ class Keeper:
         self._prepared = True
         why = Why.TRIAL if self.of_a_trial else why
         self._saver.begin(Commit(generation, now.step), now.level, now.own, why)
+
+    def _is_in_the_way(self, step: int, left_s: float) -> bool:
+        first = self._ranks.rank == 0
+        (found,) = self._ranks.highest(int(first and self._saver.is_in_the_way(step, left_s)))
+        if found and first:
+            say(f"the save under way is given up: with it there would be no time for one of step {step}")
+        return bool(found)
 
     def _finish(self, limit_s: float = float("inf")) -> None:
         self._told(lambda: self._saver.finish(limit_s))

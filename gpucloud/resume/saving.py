@@ -14,7 +14,7 @@ from typing import Any
 
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.manifest import Commit, Why
-from gpucloud.resume.cadence import Cadence, Moment, is_due
+from gpucloud.resume.cadence import Cadence, Moment, is_better_anew, is_due
 from gpucloud.resume.capture import Capture
 from gpucloud.resume.dispatch import FAILED, Dispatch, Flight, Outcome
 from gpucloud.resume.folder import say
@@ -93,7 +93,7 @@ class Saver:
     def begin(self, commit: Commit, level: Level, extra: dict[str, Any], why: Why) -> None:
         """Copy this rank's share and have it written. The save before must be over. Raises UsageError."""
         began = time.monotonic()
-        flight = self._flight = Flight(commit, level, why)
+        flight = self._flight = Flight(commit, level, why, began)
         self._stage = _Stage.WRITING
         try:
             self._capture.begin(extra)
@@ -139,6 +139,13 @@ class Saver:
         elif self._stage is _Stage.COMMITTING and agreed.outcome:
             self._learn(flight, agreed.commit_ms / 1000)
             self._over(Outcome(agreed.outcome))
+
+    def is_in_the_way(self, step: int, left_s: float) -> bool:
+        """Whether the save under way, not one of this step, leaves no time for one that there is time for."""
+        flight = self._flight
+        if flight is None or flight.commit.step == step or self._stage is _Stage.COMMITTING:
+            return False
+        return is_better_anew(save_s=self._upload_s, gone_s=time.monotonic() - flight.began, left_s=left_s)
 
     def finish(self, limit_s: float = float("inf")) -> None:
         """Wait until nothing is under way; what is not committed after `limit_s` is dropped. Raises Fenced."""

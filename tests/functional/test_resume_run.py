@@ -17,7 +17,7 @@ from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.manifest import Commit
 from gpucloud.domain.safetensors import read_header
 from gpucloud.resume.arena import Arena
-from gpucloud.resume.cadence import Cadence, Moment, is_due, read_cadence
+from gpucloud.resume.cadence import Cadence, Moment, is_better_anew, is_due, read_cadence
 from gpucloud.resume.layout import tensor_at
 from gpucloud.resume.loader import Loader
 from gpucloud.resume.plan import Plan
@@ -338,6 +338,49 @@ def test_a_save_under_way_is_waited_for_as_long_as_the_notice_allows(job, monkey
     assert committed(job) == kept
     assert report(job, "left-0.json")["committed_step"] == max(kept, default=0)
     assert ("could not be saved" in capsys.readouterr().err) == (kept == [])
+
+
+STUCK = """
+import time
+from gpucloud.store.directory import DirectoryStore
+write = DirectoryStore.write
+
+def stuck(self, key, pieces):
+    while "000000002" in key:
+        time.sleep(0.01)
+    return write(self, key, pieces)
+
+DirectoryStore.write = stuck
+"""
+
+
+def test_a_save_under_way_is_given_up_where_a_notice_leaves_time_for_one_but_not_for_two(job, monkeypatch, capsys):
+    in_the_writer(job, monkeypatch, STUCK)
+    run, *_ = begin(total_steps=9)
+    run.step()
+    run.step()
+    run._keeper._saver._upload_s = 40.0  # what the one before took
+    at = datetime.now(timezone.utc) + timedelta(seconds=60)
+    (job / "attempt" / "stop.json").write_text(json.dumps({"reason": "notice", "at": at.isoformat()}))
+    with pytest.raises(SystemExit):
+        run.step()
+    assert committed(job) == [3]
+    assert "the save under way is given up" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("save_s", "gone_s", "left_s", "anew"),
+    [
+        (81, 2, 117, True),  # 79 s more and another 81 are too much, 81 alone are not
+        (81, 70, 117, False),  # both have time
+        (30, 1, 117, False),
+        (100, 2, 117, False),  # it might not be done in time: better the one that will
+        (0, 2, 117, False),  # nobody knows what a save takes
+        (81, 90, 117, False),  # late, it may be done at any moment
+    ],
+)
+def test_what_becomes_of_a_save_under_way_follows_from_what_saves_take(save_s, gone_s, left_s, anew):
+    assert is_better_anew(save_s=save_s, gone_s=gone_s, left_s=left_s) is anew
 
 
 def test_a_number_of_steps_is_kept_although_training_waits_and_that_is_said_once(job, monkeypatch, capsys):
