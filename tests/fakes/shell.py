@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpucloud.adapters.sync import sync_tree
@@ -24,6 +26,29 @@ class FakeShell:
         self.answers = answers
         self.unreachable: set[str] = set()
         self.calls: list[tuple[str, tuple[str, ...]]] = []
+        self._running = 0
+        self._is_over = False
+        self._changed = threading.Condition()
+
+    def end(self) -> None:
+        """Refuse what is asked from now on, and return when nothing runs any more: a thread may still be preparing."""
+        with self._changed:
+            self._is_over = True
+            self._changed.wait_for(lambda: not self._running)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count a command for as long as it runs."""
+        with self._changed:
+            if self._is_over:
+                raise HostUnreachable("the machines are gone")
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
 
     def host(self, node: Node) -> FakeHost:
         host = FakeHost(self, node)
@@ -48,8 +73,9 @@ class FakeHost:
     def run(self, argv: tuple[str, ...], *, stdin: bytes = b"", timeout_s: float = 30.0) -> Completed:
         self.check()
         self._shell.calls.append((self.node.id, argv))
-        answer = self._shell.answers(self.node, argv, stdin) if self._shell.answers else None
-        return answer or self._execute(argv, stdin, timeout_s)
+        with self._shell.running():
+            answer = self._shell.answers(self.node, argv, stdin) if self._shell.answers else None
+            return answer or self._execute(argv, stdin, timeout_s)
 
     def sync(self, root: Path, target: str) -> str:
         return sync_tree(self, root, target, python=sys.executable)

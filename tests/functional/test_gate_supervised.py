@@ -92,6 +92,7 @@ def made(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("GPUCLOUD_PYTHON", sys.executable)
     homes = tmp_path / "homes"
+    shells = []
     code = tmp_path / "code"
     code.mkdir()
     (code / "work.sh").write_text("echo worked\n")
@@ -113,6 +114,7 @@ def made(tmp_path, monkeypatch):
             return gates(int(node.id.removeprefix("i-"), 16), argv, stdin) if len(argv) == 3 else None
 
         data, sha256 = package_zip()
+        shells.append(FakeShell(homes, answers))
         return World(
             job=job,
             name="j",
@@ -121,7 +123,7 @@ def made(tmp_path, monkeypatch):
             provisioner=Provisioner(group),
             group=group,
             market=LocalMarket(devices=lambda: Devices(uuids=("a", "b"), model="H200", vram_gib=140)),
-            shell=FakeShell(homes, answers),
+            shell=shells[-1],
             outputs=OutputsFolder((), tmp_path / "out"),
             public_key="ssh-ed25519 AAAA",
             package=Package(data=data, sha256=sha256),
@@ -130,6 +132,8 @@ def made(tmp_path, monkeypatch):
         )
 
     yield make
+    for shell in shells:
+        shell.end()
     for home in homes.iterdir() if homes.exists() else ():
         AgentNode(home, Path()).destroy()
 
