@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from gpucloud.domain.errors import CredentialsError, StoreError
 from gpucloud.domain.manifest import Commit, Manifest, Piece, Why
 from gpucloud.resume.folder import say
 from gpucloud.resume.promise import Level
@@ -30,7 +31,7 @@ class Outcome(Enum):
 class Flight:
     """The save that is under way since `began`, by this process's monotonic clock.
 
-    `entry` is what this rank has for the manifest, None until it is written.
+    `entry` is what this rank has for the manifest, None until it is written; `given_up` has no time left.
     """
 
     commit: Commit
@@ -42,6 +43,7 @@ class Flight:
     entry: bytes | None = None
     upload_s: float = 0.0
     size: int = 0
+    given_up: bool = False
 
 
 class Dispatch:
@@ -72,13 +74,15 @@ class Dispatch:
         try:
             answer = self._heard(wait_s)
         except Lost as error:
-            flight.entry = self._dropped(flight, str(error))
+            found = self._committed(flight) if self._ranks.world == 1 else None
+            flight.entry = _entry(found.pieces[0], flight.stall_s) if found else self._dropped(flight, str(error))
             return
         if answer is None:
             return
         if "saved" in answer:
-            entry = {"piece": answer["saved"], "seconds": flight.stall_s + answer["seconds"]}
-            flight.entry = json.dumps(entry).encode()
+            key, size, crc32 = answer["saved"]
+            piece = Piece(key=key, size=size, crc32=tuple(crc32))
+            flight.entry = _entry(piece, flight.stall_s + answer["seconds"])
         else:
             flight.entry = self._dropped(flight, answer["failed"])
 
@@ -99,6 +103,8 @@ class Dispatch:
         try:
             answer = self._heard(wait_s)
         except Lost as error:
+            if self._committed(flight):
+                return Outcome.COMMITTED, 0.0
             self._dropped(flight, str(error))
             return Outcome.DROPPED, 0.0
         if answer is None:
@@ -111,8 +117,9 @@ class Dispatch:
         self._dropped(flight, answer["failed"])
         return Outcome.DROPPED, 0.0
 
-    def give_up(self) -> None:
+    def give_up(self, flight: Flight) -> None:
         """End the writer at once: what it is at has failed."""
+        flight.given_up = True
         self._writer.kill()
 
     def close(self, limit_s: float) -> None:
@@ -126,6 +133,14 @@ class Dispatch:
             answer = self._writer.answer()
         return answer
 
+    def _committed(self, flight: Flight) -> Manifest | None:
+        """Return the manifest that a lost writer has put before it could say so; no commit may be made twice."""
+        if flight.given_up:
+            return None
+        with contextlib.suppress(StoreError, CredentialsError):
+            return self._checkpoints.manifest(flight.commit)
+        return None
+
     def _dropped(self, flight: Flight, why: str) -> bytes:
         say(f"rank {self._ranks.rank} could not save step {flight.commit.step}: {why}")
         return FAILED
@@ -133,3 +148,7 @@ class Dispatch:
     def _base(self) -> list[int] | None:
         base = self._checkpoints.base
         return [base.generation, base.step] if base else None
+
+
+def _entry(piece: Piece, seconds: float) -> bytes:
+    return json.dumps({"piece": [piece.key, piece.size, piece.crc32], "seconds": seconds}).encode()

@@ -155,7 +155,7 @@ class Saver:
         while self._flight is not None:
             late = time.monotonic() > deadline
             if late:
-                self._dispatch.give_up()
+                self._dispatch.give_up(self._flight)
             agreed = self._ranks.highest(*self.news(0.0 if late else _POLL_S).numbers())
             self.advance(News(*agreed))
 

@@ -8,6 +8,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from gpucloud.domain.errors import GpucloudError
 from gpucloud.domain.manifest import (
@@ -133,18 +134,14 @@ class Checkpoints:
         return Piece(key=key, size=sums.size, crc32=sums.crc32)
 
     def commit(self, manifest: Manifest) -> None:
-        """Make the checkpoint count. Raises Fenced when a newer generation exists.
+        """Make the checkpoint count. Raises Fenced when a newer generation exists: it need not count then.
 
-        The same manifest may be committed again: the answer to the first time may have been lost.
+        It may be committed again: the answer to the first time may have been lost.
         """
-        newest = generations(listed(self._store, self._prefix))[:1]
-        if newest and newest[0] > self.generation:
-            raise self._fenced(newest[0])
-        key, data = commit_key(manifest.commit), manifest_bytes(manifest)
-        if not self._put_absent(key, data):
-            there = self._store.get(self._key(key))
-            if there is None or there.data != data:
-                raise self._fenced(self.generation)
+        self._see_that_none_is_newer()
+        if not self._put_absent(commit_key(manifest.commit), manifest_bytes(manifest)) and not self._is_there(manifest):
+            raise self._fenced(self.generation)
+        self._see_that_none_is_newer()  # one that came in between may have begun without this commit
 
     def collect(self) -> None:
         """Delete what is no longer needed, and what was never committed; nothing once a newer generation exists."""
@@ -171,6 +168,19 @@ class Checkpoints:
             return not self._store.read_into(self._key(piece.key), piece.size, memoryview(bytearray(1)))
         found = self._store.read_into(self._key(piece.key), number * PART_BYTES, into)
         return found and crc32_of((into,)) == piece.crc32[number]
+
+    def _see_that_none_is_newer(self) -> None:
+        newest = generations(listed(self._store, self._prefix))[:1]
+        if newest and newest[0] > self.generation:
+            raise self._fenced(newest[0])
+
+    def _is_there(self, manifest: Manifest) -> bool:
+        """Whether it has been committed; what it was saved for may be another: the same step is saved again at the end.
+
+        Nobody else commits in this generation.
+        """
+        there = self.manifest(manifest.commit)
+        return there is not None and replace(there, why=manifest.why) == manifest
 
     def _put_absent(self, key: str, data: bytes) -> bool:
         try:

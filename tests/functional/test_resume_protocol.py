@@ -1,13 +1,14 @@
 """The commit protocol, killed at every call to the store."""
 
 import random
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import pytest
 
 from gpucloud.domain import parts
 from gpucloud.domain.errors import StoreError
-from gpucloud.domain.manifest import Commit, Manifest, commit_key
+from gpucloud.domain.manifest import Commit, Manifest, Why, commit_key
 from gpucloud.store import Conflict, Stored, checkpoints, newest_commit
 from gpucloud.store.checkpoints import Checkpoints, Fenced
 from tests.fakes.whole_objects import WholeObjects
@@ -195,7 +196,9 @@ def test_a_replaced_writer_cannot_commit_and_its_earlier_late_commits_are_not_re
     # The zombie looked for a newer generation just before there was one, and commits just after.
     late = KillingStore(store, 0, after=False)
     zombie._store = _BeginsBefore(late, f"{PREFIX}/{commit_key(Commit(1, 3))}", successor, base)
-    save(zombie, 3)
+    with pytest.raises(Fenced):  # it finds out, so that it does not say that this step is saved
+        save(zombie, 3)
+    assert f"{PREFIX}/{commit_key(Commit(1, 3))}" in store.objects
     with pytest.raises(Fenced):
         save(zombie, 4)
     before = dict(store.objects)
@@ -203,6 +206,19 @@ def test_a_replaced_writer_cannot_commit_and_its_earlier_late_commits_are_not_re
     assert store.objects == before
     assert next(Checkpoints(store, PREFIX, keep=2).candidates()).commit == Commit(1, 2)
     assert newest_commit(store, PREFIX)[0] == 2
+
+
+def test_the_same_step_may_be_committed_again_for_another_reason_and_nothing_else():
+    store = MemoryStore()
+    writer = Checkpoints(store, PREFIX, keep=2)
+    writer.begin(base=None, attempt=1)
+    piece = writer.upload(Commit(1, 3), "rank-0", memoryview(b"weights"))
+    due = Manifest(commit=Commit(1, 3), world=1, level="exact", pieces=(piece,), why=Why.DUE)
+    writer.commit(due)
+    writer.commit(replace(due, why=Why.LAST))
+    with pytest.raises(Fenced):
+        writer.commit(replace(due, pieces=()))
+    assert writer.manifest(Commit(1, 3)) == due
 
 
 class _BeginsBefore:

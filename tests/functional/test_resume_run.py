@@ -340,6 +340,31 @@ def test_a_save_under_way_is_waited_for_as_long_as_the_notice_allows(job, monkey
     assert ("could not be saved" in capsys.readouterr().err) == (kept == [])
 
 
+DIES_ONCE_COMMITTED = """
+import os
+from gpucloud.store.directory import DirectoryStore
+put = DirectoryStore.put
+
+def dying(self, key, data, **condition):
+    done = put(self, key, data, **condition)
+    if "commit/" in key and key.endswith("000000006.json"):
+        os._exit(1)
+    return done
+
+DirectoryStore.put = dying
+"""
+
+
+def test_a_commit_of_a_writer_that_died_before_it_said_so_counts_and_is_not_made_again(job, monkeypatch, capsys):
+    in_the_writer(job, monkeypatch, DIES_ONCE_COMMITTED)
+    run, model, optimizer = begin(total_steps=6)
+    train(run, model, optimizer)
+    assert run.committed_step == 6
+    run.done()
+    assert reasons(job)[6] == "due"
+    assert "could not save" not in capsys.readouterr().err
+
+
 STUCK = """
 import time
 from gpucloud.store.directory import DirectoryStore

@@ -183,11 +183,13 @@ def _cases(folder: Path, ranks: int, form: Form) -> Iterator[tuple[str, Callable
     folder.mkdir()
     whole = _whole(folder, ranks)
     for rank in range(ranks):
-        for at in range(1, _calls(folder / f"count-{rank}", ranks, rank) + 1):
-            ends = form is Form.LONG or at % 8 == 1
-            for kind in ("killed", "writer-killed", "full-once", "full-for-ever"):
+        deadly = _calls(folder / f"count-{rank}", ranks, rank, "die")
+        for_room = _calls(folder / f"count-room-{rank}", ranks, rank, "full")
+        for kind in ("killed", "writer-killed", "full-once", "full-for-ever"):
+            for at in range(1, (for_room if kind.startswith("full") else deadly) + 1):
                 if form is Form.SHORT and at % (2 if kind == "killed" else 12) != 1:
                     continue
+                ends = form is Form.LONG or at % 8 == 1
                 name = f"{kind} at call {at} of rank {rank} of {ranks}"
                 run = SavedRun(folder / f"{kind}-{rank}-{at}", ranks=ranks, keep=KEEP)
                 yield name, _case(_Case(run, whole), kind, rank, at, ends)
@@ -206,7 +208,7 @@ def _deaths(folder: Path, ranks: int) -> Iterator[tuple[str, Callable[[], str | 
     folder.mkdir()
     whole = _whole(folder, ranks)
     for rank in range(ranks):
-        for at in range(1, _calls(folder / f"count-{rank}", ranks, rank) + 1):
+        for at in range(1, _calls(folder / f"count-{rank}", ranks, rank, "die") + 1):
             case = _Case(SavedRun(folder / f"{rank}-{at}", ranks=ranks, keep=KEEP), whole)
             name = f"killed at call {at} of rank {rank} of {ranks}"
             yield name, partial(case.killed, rank, at, to_the_end=at % 4 == 1)
@@ -217,7 +219,7 @@ def _stops(folder: Path, form: Form) -> Iterator[tuple[str, Callable[[], str | N
     folder.mkdir()
     ranks = 1 if form is Form.SHORT else 2
     whole = _whole(folder, ranks)
-    calls = _calls(folder / "count", ranks, 0)
+    calls = _calls(folder / "count", ranks, 0, "stop")
     for at in range(1, calls + 1) if form is Form.LONG else (calls // 3, 2 * calls // 3):
         case = _Case(SavedRun(folder / str(at), ranks=ranks, keep=KEEP), whole)
         yield f"stopped at call {at} of rank 0 of {ranks}, and continued", partial(case.stopped, 0, at)
@@ -246,13 +248,13 @@ def _whole(folder: Path, ranks: int) -> SavedRun:
     return whole
 
 
-def _calls(folder: Path, ranks: int, rank: int) -> int:
-    """Return how many calls to the disk the rank makes in an undisturbed attempt: the most of three."""
+def _calls(folder: Path, ranks: int, rank: int, kind: str) -> int:
+    """Return how many calls of an undisturbed rank to the disk such a fault counts: the most of three attempts."""
     counts = []
     folder.mkdir()
     for turn in range(3 if ranks > 1 else 1):
         run = SavedRun(folder / str(turn), ranks=ranks, keep=KEEP)
-        codes = _attempt(run, rank, "none", 0, 0)
+        codes = _attempt(run, rank, kind, 0, 0)
         assert codes == [0] * ranks, run.said()
         counts.append(_counted(run))
     return max(counts)
