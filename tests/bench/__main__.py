@@ -13,10 +13,12 @@ from tests.bench import (
     bench_checkpoints,
     bench_cost,
     bench_gpu,
+    bench_gpu_memory,
     bench_gpu_saves,
     bench_gpu_sharded,
     bench_help,
     bench_main_job,
+    bench_notice,
     bench_policies,
     bench_reading,
     bench_simulate,
@@ -40,9 +42,11 @@ BENCHES = {
 # Parts of `checkpoints`, what takes minutes, and what needs a machine with GPUs.
 ON_REQUEST = {
     "policies": bench_policies.main,
+    "notice": bench_notice.main,
     "stall": bench_stall.main,
     "transport": bench_transport.main,
     "gpu": bench_gpu.main,
+    "gpu_memory": bench_gpu_memory.main,
     "gpu_saves": bench_gpu_saves.main,
     "gpu_sharded": bench_gpu_sharded.main,
 }

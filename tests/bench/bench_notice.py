@@ -61,11 +61,11 @@ def main() -> int:
         kept = [
             figure("notice_to_commit_s", idle.result().seconds, NOTICE_LEAVES_S),
             figure("notice_steps_lost", idle.result().lost, STEPS_LOST_LIMIT),
-            figure("notice_to_commit_of_the_save_under_way_s", busy.result().seconds, NOTICE_LEAVES_S),
+            figure("notice_to_commit_with_a_save_under_way_s", busy.result().seconds, NOTICE_LEAVES_S),
+            figure("notice_steps_lost_with_a_save_under_way", busy.result().lost, STEPS_LOST_LIMIT),
             figure("notice_warned_of_a_state_that_fits", idle.result().warned + busy.result().warned, 0),
             figure("notice_not_warned_of_one_that_does_not", 1 - large.result(), 0),
         ]
-        figure("notice_steps_since_the_save_under_way", busy.result().lost)
     return 0 if all(kept) else 1
 
 
@@ -81,10 +81,10 @@ class _Left:
 def _noticed(folder: Path, url: str, *, under_way: bool) -> _Left:
     with _running(folder, url, LARGEST * SHARE) as script:
         script.wish()
+        _until(script.committed)
         if under_way:
+            script.wish()
             time.sleep(UNDER_WAY_S)
-        else:
-            _until(script.committed)
         before = script.committed()
         at = time.monotonic()
         script.notice()
