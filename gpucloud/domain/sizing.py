@@ -7,13 +7,17 @@ Memory in GB of 10^9 bytes, as ZeRO counts it and as GPUs are sold (an "80 GB" G
                  stage 3). fp8 has two 8-bit copies of the weights beside (Transformer Engine: one is transposed).
                  SGD's momentum is 4 bytes, 8-bit Adam's moments 2 (arXiv:2110.02861), Adafactor's sums of rows and
                  columns nothing that counts (arXiv:1804.04235).
-    working      DDP: its buckets, a copy of the gradients (`gradient_as_bucket_view=False`, the default). FSDP
+    working      DDP with torch's autocast: its buckets, a copy of the fp32 gradients (`gradient_as_bucket_view=False`,
+                 the default), and the weights in 16 bits, which autocast keeps for the backward pass. FSDP
                  (arXiv:2304.11277, §3): two gathered layers, the one that computes and the next, and the gradients of
-                 one.
+                 one; embedding and head, which belong to no layer, stay gathered, with their gradients.
     activations  Korthikanti et al. (arXiv:2205.05198, eq. 1) without the attention scores, which fused attention does
-                 not keep (arXiv:2205.14135): 34·s·b·h bytes a layer in 16 bits; recomputed: 2·s·b·h, and one layer in
-                 full. Its §4.3: 4·s·b·v for the logits.
-    margin       a tenth of what is allocated anew in each step, for fragmentation, and 1 GB for CUDA and NCCL.
+                 not keep (arXiv:2205.14135): 34·s·b·h bytes a layer where all is in 16 bits; recomputed: 2·s·b·h, and
+                 one layer in full. Autocast keeps the sums between the layers, which it adds up and normalises, in 32
+                 bits: 39 and 4. Logits: 12·s·b·v, in 32 bits, their logarithms, and the gradient of those.
+    margin       a tenth of it all, for fragmentation and what is not named here, 1 GB for CUDA and 1 GB for NCCL.
+
+These are meant to err upwards: on four H200 two GPTs needed 0.82 to 0.98 of it (`python -m tests.bench gpu_memory`).
 
 Time: 6·N·D floating point operations for N parameters and D tokens (Kaplan et al., arXiv:2001.08361, §2.1), 8·N·D
 when activations are recomputed, at the stated share of the GPUs' peak (MFU; PaLM, arXiv:2204.02311, appendix B).
@@ -36,7 +40,8 @@ _WEIGHTS = {Precision.BF16: 2 + 4, Precision.FP16: 2 + 4, Precision.FP8: 2 + 4 +
 _COMPUTED = {Precision.BF16: 2, Precision.FP16: 2, Precision.FP8: 2, Precision.FP32: 4}
 _OPTIMIZER = {Optimizer.ADAMW: 8, Optimizer.ADAM: 8, Optimizer.SGD: 4, Optimizer.ADAFACTOR: 0, Optimizer.ADAM8BIT: 2}
 _WIDE = 128  # the width over the depth of Llama 7B and 13B, for models whose shape is not known
-_CUDA_BYTES = 10**9
+_CUDA_BYTES = _NCCL_BYTES = 10**9
+_LOGIT_BYTES = 3 * 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +73,7 @@ def memory(model: Model, ranks: int) -> Memory:
     whole = model.strategy is Strategy.DDP
     states = model.params * state_bytes(model) // (1 if whole else ranks)
     working, activations = _working(model, ranks), _activations(model)
-    margin = (working + (activations or 0)) // 10 + _CUDA_BYTES
+    margin = (states + working + (activations or 0)) // 10 + _CUDA_BYTES + (_NCCL_BYTES if ranks > 1 else 0)
     return Memory(states=states, working=working, activations=activations, margin=margin)
 
 
@@ -132,11 +137,13 @@ def _written(keys: Mapping[str, object]) -> str:
 
 
 def _working(model: Model, ranks: int) -> int:
-    if ranks == 1:
-        return 0
+    computed = _COMPUTED[model.precision]
     if model.strategy is Strategy.DDP:
-        return model.params * _COMPUTED[model.precision]
-    return 3 * model.params // shape(model)[1] * _COMPUTED[model.precision]
+        buckets = 4 if ranks > 1 else 0
+        return model.params * (buckets + (computed if _autocasts(model) else 0))
+    width, depth = shape(model)
+    outside = 2 * (model.vocab or 0) * width
+    return (3 * model.params // depth + 2 * outside) * computed if ranks > 1 else 0
 
 
 def _activations(model: Model) -> int | None:
@@ -144,6 +151,13 @@ def _activations(model: Model) -> int | None:
         return None
     width, depth = shape(model)
     words = model.seq * model.batch
-    full = 34 * words * width
-    layers = 2 * words * width * depth + full if model.recompute else full * depth
-    return layers * _COMPUTED[model.precision] // 2 + 4 * words * (model.vocab or 0)
+    scale = _COMPUTED[model.precision] // 2
+    whole, between = (39, 4) if _autocasts(model) else (34 * scale, 2 * scale)
+    a_layer = words * width * whole
+    layers = words * width * depth * between + a_layer if model.recompute else a_layer * depth
+    return layers + _LOGIT_BYTES * words * (model.vocab or 0)
+
+
+def _autocasts(model: Model) -> bool:
+    """Whether the weights stay in 32 bits and are cast where they are used; FSDP gathers them in 16."""
+    return model.strategy is Strategy.DDP and _COMPUTED[model.precision] < 4

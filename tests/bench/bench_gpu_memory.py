@@ -1,7 +1,8 @@
 """Measures what training holds of each GPU beside what `gpucloud plan` says: `python -m tests.bench gpu_memory`.
 
-GPTs of two sizes by DDP and FSDP, activations kept and recomputed, on this machine's GPUs; a minute. The plan is to
-refuse what does not fit and nothing that does: it may be under what is held by nothing, and over it by a half.
+GPTs of two sizes by DDP and FSDP, activations kept and recomputed, on this machine's GPUs; half a minute. Needed is
+what tensors take at the most, and what CUDA and NCCL take beside; the allocator holds more, which it gives up before it
+fails. The plan may not be under what is needed, for what does not fit is to be refused, and over it by a quarter.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gpucloud import smi
 from tests.bench.figures import figure
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_OVER = 1.5
+MOST_OVER = 1.25
 
 
 def main() -> int:
@@ -37,8 +38,9 @@ def main() -> int:
     for case in cases:
         held = ", ".join(f"{case[part] / 1e9:.1f} GB {part}" for part in ("held", "tensors", "beside"))
         print(f"{case['what']}: {held}; planned {case['plan']}", flush=True)
-        kept &= figure(f"gpu_memory_held_over_plan_{case['what']}", case["held"] / case["planned"], 1)
-        kept &= figure(f"gpu_memory_plan_over_held_{case['what']}", case["planned"] / case["held"], MOST_OVER)
+        needed = case["tensors"] + case["beside"]
+        kept &= figure(f"gpu_memory_needed_over_plan_{case['what']}", needed / case["planned"], 1)
+        kept &= figure(f"gpu_memory_plan_over_needed_{case['what']}", case["planned"] / needed, MOST_OVER)
     return 0 if kept else 1
 
 

@@ -149,7 +149,7 @@ def test_tokens_make_the_cheapest_training_the_best_machine() -> None:
     assert found.saves is not None
     text = estimate_text(job, found, sparkline=False)
     assert "model      7.0B bf16 adamw fsdp over 8 GPUs" in text
-    assert "= 16.4 GB of 80 on each; activations are not counted without `seq:`" in text
+    assert "= 18.8 GB of 80 on each; activations are not counted without `seq:`" in text
     assert "saves      every " in text
 
 

@@ -61,7 +61,8 @@ def trained(device, shape, strategy, *, recompute):
     """Return in bytes what was held at the most, and of that by tensors; and the number of parameters."""
     width, layers, batch, length = shape
     torch.cuda.reset_peak_memory_stats(device)
-    model = (Recomputing if recompute else Gpt)(width, layers).to(device)
+    with device:
+        model = (Recomputing if recompute else Gpt)(width, layers)
     params = sum(parameter.numel() for parameter in model.parameters())
     if strategy is Strategy.FSDP:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
