@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from gpucloud.domain.chunks import OWN
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.arena import Arena
 from gpucloud.resume.copying import Copier, Route, route
 from gpucloud.resume.plan import Plan
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.sharded import Shares
-from gpucloud.resume.state import Collected, Groups, TrainingState
+from gpucloud.resume.state import Collected, Groups, Homes, TrainingState
 from gpucloud.resume.tree import Tensors
 
 TOUCHED = "parameters were changed between run.step() and the optimizer's next step: from now on saves wait"
@@ -26,11 +24,26 @@ REPLACED = "the script's tensors are others than at the save before: this save i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """Where the shared tensors of the save before lie, and how they travel; `kept` as `TrainingState` says it."""
+    """Of the save before: where the shared tensors lie and how they travel, what `TrainingState` says of them.
+
+    `own` are the names of the rank's own tensors, `changing` those of them that the next forward pass may change.
+    """
 
     tensors: Tensors
     route: Route
     kept: list[int]
+    homes: Homes
+    own: frozenset[str]
+    changing: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rest:
+    """What is still to be done for a save whose copies are queued: nothing in it changes meanwhile."""
+
+    changing: dict[str, Any]
+    extra: dict[str, Any]
+    groups: Groups
 
 
 class Capture:
@@ -45,10 +58,10 @@ class Capture:
         self._state = state
         self._ranks = ranks
         self._shares = Shares(ranks) if state.sharded else None
-        self._copier = Copier(state.optimizers, self._describe)
+        self._copier = Copier(state.optimizers, self._complete)
         self._plan: Plan | None = None
         self._known: _Known | None = None
-        self._missing: tuple[Mapping[str, str], Groups] | None = None
+        self._rest: _Rest | None = None
         self._replaced = False
         self._compared = False
 
@@ -62,23 +75,13 @@ class Capture:
         self._planned(self._collected(extra))
 
     def begin(self, extra: dict[str, Any]) -> None:
-        """Copy the state as it is now; `extra` joins the rank's own part. Raises UsageError for what has no form."""
-        self._missing, self._replaced = None, False
-        known, plan = self._known, self._plan
-        if known is not None and plan is not None and self._copier.calls_back() and known.kept == self._state.kept():
-            found = self._state.collect_own(extra)
-            if plan.holds(found.own, beginning=OWN):
-                self._missing = found.metadata, self._state.groups()
-                self._copier.copy(route(plan.pairs(found.own)), known.route)
-                return
-        found = self._collected(extra)
-        plan = self._planned(found)
-        plan.head(found.metadata)
-        shared = route(plan.pairs(found.shared))
-        self._known = None
-        if self._shares is None and shared.far:
-            self._known = _Known(tensors=found.shared, route=shared, kept=self._state.kept())
-        self._copier.copy(route(plan.pairs(found.own)), shared)
+        """Copy the state as it is now; `extra`, which nobody else has, joins the rank's own part.
+
+        Raises UsageError for what has no form.
+        """
+        self._rest, self._replaced = None, False
+        if not self._begun_as_before(extra):
+            self._begin_anew(extra)
 
     def under_way(self) -> bool:
         """Whether a GPU still copies; never waits."""
@@ -90,7 +93,7 @@ class Capture:
 
     def spoilt(self) -> str:
         """Return why what was copied is worth nothing, or an empty text; once it is all there."""
-        self._describe()
+        self._complete()
         if self._copier.torn():
             return TOUCHED
         return REPLACED if self._replaced else ""
@@ -100,6 +103,36 @@ class Capture:
         self._known = None
         self.arena.close()
         self._plan = None
+
+    def _begun_as_before(self, extra: dict[str, Any]) -> bool:
+        """Begin to copy by what the save before knew; False where that does not hold any more."""
+        known, plan = self._known, self._plan
+        if known is None or plan is None or not self._copier.calls_back() or known.kept != self._state.kept():
+            return False
+        changing, own = self._state.collect_changing(known.homes)
+        if own.keys() != known.changing or not plan.holds(own):
+            return False
+        self._rest = _Rest(changing=changing, extra=extra, groups=self._state.groups())
+        self._copier.copy(route(plan.pairs(own)), known.route)
+        return True
+
+    def _begin_anew(self, extra: dict[str, Any]) -> None:
+        found = self._collected(extra)
+        plan = self._planned(found)
+        plan.head(found.metadata)
+        shared = route(plan.pairs(found.shared))
+        self._known = None
+        if self._shares is None and shared.far:
+            homes = self._state.homes()
+            self._known = _Known(
+                tensors=found.shared,
+                route=shared,
+                kept=self._state.kept(),
+                homes=homes,
+                own=frozenset(found.own),
+                changing=frozenset(self._state.collect_changing(homes)[1]),
+            )
+        self._copier.copy(route(plan.pairs(found.own)), shared)
 
     def _collected(self, extra: dict[str, Any]) -> Collected:
         found = self._state.collect(self._ranks.rank, self._ranks.world, extra, self._shares)
@@ -123,15 +156,24 @@ class Capture:
             self._plan = Plan(tensors, self.arena, header=sum(map(len, found.metadata.values())))
         return self._plan
 
-    def _describe(self) -> None:
-        """Write the header of what is being copied, if it has none yet: nothing that it names has changed so far."""
-        if self._missing is None or self._plan is None or self._known is None:
+    def _complete(self) -> None:
+        """Add to what is being copied the rest, if that is missing yet: nothing in it has changed so far."""
+        rest, known, plan = self._rest, self._known, self._plan
+        if rest is None or known is None or plan is None:
             return
-        (metadata, groups), self._missing = self._missing, None
-        found = self._state.collect_shared(self._ranks.rank, self._ranks.world, groups)
-        same = _places(found.shared) == _places(self._known.tensors)
-        if not (same and self._plan.head_in_place({**metadata, **found.metadata})):
+        self._rest = None
+        found = self._state.collect_rest(self._ranks.rank, self._ranks.world, rest.changing, rest.extra, rest.groups)
+        same = (
+            _places(found.shared) == _places(known.tensors)
+            and self._state.homes() == known.homes
+            and known.changing | found.own.keys() == known.own
+            and plan.holds(found.own)
+        )
+        if not (same and plan.head_in_place(found.metadata)):
             self._known, self._replaced = None, True
+            return
+        for into, tensor in plan.pairs(found.own):
+            into.copy_(tensor)
 
 
 def _places(tensors: Tensors) -> list[tuple[Any, ...]]:

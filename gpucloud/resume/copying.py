@@ -97,8 +97,9 @@ class _Beside:
         self._torn = False
         self._sent = (own, shared)  # kept alive: the allocator knows nothing of this stream's use of them
         with torch.cuda.stream(self._stream):
-            _send(own)
-            current.wait_event(self._stream.record_event())
+            if own.runs:
+                _send(own)
+                current.wait_event(self._stream.record_event())
             _send(shared)
             self._done = self._stream.record_event()
         if self.waits:

@@ -29,6 +29,7 @@ class Plan:
         # The widest types first: so every tensor is aligned although there are no holes between them.
         order = sorted(tensors, key=lambda name: _rank_of(tensors[name], name))
         self._places = placed((name, NAMES[tensors[name].dtype], tuple(tensors[name].shape)) for name in order)
+        self._number = {place.name: number for number, place in enumerate(self._places)}
         self._entries = entries_of(self._places)
         self._tensors_size = self._places[-1].end if self._places else 0
         self._room = 0
@@ -43,10 +44,10 @@ class Plan:
         """Whether these tensors can go to the same places."""
         return _signature(tensors) == self._signature
 
-    def holds(self, tensors: Tensors, *, beginning: str) -> bool:
-        """Whether these have places, and nothing else has whose name begins so."""
-        here = {name: (into.dtype, into.shape) for name, into in self._into.items() if name.startswith(beginning)}
-        return here == {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    def holds(self, tensors: Tensors) -> bool:
+        """Whether these, of all that there is, can go to the same places."""
+        places = ((self._into.get(name), tensor) for name, tensor in tensors.items())
+        return all(p is not None and (p.dtype, p.shape) == (t.dtype, t.shape) for p, t in places)
 
     def grow(self, header: int) -> None:
         """Have room for a header of that size and half as much again."""
@@ -75,9 +76,8 @@ class Plan:
 
     def pairs(self, tensors: Tensors) -> Iterator[Pair]:
         """Yield what is to be copied whereto, in the order of places; after `head`, which may move them."""
-        for place in self._places:
-            if place.name in tensors:
-                yield self._into[place.name], tensors[place.name]
+        for name in sorted(tensors, key=self._number.__getitem__):
+            yield self._into[name], tensors[name]
 
 
 def _signature(tensors: Tensors) -> tuple[tuple[str, torch.dtype, torch.Size], ...]:

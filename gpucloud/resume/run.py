@@ -78,6 +78,7 @@ class Run:
         self._seed = seed
         self._folder = AttemptFolder(settings.folder)
         self._ranks = Ranks()
+        self._surroundings = surroundings(self._ranks.world, state.arrangement)
         self._data_ranks = self._ranks.rank, self._ranks.world
         self._loader: Loader | None = None
         self._checkpoints = Checkpoints(open_store(settings.store), settings.prefix, keep=settings.keep)
@@ -203,7 +204,7 @@ class Run:
         content = restored.content(self._ranks.rank)
         self._state.fit(content, restored.commit.step)
         self._trying.put_back(content.own)
-        level, why = promised(content.own["surroundings"], self._surroundings())
+        level, why = promised(content.own["surroundings"], self._surroundings)
         self._lower(lower(level, Level(restored.manifest.level)), why)
         if content.own_rank != self._ranks.rank or content.own["surroundings"]["world"] != self._ranks.world:
             del content.own["randomness"]
@@ -260,7 +261,7 @@ class Run:
             own={
                 "randomness": randomness.capture(),
                 "loader": self._loader.state_dict() if self._loader else None,
-                "surroundings": self._surroundings(),
+                "surroundings": self._surroundings,
                 **self._trying.state(),
             },
         )
@@ -291,9 +292,6 @@ class Run:
             self._folder.write(f"left-{self._ranks.rank}.json", self._standing())  # so that another attempt follows
             self._ranks.highest(0)  # when all have written that
             os.kill(os.getpid(), signal.SIGKILL)
-
-    def _surroundings(self) -> dict[str, Any]:
-        return surroundings(self._ranks.world, self._state.arrangement)
 
     def _standing(self) -> dict[str, int]:
         return {"rank": self._ranks.rank, "step": self.steps_done, "committed_step": self.committed_step}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from gpucloud.resume.tree import Tensors, encode, is_sharded, leaves, renamed
 
 Groups = dict[str, list[dict[str, Any]]]
 """For each optimizer, the settings of its groups of parameters."""
+
+Homes = dict[str, list[tuple[str, torch.nn.Module]]]
+"""For each module, those in it that have buffers, with their names there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +91,11 @@ class TrainingState:
         `shares` says which parts of sharded tensors are this rank's.
         """
         entries = {n: _entries(m) for n, m in self._modules.items()}
-        trees, shared = self._trees(entries, {})
+        homes = self.homes()
+        trees, shared = self._trees(entries, homes, {})
         own: Tensors = {}
-        tree = _split(encode(self._part(entries, extra), OWN[:-1], own), own, shared)
+        part = {"buffers": _own_buffers(homes, entries), "others": self._states_of_others(), **extra}
+        tree = _split(encode(part, OWN[:-1], own), own, shared)
         metadata = {"own": json.dumps(tree)}
         if rank == 0:
             metadata["shared"] = json.dumps(trees)
@@ -100,17 +106,36 @@ class TrainingState:
             mine, metadata["shards"] = shares.mine(shared)
         return Collected(shared=mine, own=own, metadata=metadata, names=tuple(shared))
 
-    def collect_own(self, extra: dict[str, Any]) -> Collected:
-        """Return the rank's own part alone, where nothing is sharded: what another step's computation may change."""
-        own: Tensors = {}
-        tree = encode(self._part({n: {} for n in self._modules}, extra), OWN[:-1], own)
-        return Collected(shared={}, own=own, metadata={"own": json.dumps(tree)})
+    def collect_changing(self, homes: Homes) -> tuple[dict[str, Any], Tensors]:
+        """Return what the next forward pass may change, where nothing is sharded: as JSON, its tensors apart.
 
-    def collect_shared(self, rank: int, world: int, groups: Groups) -> Collected:
-        """Return the rest, where nothing is sharded, with the optimizers' settings as they were for `groups`."""
-        trees, shared = self._trees({n: _entries(m) for n, m in self._modules.items()}, groups)
-        metadata = {"shared": json.dumps(trees)} if rank == 0 else {}
-        return Collected(shared=share(shared, rank, world), own={}, metadata=metadata)
+        `homes` say where the buffers are; to look through all modules for them takes longer than all else.
+        """
+        own: Tensors = {}
+        part = {"buffers": _own_buffers(homes, {}), "others": self._states_of_others()}
+        tree: dict[str, Any] = encode(part, OWN[:-1], own)
+        return tree, own
+
+    def collect_rest(
+        self, rank: int, world: int, changing: dict[str, Any], extra: dict[str, Any], groups: Groups
+    ) -> Collected:
+        """Return all but the tensors that `collect_changing` returned beside `changing`; optimizers' settings are
+        those of `groups`.
+        """
+        own: Tensors = {}
+        tree = {**changing, **encode(extra, OWN[:-1], own)}
+        trees, shared = self._trees({n: _entries(m) for n, m in self._modules.items()}, self.homes(), groups)
+        metadata = {"own": json.dumps(tree)}
+        if rank == 0:
+            metadata["shared"] = json.dumps(trees)
+        return Collected(shared=share(shared, rank, world), own=own, metadata=metadata)
+
+    def homes(self) -> Homes:
+        """Return where the buffers are."""
+        return {
+            name: [(of, part) for of, part in module.named_modules() if part._buffers]  # noqa: SLF001  quick to ask
+            for name, module in self._modules.items()
+        }
 
     def groups(self) -> Groups:
         """Return the optimizers' settings of now; a script may change them before the optimizer's next step."""
@@ -124,8 +149,7 @@ class TrainingState:
         found: list[int] = []
         for optimizer in self._optimizers.values():
             found += map(id, _parameters(optimizer))
-            for kept in optimizer.state.values():
-                found += map(id, kept.values())
+            found += map(id, chain.from_iterable(kept.values() for kept in optimizer.state.values()))
         return found
 
     def layouts(self) -> dict[str, Layout]:
@@ -134,7 +158,7 @@ class TrainingState:
         for name, module in self._modules.items():
             encode(_entries(module), name, live)
         own: Tensors = {}
-        _split(encode({"others": {n: p.state_dict() for n, p in self._others.items()}}, OWN[:-1], own), own, live)
+        _split(encode({"others": self._states_of_others()}, OWN[:-1], own), own, live)
         return {name: layout_of(tensor) for name, tensor in live.items() if is_sharded(tensor)}
 
     def layouts_kept(self, optimizers: Mapping[str, Any]) -> dict[str, Layout]:
@@ -178,9 +202,11 @@ class TrainingState:
                 hint="undo the change of model, optimizer or scheduler, or start a new run",
             ) from error
 
-    def _trees(self, entries: Mapping[str, dict[str, Any]], groups: Groups) -> tuple[dict[str, Any], Tensors]:
+    def _trees(
+        self, entries: Mapping[str, dict[str, Any]], homes: Homes, groups: Groups
+    ) -> tuple[dict[str, Any], Tensors]:
         shared: Tensors = {}
-        own = {n: _own_buffers(m, entries[n]) for n, m in self._modules.items()}
+        own = _own_buffers(homes, entries)
         weights = {n: {k: v for k, v in e.items() if k not in own[n]} for n, e in entries.items()}
         trees = {
             "modules": {n: encode(w, n, shared) for n, w in weights.items()},
@@ -189,9 +215,8 @@ class TrainingState:
         }
         return trees, shared
 
-    def _part(self, entries: Mapping[str, dict[str, Any]], extra: dict[str, Any]) -> dict[str, Any]:
-        buffers = {n: _own_buffers(m, entries[n]) for n, m in self._modules.items()}
-        return {"buffers": buffers, "others": {n: part.state_dict() for n, part in self._others.items()}, **extra}
+    def _states_of_others(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._others.items()}
 
     def _by_name(self, name: str, groups: Groups) -> dict[str, Any]:
         optimizer = self._optimizers[name]
@@ -224,10 +249,21 @@ def _entries(module: torch.nn.Module) -> dict[str, Any]:
     return {plain(key): value for key, value in module.state_dict(keep_vars=True).items()}
 
 
-def _own_buffers(module: torch.nn.Module, entries: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _own_buffers(homes: Homes, entries: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
     """Return the buffers that are this rank's own; those that ranks hold together are shared as parameters are."""
-    buffers = {plain(key): buffer for key, buffer in module.named_buffers()}
-    return {key: local(b) for key, b in buffers.items() if not (is_sharded(b) and key in entries)}
+    return {
+        name: {key: local(b) for key, b in _buffers(of).items() if not (is_sharded(b) and key in entries.get(name, ()))}
+        for name, of in homes.items()
+    }
+
+
+def _buffers(homes: list[tuple[str, torch.nn.Module]]) -> dict[str, torch.Tensor]:
+    """Return the buffers by plain names; as in `named_buffers`, one that several modules have is the first's."""
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for of, module in homes:
+        for name, buffer in module.named_buffers(of, recurse=False):
+            found.setdefault(id(buffer), (plain(name), buffer))
+    return dict(found.values())
 
 
 def _load(module: torch.nn.Module, weights: dict[str, Any], buffers: dict[str, torch.Tensor]) -> None:

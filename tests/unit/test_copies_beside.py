@@ -18,7 +18,7 @@ from gpucloud.resume.layout import tensor_at
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.state import TrainingState
 
-EXTRA: dict[str, Any] = {"position": 7}
+EXTRA: dict[str, Any] = {"position": 7, "randomness": torch.tensor([3, 1, 4])}
 
 
 class Gpu:
@@ -63,27 +63,47 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return standing
 
 
+class Average:
+    """Of the weights' sums: an object of the script that every step changes in place."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {"mean": torch.zeros(2), "seen": [0]}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def step(self) -> None:
+        self.state["mean"] += 1
+        self.state["seen"][0] += 1
+
+
 class Training:
     def __init__(self) -> None:
         self.model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 0.1)
-        self.capture = Capture(TrainingState({"model": self.model, "optimizer": self.optimizer}), Ranks())
+        self.average = Average()
+        parts = {"model": self.model, "optimizer": self.optimizer, "average": self.average}
+        self.capture = Capture(TrainingState(parts), Ranks())
         self.step()
 
     def step(self) -> None:
         self.model(torch.randn(4, 8)).sum().backward()
+        self.average.step()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     def save(self) -> None:
         self.capture.begin(EXTRA)
 
-    def written(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """The object as its writer would find it."""
+    def written(self, part: str = "shared") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """The object as its writer would find it: its tensors, and the JSON of a part."""
         memory = self.capture.arena.tensor(0, self.capture.size)
         header = read_header(memoryview(memory.numpy()))
         tensors = {tensor.name: tensor_at(memory, header.start, tensor).clone() for tensor in header.tensors}
-        return tensors, json.loads(header.metadata["shared"])
+        return tensors, json.loads(header.metadata[part])
 
     def now(self) -> dict[str, torch.Tensor]:
         return {f"model.{name}": value.detach().clone() for name, value in self.model.named_parameters()}
@@ -110,6 +130,62 @@ def test_a_learning_rate_set_for_the_next_step_is_not_the_one_saved(gpu: Gpu) ->
         assert training.capture.spoilt() == ""
         (group,) = training.written()[1]["optimizers"]["optimizer"]["param_groups"]
         assert round(group["lr"], 1) == rate
+
+
+def test_what_other_objects_had_at_the_save_is_written_and_what_the_rank_has_of_its_own(gpu: Gpu) -> None:
+    training = Training()
+    for seen in (1, 2, 3):
+        training.save()
+        training.step()
+        assert training.capture.spoilt() == ""
+        tensors, own = training.written("own")
+        assert tensors["rank.others.average.mean"].tolist() == [seen, seen]
+        assert own["others"]["average"]["seen"] == [seen]
+        assert (own["position"], tensors["rank.randomness"].tolist()) == (7, [3, 1, 4])
+
+
+def test_tensors_that_other_objects_have_from_now_on_or_no_more_are_saved_at_once(gpu: Gpu) -> None:
+    training = Training()
+    training.save()
+    training.step()
+    assert training.capture.spoilt() == ""
+    training.average.state["variance"] = torch.tensor([5.0])
+    training.save()
+    training.step()
+    assert training.capture.spoilt() == ""
+    assert training.written()[0]["rank.others.average.variance"].tolist() == [5.0]
+    del training.average.state["variance"]
+    training.save()
+    training.step()
+    assert training.capture.spoilt() == ""
+    assert "rank.others.average.variance" not in training.written()[0]
+
+
+def test_a_buffer_that_is_another_tensor_now_is_saved_at_once(gpu: Gpu) -> None:
+    training = Training()
+    training.save()
+    training.step()
+    assert training.capture.spoilt() == ""
+    training.model[1].running_mean = torch.full((8,), 2.5)
+    training.save()
+    training.step()
+    assert training.capture.spoilt() == ""
+    assert training.written()[0]["rank.buffers.model.1.running_mean"].tolist() == [2.5] * 8
+
+
+def test_the_first_buffer_of_a_module_costs_one_save(gpu: Gpu) -> None:
+    training = Training()
+    training.save()
+    training.step()
+    assert training.capture.spoilt() == ""
+    training.model[0].register_buffer("scale", torch.tensor([7.0]))
+    training.save()
+    training.step()
+    assert training.capture.spoilt() == REPLACED
+    training.save()
+    training.step()
+    assert training.capture.spoilt() == ""
+    assert training.written()[0]["rank.buffers.model.0.scale"].tolist() == [7.0]
 
 
 def test_a_save_without_a_step_after_it_is_whole(gpu: Gpu) -> None:
