@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+from gpucloud.agent.package import package_sha256, running_package
 from gpucloud.domain.codec import from_json, to_json
 
 Do = Callable[[Path, argparse.Namespace], int]
@@ -82,7 +83,7 @@ def _facts(root: Path, _: argparse.Namespace) -> int:
     from gpucloud.domain.bootstrap.facts import Asked
 
     asked = from_json(Asked, sys.stdin.read() or "{}")
-    return _say(to_json(facts.gather(root, package=_package(), asked=asked)))
+    return _say(to_json(facts.gather(root, package=running_package(), asked=asked)))
 
 
 def _machine(root: Path, _: argparse.Namespace) -> int:
@@ -92,24 +93,22 @@ def _machine(root: Path, _: argparse.Namespace) -> int:
 
 
 def _agent(root: Path, options: argparse.Namespace) -> int:
-    from gpucloud.agent import daemon, facts
+    from gpucloud.agent import daemon
     from gpucloud.agent.decide import OwnEnd
 
     end = OwnEnd(argv=tuple(options.power_off), after=timedelta(seconds=options.power_off_after))
-    package = facts.package_sha256(_package())
+    package = package_sha256(running_package())
     return _say(daemon.start(root, package=package, own_end=end, replace=options.replace))
 
 
 def _bootstrap(root: Path, options: argparse.Namespace) -> int:
     from gpucloud.agent.boot.command import bootstrap_command
 
-    return bootstrap_command(root, _package(), None if options.again else sys.stdin.buffer, _say)
+    return bootstrap_command(root, running_package(), None if options.again else sys.stdin.buffer, _say)
 
 
 def _drive(root: Path, options: argparse.Namespace) -> int:
-    from gpucloud.agent.facts import package_sha256
-
-    package = _package()
+    package = running_package()
     sha256 = package_sha256(package)
     if options.held is not None:
         from gpucloud.agent.drive.driver import be_driver
@@ -231,12 +230,6 @@ def _rexec(_root: Path, options: argparse.Namespace) -> int:
     from gpucloud.agent.mpi import remote
 
     return remote.call(options.host, options.words)
-
-
-def _package() -> Path | None:
-    """Return the zip that this code was read from; None when it was not read from one."""
-    path = Path(sys.argv[0]).absolute()
-    return path if path.suffix == ".zip" and path.is_file() else None
 
 
 def _say(text: str, *, code: int = 0) -> int:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud.agent.interface import carrying
+from gpucloud.agent.runtime import chosen_runtime
 from gpucloud.domain.agentstatus import Launch
+from gpucloud.domain.collectives import INTERFACE_VARIABLES, gpu_defaults
 from gpucloud.domain.container import ContainerRun, Inside, container_argv, end_argv
 from gpucloud.domain.job import ContainerRuntime
-from gpucloud.domain.launch import INTERFACE_VARIABLES, gpu_defaults
 
 MARK = "GPUCLOUD_ATTEMPT_DIR"
 """The variable that every process of an attempt bears, with the attempt's folder."""
@@ -65,14 +65,6 @@ def compose(launch: Launch, folder: Path) -> Composed:
         group=os.getgid(),
     )
     return _contained(launch, launch.container, inside, folder, given)
-
-
-def chosen_runtime(wanted: ContainerRuntime) -> ContainerRuntime:
-    """Return the runtime; AUTO is Apptainer where only that is, else Docker."""
-    if wanted is not ContainerRuntime.AUTO:
-        return wanted
-    alone = shutil.which("docker") is None and shutil.which("apptainer") is not None
-    return ContainerRuntime.APPTAINER if alone else ContainerRuntime.DOCKER
 
 
 def end_recorded(folder: Path) -> tuple[str, ...]:

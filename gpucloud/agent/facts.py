@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import sys
@@ -18,6 +17,7 @@ from gpucloud.agent.layer.fact import base as base_python
 from gpucloud.agent.layer.fact import index_for, layer_fact
 from gpucloud.agent.layer.places import places
 from gpucloud.agent.machine.notes import machine_fact
+from gpucloud.agent.package import package_sha256
 from gpucloud.agent.seat import agent_seat, driver_seat
 from gpucloud.agent.wholefile import read_text
 from gpucloud.domain.agentstatus import RunState, status_from_json
@@ -58,11 +58,6 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         boots_itself=boots_itself(root),
         driver_package=driver_seat(root).taken_by(),
     )
-
-
-def package_sha256(package: Path | None) -> str:
-    """Return the hash of the zip that runs; empty for code that was not read from one."""
-    return hashlib.sha256(package.read_bytes()).hexdigest() if package else ""
 
 
 def _is_busy(root: Path) -> bool:

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from gpucloud.agent.composing import chosen_runtime
+from gpucloud.agent.runtime import chosen_runtime
 from gpucloud.agent.wholefile import read_text, write_whole
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.container import ImageFact, ImageWanted

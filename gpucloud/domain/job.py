@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from gpucloud.domain.model import Model
-from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.policy.names import Policy
 
 
 class Cloud(str, Enum):

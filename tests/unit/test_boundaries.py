@@ -91,5 +91,17 @@ def test_reading_a_job_file_imports_nothing_heavy(module: str) -> None:
     assert run(code, isolated=False).stdout == "[]\n"
 
 
+@pytest.mark.parametrize("module", ["gpucloud.agent.facts", "gpucloud.agent.daemon"])
+def test_what_a_new_machine_waits_for_does_not_read_how_jobs_are_launched_or_markets_judged(module: str) -> None:
+    spared = ("gpucloud.domain.launch", "gpucloud.domain.keeping", "gpucloud.domain.policy.decide")
+    code = f"import sys, gpucloud.agent.__main__, {module}; print([name for name in {spared!r} if name in sys.modules])"
+    assert run(code).stdout == "[]\n"
+
+
+def test_an_agent_starts_without_what_facts_are_gathered_by() -> None:
+    code = "import sys, gpucloud.agent.__main__, gpucloud.agent.daemon; print('gpucloud.agent.facts' in sys.modules)"
+    assert run(code).stdout == "False\n"
+
+
 def test_the_licence_is_there() -> None:
     assert "Apache License" in (PACKAGE.parent / "LICENSE").read_text()

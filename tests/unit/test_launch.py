@@ -10,6 +10,7 @@ import pytest
 
 from gpucloud.agent.composing import compose
 from gpucloud.domain.codec import from_json
+from gpucloud.domain.collectives import gpu_defaults
 from gpucloud.domain.container import ContainerRun, Mount
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import (
@@ -31,7 +32,6 @@ from gpucloud.domain.launch import (
     Place,
     Script,
     attempt_secret,
-    gpu_defaults,
     launches,
     parse_run,
     workers_per_node,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from gpucloud import smi
 from gpucloud.agent.gate.workers import work
 from gpucloud.agent.interface import carrying
+from gpucloud.domain.collectives import INTERFACE_VARIABLES
 from gpucloud.domain.gate.gang import GangOrder, GangSeen
 from gpucloud.domain.gate.probing import GANG, ProbeOrder
-from gpucloud.domain.launch import INTERFACE_VARIABLES
 
 
 def take_part(order: GangOrder) -> GangSeen:

@@ -9,13 +9,12 @@ from gpucloud.domain.agentstatus import Launch
 from gpucloud.domain.container import ContainerRun, Mount
 from gpucloud.domain.job import Job
 from gpucloud.domain.launch.argv import argv_of
-from gpucloud.domain.launch.environment import INTERFACE_VARIABLES, SECRET, env_of, gpu_defaults
+from gpucloud.domain.launch.environment import SECRET, env_of
 from gpucloud.domain.launch.form import CommandLine, Script, launcher_of, parse_run, workers_per_node
 from gpucloud.domain.launch.keeper import keeper_of
 from gpucloud.domain.launch.member import AttemptStart, Member, Place, attempt_folder, attempt_secret
 
 __all__ = [
-    "INTERFACE_VARIABLES",
     "SECRET",
     "AttemptStart",
     "CommandLine",
@@ -23,7 +22,6 @@ __all__ = [
     "Script",
     "attempt_folder",
     "attempt_secret",
-    "gpu_defaults",
     "launch_of",
     "launcher_of",
     "launches",

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import PurePosixPath
 
+from gpucloud.domain.collectives import INTERFACE_VARIABLES
 from gpucloud.domain.data import variables
 from gpucloud.domain.job import CheckpointPolicy, Cloud, Job, Launcher, OnNotice
 from gpucloud.domain.launch.form import Script
 from gpucloud.domain.launch.member import Member, attempt_folder
-
-# Where collectives listen; the agent fills in what the cloud did not say.
-INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 SECRET = "GPUCLOUD_ATTEMPT_SECRET"  # noqa: S105  the variable's name
 """By this one member proves itself to another; it is taken out of the environment before the user's code runs."""
@@ -22,9 +20,6 @@ _SHUTDOWN_TIMEOUT_S = 5
 # A rank without anything to save leaves at once when a script of its own kind is signalled; the one that saves may take
 # as long as a notice allows.
 _SAVING_S = 110
-# A rank that waits so long in a collective has lost another one; the supervisor's own watch is quicker, so this is for
-# a supervisor that is away. PyTorch's default is 480 s (8 min; docs, "ProcessGroupNCCL Environment Variables").
-_HEARTBEAT_S = 300
 
 
 def env_of(member: Member) -> tuple[tuple[str, str], ...]:
@@ -47,25 +42,6 @@ def env_of(member: Member) -> tuple[tuple[str, str], ...]:
         **({"GPUCLOUD_PROFILE_STEPS": str(start.profile_steps)} if start.profile_steps else {}),
     }
     return tuple(sorted({**wanted, **ours, **_ranks(member)}.items()))
-
-
-def gpu_defaults(attempt_folder: str, *, efa: bool) -> dict[str, str]:
-    """Return what NCCL is told on a node with GPUs; the launch's own variables win.
-
-    NCCL writes warnings to a file of its own per process (`%h` host, `%p` process; NCCL's guide, "NCCL_DEBUG_FILE"),
-    and a collective that never ends leaves its story (PyTorch, "Flight Recorder"). With EFA, AWS's guide "Get started
-    with EFA and NCCL" names the provider and RDMA; forking needs FI_EFA_FORK_SAFE where the kernel is older than 5.13.
-    """
-    nccl = {
-        "NCCL_DEBUG": "WARN",
-        "NCCL_DEBUG_FILE": f"{attempt_folder}/nccl-%h-%p.log",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # a collective that failed ends its process, and so the attempt
-        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(_HEARTBEAT_S),
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{attempt_folder}/nccl-trace-",
-    }
-    fabric = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
-    return {**nccl, **(fabric if efa else {})}
 
 
 def _defaults(member: Member) -> dict[str, str]:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from enum import Enum
 
 from gpucloud.domain.policy.choice import Choice, Reason
 from gpucloud.domain.policy.elastic import elastic, is_partial
 from gpucloud.domain.policy.greedy import greedy
 from gpucloud.domain.policy.learned import Tables, learned
+from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.net import secured
 from gpucloud.domain.policy.observation import Mode, Observation, Task
 from gpucloud.domain.policy.uniform import uniform
 
-
-class Policy(str, Enum):
-    """How to choose between spot, on demand and waiting."""
-
-    LEARNED = "learned"
-    UNIFORM = "uniform"
-    GREEDY = "greedy"
-    ON_DEMAND = "on_demand"
+__all__ = ["Policy", "decide"]
 
 
 def decide(policy: Policy, task: Task, seen: Observation, tables: Tables | None = None) -> Choice:
