@@ -122,7 +122,7 @@ def main() -> int:
 def quick_to_make() -> bool:
     """The tables of a job of 48 h in 60 h: what they take of one core."""
     began = time.process_time()
-    TableMaker().tables(PLAIN.task(1, 1.0), 1, 0.3)
+    TableMaker().tables(PLAIN.task(1, 1.0), 1, 1, 0.3)
     return figure("policies_tables_cpu_s", time.process_time() - began, 5)
 
 
@@ -237,7 +237,7 @@ def tables(case: Case, setting: Setting, share: float, free_s: float) -> Tables:
     past = counts(timeline(case.market, case.zones, case.nodes), case.past) if case.past else None
     names = tuple(zone.name for zone in case.zones)
     maker = TableMaker(without=names, past=past, free_within=timedelta(seconds=free_s))
-    return maker.tables(setting.task(1, 1.0), len(names), share)
+    return maker.tables(setting.task(1, 1.0), len(names), case.market.gpus, share)
 
 
 def counts(seen: Timeline, share: float) -> Counts:

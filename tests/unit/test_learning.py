@@ -10,7 +10,7 @@ from gpucloud.domain.supervision.situation import Lesson
 from gpucloud.usecases.learning import Learning
 
 TASK = Task(work_s=36000, span_s=50000, changeover_s=600, on_demand_usd_per_hour=3.0)
-LESSON = Lesson(task=TASK, zones=3, spot_usd_per_hour=1.0)
+LESSON = Lesson(task=TASK, zones=3, gpus=1, spot_usd_per_hour=1.0)
 
 
 class Later:
