@@ -168,8 +168,8 @@ def singles(setting: Setting) -> tuple[Found, ...]:
 
 def shown(name: str, found: Iterable[Found]) -> tuple[Found, ...]:
     """Print a line a case as it is measured, and their means."""
-    columns = (*(f"{policy:>14}" for policy in ("greedy", "uniform", "ours")), f"{'knowing':>9}", "  bound, beside, billed")
-    print(f"\n{name}: gross, and net of refunds\n{'':28}{''.join(columns)}")
+    columns = f"{'greedy':>14}{'uniform':>14}{'ours':>14}{'knowing':>9}  plain, beside, billed bound"
+    print(f"\n{name}: gross, and net of refunds\n{'':28}{columns}")
     kept = []
     for one in found:
         print(line(one), flush=True)

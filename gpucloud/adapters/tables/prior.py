@@ -11,7 +11,6 @@ from typing import Any
 
 from gpucloud.domain.policy.hazards import Counts, Hazards, learned_from, pooled
 
-
 _SMALL = 2  # GPUs of a machine
 
 

@@ -81,13 +81,13 @@ def grid_of(task: Task) -> Grid:
 def _parts(task: Task) -> int:
     """Return how many ticks a changeover takes: of which a hand-over is most nearly a whole number, too.
 
-    What it is rounded up by is lost in each, and makes the program shun them.
+    What it is rounded up by is lost in each, and makes the program shun them. 0 for a changeover within a tick.
     """
-    most = min(round(task.changeover_s * _MOST_TICKS / task.span_s), int(task.changeover_s // _LEAST_TICK_S), _MOST_PARTS)
-    handover = (task.handover_s or 0.0) / task.changeover_s
+    most = round(task.changeover_s * _MOST_TICKS / task.span_s)
+    most = min(most, int(task.changeover_s // _LEAST_TICK_S), _MOST_PARTS)
 
     def rounded_up(parts: int) -> float:
-        return (math.ceil(handover * parts - _EXACT) - handover * parts) / parts
+        handover = parts * (task.handover_s or 0.0) / task.changeover_s
+        return round((math.ceil(handover - _EXACT) - handover) / parts, 3)
 
-    fewest = math.ceil(most * _FEWEST_PARTS)
-    return min(range(most, fewest - 1, -1), key=lambda parts: round(rounded_up(parts), 3)) if most else 0
+    return min(range(most, math.ceil(most * _FEWEST_PARTS) - 1, -1), key=rounded_up) if most else 0
