@@ -53,6 +53,9 @@ def test_a_job_that_differs_a_little_is_the_same():
     assert len(later.asked) == 1
     learning.tables(replace(LESSON, zones=2))
     assert len(later.asked) == 2
+    later.work()
+    learning.tables(replace(LESSON, zones=2, gpus=8))
+    assert len(later.asked) == 3
 
 
 def test_nobody_makes_tables_where_nobody_can():
