@@ -83,8 +83,8 @@ def test_nothing_is_learned_from_what_is_left_out():
 
 
 def test_big_machines_are_taken_to_stay_for_a_shorter_time():
-    assert [round(remaining_h(hazards(1, gpus))[0], 1) for gpus in (1, 8)] == [3.5, 1.0]
-    assert [round(remaining_h(hazards(2, gpus))[0], 1) for gpus in (1, 8)] == [4.2, 0.9]
+    assert [round(remaining_h(hazards(1, gpus))[0], 1) for gpus in (1, 8)] == [2.2, 1.0]
+    assert [round(remaining_h(hazards(2, gpus))[0], 1) for gpus in (1, 8)] == [1.8, 0.9]
 
 
 @pytest.mark.parametrize(

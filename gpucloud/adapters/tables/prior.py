@@ -27,14 +27,16 @@ class Recorded:
 def hazards(zones: int, gpus: int, without: Collection[str] = (), past: Counts | None = None) -> Hazards:
     """Return how a job's market comes and goes that may go to so many zones for machines with so many GPUs.
 
-    Learned from recorded zones, of which none of those in `without` has a part, and more from those of machines about
-    as big: big ones are scarce, and come for a short time. Then from the market's own past where that is known, else
-    with several zones from recorded sets of about as many.
+    Learned from recorded zones, of which none of those in `without` has a part; for big machines, which are scarce and
+    come for a short time, above all from big ones; and from the market's own past where that is known, else with
+    several zones from recorded sets of about as many.
     """
     rows = [row for row in recorded() if not set(row.zones) & set(without)]
-    alike = [row for row in rows if (row.gpus > _SMALL) == (gpus > _SMALL)]
-    levels = [pooled(row.counts for row in some if len(row.zones) == 1) for some in (rows, alike)]
-    sets = [row for row in alike if len(row.zones) > 1]
+    levels = [pooled(row.counts for row in rows if len(row.zones) == 1)]
+    if gpus > _SMALL:
+        rows = [row for row in rows if row.gpus > _SMALL]
+        levels.append(pooled(row.counts for row in rows if len(row.zones) == 1))
+    sets = [row for row in rows if len(row.zones) > 1]
     if past is not None:
         levels.append(past)
     elif zones > 1 and sets:
