@@ -144,8 +144,11 @@ class Markets(Protocol):
 class PolicyTables(Protocol):
     """What the learned policy looks its choices up in."""
 
-    def tables(self, task: Task, zones: int, spot_usd_per_hour: float) -> Tables:
-        """Return the best acts for the task, with spot in so many zones at about that price; takes seconds."""
+    def tables(self, task: Task, zones: int, gpus: int, spot_usd_per_hour: float) -> Tables:
+        """Return the best acts for the task; takes seconds.
+
+        Its machines have so many GPUs each, and there may be spot machines in so many zones at about that price.
+        """
         ...
 
 

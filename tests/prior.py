@@ -34,7 +34,7 @@ def row(market: RecordedMarket, zones: Sequence[RecordedZone]) -> dict[str, obje
     rounded = {
         name: [round(n, 2) for n in value] if isinstance(value, tuple) else value for name, value in found.items()
     }
-    return {"market": market.name, "zones": [zone.name for zone in zones], "counts": rounded}
+    return {"market": market.name, "gpus": market.gpus, "zones": [zone.name for zone in zones], "counts": rounded}
 
 
 def counted(market: RecordedMarket, zones: Sequence[RecordedZone]) -> Counts:

@@ -34,7 +34,7 @@ class Learning:
 
     def _knows(self, lesson: Lesson) -> bool:
         known = self._lesson
-        if known is None or known.zones != lesson.zones:
+        if known is None or (known.zones, known.gpus) != (lesson.zones, lesson.gpus):
             return False
         pairs = (
             (known.task.work_s, lesson.task.work_s),

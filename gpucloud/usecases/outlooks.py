@@ -79,7 +79,7 @@ class Outlooks:
     def _tables(self, policy: Policy, task: Task, stage: Stage) -> Tables | None:
         if policy is not Policy.LEARNED or not stage.fallback:
             return None
-        return self.tables.tables(task, stage.zones, float(stage.spot_usd_per_hour))
+        return self.tables.tables(task, stage.zones, stage.gpus, float(stage.spot_usd_per_hour))
 
     def _market(self, name: str) -> RecordedMarket:
         if name not in self._recorded:

@@ -80,7 +80,7 @@ def _learned(
     """Return the tables for these zones, at the mean price of the cheapest."""
     usd_per_hour = min(mean_price(zone, market.ticks) for zone in zones)
     maker = tables([zone.name for zone in zones])
-    return maker.tables(task_of(scenario, market), len(zones), float(usd_per_hour))
+    return maker.tables(task_of(scenario, market), len(zones), market.gpus, float(usd_per_hour))
 
 
 def _outcomes(scenario: Scenario, seen: Timeline, choose: Decide, submitted: Sequence[int]) -> Iterator[Outcome]:

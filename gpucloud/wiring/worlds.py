@@ -84,7 +84,7 @@ def _make_tables(lesson: Lesson) -> Tables:
     """Return the learned policy's tables; NumPy is imported when some are made."""
     from gpucloud.adapters.tables import TableMaker
 
-    return TableMaker().tables(lesson.task, lesson.zones, lesson.spot_usd_per_hour)
+    return TableMaker().tables(lesson.task, lesson.zones, lesson.gpus, lesson.spot_usd_per_hour)
 
 
 def why_unable(job: Job, manners: Manners, store: str, cache: Path) -> Unable | None:

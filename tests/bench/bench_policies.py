@@ -1,10 +1,12 @@
 """Replays jobs on recorded markets: greedy, uniform, ours, and the least that they could have cost.
 
 `python -m tests.bench policies`. A line a case: mean costs as a share of the work on demand, before the first-hour
-refund ("gross", as published replays count) and after it ("net", as AWS bills), ours with tables made for either; then
-`FIGURE` lines. Ours learns from other zones than those that it is tested on, or from earlier times. Gangs are read
-from a clone of skypilot-org/spot-traces in the folder that GPUCLOUD_SPOT_TRACES names, and left out without it: that
-data has no licence, so that it does not come along.
+refund ("gross", as published replays count) and after it ("net", as AWS bills), ours with tables made for either; what
+ours would have cost (gross) had it known how the zone comes and goes on the whole; and the bound, which knows when:
+plain, with machines that boot beside others, and billed, with refunds on top. Then `FIGURE` lines. Ours learns from
+other zones than those that it is tested on, or from earlier times. Elastic gangs, which ours runs, can be cheaper than
+the bound, which takes all nodes or none. Gangs are read from a clone of skypilot-org/spot-traces in the folder that
+GPUCLOUD_SPOT_TRACES names, and left out without it: that data has no licence, so that it does not come along.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -46,6 +48,7 @@ HANDOVER_S = 180.0
 FREE_S = Terms().free_when_taken_within.total_seconds()
 POLICIES = (Policy.GREEDY, Policy.UNIFORM, Policy.LEARNED)
 ASSUMED_SPOT = Decimal("0.318")
+PARTS = ("knowing", "plain", "beside", "billed")
 SEED = 7
 THIRD = 1 / 3
 
@@ -93,14 +96,17 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A case's mean costs as shares of the work on demand, by policy; `bound` knows the whole market beforehand."""
+    """A case's mean costs as shares of the work on demand: by policy, ours if it knew the zone, and three bounds."""
 
     case: str
     gross: dict[Policy, float]
     net: dict[Policy, float]
-    bound: float
-    missed: int
-    breached: int
+    knowing: float = 0.0
+    plain: float = 0.0
+    beside: float = 0.0
+    billed: float = 0.0
+    missed: int = 0
+    breached: int = 0
 
 
 @dataclass(slots=True)
@@ -122,14 +128,14 @@ def main() -> int:
 def quick_to_make() -> bool:
     """The tables of a job of 48 h in 60 h: what they take of one core."""
     began = time.process_time()
-    TableMaker().tables(PLAIN.task(1, 1.0), 1, 0.3)
+    TableMaker().tables(PLAIN.task(1, 1.0), 1, 1, 0.3)
     return figure("policies_tables_cpu_s", time.process_time() - began, 5)
 
 
 def single(setting: Setting, limit: float) -> bool:
     """25 zones, each by itself: what ours costs of what uniform does."""
-    found = [measured(case, setting, windows=30) for case in single_zones()]
     name = f"policies_single_{setting.name}"
+    found = singles(setting)
     kept = told(name, found)
     for books in ("gross", "net"):
         kept &= figure(f"{name}_{books}_over_uniform", over_uniform(found, books), limit)
@@ -138,41 +144,64 @@ def single(setting: Setting, limit: float) -> bool:
 
 def harder(setting: Setting, limit: float) -> bool:
     """Nodes of 8 GPUs, gangs, and several zones: what ours costs of the work on demand."""
-    found = [measured(case, setting, windows=40) for case in harder_cases()]
     name = f"policies_harder_{setting.name}"
+    found = shown(name, (measured(case, setting, windows=40) for case in harder_cases()))
     kept = told(name, found)
     for books in ("gross", "net"):
         kept &= figure(f"{name}_{books}_mean", mean(found, books, Policy.LEARNED), limit)
-    worst = max(one.gross[Policy.LEARNED] / one.gross[Policy.UNIFORM] for one in found)
-    return kept & figure(f"{name}_worst_over_uniform", worst, 1.005)
+    return kept & figure(f"{name}_worst_over_uniform", worst_over_uniform(found), 1.005)
 
 
 def capped(setting: Setting) -> bool:
     """A budget of 1.05 times the work on demand: kept in every window, and what that costs."""
-    cases = list(single_zones())
-    free = [measured(case, setting, windows=10, bound=False) for case in cases]
-    held = [measured(case, setting, windows=10, bound=False, cap=1.05) for case in cases]
+    held = [measured(case, setting, windows=30, cap=1.05) for case in single_zones()]
     kept = figure("policies_capped_breaches", sum(one.breached for one in held), 0)
     kept &= figure("policies_capped_missed", sum(one.missed for one in held), 0)
-    dearer = mean(held, "net", Policy.LEARNED) / mean(free, "net", Policy.LEARNED)
+    dearer = mean(held, "net", Policy.LEARNED) / mean(singles(setting), "net", Policy.LEARNED)
     return kept & figure("policies_capped_over_uncapped", dearer, 1.015)
 
 
-def told(name: str, found: Sequence[Found]) -> bool:
-    """Print a line a case, their means, and what must not happen."""
-    print(f"\n{name}: gross, and net of refunds\n{'':26}{'greedy':>14}{'uniform':>14}{'ours':>14}{'bound':>8}")
+@functools.cache
+def singles(setting: Setting) -> tuple[Found, ...]:
+    return shown(f"policies_single_{setting.name}", (measured(case, setting, windows=30) for case in single_zones()))
+
+
+def shown(name: str, found: Iterable[Found]) -> tuple[Found, ...]:
+    """Print a line a case as it is measured, and their means."""
+    columns = f"{'greedy':>14}{'uniform':>14}{'ours':>14}{'knowing':>9}  plain, beside, billed bound"
+    print(f"\n{name}: gross, and net of refunds\n{'':28}{columns}")
+    kept = []
+    for one in found:
+        print(line(one), flush=True)
+        kept.append(one)
     whole = Found(
         case="mean",
-        gross={policy: mean(found, "gross", policy) for policy in POLICIES},
-        net={policy: mean(found, "net", policy) for policy in POLICIES},
-        bound=sum(one.bound for one in found) / len(found),
-        missed=0,
-        breached=0,
+        gross={policy: mean(kept, "gross", policy) for policy in POLICIES},
+        net={policy: mean(kept, "net", policy) for policy in POLICIES},
+        **{part: share(kept, part) for part in PARTS},
     )
-    for one in (*found, whole):
-        costs = "".join(f"{one.gross[policy]:8.3f}{one.net[policy]:6.3f}" for policy in POLICIES)
-        print(f"{one.case:26}{costs}{one.bound:8.3f}", flush=True)
+    print(line(whole), flush=True)
+    return tuple(kept)
+
+
+def line(one: Found) -> str:
+    costs = "".join(f"{one.gross[policy]:8.3f}{one.net[policy]:6.3f}" for policy in POLICIES)
+    return f"{one.case:28}{costs}{one.knowing:9.3f}{one.plain:8.3f}{one.beside:7.3f}{one.billed:7.3f}"
+
+
+def told(name: str, found: Sequence[Found]) -> bool:
+    """Tell what the way from ours to the bound is made of, and what must not happen."""
+    ours = mean(found, "gross", Policy.LEARNED)
+    figure(f"{name}_lost_by_rates_unknown", ours - share(found, "knowing"))
+    figure(f"{name}_lost_by_future_unknown", share(found, "knowing") - share(found, "beside"))
+    figure(f"{name}_bound_won_by_boots_beside", share(found, "plain") - share(found, "beside"))
+    figure(f"{name}_bound_won_by_refunds", share(found, "beside") - share(found, "billed"))
+    figure(f"{name}_won_by_refunds", ours - mean(found, "net", Policy.LEARNED))
     return figure(f"{name}_missed", sum(one.missed for one in found), 0)
+
+
+def share(found: Sequence[Found], part: str) -> float:
+    return sum(getattr(one, part) for one in found) / len(found)
 
 
 def mean(found: Sequence[Found], books: str, policy: Policy) -> float:
@@ -183,20 +212,37 @@ def over_uniform(found: Sequence[Found], books: str) -> float:
     return mean(found, books, Policy.LEARNED) / mean(found, books, Policy.UNIFORM)
 
 
-def measured(case: Case, setting: Setting, *, windows: int, bound: bool = True, cap: float | None = None) -> Found:
-    """Run the job in windows at random (the same for every setting of that length), under every policy."""
+def worst_over_uniform(found: Sequence[Found]) -> float:
+    return max(one.gross[Policy.LEARNED] / one.gross[Policy.UNIFORM] for one in found)
+
+
+def measured(case: Case, setting: Setting, *, windows: int, cap: float | None = None) -> Found:
+    """Run the job in windows at random (the same for every setting of that length), under every policy.
+
+    Under a cap nothing is asked but what it costs.
+    """
     seen = timeline(case.market, case.zones, case.nodes)
     draw = random.Random(SEED)
     last = seen.looks - int(setting.span_h * HOUR / LOOK_S)
     starts = [draw.randrange(int(case.past * seen.looks), last) for _ in range(windows)]
     tallies = {policy: tally(policy, case, setting, seen, starts, cap) for policy in POLICIES}
-    return Found(
+    found = Found(
         case=case.name,
         gross={policy: float(np.mean(one.gross)) for policy, one in tallies.items()},
         net={policy: float(np.mean(one.net)) for policy, one in tallies.items()},
-        bound=float(np.mean(bounds(seen, setting, starts))) if bound else 0.0,
         missed=sum(one.missed for one in tallies.values()),
         breached=sum(one.breached for one in tallies.values()),
+    )
+    if cap is not None:
+        return found
+    knowing = tally(Policy.LEARNED, replace(case, past=1.0), setting, seen, starts, None)
+    beside = round((setting.restart_min * 60 - HANDOVER_S) / LOOK_S)
+    return replace(
+        found,
+        knowing=float(np.mean(knowing.gross)),
+        plain=bound(seen, setting, starts, 0, 0),
+        beside=bound(seen, setting, starts, beside, 0),
+        billed=bound(seen, setting, starts, beside, int(FREE_S / LOOK_S)),
     )
 
 
@@ -237,7 +283,7 @@ def tables(case: Case, setting: Setting, share: float, free_s: float) -> Tables:
     past = counts(timeline(case.market, case.zones, case.nodes), case.past) if case.past else None
     names = tuple(zone.name for zone in case.zones)
     maker = TableMaker(without=names, past=past, free_within=timedelta(seconds=free_s))
-    return maker.tables(setting.task(1, 1.0), len(names), share)
+    return maker.tables(setting.task(1, 1.0), len(names), case.market.gpus, share)
 
 
 def counts(seen: Timeline, share: float) -> Counts:
@@ -259,12 +305,14 @@ def views_at(seen: Timeline, look: int) -> tuple[ZoneView, ...]:
     return value_at(tuple(zip(seen.changes, seen.views, strict=True)), look)
 
 
-def bounds(seen: Timeline, setting: Setting, starts: Sequence[int]) -> list[float]:
-    """The least cost of each window, by a job that knows the market but neither boots beside nor has refunds."""
+def bound(seen: Timeline, setting: Setting, starts: Sequence[int], beside: int, free: int) -> float:
+    """The least mean cost, by a job that knows the market; looks to boot beside others, and to be taken uncharged."""
     rules = Rules(
         work=round(setting.work_h * HOUR / LOOK_S),
         slack=round((setting.span_h - setting.work_h) * HOUR / LOOK_S),
         changeover=round(setting.restart_min * 60 / LOOK_S),
+        beside=beside,
+        free=free,
     )
     up, price = looked(seen)
     found: list[float] = []
@@ -272,7 +320,7 @@ def bounds(seen: Timeline, setting: Setting, starts: Sequence[int]) -> list[floa
     for some in (starts[i : i + step] for i in range(0, len(starts), step)):
         windows = np.array(some)[:, None] + np.arange(rules.work + rules.slack)
         found.extend(least_costs(up[windows], price[windows], rules) / rules.work)
-    return found
+    return float(np.mean(found))
 
 
 def looked(seen: Timeline) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]:

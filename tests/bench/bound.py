@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 _NEVER = 1e12
 
 
@@ -32,14 +33,11 @@ def least_costs(up: npt.NDArray[np.bool_], price: Floats, rules: Rules) -> Float
     """
     span = rules.work + rules.slack
     windows, _, zones = up.shape
-    paid = np.concatenate([np.zeros((windows, 1, zones)), np.cumsum(price, axis=1)], axis=1)
     program = _Program(windows, zones, rules)
+    lives = np.full((windows, zones), span)
     for tick in range(span - 1, -1, -1):
-        ages = np.minimum(np.arange(program.ages), tick)
-        refunds = (paid[:, tick, :, None] - np.moveaxis(paid[:, tick - ages], 1, 2)) * (
-            np.arange(program.ages) < rules.free
-        )
-        program.step(span - tick, up[:, tick], price[:, tick], refunds)
+        lives = np.where(up[:, tick], lives + 1, 0)
+        program.step(span - tick, up[:, tick], price[:, tick], lives)
     return program.idle[:, -1]
 
 
@@ -47,44 +45,61 @@ class _Program:
     """Costs still to come by window and slack (one place to the right: place 0 is a slack below zero).
 
     `idle`; `steady` by the boot left; `young` spot machines by zone and age, the last of any age; `pairs` the same
-    beside on-demand machines that work.
+    beside on-demand machines that work. Spot machines that are to be taken so young that they are free are kept until
+    then: what follows is as if idle at that tick, which `_known` keeps.
     """
 
     def __init__(self, windows: int, zones: int, rules: Rules) -> None:
         self._rules = rules
-        self.ages = max(rules.changeover, rules.free) + 1
         columns = rules.slack + 2
         self.idle = _blank(windows, columns)
         self.steady = _blank(windows, rules.changeover + 1, columns)
-        self.young = _blank(windows, zones, self.ages, columns)
+        self.young = _blank(windows, zones, rules.changeover + 1, columns)
         self.pairs = _blank(windows, zones, rules.beside + 1, columns)
+        self._known = _blank(rules.free + 1, windows, columns)
 
-    def step(self, left: int, up: npt.NDArray[np.bool_], price: Floats, refunds: Floats) -> None:
+    def step(self, left: int, up: npt.NDArray[np.bool_], price: Floats, lives: Ints) -> None:
+        """Go one tick further from the deadline; `lives` is for how many ticks each zone is still up."""
         d, beside = self._rules.changeover, self._rules.beside
         there, p = up[:, :, None], price[:, :, None]
         rented = np.where(there, p + self.young[:, :, 1, :-1], _NEVER).min(axis=1)
+        rented = np.minimum(rented, self._free(left, lives, 0))
         best = np.minimum(np.minimum(self.idle[:, :-1], rented), 1 + self.steady[:, d - 1, :-1])
         alone = np.minimum(best, 1 + self.steady[:, 0, 1:])
         older = np.concatenate([self.young[:, :, 1:], self.young[:, :, -1:]], axis=2)
         kept = np.concatenate([older[:, :, :d, :-1], older[:, :, d:, 1:]], axis=2) + p[..., None]
-        gone = best[:, None, None, :] - refunds[..., None]
         going = np.concatenate([alone[:, None], np.minimum(best[:, None], 1 + self.steady[:, :-1, :-1])], axis=1)
         if beside:
             both = np.where(there, 1 + p + self.pairs[:, :, 1, 1:], _NEVER).min(axis=1)
+            for ticks in range(1, beside + 1):
+                both = np.minimum(both, self._free(left, lives, ticks))
             going[:, 0] = np.minimum(alone, both)
-            self.pairs[..., 1:] = self._pairs(there, p, kept, going[:, 0], refunds)
+            self.pairs[..., 1:] = self._pairs(there, p, kept, going[:, 0])
         self.idle[:, 1:] = best
         self.steady[:, :, 1:] = going
-        self.young[..., 1:] = np.where(there[..., None], np.minimum(kept, best[:, None, None]), gone)
+        gone = np.broadcast_to(best[:, None, None], kept.shape)
+        self.young[..., 1:] = np.where(there[..., None], np.minimum(kept, gone), gone)
         for values in (self.idle, self.steady, self.young, self.pairs):
             values[..., left + 1 :] = 0
+        self._known[left % len(self._known)] = self.idle
 
-    def _pairs(self, there: npt.NDArray[np.bool_], p: Floats, kept: Floats, alone: Floats, refunds: Floats) -> Floats:
+    def _free(self, left: int, lives: Ints, beside: int) -> Floats:
+        """The least with spot machines launched now that will be taken uncharged, the first ticks beside others."""
+        boot = np.maximum(np.minimum(lives, self._rules.changeover) - beside, 0)
+        left_then = left - lives
+        taken = (lives < self._rules.free) & (lives > beside) & (left_then > 0)
+        places = np.arange(1, self._rules.slack + 2) - boot[..., None]
+        windows = np.arange(len(lives))[:, None, None]
+        then = self._known[left_then[..., None] % len(self._known), windows, np.maximum(places, 0)]
+        works_still = taken[..., None] & (places <= left_then[..., None])
+        return np.where(works_still, beside + then, _NEVER).min(axis=1)
+
+    def _pairs(self, there: npt.NDArray[np.bool_], p: Floats, kept: Floats, alone: Floats) -> Floats:
         beside = self._rules.beside
         longer = np.concatenate([self.pairs[:, :, 1:, 1:], np.full_like(self.pairs[:, :, :1, 1:], _NEVER)], axis=2)
         going = np.minimum(kept[:, :, : beside + 1], 1 + p[..., None] + longer)
-        lost = alone[:, None, None] - refunds[:, :, : beside + 1, None]
-        return np.where(there[..., None], np.minimum(going, alone[:, None, None]), lost)
+        alone = np.broadcast_to(alone[:, None, None], going.shape)
+        return np.where(there[..., None], np.minimum(going, alone), alone)
 
 
 def _blank(*shape: int) -> Floats:

@@ -313,7 +313,7 @@ class Run:
 
 
 def _tables(lesson: Lesson) -> Tables:
-    return TableMaker().tables(lesson.task, lesson.zones, lesson.spot_usd_per_hour)
+    return TableMaker().tables(lesson.task, lesson.zones, lesson.gpus, lesson.spot_usd_per_hour)
 
 
 def _judge_books(run: Run, state: JobState) -> None:

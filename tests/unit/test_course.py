@@ -16,6 +16,7 @@ from gpucloud.domain.policy.observation import Mode
 from gpucloud.domain.state import NodeLife, Shortfall, Successor
 from gpucloud.domain.supervision.course import heading
 from gpucloud.domain.supervision.seen import Goal, Limits, Readiness, Rules, Until
+from gpucloud.domain.supervision.situation import lesson
 from tests.unit.worlds import NOW, OTHER_POOL, POOL, cooldown, opened, seen, state, up
 
 # A start takes 12 min as long as none was seen: the nets of a job with 6 h of work are at 24 min and 12 min of slack.
@@ -257,3 +258,12 @@ def test_a_pool_is_down_since_it_refused_after_its_last_machine():
 def test_one_whose_machine_was_noticed_has_nothing_there():
     gone = world(up("a", notice=True), of_state={"cooldowns": DOWN})
     assert heading(goal(minutes(23)), gone, RULES).mode is Mode.ON_DEMAND
+
+
+def test_tables_are_made_for_the_cheapest_of_the_spot_machines():
+    big = replace(priced(OTHER_POOL, "0.2"), gpus=8)
+    offers = (priced(POOL, "0.3"), big, priced(DEAR, "0.1"))
+    found = lesson(goal(hours(3), Policy.LEARNED), world(candidates=offers), RULES)
+    assert (found.zones, found.gpus, found.spot_usd_per_hour) == (2, 8, 0.2)
+    assert lesson(goal(hours(3), Policy.GREEDY), world(candidates=offers), RULES) is None
+    assert lesson(goal(hours(3), Policy.LEARNED), world(candidates=offers[2:]), RULES) is None

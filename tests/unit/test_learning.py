@@ -10,7 +10,7 @@ from gpucloud.domain.supervision.situation import Lesson
 from gpucloud.usecases.learning import Learning
 
 TASK = Task(work_s=36000, span_s=50000, changeover_s=600, on_demand_usd_per_hour=3.0)
-LESSON = Lesson(task=TASK, zones=3, spot_usd_per_hour=1.0)
+LESSON = Lesson(task=TASK, zones=3, gpus=1, spot_usd_per_hour=1.0)
 
 
 class Later:
@@ -53,6 +53,9 @@ def test_a_job_that_differs_a_little_is_the_same():
     assert len(later.asked) == 1
     learning.tables(replace(LESSON, zones=2))
     assert len(later.asked) == 2
+    later.work()
+    learning.tables(replace(LESSON, zones=2, gpus=8))
+    assert len(later.asked) == 3
 
 
 def test_nobody_makes_tables_where_nobody_can():

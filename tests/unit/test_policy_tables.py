@@ -78,8 +78,13 @@ def test_the_prior_is_what_the_recordings_show():
 
 
 def test_nothing_is_learned_from_what_is_left_out():
-    assert hazards(1, without=["us-west-2a", "us-west-2b"]) != hazards(1)
-    assert hazards(1, without=["us-west-2a"]).up_per_h[0] != hazards(1).up_per_h[0]
+    assert hazards(1, 1, without=["us-west-2a", "us-west-2b"]) != hazards(1, 1)
+    assert hazards(1, 1, without=["us-west-2a"]).up_per_h[0] != hazards(1, 1).up_per_h[0]
+
+
+def test_big_machines_are_taken_to_stay_for_a_shorter_time():
+    assert [round(remaining_h(hazards(1, gpus))[0], 1) for gpus in (1, 8)] == [2.2, 1.0]
+    assert [round(remaining_h(hazards(2, gpus))[0], 1) for gpus in (1, 8)] == [1.8, 0.9]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +93,9 @@ def test_nothing_is_learned_from_what_is_left_out():
         (48, 60, 12, 3, Grid(tick_s=180, work=960, slack=240, changeover=4, beside=3)),
         (48, 60, 12, None, Grid(tick_s=180, work=960, slack=240, changeover=4, beside=0)),
         (48, 60, 3, 3, Grid(tick_s=180, work=960, slack=240, changeover=1, beside=0)),
+        (48, 52, 12, 3, Grid(tick_s=180, work=960, slack=80, changeover=4, beside=3)),  # 5 parts would round 3 min up
         (1, 4, 3, 1, Grid(tick_s=60, work=60, slack=180, changeover=3, beside=2)),
+        (48, 60, 180, 90, Grid(tick_s=675, work=256, slack=64, changeover=16, beside=8)),
         (480, 600, 12, 3, Grid(tick_s=1800, work=960, slack=240, changeover=1, beside=0, lost=0.4)),
         (48, 480, 12, 3, Grid(tick_s=1440, work=120, slack=480, changeover=1, beside=0, lost=0.5)),
     ],
@@ -198,7 +205,7 @@ class Recursion:
         return [*moves, (ends * (1 - self.rates.replaced), n, True)]
 
 
-TABLES = TableMaker().tables(TASK, 1, 0.95)
+TABLES = TableMaker().tables(TASK, 1, 1, 0.95)
 UP = ZoneState(zone="a", up=True, age_s=2 * HOUR, usd_per_hour=1.0)
 DOWN = ZoneState(zone="a", up=False, age_s=2 * HOUR, usd_per_hour=1.0)
 ON_DEMAND = Holding(mode=Mode.ON_DEMAND)
@@ -227,6 +234,14 @@ def test_the_tables_are_looked_up(holding, zone, left_h, slack_h, mode):
     assert decide(Policy.LEARNED, TASK, seen, TABLES).mode is mode
 
 
+def test_spot_machines_that_boot_beside_are_not_given_up_for_how_work_and_time_are_rounded():
+    booting = Holding(mode=Mode.BOTH, zone="a", beside_s=540.0)
+    for worked_s in range(0, 180, 20):
+        left_s = 40 * HOUR - worked_s
+        seen = Observation(work_left_s=left_s, time_left_s=left_s + 3600, holding=booting, zones=(UP,))
+        assert decide(Policy.LEARNED, TASK, seen, TABLES).mode is Mode.BOTH
+
+
 def test_of_zones_that_cost_the_same_the_one_that_lasts_longer_is_taken():
     old = ZoneState(zone="old", up=True, age_s=20 * HOUR, usd_per_hour=1.0)
     young = ZoneState(zone="young", up=True, age_s=0.0, usd_per_hour=0.98)
@@ -237,7 +252,7 @@ def test_of_zones_that_cost_the_same_the_one_that_lasts_longer_is_taken():
 SHORT = Task(
     work_s=6 * HOUR, span_s=7 * HOUR, changeover_s=720.0, handover_s=180.0, on_demand_usd_per_hour=3.0, tick_s=180.0
 )
-SHORT_TABLES = TableMaker().tables(SHORT, 2, 1.0)
+SHORT_TABLES = TableMaker().tables(SHORT, 2, 1, 1.0)
 
 
 @pytest.mark.parametrize("policy", list(Policy))

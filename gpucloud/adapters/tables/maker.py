@@ -30,7 +30,7 @@ class TableMaker:
         self._past = past
         self._free_within_s = free_within.total_seconds()
 
-    def tables(self, task: Task, zones: int, spot_usd_per_hour: float) -> Tables:
-        """Return the best acts for the task, with spot in so many zones at about that price."""
+    def tables(self, task: Task, zones: int, gpus: int, spot_usd_per_hour: float) -> Tables:
+        """Return the best acts for the task, on machines with so many GPUs, spot in so many zones at that price."""
         prices = Prices(spot=spot_usd_per_hour / task.on_demand_usd_per_hour, free_within_s=self._free_within_s)
-        return solve(grid_of(task), hazards(zones, self._without, self._past), prices)
+        return solve(grid_of(task), hazards(zones, gpus, self._without, self._past), prices)

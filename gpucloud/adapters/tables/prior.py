@@ -11,31 +11,38 @@ from typing import Any
 
 from gpucloud.domain.policy.hazards import Counts, Hazards, learned_from, pooled
 
+_SMALL = 2  # GPUs of a machine
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """The counts of one zone, or of several watched as one, in one recorded market."""
+    """The counts of one zone, or of several watched as one, in one recorded market of machines with so many GPUs."""
 
     market: str
+    gpus: int
     zones: tuple[str, ...]
     counts: Counts
 
 
-def hazards(zones: int, without: Collection[str] = (), past: Counts | None = None) -> Hazards:
-    """Return how a job's market comes and goes that may go to so many zones.
+def hazards(zones: int, gpus: int, without: Collection[str] = (), past: Counts | None = None) -> Hazards:
+    """Return how a job's market comes and goes that may go to so many zones for machines with so many GPUs.
 
-    Learned from recorded zones, of which none of those in `without` has a part; and from the market's own past where
-    that is known, else with several zones from recorded sets of about as many.
+    Learned from recorded zones, of which none of those in `without` has a part; for big machines, which are scarce and
+    come for a short time, above all from big ones; and from the market's own past where that is known, else with
+    several zones from recorded sets of about as many.
     """
     rows = [row for row in recorded() if not set(row.zones) & set(without)]
-    single = pooled(row.counts for row in rows if len(row.zones) == 1)
-    if past is not None:
-        return learned_from(single, past)
+    levels = [pooled(row.counts for row in rows if len(row.zones) == 1)]
+    if gpus > _SMALL:
+        rows = [row for row in rows if row.gpus > _SMALL]
+        levels.append(pooled(row.counts for row in rows if len(row.zones) == 1))
     sets = [row for row in rows if len(row.zones) > 1]
-    if zones < 2 or not sets:
-        return learned_from(single)
-    nearest = min({len(row.zones) for row in sets}, key=lambda count: (abs(count - zones), count))
-    return learned_from(single, pooled(row.counts for row in sets if len(row.zones) == nearest))
+    if past is not None:
+        levels.append(past)
+    elif zones > 1 and sets:
+        nearest = min({len(row.zones) for row in sets}, key=lambda count: (abs(count - zones), count))
+        levels.append(pooled(row.counts for row in sets if len(row.zones) == nearest))
+    return learned_from(*levels)
 
 
 @cache
@@ -47,4 +54,4 @@ def recorded() -> tuple[Recorded, ...]:
 
 def _row(raw: Mapping[str, Any]) -> Recorded:
     found: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in raw["counts"].items()}
-    return Recorded(market=raw["market"], zones=tuple(raw["zones"]), counts=Counts(**found))
+    return Recorded(market=raw["market"], gpus=raw["gpus"], zones=tuple(raw["zones"]), counts=Counts(**found))

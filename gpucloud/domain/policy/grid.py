@@ -10,6 +10,8 @@ from gpucloud.domain.policy.observation import Holding, Mode, Task
 _MOST_TICKS = 1200
 _MOST_SLACK = 480
 _LEAST_TICK_S = 60.0
+_MOST_PARTS = 16  # of a changeover; each is a situation more in every table
+_FEWEST_PARTS = 0.6  # of the most that there may be
 _EXACT = 1e-6  # of a tick: what rounding of seconds may leave over
 
 
@@ -57,12 +59,11 @@ class Grid:
 
 
 def grid_of(task: Task) -> Grid:
-    """Return ticks of which a changeover is a whole number, about 1,200 of them to the deadline.
+    """Return ticks of which a changeover is a whole number, 1,200 of them to the deadline at about the most.
 
     A changeover that is shorter than such a tick loses a part of one. Slack beyond 480 ticks is worth no more.
     """
-    parts = round(task.changeover_s * _MOST_TICKS / task.span_s)
-    parts = min(parts, int(task.changeover_s // _LEAST_TICK_S))
+    parts = _parts(task)
     tick_s = task.changeover_s / parts if parts else max(task.span_s / _MOST_TICKS, task.changeover_s, _LEAST_TICK_S)
     work = math.ceil(task.work_s / tick_s - _EXACT)
     slack = math.floor(task.span_s / tick_s + _EXACT) - work
@@ -75,3 +76,18 @@ def grid_of(task: Task) -> Grid:
         beside=max(beside, 0),
         lost=1.0 if parts else task.changeover_s / tick_s,
     )
+
+
+def _parts(task: Task) -> int:
+    """Return how many ticks a changeover takes: of which a hand-over is most nearly a whole number, too.
+
+    What it is rounded up by is lost in each, and makes the program shun them. 0 for a changeover within a tick.
+    """
+    most = round(task.changeover_s * _MOST_TICKS / task.span_s)
+    most = min(most, int(task.changeover_s // _LEAST_TICK_S), _MOST_PARTS)
+
+    def rounded_up(parts: int) -> float:
+        handover = parts * (task.handover_s or 0.0) / task.changeover_s
+        return round((math.ceil(handover - _EXACT) - handover) / parts, 3)
+
+    return min(range(most, math.ceil(most * _FEWEST_PARTS) - 1, -1), key=rounded_up) if most else 0

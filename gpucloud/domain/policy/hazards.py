@@ -71,27 +71,27 @@ def pooled(counts: Iterable[Counts]) -> Counts:
     )
 
 
-def learned_from(others: Counts, own: Counts | None = None) -> Hazards:
-    """Return the rates that other zones show, drawn to what the zone's own past shows.
+def learned_from(others: Counts, *nearer: Counts) -> Hazards:
+    """Return the rates that other zones show, drawn to what each of the nearer shows: machines of that size, own past.
 
     Each rate is (events + a) / (hours + a / prior): a bucket with few hours says little, and takes after the prior,
-    which for the others is their rate over all ages (a = 2), and for the own past what the others show (a = 8).
+    which for the others is their rate over all ages (a = 2), and for the nearer what came before them (a = 8).
     """
-    shared = Hazards(
+    found = Hazards(
         up_per_h=_rates(others.up_ends, others.up_h, _mean(others.up_ends, others.up_h), _WEIGHT_OF_MEAN),
         down_per_h=_rates(others.down_ends, others.down_h, _mean(others.down_ends, others.down_h), _WEIGHT_OF_MEAN),
         replaced=(others.replaced + 0.5) / (others.lost + 1.0),
         entered=_shares(others.entered, (1.0 / BUCKETS,) * BUCKETS),
     )
-    if own is None:
-        return shared
     a = _WEIGHT_OF_POOLED
-    return Hazards(
-        up_per_h=_rates(own.up_ends, own.up_h, shared.up_per_h, a),
-        down_per_h=_rates(own.down_ends, own.down_h, shared.down_per_h, a),
-        replaced=(own.replaced + a * shared.replaced) / (own.lost + a),
-        entered=_shares(own.entered, tuple(a * share for share in shared.entered)),
-    )
+    for counts in nearer:
+        found = Hazards(
+            up_per_h=_rates(counts.up_ends, counts.up_h, found.up_per_h, a),
+            down_per_h=_rates(counts.down_ends, counts.down_h, found.down_per_h, a),
+            replaced=(counts.replaced + a * found.replaced) / (counts.lost + a),
+            entered=_shares(counts.entered, tuple(a * share for share in found.entered)),
+        )
+    return found
 
 
 def remaining_h(hazards: Hazards) -> Row:

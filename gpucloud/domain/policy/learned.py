@@ -50,7 +50,7 @@ def learned(tables: Tables, task: Task, seen: Observation) -> Choice:
         return Choice(mode=Mode.SPOT, zone=holding.zone)
     grid = tables.grid
     work = grid.up(seen.work_left_s)
-    slack = grid.down(seen.time_left_s) - work
+    slack = grid.down(seen.time_left_s - seen.work_left_s)
     if slack < 0:
         return Choice(mode=Mode.ON_DEMAND, reason=Reason.DEADLINE)
     zone = preferred(seen.zones, tables.hazards, task)

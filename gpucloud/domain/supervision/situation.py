@@ -96,18 +96,23 @@ def observed(case: Situation) -> Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """What tables are made for: the task, in how many zones there may be spot machines, and at about what price."""
+    """What tables are made for: the task, in how many zones there may be spot machines, of what size and price."""
 
     task: Task
     zones: int
+    gpus: int
     spot_usd_per_hour: float
 
 
 def lesson(goal: Goal, seen: Seen, rules: Rules) -> Lesson | None:
     """Return what the learned policy's tables are to be made for; None where they are of no use."""
     case = situation(goal, seen, rules) if goal.policy is Policy.LEARNED else None
-    prices = [float(o.usd_per_hour) for o in seen.candidates if o.pool.market is Market.SPOT]
-    return Lesson(task=task_of(case), zones=len(prices), spot_usd_per_hour=min(prices)) if case and prices else None
+    offers = [offer for offer in seen.candidates if offer.pool.market is Market.SPOT]
+    if case is None or not offers:
+        return None
+    cheapest = min(offers, key=price)
+    usd_per_hour = float(cheapest.usd_per_hour)
+    return Lesson(task=task_of(case), zones=len(offers), gpus=cheapest.gpus, spot_usd_per_hour=usd_per_hour)
 
 
 def can_stand_beside(offer: Offer, state: JobState) -> bool:
