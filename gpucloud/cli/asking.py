@@ -14,7 +14,6 @@ from gpucloud.domain.errors import NodeError, UsageError
 from gpucloud.domain.state import JobState
 from gpucloud.usecases.history import read_history
 from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.visiting import visited
 from gpucloud.wiring import Gpucloud, KnownJob
 
 # The package that the agent runs from answers; which one that is the agent has written down.
@@ -41,11 +40,7 @@ def status(target: str | None, *, history: bool, as_json: bool) -> int:
             say(jobs_text(reports))
         return 0
     known = known_job(cloud, target)
-    shell = cloud.visitor(known)
-    try:
-        report = visited(cloud.asker(known).report(), shell)
-    finally:
-        shell.close()
+    report = cloud.visited(known, cloud.asker(known).report())
     if as_json:
         say_json({"jobs": [standing_json(report)]})
     else:

@@ -14,7 +14,7 @@ from gpucloud.domain.ledger import Terms
 from gpucloud.domain.node import NO_GROUP, GroupView
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.domain.sundries import Sundries, charges_of
-from gpucloud.domain.supervision import books
+from gpucloud.domain.supervision.lives import as_listed, with_lives
 from gpucloud.domain.supervision.seen import Limits
 from gpucloud.domain.supervision.storm import standing
 from gpucloud.ports import Clock, MarketData, NodeGroup
@@ -48,7 +48,7 @@ class Asker:
         now = self.clock.now()
         cashier = Cashier(self.jobs, self.market, self.terms)
         listed = self.listed(state)
-        state, until = books.as_listed(state, listed, now)
+        state, until = as_listed(state, listed, now)
         charges = cashier.charges(state, until)
         told = report(state, cashier.spend(state, until), charges, listed, supervisor)
         return replace(told, storm=standing(state, now, Limits()))
@@ -63,7 +63,7 @@ class Asker:
         with suppress(GpucloudError):
             listed = self.listed(state)
             until = listed.armed_until if listed.exists else None
-            return replace(state, nodes=books.with_lives(state.nodes, listed.nodes), paid_until=until)
+            return replace(state, nodes=with_lives(state.nodes, listed.nodes), paid_until=until)
         return state
 
     def supervisor(self) -> str | None:

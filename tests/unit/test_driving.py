@@ -24,7 +24,6 @@ from gpucloud.domain.job import CheckpointPolicy, Cloud, IdlePolicy, Job, SshCho
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.node import EndCause, GroupView
 from gpucloud.domain.state import ExitReason, JobStatus, NodeLife
-from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import (
     Arm,
     CloseAttempt,
@@ -42,6 +41,7 @@ from gpucloud.domain.supervision.action import (
     TearDown,
     Wait,
 )
+from gpucloud.domain.supervision.lives import as_listed
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Readiness, Rules, Until
 from gpucloud.domain.witness import Word
@@ -414,9 +414,9 @@ def test_machines_that_the_group_lists_as_ended_cost_nothing_more_though_nobody_
     stored = state(nodes=lives, paid_until=NOW - timedelta(minutes=10))
 
     one_listed = GroupView(exists=True, size=0, armed_until=None, nodes=(a,))
-    known, until = books.as_listed(stored, one_listed, NOW)
+    known, until = as_listed(stored, one_listed, NOW)
     assert [life.ended_at for life in known.nodes] == [ended, None]
     assert until == NOW - timedelta(minutes=10)  # b is not listed: it was paid until then, and no longer
 
-    _, until = books.as_listed(stored, replace(one_listed, nodes=(a, node("b"))), NOW)
+    _, until = as_listed(stored, replace(one_listed, nodes=(a, node("b"))), NOW)
     assert until == NOW
