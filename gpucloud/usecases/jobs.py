@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.ledger import Terms
@@ -19,6 +19,7 @@ from gpucloud.domain.supervision.seen import Limits
 from gpucloud.domain.supervision.storm import standing
 from gpucloud.ports import Clock, MarketData, NodeGroup
 from gpucloud.store import Stored
+from gpucloud.store.counting import Tally
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.jobstore import JobStore, LogPart
 from gpucloud.usecases.lease import is_over, supervised_by
@@ -29,13 +30,17 @@ _LOOK_S = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asker:
-    """Answers questions about one job; changes nothing but to leave a request, or a charge that it caused."""
+    """Answers questions about one job; changes nothing but to leave a request, or a charge that it caused.
+
+    `tally` counts what is asked of the job's store.
+    """
 
     jobs: JobStore
     market: MarketData
     group: NodeGroup
     clock: Clock
     terms: Terms
+    tally: Tally = field(default_factory=Tally)
 
     def state(self) -> JobState:
         """Return the job's state; UsageError when there is no such job."""
@@ -76,14 +81,18 @@ class Asker:
         self.jobs.ask_to_end(ExitReason.STOPPED, caller(), self.clock.now())
 
     def bill_pull(self, fetched: int) -> None:
-        """Write down what bytes cost that a command brought out of the cloud, where they cost anything.
+        """Write down what it cost that a command brought bytes out of the cloud, where that costs anything.
 
-        Whoever may read alone reads all the same.
+        With the requests that were made for it. Whoever may read alone reads all the same.
         """
+        if not self.terms.rates:
+            return
         now = self.clock.now()
-        used = Sundries(attempt=None, start=now, end=now, sent=fetched)
-        if charges := charges_of(used, self.terms.rates_in(self.state().pool.region)):
-            with suppress(StoreError):
+        with suppress(StoreError):
+            rates = self.terms.rates_in(self.state().pool.region)
+            puts, gets = self.tally.take()
+            used = Sundries(attempt=None, start=now, end=now, puts=puts, gets=gets, sent=fetched)
+            if charges := charges_of(used, rates):
                 self.jobs.bill_beside(f"pull-{now:%Y%m%dT%H%M%S.%f}", charges)
 
     def output(self, *, attempt: int | None, rank: int | None, follow: bool) -> Iterator[tuple[LogPart, bytes]]:

@@ -198,16 +198,18 @@ class Gpucloud:
 
     def asker(self, known: KnownJob) -> Asker:
         """Return what answers questions about a known job."""
+        from gpucloud.store.counting import CountingStore, Tally
         from gpucloud.usecases.jobs import Asker
         from gpucloud.usecases.jobstore import JobStore
 
-        cloud, store = self.cloud_of(known), self.store_of(known)
+        cloud, store, tally = self.cloud_of(known), self.store_of(known), Tally()
         return Asker(
-            jobs=JobStore(store, known.name),
+            jobs=JobStore(CountingStore(store, tally), known.name),
             market=cloud.market(),
             group=cloud.group(store),
             clock=self.clock,
             terms=cloud.manners.terms,
+            tally=tally,
         )
 
     def world(self, job: Job, name: str, *, with_secrets: bool = True, unattended: Unattended | None = None) -> World:
