@@ -25,14 +25,12 @@ from gpucloud.usecases.jobstore import JobStore, LogPart
 from gpucloud.usecases.lease import is_over, supervised_by
 from gpucloud.usecases.report import JobReport, report
 
-_LOOK_S = 0.3
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asker:
     """Answers questions about one job; changes nothing but to leave a request, or a charge that it caused.
 
-    `tally` counts what is asked of the job's store.
+    `tally` counts what is asked of the job's store, where output that is followed is looked for every `look_s`.
     """
 
     jobs: JobStore
@@ -41,6 +39,7 @@ class Asker:
     clock: Clock
     terms: Terms
     tally: Tally = field(default_factory=Tally)
+    look_s: float = 0.3
 
     def state(self) -> JobState:
         """Return the job's state; UsageError when there is no such job."""
@@ -113,7 +112,7 @@ class Asker:
                         yield part, data[max(0, end - part.offset) :]
             if not follow or ended:
                 return
-            self.clock.sleep(_LOOK_S)
+            self.clock.sleep(self.look_s)
 
     def _loaded(self) -> tuple[JobState, Stored]:
         loaded = self.jobs.load()

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gpucloud.wiring.hosts import SshCloud
 
 _VISIT_S = 5.0
+_LOOK_S = 0.3
 
 
 class Gpucloud:
@@ -210,6 +211,7 @@ class Gpucloud:
             clock=self.clock,
             terms=cloud.manners.terms,
             tally=tally,
+            look_s=max(_LOOK_S, cloud.manners.flush_s / 2),  # each look is paid for; output comes no more often
         )
 
     def world(self, job: Job, name: str, *, with_secrets: bool = True, unattended: Unattended | None = None) -> World:
