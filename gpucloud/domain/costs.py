@@ -97,7 +97,8 @@ def grouped(items: Iterable[Item], by: Grouping) -> tuple[Row, ...]:
             groups.setdefault(by.key(item), []).append(item.charge)
             continue
         for charge in split_by_day((item.charge,)):
-            groups.setdefault(by.key(replace(item, charge=charge)), []).append(charge)
+            part = item if charge is item.charge else replace(item, charge=charge)
+            groups.setdefault(by.key(part), []).append(charge)
     return tuple(_row(name, groups[order, name]) for order, name in sorted(groups))
 
 
@@ -129,7 +130,10 @@ def split(charge: Charge, cuts: Iterable[datetime]) -> tuple[Charge, ...]:
 
 
 def _midnights(start: datetime, end: datetime) -> list[datetime]:
-    first, days = datetime.combine(start.date(), time(0), timezone.utc), (end.date() - start.date()).days
+    days = (end.date() - start.date()).days
+    if not days:
+        return []
+    first = datetime.combine(start.date(), time(0), timezone.utc)
     return [first + timedelta(days=day) for day in range(1, days + 1)]
 
 
