@@ -94,13 +94,14 @@ def _without_none(kind: Any) -> Any:
 def _tuple(arguments: tuple[Any, ...], data: object) -> tuple[Any, ...]:
     if not isinstance(data, list):
         raise _Unfit(f"expected a list, found {_shown(data)}")
-    kinds = [arguments[0]] * len(data) if arguments[-1] is Ellipsis else list(arguments)
-    if len(kinds) != len(data):
-        raise _Unfit(f"expected {len(kinds)} items, found {len(data)}")
+    alike = arguments[-1] is Ellipsis
+    readers = [_reader(arguments[0])] * len(data) if alike else [_reader(kind) for kind in arguments]
+    if len(readers) != len(data):
+        raise _Unfit(f"expected {len(readers)} items, found {len(data)}")
     values: list[Any] = []
     try:
-        for kind, item in zip(kinds, data, strict=True):
-            values.append(_reader(kind)(item))
+        for read, item in zip(readers, data, strict=True):
+            values.append(read(item))
     except _Unfit as unfit:
         unfit.path = f"[{len(values)}]{unfit.path}"
         raise
