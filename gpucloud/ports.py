@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from gpucloud.domain.account import Caller, Headroom, QuotaRequest
-from gpucloud.domain.billed import Billed
-from gpucloud.domain.catalog import SpotList
-from gpucloud.domain.data import DataSet, DataWanted
-from gpucloud.domain.job import Market, Resources
-from gpucloud.domain.markets import RecordedMarket
-from gpucloud.domain.node import GroupView, Node
-from gpucloud.domain.offer import Offer, Pool, PricePoint
-from gpucloud.domain.policy.learned import Tables
-from gpucloud.domain.policy.observation import Task
-from gpucloud.domain.strays import Owner, Thing
+if TYPE_CHECKING:  # ports are words alone: what they speak of is imported by whoever uses it
+    from collections.abc import Callable, Mapping
+    from datetime import datetime
+    from pathlib import Path
+
+    from gpucloud.domain.account import Caller, Headroom, QuotaRequest
+    from gpucloud.domain.billed import Billed
+    from gpucloud.domain.catalog import SpotList
+    from gpucloud.domain.data import DataSet, DataWanted
+    from gpucloud.domain.job import Market, Resources
+    from gpucloud.domain.markets import RecordedMarket
+    from gpucloud.domain.node import GroupView, Node
+    from gpucloud.domain.offer import Offer, Pool, PricePoint
+    from gpucloud.domain.policy.learned import Tables
+    from gpucloud.domain.policy.observation import Task
+    from gpucloud.domain.strays import Owner, Thing
 
 
 class Clock(Protocol):

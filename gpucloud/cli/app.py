@@ -92,7 +92,10 @@ def simulate(  # noqa: PLR0913, PLR0917  each is an option
     ] = None,
     price: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="SUM", help="What your machine costs an hour on demand; the recorded one's price."),
+        typer.Option(
+            metavar="SUM",
+            help="What your machine costs an hour on demand; on AWS the catalog's price, else the recorded one's.",
+        ),
     ] = None,
     restart: Annotated[str, typer.Option(metavar="TIME", help="From a launch to the first step.")] = "10min",
     notice: Annotated[bool, typer.Option(help="Machines are taken with two minutes' notice.")] = True,

@@ -13,8 +13,7 @@ from gpucloud.cli.use import history_json, history_rows
 from gpucloud.domain.errors import NodeError, UsageError
 from gpucloud.domain.state import JobState
 from gpucloud.usecases.history import read_history
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.visiting import visited
+from gpucloud.usecases.jobstore import JobStore, LogPart
 from gpucloud.wiring import Gpucloud, KnownJob
 
 # The package that the agent runs from answers; which one that is the agent has written down.
@@ -41,11 +40,7 @@ def status(target: str | None, *, history: bool, as_json: bool) -> int:
             say(jobs_text(reports))
         return 0
     known = known_job(cloud, target)
-    shell = cloud.visitor(known)
-    try:
-        report = visited(cloud.asker(known).report(), shell)
-    finally:
-        shell.close()
+    report = cloud.visited(known, cloud.asker(known).report())
     if as_json:
         say_json({"jobs": [standing_json(report)]})
     else:
@@ -76,21 +71,28 @@ def logs(target: str | None, *, follow: bool, attempt: int | None, rank: int | N
     asker = cloud.asker(known_job(cloud, target))
     if attempt is not None and not follow:
         _require_attempt(asker.state(), attempt)
-    empty = True
-    for part, data in asker.output(attempt=attempt, rank=rank, follow=follow):
-        empty = False
-        if as_json:
-            # At line feeds alone: a progress bar's carriage returns are part of its line.
-            for line in data.decode(errors="replace").removesuffix("\n").split("\n"):
-                say(json.dumps({"version": VERSION, "attempt": part.attempt, "rank": part.rank, "line": line}))
-        else:
-            sys.stdout.flush()
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
-    if empty:
+    read = 0
+    try:
+        for part, data in asker.output(attempt=attempt, rank=rank, follow=follow):
+            read += len(data)
+            _write_output(part, data, as_json=as_json)
+    finally:
+        asker.bill_pull(read)
+    if not read:
         of_rank = "" if rank is None else f" of rank {rank}"
         tell(f"no output{of_rank} is there")
     return 0
+
+
+def _write_output(part: LogPart, data: bytes, *, as_json: bool) -> None:
+    if as_json:
+        # At line feeds alone: a progress bar's carriage returns are part of its line.
+        for line in data.decode(errors="replace").removesuffix("\n").split("\n"):
+            say(json.dumps({"version": VERSION, "attempt": part.attempt, "rank": part.rank, "line": line}))
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
 
 
 def launches(target: str | None, *, attempt: int | None) -> int:

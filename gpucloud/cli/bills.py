@@ -20,22 +20,20 @@ def cost_text(report: JobReport, heads: Sequence[str], rows: Sequence[Row]) -> s
 
 def rows_text(heads: Sequence[str], rows: Sequence[Row]) -> str:
     """Return sums as a table, with a last row for all of them; a kind that nothing was paid for has no column."""
-    kinds = [kind for kind in ChargeKind if any(row.usd_of(kind) for row in rows)]
+    paid = {kind for row in rows for kind, spent in row.usd_by_kind.items() if spent}
+    kinds = [kind for kind in ChargeKind if kind in paid]
     shown = kinds if len(kinds) > 1 else []
     places = 2 if sum(row.usd for row in rows) >= 100 else 6
-    numbers = ["machine hours", *(kind.value for kind in shown), "USD"]
-    cells = [_cells(row, shown, places) for row in rows]
-    whole = [
-        [_hours(rows), *(_sum(rows, kind, places) for kind in shown), f"{sum(row.usd for row in rows):.{places}f}"]
-    ]
-    widths = [max(map(len, column)) for column in zip(numbers, *cells, *whole, strict=True)]
-    lines = [(*heads, "from", *_right(numbers, widths), "")]
+    told = ["machine hours", *(kind.value for kind in shown), "USD"]
+    whole = [_hours(rows), *(_sum(rows, kind, places) for kind in shown), f"{sum(row.usd for row in rows):.{places}f}"]
+    numbers, *cells, sums = _right([told, *(_cells(row, shown, places) for row in rows), whole])
+    lines = [(*heads, "from", *numbers, "")]
     lines += [
-        (*row.name, f"{row.start:%Y-%m-%d %H:%M}", *_right(own, widths), "partly estimated" if row.estimated else "")
+        (*row.name, f"{row.start:%Y-%m-%d %H:%M}", *own, "partly estimated" if row.estimated else "")
         for row, own in zip(rows, cells, strict=True)
     ]
     if len(rows) > 1:
-        lines.append(("total", *[""] * len(heads), *_right(whole[0], widths), ""))
+        lines.append(("total", *[""] * len(heads), *sums, ""))
     return table(lines)
 
 
@@ -151,5 +149,9 @@ def _hours(rows: Sequence[Row]) -> str:
     return f"{sum(row.machine_time.total_seconds() for row in rows) / 3600:.2f}"
 
 
-def _right(cells: Sequence[str], widths: Sequence[int]) -> tuple[str, ...]:
-    return tuple(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+def _right(rows: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    columns = []
+    for column in zip(*rows, strict=True):
+        width = max(map(len, column))
+        columns.append([cell.rjust(width) for cell in column])
+    return list(zip(*columns, strict=True))

@@ -62,6 +62,7 @@ def _bring(there: _There, target: Path, node: str | None, *, recursive: bool) ->
         places, below = _places(found, there.path, target)
         links = [(place, link) for (_, link), place in zip(found.links, places[len(found.files) :], strict=True)]
         moved = copier.fetch(list(zip(found.files, places, strict=False)), links, root=below)
+    cloud.asker(known).bill_pull(moved)
     for path in found.outside:
         tell(f"left out: {path} leads elsewhere, or is no file")
     return len(found.files) + len(links), moved
@@ -119,7 +120,8 @@ def _from_store(cloud: Gpucloud, known: KnownJob, written: str, target: Path, *,
     """Objects of the job in its store: checkpoints, logs, its spec."""
     if written.rstrip("/") != _STORE.rstrip("/") and not written.startswith(_STORE):
         raise UsageError(f"there is no {written}", hint=f"{known.name}:@store/checkpoints/…")
-    store, root = cloud.store_of(known), f"jobs/{known.name}/"
+    asker, root = cloud.asker(known), f"jobs/{known.name}/"
+    store = asker.jobs.store
     wanted = written.removeprefix(_STORE.rstrip("/")).strip("/")
     everything = [key.removeprefix(root) for key in store.list(root)]
     keys = [key for key in everything if not wanted or key == wanted or key.startswith(f"{wanted}/")]
@@ -139,6 +141,7 @@ def _from_store(cloud: Gpucloud, known: KnownJob, written: str, target: Path, *,
             beside.write_bytes(stored.data)
             beside.replace(place)
             moved += len(stored.data)
+    asker.bill_pull(moved)
     return len(keys), moved
 
 

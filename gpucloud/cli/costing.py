@@ -19,7 +19,6 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.domain.ledger import usd_for
 from gpucloud.usecases.forecast import time_to_go
 from gpucloud.usecases.report import JobReport
-from gpucloud.usecases.visiting import visited
 from gpucloud.wiring import Gpucloud, KnownJob
 
 _COLUMNS = (
@@ -92,11 +91,7 @@ def _with_forecast(cloud: Gpucloud, known: KnownJob, report: JobReport) -> JobRe
     """Return the report with what the whole job will have cost, where its nodes say how far they are."""
     if not report.nodes or report.status.ended:
         return report
-    shell = cloud.visitor(known)
-    try:
-        left = time_to_go(progress_of_report(visited(report, shell)))
-    finally:
-        shell.close()
+    left = time_to_go(progress_of_report(cloud.visited(known, report)))
     if left is None:
         return report
     forecast = report.spend.spent_usd + usd_for(usd_per_hour(report), left)

@@ -123,9 +123,7 @@ def _sources(catalog: Catalog, shown: tuple[Listing, ...], now: datetime) -> Ite
 
 
 def _assumed(catalog: Catalog, listed: list[Listing]) -> str:
-    regions = sorted({one.region for one in listed})
-    taken = [name for name in regions if name in catalog.prices and catalog.prices[name].taken_from]
-    parts = [f"{', '.join(taken)} taken to be priced as {catalog.prices[taken[0]].taken_from}"] if taken else []
+    parts = [said] if (said := catalog.assumed(one.region for one in listed)) else []
     if any(one.on_demand is not None and one.on_demand.bound for one in listed):
         parts.append("≤ where none is listed: gpucloud catalog refresh")
     return "".join(f"; {part}" for part in parts)

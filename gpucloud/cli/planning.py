@@ -43,5 +43,6 @@ def _is_known(cloud: Gpucloud, job: Job) -> bool:
             raise
         tell(error.message)
         tell("planned by the catalog's prices instead; spot prices that were never read are estimates of AWS's advisor")
+        tell(cloud.aws(job.aws, job.resources).list_remark())
         return False
     return True

@@ -23,8 +23,8 @@ def say(text: str) -> None:
 
 
 def say_json(answer: dict[str, Any]) -> None:
-    """Write an answer as one JSON object."""
-    say(json.dumps({"version": VERSION, **answer}, indent=2))
+    """Write an answer as one JSON object: for people on a terminal over many lines, for programs on one."""
+    say(json.dumps({"version": VERSION, **answer}, indent=2 if sys.stdout.isatty() else None))
 
 
 def tell(text: str) -> None:
@@ -55,8 +55,8 @@ def error_json(error: GpucloudError) -> dict[str, Any]:
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows in columns, two spaces apart."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    columns = [_padded(column) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
 
 
 def usd(amount: Decimal) -> str:
@@ -73,3 +73,8 @@ def pool_json(pool: Pool) -> dict[str, str]:
 def quarantine_json(one: Quarantine) -> dict[str, Any]:
     """Return a bad node as an object."""
     return {"node": one.node_id, "why": one.why, "at": codec.plain(one.at)}
+
+
+def _padded(column: Sequence[str]) -> list[str]:
+    width = max(map(len, column))
+    return [cell.ljust(width) for cell in column]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,11 +13,13 @@ from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.simulationcharts import charts
 from gpucloud.cli.simulations import Simulation, market_json, markets_text, simulation_json, simulation_text, title
 from gpucloud.cli.target import read_target
+from gpucloud.domain.catalog import aged
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job import Job
+from gpucloud.domain.job import Cloud, Job
+from gpucloud.domain.listing import cheapest_on_demand
 from gpucloud.domain.markets import RecordedMarket, RecordedZone, zone_set
 from gpucloud.domain.policy.decide import Policy
-from gpucloud.domain.quantities import parse_span, parse_usd
+from gpucloud.domain.quantities import format_usd, parse_span, parse_usd
 from gpucloud.domain.simulation.recovery import Recovery
 from gpucloud.domain.simulation.scenario import Scenario, deadlines
 from gpucloud.usecases.simulation import Study, simulate
@@ -56,10 +59,12 @@ def rehearse(target: str | None, asked: Asked, *, as_json: bool) -> int:
     cloud = Gpucloud()
     file = read_target(cloud, target)
     scenario = _scenario(file.job, file.file, asked)
+    price = _price(cloud, file.job, asked)
     plot = None if asked.plot is None else cloud.plot(asked.plot)
     known = cloud.recorded_markets()
     done = [
-        _simulated(cloud, file.job, scenario, known.market(name), asked) for name in asked.markets or (DEFAULT_MARKET,)
+        _simulated(cloud, file.job, scenario, _at_price(known.market(name), price), asked)
+        for name in asked.markets or (DEFAULT_MARKET,)
     ]
     if as_json:
         say_json(simulation_json(file.job.name, scenario, done))
@@ -111,9 +116,26 @@ def _recovery(job: Job, restart: timedelta, *, notice: bool) -> Recovery:
     )
 
 
+def _price(cloud: Gpucloud, job: Job, asked: Asked) -> Decimal | None:
+    """Return what the job's machine costs an hour on demand; None, for the recorded one's price, where nobody knows."""
+    if asked.price is not None or job.cloud is not Cloud.AWS:
+        return _read(parse_usd, "--price", asked.price)
+    catalog = cloud.aws(job.aws, job.resources).catalog
+    one = cheapest_on_demand(catalog, job.resources)
+    if one is None or one.on_demand is None:
+        return None
+    usd, of = one.on_demand.usd_per_hour, aged(one.on_demand.as_of, cloud.clock.now())
+    assumed = f"; {said}" if (said := catalog.assumed([one.region])) else ""
+    most = "at most " if one.on_demand.bound else ""
+    tell(f"priced as {one.machine.name} in {one.region}: {most}{format_usd(usd)} an hour, list price of {of}{assumed}")
+    return usd
+
+
+def _at_price(market: RecordedMarket, price: Decimal | None) -> RecordedMarket:
+    return market if price is None else market.at_price(price)
+
+
 def _simulated(cloud: Gpucloud, job: Job, scenario: Scenario, market: RecordedMarket, asked: Asked) -> Simulation:
-    price = _read(parse_usd, "--price", asked.price)
-    market = market if price is None else market.at_price(price)
     study = Study(
         zone_sets=_zone_sets(job, market, asked.zones),
         policies=asked.policies or tuple(Policy),

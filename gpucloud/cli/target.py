@@ -10,7 +10,7 @@ from gpucloud.cli.render import tell
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job import Cloud, Job
 from gpucloud.usecases.report import JobReport
-from gpucloud.usecases.start import current_run
+from gpucloud.usecases.runs import current_run
 from gpucloud.wiring import Gpucloud, KnownJob
 
 DEFAULT_FILE = "gpucloud.yaml"

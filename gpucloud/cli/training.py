@@ -12,7 +12,7 @@ from gpucloud.cli.render import tell
 from gpucloud.cli.reports import plan_text
 from gpucloud.cli.supervising import Begun, answer, run, say_what_lives
 from gpucloud.cli.target import Target, read_target
-from gpucloud.domain.driving import Unattended
+from gpucloud.domain.driving import Unattended, unkept
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Cloud, Job
 from gpucloud.domain.plan import Plan
@@ -54,6 +54,8 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
     job = replace(begun.job, profile_steps=asked.profile_steps)
     begun = replace(begun, read=replace(begun.read, job=job))
     own = Unattended(lasting=lasting, keep=asked.keep, drill=asked.drill) if lasting is not None else None
+    if own is not None:
+        _say_unkept(begun)
     goal = Goal(nodes=job.resources.nodes, keep=asked.keep, drill=asked.drill)
     if asked.detach:
         return _leave_going(begun, goal, own, as_json=as_json)
@@ -66,7 +68,15 @@ def _leave_going(begun: Begun, goal: Goal, unattended: Unattended | None, *, as_
     if unable is not None:
         tell(f"a process here drives the job, which needs this machine: {unable.why}")
         return detach(begun, keep=goal.keep, drill=goal.drill, as_json=as_json)
+    if unattended is None:
+        _say_unkept(begun)
     return launch(begun, unattended or Unattended(keep=goal.keep, drill=goal.drill), as_json=as_json)
+
+
+def _say_unkept(begun: Begun) -> None:
+    left_out = unkept(begun.job, begun.start.plan.offer.pool.market)
+    if left_out is not None:
+        tell(left_out)
 
 
 def _require_able(cloud: Gpucloud, job: Job, lasting: timedelta) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from decimal import Decimal
@@ -208,6 +208,11 @@ class Catalog:
         """Return the date of the regions' oldest list prices; of a region without a list, the oldest of all."""
         every = [prices.as_of for prices in self.prices.values()]
         return min(self.prices[name].as_of if name in self.prices else min(every) for name in regions)
+
+    def assumed(self, regions: Iterable[str]) -> str:
+        """Return which of the regions' lists are another region's, as people read it; empty where none is."""
+        taken = [name for name in sorted(set(regions)) if name in self.prices and self.prices[name].taken_from]
+        return f"{', '.join(taken)} taken to be priced as {self.prices[taken[0]].taken_from}" if taken else ""
 
     def with_news(self, news: Catalog) -> Catalog:
         """Return this catalog with the machines and the regions of a newer one over it."""

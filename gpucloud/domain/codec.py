@@ -10,14 +10,16 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal, InvalidOperation
-from enum import Enum
-from functools import cache, partial
+from enum import Enum, EnumMeta
+from functools import cache, lru_cache, partial
 from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 _AS_IT_IS = frozenset({str, int, bool, NoneType})
+_REPEATED = 1024
+"""How many values are kept that were read last: what is large is so by repeating itself."""
 
 
 class Malformed(ValueError):
@@ -78,7 +80,7 @@ def _reader(kind: Any) -> Callable[[object], Any]:
     if origin is tuple:
         return partial(_tuple, get_args(kind))
     if is_dataclass(kind):
-        return partial(_record, kind)
+        return _words_reader(kind) if _is_of_words(kind) else partial(_record, kind)
     if issubclass(kind, Enum):
         return partial(_member, kind, {member.value: member for member in kind})
     return _READ.get(kind) or partial(_same, kind)
@@ -92,17 +94,35 @@ def _without_none(kind: Any) -> Any:
 def _tuple(arguments: tuple[Any, ...], data: object) -> tuple[Any, ...]:
     if not isinstance(data, list):
         raise _Unfit(f"expected a list, found {_shown(data)}")
-    kinds = [arguments[0]] * len(data) if arguments[-1] is Ellipsis else list(arguments)
-    if len(kinds) != len(data):
-        raise _Unfit(f"expected {len(kinds)} items, found {len(data)}")
+    alike = arguments[-1] is Ellipsis
+    readers = [_reader(arguments[0])] * len(data) if alike else [_reader(kind) for kind in arguments]
+    if len(readers) != len(data):
+        raise _Unfit(f"expected {len(readers)} items, found {len(data)}")
     values: list[Any] = []
     try:
-        for kind, item in zip(kinds, data, strict=True):
-            values.append(_reader(kind)(item))
+        for read, item in zip(readers, data, strict=True):
+            values.append(read(item))
     except _Unfit as unfit:
         unfit.path = f"[{len(values)}]{unfit.path}"
         raise
     return tuple(values)
+
+
+def _words_reader(kind: Any) -> Callable[[object], Any]:
+    """Return what reads a record of words alone, once for all that are equal: many charges name a few pools."""
+    once = lru_cache(_REPEATED)(lambda items: _record(kind, dict(items)))
+
+    def read(data: Any) -> Any:
+        try:
+            return once(tuple(data.items()))
+        except (AttributeError, TypeError):  # no object, or one that holds more than words
+            return _record(kind, data)
+
+    return read
+
+
+def _is_of_words(kind: Any) -> bool:
+    return all(hint is str or isinstance(hint, EnumMeta) for hint in _hints(kind).values())
 
 
 def _record(kind: Any, data: object) -> Any:
@@ -111,9 +131,10 @@ def _record(kind: Any, data: object) -> Any:
     values, name = {}, ""
     readers, needed = _fields(kind)
     try:
-        for name, read in readers:
+        for name, plain_kind, read in readers:
             if name in data:
-                values[name] = read(data[name])
+                item = data[name]
+                values[name] = item if type(item) is plain_kind else read(item)
     except _Unfit as unfit:
         unfit.path = f".{name}{unfit.path}"
         raise
@@ -123,11 +144,26 @@ def _record(kind: Any, data: object) -> Any:
 
 
 @cache
-def _fields(kind: Any) -> tuple[tuple[tuple[str, Callable[[object], Any]], ...], tuple[str, ...]]:
-    """Return what reads each field, and which must be there. Made when first read: a class may hold itself."""
-    hints = get_type_hints(kind)
+def _fields(kind: Any) -> tuple[tuple[tuple[str, Any, Callable[[object], Any]], ...], tuple[str, ...]]:
+    """Return for each field which plain values stay as they are and what reads others, and which must be there.
+
+    Made when first read: a class may hold itself.
+    """
+    hints = _hints(kind)
     needed = tuple(field.name for field in fields(kind) if field.default is field.default_factory is MISSING)
-    return tuple((field.name, _reader(hints[field.name])) for field in fields(kind)), needed
+    readers = tuple((name, _plain_kind(hints[name]), _reader(hints[name])) for name in (f.name for f in fields(kind)))
+    return readers, needed
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _plain_kind(kind: Any) -> Any:
+    if get_origin(kind) in (Union, UnionType):
+        return NoneType
+    return kind if kind in _AS_IT_IS else None
 
 
 def _same(kind: type, data: object) -> Any:
@@ -147,12 +183,15 @@ def _time(data: object) -> datetime:
     if not isinstance(data, str):
         raise _Unfit(f"expected a time, found {_shown(data)}")
     try:
-        time = datetime.fromisoformat(data)
+        time = _parsed_time(data)
     except ValueError as error:
         raise _Unfit(str(error)) from error
     if time.tzinfo is None:
         raise _Unfit(f"a time without its zone: {data}")
     return time
+
+
+_parsed_time = lru_cache(_REPEATED)(datetime.fromisoformat)  # charges of one machine begin and end together
 
 
 def _span(data: object) -> timedelta:

@@ -97,7 +97,8 @@ def grouped(items: Iterable[Item], by: Grouping) -> tuple[Row, ...]:
             groups.setdefault(by.key(item), []).append(item.charge)
             continue
         for charge in split_by_day((item.charge,)):
-            groups.setdefault(by.key(replace(item, charge=charge)), []).append(charge)
+            part = item if charge is item.charge else replace(item, charge=charge)
+            groups.setdefault(by.key(part), []).append(charge)
     return tuple(_row(name, groups[order, name]) for order, name in sorted(groups))
 
 
@@ -129,7 +130,10 @@ def split(charge: Charge, cuts: Iterable[datetime]) -> tuple[Charge, ...]:
 
 
 def _midnights(start: datetime, end: datetime) -> list[datetime]:
-    first, days = datetime.combine(start.date(), time(0), timezone.utc), (end.date() - start.date()).days
+    days = (end.date() - start.date()).days
+    if not days:
+        return []
+    first = datetime.combine(start.date(), time(0), timezone.utc)
     return [first + timedelta(days=day) for day in range(1, days + 1)]
 
 
@@ -156,14 +160,17 @@ def _of_jobs(
 
 def _row(name: tuple[str, ...], charges: list[Charge]) -> Row:
     sums: dict[ChargeKind, Decimal] = {}
-    for charge in charges:
+    start, end, machine_time = charges[0].start, charges[0].end, timedelta(0)
+    for charge in charges:  # thousands of times: one pass
         sums[charge.kind] = sums.get(charge.kind, ZERO) + charge.usd
-    machines = [charge.end - charge.start for charge in charges if charge.kind is ChargeKind.COMPUTE]
+        start, end = min(start, charge.start), max(end, charge.end)
+        if charge.kind is ChargeKind.COMPUTE:
+            machine_time += charge.end - charge.start
     return Row(
         name=name,
-        start=min(charge.start for charge in charges),
-        end=max(charge.end for charge in charges),
-        machine_time=sum(machines, timedelta(0)),
+        start=start,
+        end=end,
+        machine_time=machine_time,
         usd=sum(sums.values(), ZERO),
         usd_by_kind=sums,
         estimated=any(charge.estimated for charge in charges),

@@ -7,8 +7,9 @@ from datetime import timedelta
 
 from gpucloud.domain.bootstrap.noderecord import LARGEST_CODE_BYTES
 from gpucloud.domain.codec import Malformed, from_json
-from gpucloud.domain.job import Cloud, Job
+from gpucloud.domain.job import Cloud, Job, Market
 from gpucloud.domain.ledger import Terms
+from gpucloud.domain.quantities import format_span
 from gpucloud.domain.supervision.seen import Rules
 
 VERSION = 1
@@ -64,6 +65,20 @@ class Unable:
 
     why: str
     hint: str
+
+
+def unkept(job: Job, market: Market) -> str | None:
+    """Return what a supervisor outside does for the job, and its machines on that market cannot; None where nothing.
+
+    Machines may end each other and buy none: no policy can be asked what to change to.
+    """
+    if job.deadline is None or job.deadline_policy is None or market is not Market.SPOT:
+        return None
+    return (
+        f"while its machines drive it, nobody changes over to machines on demand for its deadline of"
+        f" {format_span(job.deadline)}: it keeps spot machines, and may be late. A supervisor that stays, or"
+        f" `resources: {{market: on_demand}}`, keeps it"
+    )
 
 
 def order_key(cluster: str) -> str:

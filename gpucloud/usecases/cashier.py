@@ -11,7 +11,7 @@ from functools import partial
 from gpucloud.domain.ledger import ZERO, Charge, Spend, Terms, meter, total, usd_for
 from gpucloud.domain.node import GroupView
 from gpucloud.domain.state import JobState, NodeLife
-from gpucloud.domain.supervision import books
+from gpucloud.domain.supervision.lives import with_lives
 from gpucloud.domain.supervision.prepaid import Wall, paid_until
 from gpucloud.ports import MarketData
 from gpucloud.usecases.jobstore import JobStore
@@ -72,7 +72,7 @@ class Cashier:
         What the cloud lists now counts, not only what is in the books: `wanted` or the group's level, whichever is
         more, and beside it what is being taken.
         """
-        state = replace(state, nodes=books.with_lives(state.nodes, group.nodes))
+        state = replace(state, nodes=with_lives(state.nodes, group.nodes))
         nodes = max(len(state.alive), max(wanted, group.size) + sum(node.detached for node in group.alive))
         spent = self.spend(state, now).spent_usd
         until = partial(paid_until, now, left_usd=state.budget_usd - spent, cap_usd_per_hour=state.dearest_usd_per_hour)

@@ -7,35 +7,39 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.node import NO_GROUP, GroupView
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.domain.sundries import Sundries, charges_of
-from gpucloud.domain.supervision import books
+from gpucloud.domain.supervision.lives import as_listed, with_lives
 from gpucloud.domain.supervision.seen import Limits
 from gpucloud.domain.supervision.storm import standing
 from gpucloud.ports import Clock, MarketData, NodeGroup
 from gpucloud.store import Stored
+from gpucloud.store.counting import Tally
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.jobstore import JobStore, LogPart
 from gpucloud.usecases.lease import is_over, supervised_by
 from gpucloud.usecases.report import JobReport, report
 
-_LOOK_S = 0.3
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asker:
-    """Answers questions about one job; changes nothing but to leave a request, or a charge that it caused."""
+    """Answers questions about one job; changes nothing but to leave a request, or a charge that it caused.
+
+    `tally` counts what is asked of the job's store, where output that is followed is looked for every `look_s`.
+    """
 
     jobs: JobStore
     market: MarketData
     group: NodeGroup
     clock: Clock
     terms: Terms
+    tally: Tally = field(default_factory=Tally)
+    look_s: float = 0.3
 
     def state(self) -> JobState:
         """Return the job's state; UsageError when there is no such job."""
@@ -48,7 +52,7 @@ class Asker:
         now = self.clock.now()
         cashier = Cashier(self.jobs, self.market, self.terms)
         listed = self.listed(state)
-        state, until = books.as_listed(state, listed, now)
+        state, until = as_listed(state, listed, now)
         charges = cashier.charges(state, until)
         told = report(state, cashier.spend(state, until), charges, listed, supervisor)
         return replace(told, storm=standing(state, now, Limits()))
@@ -63,7 +67,7 @@ class Asker:
         with suppress(GpucloudError):
             listed = self.listed(state)
             until = listed.armed_until if listed.exists else None
-            return replace(state, nodes=books.with_lives(state.nodes, listed.nodes), paid_until=until)
+            return replace(state, nodes=with_lives(state.nodes, listed.nodes), paid_until=until)
         return state
 
     def supervisor(self) -> str | None:
@@ -76,14 +80,18 @@ class Asker:
         self.jobs.ask_to_end(ExitReason.STOPPED, caller(), self.clock.now())
 
     def bill_pull(self, fetched: int) -> None:
-        """Write down what bytes cost that a command brought out of the cloud, where they cost anything.
+        """Write down what it cost that a command brought bytes out of the cloud, where that costs anything.
 
-        Whoever may read alone reads all the same.
+        With the requests that were made for it. Whoever may read alone reads all the same.
         """
+        if not self.terms.rates:
+            return
         now = self.clock.now()
-        used = Sundries(attempt=None, start=now, end=now, sent=fetched)
-        if charges := charges_of(used, self.terms.rates_in(self.state().pool.region)):
-            with suppress(StoreError):
+        with suppress(StoreError):
+            rates = self.terms.rates_in(self.state().pool.region)
+            puts, gets = self.tally.take()
+            used = Sundries(attempt=None, start=now, end=now, puts=puts, gets=gets, sent=fetched)
+            if charges := charges_of(used, rates):
                 self.jobs.bill_beside(f"pull-{now:%Y%m%dT%H%M%S.%f}", charges)
 
     def output(self, *, attempt: int | None, rank: int | None, follow: bool) -> Iterator[tuple[LogPart, bytes]]:
@@ -104,7 +112,7 @@ class Asker:
                         yield part, data[max(0, end - part.offset) :]
             if not follow or ended:
                 return
-            self.clock.sleep(_LOOK_S)
+            self.clock.sleep(self.look_s)
 
     def _loaded(self) -> tuple[JobState, Stored]:
         loaded = self.jobs.load()

@@ -152,7 +152,8 @@ class JobStore:
         for key in (key for key in keys if _PAGE_KEY.search(key)):
             if (stored := self.store.get(key)) is not None:
                 page = codec.from_json(_Page, stored.data)
-                found += (charge for charge in page.charges if self._bill_key(charge.node_id) not in read)
+                fresh = {node for node in page.nodes if self._bill_key(node) not in read}
+                found += (charge for charge in page.charges if charge.node_id in fresh)
                 read.update(map(self._bill_key, page.nodes))
         for key in keys:
             if key not in read and not _PAGE_KEY.search(key) and (stored := self.store.get(key)) is not None:

@@ -21,6 +21,7 @@ from gpucloud.domain.supervision.action import (
     Resize,
     TearDown,
 )
+from gpucloud.domain.supervision.lives import with_lives
 from gpucloud.domain.supervision.membership import quarantined
 from gpucloud.ports import ClusterSpec
 from gpucloud.usecases.cashier import Cashier
@@ -171,7 +172,7 @@ class Renter:
         """Return the lives as the list tells them once it is up to date: for a while it may show what was so before."""
         deadline = self.world.clock.now() + _LISTED_WITHIN
         while True:
-            lives = books.with_lives(self.lease.state.nodes, self.world.group.describe(name).nodes)
+            lives = with_lives(self.lease.state.nodes, self.world.group.describe(name).nodes)
             if all(life.ended_at is not None for life in lives) or self.world.clock.now() >= deadline:
                 return lives
             self.world.clock.sleep(_LIST_AGAIN_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import uuid
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -19,8 +18,9 @@ from gpucloud.domain.supervision.seen import Limits
 from gpucloud.ports import Account, Clock, MarketData
 from gpucloud.store import Conflict, ObjectStore
 from gpucloud.usecases.cashier import Cashier
-from gpucloud.usecases.jobstore import JobStore, job_names
+from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.planning import Planner
+from gpucloud.usecases.runs import current_run, run_number
 
 # Ends that a new run follows; after any other end the same job goes on from its checkpoint.
 _CLOSED = (ExitReason.SUCCEEDED, ExitReason.USER_ERROR)
@@ -34,16 +34,6 @@ class Start:
     plan: Plan
     continues: bool
     changed: tuple[str, ...] = ()
-
-
-def current_run(store: ObjectStore, name: str) -> tuple[str, JobState] | None:
-    """Return the newest run of a job (`digits`, `digits-2`, …) with its state; None when there is none."""
-    runs = [(number, run) for run in job_names(store) if (number := _run_number(name, run))]
-    if not runs:
-        return None
-    newest = max(runs)[1]
-    loaded = JobStore(store, newest).load()
-    return (newest, loaded[0]) if loaded else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +71,7 @@ class Starter:
         found = current_run(self.store, job.name)
         if found is not None and not is_closed(found[1]):
             return self._continue(job, spec, *found)
-        number = _run_number(job.name, found[0]) + 1 if found else 1
+        number = run_number(job.name, found[0]) + 1 if found else 1
         return self._create(job, spec, job.name if number == 1 else f"{job.name}-{number}")
 
     def plan(self, job: Job) -> Plan:
@@ -126,14 +116,6 @@ class Starter:
 def is_closed(state: JobState) -> bool:
     """Whether the next `train` starts a new run instead of going on with this one: its end, or only its teardown."""
     return state.exit_reason in _CLOSED and (state.torn_down or state.kept)
-
-
-def _run_number(name: str, run: str) -> int:
-    """1 for the job's first run, n for `name-n`, 0 for another job."""
-    if run == name:
-        return 1
-    m = re.fullmatch(re.escape(name) + r"-(\d+)", run)
-    return int(m[1]) if m and int(m[1]) >= 2 else 0
 
 
 def _changes(job: Job, spec: bytes, state: JobState) -> tuple[str, ...]:

@@ -144,8 +144,16 @@ class AwsCloud:
     def remarks(self) -> tuple[str, ...]:
         """Return how machines are reached, how old list prices are, and what could not be asked of the market."""
         reached = f"machines are reached by SSH: {self._choices.access.value}"
-        priced = aged(self.catalog.priced_on(self.regions), datetime.now(timezone.utc))
-        return (reached, f"on-demand prices of {priced}; spot prices of now", *self._market.remarks)
+        return (reached, f"{self.list_remark()}; spot prices of now", *self._market.remarks)
+
+    def list_remark(self) -> str:
+        """Return how old list prices are, and which regions have no list of their own."""
+        told = [aged(self.catalog.priced_on(self.regions), datetime.now(timezone.utc))]
+        if assumed := self.catalog.assumed(self.regions):
+            told.append(assumed)
+        if unlisted := [name for name in self.regions if name not in self.catalog.prices]:
+            told.append(f"none of {', '.join(unlisted)}, taken for the dearest there can be: gpucloud catalog refresh")
+        return f"on-demand prices of {', '.join(told)}"
 
     def caller_policies(self, job: Job | None) -> dict[str, dict[str, Any]]:
         """Return the least IAM policies of whoever runs gpucloud, by name: for one job's region and store, if given."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.home import Home, KnownJob, open_home
-from gpucloud.domain.driving import Unable, Unattended
 from gpucloud.domain.errors import CredentialsError, GpucloudError, ToolMissing, UsageError
 from gpucloud.domain.job import AwsChoices, Job, Resources, SshChoices
 from gpucloud.domain.job import Cloud as CloudName
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from gpucloud.adapters.datasets import Sources
     from gpucloud.adapters.local.group import LocalNodeGroup
     from gpucloud.adapters.plots import Plot
+    from gpucloud.domain.driving import Unable, Unattended
     from gpucloud.domain.node import Node
     from gpucloud.domain.plan import Plan
     from gpucloud.domain.state import JobState
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gpucloud.usecases.estimate import Estimator
     from gpucloud.usecases.here import Here
     from gpucloud.usecases.jobs import Asker
+    from gpucloud.usecases.report import JobReport
     from gpucloud.usecases.start import Starter
     from gpucloud.usecases.world import World
     from gpucloud.wiring.aws import AwsCloud
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from gpucloud.wiring.hosts import SshCloud
 
 _VISIT_S = 5.0
+_LOOK_S = 0.3
 
 
 class Gpucloud:
@@ -129,6 +131,18 @@ class Gpucloud:
         """Return SSH for a short look at a known job's nodes: one that does not answer is not waited for."""
         return self.shell(known.name, replace(self.cloud_of(known).manners, connect_s=_VISIT_S))
 
+    def visited(self, known: KnownJob, report: JobReport) -> JobReport:
+        """Return the report with what the job's nodes say now; one that does not answer has no status."""
+        if not report.nodes:
+            return report
+        from gpucloud.usecases.visiting import visited
+
+        shell = self.visitor(known)
+        try:
+            return visited(report, shell)
+        finally:
+            shell.close()
+
     @contextmanager
     def copier(self, known: KnownJob, node: Node, progress: Callable[[int, int], None]) -> Iterator[Copier]:
         """Give what copies to and from a job's node, paths starting in its code folder."""
@@ -185,16 +199,19 @@ class Gpucloud:
 
     def asker(self, known: KnownJob) -> Asker:
         """Return what answers questions about a known job."""
+        from gpucloud.store.counting import CountingStore, Tally
         from gpucloud.usecases.jobs import Asker
         from gpucloud.usecases.jobstore import JobStore
 
-        cloud, store = self.cloud_of(known), self.store_of(known)
+        cloud, store, tally = self.cloud_of(known), self.store_of(known), Tally()
         return Asker(
-            jobs=JobStore(store, known.name),
+            jobs=JobStore(CountingStore(store, tally), known.name),
             market=cloud.market(),
             group=cloud.group(store),
             clock=self.clock,
             terms=cloud.manners.terms,
+            tally=tally,
+            look_s=max(_LOOK_S, cloud.manners.flush_s / 2),  # each look is paid for; output comes no more often
         )
 
     def world(self, job: Job, name: str, *, with_secrets: bool = True, unattended: Unattended | None = None) -> World:

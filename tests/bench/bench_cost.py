@@ -54,7 +54,7 @@ def main() -> int:
     return 0 if all(good) else 1
 
 
-def make_job(home: Home) -> None:
+def make_job(home: Home, attempts: int = ATTEMPTS) -> None:
     """A job that had one machine for each attempt, all ended and in the ledger."""
     jobs = JobStore(open_store(home.store), "long")
     state = JobState(
@@ -67,8 +67,8 @@ def make_job(home: Home) -> None:
         status=JobStatus.STOPPED,
         exit_reason=ExitReason.STOPPED,
         torn_down=True,
-        attempts=tuple(attempt(number) for number in range(1, ATTEMPTS + 1)),
-        nodes=tuple(life(number) for number in range(1, ATTEMPTS + 1)),
+        attempts=tuple(attempt(number) for number in range(1, attempts + 1)),
+        nodes=tuple(life(number) for number in range(1, attempts + 1)),
     )
     with mock.patch("os.fsync"):  # ten thousand objects, of which none must outlive a power cut
         jobs.create(Cashier(jobs, OnePrice(), TERMS).settle(state, BORN), b"")

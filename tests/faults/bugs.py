@@ -83,7 +83,7 @@ def _money() -> Iterator[Bug]:
     payable = ("pytest", "tests/unit/test_payable.py")
     yield _bug("replacement-not-counted", "usecases/cashier.py", coming, "wanted", *payable)
     lives = "    known = {life.node_id: life for life in lives}"
-    yield _bug("vanished-machine-forgotten", "domain/supervision/books.py", lives, "    known = {}", *payable)
+    yield _bug("vanished-machine-forgotten", "domain/supervision/lives.py", lives, "    known = {}", *payable)
     detach = "            return lower or Detach(node_id=counted[0])"
     free = "            return Detach(node_id=counted[0])"
     yield _bug("shut-off-not-lowered-before-detaching", "domain/supervision/upkeep.py", detach, free, *tests)

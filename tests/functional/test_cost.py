@@ -272,7 +272,7 @@ def test_the_bill_stands_beside_the_ledger_and_is_asked_for_once_a_day(home, cap
     monkeypatch.setattr(LocalCloud, "billing", lambda self: bill)
     for _ in range(2):
         assert billed_command.reconcile("vision", as_json=True) == 0
-    told = json.loads(capsys.readouterr().out.split("\n}\n")[0] + "}")
+    told = json.loads(capsys.readouterr().out.splitlines()[0])
     assert bill.asked == 1
     assert [
         (row["day"], row["kind"], row["ours_usd"], row["billed_usd"], row["drift_usd"]) for row in told["rows"]

@@ -104,6 +104,19 @@ def test_options_stand_for_what_the_file_says_and_for_another_machine(simulate):
     assert market["results"][0]["mean_usd"] == "225.66"  # 4.1 h
 
 
+def test_a_job_on_aws_is_priced_by_the_catalog(simulate, folder, monkeypatch):
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    text = JOB.replace("budget: 160", "cloud: aws\nbudget: 4000").replace("nodes: 1", "nodes: 1, types: [p5.48xlarge]")
+    (folder / "train.yaml").write_text(text)
+    _, answer, story = simulate("train.yaml", "--policy", "on_demand", "--json", *QUICK)
+    (market,) = json.loads(answer)["markets"]
+    assert market["on_demand_usd_per_hour"] == "55.04"
+    assert "priced as p5.48xlarge in us-west-2: 55.04 USD an hour, list price of 2026-07-20 (" in story
+    assert "us-west-2 taken to be priced as us-east-1" in story
+    _, answer, story = simulate("train.yaml", "--policy", "on_demand", "--price", "3 USD", "--json", *QUICK)
+    assert (json.loads(answer)["markets"][0]["on_demand_usd_per_hour"], story) == ("3", "")
+
+
 def test_deadlines_are_swept_from_the_tightest_to_twice_the_work(simulate):
     _, answer, _ = simulate("train.yaml", "--sweep", "--policy", "greedy", "--json", *QUICK)
     results = json.loads(answer)["markets"][0]["results"]

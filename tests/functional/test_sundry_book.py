@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
+from gpucloud.adapters.home import Home, KnownJob
+from gpucloud.cli import asking, copying
+from gpucloud.domain.errors import StoreError
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.manifest import Commit
 from gpucloud.domain.rates import GIB, Rates
@@ -81,3 +85,55 @@ def test_bytes_that_are_pulled_later_are_a_charge_of_no_attempt(world):
     replace(asker, clock=SimpleNamespace(now=lambda: NOW + timedelta(seconds=1))).bill_pull(0)
     replace(asker, clock=SimpleNamespace(now=lambda: NOW + timedelta(seconds=2)), terms=Terms()).bill_pull(7)
     assert [(charge.usd, charge.attempt) for charge in world.jobs.charges()] == [(7, None)]
+
+
+def test_the_requests_of_a_pull_are_charged_with_its_bytes(world):
+    world.jobs.create(state(), b"")
+    world.tally.take()
+    asker = Asker(jobs=world.jobs, market=None, group=None, clock=world.clock, terms=world.terms, tally=world.tally)
+    world.jobs.append_log(1, 0, 0, b"seven b")
+    told = b"".join(data for _, data in asker.output(attempt=None, rank=None, follow=False))
+    asker.bill_pull(len(told))
+    charges = {charge.kind.value: charge for charge in world.jobs.charges()}
+    assert charges["transfer"].usd == 7
+    # The log was put and listed; it was read, and so was the state, for the output and for the bill.
+    assert (charges["requests"].usd, charges["requests"].note) == (Decimal("0.002"), "2 PUT, 3 GET")
+
+
+@pytest.fixture
+def charged(world, tmp_path, monkeypatch):
+    """A job of this user's whose embedded cloud charges what S3 does."""
+    home = Home(tmp_path)
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path))
+    monkeypatch.setattr("gpucloud.wiring.local.Terms", partial(Terms, rates=(S3,)))
+    world.jobs.create(state(), b"")
+    world.jobs.append_log(1, 0, 0, b"hello\n")
+    home.remember(KnownJob(name="made", store=world.jobs.store.url, file=tmp_path / "gpucloud.yaml"))
+    return world.jobs
+
+
+@pytest.mark.parametrize("lines", [False, True])
+def test_logs_that_are_read_out_of_the_store_are_charged(charged, lines, capfdbinary):
+    assert asking.logs("made", follow=False, attempt=None, rank=None, as_json=lines) == 0
+    assert b"hello" in capfdbinary.readouterr().out
+    sums = {charge.kind.value: charge.usd for charge in charged.charges()}
+    assert sums == {"transfer": 6, "requests": Decimal("0.001")}
+
+
+def test_what_is_copied_out_of_the_store_is_charged(charged, tmp_path):
+    copied = copying.copy("made:@store/logs", str(tmp_path / "logs"), node=None, recursive=True, as_json=False)
+    assert copied == 0
+    assert (tmp_path / "logs" / "0001" / "rank-00000" / "000000000000").read_bytes() == b"hello\n"
+    assert {charge.kind.value: charge.usd for charge in charged.charges()} == {
+        "transfer": 6,
+        "requests": Decimal("0.001"),
+    }
+
+
+def test_who_may_only_read_reads_all_the_same(charged, monkeypatch, capfd):
+    def refused(*_, **__):
+        raise StoreError("403")
+
+    monkeypatch.setattr(JobStore, "bill_beside", refused)
+    assert asking.logs("made", follow=False, attempt=None, rank=None, as_json=False) == 0
+    assert capfd.readouterr().out == "hello\n"

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import gpucloud
+from gpucloud.adapters.home import Home
+from tests.bench import bench_cost
 
 PACKAGE = Path(gpucloud.__file__).parent
 # Refuses every module that is neither in the standard library nor ours.
@@ -22,7 +24,7 @@ class Blocker:
 sys.meta_path.insert(0, Blocker())
 """
 IMPORT = "import importlib; [importlib.import_module(name) for name in sys.argv[1:]]"
-HEAVY = ("torch", "numpy", "boto3", "botocore", "paramiko", "python_terraform")
+HEAVY = ("torch", "numpy", "boto3", "botocore", "paramiko", "python_terraform", "matplotlib", "cryptography")
 
 
 def modules(*places: str) -> list[str]:
@@ -73,11 +75,14 @@ def test_the_package_itself_imports_nothing() -> None:
     assert done.stdout == "['gpucloud']\n", done.stderr
 
 
-def test_help_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize("words", [("--help",), ("cost", "long"), ("status", "long")], ids=" ".join)
+def test_commands_that_only_look_import_nothing_heavy(words: tuple[str, ...], tmp_path: Path) -> None:
+    bench_cost.make_job(Home(tmp_path), attempts=1)
     code = (
-        "import atexit, runpy, sys\n"
+        "import atexit, os, runpy, sys\n"
         f"atexit.register(lambda: print('heavy:', [name for name in {HEAVY!r} if name in sys.modules]))\n"
-        "sys.argv = ['gpucloud', '--help']\n"
+        f"os.environ['GPUCLOUD_HOME'] = {str(tmp_path)!r}\n"
+        f"sys.argv = {['gpucloud', *words]!r}\n"
         "runpy.run_module('gpucloud', run_name='__main__')\n"
     )
     done = run(code, isolated=False)

@@ -18,13 +18,12 @@ from gpucloud.domain.bootstrap.driver_step import DRIVER
 from gpucloud.domain.bootstrap.facts import Facts
 from gpucloud.domain.bootstrap.wanted import DriverWanted, Wanted
 from gpucloud.domain.codec import Malformed, from_json, to_json
-from gpucloud.domain.driving import VERSION, DriveOrder, order_key, parse_order, unable
+from gpucloud.domain.driving import VERSION, DriveOrder, order_key, parse_order, unable, unkept
 from gpucloud.domain.errors import ProvisionError, UsageError
-from gpucloud.domain.job import CheckpointPolicy, Cloud, IdlePolicy, Job, SshChoices
+from gpucloud.domain.job import CheckpointPolicy, Cloud, IdlePolicy, Job, Market, MarketPolicy, SshChoices
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.node import EndCause, GroupView
 from gpucloud.domain.state import ExitReason, JobStatus, NodeLife
-from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import (
     Arm,
     CloseAttempt,
@@ -42,6 +41,7 @@ from gpucloud.domain.supervision.action import (
     TearDown,
     Wait,
 )
+from gpucloud.domain.supervision.lives import as_listed
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Readiness, Rules, Until
 from gpucloud.domain.witness import Word
@@ -245,6 +245,25 @@ def test_a_job_that_needs_the_callers_machine_cannot_drive_itself(changes, store
     assert found is None or found.hint
 
 
+BY_TOMORROW = replace(
+    JOB, cloud=Cloud.AWS, deadline=timedelta(hours=12), resources=replace(JOB.resources, market=MarketPolicy.AUTO)
+)
+
+
+@pytest.mark.parametrize(
+    ("job", "market", "says"),
+    [
+        (BY_TOMORROW, Market.SPOT, True),
+        (BY_TOMORROW, Market.ON_DEMAND, False),  # what it has is what keeps a deadline
+        (replace(BY_TOMORROW, deadline=None), Market.SPOT, False),
+        (replace(BY_TOMORROW, resources=replace(JOB.resources, market=MarketPolicy.SPOT)), Market.SPOT, False),
+    ],
+)
+def test_it_is_said_that_machines_change_over_to_none_on_demand_for_a_deadline(job, market, says):
+    found = unkept(job, market)
+    assert (found is not None and "for its deadline of 12 h: it keeps spot machines, and may be late" in found) is says
+
+
 def test_the_code_of_a_machine_is_the_tree_that_was_sent(tmp_path, capsys, monkeypatch):
     code = tmp_path / "code"
     (code / "deep").mkdir(parents=True)
@@ -414,9 +433,9 @@ def test_machines_that_the_group_lists_as_ended_cost_nothing_more_though_nobody_
     stored = state(nodes=lives, paid_until=NOW - timedelta(minutes=10))
 
     one_listed = GroupView(exists=True, size=0, armed_until=None, nodes=(a,))
-    known, until = books.as_listed(stored, one_listed, NOW)
+    known, until = as_listed(stored, one_listed, NOW)
     assert [life.ended_at for life in known.nodes] == [ended, None]
     assert until == NOW - timedelta(minutes=10)  # b is not listed: it was paid until then, and no longer
 
-    _, until = books.as_listed(stored, replace(one_listed, nodes=(a, node("b"))), NOW)
+    _, until = as_listed(stored, replace(one_listed, nodes=(a, node("b"))), NOW)
     assert until == NOW

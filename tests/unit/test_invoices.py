@@ -142,6 +142,11 @@ T = datetime(2026, 11, 10, tzinfo=timezone.utc)
         (S3.requests_usd(34_560, 1_000), "34560 * 0.005 / 1000 + 1000 * 0.0004 / 1000 = 0.1732"),
         (S3.requests_usd(1, 0), "0.005 / 1000 = 0.000005"),
         (S3.transfer_usd(7 * GIB // 2), "3.5 * 0.09 = 0.315"),
+        # A log of 50 MiB that was followed for an hour: a list and a look at the state every 2.5 s, and 720 pieces.
+        (
+            S3.requests_usd(1440, 1440 + 720) + S3.transfer_usd(50 * GIB // 1024),
+            "1440 * 0.005 / 1000 + 2160 * 0.0004 / 1000 + 50 * 0.09 / 1024 = 0.01245853",
+        ),
     ],
 )
 def test_what_is_stored_asked_for_and_sent_out_costs_what_was_worked_out_by_hand(usd, arithmetic):

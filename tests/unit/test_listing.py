@@ -9,8 +9,8 @@ from decimal import Decimal
 import pytest
 
 from gpucloud.domain.catalog import Advice, Advisor, Band, Catalog, ListPrice, Machine, PriceList, Scores, SpotList
-from gpucloud.domain.job import MarketPolicy
-from gpucloud.domain.listing import Listing, SpotRange, listings, matches, rank
+from gpucloud.domain.job import MarketPolicy, Resources
+from gpucloud.domain.listing import Listing, SpotRange, cheapest_on_demand, listings, matches, rank
 from gpucloud.domain.query import Order, Query
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
@@ -195,3 +195,31 @@ def test_what_matches(query: Query, names: list[str]):
 def test_what_comes_first(order: Order, names: list[str]):
     """What is not known comes last of those that jobs run on, and a part of a GPU after them."""
     assert [one.machine.name for one in rank(listings(ASKED, ("us-east-1",)), Query(), order)] == names
+
+
+LENT = replace(
+    CATALOG, prices={**CATALOG.prices, "us-west-2": replace(CATALOG.prices["us-east-1"], taken_from="us-east-1")}
+)
+
+
+def test_it_is_said_whose_list_a_region_without_its_own_is_taken_to_have():
+    assert LENT.assumed(["us-west-2", "us-east-1", "us-west-2"]) == "us-west-2 taken to be priced as us-east-1"
+    assert LENT.assumed(["us-east-1"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name", "region", "usd", "bound"),
+    [
+        (Resources(gpus=8), "p5.48xlarge", "us-east-1", "55.04", False),  # where the list is a region's own
+        (Resources(gpus=8, regions=("us-west-2",)), "p5.48xlarge", "us-west-2", "55.04", False),
+        (Resources(regions=("eu-west-1",)), "g5.xlarge", "eu-west-1", "2.012", True),  # twice the dearest known
+    ],
+)
+def test_the_cheapest_machine_on_demand_is_one_that_fits(wanted, name, region, usd, bound):
+    found = cheapest_on_demand(LENT, wanted)
+    assert (found.machine.name, found.region) == (name, region)
+    assert (found.on_demand.usd_per_hour, found.on_demand.bound) == (Decimal(usd), bound)
+
+
+def test_no_machine_is_the_cheapest_where_none_fits():
+    assert cheapest_on_demand(LENT, Resources(gpus=16)) is None

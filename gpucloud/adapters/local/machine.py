@@ -13,6 +13,7 @@ from datetime import datetime
 
 from gpucloud.adapters.local import node, place
 from gpucloud.adapters.local.folder import Folder
+from gpucloud.adapters.local.hostkeys import new_host_key
 from gpucloud.adapters.local.imds import Instance, Metadata
 from gpucloud.adapters.local.login import user_name
 from gpucloud.adapters.local.records import GroupRecord, NodeRecord, Tier
@@ -43,7 +44,7 @@ class Machine:
             raise ProvisionError(f"{group.name} has a size and no pool", hint="set the size again")
         self._listener = place.listen({o.address for o in others}, {o.port for o in others})
         address, port = self._listener.getsockname()[:2]
-        self._host_key = node.new_host_key()
+        self._host_key = new_host_key()
         private = place.private_address({o.private for o in others}) if switch else None
         self._switch = switch
         self._port = switch.plug(private) if switch and private else None

@@ -14,39 +14,23 @@ import sysconfig
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from typing import TYPE_CHECKING
 
 import gpucloud
 from gpucloud import processes
 from gpucloud.adapters.local.login import user_name
 from gpucloud.adapters.local.place import OwnSpace
 
+if TYPE_CHECKING:  # keys are made by the daemon alone
+    from gpucloud.adapters.local.hostkeys import HostKey
+
 MARK = "GPUCLOUD_NODE"
 """The variable that every process of a node bears, with the node's id."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostKey:
-    """An Ed25519 pair: the private half as an OpenSSH file, the public one as `ssh-ed25519 AAAA…`."""
-
-    private: bytes
-    public: str
 
 
 def new_id() -> str:
     """Return an id in EC2's form, never used before."""
     return f"i-0{secrets.token_hex(8)}"
-
-
-def new_host_key() -> HostKey:
-    """Return a fresh pair."""
-    key = Ed25519PrivateKey.generate()
-    return HostKey(
-        key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()),
-        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode(),
-    )
 
 
 # Notices run faster here than on EC2, so that agents look for them more often than each second.

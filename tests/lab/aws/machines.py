@@ -22,6 +22,7 @@ from typing import Any
 
 from gpucloud.adapters.aws.prices import catalog
 from gpucloud.adapters.local import node
+from gpucloud.adapters.local.hostkeys import new_host_key
 from gpucloud.adapters.local.imds import Instance, Metadata, _Handler, _look_up, document, tree
 from tests.standins.gpus import write_nvidia_smi
 
@@ -275,7 +276,7 @@ class _Machine:
         self.image_user = image_user
         self.rebalance_at: datetime | None = None
         self.lacks = 0
-        self.host_key = node.new_host_key()
+        self.host_key = new_host_key()
         self.metadata = _RoleMetadata(self)
         self._listener = listener
         self._process: subprocess.Popen[bytes] | None = None
