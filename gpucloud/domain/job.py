@@ -65,6 +65,11 @@ class Resources:
         """The fewest machines that the job trains on."""
         return self.least_nodes or self.nodes
 
+    @property
+    def is_range(self) -> bool:
+        """Whether the job may train on fewer machines than it asks for."""
+        return self.least < self.nodes
+
 
 class Access(str, Enum):
     """How SSH reaches a machine on AWS."""
