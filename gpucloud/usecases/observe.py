@@ -130,8 +130,9 @@ class Observer:
 
     def _needed(self, state: JobState) -> int:
         """Return with how many machines none is missing: an attempt's own, and all that take over from others."""
-        own = len(state.attempt.members) if state.attempt is not None else self.goal.least
-        return max(own, self.goal.least) + (self.goal.nodes if state.successor is not None else 0)
+        own = len(state.attempt.members) if state.attempt is not None else 0
+        beside = self.goal.nodes if state.successor is not None else 0
+        return max(own, self.goal.fewest(state.pool.market)) + beside
 
     def _with_heading(self, seen: Seen) -> Seen:
         """Add what the job is to run on by its deadline, and until when machines that take over could be paid too."""

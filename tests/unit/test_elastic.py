@@ -107,7 +107,8 @@ def test_an_attempt_starts_on_a_part_when_waiting_would_cost_more_than_a_restart
 
     if starts is None:
         assert isinstance(action, Wait)
-        assert action.why.startswith("2 of 4 machines are ready: for the others the attempt waits no longer than until")
+        assert action.why.startswith("waiting for more machines, at the latest until ")
+        assert action.why.endswith(" UTC: 2 of 4 are ready")
     else:
         assert action == OpenAttempt(number=1, node_ids=tuple(starts))
 
@@ -300,6 +301,13 @@ def test_machines_that_were_dismissed_are_given_back_and_the_jobs_own_kept():
     world_now = training(*members("a", "b", "c"), stranger, attempt=at_work("a", "b", "c"))
 
     assert decide(GOAL, world_now, RULES) == Resize(size=3)
+
+
+def test_where_a_deadline_is_kept_on_demand_an_attempt_has_all_nodes():
+    on_demand = {"state": state(pool=replace(POOL, market=Market.ON_DEMAND)), "enough_at": ago(30)}
+    two = tuple(up(i, pool=replace(POOL, market=Market.ON_DEMAND)) for i in "ab")
+    assert decide(GOAL, world(*two, **on_demand), RULES) == OpenAttempt(number=1, node_ids=("a", "b"))
+    assert decide(replace(GOAL, policy=Policy.GREEDY), world(*two, **on_demand), RULES) == Wait(why="bootstrap")
 
 
 def test_a_policy_hears_what_part_of_its_nodes_a_job_has():

@@ -20,7 +20,7 @@ from gpucloud.domain.supervision.action import (
     Wait,
 )
 from gpucloud.domain.supervision.capacity import has_enough, is_cooling, other_pool, pool_of_the_course, refused_lately
-from gpucloud.domain.supervision.elastic import can_start, waits_until
+from gpucloud.domain.supervision.elastic import AWAITING, can_start, waits_until
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_gone, is_usable, some_leave
 from gpucloud.domain.supervision.quarantine import give_up_pool, note_bad, stop_buying, to_replace
 from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Readiness, Rules, Seen, Until
@@ -31,9 +31,6 @@ from gpucloud.domain.supervision.upkeep import can_renew, make_room, prepare, pr
 _WORTH = timedelta(seconds=30)
 _ARMING = timedelta(seconds=15)
 """What may pass until the least time is armed and machines are asked for: else it would be armed anew for ever."""
-
-AWAITING = "for the others the attempt waits no longer than until"
-"""How it is said that an attempt waits for more machines than it needs."""
 
 TIME_IS_OVER = "unattended time is over; `gpucloud train {job}` goes on"
 
@@ -180,12 +177,13 @@ def _early(node: NodeSeen, seen: Seen) -> Interruption:
 def _start(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
     usable = [n for n in seen.nodes if is_usable(n, limits)]
     own = [n for n in usable if n.node.pool == seen.state.pool]  # beside them, those that they took over from may end
-    ready = [n.node.id for n in (own if len(own) >= goal.least else usable) if n.readiness is Readiness.READY]
-    if len(ready) < goal.least:
+    fewest = goal.fewest(seen.state.pool.market)
+    ready = [n.node.id for n in (own if len(own) >= fewest else usable) if n.readiness is Readiness.READY]
+    if len(ready) < fewest:
         return None
     until = waits_until(goal, seen, limits) if len(ready) < goal.nodes else None
     if until is not None:
-        return Wait(why=f"{len(ready)} of {goal.nodes} machines are ready: {AWAITING} {until:%H:%M:%S} UTC")
+        return Wait(why=f"{AWAITING} {until:%H:%M:%S} UTC: {len(ready)} of {goal.nodes} are ready")
     if goal.until is Until.READY:
         return Done()
     paused = _pause(seen, limits)

@@ -55,7 +55,8 @@ def _give_back(seen: Seen) -> Action | None:
 
 def has_enough(goal: Goal, seen: Seen) -> bool:
     """Whether a job that trains on a range of nodes has enough of them, though the pool may give no more."""
-    return goal.is_range and sum(node.pool == seen.state.pool for node in seen.group.counted) >= goal.least
+    there = sum(node.pool == seen.state.pool for node in seen.group.counted)
+    return goal.is_range and there >= goal.fewest(seen.state.pool.market)
 
 
 def refused(seen: Seen, pool: Pool, since: datetime | None) -> Refusal | None:
@@ -129,8 +130,8 @@ def _judge(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
     waited = seen.short_for is not None and seen.short_for >= limits.gang
     if refusal is not None and refusal.fault in _ELSEWHERE and (waited or not seen.group.counted):
         return cool_down(goal, refusal, limits)
-    there = len(seen.group.counted)
-    short = partial(seen, seen.state.pool, there, goal.least, limits) if 0 < there < goal.least else None
+    there, needed = len(seen.group.counted), goal.fewest(seen.state.pool.market)
+    short = partial(seen, seen.state.pool, there, needed, limits) if 0 < there < needed else None
     return cool_down(goal, short, limits) if short is not None else None
 
 

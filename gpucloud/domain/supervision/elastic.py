@@ -23,11 +23,14 @@ from datetime import datetime, timedelta
 from gpucloud.domain.agentstatus import Stop
 from gpucloud.domain.state import Attempt, ExitReason
 from gpucloud.domain.supervision.action import EndAttempt, Resize
-from gpucloud.domain.supervision.capacity import has_enough, refused
+from gpucloud.domain.supervision.capacity import has_enough, is_cooling, refused
 from gpucloud.domain.supervision.membership import is_usable
 from gpucloud.domain.supervision.pace import Pace, pace_of
 from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Readiness, Seen
 from gpucloud.domain.supervision.succession import appointed, are_alike
+
+AWAITING = "waiting for more machines, at the latest until"
+"""How the words begin that tell of a start that could be made with fewer."""
 
 
 def enough_since(goal: Goal, seen: Seen, limits: Limits) -> datetime | None:
@@ -39,9 +42,10 @@ def enough_since(goal: Goal, seen: Seen, limits: Limits) -> datetime | None:
         return None
     there = _of_the_pool(seen, limits)
     ready = sum(node.readiness is Readiness.READY for node in there)
-    if len(there) < goal.least or ready >= goal.nodes:
+    fewest = goal.fewest(seen.state.pool.market)
+    if len(there) < fewest or ready >= goal.nodes:
         return None
-    return seen.state.enough_at or (seen.now if ready >= goal.least else None)
+    return seen.state.enough_at or (seen.now if ready >= fewest else None)
 
 
 def waits_until(goal: Goal, seen: Seen, limits: Limits) -> datetime | None:
@@ -63,12 +67,9 @@ def ask_for_more(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> Re
 
     A group that has its level keeps trying by itself.
     """
-    if not goal.is_range or attempt.condemned is not None or seen.state.successor is not None:
-        return None
     missing = goal.nodes - seen.group.size
-    refusal = refused(seen, seen.state.pool, seen.state.pool_at)
-    lately = refusal is not None and seen.now - refusal.at < limits.cooldown
-    if missing <= 0 or lately or seen.payable_until is None or not are_alike(seen):
+    wants = goal.is_range and missing > 0 and attempt.condemned is None and not _turns_elsewhere(seen)
+    if not wants or not _may_ask(seen, limits):
         return None
     pace = pace_of(seen.state, goal.work, seen.now, limits, goal.nodes)
     needed_s = pace.changeover.total_seconds() + _made_up_in_s(len(attempt.members), missing, pace.handover)
@@ -96,7 +97,16 @@ def order_to_grow(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> E
 def can_start(goal: Goal, seen: Seen) -> bool:
     """Whether a job that trains on a range of nodes has enough of them ready, whatever becomes of the others."""
     ready = sum(node.readiness is Readiness.READY for node in seen.nodes)
-    return goal.is_range and ready >= goal.least and has_enough(goal, seen)
+    return has_enough(goal, seen) and ready >= goal.fewest(seen.state.pool.market)
+
+
+def _may_ask(seen: Seen, limits: Limits) -> bool:
+    """Whether machines may be asked for now: paid ones, behind a shut-off, of a pool that did not refuse lately."""
+    pool, armed = seen.state.pool, seen.group.armed_until
+    refusal = refused(seen, pool, seen.state.pool_at)
+    lately = refusal is not None and seen.now - refusal.at < limits.cooldown
+    is_paid = seen.payable_until is not None and armed is not None and armed > seen.now
+    return is_paid and not lately and not is_cooling(seen.state, pool, seen.now) and are_alike(seen)
 
 
 def _lasts_s(attempt: Attempt, goal: Goal, seen: Seen, pace: Pace) -> float:

@@ -8,7 +8,7 @@ from decimal import Decimal
 from enum import Enum
 
 from gpucloud.domain.agentstatus import Status
-from gpucloud.domain.job import CheckpointPolicy, IdlePolicy
+from gpucloud.domain.job import CheckpointPolicy, IdlePolicy, Market
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.policy.decide import Policy
@@ -67,14 +67,14 @@ class Goal:
     work: timedelta | None = None
 
     @property
-    def least(self) -> int:
-        """The fewest machines that an attempt has."""
-        return self.least_nodes or self.nodes
-
-    @property
     def is_range(self) -> bool:
         """Whether an attempt may have fewer machines than are asked for."""
-        return self.least < self.nodes
+        return 0 < self.least_nodes < self.nodes
+
+    def fewest(self, market: Market) -> int:
+        """Return the fewest machines that an attempt in that market has: where a deadline is kept on demand, all."""
+        whole = self.policy is not None and market is Market.ON_DEMAND
+        return self.least_nodes if self.is_range and not whole else self.nodes
 
     @property
     def buys_time(self) -> bool:

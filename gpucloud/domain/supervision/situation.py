@@ -79,7 +79,7 @@ def task_of(case: Situation) -> Task:
         tick_s=case.tick.total_seconds(),
         handover_s=case.pace.handover.total_seconds(),
         nodes=case.goal.nodes,
-        least_nodes=case.goal.least,
+        least_nodes=case.goal.fewest(Market.SPOT),
     )
 
 
@@ -139,7 +139,7 @@ def _holding(goal: Goal, seen: Seen, pace: Pace) -> Holding:
     successor = state.successor
     there = [node for node in _there(seen) if successor is None or node.node.pool != successor.pool]
     held = len(there) if attempt is None else len(attempt.members)
-    if attempt is None and (held < goal.least or is_cooling(state, state.pool, seen.now)):
+    if attempt is None and (held < goal.fewest(state.pool.market) or is_cooling(state, state.pool, seen.now)):
         return NOTHING
     launched = [node.node.launched_at for node in there] or [seen.now]
     works = attempt is not None and attempt.stepped_at is not None
@@ -186,7 +186,7 @@ def _zones(goal: Goal, seen: Seen) -> tuple[ZoneState, ...]:
     if state.attempt is not None and state.pool.market is not Market.SPOT:
         spot = [offer for offer in spot if can_stand_beside(offer, state)]
     there = sum(node.node.pool == state.pool for node in _there(seen))
-    part = there if goal.is_range and goal.least <= there < goal.nodes else 0
+    part = there if goal.fewest(state.pool.market) <= there < goal.nodes else 0
     return tuple(_zone(offer, state, seen.now, part if offer.pool == state.pool else 0) for offer in spot)
 
 

@@ -77,7 +77,7 @@ def succeed(goal: Goal, seen: Seen) -> Action | None:
 def _begin(attempt: Attempt, goal: Goal, seen: Seen, offer: Offer | None) -> Action | None:
     """The shut-off first, sooner: it pays for twice as many machines. Before that, what was asked for in vain goes."""
     there = sum(node.pool == seen.state.pool for node in seen.group.counted)
-    own = max(goal.nodes if are_alike(seen) else max(goal.least, there), len(attempt.members))
+    own = max(goal.nodes if are_alike(seen) else there, len(attempt.members))
     if seen.group.size > own:
         return Resize(size=own)
     if offer is None or seen.payable_with_successor is None:
