@@ -310,6 +310,23 @@ def test_where_a_deadline_is_kept_on_demand_an_attempt_has_all_nodes():
     assert decide(replace(GOAL, policy=Policy.GREEDY), world(*two, **on_demand), RULES) == Wait(why="bootstrap")
 
 
+def test_a_job_that_drives_itself_decides_alike():
+    own = replace(GOAL, self_driving=True, within_rights=True)
+    assert decide(own, world(group_size=2), RULES) == Resize(size=4)
+    assert decide(own, world(up("a"), up("b")), RULES) == OpenAttempt(number=1, node_ids=("a", "b"))
+
+    attempt = at_work("a", "b")
+    spare = up("c", launched_at=ago(12))
+    assert decide(own, training(*members("a", "b"), attempt=attempt, group_size=2), RULES) == Resize(size=4)
+    assert decide(own, training(*members("a", "b"), spare, attempt=attempt), RULES).reason is ExitReason.GROWN
+
+
+def test_a_job_on_its_own_machines_is_launched_when_enough_are_there():
+    goal = replace(GOAL, until=Until.LAUNCHED, began_at=ago(10))
+    assert decide(goal, world(boots("a"), boots("b")), RULES) == Done()
+    assert decide(goal, world(boots("a")), RULES) != Done()
+
+
 def test_a_policy_hears_what_part_of_its_nodes_a_job_has():
     goal = replace(GOAL, policy=Policy.GREEDY, deadline_at=NOW + timedelta(hours=9), work=timedelta(hours=6))
     case = situation(goal, training(*members("a", "b", "c"), attempt=at_work("a", "b", "c"), candidates=OFFERS), RULES)
