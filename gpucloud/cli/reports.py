@@ -29,8 +29,9 @@ def plan_text(plan: Plan) -> str:
 
 def plan_rows(plan: Plan) -> dict[str, str]:
     """Return the plan's lines by their labels."""
+    fewer = f"; fewer will do, down to {plan.least_nodes}" if plan.least_nodes < plan.nodes else ""
     return {
-        "machines": f"{plan.nodes} × {plan.offer.pool}, {plan.workers} workers",
+        "machines": f"{plan.nodes} × {plan.offer.pool}, {plan.workers} workers{fewer}",
         "price": f"{format_usd(plan.usd_per_hour)} an hour now, {format_usd(plan.cap_usd_per_hour)} at the most",
         "budget": f"{format_usd(plan.budget_usd)}: lasts {format_span(plan.paid_for)} now,"
         f" {format_span(plan.paid_for_at_cap)} at the highest price",
@@ -47,6 +48,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     """Return the plan as an object."""
     return {
         "nodes": plan.nodes,
+        "least_nodes": plan.least_nodes,
         "workers": plan.workers,
         **pool_json(plan.offer.pool),
         "usd_per_hour": usd(plan.usd_per_hour),
@@ -69,7 +71,8 @@ def report_text(report: JobReport) -> str:
     if report.course is not None:
         parts.append("\n".join(filter(None, (course_line(report.course), report.course.warning))))
     if report.attempts:
-        parts.append(table([("attempt", "steps", "ended", "took"), *(_attempt_row(a) for a in report.attempts)]))
+        rows = [("attempt", "nodes", "steps", "ended", "took"), *map(_attempt_row, report.attempts)]
+        parts.append(table(rows))
     if report.interruptions:
         rows = [("taken", "how", "in attempt", "training again after"), *map(_interruption_row, report.interruptions)]
         parts.append(table(rows))
@@ -145,6 +148,7 @@ def _course_json(course: Course | None) -> dict[str, Any] | None:
 def _attempt_json(attempt: Attempt) -> dict[str, Any]:
     return {
         "number": attempt.number,
+        "nodes": len(attempt.members),
         "reason": attempt.reason.value if attempt.reason else None,
         "first_step": attempt.first_step,
         "last_step": attempt.last_step,
@@ -185,7 +189,7 @@ def _attempt_row(attempt: Attempt) -> tuple[str, ...]:
     steps = f"{attempt.first_step}–{attempt.last_step}" if attempt.last_step is not None else "none"
     until = attempt.ended_at or datetime.now(timezone.utc)
     reason = attempt.reason.value if attempt.reason else "running"
-    return str(attempt.number), steps, reason, format_span(until - attempt.started_at)
+    return str(attempt.number), str(len(attempt.members)), steps, reason, format_span(until - attempt.started_at)
 
 
 def _interruption_row(interruption: Interruption) -> tuple[str, ...]:

@@ -102,6 +102,7 @@ def _scenario(job: Job, file: Path, asked: Asked) -> Scenario:
         deadline=deadline,
         budget_usd=_read(parse_usd, "--budget", asked.budget) or job.budget_usd,
         nodes=job.resources.nodes,
+        least_nodes=job.resources.least_nodes,
         recovery=_recovery(job, restart, notice=asked.notice),
     )
 

@@ -46,7 +46,7 @@ def simulation_text(job: str, scenario: Scenario, done: Simulation) -> str:
     notice_s = recovery.notice_s
     lost = f"the {_span(notice_s)} of its notice" if notice_s is not None else f"up to {_span(recovery.save_s)} of work"
     lines = [
-        f"{title(job, scenario)} on {scenario.nodes} × {market.machine}",
+        f"{title(job, scenario)} on {scenario.nodes} × {market.machine}{_fewer(scenario)}",
         f"a restart takes {_span(recovery.restart_s)}; an interruption undoes {lost}",
         f"market {market.name}: {market.about}, {_recorded(market)}, {format_span(market.length)};"
         f" {format_usd(market.on_demand_usd_per_hour)} an hour on demand,"
@@ -78,6 +78,7 @@ def simulation_json(job: str, scenario: Scenario, done: Sequence[Simulation]) ->
         "deadline_s": scenario.deadline.total_seconds(),
         "budget_usd": usd(scenario.budget_usd),
         "nodes": scenario.nodes,
+        "least_nodes": scenario.least_nodes or scenario.nodes,
         "restart_s": recovery.restart_s,
         "notice_s": recovery.notice_s,
         "save_s": recovery.save_s,
@@ -153,6 +154,10 @@ def _troubles(done: Simulation) -> list[str]:
         if found.over_budget:
             lines.append(f"{which}: {found.over_budget} of {found.windows} cost more than the budget")
     return lines or ["no deadline missed and no budget passed, in any window"]
+
+
+def _fewer(scenario: Scenario) -> str:
+    return f", and on fewer, down to {scenario.least_nodes}" if scenario.least_nodes else ""
 
 
 def _remarks(scenario: Scenario, done: Simulation) -> list[str]:

@@ -58,10 +58,11 @@ def run(begun: Begun, goal: Goal, unattended: Unattended | None = None, *, asks:
 
 
 def with_limits(goal: Goal, job: Job, state: JobState) -> Goal:
-    """Return the goal with what the job file limits: the whole time, idle GPUs, the cost of newly saved steps."""
+    """Return the goal with the job file's limits: the fewest nodes, the whole time, idle GPUs, dear saved steps."""
     deadline_at = state.created_at + job.deadline if job.deadline else None
     return replace(
         goal,
+        least_nodes=job.resources.least_nodes,
         deadline_at=deadline_at,
         idle=job.idle,
         give_up=job.checkpoint.give_up,

@@ -58,6 +58,7 @@ def task_of(job: Job, needs: Needs) -> Task:
         changeover_s=needs.changeover.total_seconds(),
         on_demand_usd_per_hour=float(on_demand),
         nodes=job.resources.nodes,
+        least_nodes=job.resources.least_nodes,
     )
 
 

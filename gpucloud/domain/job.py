@@ -46,7 +46,10 @@ class MarketPolicy(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """Machines wanted: `nodes` machines with `gpus` GPUs (one worker process each); `types` empty: any that fits."""
+    """Machines wanted: `nodes` machines with `gpus` GPUs (one worker process each); `types` empty: any that fits.
+
+    With `least_nodes` the job also trains on fewer: on so many at least (0: on all or none).
+    """
 
     nodes: int = 1
     gpus: int = 1
@@ -55,6 +58,17 @@ class Resources:
     market: MarketPolicy = MarketPolicy.SPOT
     regions: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
+    least_nodes: int = 0
+
+    @property
+    def least(self) -> int:
+        """The fewest machines that the job trains on."""
+        return self.least_nodes or self.nodes
+
+    @property
+    def is_range(self) -> bool:
+        """Whether the job may train on fewer machines than it asks for."""
+        return self.least < self.nodes
 
 
 class Access(str, Enum):

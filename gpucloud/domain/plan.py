@@ -20,12 +20,15 @@ from gpucloud.domain.work import work_of
 class Plan:
     """The chosen offer for `nodes` nodes, and the ceiling: no run can cost more than the budget.
 
+    A job that also trains on fewer, on `least_nodes` at least, is planned and paid for with all of them.
+
     `offers` are all that would do, the chosen one first. `paid_for` is how long the budget lasts at today's price;
     `paid_for_at_cap` at the highest price.
     """
 
     job: str
     nodes: int
+    least_nodes: int
     workers: int
     offers: tuple[Offer, ...]
     usd_per_hour: Decimal
@@ -72,6 +75,7 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
     return Plan(
         job=job.name,
         nodes=nodes,
+        least_nodes=job.resources.least,
         workers=nodes * job.resources.gpus,
         offers=payable,
         usd_per_hour=best.usd_per_hour * nodes,

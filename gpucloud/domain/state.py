@@ -41,11 +41,12 @@ class ExitReason(str, Enum):
     IDLE = "idle"
     STOPPED = "stopped"
     MOVED = "moved"
+    GROWN = "grown"
 
     @property
     def retried(self) -> bool:
         """Whether another attempt follows by itself."""
-        return self in (ExitReason.INTERRUPTED, ExitReason.LOST, ExitReason.HUNG, ExitReason.MOVED)
+        return self in _RETRIED
 
     @property
     def exit_code(self) -> int:
@@ -61,6 +62,7 @@ class ExitReason(str, Enum):
         return JobStatus.STOPPED if stopped else JobStatus.FAILED
 
 
+_RETRIED = (ExitReason.INTERRUPTED, ExitReason.LOST, ExitReason.HUNG, ExitReason.MOVED, ExitReason.GROWN)
 _EXIT_CODES = {
     ExitReason.SUCCEEDED: 0,
     ExitReason.USER_ERROR: 20,
@@ -69,6 +71,7 @@ _EXIT_CODES = {
     ExitReason.LOST: 21,
     ExitReason.HUNG: 21,
     ExitReason.MOVED: 21,
+    ExitReason.GROWN: 21,
     ExitReason.BUDGET: 10,
     ExitReason.DEADLINE: 12,
     ExitReason.IDLE: 16,
@@ -256,7 +259,8 @@ class JobState:
     `forgiven` is how many of the `quarantined` there were when the user had the job go on; `unattended_s` is for how
     long the job's own machines may drive it, None where a supervisor outside must. `left_usd_per_hour` is the highest
     price of machines that may still live in pools that the job has left; `course` is None without a deadline to keep.
-    `tags` are those of the job file that it began with.
+    `tags` are those of the job file that it began with. `enough_at` is since when a job that trains on a range of nodes
+    has had enough for its next attempt, and not all.
     """
 
     job: str
@@ -298,6 +302,7 @@ class JobState:
     successor: Successor | None = None
     left_usd_per_hour: Decimal = Decimal(0)
     course: Course | None = None
+    enough_at: datetime | None = None
 
     @property
     def dearest_usd_per_hour(self) -> Decimal:

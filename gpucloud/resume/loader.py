@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,7 +36,8 @@ class Loader:
     ) -> None:
         self._rank, self._world = ranks
         self._samples = _count(dataset)
-        _check(global_batch, self._world, self._samples)
+        require_split(global_batch, (self._world,))
+        _require_batch(global_batch, self._samples)
         self.global_batch = global_batch
         self.batches = 0
         self.steps_per_epoch = self._samples // global_batch
@@ -111,6 +113,16 @@ class Loader:
         return order
 
 
+def require_split(global_batch: int, worlds: tuple[int, ...]) -> None:
+    """Raise UsageError when the batch cannot be divided over some of these numbers of ranks."""
+    undivided = next((world for world in worlds if global_batch < 1 or global_batch % world), None)
+    if undivided is not None:
+        raise UsageError(
+            f"global_batch={global_batch} cannot be split over {undivided} ranks",
+            hint=f"choose a multiple of {math.lcm(*worlds)}",
+        )
+
+
 class Seeded(Dataset[Any]):
     """A data set whose every sample draws from generators seeded by (seed, epoch, index).
 
@@ -159,11 +171,7 @@ def _count(dataset: Dataset[Any]) -> int:
     return len(dataset)
 
 
-def _check(global_batch: int, world: int, samples: int) -> None:
-    if global_batch < 1 or global_batch % world:
-        raise UsageError(
-            f"global_batch={global_batch} cannot be split over {world} ranks", hint=f"choose a multiple of {world}"
-        )
+def _require_batch(global_batch: int, samples: int) -> None:
     if samples < global_batch:
         raise UsageError(
             f"the data set has {samples} samples, fewer than global_batch={global_batch}",

@@ -19,7 +19,7 @@ from gpucloud.resume import randomness
 from gpucloud.resume.capture import Capture
 from gpucloud.resume.folder import AttemptFolder, say
 from gpucloud.resume.keeping import Keeper, Moment
-from gpucloud.resume.loader import Loader
+from gpucloud.resume.loader import Loader, require_split
 from gpucloud.resume.naming import replicated
 from gpucloud.resume.profiling import Profiling
 from gpucloud.resume.progress import Progress
@@ -133,12 +133,15 @@ class Run:
         `global_batch` is the number of samples in a step over all ranks: keep it, and the same samples make the
         same steps on any number of ranks. With tensor parallelism, where some ranks train on the same samples, `over`
         is the dimension of the device mesh over which batches are split, as `mesh["data"]`; ranks that share their
-        samples then draw the same random numbers. Raises UsageError when it cannot be split, or for a second loader.
+        samples then draw the same random numbers. Raises UsageError for a second loader, and when it cannot be split:
+        neither over these ranks nor, in a job on a range of nodes, over any number of them that it may come to.
         """
         if self._loader is not None:
             raise UsageError("a run has one loader", hint="use torch's DataLoader for evaluation data")
         if over is not None:
             self._data_ranks = over.get_local_rank(), over.size()
+        else:
+            require_split(global_batch, self._settings.worlds)
         loader = Loader(
             dataset,
             global_batch=global_batch,

@@ -18,7 +18,8 @@ _ALONE = "./.gpucloud-checkpoints"
 class Settings:
     """Where checkpoints go, when, how many are kept; `folder` is where this node's agent looks, None without one.
 
-    `profile_steps` of this attempt are recorded by a profiler, 0 for none. `trial` is None for the whole run.
+    `profile_steps` of this attempt are recorded by a profiler, 0 for none. `trial` is None for the whole run. `worlds`
+    are all numbers of ranks on which a job on a range of nodes may train, empty where there is but one.
     """
 
     store: str
@@ -29,6 +30,7 @@ class Settings:
     keep: int
     profile_steps: int = 0
     trial: Trial | None = None
+    worlds: tuple[int, ...] = ()
 
 
 def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
@@ -49,6 +51,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
         keep=_number(env, "GPUCLOUD_CHECKPOINT_KEEP", 3),
         profile_steps=_number(env, "GPUCLOUD_PROFILE_STEPS", 0),
         trial=read_trial(env.get("GPUCLOUD_TRIAL", "")),
+        worlds=tuple(map(int, env.get("GPUCLOUD_WORLDS", "").split())),
     )
 
 

@@ -8,6 +8,7 @@ from gpucloud.domain.job import Market
 from gpucloud.domain.node import Fault, Refusal
 from gpucloud.domain.supervision.action import Action, Wait
 from gpucloud.domain.supervision.belief import vouched_for
+from gpucloud.domain.supervision.elastic import AWAITING
 from gpucloud.domain.supervision.membership import all_silent, is_gone, somebody_answers
 from gpucloud.domain.supervision.seen import Limits, Seen
 from gpucloud.domain.supervision.storm import PAUSING
@@ -47,7 +48,7 @@ class Announced:
         return (silence(seen) if silent else "machines answer again",)
 
     def _lasting(self, action: Action, seen: Seen, limits: Limits) -> tuple[str, ...]:
-        now = {*_out_of_our_reach(seen, limits), *_advice(seen), *_pause(action)}
+        now = {*_out_of_our_reach(seen, limits), *_advice(seen), *_told_wait(action)}
         fresh = tuple(sorted(now - self._told))
         self._told = now
         return fresh
@@ -77,5 +78,5 @@ def _advice(seen: Seen) -> tuple[str, ...]:
     )
 
 
-def _pause(action: Action) -> tuple[str, ...]:
-    return (action.why,) if isinstance(action, Wait) and action.why.startswith(PAUSING) else ()
+def _told_wait(action: Action) -> tuple[str, ...]:
+    return (action.why,) if isinstance(action, Wait) and action.why.startswith((PAUSING, AWAITING)) else ()

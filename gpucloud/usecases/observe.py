@@ -19,6 +19,7 @@ from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import Appoint
 from gpucloud.domain.supervision.capacity import is_cooling
 from gpucloud.domain.supervision.course import heading
+from gpucloud.domain.supervision.elastic import enough_since
 from gpucloud.domain.supervision.membership import is_over, members_of, part_of, progress_of
 from gpucloud.domain.supervision.seen import Goal, NodeSeen, Readiness, Seen
 from gpucloud.domain.supervision.situation import lesson
@@ -120,11 +121,18 @@ class Observer:
             inspection=self.inspector.seen(),
         )
         seen = self._with_heading(self.witnesses.hear(seen))
+        seen = replace(seen, enough_at=enough_since(self.goal, seen, self.world.rules.limits))
         return self._with_times(state.attempt, seen) if state.attempt is not None else seen
 
     def _wanted(self, state: JobState) -> int:
         """Return how many machines there are to be, those that take over from others included."""
         return self.goal.nodes * (2 if state.successor is not None else 1)
+
+    def _needed(self, state: JobState) -> int:
+        """Return with how many machines none is missing: an attempt's own, and all that take over from others."""
+        own = len(state.attempt.members) if state.attempt is not None else 0
+        beside = self.goal.nodes if state.successor is not None else 0
+        return max(own, self.goal.fewest(state.pool.market)) + beside
 
     def _with_heading(self, seen: Seen) -> Seen:
         """Add what the job is to run on by its deadline, and until when machines that take over could be paid too."""
@@ -141,7 +149,7 @@ class Observer:
         return self.world.group.describe(state.group) if state.group is not None else NO_GROUP
 
     def _short_for(self, state: JobState, group: GroupView, now: datetime) -> timedelta | None:
-        if not 0 < len(group.counted) < self._wanted(state):
+        if not 0 < len(group.counted) < self._needed(state):
             self._short_since = None
             return None
         self._short_since = self._short_since or now

@@ -27,7 +27,10 @@ def two_jobs(job: Job, steps: int, token: str = "") -> tuple[Job, Job]:
         )
     token = token or secrets.token_hex(2)
     checkpoint = CheckpointPolicy(every_steps=_EVERY, keep=steps)
-    plain = replace(job, budget_usd=job.budget_usd / 2, outputs=(), checkpoint=checkpoint, idle=None)
+    resources = replace(job.resources, least_nodes=0)  # bits are those of one number of nodes
+    plain = replace(
+        job, budget_usd=job.budget_usd / 2, outputs=(), checkpoint=checkpoint, idle=None, resources=resources
+    )
     # An odd step: the one before was saved, and this one is lost.
     trials = ("calm", Trial(steps=steps)), ("killed", Trial(steps=steps, killed_at=steps // 2 | 1))
     calm, killed = (replace(plain, name=_name(job.name, f"{token}-{word}"), trial=str(trial)) for word, trial in trials)

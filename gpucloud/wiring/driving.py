@@ -56,6 +56,7 @@ class Machine:
         job = order.job
         return Goal(
             nodes=job.resources.nodes,
+            least_nodes=job.resources.least_nodes,
             keep=order.keep,
             drill=order.drill and order.job.cloud is Cloud.LOCAL,  # on AWS a drill is another role's
             deadline_at=state.created_at + job.deadline if job.deadline else None,

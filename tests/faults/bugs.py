@@ -104,12 +104,19 @@ def _money() -> Iterator[Bug]:
     yield _bug("budget-wish-lost", "usecases/jobstore.py", wishes, all_of_them, *_LEASE_TESTS)
 
 
+_ELASTIC_TESTS = ("pytest", "tests/unit/test_elastic.py")
+
+
 def _supervision() -> Iterator[Bug]:
     belief = "domain/supervision/belief.py"
     tests = ("pytest", "tests/unit/test_belief.py")
     dead = "    if node.word is Word.DEAD and somebody_answers(seen):"
     yield _bug("silence-alone-believed", belief, dead, "    if somebody_answers(seen):", *tests)
     yield _bug("offline-believed", belief, dead, "    if node.word is Word.DEAD:", *tests)
+    stay = "    if not stay or _lasts_s("
+    yield _bug("grows-at-once", "domain/supervision/elastic.py", stay, "    if _lasts_s(", *_ELASTIC_TESTS)
+    siblings = "return until if seen.now < until and _some_follow(ready, seen, pace, limits) else None"
+    yield _bug("waits-for-who-comes-later", "domain/supervision/elastic.py", siblings, "return until", *_ELASTIC_TESTS)
     frozen = "        elif memory.lost_at is None:\n"
     simulated = ("pytest", "tests/unit/test_simulation.py")
     yield _bug("frozen-machine-waited-for", "usecases/observe.py", frozen, "        else:\n", *simulated)

@@ -33,7 +33,7 @@ def line(tmp_path):
         yield found
 
 
-def job(line: CommandLine, extra: str, name: str = "small", *, nodes: int = 2, steps: int = 40) -> str:
+def job(line: CommandLine, extra: str, name: str = "small", *, nodes: int | str = 2, steps: int = 40) -> str:
     file = Path(line.job(name, steps=steps, step_s=0.05, extra=extra))
     file.write_text(file.read_text().replace("nodes: 2", f"nodes: {nodes}"))
     return str(file)
@@ -72,6 +72,18 @@ def test_a_job_that_loses_a_host_goes_on_exactly_on_a_third_one(line, hosts):
     nodes = {charge["node"] for charge in json.loads(line.run("cost", "small", "--json").stdout)["charges"]}
     assert {node.rpartition("-")[0] for node in nodes} == {hosts.name(at) for at in range(3)}
     nothing_is_left(hosts, 0, 2)
+
+
+@SLOW
+def test_a_job_on_a_range_of_hosts_goes_on_with_those_that_are_left(line, hosts):
+    train = line.start("train", job(line, hosts.section(0, 1), nodes="1-2", steps=80))
+    until(lambda: line.step() >= 25, "the job is at step 25")
+    hosts.kill(1)
+    assert train.wait(120) == 0, (line.folder / "err").read_text()
+
+    told = json.loads(line.run("status", "small", "--json").stdout)["jobs"][0]
+    assert [(attempt["reason"], attempt["nodes"]) for attempt in told["attempts"]] == [("lost", 2), ("succeeded", 1)]
+    nothing_is_left(hosts, 0)
 
 
 @SLOW

@@ -19,7 +19,7 @@ from gpucloud.domain.safetensors import read_header
 from gpucloud.resume.arena import Arena
 from gpucloud.resume.cadence import Cadence, Moment, is_better_anew, is_due, read_cadence
 from gpucloud.resume.layout import tensor_at
-from gpucloud.resume.loader import Loader
+from gpucloud.resume.loader import Loader, require_split
 from gpucloud.resume.plan import Plan
 from gpucloud.resume.tree import decode, encode
 from gpucloud.store import open_store
@@ -586,6 +586,13 @@ def test_loading_draws_nothing_from_the_scripts_generators():
 def test_data_that_cannot_be_continued_exactly_is_refused(dataset, batch, message):
     with pytest.raises(UsageError, match=message):
         Loader(dataset, global_batch=batch, ranks=(0, 2), seed=0, options={})
+
+
+def test_a_batch_is_refused_that_cannot_be_divided_over_every_number_of_ranks_that_may_come():
+    require_split(24, (2, 3, 4))
+    with pytest.raises(UsageError, match="global_batch=8 cannot be split over 3 ranks") as refused:
+        require_split(8, (2, 3, 4))
+    assert refused.value.hint == "choose a multiple of 12"
 
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]

@@ -21,18 +21,20 @@ _REAL_RUNS = 20
 
 def run(form: Form) -> Iterator[Figure]:
     """Count the runs in which anything was wrong at any moment."""
-    wrong, supervisors, machines, attempts = 0, 0, 0, 0
+    wrong, supervisors, machines, attempts, on_a_part = 0, 0, 0, 0, 0
     for seed, found in each(partial(verdict, draw=setting.storm), _RUNS[form], form):
         wrong += bool(found.wrong)
         supervisors += found.supervisors
         machines += found.machines
         attempts += found.attempts
+        on_a_part += found.on_a_part
         tell("storm", seed, found.wrong)
     yield Figure(name="storm", value=wrong, limit=0)
     yield Figure(name="storm.runs", value=_RUNS[form], limit=_RUNS[form], least=True)
     yield Figure(name="storm.supervisors", value=supervisors, limit=2 * _RUNS[form], least=True)
     yield Figure(name="storm.machines", value=machines, limit=3 * _RUNS[form], least=True)
     yield Figure(name="storm.attempts", value=attempts, limit=_RUNS[form], least=True)
+    yield Figure(name="storm.on-a-part", value=on_a_part, limit=_RUNS[form] // 20, least=True)
     if form is Form.LONG:
         yield from _real()
 
@@ -59,7 +61,8 @@ def _real() -> Iterator[Figure]:
 
 GOAL = Goal(
     promise="notices, deaths, freezes, hangs, lost agents, cuts, offline and dead supervisors and rivals, full zones, "
-    "store outages, stale lists, lost replies and clocks an hour off: machines live only under an armed shut-off that "
+    "store outages, stale lists, lost replies and clocks an hour off, over jobs on all of their nodes or on a range of "
+    "them: machines live only under an armed shut-off that "
     "the budget pays, never two attempts at once, no committed step is lost, and the job ends rightly, billed, with "
     "nothing left",
     real="supervisor (observe, decide, act), lease, books, cashier, preparer, the agent with its fence, the checkpoint "

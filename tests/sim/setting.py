@@ -47,6 +47,7 @@ class Setting:
     skew_s: float = 0.0
     bound_s: float = 4 * 3600.0
     deadline: Deadline | None = None
+    least_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,11 @@ class Deadline:
     work_s: float | None
     up_s: float
     down_s: float
+
+
+def fewest(dice: random.Random, nodes: int) -> int:
+    """Return on how few nodes a run may go on: in some of those with several on a part of them, in others on all."""
+    return dice.randint(1, nodes - 1) if nodes > 1 and dice.random() < 0.5 else 0
 
 
 def hours(usd_hours: float, nodes: int) -> Decimal:
@@ -108,6 +114,7 @@ def storm(dice: random.Random) -> Setting:
         outages=rate(200),
         all_at_once=rate(400),
         skew_s=dice.choice((0.0, 0.0, 3600.0)),
+        least_nodes=fewest(dice, nodes),
     )
 
 
@@ -145,6 +152,7 @@ def _too_much_work(dice: random.Random, *, lasting_h: float) -> Setting:
         pauses=rate(5000),
         skew_s=dice.choice((0.0, 3600.0)),
         bound_s=40 * 3600.0,
+        least_nodes=fewest(dice, nodes),
     )
 
 
@@ -167,6 +175,7 @@ def short_of_money(dice: random.Random) -> Setting:
         storm_s=3600.0,
         kills=dice.choice((0.0, 1 / 400)),
         offline=dice.choice((0.0, 1 / 600)),
+        least_nodes=fewest(dice, nodes),
     )
 
 
@@ -187,6 +196,7 @@ def taken_machines(dice: random.Random) -> Setting:
         storm_s=600.0,
         notices=1 / dice.uniform(60, 200),
         deaths=1 / dice.uniform(60, 200),
+        least_nodes=fewest(dice, nodes),
     )
 
 
@@ -235,4 +245,5 @@ def due(dice: random.Random) -> Setting:
             up_s=dice.uniform(200, 1500),
             down_s=dice.uniform(600, 5000),
         ),
+        least_nodes=fewest(dice, nodes),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,10 @@ class Script:
     start_s: float
     every: int
     save_s: float
+
+    def on(self, nodes: int, all_nodes: int) -> Script:
+        """Return the same on a part of all nodes, where each step takes as many times longer."""
+        return replace(self, step_s=self.step_s * all_nodes / nodes)
 
 
 class Part:

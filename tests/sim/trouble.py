@@ -50,12 +50,17 @@ class Trouble:
                 self._turn(pool, setting.deadline, up=self._dice.random() < 0.5)
 
     def _turn(self, pool: Pool, deadline: Deadline, *, up: bool) -> None:
-        """A spot pool has machines for a while, or has none, and takes back those that it gave."""
+        """A spot pool has machines for a while, or has none, and takes back those that it gave.
+
+        Of a job that can go on with some of its nodes it takes about a half.
+        """
         lasting = self._dice.expovariate(1 / (deadline.up_s if up else deadline.down_s))
         if not up:
             self._run.cloud.full_until[pool] = self._loom.now + lasting
+            spares = self._run.setting.least_nodes > 0
             for node in self._run.cloud.alive:
-                if node.pool == pool and node.state is NodeState.RUNNING and node.ending is None:
+                able = node.pool == pool and node.state is NodeState.RUNNING and node.ending is None
+                if able and not (spares and self._dice.random() < 0.5):
                     give_notice(self._run, self._run.machines[node.id])
         self._loom.after(lasting, lambda: self._run.over or self._turn(pool, deadline, up=not up))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -63,6 +63,8 @@ class Verdict:
     calls_until_up: int = 0
     on_demand: int = 0
     moved: int = 0
+    on_a_part: int = 0
+    grown: int = 0
 
 
 class Run:
@@ -77,11 +79,11 @@ class Run:
         due = setting.deadline
         every_s, on_demand = setting.price_s, due is not None
         self.prices = Prices(self.loom, seed, at_cap=setting.at_cap, every_s=every_s, on_demand=on_demand)
-        self.goal = Goal(nodes=setting.nodes)
+        self.goal = Goal(nodes=setting.nodes, least_nodes=setting.least_nodes)
         if due is not None:
             deadline_at = EPOCH + timedelta(seconds=due.span_s)
             work = timedelta(seconds=due.work_s) if due.work_s is not None else None
-            self.goal = Goal(nodes=setting.nodes, deadline_at=deadline_at, policy=due.policy, work=work)
+            self.goal = replace(self.goal, deadline_at=deadline_at, policy=due.policy, work=work)
         self.cloud = Cloud(self.loom, self.dice, self.prices, setting.weather)
         self.machines: dict[str, Machine] = {}
         self.processes: dict[int, Process] = {}
@@ -162,7 +164,9 @@ class Run:
         """A machine starts its part of an attempt."""
         gang = self.gangs.get(launch.attempt)
         if gang is None:
-            gang = Gang(self.loom, self.dice, launch.attempt, self.setting.nodes, self.setting.script, self.store)
+            size = len(self.state().attempts[launch.attempt - 1].members)
+            script = self.setting.script.on(size, self.setting.nodes)
+            gang = Gang(self.loom, self.dice, launch.attempt, size, script, self.store)
             gang.begun, gang.committed = self._begun, self._committed
             self.gangs[launch.attempt] = gang
             self.verdict.calls_until_up = self.verdict.calls_until_up or self.cloud.calls
@@ -298,6 +302,8 @@ class Run:
         verdict.machines, verdict.attempts = len(self.machines), len(state.attempts)
         verdict.spent_usd = self.cloud.spent()
         verdict.on_demand = sum(node.pool.market is Market.ON_DEMAND for node in self.cloud.nodes.values())
+        verdict.on_a_part = sum(len(attempt.members) < self.setting.nodes for attempt in state.attempts)
+        verdict.grown = sum(attempt.reason is ExitReason.GROWN for attempt in state.attempts)
         verdict.moved = sum(attempt.reason is ExitReason.MOVED for attempt in state.attempts)
         newest = max(self.gangs.values(), key=lambda gang: gang.number, default=None)
         if newest is not None and newest.restored is not None:

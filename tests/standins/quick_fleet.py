@@ -26,7 +26,7 @@ name: small
 code: code
 run: train.py
 launcher: plain
-resources: {{nodes: 2, gpus: 1}}
+resources: {{nodes: {nodes}, gpus: 1}}
 env: {{STEPS: "{steps}", STEP_S: "{step_s}", EVERY: "{every}"}}
 budget: {budget}
 """
@@ -42,13 +42,15 @@ class QuickFleet(CommandLine):
             environment["GPUCLOUD_LOCAL_MONEY_FACTOR"] = f"{_HORIZON_S / horizon_s:g}"
         super().__init__(folder, **environment)
 
-    def quick_job(self, *, steps: int, step_s: float, every: int = 5, budget: str = "1 USD") -> str:
+    def quick_job(
+        self, *, steps: int, step_s: float, every: int = 5, budget: str = "1 USD", nodes: int | str = 2
+    ) -> str:
         """Write the job and return its file."""
         code = self.folder / "code"
         code.mkdir(exist_ok=True)
         shutil.copy(quick_trainer.__file__, code / "train.py")
         file = self.folder / "small.yaml"
-        file.write_text(JOB.format(steps=steps, step_s=step_s, every=every, budget=budget))
+        file.write_text(JOB.format(steps=steps, step_s=step_s, every=every, budget=budget, nodes=nodes))
         return str(file)
 
     @property

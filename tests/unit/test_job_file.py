@@ -59,6 +59,18 @@ def test_the_least_job_takes_every_default_from_the_domain(folder: Path) -> None
     assert job == Job(name="digits", run="train.py", budget_usd=Decimal(20), source=folder / "job.yaml", code=folder)
 
 
+@pytest.mark.parametrize(
+    ("written", "nodes", "least_nodes"), [("4", 4, 0), ("2-4", 4, 2), ("'2-4'", 4, 2), ("1 - 64", 64, 1)]
+)
+def test_nodes_are_a_number_or_a_range_of_them(folder: Path, written: str, nodes: int, least_nodes: int) -> None:
+    job = read(folder, f"name: a\nrun: python x\nresources: {{nodes: {written}}}\nbudget: 1 USD\n")
+    assert (job.resources.nodes, job.resources.least_nodes) == (nodes, least_nodes)
+    assert (
+        list(violations({"nodes": yaml.safe_load(written)}, json_schema()["$defs"]["ResourcesKeys"], json_schema()))
+        == []
+    )
+
+
 def test_every_key_reaches_the_job(folder: Path) -> None:
     (folder / "src").mkdir()
     (folder / "src" / "train.py").touch()
@@ -274,6 +286,7 @@ def test_the_schema_accepts_the_sample_with_every_key() -> None:
         ({"budget": 20}, "budget"),
         ({"name": "My Job"}, "name"),
         ({"resources": {"nodes": 0}}, "resources.nodes"),
+        ({"resources": {"nodes": "x-3"}}, "resources.nodes"),
         ({"resources": {"market": "sopt"}}, "resources.market"),
         ({"resources": {"gpu": [1]}}, "resources.gpu"),
         ({"checkpoint": {"keep": 1}}, "checkpoint.keep"),

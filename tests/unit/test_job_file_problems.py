@@ -11,6 +11,7 @@ from gpucloud.adapters.jobfile import read_job, spec_sha256
 from gpucloud.domain.errors import JobFileError
 
 HEAD = "name: a\nrun: train.py\nbudget: 1 USD\n"
+NODES = "a whole number from 1 to 64, or a range such as 2-4"
 
 BROKEN: list[tuple[str, list[str]]] = [
     ("", ["1:1: the file is empty (gpucloud init writes a sample)"]),
@@ -178,18 +179,39 @@ BROKEN: list[tuple[str, list[str]]] = [
         HEAD + "store: s3://bucket//x\n",
         ['4:8: store: "s3://bucket//x" is not a place: write s3://bucket/prefix or a folder'],
     ),
-    (HEAD + "resources: {nodes: 0}\n", ["4:20: resources.nodes: must be a whole number from 1 to 64, not 0"]),
-    (HEAD + "resources: {nodes: 65}\n", ["4:20: resources.nodes: must be a whole number from 1 to 64, not 65"]),
-    (HEAD + "resources: {nodes: two}\n", ["4:20: resources.nodes: must be a whole number from 1 to 64, not two"]),
+    (HEAD + "resources: {nodes: 0}\n", [f"4:20: resources.nodes: must be {NODES}, not 0"]),
+    (HEAD + "resources: {nodes: 65}\n", [f"4:20: resources.nodes: must be {NODES}, not 65"]),
+    (HEAD + "resources: {nodes: two}\n", [f"4:20: resources.nodes: must be {NODES}, not two"]),
     (
         HEAD + 'resources: {nodes: "2"}\n',
-        ['4:20: resources.nodes: must be a whole number from 1 to 64, not "2" (remove the quotes)'],
+        [f'4:20: resources.nodes: must be {NODES}, not "2" (remove the quotes)'],
     ),
-    (HEAD + "resources: {nodes: 2.0}\n", ["4:20: resources.nodes: must be a whole number from 1 to 64, not 2.0"]),
-    (HEAD + "resources: {nodes: yes}\n", ["4:20: resources.nodes: must be a whole number from 1 to 64, not yes"]),
+    (HEAD + "resources: {nodes: 2.0}\n", [f"4:20: resources.nodes: must be {NODES}, not 2.0"]),
+    (HEAD + "resources: {nodes: yes}\n", [f"4:20: resources.nodes: must be {NODES}, not yes"]),
     (HEAD + "resources: {gpus: 17}\n", ["4:19: resources.gpus: must be a whole number from 1 to 16, not 17"]),
     (HEAD + "resources: {gpus: [1]}\n", ["4:19: resources.gpus: must be a whole number from 1 to 16, not a list"]),
     (HEAD + "resources: 2\n", ["4:12: resources: must be a mapping of keys to values, not 2"]),
+    (
+        HEAD + "resources: {nodes: 4-2}\n",
+        ['4:20: resources.nodes: "4-2" is no range: the smaller number comes first (write 2-4)'],
+    ),
+    (
+        HEAD + "resources: {nodes: 3-3}\n",
+        ['4:20: resources.nodes: "3-3" is no range: the smaller number comes first (write 3)'],
+    ),
+    (HEAD + "resources: {nodes: 0-3}\n", ['4:20: resources.nodes: "0-3" is not within 1 to 64']),
+    (HEAD + "resources: {nodes: 2-65}\n", ['4:20: resources.nodes: "2-65" is not within 1 to 64']),
+    (
+        HEAD + "resources: {nodes: x-3}\n",
+        [f"4:20: resources.nodes: must be {NODES}, not x-3"],
+    ),
+    (
+        HEAD + "checkpoint: {directory: out, layout: dcp}\nresources: {nodes: 1-2}\n",
+        [
+            "4:38: checkpoint.layout: each of several nodes writes a part of its own, and node 0's alone is kept: "
+            "add `per_node: true`"
+        ],
+    ),
     (HEAD + "resources: [nodes]\n", ["4:12: resources: must be a mapping of keys to values, not a list"]),
     (HEAD + "resources: {gpu: {A100: 1}}\n", ["4:18: resources.gpu: must be a list, not a mapping"]),
     (
@@ -421,7 +443,7 @@ BROKEN: list[tuple[str, list[str]]] = [
             '1:1: nmae: is not a key here (did you mean "name"?)',
             '2:6: run: there is no script "trian.py" in the code folder',
             '3:9: budget: "5" is not a sum of money: write it like "20 USD" or "0.5 USD"',
-            "5:10: resources.nodes: must be a whole number from 1 to 64, not none",
+            f"5:10: resources.nodes: must be {NODES}, not none",
             '6:11: resources.market: "cheap" is not one of spot, on_demand, auto',
             '7:11: deadline: "soon" is not a span of time: write it like "12h", "90 min", "30s" or "2d 3h"',
         ],

@@ -146,6 +146,12 @@ def test_a_script_finds_its_node_its_store_and_its_package_in_the_environment():
     assert "hf_x" not in str(second.argv)
 
 
+def test_a_script_on_a_range_of_nodes_hears_on_how_many_ranks_it_may_train():
+    ranged, fixed = (two(resources=Resources(nodes=4, least_nodes=least, gpus=8))[0] for least in (2, 0))
+    assert dict(ranged.env)["GPUCLOUD_WORLDS"] == "16 24 32"
+    assert "GPUCLOUD_WORLDS" not in dict(fixed.env)
+
+
 def test_a_command_line_runs_once_a_node_with_the_rank_variables():
     first, second = two("python -m nanotrain 'two words'", env=(("OMP_NUM_THREADS", "8"),))
     assert first.argv == ("/bin/sh", "-c", WORKER, "/py1/bin", "python", "-m", "nanotrain", "two words")

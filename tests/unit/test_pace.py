@@ -23,8 +23,8 @@ def over(number, **changes):
     return opened("a", number=number, reason=ExitReason.INTERRUPTED, ended_at=NOW, **changes)
 
 
-def pace(*attempts, work=None, now=NOW, **changes):
-    return pace_of(state(attempts=attempts, **changes), work, now, LIMITS)
+def pace(*attempts, work=None, now=NOW, on=1, **changes):
+    return pace_of(state(attempts=attempts, **changes), work, now, LIMITS, on)
 
 
 def test_nobody_knows_how_much_work_there_is_before_the_first_steps_unless_the_job_file_says():
@@ -49,6 +49,31 @@ def test_nobody_knows_how_much_work_there_is_before_the_first_steps_unless_the_j
 )
 def test_the_work_left_is_that_of_the_steps_left(attempts, changes, left_s):
     assert pace(*attempts, work=timedelta(days=9), **changes).left == seconds(left_s)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "left_s"),
+    [
+        # A step on two of four nodes takes twice as long as on all of them.
+        ([opened("a", "b", total_steps=100, pace_s=2.0)], 100),
+        # What was timed on all of them counts before what an attempt on fewer tells.
+        ([opened("a", "b", "c", "d", total_steps=100, pace_s=1.5), opened("a", "b", number=2, pace_s=2.0)], 150),
+        # The newest of those on fewer, where no attempt had them all.
+        ([opened("a", "b", total_steps=100, pace_s=2.0), opened("a", "b", "c", number=2, pace_s=2.0)], 150),
+    ],
+)
+def test_on_a_range_of_nodes_work_is_told_in_the_time_of_all(attempts, left_s):
+    assert pace(*attempts, on=4).left == seconds(left_s)
+
+
+def test_machines_that_stood_ready_before_they_took_part_do_not_tell_what_a_start_takes():
+    early, late = NOW - seconds(3600), NOW - seconds(3000)
+    lives = (NodeLife(node_id="a", pool=POOL, launched_at=early), NodeLife(node_id="b", pool=POOL, launched_at=late))
+    grown = opened("a", number=1, reason=ExitReason.GROWN, ended_at=NOW, last_step=10)
+    grown = replace(grown, started_at=early + seconds(60), stepped_at=early + seconds(90))
+    now = replace(opened("a", "b", number=2, first_step=11), started_at=NOW - seconds(30), stepped_at=NOW)
+
+    assert pace(grown, now, on=2, nodes=lives).changeover == LIMITS.changeover
 
 
 def test_what_the_job_file_says_counts_by_the_share_that_is_saved_until_steps_are_timed():

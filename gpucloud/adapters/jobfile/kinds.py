@@ -85,7 +85,18 @@ Access = Annotated[AccessName, Read(values.one_of(AccessName), {"enum": [access.
 Usd = Annotated[Decimal, Read(values.usd, _string(_USD, "20 USD"))]
 UsdOrNothing = Annotated[Decimal, Read(values.usd_or_nothing, _string(_USD, "2.50 USD"))]
 Span = Annotated[timedelta, Read(values.span, _string(_SPAN, "12h", "90 min", "2d 3h"))]
-Nodes = Annotated[int, _whole(1, 64)]
+Nodes = Annotated[
+    int | values.NodeRange,
+    Read(
+        values.nodes,
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "maximum": values.MOST_NODES},
+                _string("[0-9]{1,4} ?- ?[0-9]{1,4}", "2-4"),
+            ]
+        },
+    ),
+]
 GpusPerNode = Annotated[int, _whole(1, 16)]
 Keep = Annotated[int, _whole(2, 1000)]
 Port = Annotated[int, _whole(1, 65535)]

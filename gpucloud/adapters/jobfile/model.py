@@ -55,7 +55,9 @@ class _Keys(BaseModel):
 class ResourcesKeys(_Keys):
     """The machines wanted."""
 
-    nodes: kinds.Nodes = Field(default=_RESOURCES.nodes, description="Machines.")
+    nodes: kinds.Nodes = Field(
+        default=_RESOURCES.nodes, description="Machines; of a range, such as 2-4, the job trains on as many as it gets."
+    )
     gpus: kinds.GpusPerNode = Field(
         default=_RESOURCES.gpus, description="GPUs per machine; each gets one worker process."
     )

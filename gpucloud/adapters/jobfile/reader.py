@@ -15,6 +15,7 @@ from gpucloud.adapters.jobfile.document import Document
 from gpucloud.adapters.jobfile.fault import Fault, Unreadable
 from gpucloud.adapters.jobfile.fault import Path as Key
 from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys, ModelKeys, SshKeys
+from gpucloud.adapters.jobfile.values import NodeRange
 from gpucloud.domain.errors import JobFileError, Problem
 from gpucloud.domain.job import (
     AwsChoices,
@@ -160,7 +161,10 @@ def _job(keys: JobKeys, path: Path) -> Job:
 
 def _resources(keys: JobKeys) -> Resources:
     """A deadline is kept with machines on demand where spot is not enough, unless the file names a market."""
-    resources = Resources(**dict(keys.resources))
+    wanted = dict(keys.resources)
+    if isinstance(keys.resources.nodes, NodeRange):
+        wanted |= {"nodes": keys.resources.nodes.most, "least_nodes": keys.resources.nodes.least}
+    resources = Resources(**wanted)
     named = "market" in keys.resources.model_fields_set
     return resources if named or keys.deadline is None else replace(resources, market=MarketPolicy.AUTO)
 

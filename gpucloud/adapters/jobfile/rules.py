@@ -110,9 +110,8 @@ def _checkpoint(root: Mapping[str, Any], fault: Report) -> Iterator[Fault]:
     layout = section.get("layout")
     if section.get("done_file") is not None and layout not in (None, "auto"):
         yield fault(("checkpoint", "done_file"), f"is in place of a layout, and {quoted(str(layout))} is named")
-    nodes = resources.get("nodes", 1) if isinstance(resources, dict) else 1
     if section.get("per_node") is not True:
-        if layout == "dcp" and type(nodes) is int and nodes > 1:
+        if layout == "dcp" and _most_nodes(resources) > 1:
             text = "each of several nodes writes a part of its own, and node 0's alone is kept: add `per_node: true`"
             yield fault(("checkpoint", "layout"), text)
     elif layout in ("lightning", "file"):
@@ -196,12 +195,21 @@ def _hosts(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fau
         key = section.get("key")
         if isinstance(key, str) and not os.path.isfile(beside(folder, key)):  # noqa: PTH113  never raises
             yield fault(("ssh", "key"), f"there is no file {quoted(key)}")
-        nodes = resources.get("nodes", 1) if isinstance(resources, dict) else 1
+        nodes = _most_nodes(resources)
         if not hosts:
             yield fault(("cloud",), "needs hosts: ssh: {hosts: [user@address]}")
-        elif type(nodes) is int and nodes > len(hosts):
+        elif nodes > len(hosts):
             yield fault(("resources", "nodes"), f"{nodes} nodes need as many hosts; there are {len(hosts)}")
     yield from _shared_hosts(hosts, fault)
+
+
+def _most_nodes(resources: object) -> int:
+    """Return how many nodes there are to be at the most; 1 where that cannot be read."""
+    try:
+        nodes = values.nodes(resources.get("nodes", 1)) if isinstance(resources, dict) else 1
+    except ValueError:
+        return 1
+    return nodes.most if isinstance(nodes, values.NodeRange) else nodes
 
 
 def _shared_hosts(hosts: list[Any], fault: Report) -> Iterator[Fault]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 from enum import Enum
@@ -19,6 +20,7 @@ from gpucloud.domain.quoting import quoted
 E = TypeVar("E", bound=Enum)
 
 AUTO_POLICY = "auto"
+MOST_NODES = 64
 NAME = r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?"
 SECRET = r"[A-Z_][A-Z0-9_]*"  # noqa: S105  a pattern
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -31,6 +33,7 @@ HOST_KEY = r"(ssh-ed25519|ecdsa-sha2-nistp(256|384|521)|ssh-rsa) [A-Za-z0-9+/]+=
 MIG = r"[1-9]g\.[0-9]+gb(\+me)?"
 KMS_KEY = r"(arn:[a-z0-9-]+:kms:[a-z0-9-]+:[0-9]{12}:key/)?[A-Za-z0-9-]+"
 TOPIC = r"arn:[a-z0-9-]+:sns:[a-z0-9-]+:[0-9]{12}:[A-Za-z0-9_-]{1,256}"
+_RANGE = re.compile(r"([0-9]{1,4}) ?- ?([0-9]{1,4})")
 _STEPS = re.compile(r"([1-9][0-9]{0,11}) steps?")
 _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^/]+)*/?")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -68,6 +71,30 @@ def whole(low: int, high: int) -> Callable[[object], int]:
         return value
 
     return read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRange:
+    """Any number of machines from `least` to `most`, which is more."""
+
+    least: int
+    most: int
+
+
+def nodes(value: object) -> int | NodeRange:
+    """Return a number of machines, or a range such as `2-4`."""
+    if type(value) is int and 1 <= value <= MOST_NODES:
+        return value
+    match = _RANGE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise Wanted(f"a whole number from 1 to {MOST_NODES}, or a range such as 2-4")
+    least, most = int(match[1]), int(match[2])
+    if least >= most:
+        near = f"write {least}" if least == most else f"write {most}-{least}"
+        raise Refused(f"{quoted(match[0])} is no range: the smaller number comes first", hint=near)
+    if least < 1 or most > MOST_NODES:
+        raise Refused(f"{quoted(match[0])} is not within 1 to {MOST_NODES}")
+    return NodeRange(least=least, most=most)
 
 
 def one_of(options: type[E]) -> Callable[[object], E]:

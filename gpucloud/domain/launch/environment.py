@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from gpucloud.domain.collectives import INTERFACE_VARIABLES
 from gpucloud.domain.data import variables
-from gpucloud.domain.job import CheckpointPolicy, Cloud, Job, Launcher, OnNotice
+from gpucloud.domain.job import CheckpointPolicy, Cloud, Job, Launcher, OnNotice, Resources
 from gpucloud.domain.launch.form import Script
 from gpucloud.domain.launch.member import Member, attempt_folder
 
@@ -61,7 +61,11 @@ def _defaults(member: Member) -> dict[str, str]:
 def _ranks(member: Member) -> dict[str, str]:
     match member.launcher:
         case Launcher.TORCHRUN | Launcher.AUTO:
-            return {"GPUCLOUD_RANKS": _local_ranks(member), "PET_SHUTDOWN_TIMEOUT": str(_shutdown_s(member.job))}
+            return {
+                "GPUCLOUD_RANKS": _local_ranks(member),
+                "PET_SHUTDOWN_TIMEOUT": str(_shutdown_s(member.job)),
+                **({"GPUCLOUD_WORLDS": _worlds(member.job.resources)} if member.job.resources.is_range else {}),
+            }
         case Launcher.MPI:
             return _mpi(member)
         case Launcher.PLAIN:
@@ -74,6 +78,11 @@ def _local_ranks(member: Member) -> str:
     """What the agent waits for: the last words of exactly these ranks."""
     gpus = member.job.resources.gpus
     return " ".join(str(r) for r in range(member.rank * gpus, (member.rank + 1) * gpus))
+
+
+def _worlds(resources: Resources) -> str:
+    """On how many ranks the job may train: what cannot be divided so is found at the first start already."""
+    return " ".join(str(nodes * resources.gpus) for nodes in range(resources.least, resources.nodes + 1))
 
 
 def _shutdown_s(job: Job) -> int:

@@ -24,13 +24,17 @@ _SHARES = (1.1, 1.25, 1.5, 1.75, 2.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """The job that is rehearsed: how much work it is, in how long and for how much, and what a restart takes."""
+    """The job that is rehearsed: how much work it is, in how long and for how much, and what a restart takes.
+
+    `work` is that of `nodes` nodes; on `least_nodes` of them, where that is not 0, it also goes on, and takes longer.
+    """
 
     work: timedelta
     deadline: timedelta
     budget_usd: Decimal
     nodes: int
     recovery: Recovery
+    least_nodes: int = 0
 
     def spendable_usd(self, market: RecordedMarket) -> Decimal:
         """The budget, less what the meter's rounding up of a last second may add."""
@@ -47,7 +51,7 @@ def task_of(scenario: Scenario, market: RecordedMarket) -> Task:
         on_demand_usd_per_hour=float(market.on_demand_usd_per_hour),
         tick_s=float(LOOK_S),
         nodes=scenario.nodes,
-        least_nodes=scenario.nodes,
+        least_nodes=scenario.least_nodes or scenario.nodes,
     )
 
 

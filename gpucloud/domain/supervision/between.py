@@ -19,14 +19,14 @@ from gpucloud.domain.supervision.action import (
     Resize,
     Wait,
 )
-from gpucloud.domain.supervision.belief import is_out_of_reach
-from gpucloud.domain.supervision.capacity import is_cooling, other_pool, pool_of_the_course, refused_lately
+from gpucloud.domain.supervision.capacity import has_enough, is_cooling, other_pool, pool_of_the_course, refused_lately
+from gpucloud.domain.supervision.elastic import AWAITING, can_start, waits_until
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_gone, is_usable, some_leave
 from gpucloud.domain.supervision.quarantine import give_up_pool, note_bad, stop_buying, to_replace
 from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Readiness, Rules, Seen, Until
 from gpucloud.domain.supervision.storm import pause_line, pause_until, saved_steps
 from gpucloud.domain.supervision.succession import succeed
-from gpucloud.domain.supervision.upkeep import can_renew, make_room, prepare, promise, renew, tell
+from gpucloud.domain.supervision.upkeep import can_renew, make_room, prepare, promise, renew, tell, unfit
 
 _WORTH = timedelta(seconds=30)
 _ARMING = timedelta(seconds=15)
@@ -60,7 +60,7 @@ def _waits_for(seen: Seen, limits: Limits) -> str:
 def _finish(goal: Goal, seen: Seen, limits: Limits) -> Finish | None:
     if seen.wanted_end is not None:
         return Finish(reason=seen.wanted_end)
-    if seen.failed_bootstraps >= limits.bootstrap_tries:
+    if seen.failed_bootstraps >= limits.bootstrap_tries and not can_start(goal, seen):
         error = next((node.error for node in seen.nodes if node.error), "the bootstrap failed")
         return Finish(reason=ExitReason.USER_ERROR, message=error, exit_code=14)
     count = fruitless(seen.state.attempts[seen.state.reopened_after :])
@@ -116,7 +116,8 @@ def _capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
     if group.size != goal.nodes:
         refused = refused_lately(seen, rules.limits)
         wait = Wait(why="the cloud has no more machines now") if refused else _pause(seen, rules.limits)
-        return wait or Resize(size=goal.nodes)
+        if wait is None or not has_enough(goal, seen):
+            return wait or Resize(size=goal.nodes)
     return _machines(goal, seen, rules.limits)
 
 
@@ -141,9 +142,9 @@ def _own_capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
 
 def _machines(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
     """Return what to do about machines that are unfit or are being taken."""
-    unfit = to_replace(seen) or tuple(n.node.id for n in seen.nodes if _is_unfit(n, seen, limits))
-    if unfit:
-        return Replace(node_ids=unfit)
+    bad = to_replace(seen) or unfit(seen, limits)
+    if bad:
+        return Replace(node_ids=bad)
     known = {i.node_id for i in seen.state.interruptions}
     news = tuple(n for n in seen.nodes if n.status and n.status.notice and not is_gone(n) and n.node.id not in known)
     if news:
@@ -168,13 +169,6 @@ def _gains(seen: Seen, until: datetime) -> bool:
     return can_renew(seen) and seen.payable_until is not None and seen.payable_until - until >= _WORTH
 
 
-def _is_unfit(node: NodeSeen, seen: Seen, limits: Limits) -> bool:
-    silent = node.readiness is Readiness.READY and is_out_of_reach(node, seen, limits)
-    mute = node.node.host_key is None and seen.now - node.node.launched_at >= limits.boot
-    broken = node.readiness is Readiness.FAILED or silent or mute
-    return not is_gone(node) and not node.node.detached and broken
-
-
 def _early(node: NodeSeen, seen: Seen) -> Interruption:
     number = seen.state.attempts[-1].number if seen.state.attempts else 0
     return Interruption(node_id=node.node.id, kind=InterruptionKind.NOTICE, attempt=number, noticed_at=seen.now)
@@ -183,9 +177,13 @@ def _early(node: NodeSeen, seen: Seen) -> Interruption:
 def _start(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
     usable = [n for n in seen.nodes if is_usable(n, limits)]
     own = [n for n in usable if n.node.pool == seen.state.pool]  # beside them, those that they took over from may end
-    ready = [n.node.id for n in (own if len(own) >= goal.nodes else usable) if n.readiness is Readiness.READY]
-    if len(ready) < goal.nodes:
+    fewest = goal.fewest(seen.state.pool.market)
+    ready = [n.node.id for n in (own if len(own) >= fewest else usable) if n.readiness is Readiness.READY]
+    if len(ready) < fewest:
         return None
+    until = waits_until(goal, seen, limits) if len(ready) < goal.nodes else None
+    if until is not None:
+        return Wait(why=f"{AWAITING} {until:%H:%M:%S} UTC: {len(ready)} of {goal.nodes} are ready")
     if goal.until is Until.READY:
         return Done()
     paused = _pause(seen, limits)

@@ -48,6 +48,7 @@ def record(seen: Seen) -> JobState:
         nodes=nodes,
         left_usd_per_hour=Decimal(0) if settled else state.left_usd_per_hour,
         course=seen.heading.course if seen.heading is not None else None,
+        enough_at=seen.enough_at,
         paid_until=seen.group.armed_until if seen.group.exists else None,
         checkpoint=seen.checkpoint or state.checkpoint,
     )

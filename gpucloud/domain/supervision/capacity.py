@@ -53,6 +53,12 @@ def _give_back(seen: Seen) -> Action | None:
     return Wait(why="giving machines back") if seen.group.counted else None
 
 
+def has_enough(goal: Goal, seen: Seen) -> bool:
+    """Whether a job that trains on a range of nodes has enough of them, though the pool may give no more."""
+    there = sum(node.pool == seen.state.pool for node in seen.group.counted)
+    return goal.is_range and there >= goal.fewest(seen.state.pool.market)
+
+
 def refused(seen: Seen, pool: Pool, since: datetime | None) -> Refusal | None:
     """Return the pool's last refusal since the job turned to it."""
     found = [r for r in seen.group.refusals if r.pool == pool and (since is None or r.at >= since)]
@@ -77,11 +83,11 @@ def cool_down(goal: Goal, refusal: Refusal, limits: Limits) -> CoolDown:
     )
 
 
-def partial(seen: Seen, pool: Pool, there: int, goal: Goal, limits: Limits) -> Refusal | None:
-    """Return the refusal that it is when a pool has given some machines for long, and not all."""
+def partial(seen: Seen, pool: Pool, there: int, needed: int, limits: Limits) -> Refusal | None:
+    """Return the refusal that it is when a pool has given some machines for long, and not those that are needed."""
     if seen.short_for is None or seen.short_for < limits.gang:
         return None
-    message = f"{there} of {goal.nodes} machines after {limits.gang.total_seconds():.0f} s"
+    message = f"{there} of {needed} machines after {limits.gang.total_seconds():.0f} s"
     return Refusal(pool=pool, fault=Fault.CAPACITY, code="Partial", message=message, at=seen.now)
 
 
@@ -114,6 +120,8 @@ def cooled(state: JobState, action: CoolDown, now: datetime) -> tuple[Cooldown, 
 
 
 def _judge(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
+    if has_enough(goal, seen):
+        return None
     refusal = refused(seen, seen.state.pool, seen.state.pool_at)
     if refusal is not None and refusal.fault not in (*_ELSEWHERE, *_LATER):
         step = f"; {refusal.hint}" if refusal.hint else ""
@@ -122,8 +130,8 @@ def _judge(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
     waited = seen.short_for is not None and seen.short_for >= limits.gang
     if refusal is not None and refusal.fault in _ELSEWHERE and (waited or not seen.group.counted):
         return cool_down(goal, refusal, limits)
-    there = len(seen.group.counted)
-    short = partial(seen, seen.state.pool, there, goal, limits) if 0 < there < goal.nodes else None
+    there, needed = len(seen.group.counted), goal.fewest(seen.state.pool.market)
+    short = partial(seen, seen.state.pool, there, needed, limits) if 0 < there < needed else None
     return cool_down(goal, short, limits) if short is not None else None
 
 

@@ -96,7 +96,7 @@ def _before_it_is_late(case: Situation, choice: Choice) -> Choice:
     needed = case.pace.changeover + timedelta(seconds=case.holding.boot_s)
     if case.seen.state.successor is not None:
         needed += case.pace.changeover / 2  # not to ask and dismiss in turns
-    works = case.holding.boot_s == 0
+    works = case.holding.boot_s == 0 and case.holding.nodes == 0  # a part of the nodes loses time while it works
     if case.slack >= needed or (works and case.slack < case.pace.handover):  # the change would be one too many itself
         return choice
     return Choice(mode=Mode.ON_DEMAND, reason=Reason.DEADLINE)

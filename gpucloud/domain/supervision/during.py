@@ -17,6 +17,7 @@ from gpucloud.domain.supervision.action import (
     Wait,
 )
 from gpucloud.domain.supervision.belief import believed_dead, is_doubtful
+from gpucloud.domain.supervision.elastic import ask_for_more, order_to_grow
 from gpucloud.domain.supervision.hang import hung
 from gpucloud.domain.supervision.membership import (
     NOBODY_ANSWERS,
@@ -32,7 +33,7 @@ from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.supervision.quarantine import in_a_row, note_bad, to_replace
 from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Rules, Seen
 from gpucloud.domain.supervision.succession import have_beside, order_to_move
-from gpucloud.domain.supervision.upkeep import make_room, prepare, renew, tell, worth_a_start
+from gpucloud.domain.supervision.upkeep import make_room, prepare, renew, tell, unfit, worth_a_start
 from gpucloud.domain.use import wasted
 
 
@@ -59,8 +60,9 @@ def during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:
         _order(attempt, members, goal, seen, rules.limits)
         or tell(seen)
         or make_room(goal, seen)
-        or _replace_bad(attempt, seen, rules.limits)
+        or _replace_bad(attempt, goal, seen, rules.limits)
         or have_beside(attempt, goal, seen, rules.limits)
+        or ask_for_more(attempt, goal, seen, rules.limits)
         or renew(goal, seen, rules.wall, rules.limits)
         or _drill(attempt, goal, seen, rules.limits)
         or Wait(why=NOBODY_ANSWERS if all_silent(seen, rules.limits) else "running")
@@ -156,6 +158,7 @@ def _order(
         or _order_for_the_user(attempt, seen, limits)
         or _order_for_the_idle(attempt, goal, seen, limits)
         or _order_for_the_moved(attempt, goal, seen, limits)
+        or _order_for_the_grown(attempt, goal, seen, limits)
     )
     return wanted if wanted and _FIRMNESS[wanted.how] > _FIRMNESS[attempt.ordered] else None
 
@@ -186,10 +189,15 @@ def _ill_members(attempt: Attempt, seen: Seen) -> bool:
     return any(member.node_id in quarantined(seen.state) for member in attempt.members)
 
 
-def _replace_bad(attempt: Attempt, seen: Seen, limits: Limits) -> Replace | None:
-    """End bad nodes that were to come in place of others; not for ever in a pool that has no good ones."""
+def _replace_bad(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> Replace | None:
+    """End bad nodes that were to come in place of others; not for ever in a pool that has no good ones.
+
+    So with those that a job on a range of nodes cannot grow by: they may stand beside a long attempt.
+    """
     members = {member.node_id for member in attempt.members}
-    bad = tuple(node_id for node_id in to_replace(seen) if node_id not in members)
+    grows = goal.is_range and seen.failed_bootstraps < limits.bootstrap_tries
+    found = to_replace(seen) or (unfit(seen, limits) if grows else ())
+    bad = tuple(node_id for node_id in found if node_id not in members)
     return Replace(node_ids=bad) if bad and len(in_a_row(seen.state)) < limits.quarantines else None
 
 
@@ -228,6 +236,13 @@ def _order_for_the_moved(attempt: Attempt, goal: Goal, seen: Seen, limits: Limit
     if attempt.condemned is ExitReason.MOVED:
         return EndAttempt(how=_how(attempt, seen, limits), reason=ExitReason.MOVED)
     return order_to_move(attempt, goal, seen)
+
+
+def _order_for_the_grown(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:
+    """Once it is decided it stays so, whatever the new machines do while the ranks save."""
+    if attempt.condemned is ExitReason.GROWN:
+        return EndAttempt(how=_how(attempt, seen, limits), reason=ExitReason.GROWN)
+    return order_to_grow(attempt, goal, seen, limits)
 
 
 def _how(attempt: Attempt, seen: Seen, limits: Limits) -> Stop:

@@ -12,7 +12,8 @@ def goes_by_itself(goal: Goal, seen: Seen, rules: Rules) -> bool:
     One that was launched while we looked on makes itself fit; an older one has its driver when we have prepared it.
     """
     group = seen.group
-    there = group.exists and group.size == goal.nodes and len(group.counted) >= goal.nodes
+    fewest = goal.fewest(seen.state.pool.market)
+    there = group.exists and fewest <= group.size <= goal.nodes and len(group.counted) >= fewest
     if not there or group.armed_until is None or renew(goal, seen, rules.wall, rules.limits) is not None:
         return False
     return all(_drives(node, goal) for node in seen.nodes if node.node in group.counted)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from gpucloud.domain.state import Attempt, JobState
+from gpucloud.domain.state import Attempt, ExitReason, JobState
 from gpucloud.domain.supervision.seen import Limits
 
 _MANY_STEPS = 10  # from so many on, the clock says what a step takes with all that goes on between
@@ -28,9 +28,13 @@ class Pace:
     handover: timedelta
 
 
-def pace_of(state: JobState, work: timedelta | None, now: datetime, limits: Limits) -> Pace:
-    """Return the job's pace: measured where it can be, else by what its file says of the work, and by the guess."""
-    whole, left = _work(state, work, now)
+def pace_of(state: JobState, work: timedelta | None, now: datetime, limits: Limits, nodes: int) -> Pace:
+    """Return the job's pace: measured where it can be, else by what its file says of the work, and by the guess.
+
+    Times of work are those of `nodes` nodes. A step that was only timed on fewer is taken to be as many times longer
+    there: the same samples, divided over fewer.
+    """
+    whole, left = _work(state, work, now, nodes)
     return Pace(
         work=whole,
         left=left,
@@ -52,10 +56,12 @@ def timed(attempt: Attempt, now: datetime) -> Attempt:
     return replace(attempt, stepped_at=first, last_step_at=now, pace_s=max(by_clock_s, median_s) or attempt.pace_s)
 
 
-def _work(state: JobState, told: timedelta | None, now: datetime) -> tuple[timedelta | None, timedelta | None]:
+def _work(
+    state: JobState, told: timedelta | None, now: datetime, nodes: int
+) -> tuple[timedelta | None, timedelta | None]:
     """Return all work and what is left, from the steps where they are known, else from what the job file says."""
     total = next((a.total_steps for a in reversed(state.attempts) if a.total_steps), None)
-    pace_s = next((a.pace_s for a in reversed(state.attempts) if a.pace_s), None)
+    pace_s = _pace_s(state, nodes)
     done = _steps_done(state, pace_s, now)
     if total is not None and pace_s is not None:
         return timedelta(seconds=total * pace_s), timedelta(seconds=max(0.0, total - done) * pace_s)
@@ -63,6 +69,12 @@ def _work(state: JobState, told: timedelta | None, now: datetime) -> tuple[timed
         return None, None
     share = done / total if total else done * (pace_s or 0.0) / told.total_seconds()
     return told, told * max(0.0, 1 - share)
+
+
+def _pace_s(state: JobState, nodes: int) -> float | None:
+    """Return what a step takes on so many nodes: the newest attempt that had them tells, else the newest at all."""
+    timed = [(a.pace_s, len(a.members)) for a in reversed(state.attempts) if a.pace_s]
+    return next((pace_s for pace_s, had in timed if had == nodes), timed[0][0] * timed[0][1] / nodes if timed else None)
 
 
 def _steps_done(state: JobState, pace_s: float | None, now: datetime) -> float:
@@ -82,7 +94,8 @@ def _changeovers(state: JobState, limits: Limits) -> list[timedelta]:
     for attempt in state.attempts:
         since = max((launched[m.node_id] for m in attempt.members if m.node_id in launched), default=None)
         is_new = since is not None and (before is None or since > before.started_at)
-        if is_new and since is not None and attempt.stepped_at is not None:
+        grown = before is not None and before.reason is ExitReason.GROWN  # its machines had stood ready
+        if is_new and since is not None and attempt.stepped_at is not None and not grown:
             span = attempt.stepped_at - since
             # The first machines may have stood ready for long, since `up`.
             found.append((min(span, limits.boot) if before is None else span) + _lost(before, attempt))

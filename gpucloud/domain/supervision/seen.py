@@ -8,7 +8,7 @@ from decimal import Decimal
 from enum import Enum
 
 from gpucloud.domain.agentstatus import Status
-from gpucloud.domain.job import CheckpointPolicy, IdlePolicy
+from gpucloud.domain.job import CheckpointPolicy, IdlePolicy, Market
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.policy.decide import Policy
@@ -46,10 +46,12 @@ class Goal:
     `give_up` is how many times its undisturbed cost a newly saved step may cost, None for whatever it costs.
     `saves_alone`: its script keeps a directory of checkpoints, and its ranks agree with nobody on a step to save.
     `policy` is how the deadline is kept, None where there is none to keep or nothing to choose from; `tables` are the
-    learned policy's, `work` what the job file says of the work.
+    learned policy's, `work` what the job file says of the work. The job asks for `nodes` machines; with `least_nodes`
+    it also trains on fewer, on so many at least (0: on all or none).
     """
 
     nodes: int
+    least_nodes: int = 0
     until: Until = Until.FINISHED
     keep: bool = False
     drill: bool = False
@@ -63,6 +65,16 @@ class Goal:
     policy: Policy | None = None
     tables: Tables | None = None
     work: timedelta | None = None
+
+    @property
+    def is_range(self) -> bool:
+        """Whether an attempt may have fewer machines than are asked for."""
+        return 0 < self.least_nodes < self.nodes
+
+    def fewest(self, market: Market) -> int:
+        """Return the fewest machines that an attempt in that market has: where a deadline is kept on demand, all."""
+        whole = self.policy is not None and market is Market.ON_DEMAND
+        return self.least_nodes if self.is_range and not whole else self.nodes
 
     @property
     def buys_time(self) -> bool:
@@ -173,7 +185,8 @@ class Seen:
     (prepaid.paid_until); None: not worth a start. `payable_with_another` is the same with one more machine.
     `wanted_end` is why the user, from this terminal or another, wants the job to end. `failed_for` is how long ago
     the first member of the attempt was seen to have failed, `uneven_for` how long some members are over and some not,
-    `short_for` how long the group has had some machines, but fewer than wanted. `candidates` are the offers that the
+    `short_for` how long the group has had some machines, but fewer than an attempt needs; `enough_at` is since when it
+    has had enough for one, and not all that it may have. `candidates` are the offers that the
     job takes and the budget can start, best first; looked up only when the job's pool is cooling down, or a deadline
     is to be kept. `heading` is what the job is to run on then; `payable_with_successor` is as `payable_with_another`,
     with the machines beside that are to take over, None too where none are. `use` is how well the attempt uses its
@@ -204,3 +217,4 @@ class Seen:
     lasts_until: datetime | None = None
     heading: Heading | None = None
     payable_with_successor: datetime | None = None
+    enough_at: datetime | None = None

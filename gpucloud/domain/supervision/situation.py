@@ -48,7 +48,7 @@ def situation(goal: Goal, seen: Seen, rules: Rules) -> Situation | None:
     """Return how the job stands; None where there is no deadline to keep, or too little is known to reckon with one."""
     if goal.policy is None or goal.deadline_at is None or not goal.buys_time or seen.state.status.ended:
         return None
-    pace = pace_of(seen.state, goal.work, seen.now, rules.limits)
+    pace = pace_of(seen.state, goal.work, seen.now, rules.limits, goal.nodes)
     dear = min((o for o in seen.candidates if o.pool.market is Market.ON_DEMAND), key=price, default=None)
     if pace.work is None or pace.left is None or dear is None:
         return None
@@ -64,7 +64,7 @@ def situation(goal: Goal, seen: Seen, rules: Rules) -> Situation | None:
         money_left_usd=seen.state.budget_usd - seen.spent_usd - kept_usd,
         dear=dear,
         holding=_holding(goal, seen, pace),
-        zones=_zones(seen),
+        zones=_zones(goal, seen),
         tick=min(rules.limits.ask_again, pace.changeover / 6),
     )
 
@@ -79,7 +79,7 @@ def task_of(case: Situation) -> Task:
         tick_s=case.tick.total_seconds(),
         handover_s=case.pace.handover.total_seconds(),
         nodes=case.goal.nodes,
-        least_nodes=case.goal.nodes,
+        least_nodes=case.goal.fewest(Market.SPOT),
     )
 
 
@@ -139,11 +139,12 @@ def price(offer: Offer) -> Decimal:
 
 
 def _holding(goal: Goal, seen: Seen, pace: Pace) -> Holding:
-    """Return what the job has: machines that work, or a whole set of them that boots. Fewer are nothing yet."""
+    """Return what the job has: machines that work, or enough of them that boot. Fewer are nothing yet."""
     state, attempt = seen.state, seen.state.attempt
     successor = state.successor
     there = [node for node in _there(seen) if successor is None or node.node.pool != successor.pool]
-    if attempt is None and (len(there) < goal.nodes or is_cooling(state, state.pool, seen.now)):
+    held = len(there) if attempt is None else len(attempt.members)
+    if attempt is None and (held < goal.fewest(state.pool.market) or is_cooling(state, state.pool, seen.now)):
         return NOTHING
     launched = [node.node.launched_at for node in there] or [seen.now]
     works = attempt is not None and attempt.stepped_at is not None
@@ -151,7 +152,13 @@ def _holding(goal: Goal, seen: Seen, pace: Pace) -> Holding:
     if state.pool.market is Market.SPOT:
         age = seen.now - min(launched)
         zone = str(state.pool)
-        return Holding(mode=Mode.SPOT, zone=zone, boot_s=boot.total_seconds(), spot_age_s=age.total_seconds())
+        return Holding(
+            mode=Mode.SPOT,
+            zone=zone,
+            boot_s=boot.total_seconds(),
+            spot_age_s=age.total_seconds(),
+            nodes=held if held < goal.nodes else 0,
+        )
     if successor is None or successor.pool.market is not Market.SPOT:
         return Holding(mode=Mode.ON_DEMAND, boot_s=boot.total_seconds())
     boots = pace.changeover - pace.handover
@@ -174,22 +181,27 @@ def _rest(whole: timedelta, passed: timedelta) -> timedelta:
     return max(whole - passed, timedelta(seconds=1))
 
 
-def _zones(seen: Seen) -> tuple[ZoneState, ...]:
-    """Return the spot pools as they are known: one that refused is down while it cools, and worth a try again then."""
+def _zones(goal: Goal, seen: Seen) -> tuple[ZoneState, ...]:
+    """Return the spot pools as they are known: one that refused is down while it cools, and worth a try again then.
+
+    So is the job's own for as long as it gives no more than a part of the nodes.
+    """
     state = seen.state
     spot = [offer for offer in seen.candidates if offer.pool.market is Market.SPOT]
     if state.attempt is not None and state.pool.market is not Market.SPOT:
         spot = [offer for offer in spot if can_stand_beside(offer, state)]
-    return tuple(_zone(offer, state, seen.now) for offer in spot)
+    there = sum(node.node.pool == state.pool for node in _there(seen))
+    part = there if goal.fewest(state.pool.market) <= there < goal.nodes else 0
+    return tuple(_zone(offer, state, seen.now, part if offer.pool == state.pool else 0) for offer in spot)
 
 
-def _zone(offer: Offer, state: JobState, now: datetime) -> ZoneState:
+def _zone(offer: Offer, state: JobState, now: datetime, part: int) -> ZoneState:
     cooldown = next((c for c in state.cooldowns if c.pool == offer.pool), None)
-    up = cooldown is None or cooldown.until <= now
+    up = (cooldown is None or cooldown.until <= now) and not part
     launches = [life.launched_at for life in state.nodes if life.pool == offer.pool]
     if cooldown is None:
         since = min(launches, default=state.created_at)
     else:
         since = cooldown.until if up else max([cooldown.first_at, *launches])
     age_s = (now - since).total_seconds()
-    return ZoneState(zone=str(offer.pool), up=up, age_s=age_s, usd_per_hour=float(offer.usd_per_hour))
+    return ZoneState(zone=str(offer.pool), up=up, age_s=age_s, usd_per_hour=float(offer.usd_per_hour), nodes=part)

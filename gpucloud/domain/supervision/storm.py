@@ -76,7 +76,7 @@ def saved_steps(state: JobState, now: datetime, limits: Limits) -> SavedSteps | 
     """Return what newly saved steps cost lately; None before there are enough attempts and machine time to judge by."""
     first = max(state.reopened_after, len(state.attempts) - limits.storm_attempts)
     window, before = state.attempts[first:], state.attempts[:first]
-    seconds = [a.step_seconds for a in state.attempts if a.step_seconds is not None]
+    seconds = [a.step_seconds * len(a.members) for a in state.attempts if a.step_seconds is not None]
     if len(window) < limits.storm_attempts or not seconds:
         return None
     since = max((a.ended_at for a in before if a.ended_at is not None), default=state.created_at)
@@ -84,7 +84,7 @@ def saved_steps(state: JobState, now: datetime, limits: Limits) -> SavedSteps | 
     if paid < limits.storm_paid:
         return None
     saved = max(0, _saved(window) - _saved(before))
-    undisturbed_s = saved * statistics.median(seconds) * max(len(a.members) for a in window)
+    undisturbed_s = saved * statistics.median(seconds)
     times = paid.total_seconds() / undisturbed_s if undisturbed_s > 0 else math.inf
     return SavedSteps(attempts=len(window), paid=paid, saved=saved, times=times)
 

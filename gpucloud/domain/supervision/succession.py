@@ -27,6 +27,11 @@ def appointed(seen: Seen) -> Offer | None:
     return to.offer if can_stand_beside(to.offer, state) else None
 
 
+def are_alike(seen: Seen) -> bool:
+    """Whether all machines that the level counts are of the job's pool; where it falls, those of another go first."""
+    return all(node.pool == seen.state.pool for node in seen.group.counted)
+
+
 def have_beside(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> Action | None:
     """Return what to do, while an attempt works, about the machines that are to take over from its own."""
     successor, offer = seen.state.successor, appointed(seen)
@@ -39,10 +44,11 @@ def have_beside(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> Act
     refusal = refused(seen, successor.pool, successor.at)
     there = sum(node.pool == successor.pool for node in seen.group.counted)
     if refusal is None and there < goal.nodes:
-        refusal = partial(seen, successor.pool, there, goal, limits)
+        refusal = partial(seen, successor.pool, there, goal.nodes, limits)
     if refusal is not None:
         return cool_down(goal, refusal, limits)
-    both = goal.nodes + len(attempt.members)
+    own = sum(node.pool != successor.pool for node in seen.group.counted)
+    both = goal.nodes + max(len(attempt.members), own)
     return Resize(size=both) if seen.group.size < both else None
 
 
@@ -70,7 +76,8 @@ def succeed(goal: Goal, seen: Seen) -> Action | None:
 
 def _begin(attempt: Attempt, goal: Goal, seen: Seen, offer: Offer | None) -> Action | None:
     """The shut-off first, sooner: it pays for twice as many machines. Before that, what was asked for in vain goes."""
-    own = max(goal.nodes, len(attempt.members))
+    there = sum(node.pool == seen.state.pool for node in seen.group.counted)
+    own = max(goal.nodes if are_alike(seen) else there, len(attempt.members))
     if seen.group.size > own:
         return Resize(size=own)
     if offer is None or seen.payable_with_successor is None:

@@ -14,9 +14,10 @@ from gpucloud.domain.supervision.action import (
     Replace,
     Tell,
 )
+from gpucloud.domain.supervision.belief import is_out_of_reach
 from gpucloud.domain.supervision.membership import all_silent, is_gone
 from gpucloud.domain.supervision.prepaid import Wall, sooner
-from gpucloud.domain.supervision.seen import Goal, Limits, Readiness, Seen
+from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Readiness, Seen
 
 
 def prepare(seen: Seen) -> Prepare | None:
@@ -34,6 +35,11 @@ def prepare(seen: Seen) -> Prepare | None:
         and (n.status is None or n.status.notice is None)
     )
     return Prepare(node_ids=waiting) if waiting else None
+
+
+def unfit(seen: Seen, limits: Limits) -> tuple[str, ...]:
+    """Return the machines that no attempt can have: not to be prepared, out of reach, long without a host key."""
+    return tuple(n.node.id for n in seen.nodes if _is_unfit(n, seen, limits))
 
 
 def tell(seen: Seen) -> Tell | None:
@@ -114,6 +120,13 @@ def worth_a_start(seen: Seen, wall: Wall) -> bool:
     prolonged = seen.state.paid_until is not None and seen.state.paid_until - seen.now >= least
     payable = seen.payable_until is not None and seen.payable_until - seen.now >= least
     return payable and (can_renew(seen) or prolonged)
+
+
+def _is_unfit(node: NodeSeen, seen: Seen, limits: Limits) -> bool:
+    silent = node.readiness is Readiness.READY and is_out_of_reach(node, seen, limits)
+    mute = node.node.host_key is None and seen.now - node.node.launched_at >= limits.boot
+    broken = node.readiness is Readiness.FAILED or silent or mute
+    return not is_gone(node) and not node.node.detached and broken
 
 
 def _lower(seen: Seen, payable: datetime) -> Arm | None:

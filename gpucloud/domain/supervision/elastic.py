@@ -1,0 +1,158 @@
+"""A job that trains on a range of nodes: when fewer than all are enough to start, and when more pay for a new attempt.
+
+The job asks for all of them, always. An attempt has its nodes for good, so that one more means another attempt: saved,
+ended and started again, in a `handover`, as the job's own starts tell it (pace).
+
+*Starting*: to wait costs what those that are ready could train meanwhile; not to wait costs a handover of just those,
+later. So it waits for a handover at the most: whatever comes, that loses no more than twice what foresight would (the
+ski-rental rule: Karlin et al., "Competitive snoopy caching", Algorithmica 3, 1988). And only for machines that were
+launched with those that are ready; what is launched in place of one that was taken has its whole boot before it.
+
+*Growing*: r nodes stop for a handover, for k more after it. They make up for that within handover · r / k; they are
+taken to stay as long as they have been there, as spot machines do (the longer they live, the longer they will), and
+work and money must last so long. An attempt that has not worked for a handover is left alone: however machines come and
+go, growing never takes more than half of the time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from gpucloud.domain.agentstatus import Stop
+from gpucloud.domain.state import Attempt, ExitReason
+from gpucloud.domain.supervision.action import EndAttempt, Resize
+from gpucloud.domain.supervision.capacity import has_enough, is_cooling, refused
+from gpucloud.domain.supervision.membership import is_usable
+from gpucloud.domain.supervision.pace import Pace, pace_of
+from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Readiness, Seen
+from gpucloud.domain.supervision.succession import appointed, are_alike
+
+AWAITING = "waiting for more machines, at the latest until"
+"""How the words begin that tell of a start that could be made with fewer."""
+
+
+def enough_since(goal: Goal, seen: Seen, limits: Limits) -> datetime | None:
+    """Return since when there are enough machines ready for an attempt, and not all; None while there are not.
+
+    For the books: a supervisor that follows goes on with the same wait, before it knows again who is ready.
+    """
+    if not goal.is_range or seen.state.attempt is not None:
+        return None
+    there = _of_the_pool(seen, limits)
+    ready = sum(node.readiness is Readiness.READY for node in there)
+    fewest = goal.fewest(seen.state.pool.market)
+    if len(there) < fewest or ready >= goal.nodes:
+        return None
+    return seen.state.enough_at or (seen.now if ready >= fewest else None)
+
+
+def waits_until(goal: Goal, seen: Seen, limits: Limits) -> datetime | None:
+    """Return until when at the most an attempt waits for more machines than are ready; None where it may start.
+
+    Those that an attempt has left over go on at once.
+    """
+    ready = [n for n in _of_the_pool(seen, limits) if n.readiness is Readiness.READY]
+    before = seen.state.attempts[-1].started_at if seen.state.attempts else None
+    if len(ready) >= goal.nodes or all(before is not None and n.node.launched_at < before for n in ready):
+        return None
+    pace = pace_of(seen.state, goal.work, seen.now, limits, goal.nodes)
+    until = (seen.enough_at or seen.now) + pace.handover
+    return until if seen.now < until and _some_follow(ready, seen, pace, limits) else None
+
+
+def ask_for_more(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> Resize | None:
+    """Ask for the machines that an attempt lacks, where the cloud stopped trying: not often, and only if they can pay.
+
+    A group that has its level keeps trying by itself.
+    """
+    missing = goal.nodes - seen.group.size
+    wants = goal.is_range and missing > 0 and attempt.condemned is None and not _turns_elsewhere(seen)
+    if not wants or not _may_ask(seen, limits):
+        return None
+    pace = pace_of(seen.state, goal.work, seen.now, limits, goal.nodes)
+    needed_s = pace.changeover.total_seconds() + _made_up_in_s(len(attempt.members), missing, pace.handover)
+    return Resize(size=goal.nodes) if _lasts_s(attempt, goal, seen, pace) > needed_s else None
+
+
+def order_to_grow(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:
+    """Return the order to save and leave when machines stand ready with which another attempt would be worth it."""
+    now, works = len(attempt.members), attempt.stepped_at
+    if not goal.is_range or now >= goal.nodes or works is None or _turns_elsewhere(seen):
+        return None
+    more = _beside(attempt, seen, limits)[: goal.nodes - now]
+    pace = pace_of(seen.state, goal.work, seen.now, limits, goal.nodes)
+    if not more or seen.now - works < pace.handover or _some_follow(more, seen, pace, limits):
+        return None
+    cost = pace.handover + _unsaved(attempt, goal, seen)
+    stay = any((seen.now - node.node.launched_at) * count >= cost * now for count, node in enumerate(more, 1))
+    if not stay or _lasts_s(attempt, goal, seen, pace) <= _made_up_in_s(now, len(more), cost):
+        return None
+    ready = "1 more machine is" if len(more) == 1 else f"{len(more)} more machines are"
+    message = f"{ready} ready: it goes on with {now + len(more)} nodes"
+    return EndAttempt(how=Stop.SAVE, reason=ExitReason.GROWN, message=message)
+
+
+def can_start(goal: Goal, seen: Seen) -> bool:
+    """Whether a job that trains on a range of nodes has enough of them ready, whatever becomes of the others."""
+    ready = sum(node.readiness is Readiness.READY for node in seen.nodes)
+    return has_enough(goal, seen) and ready >= goal.fewest(seen.state.pool.market)
+
+
+def _may_ask(seen: Seen, limits: Limits) -> bool:
+    """Whether machines may be asked for now: paid ones, behind a shut-off, of a pool that did not refuse lately."""
+    pool, armed = seen.state.pool, seen.group.armed_until
+    refusal = refused(seen, pool, seen.state.pool_at)
+    lately = refusal is not None and seen.now - refusal.at < limits.cooldown
+    is_paid = seen.payable_until is not None and armed is not None and armed > seen.now
+    return is_paid and not lately and not is_cooling(seen.state, pool, seen.now) and are_alike(seen)
+
+
+def _lasts_s(attempt: Attempt, goal: Goal, seen: Seen, pace: Pace) -> float:
+    """Return how long the attempt's nodes go on at the most: while there is work, and money at the highest price."""
+    usd_per_s = float(seen.state.dearest_usd_per_hour) * len(seen.group.alive) / 3600
+    left_usd = float(seen.state.budget_usd - seen.spent_usd)
+    paid_s = left_usd / usd_per_s if usd_per_s > 0 else math.inf
+    works_s = pace.left.total_seconds() * goal.nodes / len(attempt.members) if pace.left is not None else math.inf
+    return min(paid_s, works_s)
+
+
+def _made_up_in_s(now: int, more: int, cost: timedelta) -> float:
+    """Return after what time, the stop for `cost` included, so many more nodes have done what the stop lost."""
+    return cost.total_seconds() * (now + more) / more
+
+
+def _some_follow(ready: Sequence[NodeSeen], seen: Seen, pace: Pace, limits: Limits) -> bool:
+    """Whether machines are about to be ready too: launched no more than a handover after the youngest that is.
+
+    One that takes longer than a whole changeover is not waited for.
+    """
+    youngest = max(node.node.launched_at for node in ready)
+    return any(
+        node.readiness in (Readiness.NO, Readiness.PREPARING)
+        and node.node.launched_at - youngest <= pace.handover
+        and seen.now - node.node.launched_at < pace.changeover
+        for node in _of_the_pool(seen, limits)
+    )
+
+
+def _beside(attempt: Attempt, seen: Seen, limits: Limits) -> list[NodeSeen]:
+    """Return the machines that are ready and take no part, the oldest first."""
+    members = {member.node_id for member in attempt.members}
+    found = [n for n in _of_the_pool(seen, limits) if n.node.id not in members and n.readiness is Readiness.READY]
+    return sorted(found, key=lambda node: node.node.launched_at)
+
+
+def _of_the_pool(seen: Seen, limits: Limits) -> list[NodeSeen]:
+    return [node for node in seen.nodes if node.node.pool == seen.state.pool and is_usable(node, limits)]
+
+
+def _turns_elsewhere(seen: Seen) -> bool:
+    return seen.state.successor is not None or appointed(seen) is not None
+
+
+def _unsaved(attempt: Attempt, goal: Goal, seen: Seen) -> timedelta:
+    """Return what a script that saves only when it likes has trained since it last did: that is trained again."""
+    since = attempt.last_step_at or attempt.started_at
+    return seen.now - since if goal.saves_alone else timedelta(0)
