@@ -11,7 +11,7 @@ from gpucloud import __version__
 from gpucloud.cli.arguments import Json, OnCloud, Target
 from gpucloud.cli.groups import catalog, iam, local, quota, tools
 from gpucloud.domain.job import Cloud, MarketPolicy
-from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.query import Order, Query
 
 app = typer.Typer(

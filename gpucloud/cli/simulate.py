@@ -18,7 +18,7 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Cloud, Job
 from gpucloud.domain.listing import cheapest_on_demand
 from gpucloud.domain.markets import RecordedMarket, RecordedZone, zone_set
-from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.quantities import format_usd, parse_span, parse_usd
 from gpucloud.domain.simulation.recovery import Recovery
 from gpucloud.domain.simulation.scenario import Scenario, deadlines

@@ -12,7 +12,7 @@ from gpucloud.cli.render import table, usd
 from gpucloud.domain import codec
 from gpucloud.domain.markets import RecordedMarket, RecordedZone, mean_price, supply
 from gpucloud.domain.offer import region_of
-from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.quantities import format_hours, format_span, format_usd
 from gpucloud.domain.simulation.scenario import Scenario, task_of
 from gpucloud.usecases.simulation import Result, Study

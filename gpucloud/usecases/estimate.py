@@ -15,7 +15,7 @@ from gpucloud.domain.markets import RecordedMarket
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.outlook import between, undisturbed
 from gpucloud.domain.plan import Plan
-from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.net import least_span_s
 from gpucloud.domain.policy.observation import Task
 from gpucloud.domain.simulation.outcome import Summary

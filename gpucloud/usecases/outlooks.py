@@ -12,8 +12,9 @@ from functools import partial
 from gpucloud.domain.markets import RecordedMarket, RecordedZone
 from gpucloud.domain.offer import region_of
 from gpucloud.domain.outlook import shortened, stretched
-from gpucloud.domain.policy.decide import Policy, decide
+from gpucloud.domain.policy.decide import decide
 from gpucloud.domain.policy.learned import Tables
+from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.observation import Task
 from gpucloud.domain.simulation.bill import bill_usd
 from gpucloud.domain.simulation.outcome import Outcome, Summary, summary

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from gpucloud.domain.markets import RecordedMarket, RecordedZone, mean_price
-from gpucloud.domain.policy.decide import Policy, decide
+from gpucloud.domain.policy.decide import decide
 from gpucloud.domain.policy.learned import Tables
+from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.simulation.bill import bill_usd
 from gpucloud.domain.simulation.outcome import Outcome, Summary, summary
 from gpucloud.domain.simulation.replay import Decide, replay

@@ -32,9 +32,10 @@ from gpucloud.domain.ledger import Terms
 from gpucloud.domain.markets import RecordedMarket, RecordedZone, value_at, zone_set
 from gpucloud.domain.node import EndCause
 from gpucloud.domain.policy.counting import count, watch
-from gpucloud.domain.policy.decide import Policy, decide
+from gpucloud.domain.policy.decide import decide
 from gpucloud.domain.policy.hazards import Counts
 from gpucloud.domain.policy.learned import Tables
+from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.observation import Task
 from gpucloud.domain.simulation.fleet import Life
 from gpucloud.domain.simulation.recovery import Recovery

@@ -14,7 +14,7 @@ from decimal import Decimal
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.tables import TableMaker
 from gpucloud.domain.markets import zone_set
-from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.simulation.recovery import Recovery
 from gpucloud.domain.simulation.scenario import Scenario
 from gpucloud.usecases.simulation import Study, simulate

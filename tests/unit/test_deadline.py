@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.domain.job import Cloud, Job, MarketPolicy, Resources
-from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.policy.names import Policy
 
 JOB = Job(
     name="digits",

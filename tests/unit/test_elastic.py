@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpucloud.domain.agentstatus import Outcome, Stop
 from gpucloud.domain.job import Market
-from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.observation import Mode
 from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind, Member, Successor
 from gpucloud.domain.supervision import books

@@ -16,7 +16,7 @@ from gpucloud.domain.errors import PlanRefused, UsageError
 from gpucloud.domain.job import Cloud, Job, Market, MarketPolicy, Resources
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.model import Model, Strategy
-from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.usecases.estimate import QUICK, Estimate, Estimator
 from gpucloud.usecases.outlooks import Outlooks

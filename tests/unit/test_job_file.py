@@ -35,7 +35,7 @@ from gpucloud.domain.job import (
     SshChoices,
 )
 from gpucloud.domain.model import Model, Optimizer, Precision, Strategy
-from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.policy.names import Policy
 
 SAMPLE = bundled("templates", "gpucloud.yaml").read_text(encoding="utf-8")
 # A "#" with no space after it hides a key that the reader of the sample may want.

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from gpucloud.domain.policy.choice import Reason
-from gpucloud.domain.policy.decide import Policy, decide
+from gpucloud.domain.policy.decide import decide
+from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.net import least_budget_usd, least_span_s
 from gpucloud.domain.policy.observation import NOTHING, Holding, Mode, Observation, Task, ZoneState
 

@@ -15,10 +15,11 @@ from gpucloud.adapters.tables.prior import hazards, recorded
 from gpucloud.adapters.tables.program import Prices, solve
 from gpucloud.domain.markets import RecordedMarket, RecordedZone, zone_set
 from gpucloud.domain.policy.counting import count, watch
-from gpucloud.domain.policy.decide import Policy, decide
+from gpucloud.domain.policy.decide import decide
 from gpucloud.domain.policy.grid import Grid, grid_of
 from gpucloud.domain.policy.hazards import BUCKETS, EDGES_H, Hazards, bucket, learned_from, pooled, remaining_h
 from gpucloud.domain.policy.learned import Act
+from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.observation import NOTHING, Holding, Mode, Observation, Task, ZoneState
 from gpucloud.domain.simulation.recovery import Recovery
 from gpucloud.domain.simulation.replay import replay

@@ -16,7 +16,8 @@ from gpucloud.domain.ledger import total
 from gpucloud.domain.markets import zone_set
 from gpucloud.domain.node import EndCause
 from gpucloud.domain.policy.choice import Choice
-from gpucloud.domain.policy.decide import Policy, decide
+from gpucloud.domain.policy.decide import decide
+from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.observation import Mode, Task
 from gpucloud.domain.simulation.bill import bill_usd, charges
 from gpucloud.domain.simulation.fleet import ON_DEMAND, Life

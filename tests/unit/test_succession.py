@@ -11,7 +11,7 @@ import pytest
 from gpucloud.domain.agentstatus import Outcome, Stop
 from gpucloud.domain.job import Market
 from gpucloud.domain.offer import Offer
-from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.observation import Mode
 from gpucloud.domain.state import Course, ExitReason, NodeLife, Shortfall, Successor
 from gpucloud.domain.supervision import books

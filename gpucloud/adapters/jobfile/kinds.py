@@ -17,7 +17,7 @@ from gpucloud.domain.job import Cloud as CloudName
 from gpucloud.domain.job import ContainerRuntime, GatePolicy, Launcher, Layout, OnNotice
 from gpucloud.domain.job import MarketPolicy as MarketName
 from gpucloud.domain.model import Optimizer, Precision, Strategy
-from gpucloud.domain.policy.decide import Policy as PolicyName
+from gpucloud.domain.policy.names import Policy as PolicyName
 
 Schema = dict[str, Any]
 listed = values.listed

@@ -23,7 +23,7 @@ from gpucloud.domain.job import (
     SshChoices,
 )
 from gpucloud.domain.model import Model
-from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.policy.names import Policy
 
 _RESOURCES = Resources()
 _CHECKPOINT = CheckpointPolicy()

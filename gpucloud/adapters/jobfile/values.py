@@ -14,7 +14,7 @@ from typing import TypeVar
 from gpucloud.adapters.jobfile.fault import Refused, Wanted
 from gpucloud.domain import quantities
 from gpucloud.domain.job import OnNotice
-from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.quoting import quoted
 
 E = TypeVar("E", bound=Enum)

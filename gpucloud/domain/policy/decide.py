@@ -13,8 +13,6 @@ from gpucloud.domain.policy.net import secured
 from gpucloud.domain.policy.observation import Mode, Observation, Task
 from gpucloud.domain.policy.uniform import uniform
 
-__all__ = ["Policy", "decide"]
-
 
 def decide(policy: Policy, task: Task, seen: Observation, tables: Tables | None = None) -> Choice:
     """Return what to run on now: what the policy wants, or what deadline and budget leave.

@@ -8,7 +8,8 @@ from decimal import Decimal
 from gpucloud.domain.job import Market
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.policy.choice import Choice, Reason
-from gpucloud.domain.policy.decide import Policy, decide
+from gpucloud.domain.policy.decide import decide
+from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.observation import Mode
 from gpucloud.domain.quantities import format_span, format_usd
 from gpucloud.domain.state import Course, Shortfall

@@ -11,8 +11,8 @@ from gpucloud.domain.agentstatus import Status
 from gpucloud.domain.job import CheckpointPolicy, IdlePolicy, Market
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.offer import Offer
-from gpucloud.domain.policy.decide import Policy
 from gpucloud.domain.policy.learned import Tables
+from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.observation import Mode
 from gpucloud.domain.state import BudgetWish, CheckpointRef, Course, ExitReason, JobState
 from gpucloud.domain.supervision.prepaid import Wall

@@ -9,7 +9,7 @@ from decimal import Decimal
 from gpucloud.domain.job import Market
 from gpucloud.domain.ledger import usd_for
 from gpucloud.domain.offer import Offer
-from gpucloud.domain.policy.decide import Policy
+from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.observation import NOTHING, Holding, Mode, Observation, Task, ZoneState
 from gpucloud.domain.state import JobState
 from gpucloud.domain.supervision.capacity import is_cooling
