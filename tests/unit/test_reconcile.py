@@ -761,6 +761,15 @@ def test_a_script_that_failed_beside_ranks_that_their_own_agent_killed_is_not_th
     assert decide(GOAL, world, RULES) == CloseAttempt(reason=ExitReason.LOST)
 
 
+def test_a_script_that_failed_beside_machines_that_the_shut_off_ended_is_not_the_users_error():
+    running_to_the_last = replace(gone("a", EndCause.SCHEDULE), status=up("a", part(1)).status)
+    failed = replace(gone("b", EndCause.SCHEDULE), status=up("b", part(1, Outcome.FAILED)).status)
+    done = replace(gone("a", EndCause.SCHEDULE), status=up("a", part(1, Outcome.FAILED)).status)
+    late = {"failed_for": timedelta(minutes=2)}
+    assert decide(GOAL, running(running_to_the_last, failed, **late), RULES) == CloseAttempt(reason=ExitReason.LOST)
+    assert decide(GOAL, running(done, failed, **late), RULES) == CloseAttempt(reason=ExitReason.USER_ERROR)
+
+
 def test_a_member_that_heard_of_the_end_before_it_began_never_begins():
     lost = opened("a", "b", condemned=ExitReason.LOST, ordered=Stop.KILL)
     known = (interruption("b", InterruptionKind.LOST),)

@@ -128,8 +128,10 @@ def _reason(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, 
     if taken is not None:
         return taken
     if Outcome.FAILED in outcomes:
-        # A script also fails because its GPU did, or a peer, killed by its own agent: at the wall, or found alone.
-        excused = _ill_members(attempt, seen) or Outcome.KILLED in outcomes
+        # A script also fails because its GPU did, or a peer: killed by its own agent (at the wall, or found alone), or
+        # by the shut-off, before it could say so.
+        cut = any(n is not None and is_gone(n) and n.node.end_cause is EndCause.SCHEDULE for n in members)
+        excused = _ill_members(attempt, seen) or Outcome.KILLED in outcomes or (cut and None in outcomes)
         return ExitReason.LOST if excused else ExitReason.USER_ERROR
     if outcomes == {Outcome.LEFT}:
         return ExitReason.INTERRUPTED if worth_a_start(seen, wall) else ExitReason.BUDGET
