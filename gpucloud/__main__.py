@@ -8,6 +8,7 @@ import sys
 
 def main() -> None:
     """Run the command line and leave with its exit code; no error shows a traceback."""
+    os.umask(0o077)  # keys, orders and results are their owner's, whatever the shell's umask is
     _open_what_is_closed()
     from gpucloud.cli.app import app  # noqa: PLC0415  (a zip on a node runs this file for the agent, without typer)
 

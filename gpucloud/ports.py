@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:  # ports are words alone: what they speak of is imported by whoever uses it
     from collections.abc import Callable, Mapping
     from datetime import datetime
+    from decimal import Decimal
     from pathlib import Path
 
     from gpucloud.domain.account import Caller, Headroom, QuotaRequest
@@ -17,9 +18,10 @@ if TYPE_CHECKING:  # ports are words alone: what they speak of is imported by wh
     from gpucloud.domain.job import Market, Resources
     from gpucloud.domain.markets import RecordedMarket
     from gpucloud.domain.node import GroupView, Node
-    from gpucloud.domain.offer import Offer, Pool, PricePoint
+    from gpucloud.domain.offer import EfaLayout, Offer, Pool, PricePoint
     from gpucloud.domain.policy.learned import Tables
     from gpucloud.domain.policy.observation import Task
+    from gpucloud.domain.state import MissingOutput
     from gpucloud.domain.strays import Owner, Thing
 
 
@@ -40,8 +42,8 @@ class ClusterSpec:
     """What a Terraform module is given; the same variables for every cloud, none of them secret.
 
     `group` is the node group's name for the `NodeGroup` port: of a cloud with regions `<region>/<name>`, else `name`.
-    `image` is the machine image that the job is pinned to in this region, `efa` the numbers of EFA interfaces that
-    its types have, `data` what machines may read (`s3://bucket/prefix`). `unattended`: its machines drive the job.
+    `image` is the machine image that the job is pinned to in this region, `efa` the layouts of EFA interfaces
+    that its types have, `data` what machines may read (`s3://bucket/prefix`). `unattended`: its machines drive the job.
     """
 
     name: str
@@ -53,7 +55,7 @@ class ClusterSpec:
     public_key: str
     store: str
     image: str | None = None
-    efa: tuple[int, ...] = (0,)
+    efa: tuple[EfaLayout, ...] = ()
     data: tuple[str, ...] = ()
     unattended: bool = False
 
@@ -89,18 +91,26 @@ class NodeGroup(Protocol):
         ...
 
     def arm(self, group: str, until: datetime) -> None:
-        """Set the shut-off: at `until` the cloud sets the size to 0 and ends every node, by itself."""
-        ...
+        """Set the shut-off: at `until` the cloud sets the size to 0 and ends every node, by itself.
 
-    def resize(self, group: str, size: int, pool: Pool) -> None:
-        """Set the level: until `size` undetached ones live, nodes of `pool` are started, or some are ended.
-
-        Those of another pool are ended first, then the newest.
+        It goes on doing so after that time: a level that is raised later, by whoever could, is lowered again.
         """
         ...
 
-    def detach(self, group: str, node_id: str) -> None:
-        """Stop counting a node that is being taken: the level starts another one now."""
+    def resize(self, group: str, size: int, pool: Pool, *, cap_usd_per_hour: Decimal | None = None) -> None:
+        """Set the level: until `size` unrelieved ones live, nodes of `pool` are started, or some are ended.
+
+        Those of another pool are ended first, then the newest; those that stay keep the market in which they were
+        started. None is started with less time ahead of the shut-off than the cloud may be late with it. Where the
+        cloud can, it keeps the price of what it starts at or below the cap.
+        """
+        ...
+
+    def relieve(self, group: str, node_id: str, *, cap_usd_per_hour: Decimal | None = None) -> None:
+        """Count a node that is being taken no more: the level starts another one now, of its pool, as `resize` does.
+
+        It stays in the group, and the shut-off ends it with the others: that it is being taken is its own word.
+        """
         ...
 
     def terminate(self, group: str, node_id: str, *, bad: bool = False) -> None:
@@ -127,7 +137,10 @@ class MarketData(Protocol):
         ...
 
     def prices(self, pool: Pool, start: datetime, end: datetime) -> tuple[PricePoint, ...]:
-        """Return the pool's price points that cover start..end, in order; the first is at or before `start`."""
+        """Return the pool's price points that cover start..end, in order; the first is at or before `start`.
+
+        UsageError for a pool that is not in the market.
+        """
         ...
 
 
@@ -233,11 +246,22 @@ class Shell(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """What became of a job's outputs: where they are now, and what of them is missing."""
+
+    paths: tuple[str, ...] = ()
+    missing: tuple[MissingOutput, ...] = ()
+
+
 class Outputs(Protocol):
     """Takes a job's results home."""
 
-    def bring_home(self, host: Host, code: str) -> tuple[str, ...]:
-        """Copy the outputs from the folder `code` on the host; return where they are now. NodeError, StoreError."""
+    def bring_home(self, host: Host, code: str, moves: Callable[[], None] | None = None) -> Brought:
+        """Copy the outputs from the folder `code` on the host; what is not there is no error. NodeError, StoreError.
+
+        `moves` is called whenever something has arrived; what it raises ends the copy.
+        """
         ...
 
     def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
@@ -291,4 +315,25 @@ class Sightings(Protocol):
 
     def save(self, owner: Owner, first_seen: Mapping[str, datetime]) -> None:
         """Keep it."""
+        ...
+
+
+class Signer(Protocol):
+    """The user's own key, with which orders are signed."""
+
+    @property
+    def key_id(self) -> str:
+        """The key's fingerprint, which no other key can have."""
+        ...
+
+    def sign(self, data: bytes) -> bytes:
+        """Return the signature of these very bytes."""
+        ...
+
+
+class Trust(Protocol):
+    """Whose signatures count; the list is the user's, never the store's."""
+
+    def verify(self, data: bytes, key_id: str, signature: bytes) -> str | None:
+        """Return whose key signed these very bytes; None where it is not trusted, or the signature is not its."""
         ...

@@ -50,11 +50,14 @@ def alive(pid: int, start: str) -> bool:
 
 
 def space() -> str:
-    """Return what tells the pids of this process's surroundings from those elsewhere on the same host."""
-    try:
-        return str(_NAMESPACE.readlink())
-    except OSError:
-        return ""
+    """Return what tells the pids here from those of another boot, machine or container with the same host name.
+
+    The name of a PID namespace alone does not: Linux numbers them alike on every machine.
+    """
+    namespace = ""
+    with contextlib.suppress(OSError):
+        namespace = str(_NAMESPACE.readlink())
+    return f"{boot_id()} {namespace}".strip()
 
 
 def descendants(pid: int) -> tuple[int, ...]:

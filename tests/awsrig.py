@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from pathlib import Path
 
@@ -33,8 +33,8 @@ SPEC = ClusterSpec(
 ALERT = AwsChoices(alert_email="who@example.com", alert_usd=Decimal(250))
 INSTALL = "install Terraform 1.10 or newer: https://developer.hashicorp.com/terraform/install"
 
-BASE = {"vpc": 1, "subnet": 6, "gateway": 1, "table": 1, "endpoint": 1, "firewall": 2, "role": 1}
-WHOLE = {**BASE, "firewall": 3, "template": 1, "key": 1, "group": 1, "role": 2, "profile": 1}
+BASE = {"vpc": 1, "subnet": 6, "gateway": 1, "table": 1, "endpoint": 1, "firewall": 1, "role": 1}
+WHOLE = {**BASE, "firewall": 2, "template": 1, "key": 1, "group": 1, "role": 2, "profile": 1}
 
 _CHANGES = (
     *("Create", "Put", "Modify", "Update", "Delete", "Authorize", "Revoke", "Attach", "Detach", "Associate"),
@@ -48,7 +48,12 @@ def first_boot(*, store_url: str, cluster: str, region: str) -> str:
 
 
 def provisioner(
-    home: Path, choices: AwsChoices | None = None, *, store: str = STORE, env: Mapping[str, str] | None = None
+    home: Path,
+    choices: AwsChoices | None = None,
+    *,
+    store: str = STORE,
+    env: Mapping[str, str] | None = None,
+    tools: Callable[[], None] = lambda: None,
 ) -> AwsProvisioner:
     """The adapter in this process's AWS environment; `home` is one machine's folder."""
     aws = Aws()
@@ -63,6 +68,7 @@ def provisioner(
             image=lambda region: "ami-0123456789abcdef0",
             root_device=lambda image, region: "/dev/xvda",
             ssh_cidr=lambda: "203.0.113.7/32",
+            session_tools=tools,
         ),
         env=env,
     )

@@ -26,7 +26,7 @@ STAGES = {
 # marked `alone` look at how quick things are.
 _BESIDE = ["--dist", "loadfile", "--no-loadscope-reorder"]
 TESTS = {
-    "tests": ["-m", "not alone and not slow and not cloud and not emulated", "-n", "2", *_BESIDE],
+    "tests": ["-m", "not alone and not slow and not cloud and not emulated", "-n", "3", *_BESIDE],
     "tests alone": ["-m", "alone and not slow and not cloud and not emulated"],
     "tests on AWS": ["-m", "emulated and not slow and not cloud", "-n", "3", *_BESIDE],
 }

@@ -126,6 +126,11 @@ class CommandLine:
         path = self.home / "store" / "jobs" / job / "state.json"
         return json.loads(path.read_text()) if path.exists() else None
 
+    def order(self, job="small"):
+        """The newest order, None while there is none."""
+        path = self.home / "store" / "jobs" / job / "control" / "order.json"
+        return json.loads(json.loads(path.read_text())["order"]) if path.exists() else None
+
     def step(self, job="small"):
         """The last step that the stored state knows of the newest attempt; 0 before the first."""
         attempts = (self.state(job) or {}).get("attempts") or [{}]

@@ -6,7 +6,8 @@ REQUEST is one line of JSON, an object with `op` and its arguments, then bytes w
 answer is one line of JSON, then bytes where it gives some. Paths are relative to `base`, and `~` and absolute ones stay
 what they are; the base `@code` is the folder that the job's script runs in, below the agent's folder `root`.
 
-    list    paths (globs too)                  every file below them; links that stay inside; what is not there
+    list    paths (globs too)                  what each names: files, links that stay inside and folders below it, by
+                                               their paths below it; what is not there
     hash    paths                              the SHA-256 of each, null for what is not a file now
     read    pieces [path, offset, length]      their bytes, one after the other
     stat    files [path, id]                   size of the file, whether it is a folder, size of the part
@@ -24,6 +25,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator
@@ -31,6 +33,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 CHUNK_BYTES = 1 << 20
+_LONG_NAME = 200  # bytes: a file system takes 255 with what a part adds
+PART = re.compile(r"\..*\.[0-9a-f]{16}\.part", re.DOTALL)
 
 
 def main(given: BinaryIO, out: BinaryIO) -> None:
@@ -70,24 +74,18 @@ def _base(base: str, root: str) -> Path:
 
 
 def _listed(base: Path, paths: list[str]) -> dict[str, Any]:
-    found_as: dict[str, list[tuple[Any, ...]]] = {"file": [], "link": [], "outside": []}
-    missing: list[list[str | None]] = []
-    for written in paths:
+    rows: dict[str, list[Any]] = {kind: [] for kind in ("found", "files", "links", "folders", "outside", "missing")}
+    for asked, written in enumerate(paths):
         path = _tidy(written)
         found = [path] if os.path.lexists(base / path) else _matching(base, path)
         if not found:
-            missing.append([written, _nearest(base, path)])
+            rows["missing"].append([written, _nearest(base, path)])
         for name in found:
-            for entry in _walk(base, name, os.path.realpath(base / name), is_named=True):
-                found_as[entry[0]].append(entry[1:])
-    return {
-        "base": str(base),
-        "files": found_as["file"],
-        "links": found_as["link"],
-        "outside": found_as["outside"],
-        "folders": [path for path in map(_tidy, paths) if (base / path).is_dir()],
-        "missing": missing,
-    }
+            number = len(rows["found"])
+            rows["found"].append([asked, name])
+            for kind, *about in _walk(base / name, "", os.path.realpath(base / name)):
+                rows[kind].append([number, *about])
+    return {"base": str(base), **rows}
 
 
 def _tidy(written: str) -> str:
@@ -98,28 +96,43 @@ def _matching(base: Path, pattern: str) -> list[str]:
     return sorted(glob.glob(pattern, root_dir=base, recursive=True))  # noqa: PTH207  absolute ones too
 
 
-def _walk(base: Path, name: str, top: str, *, is_named: bool) -> Iterator[tuple[Any, ...]]:
-    """Yield what is below a name. Links that stay below it stay links; one that leads out to a file is that file."""
-    path = base / name
-    if path.is_symlink() and not is_named:
+def _walk(start: Path, inner: str, top: str) -> Iterator[tuple[Any, ...]]:
+    """Yield what is below a name, itself included. Links that stay below it stay links; one that leads out to a file is
+    that file.
+    """
+    path = start / inner if inner else start
+    if inner and path.is_symlink():
         real = os.path.realpath(path)
-        if real.startswith(f"{top}/"):
-            yield "link", name, os.path.relpath(real, os.path.realpath(path.parent))
+        if real == top or real.startswith(f"{top}/"):
+            yield "links", inner, _link(path, top, real)
             return
         if not Path(real).is_file():
-            yield "outside", name
+            yield "outside", inner
             return
     try:
         status = path.stat()
     except OSError:
-        yield "outside", name
+        yield "outside", inner
         return
     if stat.S_ISDIR(status.st_mode):
+        yield "folders", inner, status.st_mode & 0o777
         for item in sorted(os.listdir(path)):
-            if not (item.startswith(".") and item.endswith(".part")):
-                yield from _walk(base, f"{name}/{item}", top, is_named=False)
+            if not PART.fullmatch(item):
+                yield from _walk(start, f"{inner}/{item}" if inner else item, top)
     elif stat.S_ISREG(status.st_mode):
-        yield "file", name, status.st_size, status.st_mode & 0o777, status.st_mtime_ns
+        yield "files", inner, status.st_size, status.st_mode & 0o777, status.st_mtime_ns
+    else:
+        yield "outside", inner
+
+
+def _link(path: Path, top: str, real: str) -> str:
+    """Return the link's text if it goes up first, no farther than the top, and then down; else the shortest like it."""
+    text = os.readlink(path)  # noqa: PTH115  a Path would tidy it
+    parent = os.path.realpath(path.parent)
+    parts = [part for part in text.split("/") if part not in ("", ".")]
+    ups = next((at for at, part in enumerate(parts) if part != ".."), len(parts))
+    inside = ups <= len(Path(parent).relative_to(top).parts)
+    return text if inside and ".." not in parts[ups:] and text[0] != "/" else os.path.relpath(real, parent)
 
 
 def _nearest(base: Path, path: str) -> str | None:
@@ -213,7 +226,9 @@ def _finish(base: Path, files: list[list[Any]], links: list[list[str]]) -> list[
 
 
 def _part(path: Path, name: str) -> Path:
-    return path.with_name(f".{path.name[:200]}.{name}.part")
+    whole = os.fsencode(path.name)
+    known = path.name if len(whole) <= _LONG_NAME else hashlib.sha256(whole).hexdigest()[:32]
+    return path.with_name(f".{known}.{name}.part")
 
 
 def _say(out: BinaryIO, answer: object) -> None:

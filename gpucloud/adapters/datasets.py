@@ -9,7 +9,7 @@ from gpucloud.adapters.copying import Copier
 from gpucloud.adapters.localfiles import Sent, local_tree, sent, sha256_of
 from gpucloud.adapters.worktree import HashCache
 from gpucloud.domain.data import DataFile, DataSet, DataWanted, data_set, unpack
-from gpucloud.domain.errors import UsageError
+from gpucloud.domain.errors import NodeError, UsageError
 from gpucloud.ports import Host
 from gpucloud.store.bulk import Objects
 
@@ -37,8 +37,13 @@ class Sources:
         return self._found[source]
 
     def send(self, host: Host, wanted: DataWanted, folder: str, missing: tuple[str, ...]) -> None:
-        """Send files into `folder` on the host, each proven there. UsageError for one that is not what it was."""
+        """Send files into `folder` on the host, each proven there. UsageError for one that is not what it was.
+
+        NodeError where the host lacks what the data set does not have.
+        """
         known = {file.path: file for file in unpack(wanted.packed).files}
+        if not known.keys() >= set(missing):
+            raise NodeError(f"{host.node.id}: it lacks files that the data set does not have")
         files = tuple(self._sent(Path(wanted.source), known[path]) for path in missing)
         Copier(host, folder, python=self._python).send(files)
 

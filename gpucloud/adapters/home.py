@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import grp
+import hashlib
 import json
 import os
+import pwd
+import stat
 import sys
+import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud.domain.errors import StoreError
+from gpucloud.domain.authorization import OrderMark
+from gpucloud.domain.codec import from_json, to_json
+from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.job import Cloud
+from gpucloud.store.directory import user_path
+from gpucloud.wholefile import write_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +72,33 @@ class Home:
         return self.root / "layers"
 
     def key(self, job: str) -> Path:
-        """The private SSH key of the job's cluster; GPUCLOUD_SSH_KEY names one for every job, on every machine."""
+        """The private SSH key of the job's cluster, which opens no other; made here, or out of `named_key`."""
+        return self.root / "keys" / ("named" if self.named_key is not None else "made") / job
+
+    @property
+    def named_key(self) -> Path | None:
+        """The private key that GPUCLOUD_SSH_KEY names: those of clusters are made from it, alike on every machine."""
         named = os.environ.get("GPUCLOUD_SSH_KEY")
-        return Path(named).expanduser() if named else self.root / "keys" / job
+        return user_path(named, "GPUCLOUD_SSH_KEY") if named else None
+
+    @property
+    def signing(self) -> Path:
+        """The user's signing key, and the list of keys that are trusted."""
+        return self.root / "signing"
+
+    @property
+    def identity(self) -> str:
+        """What tells this folder from every other one: made once, by chance."""
+        path = self.root / "identity"
+        with _writing(path):
+            if not path.is_file():
+                write_whole(path, f"{uuid.uuid4().hex}\n")
+            return path.read_text().strip()
+
+    @property
+    def order_marks(self) -> OrderMarks:
+        """The newest orders that were seen from here."""
+        return OrderMarks(self.root / "orders")
 
     def log(self, job: str) -> Path:
         """What the background supervisor of the job says."""
@@ -73,26 +109,11 @@ class Home:
         """When strays were first seen as such."""
         return self.root / "sightings.json"
 
-    def keep_spec(self, job: str, spec: bytes) -> Path:
-        """Write a job file as it came out of a store, and return where it is."""
-        path = self.root / "specs" / job / "gpucloud.yaml"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(spec)
-        except OSError as error:
-            raise StoreError(f"cannot write {path}: {error.strerror}", hint="GPUCLOUD_HOME names the folder") from error
-        return path
-
     def remember(self, job: KnownJob) -> None:
         """Add the job to the known ones."""
         path = self._index / f"{job.name}.json"
-        new = path.with_suffix(f".{os.getpid()}.new")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text(json.dumps(_entry(job)))
-            new.replace(path)
-        except OSError as error:
-            raise StoreError(f"cannot write {path}: {error.strerror}", hint="GPUCLOUD_HOME names the folder") from error
+        with _writing(path):
+            write_whole(path, json.dumps(_entry(job)))
 
     def known(self) -> tuple[KnownJob, ...]:
         """Return every known job, by name."""
@@ -122,19 +143,125 @@ class Home:
             raise StoreError(f"{path} is damaged", hint=f"remove it: rm {path}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class OrderMarks:
+    """The newest orders that were seen from this home, a file a run in a folder of theirs. Implements `Marks`."""
+
+    root: Path
+
+    def seen(self, store: str, job: str) -> OrderMark | None:
+        """Return the mark of the newest order of a run that was seen here."""
+        path = self._path(store, job)
+        try:
+            return from_json(OrderMark, path.read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{path} is damaged", hint=f"remove it: rm {path}") from error
+
+    def raise_to(self, store: str, job: str, mark: OrderMark) -> None:
+        """Keep the mark of the newest order of a run; one that is there and newer stays."""
+        path = self._path(store, job)
+        with _writing(path), path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            known = self.seen(store, job)
+            if known is None or known < mark:
+                write_whole(path, to_json(mark), lasting=True)
+
+    def _path(self, store: str, job: str) -> Path:
+        return self.root / f"{hashlib.sha256(f'{store} {job}'.encode()).hexdigest()[:32]}.json"
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Have the file's folder, and StoreError for what cannot be written there."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror}", hint="GPUCLOUD_HOME names the folder") from error
+
+
 def _entry(job: KnownJob) -> dict[str, str | None]:
     return {"store": job.store, "file": str(job.file), "cloud": job.cloud.value, "profile": job.profile}
 
 
 def open_home() -> Home:
-    """Return this user's folder, made if need be. StoreError when it cannot be made."""
+    """Return this user's folder, made if need be.
+
+    StoreError when it cannot be made, UsageError for one that others may write to: what lies there is obeyed.
+    """
     named = os.environ.get("GPUCLOUD_HOME")
-    root = Path(named).expanduser().absolute() if named else _platform_data() / "gpucloud"
+    root = user_path(named, "GPUCLOUD_HOME").absolute() if named else _platform_data() / "gpucloud"
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(f"cannot make {root}: {error.strerror}", hint="GPUCLOUD_HOME names another") from error
-    return Home(root)
+    _refuse_open(root)
+    _leave_out(root)
+    return Home(root.resolve())  # as it was looked at: a link on the way may lead elsewhere by and by
+
+
+def _leave_out(root: Path) -> None:
+    """Keep a new folder, with its keys, out of a code folder around it that is sent to machines, and out of git.
+
+    One that holds anything yet may be somebody's code itself.
+    """
+    with contextlib.suppress(OSError):
+        if not any(root.iterdir()):
+            (root / ".gitignore").write_text("# gpucloud's own folder: keys and state, for its owner only\n*\n")
+
+
+def _refuse_open(root: Path) -> None:
+    """Refuse a folder that somebody else may write to, or put another in the place of, as sshd does.
+
+    Whoever may write to a folder on the way, that of a link too, decides where the next command ends up.
+    """
+    real = root.resolve()
+    for folder in _on_the_way(root):
+        status = folder.lstat()
+        is_link = stat.S_ISLNK(status.st_mode)
+        may_be_anyones = os.geteuid() == 0 and folder != real and not is_link
+        if status.st_uid not in (0, os.geteuid()) and not may_be_anyones:
+            raise UsageError(f"{folder} belongs to another user", hint="GPUCLOUD_HOME names a folder of your own")
+        if is_link:
+            continue  # its own mode says nothing
+        sticky = folder != real and status.st_mode & stat.S_ISVTX  # /tmp: others cannot move what is ours there
+        if not sticky and _others_may_write(status):
+            raise UsageError(
+                f"others may write to {folder}, and what lies there is obeyed", hint=f"chmod go-w {folder}"
+            )
+
+
+def _on_the_way(path: Path) -> Iterator[Path]:
+    """Yield every folder and link that the system goes through to a folder, and the folder, each by its real path."""
+    at, parts = Path(path.anchor), list(path.parts[:0:-1])
+    yield at
+    while parts:
+        part = parts.pop()
+        at = at.parent if part == ".." else at / part
+        yield at
+        if at.is_symlink():
+            target = at.readlink()
+            parts += [part for part in target.parts[::-1] if part != target.anchor]
+            at = Path(target.anchor) if target.is_absolute() else at.parent
+
+
+def _others_may_write(status: os.stat_result) -> bool:
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    return bool(status.st_mode & stat.S_IWGRP) and not _is_own_group(status.st_gid)
+
+
+def _is_own_group(gid: int) -> bool:
+    """Return whether nobody else is in the group: many systems give each user one of their own, and umask 002."""
+    if gid == 0:
+        return True
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return user.pw_gid == gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
 
 
 def _platform_data() -> Path:

@@ -1,15 +1,14 @@
-"""The files of this machine that are copied to nodes, or arrive from there."""
+"""The files of this machine that are copied to nodes."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import stat
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from gpucloud.domain.errors import StoreError, UsageError
+from gpucloud.domain.errors import UsageError
 
 _CHUNK_BYTES = 1 << 20
 
@@ -57,31 +56,3 @@ def sha256_of(path: Path) -> str:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def inside(target: Path, path: str) -> Path:
-    """Return where a remote path arrives below `target`; UsageError for one that would leave it."""
-    if path.startswith("/") or ".." in PurePosixPath(path).parts:
-        raise UsageError(f"{path!r} leaves {target}")
-    return target / path
-
-
-def refuse_detours(root: Path, files: Iterable[Path], links: Iterable[tuple[Path, str]]) -> None:
-    """Raise StoreError for what would arrive outside of `root`: by its name, or through a link, new or there already.
-
-    The names come from a node, where the job's own code runs.
-    """
-    links = tuple(links)
-    for place in (*files, *(path for path, _ in links)):
-        if not _is_inside(root, place):
-            raise StoreError(f"the node names a file outside of {root}: {place}", hint="leave it out")
-        for above in place.relative_to(root).parents:
-            if above.parts and (root / above).is_symlink():
-                raise StoreError(f"{root / above} is a link; files go into folders", hint=f"rm {root / above}")
-    for path, link in links:
-        if not _is_inside(root, Path(os.path.normpath(path.parent / link))):
-            raise StoreError(f"the link {path} -> {link} leaves {root}", hint="leave it out")
-
-
-def _is_inside(root: Path, place: Path) -> bool:
-    return place != root and place.is_relative_to(root) and ".." not in place.relative_to(root).parts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import gpucloud
@@ -37,15 +38,17 @@ def package_zip() -> tuple[bytes, str]:
     """
     root = Path(gpucloud.__file__).parent
     sources = {"__main__.py": _MAIN.encode()}
-    for path in (*root.rglob("*.py"), *root.rglob("*.json")):  # prices: a machine that drives its job counts money
+    # Prices, since a machine that drives its job counts money, and the lock of what it installs for that.
+    for path in (*root.rglob("*.py"), *root.rglob("*.json"), *root.rglob("*.lock")):
         name = path.relative_to(root)
         if not any(name.is_relative_to(folder) for folder in _LEFT_OUT):
             sources[f"gpucloud/{name.as_posix()}"] = path.read_bytes()
-    data = _archive(sources)
+    data = archived(sources)
     return data, hashlib.sha256(data).hexdigest()
 
 
-def _archive(sources: dict[str, bytes]) -> bytes:
+def archived(sources: Mapping[str, bytes]) -> bytes:
+    """Return a zip of the files; equal files make equal bytes, wherever and whenever it is made."""
     buffer = io.BytesIO()
     # Stored, not deflated: zlib's output differs between its versions, and imports from the zip are faster.
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:

@@ -2,127 +2,203 @@
 
 from __future__ import annotations
 
-import json
+import mmap
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
-from gpucloud.adapters.localfiles import inside
+from gpucloud.domain import codec
+from gpucloud.domain.arriving import Arriving, Tree, shown
 from gpucloud.domain.errors import StoreError
-from gpucloud.ports import Host, Outputs
+from gpucloud.ports import Brought, Host, Outputs
 from gpucloud.store import ObjectStore
+from gpucloud.store.landing import Landing
 
-Note = dict[str, str | int]
+T = TypeVar("T")
+
+_PIECE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Note:
+    """What a path is beside its bytes: a file of `size`, a link, or else a folder. A machine wrote it."""
+
+    mode: int = 0o644
+    mtime_ns: int | None = None
+    size: int | None = None
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Notes:
+    paths: tuple[tuple[str, _Note], ...]
 
 
 class StoredOutputs:
-    """Implements `Outputs`: what arrives below `folder` by `fetching(folder)` goes on into the store."""
+    """Implements `Outputs`: what arrives below `folder` by `fetching(folder)` goes on into the store.
 
-    def __init__(self, store: ObjectStore, job: str, folder: Path, fetching: Callable[[Path], Outputs]) -> None:
+    Without a folder it is one for temporary files: the disk of the user's own may be what is full.
+    """
+
+    def __init__(self, store: ObjectStore, job: str, folder: Path | None, fetching: Callable[[Path], Outputs]) -> None:
         self._store = store
         self._job = job
         self._folder = folder
         self._fetching = fetching
 
-    def bring_home(self, host: Host, code: str) -> tuple[str, ...]:
-        """Return the keys of what was put into the store."""
-        return self._through(lambda outputs: outputs.bring_home(host, code))
+    def bring_home(self, host: Host, code: str, moves: Callable[[], None] | None = None) -> Brought:
+        """Return the keys of what was put into the store, and what the script did not make."""
+        brought, keys = self._through(lambda outputs: outputs.bring_home(host, code, moves), moves)
+        return replace(brought, paths=keys)
 
     def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
         """Return the keys of what was put into the store."""
-        return self._through(lambda outputs: outputs.bring_profile(host, attempt))
+        return self._through(lambda outputs: outputs.bring_profile(host, attempt))[1]
 
-    def _through(self, bring: Callable[[Outputs], tuple[str, ...]]) -> tuple[str, ...]:
-        shutil.rmtree(self._folder, ignore_errors=True)
+    def _through(
+        self, bring: Callable[[Outputs], T], moves: Callable[[], None] | None = None
+    ) -> tuple[T, tuple[str, ...]]:
+        folder = self._folder or self._temporary()
+        shutil.rmtree(folder, ignore_errors=True)
         try:
-            bring(self._fetching(self._folder))
-            return tuple(self._keep())
+            brought = bring(self._fetching(folder))
+            return brought, tuple(self._keep(folder, moves))
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(folder if self._folder is not None else folder.parent, ignore_errors=True)
 
-    def _keep(self) -> Iterator[str]:
+    def _temporary(self) -> Path:
+        try:
+            return Path(tempfile.mkdtemp(prefix="gpucloud-")) / "outputs"
+        except OSError as error:
+            raise StoreError(f"no folder for temporary files: {error}", hint="free some space") from error
+
+    def _keep(self, folder: Path, moves: Callable[[], None] | None) -> Iterator[str]:
         """A store has objects only: what is no file, and what a file is beside its bytes, is noted in one of its own.
 
         Notes are kept from call to call, and before the files that they are of: there is a call for each machine.
         """
-        found = {path.relative_to(self._folder).as_posix(): path for path in sorted(self._folder.rglob("*"))}
-        notes = {name: note for name, path in found.items() if (note := _noted(path))}
-        if notes:
-            self._store.put(_notes(self._job), json.dumps({**_read_notes(self._store, self._job), **notes}).encode())
+        found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
+        notes = {**_read_notes(self._store, self._job), **{name: _noted(path) for name, path in found.items()}}
+        if found:
+            self._store.put(_notes(self._job), codec.to_json(_Notes(paths=tuple(notes.items()))).encode())
         for name, path in found.items():
-            if path.is_file() and not path.is_symlink():
+            if notes[name].size is not None:
                 key = f"{_files(self._job)}{name}"
-                self._store.put(key, path.read_bytes())
+                self._put(key, path)
+                if moves is not None:
+                    moves()
                 yield key
+
+    def _put(self, key: str, path: Path) -> None:
+        """Write a file as an object without reading it whole: a script chose how large it is."""
+        try:
+            with path.open("rb") as file:
+                is_empty = os.fstat(file.fileno()).st_size == 0  # nothing can be mapped of it
+                data = b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror}", hint="the same command again") from error
+        # Never closed by hand: an error of the store's keeps what it was sending.
+        self._store.put(key, memoryview(data))
+
+
+def has_stored(store: ObjectStore, job: str) -> bool:
+    """Whether outputs of the job are in the store: one request says so, for their notes come first and go last."""
+    return store.get(_notes(job)) is not None
 
 
 def bring_stored_home(store: ObjectStore, job: str, target: Path) -> tuple[str, ...]:
     """Bring what a machine put into the store to `target` and remove it there; return where it is now.
 
-    May be repeated. Raises StoreError (the store does not answer, or nothing can be written there), and UsageError for
-    a name that leads out of `target`.
+    May be repeated. Raises StoreError (the store does not answer, or nothing can be written there), LandingRefused for
+    what would lie elsewhere than below `target`: then nothing is brought, and all of it stays in the store.
     """
-    notes = _read_notes(store, job)
-    brought = []
-    for key in store.list(_files(job)):
-        stored = store.get(key)
-        if stored is not None:
-            name = key.removeprefix(_files(job))
-            brought.append(_place(inside(target, name), stored.data, notes.get(name, {})))
-    brought += _make_links(target, notes)
-    for key in (*store.list(_files(job)), *store.list(_notes(job))):
+    keys, brought = _copy(store, job, target)
+    for key in (*keys, *store.list(_notes(job))):
         store.delete(key)
-    return tuple(brought)
+    return brought
 
 
-def _noted(path: Path) -> Note:
-    """Return what the path is beside its bytes; nothing for a folder, which its files make."""
+def copy_stored(store: ObjectStore, job: str, target: Path) -> tuple[str, ...]:
+    """Bring what a machine put into the store to `target` as it was on that machine, and leave it there.
+
+    Raises what `bring_stored_home` does.
+    """
+    return _copy(store, job, target)[1]
+
+
+def _copy(store: ObjectStore, job: str, target: Path) -> tuple[list[str], tuple[str, ...]]:
+    """Return the keys of the files, and what is here now."""
+    keys, notes = list(store.list(_files(job))), _read_notes(store, job)
+    if not (keys or notes):
+        return keys, ()
+    tree = _tree(job, [key.removeprefix(_files(job)) for key in keys], notes)
+    with Landing(target) as landing:
+        landing.expect(tree)
+        for file in tree.files:
+            _receive(store, _files(job) + file.name, file, landing)
+        landing.settle()
+    names = (*(file.name for file in tree.files), *(name for name, _ in tree.links))
+    return keys, tuple(str(target / name) for name in names)
+
+
+def _tree(job: str, names: list[str], notes: dict[str, _Note]) -> Tree:
+    """Return what the store holds. A file without a note was put there by somebody else, and its size is not known."""
+    unknown = [name for name in names if name not in notes or notes[name].size is None]
+    if unknown:
+        why = f"{shown(unknown[0])} is among the outputs, and no machine of the job noted it"
+        raise StoreError(why, hint=_bare(job))
+    rest = {name: note for name, note in notes.items() if note.size is None}
+    return Tree(
+        files=tuple(
+            Arriving(name=name, size=notes[name].size or 0, mode=notes[name].mode, mtime_ns=notes[name].mtime_ns)
+            for name in names
+        ),
+        links=tuple((name, note.link) for name, note in rest.items() if note.link is not None),
+        folders=tuple((name, note.mode) for name, note in rest.items() if note.link is None),
+    )
+
+
+def _receive(store: ObjectStore, key: str, file: Arriving, landing: Landing) -> None:
+    """Bring an object as a file, a piece in memory at a time."""
+    room = memoryview(bytearray(min(_PIECE_BYTES, max(file.size, 1))))
+    with landing.part(file, key) as part:
+        for at in range(0, file.size, _PIECE_BYTES):
+            piece = room[: min(_PIECE_BYTES, file.size - at)]
+            if not store.read_into(key, at, piece):
+                raise _other(key)
+            part.write(at, piece)
+    if store.read_into(key, file.size, room[:1]):
+        raise _other(key)
+    landing.keep(file, key, durable=True)
+
+
+def _other(key: str) -> StoreError:
+    return StoreError(f"{key} has another size than was noted", hint="the same command again, once its machine is done")
+
+
+def _noted(path: Path) -> _Note:
     if path.is_symlink():
-        return {"link": str(path.readlink())}
-    if path.is_dir():
-        return {}
+        return _Note(link=str(path.readlink()))
     status = path.stat()
-    return {"mode": stat.S_IMODE(status.st_mode) & 0o777, "mtime_ns": status.st_mtime_ns}
+    mode = stat.S_IMODE(status.st_mode) & 0o777
+    return _Note(mode=mode) if path.is_dir() else _Note(mode=mode, mtime_ns=status.st_mtime_ns, size=status.st_size)
 
 
-def _place(path: Path, data: bytes, note: Note) -> str:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    mode, mtime_ns = note.get("mode"), note.get("mtime_ns")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(data)
-        if isinstance(mode, int) and isinstance(mtime_ns, int):
-            beside.chmod(mode & 0o777 | stat.S_IRUSR | stat.S_IWUSR)
-            os.utime(beside, ns=(mtime_ns, mtime_ns))
-        beside.replace(path)
-    except OSError as error:
-        raise StoreError(f"outputs cannot be written to {path}: {error}", hint="free some space") from error
-    return str(path)
-
-
-def _make_links(target: Path, notes: Mapping[str, Note]) -> Iterator[str]:
-    """Make the links that stay inside, where nothing else is."""
-    for name, note in notes.items():
-        path, to = inside(target, name), note.get("link")
-        if to is not None and _is_below(target, path.parent / str(to)) and not os.path.lexists(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.symlink_to(str(to))
-            yield str(path)
-
-
-def _is_below(target: Path, place: Path) -> bool:
-    return os.path.normpath(place).startswith(f"{target}{os.sep}")
-
-
-def _read_notes(store: ObjectStore, job: str) -> dict[str, Note]:
+def _read_notes(store: ObjectStore, job: str) -> dict[str, _Note]:
     stored = store.get(_notes(job))
     try:
-        found = json.loads(stored.data) if stored is not None else {}
-        return {str(name): dict(note) for name, note in found.items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise StoreError(f"the notes on the outputs are damaged: {error}") from error
+        return dict(codec.from_json(_Notes, stored.data).paths) if stored is not None else {}
+    except codec.Malformed as error:
+        raise StoreError(f"the notes on the outputs are damaged: {error}", hint=_bare(job)) from error
+
+
+def _bare(job: str) -> str:
+    return f"gpucloud cp -r {job}:@store/outputs/files FOLDER brings them without their modes, times and links"
 
 
 def _files(job: str) -> str:

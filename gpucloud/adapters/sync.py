@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
+import subprocess
+import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpucloud.adapters import receiver
 from gpucloud.adapters.worktree import HashCache, TreeChanged, read_content, read_tree
-from gpucloud.domain.errors import NodeError, RemoteCommandFailed, UsageError
+from gpucloud.domain.bootstrap.noderecord import LARGEST_CODE_BYTES
+from gpucloud.domain.errors import NodeError, RemoteCommandFailed, StoreError, UsageError
 from gpucloud.domain.tree import Entry, Manifest
 from gpucloud.ports import Host
 
@@ -23,7 +27,8 @@ def sync_tree(host: Host, root: Path, target: str, *, python: str = "python3", c
     """Make `<target>/<sha256 of the manifest>` on `host` equal to the tree at `root`; return that path.
 
     One round trip when nothing changed. Files that a job added to the remote tree stay; files of the tree that it
-    changed are put right. The newest four trees below `target` are kept. `cache` is a folder for hashes of local files.
+    changed are put right. The newest four trees below `target` are kept, and the attempt's. `cache` is a folder for
+    hashes of local files.
     Raises UsageError (the folder cannot be sent), RemoteCommandFailed (no Python, no room there), HostUnreachable.
     """
     hashes = HashCache(cache, root)
@@ -50,7 +55,7 @@ def whole_code(root: Path, *, limit: int, cache: Path | None = None) -> tuple[st
         try:
             tree = read_tree(root, hashes)
             contents = {entry.sha256: entry for entry in tree.entries if entry.sha256 is not None}
-            if sum(entry.size for entry in contents.values()) > limit:
+            if sum(entry.size for entry in tree.entries) > limit:
                 return tree.sha256, None
             blobs = [(entry.sha256 or "", read_content(root, entry)) for entry in contents.values()]
         except TreeChanged as error:
@@ -58,6 +63,36 @@ def whole_code(root: Path, *, limit: int, cache: Path | None = None) -> tuple[st
         else:
             return tree.sha256, _request(_packed(tree), blobs)
     raise _restless(changed)
+
+
+def make_tree(folder: Path, sha256: str, stored: Callable[[], bytes]) -> Path:
+    """Return the tree of that hash below `folder` here, made of what `whole_code` gave where it is not there yet.
+
+    What was changed in it since is put right. Raises StoreError for what is not that tree, and what `stored` raises.
+    """
+    if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+        raise StoreError(f"{sha256!a:.80} names no tree of code", hint="`gpucloud train FILE` pins it anew")
+    if (why := _refusal(folder, sha256, b"")) is not None:
+        why = _refusal(folder, sha256, stored())
+    if why is None:
+        return folder / sha256
+    raise StoreError(
+        f"the code in the store is not the tree {sha256:.12}…: {why}", hint="`gpucloud train FILE` pins it anew"
+    )
+
+
+def _refusal(folder: Path, sha256: str, request: bytes) -> str | None:
+    """Return why the request does not make the tree; None where it stands."""
+    most = str(LARGEST_CODE_BYTES)
+    argv = (sys.executable, "-I", "-S", "-c", inspect.getsource(receiver), str(folder), sha256, most)
+    folder.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(argv, input=request, capture_output=True, check=False)
+    try:
+        if done.returncode == 0 and json.loads(done.stdout).get("ready") is True:
+            return None
+    except ValueError:
+        pass
+    return done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or "files of it are missing"
 
 
 def _restless(changed: str) -> UsageError:
@@ -102,15 +137,26 @@ class _Transfer:
         completed = self._host.run(self._argv, stdin=request, timeout_s=_LIMIT_S)
         try:
             answer = json.loads(completed.stdout) if completed.exit_code == 0 else None
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
-        if answer is None:
+        if not isinstance(answer, dict):
             why = completed.stderr.decode(errors="replace").strip().rpartition("\n")[2]
             raise RemoteCommandFailed(
                 f"{self._host.node.id}: code sync failed ({completed.exit_code}): {why or 'no answer'}",
                 hint="the node needs python3 (3.10 or newer) and room in its home folder",
             )
-        return None if answer["ready"] else list(answer["missing"])
+        return None if answer.get("ready") is True else self._known(answer.get("missing"))
+
+    def _known(self, missing: object) -> list[str]:
+        """Return the contents that the node says it lacks; the tree has them, or the answer is none."""
+        contents = {entry.sha256 for entry in self._tree.entries}
+        if not isinstance(missing, list) or not all(
+            isinstance(sha256, str) and sha256 in contents for sha256 in missing
+        ):
+            raise RemoteCommandFailed(
+                f"{self._host.node.id}: it lacks what the code does not have", hint="is its python3 what it should be?"
+            )
+        return missing
 
 
 def _packed(tree: Manifest) -> bytes:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpucloud.domain.arriving import landing_of
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.ignore import IgnoreRules
 from gpucloud.domain.tree import FILE, FOLDER, LINK, PROGRAM, Entry, Manifest, manifest
@@ -183,8 +184,7 @@ def _link_target(root: Path, link: Path) -> str:
             hint=f"copy what it names into the folder, or add `/{name}` to .gpucloudignore",
         )
     # A target may come back in after it left (`../code/x`): on the node the folder has another name.
-    spelled = Path(os.path.normpath(link.parent.relative_to(root) / target))
-    if not target.is_absolute() and spelled.parts[:1] != ("..",):
+    if landing_of(str(link.relative_to(root)), str(target)) is not None:
         return str(target)
     return os.path.relpath(real, os.path.realpath(link.parent))
 

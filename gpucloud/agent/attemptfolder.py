@@ -5,27 +5,42 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from stat import S_ISREG
 
 from gpucloud.agent.decide import Saving
-from gpucloud.agent.wholefile import read_tail, read_text, write_whole
-from gpucloud.domain.agentstatus import AttemptStatus, Outcome, Progress
+from gpucloud.domain.agentstatus import AttemptStatus, Outcome, Progress, is_possible_part, is_possible_progress
+from gpucloud.domain.bounds import STATUS_BYTES
 from gpucloud.domain.codec import Malformed, from_json, to_json
+from gpucloud.wholefile import read_tail, read_text, write_whole
 
 LEFT_EXIT_CODE = 75  # "saved and left on a notice" (DESIGN §10); EX_TEMPFAIL of sysexits.h
 
 _FAILED_RANK = re.compile(
-    r"Root Cause \(first observed failure\):.*?^\s*rank\s*:\s*(\d+)"
+    r"Root Cause \(first observed failure\):.*?^\s*rank\s*:\s*([0-9]{1,6})\b"
     # mpirun of Open MPI 4 (`[[1,1],3]`) and 5 (`[prterun-host-7@1,3]`).
-    r"|^\s*Process name: \[(?:\[\d+,\d+\]|[^\],]+),(\d+)\]",
+    r"|^\s*Process name: \[(?:\[\d+,\d+\]|[^\[\],]+),([0-9]{1,6})\]",
     re.DOTALL | re.MULTILINE,
 )
 
 
+_LATEST_S = 253402300799.0  # the end of the calendar
+_OUTPUT = re.compile(r"rank-([0-9]{1,6})\.log")  # as many as MOST_RANKS has
+_NUMBER = re.compile(r"[0-9]{1,15}")  # below COUNTED
+
+
+@dataclass(frozen=True, slots=True)
+class _Saving:
+    """`saving.json`: how long a save took, and the step before it."""
+
+    seconds: float
+    step: float | None
+
+
 class AttemptFolder:
-    """`attempts/<number>`; every read accepts that a file is absent or torn."""
+    """`attempts/<number>`; every read accepts that a file is absent or torn, or that the script wrote it to harm."""
 
     def __init__(self, attempts: Path, number: int) -> None:
         self.number = number
@@ -65,6 +80,8 @@ class AttemptFolder:
             return Outcome.LEFT
         if killed or exit_code is None:
             return Outcome.KILLED
+        if self.all_said("barred", ()):
+            return Outcome.BARRED
         if exit_code == 0:
             return Outcome.DONE
         return Outcome.LEFT if exit_code == LEFT_EXIT_CODE else Outcome.FAILED
@@ -85,11 +102,11 @@ class AttemptFolder:
     def saving(self) -> Saving | None:
         """Return how long saves take here, as a rank of this node wrote; None before the first save."""
         try:
-            wrote = json.loads(read_text(self.path / "saving.json") or "null")
-            save, step = timedelta(seconds=wrote["seconds"]), timedelta(seconds=wrote["step"] or 0.0)
-        except (ValueError, TypeError, KeyError, OverflowError):
+            wrote = from_json(_Saving, _read_small(self.path / "saving.json") or "", of_any_version=True)
+            save, step = timedelta(seconds=wrote.seconds), timedelta(seconds=wrote.step or 0.0)
+        except (ValueError, OverflowError):
             return None
-        return Saving(save=save, step=step)
+        return Saving(save=save, step=step) if min(save, step) >= timedelta(0) else None
 
     def output(self) -> tuple[tuple[int, int], ...]:
         """Return the length in bytes of each rank's output, by global rank."""
@@ -97,15 +114,16 @@ class AttemptFolder:
             sizes = {path.name: path.stat().st_size for path in self.path.glob("rank-*.log")}
         except OSError:
             return ()
-        return tuple(sorted((int(name[5:-4]), size) for name, size in sizes.items() if name[5:-4].isdecimal()))
+        found = ((_OUTPUT.fullmatch(name), size) for name, size in sizes.items())
+        return tuple(sorted((int(match[1]), size) for match, size in found if match))
 
     def verdict(self) -> AttemptStatus | None:
         """Return what the agent wrote when the attempt ended; None when it never did."""
-        text = read_text(self.path / "exit.json")
         try:
-            return from_json(AttemptStatus, text) if text is not None else None
+            wrote = from_json(AttemptStatus, _read_small(self.path / "exit.json") or "", of_any_version=True)
         except Malformed:
             return None
+        return wrote if is_possible_part(wrote) else None
 
     def write_verdict(self, status: AttemptStatus) -> None:
         """Write `exit.json`; a later agent reads it."""
@@ -118,8 +136,8 @@ class AttemptFolder:
             signature = (stat.st_mtime_ns, stat.st_ino)
             if signature == self._progress_signature:
                 return
-            self._progress = _progress(path.read_bytes())
-        except (OSError, ValueError):
+            self._progress = _progress(_read_small(path) or "")
+        except (OSError, ValueError, OverflowError):
             return  # absent or torn: the last whole one stands
         self._progress_signature = signature
 
@@ -137,24 +155,40 @@ def saving_before(attempts: Path, number: int) -> Saving | None:
 
 def _numbers(attempts: Path) -> tuple[int, ...]:
     try:
-        return tuple(int(path.name) for path in attempts.iterdir() if path.name.isdecimal())
+        return tuple(int(path.name) for path in attempts.iterdir() if _NUMBER.fullmatch(path.name))
     except OSError:
         return ()
 
 
-def _progress(text: bytes) -> tuple[Progress, float]:
+def _progress(text: str) -> tuple[Progress, float]:
     """Return the progress and the time of writing in seconds since 1970; ValueError for anything torn."""
-    data = json.loads(text)
-    if not isinstance(data, dict):
-        raise Malformed("progress.json: not an object")
-    # The library on the node may be newer than this agent: keys that are not known here are passed over.
-    known = {field.name: data.get(field.name) for field in fields(Progress)}
-    return from_json(Progress, json.dumps({**known, "age_s": 0.0})), _seconds(data.get("written_at"))
+    try:
+        data = json.loads(text)
+        if not isinstance(data, dict):
+            raise Malformed("progress.json: not an object")
+        # The library on the node may be newer than this agent: keys that are not known here are passed over.
+        known = {field.name: data.get(field.name) for field in fields(Progress)}
+        progress = from_json(Progress, json.dumps({**known, "age_s": 0.0}))
+    except RecursionError as error:
+        raise Malformed("progress.json: nested too deeply") from error
+    if not is_possible_progress(progress):
+        raise Malformed("progress.json: a number or a text that cannot be")
+    return progress, _seconds(data.get("written_at"))
 
 
 def _seconds(written_at: object) -> float:
     if isinstance(written_at, str):
         return datetime.fromisoformat(written_at).timestamp()
-    if isinstance(written_at, (int, float)):
-        return float(written_at)
-    raise Malformed(f"progress.json: written_at: {written_at!r}")
+    number = written_at if isinstance(written_at, int | float) and not isinstance(written_at, bool) else -1
+    if 0 <= number <= _LATEST_S:
+        return float(number)
+    raise Malformed(f"progress.json: written_at: {written_at!r:.60}")
+
+
+def _read_small(path: Path) -> str | None:
+    """Return the text of a file that is one, and no larger than any that is written here; None for anything else."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return read_text(path) if S_ISREG(stat.st_mode) and stat.st_size <= STATUS_BYTES else None

@@ -19,10 +19,10 @@ from gpucloud.agent.layer.places import places
 from gpucloud.agent.machine.notes import machine_fact
 from gpucloud.agent.package import package_sha256
 from gpucloud.agent.seat import agent_seat, driver_seat
-from gpucloud.agent.wholefile import read_text
 from gpucloud.domain.agentstatus import RunState, status_from_json
 from gpucloud.domain.bootstrap.facts import Asked, Facts
 from gpucloud.domain.codec import Malformed
+from gpucloud.wholefile import read_text
 
 
 def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:

@@ -12,10 +12,10 @@ import tempfile
 from pathlib import Path
 
 from gpucloud.agent.runtime import chosen_runtime
-from gpucloud.agent.wholefile import read_text, write_whole
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.container import ImageFact, ImageWanted
 from gpucloud.domain.job import ContainerRuntime
+from gpucloud.wholefile import read_text, write_whole
 
 _HUB = "https://index.docker.io/v1/"  # Docker's own name for its registry in config.json
 

@@ -7,9 +7,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from gpucloud.agent.wholefile import read_text, write_whole
 from gpucloud.domain.agentstatus import Desired, Status, desired_from_json, status_from_json, status_to_json
 from gpucloud.domain.codec import Malformed
+from gpucloud.wholefile import read_text, write_whole
 
 # Spare room in the file, so that a status still fits in place when the disk has no block left for a new file.
 _STATUS_SIZE = 1536

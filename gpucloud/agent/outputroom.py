@@ -8,8 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-KEPT_BYTES = 1 << 30
-"""What the output of all ranks of an attempt may take of a node's disk, and a little more."""
+from gpucloud.domain.bounds import KEPT_OUTPUT_BYTES
 
 _STEP_BYTES = 64 << 20
 _GRACE_S = 5.0  # between saying that bytes go and their going: nobody must read zeros for them
@@ -26,7 +25,7 @@ class _Rank:
 class OutputRoom:
     """The output files of one attempt, `rank-<n>.log` in its folder, which workers only append to."""
 
-    def __init__(self, folder: Path, *, kept_bytes: int = KEPT_BYTES, step_bytes: int = _STEP_BYTES) -> None:
+    def __init__(self, folder: Path, *, kept_bytes: int = KEPT_OUTPUT_BYTES, step_bytes: int = _STEP_BYTES) -> None:
         self._folder = folder
         self._kept_bytes = kept_bytes
         self._step_bytes = step_bytes

@@ -11,8 +11,8 @@ from gpucloud.agent.attemptfolder import AttemptFolder
 from gpucloud.agent.composing import MARK, compose, end_recorded
 from gpucloud.agent.outputroom import OutputRoom
 from gpucloud.agent.stacks import ask_for_stacks, told_of
-from gpucloud.agent.wholefile import write_whole
 from gpucloud.domain.agentstatus import AttemptStatus, Launch, RunState
+from gpucloud.wholefile import write_whole
 
 CANNOT_RUN = 127  # what a shell answers when it cannot start a command
 

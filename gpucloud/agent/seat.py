@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.agent.wholefile import read_tail, read_text, write_whole
+from gpucloud.wholefile import read_tail, read_text, write_whole
 
 _WAIT_S = 5.0
 _POLL_S = 0.01

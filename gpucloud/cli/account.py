@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 from gpucloud.cli.render import say, say_json, table, tell
 from gpucloud.cli.target import read_target
@@ -17,6 +18,9 @@ from gpucloud.usecases.offers import understood
 from gpucloud.usecases.quotas import Need, Quotas
 from gpucloud.usecases.world import cluster_of
 from gpucloud.wiring import Gpucloud
+
+if TYPE_CHECKING:
+    from gpucloud.wiring.iam import PrintedPolicies
 
 
 def quota_show(target: str | None, *, as_json: bool) -> int:
@@ -57,20 +61,62 @@ def quota_status(target: str | None, *, as_json: bool) -> int:
     return 0
 
 
-def iam_policy(target: str | None, *, node: bool, unattended: bool = False) -> int:
-    """Write the least IAM policies of whoever runs gpucloud, by name, or that of a job's machines; the exit code.
+class Whose(Enum):
+    """Whose policy `iam policy` writes."""
 
-    Machines of an `unattended` job drive it, and may see their group and replace a machine of it.
+    CALLER = "caller"
+    CI = "ci"  # who makes no roles
+    UNBOUNDED = "unbounded"  # who makes roles without a boundary
+    NODE = "node"
+    DRIVER = "driver"  # a machine that drives its job
+    BOUNDARY = "boundary"  # of the roles that are made
+
+
+def iam_policy(
+    target: str | None,
+    whose: Whose,
+    kms_keys: tuple[str, ...] = (),
+    *,
+    account: str | None = None,
+    region: str | None = None,
+) -> int:
+    """Write the least IAM policies of whoever runs gpucloud, by name, or the one that was asked for; the exit code.
+
+    AWS is asked whose account it is unless `account` says so; where nobody can tell, a placeholder stands for it.
     """
     cloud = Gpucloud()
-    job = read_target(cloud, target, Cloud.AWS).job if target is not None or node else None
+    machines = whose in (Whose.NODE, Whose.DRIVER)
+    job = read_target(cloud, target, Cloud.AWS).job if target is not None or machines else None
     aws = cloud.aws(job.aws if job else AwsChoices(), job.resources if job else Resources())
-    if node and job:
-        policies = aws.machine_policy(job, cluster_of(job.name), unattended=unattended)
+    printed = aws.policies(account=account, region=region)
+    if machines and job:
+        drives = whose is Whose.DRIVER
+        policies = printed.of_machines(job, cluster_of(job.name), unattended=drives, kms_keys=kms_keys)
+    elif whose is Whose.BOUNDARY:
+        policies = printed.boundary(job, kms_keys)
+        tell(f"make it once, as the policy {printed.boundary_name}: roles of gpucloud's making are then under it")
     else:
-        policies = aws.caller_policies(job)
+        bounded, makes_roles = whose is not Whose.UNBOUNDED, whose is not Whose.CI
+        policies = printed.of_caller(job, bounded=bounded, makes_roles=makes_roles, kms_keys=kms_keys)
+        _tell_of_roles(printed, whose, own_profile=job is not None and job.aws.instance_profile is not None)
+    for remark in printed.remarks:
+        tell(remark)
     say(json.dumps(policies, indent=2))
     return 0
+
+
+def _tell_of_roles(printed: PrintedPolicies, whose: Whose, *, own_profile: bool) -> None:
+    """Say what the policies leave to an administrator, or make of their holder."""
+    if whose is Whose.UNBOUNDED:
+        tell("whoever holds these is an ADMINISTRATOR of the account: he may make a role with any rights, and use it")
+    elif whose is Whose.CI and not own_profile:
+        tell(
+            "without roles, machines need an instance profile of your own: `aws: {instance_profile: NAME}`, whose role"
+        )
+        tell("an administrator gives what `gpucloud iam policy --node` prints; name the job's file here, too")
+    elif whose is Whose.CALLER and not own_profile:
+        name = printed.boundary_name
+        tell(f"roles are made under the boundary {name} only: `gpucloud iam policy --boundary` prints it")
 
 
 def end_base(region: str | None, *, with_data: bool, as_json: bool) -> int:

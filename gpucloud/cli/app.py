@@ -9,7 +9,7 @@ import typer
 
 from gpucloud import __version__
 from gpucloud.cli.arguments import Json, OnCloud, Target
-from gpucloud.cli.groups import catalog, iam, local, quota, tools
+from gpucloud.cli.groups import catalog, ci, iam, keys, local, quota, tools
 from gpucloud.domain.job import Cloud, MarketPolicy
 from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.query import Order, Query
@@ -28,6 +28,8 @@ app.add_typer(quota, name="quota")
 app.add_typer(iam, name="iam")
 app.add_typer(catalog, name="catalog")
 app.add_typer(tools, name="tools")
+app.add_typer(ci, name="ci")
+app.add_typer(keys, name="keys")
 
 
 def _version(asked: bool) -> None:
@@ -194,7 +196,9 @@ def up(target: Target = None, cloud: OnCloud = None, as_json: Json = False) -> N
 def train(  # noqa: PLR0913, PLR0917  each is an option
     target: Target = None,
     cloud: OnCloud = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the machines up at the end, prepaid.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the machines up at the end, while they are paid.")
+    ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return when the machines are there; they drive the job.")
     ] = False,

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
 
 from gpucloud.cli.machines import one_node
-from gpucloud.cli.render import VERSION, say, say_json, table, tell
+from gpucloud.cli.render import say, say_json, table, tell
 from gpucloud.cli.reports import jobs_text, report_json, report_text, standing_json
 from gpucloud.cli.target import known_job, report_or_line
 from gpucloud.cli.use import history_json, history_rows
-from gpucloud.domain.errors import NodeError, UsageError
+from gpucloud.domain.errors import NodeError, StoreError, UsageError
+from gpucloud.domain.shown import coloured, lines_of
 from gpucloud.domain.state import JobState
+from gpucloud.usecases.attemptrecords import LogPart
 from gpucloud.usecases.history import read_history
-from gpucloud.usecases.jobstore import JobStore, LogPart
+from gpucloud.usecases.jobstore import JobStore
 from gpucloud.wiring import Gpucloud, KnownJob
+
+_RUNNERS = ("GITHUB_ACTIONS", "TF_BUILD")
+"""What runners that take commands from their steps' logs set: GitHub's and Azure's."""
 
 # The package that the agent runs from answers; which one that is the agent has written down.
 _METRICS = """\
@@ -45,6 +52,8 @@ def status(target: str | None, *, history: bool, as_json: bool) -> int:
         say_json({"jobs": [standing_json(report)]})
     else:
         say(report_text(report))
+    if report.status.ended and cloud.has_stored_outputs(known):
+        tell(f"outputs are in the job's store: `gpucloud down {known.name}` brings them home")
     return 0
 
 
@@ -61,7 +70,7 @@ def metrics(target: str | None, node_id: str | None) -> int:
     if done.exit_code != 0:
         said = done.stderr.decode(errors="replace").strip()
         raise NodeError(f"{node.id} tells no metrics: {said}", hint=f"gpucloud status {known.name}")
-    sys.stdout.write(done.stdout.decode())
+    say(done.stdout.decode(errors="replace").removesuffix("\n"))
     return 0
 
 
@@ -70,7 +79,7 @@ def logs(target: str | None, *, follow: bool, attempt: int | None, rank: int | N
     cloud = Gpucloud()
     asker = cloud.asker(known_job(cloud, target))
     if attempt is not None and not follow:
-        _require_attempt(asker.state(), attempt)
+        _require_attempt(asker.stored_state(), attempt)
     read = 0
     try:
         for part, data in asker.output(attempt=attempt, rank=rank, follow=follow):
@@ -88,11 +97,22 @@ def _write_output(part: LogPart, data: bytes, *, as_json: bool) -> None:
     if as_json:
         # At line feeds alone: a progress bar's carriage returns are part of its line.
         for line in data.decode(errors="replace").removesuffix("\n").split("\n"):
-            say(json.dumps({"version": VERSION, "attempt": part.attempt, "rank": part.rank, "line": line}))
+            say_json({"attempt": part.attempt, "rank": part.rank, "line": line}, is_one_of_many=True)
     else:
         sys.stdout.flush()
-        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.write(_shown(data))
         sys.stdout.buffer.flush()
+
+
+def _shown(data: bytes) -> bytes:
+    """Return output as it was written, but for those who obey it: a terminal, and a CI runner its step's log."""
+    text = data.decode(errors="replace")
+    if sys.stdout.isatty():
+        return coloured(text).encode()
+    if not any(os.environ.get(name) for name in _RUNNERS) or stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode):
+        return data
+    whole = text if text.endswith("\n") else f"{text}\n"  # a command cut in two pieces is none
+    return "\n".join(lines_of(whole)).encode()
 
 
 def launches(target: str | None, *, attempt: int | None) -> int:
@@ -100,9 +120,13 @@ def launches(target: str | None, *, attempt: int | None) -> int:
     cloud = Gpucloud()
     known = known_job(cloud, target)
     if attempt is not None:
-        _require_attempt(cloud.asker(known).state(), attempt)
-    for number, node, data in JobStore(cloud.store_of(known), known.name).launches(attempt):
-        say(json.dumps({"version": VERSION, "attempt": number, "node": node, "launch": json.loads(data)}))
+        _require_attempt(cloud.asker(known).stored_state(), attempt)
+    for number, node, data in JobStore(cloud.store_of(known), known.name).records.launches(attempt):
+        try:
+            launch = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise StoreError(f"the launch of attempt {number} on node {node} is damaged: {error}") from error
+        say_json({"attempt": number, "node": node, "launch": launch}, is_one_of_many=True)
     return 0
 
 
@@ -120,7 +144,7 @@ def ssh(target: str | None, node_id: str | None, command: tuple[str, ...]) -> in
 
 def _history(cloud: Gpucloud, known: KnownJob, *, as_json: bool) -> int:
     asker = cloud.asker(known)
-    asker.state()  # UsageError when there is no such job
+    asker.stored_state()  # UsageError when there is no such job
     kept = read_history(asker.jobs)
     if as_json:
         say_json({"job": known.name, "history": history_json(kept)})

@@ -56,17 +56,27 @@ def charges_text(charges: Sequence[Charge]) -> str:
     return table(rows)
 
 
+def unproven_rows(spend: Spend) -> list[tuple[str, str]]:
+    """Return the row of what was paid while machines drove the job, and nobody can show any more; none for nothing."""
+    if not spend.unproven_usd:
+        return []
+    why = "paid while its machines drove it, and no machine is listed for that time any more"
+    return [("unproven", f"{format_usd(spend.unproven_usd)}: {why}")]
+
+
 def spend_text(spend: Spend) -> str:
     """Return the sums, one a line."""
     rows = [
         ("spent", format_usd(spend.spent_usd)),
         ("promised", format_usd(spend.promised_usd)),
+        *unproven_rows(spend),
         ("left", f"{format_usd(spend.left_usd)} of {format_usd(spend.budget_usd)}"),
     ]
     if spend.forecast_usd is not None:
         rows.append(("forecast", f"{format_usd(spend.forecast_usd)} at the end, at today's price and pace"))
     if spend.beside_usd:
-        rows.append(("beside", f"{format_usd(spend.beside_usd)} for storage, requests and transfer: not in the budget"))
+        what = "storage, requests, transfer, data from other regions and drills"
+        rows.append(("beside", f"{format_usd(spend.beside_usd)}, not in the budget: {what}"))
     return table(rows)
 
 
@@ -107,6 +117,7 @@ def spend_json(spend: Spend) -> dict[str, str | None]:
     return {
         "spent_usd": usd(spend.spent_usd),
         "promised_usd": usd(spend.promised_usd),
+        "unproven_usd": usd(spend.unproven_usd),
         "left_usd": usd(spend.left_usd),
         "budget_usd": usd(spend.budget_usd),
         "forecast_usd": usd(spend.forecast_usd) if spend.forecast_usd is not None else None,

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import uuid
 from contextlib import suppress
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from gpucloud.cli.bills import spend_json
+from gpucloud.cli.bills import spend_json, unproven_rows
 from gpucloud.cli.passes import reconcile_known
 from gpucloud.cli.render import say, say_json, table, tell, usd
 from gpucloud.cli.target import known_job
 from gpucloud.domain import codec
 from gpucloud.domain.errors import BudgetTooSmall, GpucloudError, LeaseHeld, UsageError
+from gpucloud.domain.order import BudgetChange, Order, with_budget
 from gpucloud.domain.quantities import format_usd, parse_usd
-from gpucloud.domain.state import BudgetChange, BudgetWish, JobState
 from gpucloud.domain.supervision.budget import plain_usd, refusal
-from gpucloud.usecases.budgeting import least_usd, standing, take_up_here
-from gpucloud.usecases.jobs import Asker, caller
+from gpucloud.domain.supervision.goal import rules_for
+from gpucloud.domain.supervision.seen import Rules
+from gpucloud.usecases.budgeting import bring_closer, least_usd, obey_here, standing
+from gpucloud.usecases.jobs import Asker
 from gpucloud.usecases.lease import take
 from gpucloud.usecases.report import JobReport
 from gpucloud.usecases.story import budget_line
 from gpucloud.wiring import Gpucloud, KnownJob
 
 _LOOK_S = 0.1
+_MACHINE_SAYS_SO = timedelta(seconds=30)
 
 
 def sum_of(text: str | None) -> Decimal | None:
@@ -35,65 +38,73 @@ def sum_of(text: str | None) -> Decimal | None:
 
 
 def budget(target: str, wanted: Decimal | None, *, as_json: bool) -> int:
-    """Show the job's budget, or have it changed and wait until that is taken up; return the exit code."""
+    """Show the job's budget, or have it changed and wait until that is in force; return the exit code."""
     cloud = Gpucloud()
     known = known_job(cloud, target)
     asker = cloud.asker(known)
-    if wanted is not None and wanted != asker.state().budget_usd:
-        tell(budget_line(_change(cloud, known, asker, wanted)))
-    report, state = asker.report(), asker.state()
+    if wanted is not None:
+        _change(cloud, known, asker, wanted)
+    report, order = asker.report(), asker.order()
     if as_json:
-        say_json(_json(report, state))
+        say_json(_json(report, order))
     else:
-        say(_text(report, state))
+        say(_text(report, order))
     return 0
 
 
-def _change(cloud: Gpucloud, known: KnownJob, asker: Asker, wanted: Decimal) -> BudgetChange:
-    rules, state = cloud.cloud_of(known).manners.rules, asker.state()
-    why = refusal(state, wanted, standing(asker, state), rules)
+def _change(cloud: Gpucloud, known: KnownJob, asker: Asker, wanted: Decimal) -> None:
+    """Order it, and have it in force; the same sum again too: whoever ordered it may have died in between."""
+    orders, state = cloud.orders(known), asker.state()
+    before = orders.newest()
+    if before.order.budget_usd == wanted and not orders.is_trusted(before):
+        return
+    rules = rules_for(before.order.unattended, cloud.cloud_of(known).manners.rules)
+    why = refusal(state, before.order.budget_usd, wanted, standing(asker, state), rules)
     if why is not None:
         raise _too_small(asker, known, why, least_usd(asker, state, rules))
-    wish = BudgetWish(id=uuid.uuid4().hex, by=caller(), at=cloud.clock.now(), usd=wanted)
-    asker.jobs.ask_for_budget(wish)
-    change = _await(cloud, known, asker, wish)
-    if change.refused is not None:
-        raise _too_small(asker, known, change.refused, least_usd(asker, asker.state(), rules))
-    return change
+    order = orders.change(lambda newest: with_budget(newest, wanted)).order
+    is_news = state.order_number < order.number
+    await_order(cloud, known, asker, order, rules)
+    for change in order.budget_changes[-1:] if is_news else ():
+        tell(budget_line(change))
 
 
-def _await(cloud: Gpucloud, known: KnownJob, asker: Asker, wish: BudgetWish) -> BudgetChange:
-    """Whoever supervises the job takes the wish up at the next pass; when nobody does, it is done from here."""
-    told = False
-    while True:
-        found = [change for change in asker.state().budget_changes if change.id == wish.id]
-        if found:
-            return found[0]
-        by = asker.supervisor()
+def await_order(cloud: Gpucloud, known: KnownJob, asker: Asker, order: Order, rules: Rules) -> None:
+    """Return once the order is acted on: by whoever supervises the job, or from here when nobody does.
+
+    A machine that drives its job has no right to move the shut-off on every cloud: that is done from here, and it has
+    some time to say that it goes by the order. Whatever it says, the cloud ends it when the budget says.
+    """
+    told, armed_at = False, None
+    if asker.state().drives_itself:  # what it wrote may say that it did
+        bring_closer(asker, order, rules)
+    while asker.stored_state().order_number < order.number:
+        state, by = asker.state(), asker.supervisor()
         if by is None:
-            with suppress(LeaseHeld):  # somebody supervises it from this moment on, and hears the wish
-                _take_up(cloud, known, asker)
-        elif not told:
+            with suppress(LeaseHeld):  # somebody supervises it from this moment on, and reads the order
+                _obey(cloud, known, asker, order, rules)
+            continue
+        if not told:
             tell(f"asking {by} to change the budget of {known.name}")
-        told = told or by is not None
-        cloud.clock.sleep(_LOOK_S)
+        told = True
+        if state.drives_itself or (state.owner is not None and state.owner.node):
+            bring_closer(asker, order, rules)
+            armed_at = armed_at or asker.clock.now()
+            if asker.clock.now() - armed_at > _MACHINE_SAYS_SO:
+                tell(f"{by} has not said that it goes by that; the cloud ends the machines in time all the same")
+                return
+        asker.clock.sleep(_LOOK_S)
 
 
-def _take_up(cloud: Gpucloud, known: KnownJob, asker: Asker) -> None:
-    before = asker.state()
-    with take(asker.jobs, cloud.clock) as lease:
-        state = take_up_here(asker, lease, cloud.cloud_of(known).manners.rules)
-    if state.paid_until is None or before.paid_until is None or state.paid_until >= before.paid_until:
+def _obey(cloud: Gpucloud, known: KnownJob, asker: Asker, order: Order, rules: Rules) -> None:
+    with take(asker.jobs, asker.clock) as lease:
+        closer = obey_here(asker, lease, order, rules)
+    if not closer:
         return
     try:
-        _tell_machines(cloud, known)
+        reconcile_known(cloud, known)  # the machines hear of a closer shut-off by an ordinary pass, and save before it
     except GpucloudError as error:  # the cloud has the closer shut-off: this is for the last save before it
         tell(f"the machines could not be told: {error}")
-
-
-def _tell_machines(cloud: Gpucloud, known: KnownJob) -> None:
-    """The machines hear of a closer shut-off by an ordinary pass, and save before it."""
-    reconcile_known(cloud, known)
 
 
 def _too_small(asker: Asker, known: KnownJob, why: str, least: str) -> BudgetTooSmall:
@@ -101,7 +112,7 @@ def _too_small(asker: Asker, known: KnownJob, why: str, least: str) -> BudgetToo
     return BudgetTooSmall(f"{known.name}: {why}", hint=f"gpucloud budget {known.name} {least} USD{ends}")
 
 
-def _json(report: JobReport, state: JobState) -> dict[str, Any]:
+def _json(report: JobReport, order: Order) -> dict[str, Any]:
     return {
         "job": report.job,
         "spend": spend_json(report.spend),
@@ -112,25 +123,25 @@ def _json(report: JobReport, state: JobState) -> dict[str, Any]:
                 "by": change.by,
                 "old_usd": usd(change.old_usd),
                 "new_usd": usd(change.new_usd),
-                "refused": change.refused,
             }
-            for change in state.budget_changes
+            for change in order.budget_changes
         ],
     }
 
 
-def _text(report: JobReport, state: JobState) -> str:
+def _text(report: JobReport, order: Order) -> str:
     spend = report.spend
     rows = [
         ("budget", format_usd(spend.budget_usd)),
         ("spent", format_usd(spend.spent_usd)),
         ("promised", f"{format_usd(spend.promised_usd)}{_until(report)}"),
+        *unproven_rows(spend),
         ("left", format_usd(spend.left_usd)),
     ]
     parts = [f"{report.job}: {report.status.value}", table(rows)]
-    if state.budget_changes:
-        heads = ("changed", "by", "from", "to", "")
-        parts.append(table([heads, *map(_row, state.budget_changes)]))
+    if order.budget_changes:
+        heads = ("changed", "by", "from", "to")
+        parts.append(table([heads, *map(_row, order.budget_changes)]))
     return "\n\n".join(parts)
 
 
@@ -139,5 +150,4 @@ def _until(report: JobReport) -> str:
 
 
 def _row(change: BudgetChange) -> tuple[str, ...]:
-    prices = plain_usd(change.old_usd), plain_usd(change.new_usd)
-    return f"{change.at:%Y-%m-%d %H:%M:%S}", change.by, *prices, f"refused: {change.refused}" if change.refused else ""
+    return f"{change.at:%Y-%m-%d %H:%M:%S}", change.by, plain_usd(change.old_usd), plain_usd(change.new_usd)

@@ -17,7 +17,7 @@ from gpucloud.domain.job import CheckpointPolicy
 from gpucloud.domain.keeping.keys import files_apart
 from gpucloud.domain.manifest import Manifest, Piece
 from gpucloud.domain.quantities import format_size
-from gpucloud.store.directory import DirectoryStore
+from gpucloud.store.directory import DirectoryStore, user_path
 from gpucloud.usecases import exporting
 from gpucloud.usecases.checkpoints import Shelf, of_step, restorable
 from gpucloud.usecases.jobstore import JobStore
@@ -147,7 +147,7 @@ def _prune(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
 
 
 def _pull(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
-    folder = (asked.pull or Path()).expanduser()
+    folder = user_path(asked.pull or Path(), "--pull")
     manifest = _wanted(job, asked)
     files = files_apart(manifest)
     if files is not None:
@@ -188,7 +188,7 @@ def _unpack(job: _Job, manifest: Manifest, files: tuple[tuple[str, Piece], ...],
 
 
 def _export(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
-    path = (asked.export or Path()).expanduser()
+    path = user_path(asked.export or Path(), "--export")
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint=f"--export {path / (job.name + '.safetensors')}")
     if path.exists() and not path.is_file():  # a device, a pipe: the new file would take its place

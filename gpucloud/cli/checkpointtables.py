@@ -8,26 +8,28 @@ from typing import Any
 from gpucloud.cli.render import table
 from gpucloud.domain import codec
 from gpucloud.domain.quantities import format_size
-from gpucloud.domain.standing import Mark, Standing, Superfluous
+from gpucloud.domain.standing import CheckpointMark, Standing, Superfluous
 from gpucloud.usecases.checkpoints import Damage
 
 _WORDS = {
-    Mark.NEXT: "restored first",
-    Mark.BASE: "base of this generation",
-    Mark.KEPT: "kept",
-    Mark.DAMAGED: "its manifest is damaged",
-    Mark.INCOMPLETE: "objects are missing",
-    Mark.UNREACHABLE: "its generation has no record: never restored",
+    CheckpointMark.NEXT: "restored first",
+    CheckpointMark.BASE: "base of this generation",
+    CheckpointMark.KEPT: "kept",
+    CheckpointMark.DAMAGED: "its manifest is damaged",
+    CheckpointMark.INCOMPLETE: "objects are missing",
+    CheckpointMark.UNREACHABLE: "its generation has no record: never restored",
 }
 
 
 def standing_text(standing: Sequence[Standing]) -> str:
-    """Return one line a checkpoint, the one that a restore tries first above."""
+    """Return one line a checkpoint, the one that a restore tries first above; then why some are not exact."""
     rows = [
         ("step", "generation", "committed (UTC)", "size", "objects", "ranks", "level", "why", ""),
         *map(_row, standing),
     ]
-    return table(rows)
+    reasons = {one.found.manifest.promise: None for one in standing if one.found.manifest}
+    told = [f"{one.level.value}: {one.reason}" for one in reasons if one.reason]
+    return "\n\n".join([table(rows), *(["\n".join(told)] if told else [])])
 
 
 def standing_json(one: Standing) -> dict[str, Any]:
@@ -38,9 +40,10 @@ def standing_json(one: Standing) -> dict[str, Any]:
         "committed_at": codec.plain(one.found.committed_at),
         "objects": len(manifest.pieces) if manifest else None,
         "ranks": manifest.world if manifest else None,
-        "level": manifest.level if manifest else None,
+        "level": manifest.promise.level.value if manifest else None,
+        "reason": manifest.promise.reason if manifest else None,
         "why": manifest.why.value if manifest else None,
-        "marks": [mark.value for mark in Mark if mark in one.marks],
+        "marks": [mark.value for mark in CheckpointMark if mark in one.marks],
     }
 
 
@@ -81,14 +84,14 @@ def _row(one: Standing) -> tuple[str, ...]:
     manifest = one.found.manifest
     told = ("-", "-", "-", "-")
     if manifest is not None:
-        told = (str(len(manifest.pieces)), str(manifest.world), manifest.level, manifest.why.value)
+        told = (str(len(manifest.pieces)), str(manifest.world), manifest.promise.level.value, manifest.why.value)
     return (
         str(one.commit.step),
         str(one.commit.generation),
         f"{one.found.committed_at:%Y-%m-%d %H:%M:%S}",
         format_size(one.size) if one.size is not None else "-",
         *told,
-        ", ".join(_WORDS[mark] for mark in Mark if mark in one.marks),
+        ", ".join(_WORDS[mark] for mark in CheckpointMark if mark in one.marks),
     )
 
 

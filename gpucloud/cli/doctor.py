@@ -9,6 +9,7 @@ from gpucloud.cli.render import say, say_json, table, tell
 from gpucloud.cli.target import known_job, read_target
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.gate.findings import REFUSED
+from gpucloud.domain.shown import set_off
 from gpucloud.usecases.doctor import Examined, examine
 from gpucloud.wiring import Gpucloud
 
@@ -36,9 +37,11 @@ def _here(*, full: bool, as_json: bool) -> int:
 def _job(target: str | None, *, full: bool, as_json: bool) -> int:
     cloud = Gpucloud()
     known = known_job(cloud, target)
-    world = cloud.world(read_target(cloud, known.name).job, known.name, with_secrets=False)
+    state = cloud.asker(known).state()
+    cloud.require_key(known, state)
+    world = cloud.world(read_target(cloud, known.name).job, known.name, goes_on=False)
     try:
-        found = examine(world, cloud.asker(known).state(), full=full)
+        found = examine(world, state, full=full)
     finally:
         world.shell.close()
     if not found:
@@ -59,6 +62,6 @@ def _node_json(one: Examined) -> dict[str, Any]:
 def _node_text(one: Examined) -> str:
     head = f"{one.node.id} ({one.node.pool.instance_type}, {one.node.address})"
     if one.checked is None:
-        return f"{head}\nnot examined: {one.error}"
+        return f"{head}\nnot examined: {set_off(one.error or '')}"
     busy = "\na job uses it now: it was not put to work" if one.busy else ""
     return f"{head}{busy}\n{checked_text(one.checked)}"

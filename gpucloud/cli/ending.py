@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from datetime import timedelta
-from pathlib import Path
+from contextlib import suppress
+from datetime import datetime, timedelta
 
+from gpucloud.cli.entering import means_to_end
 from gpucloud.cli.interrupts import Interrupts, Leave, obeyed
 from gpucloud.cli.onlookers import Onlooker, onlooker
 from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.reports import report_json, report_text
 from gpucloud.cli.supervising import bring_stored_home, say_what_lives
 from gpucloud.cli.target import known_job
-from gpucloud.domain.errors import CleanupIncomplete, GpucloudError, LeaseHeld
-from gpucloud.domain.job import AwsChoices, Job
+from gpucloud.domain.armings import Arming
+from gpucloud.domain.errors import (
+    CleanupIncomplete,
+    CredentialsError,
+    GpucloudError,
+    LeaseHeld,
+    OrderChanged,
+    OrderUnreadable,
+    ProvisionError,
+    StateUnreadable,
+    ToolMissing,
+)
+from gpucloud.domain.job import Job
 from gpucloud.domain.state import ExitReason, JobState
-from gpucloud.domain.supervision import books
-from gpucloud.domain.supervision.seen import Goal
 from gpucloud.usecases.jobs import Asker
-from gpucloud.usecases.lease import take
-from gpucloud.usecases.supervise import supervisor
+from gpucloud.usecases.orders import Orders
+from gpucloud.usecases.session import Session
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.strays import leftovers
 
 _LINGERS = timedelta(seconds=20)
+_LOOK_S = 0.2
+_MACHINE_ENDS_WITHIN = timedelta(minutes=30)
+"""It saves, and puts the outputs into the store."""
 
 
 def down(target: str | None, *, as_json: bool) -> int:
@@ -35,102 +47,139 @@ def down(target: str | None, *, as_json: bool) -> int:
     try:
         with onlooker() as shown, obeyed(shown, asks=False) as interrupts:
             _end(cloud, known, asker, shown, interrupts)
+            bring_stored_home(cloud, cloud.ordered(known, cloud.orders(known).newest(), with_code=False)[0], known)
     except Leave as leave:
         say_what_lives(asker.state_as_listed())
         return leave.exit_code
     return _prove_empty(cloud, known, asker, as_json=as_json)
 
 
-def end_here(
-    cloud: Gpucloud,
-    known: KnownJob,
-    state: JobState,
-    shown: Onlooker,
-    wanted_end: Callable[[], ExitReason | None] = lambda: None,
-) -> None:
-    """End the job from here: with a last save if the job file can still be read, else the machines at once."""
-    try:
-        job, readable = replace(cloud.read_job(known.file), cloud=known.cloud), True
-    except GpucloudError as error:
-        shown.story(f"{error}\nending the machines without a last save")
-        job, readable = _stand_in(known, state), False
-    _settle(cloud, known, job, shown, wanted_end, saves=readable)
-    if readable:
-        bring_stored_home(cloud, job, known.name)
-
-
-def end_unsaved(cloud: Gpucloud, known: KnownJob, job: Job) -> None:
+def end_unsaved(cloud: Gpucloud, known: KnownJob) -> None:
     """End a run that nobody supervises and that is worth nothing, its machines at once. Raises Leave."""
+    orders = cloud.orders(known)
     with onlooker() as shown, obeyed(shown, asks=False) as interrupts:
-        _settle(cloud, known, job, shown, interrupts.wanted_end, saves=False)
-
-
-def _settle(
-    cloud: Gpucloud,
-    known: KnownJob,
-    job: Job,
-    shown: Onlooker,
-    wanted_end: Callable[[], ExitReason | None],
-    *,
-    saves: bool,
-) -> None:
-    """End the job and its machines; without `saves` as it stands now."""
-    world = cloud.world(job, known.name, with_secrets=False)
-    lease = take(world.jobs, cloud.clock)
-    goal = Goal(nodes=job.resources.nodes)
-    with supervisor(world, goal, lease, shown, lambda: wanted_end() or ExitReason.STOPPED) as one:
-        if lease.state.unattended_s is not None:
-            one.actor.preparer.records.withdraw_order()
-        if not saves and not lease.state.status.ended:
-            lease.write(books.abandon(lease.state, cloud.clock.now()))
-        one.run()
+        job, _ = cloud.ordered(known, orders.end(), with_code=False)
+        _session(cloud, known, job, orders, shown, interrupts.wanted_end).end_unsaved()
 
 
 def _end(cloud: Gpucloud, known: KnownJob, asker: Asker, shown: Onlooker, interrupts: Interrupts) -> None:
+    """Return when the job has ended and its machines too.
+
+    Machines that drive their job write its state: whatever stands there must not keep its owner from ending them.
+    """
+    before = asker.jobs.last_armed()
+    try:
+        _end_by_state(cloud, known, asker, shown, interrupts)
+    except Exception as error:
+        newest = asker.jobs.last_armed() if before is not None and _is_of_the_state(error, before) else None
+        if newest is None:
+            raise
+        why = str(error) if isinstance(error, GpucloudError) else f"{type(error).__name__}: {error}"
+        shown.story(f"{why}\nending the machines by what was armed for them, whatever they wrote")
+        _end_as_armed(cloud, known, asker, newest, shown, interrupts)
+
+
+def _is_of_the_state(error: Exception, before: Arming) -> bool:
+    """Whether what the job's machines wrote may be why it could not be ended.
+
+    What cannot be read or decided by, whenever they drove it; else only while they do, and no fault of the cloud, of
+    its rights or of a tool: by the state, the job is saved first.
+    """
+    if isinstance(error, StateUnreadable) or not isinstance(error, GpucloudError):
+        return True
+    ours = (OrderChanged, CredentialsError, ProvisionError, CleanupIncomplete, ToolMissing)
+    return before.machines > 0 and not error.may_pass and not isinstance(error, ours)
+
+
+def _end_as_armed(
+    cloud: Gpucloud, known: KnownJob, asker: Asker, newest: Arming, shown: Onlooker, interrupts: Interrupts
+) -> None:
+    """End the machines first, which then write nothing more, and the job as far as it is known on the user's side."""
+    orders = cloud.orders(known)
+    job, _ = cloud.ordered(known, orders.end(), with_code=False)
+    session = _session(cloud, known, job, orders, shown, interrupts.wanted_end)
+    for group in _groups(asker, newest):
+        session.world.group.purge(group)
+    asker.jobs.rescue(newest)
+    session.end_unsaved()
+
+
+def _groups(asker: Asker, newest: Arming) -> tuple[str, ...]:
+    """Return the job's groups: the one that was armed, and the one of its state, which is its own where it is read."""
+    named = [newest.rented.group]
+    with suppress(StateUnreadable):
+        named.append(asker.stored_state().group)
+    return tuple(dict.fromkeys(name for name in named if name is not None))
+
+
+def _end_by_state(cloud: Gpucloud, known: KnownJob, asker: Asker, shown: Onlooker, interrupts: Interrupts) -> None:
     """Return when the job has ended and its machines too, by whoever supervises it, or from here."""
-    state = asker.state()
+    orders, state = cloud.orders(known), asker.state()
+    try:
+        orders.given()
+    except OrderUnreadable as error:
+        shown.story(f"{error.message}\nending the job by an order of your own in its place")
+        orders.end_in_place(cloud.enough_to_end(known), cloud.home.identity)
+    if not (state.status.ended and state.torn_down):
+        orders.end()
+    since = asker.clock.now()
     while not (state.status.ended and state.torn_down):
-        if asker.supervisor() is None:
-            _end_unless_held(cloud, known, state, shown, interrupts)
+        by = asker.supervisor()
+        if by is None:
+            with suppress(LeaseHeld):  # one of its machines, or another terminal, has it from this moment on
+                _end_here(cloud, known, state, orders, shown, interrupts.wanted_end)
         else:
-            shown.story(f"asking {asker.supervisor()} to end {known.name}")
-            asker.ask_to_end()
-            _await_end(asker)
+            shown.story(f"asking {by} to end {known.name}")
+            _await_end(asker, orders, by, since)
         state = asker.state()
 
 
-def _await_end(asker: Asker) -> None:
-    """Wait while somebody supervises the job and it is not torn down."""
-    while asker.supervisor() is not None:
-        state = asker.state()
+def _await_end(asker: Asker, orders: Orders, by: str, since: datetime) -> None:
+    """Wait while the same supervisor has the job and it is not torn down. OrderChanged where it was started again.
+
+    LeaseHeld where it is a machine that takes too long, whatever names it takes meanwhile: what runs on it may keep the
+    job for as long as it is paid.
+    """
+    while True:
+        state, order = asker.state(), orders.newest().order
         if state.status.ended and state.torn_down:
             return
-        asker.clock.sleep(0.2)
+        if order.end is None:
+            raise OrderChanged(
+                f"{order.job} was started again by {order.by} at {order.at:%H:%M:%S} UTC",
+                hint=f"gpucloud down {order.job}",
+            )
+        if state.drives_itself and asker.clock.now() - since > _MACHINE_ENDS_WITHIN:
+            minutes = _MACHINE_ENDS_WITHIN.total_seconds() / 60
+            raise LeaseHeld(f"{by} has not ended {order.job} for {minutes:.0f} min", hint=None)
+        asker.clock.sleep(_LOOK_S)
+        if asker.supervisor() != by:
+            return
 
 
-def _end_unless_held(
-    cloud: Gpucloud, known: KnownJob, state: JobState, shown: Onlooker, interrupts: Interrupts
+def _end_here(
+    cloud: Gpucloud,
+    known: KnownJob,
+    state: JobState,
+    orders: Orders,
+    shown: Onlooker,
+    asked: Callable[[], ExitReason | None],
 ) -> None:
-    """End the job from here; one of its machines may have begun to drive it meanwhile, and is then asked to end it."""
-    try:
-        end_here(cloud, known, state, shown, interrupts.wanted_end)
-    except LeaseHeld:
-        if state.unattended_s is None:
-            raise
+    """End the job from here: with a last save if that can be, else the machines at once."""
+    means = means_to_end(cloud, known, state, orders.newest())
+    session = Session(world=means.world, orders=orders, watcher=shown, asked=asked)
+    if means.unsaved is None:
+        session.run()
+    else:
+        session.end_unsaved(means.unsaved)
 
 
-def _stand_in(known: KnownJob, state: JobState) -> Job:
-    """A job that is enough to end machines; nothing of it is ever sent to a node."""
-    return Job(
-        name=known.name,
-        run="true",
-        budget_usd=state.budget_usd,
-        source=known.file,
-        code=Path.cwd(),
-        cloud=known.cloud,
-        store=known.store,
-        aws=AwsChoices(profile=known.profile),
-    )
+def _session(
+    cloud: Gpucloud, known: KnownJob, job: Job, orders: Orders, shown: Onlooker, asked: Callable[[], ExitReason | None]
+) -> Session:
+    """Return what ends the job: that needs no secrets."""
+    world = cloud.world(job, known.name, goes_on=False)
+    return Session(world=world, orders=orders, watcher=shown, asked=asked)
 
 
 def _prove_empty(cloud: Gpucloud, known: KnownJob, asker: Asker, *, as_json: bool) -> int:

@@ -7,18 +7,23 @@ import traceback
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpucloud.cli.render import error_json, error_text, say_json, tell
+from gpucloud.cli.render import error_json, say_json, tell_error
 from gpucloud.domain.errors import GpucloudError, StoreError
 from gpucloud.wiring import Gpucloud
 
 
 def exit_code_of(error: Exception) -> int:
     """Say what went wrong, as JSON too when that was asked for, and return the exit code."""
-    known = error if isinstance(error, GpucloudError) else _of_the_system(error) or _ours(error)
-    tell(error_text(known))
+    known = known_error(error)
+    tell_error(known)
     if "--json" in sys.argv:
         say_json(error_json(known))
     return known.exit_code
+
+
+def known_error(error: Exception) -> GpucloudError:
+    """Return the error as one that the user meets; one that nobody foresaw is a fault of ours, and says so."""
+    return error if isinstance(error, GpucloudError) else _of_the_system(error) or _ours(error)
 
 
 def _of_the_system(error: Exception) -> GpucloudError | None:

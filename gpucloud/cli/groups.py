@@ -14,6 +14,8 @@ local = typer.Typer(
 quota = typer.Typer(help="What the AWS account may rent.", rich_markup_mode=None, no_args_is_help=True)
 iam = typer.Typer(help="The rights that gpucloud needs on AWS.", rich_markup_mode=None, no_args_is_help=True)
 catalog = typer.Typer(help="Machines and list prices.", rich_markup_mode=None, no_args_is_help=True)
+keys = typer.Typer(help="Whose orders may start something here.", rich_markup_mode=None)
+ci = typer.Typer(help="gpucloud in a repository's CI.", rich_markup_mode=None, no_args_is_help=True)
 tools = typer.Typer(help="Programs that gpucloud calls.", rich_markup_mode=None, no_args_is_help=True)
 
 
@@ -119,15 +121,91 @@ def quota_status(target: Target = None, as_json: Json = False) -> None:
 
 
 @iam.command("policy")
-def iam_policy(
+def iam_policy(  # noqa: PLR0913, PLR0917  each by its name
     target: Target = None,
     node: Annotated[bool, typer.Option("--node", help="The machines' policy instead of the caller's.")] = False,
     unattended: Annotated[bool, typer.Option("--unattended", help="That of machines that drive their job.")] = False,
+    boundary: Annotated[bool, typer.Option("--boundary", help="The boundary of the roles that are made.")] = False,
+    no_boundary: Annotated[
+        bool, typer.Option("--no-boundary", help="The caller's, without it: that makes an administrator.")
+    ] = False,
+    ci: Annotated[bool, typer.Option("--ci", help="The caller's without the making of roles.")] = False,
+    kms_key: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="KEY", help="A KMS key of disks and store, by id or ARN; may be repeated."),
+    ] = None,
+    aws_account: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--account", metavar="ID", help="The AWS account's number; AWS is asked nothing then."),
+    ] = None,
+    region: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="REGION", help="The region; the job's, and without a job every one."),
+    ] = None,
 ) -> None:
-    """Write the least policy that lets gpucloud work, as JSON."""
+    """Write the least policy that lets gpucloud work, as JSON; no credentials are needed."""
     from gpucloud.cli import account
+    from gpucloud.domain.errors import UsageError
 
-    raise typer.Exit(account.iam_policy(target, node=node or unattended, unattended=unattended))
+    asked = {
+        account.Whose.BOUNDARY: boundary,
+        account.Whose.UNBOUNDED: no_boundary,
+        account.Whose.CI: ci,
+        account.Whose.DRIVER: unattended,
+        account.Whose.NODE: node and not unattended,
+    }
+    chosen = [whose for whose, is_asked in asked.items() if is_asked]
+    if len(chosen) > 1:
+        raise UsageError(
+            "one policy at a time: --node, --unattended, --boundary, --no-boundary or --ci", hint="leave the others out"
+        )
+    whose = chosen[0] if chosen else account.Whose.CALLER
+    raise typer.Exit(account.iam_policy(target, whose, tuple(kms_key or ()), account=aws_account, region=region))
+
+
+@keys.callback(invoke_without_command=True)
+def keys_show(context: typer.Context, as_json: Json = False) -> None:
+    """Show your signing key, for others to trust, and the keys that are trusted here; add or revoke one."""
+    from gpucloud.cli import keys as command
+
+    if context.invoked_subcommand is None:
+        raise typer.Exit(command.show(as_json=as_json))
+
+
+@keys.command("add")
+def keys_add(
+    name: Annotated[str, typer.Argument(help="Whose key it is.")],
+    key: Annotated[str, typer.Argument(help="Their line, 'ssh-ed25519 AAAA…', or a file with it.")],
+    as_json: Json = False,
+) -> None:
+    """Trust a key: what it signed may be started and gone on with from here."""
+    from gpucloud.cli import keys as command
+
+    raise typer.Exit(command.add(name, key, as_json=as_json))
+
+
+@keys.command("revoke")
+def keys_revoke(
+    which: Annotated[str, typer.Argument(metavar="NAME|KEY", help="Whose, or the key; `own`: yours, for a new one.")],
+    as_json: Json = False,
+) -> None:
+    """Trust a key no longer."""
+    from gpucloud.cli import keys as command
+
+    raise typer.Exit(command.revoke(which, as_json=as_json))
+
+
+@ci.command("init")
+def ci_init(
+    github: Annotated[bool, typer.Option("--github", help="For GitHub Actions.")] = False,
+    gitlab: Annotated[bool, typer.Option("--gitlab", help="For GitLab CI.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over what was edited.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Put a pipeline into this repository, and beside it all that it installs: gpucloud's wheel, a lock by hash."""
+    from gpucloud.cli import ci as command
+
+    raise typer.Exit(command.init(github=github, gitlab=gitlab, force=force, as_json=as_json))
 
 
 @tools.command("install")

@@ -10,6 +10,7 @@ from gpucloud.domain.gate.check import Checked
 from gpucloud.domain.gate.figures import figures
 from gpucloud.domain.gate.findings import Severity, failures
 from gpucloud.domain.hardware.gpus import Gpu
+from gpucloud.domain.shown import in_one_line
 
 
 def is_fit(checked: Checked) -> bool:
@@ -33,9 +34,9 @@ def checked_text(checked: Checked) -> str:
     parts = [_gpus(report.gpus) if report.gpus else "no NVIDIA GPU that is used"]
     measured = [f"{name} {figure}" for name, figure in figures(report) if name != "took"]
     if measured:
-        parts.append("measured: " + ", ".join(measured))
+        parts.append(in_one_line("measured: " + ", ".join(measured)))
     words = {Severity.FAIL: "FAILED", Severity.WARN: "warning"}
-    parts += [f"{words[one.severity]}: {one}; {one.hint}" for one in checked.findings]
+    parts += [in_one_line(f"{words[one.severity]}: {one}; {one.hint}") for one in checked.findings]
     return "\n".join([*parts, f"{'fit' if is_fit(checked) else 'not fit'}, after {report.seconds:.1f} s"])
 
 

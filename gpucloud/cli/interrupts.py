@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -15,6 +19,7 @@ from gpucloud.domain.state import ExitReason
 _STOP = "[s]top the job (save, then end the machines), "
 _DETACH = "[d]etach (it goes on by itself), "
 _CONTINUE = "or [c]ontinue? "
+_ANSWER_WITHIN_S = 60.0
 
 
 class Leave(BaseException):
@@ -44,6 +49,7 @@ class Interrupts:
         self._asks = asks
         self._detaches = detaches
         self._pressed = 0
+        self._asked_at: float | None = None
         self._left: Leave | None = None
         self._end: ExitReason | None = None
 
@@ -51,9 +57,10 @@ class Interrupts:
         """Return why the user wants the job to end, None if not. Raises Leave or Detach."""
         if self._left is not None:
             raise self._left  # it was raised where Python lets nothing through: in a finalizer, in a callback
-        if self._pressed and self._end is None:
-            self._pressed = 0
+        if self._pressed and self._asked_at is None and self._end is None:
             self._ask()
+        if self._asked_at is not None:
+            self._hear(self._asked_at)
         return self._end
 
     def press(self, number: int, frame: FrameType | None) -> None:
@@ -69,13 +76,31 @@ class Interrupts:
 
     def _ask(self) -> None:
         self._onlooker.pause()
-        try:
-            answer = _answer(detaches=self._detaches)
-        finally:
-            self._onlooker.go_on()
-        if answer == "d":
+        self._asked_at = time.monotonic()
+        self._prompt()
+
+    def _prompt(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(_STOP + (_DETACH if self._detaches else "") + _CONTINUE)
+            sys.stderr.flush()
+
+    def _hear(self, since: float) -> None:
+        """Take the answer if it is there: the job is seen to meanwhile, and a question does not stand for ever."""
+        word = _typed()
+        if word is None and time.monotonic() - since < _ANSWER_WITHIN_S:
+            return
+        if word and word[0] not in ("s", "c", *(("d",) if self._detaches else ())):
+            self._prompt()
+            return
+        if not word:
+            tell("")
+            if word is None:
+                tell("no answer: the job goes on")
+        self._pressed, self._asked_at = 0, None
+        self._onlooker.go_on()
+        if word and word[0] == "d":
             raise Detach
-        if answer == "s":
+        if word and word[0] == "s":
             self._end = ExitReason.STOPPED
 
 
@@ -91,20 +116,11 @@ def obeyed(onlooker: Onlooker, *, asks: bool = True, detaches: bool = False) -> 
             signal.signal(number, handler)
 
 
-def _answer(*, detaches: bool) -> str:
-    """Return s, c or, where it is offered, d; a second Ctrl-C leaves."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def _typed() -> str | None:
+    """Return the line that was typed, None before there is one; what is no terminal any more says nothing."""
     try:
-        while True:
-            sys.stderr.write(_STOP + (_DETACH if detaches else "") + _CONTINUE)
-            sys.stderr.flush()
-            word = sys.stdin.readline().strip().lower()[:1]
-            if word in ("s", "c") or (word == "d" and detaches):
-                return word
-            if not word:
-                tell("")
-                return "c"
-    except KeyboardInterrupt:
-        raise Leave(130) from None
-    finally:
-        signal.signal(signal.SIGINT, before)
+        if not select.select([sys.stdin], [], [], 0)[0]:
+            return None
+        return os.read(sys.stdin.fileno(), 1024).decode(errors="replace").strip().lower()
+    except (OSError, ValueError):
+        return ""

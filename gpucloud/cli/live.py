@@ -16,6 +16,7 @@ from gpucloud.cli.use import headline, use_rows
 from gpucloud.domain.agentstatus import UNTOLD
 from gpucloud.domain.ledger import Spend
 from gpucloud.domain.quantities import format_span, format_usd
+from gpucloud.domain.shown import coloured, in_one_line, lines_of, set_off
 from gpucloud.domain.supervision.action import Action
 from gpucloud.domain.supervision.seen import Seen
 from gpucloud.usecases.report import JobReport
@@ -47,7 +48,7 @@ class LiveOnlooker:
 
     def story(self, line: str) -> None:
         """Print the line above the panel."""
-        self._console.print(Text(f"{datetime.now(timezone.utc):%H:%M:%S} ", style="dim") + Text(line))
+        self._console.print(Text(f"{datetime.now(timezone.utc):%H:%M:%S} ", style="dim") + Text(set_off(line)))
 
     def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
         """Draw the panel anew."""
@@ -58,7 +59,7 @@ class LiveOnlooker:
         del attempt
         if rank == 0:
             for line in text.splitlines():
-                self._console.print(Text("  | ", style="dim") + Text(line))
+                self._console.print(Text("  | ", style="dim") + Text.from_ansi(coloured(line)))
 
 
 class LiveUse:
@@ -81,9 +82,10 @@ class LiveUse:
         head, *rows = use_rows(report)
         grid = Table(*head, box=None, header_style="dim", padding=(0, 2, 0, 0))
         for row in rows:
-            grid.add_row(*(Text(cell, style=_style(row)) for cell in row))
+            grid.add_row(*(Text(in_one_line(cell), style=_style(row)) for cell in row))
         body = grid if rows else Text(_nobody(report), style="dim")
-        shown = Panel(Group(Text(headline(report)), Text(""), body), title=report.job, title_align="left")
+        said = Text("\n".join(lines_of(headline(report))))
+        shown = Panel(Group(said, Text(""), body), title=report.job, title_align="left")
         self._live.update(shown, refresh=True)
 
 
@@ -105,7 +107,7 @@ def _panel(now: Snapshot) -> Panel:
 
 def _progress(now: Snapshot) -> Table:
     row = Table.grid(padding=(0, 2))
-    cells: list[Text | ProgressBar] = [Text(now.phase, style="bold")]
+    cells: list[Text | ProgressBar] = [Text(in_one_line(now.phase), style="bold")]
     if now.step is not None and now.phase != UNTOLD:
         cells.append(Text(f"step {now.step}" + (f" of {now.total_steps}" if now.total_steps else "")))
     if now.step is not None and now.total_steps:
@@ -131,5 +133,5 @@ def _money(now: Snapshot) -> Text:
 def _nodes(now: Snapshot) -> Table:
     rows = Table.grid(padding=(0, 2))
     for node in now.nodes:
-        rows.add_row(Text(node.node_id), Text(node.zone), Text(node.word), Text(node.gpus))
+        rows.add_row(*(Text(in_one_line(cell)) for cell in (node.node_id, node.zone, node.word, node.gpus)))
     return rows

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Protocol
 
 from gpucloud.cli.progress import Snapshot, snapshot
-from gpucloud.cli.render import tell
+from gpucloud.cli.render import silence, tell
 from gpucloud.domain.agentstatus import UNTOLD
 from gpucloud.domain.quantities import format_span, format_usd
 
@@ -81,8 +82,51 @@ def onlooker() -> Onlooker:
     if sys.stderr.isatty():
         from gpucloud.cli.live import LiveOnlooker
 
-        return LiveOnlooker()
-    return PlainOnlooker()
+        return Unshaken(LiveOnlooker())
+    return Unshaken(PlainOnlooker())
+
+
+class Unshaken:
+    """Tells an onlooker for as long as it can be told: a terminal that was closed is no reason to leave a job."""
+
+    def __init__(self, told: Onlooker) -> None:
+        self._told = told
+
+    def __enter__(self) -> Unshaken:
+        """Begin to show."""
+        self._tell(self._told.__enter__)
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        """Stop showing."""
+        self._tell(lambda: self._told.__exit__(*why))
+
+    def pause(self) -> None:
+        """Leave the terminal alone."""
+        self._tell(self._told.pause)
+
+    def go_on(self) -> None:
+        """Show again."""
+        self._tell(self._told.go_on)
+
+    def story(self, line: str) -> None:
+        """Something happened."""
+        self._tell(lambda: self._told.story(line))
+
+    def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
+        """One pass was made."""
+        self._tell(lambda: self._told.tick(seen, action, spend))
+
+    def output(self, attempt: int, rank: int, text: str) -> None:
+        """A rank wrote whole lines."""
+        self._tell(lambda: self._told.output(attempt, rank, text))
+
+    @staticmethod
+    def _tell(say: Callable[[], object]) -> None:
+        try:
+            say()
+        except OSError:  # EIO of a terminal that is gone, EPIPE of a reader
+            silence()
 
 
 class PlainOnlooker:

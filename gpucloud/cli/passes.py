@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 
-from gpucloud.cli.ending import end_here
+from gpucloud.cli.entering import means_for
+from gpucloud.cli.faults import known_error
 from gpucloud.cli.onlookers import onlooker
 from gpucloud.cli.render import say, say_json, table, tell
-from gpucloud.cli.supervising import answer, bring_stored_home, with_limits
-from gpucloud.cli.target import known_job, read_target
-from gpucloud.domain.driving import Unattended
-from gpucloud.domain.errors import GpucloudError
+from gpucloud.cli.supervising import answer, bring_stored_home
+from gpucloud.cli.target import known_job
+from gpucloud.domain.errors import LeaseHeld
 from gpucloud.domain.state import JobState
-from gpucloud.domain.supervision.seen import Goal
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.lease import take
-from gpucloud.usecases.start import is_closed
-from gpucloud.usecases.supervise import supervisor
+from gpucloud.usecases.session import Session
+from gpucloud.usecases.story import missing_line
 from gpucloud.wiring import Gpucloud, KnownJob
-from gpucloud.wiring.stored import jobs_in
+from gpucloud.wiring.stored import FoundJob, jobs_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +39,17 @@ def reconcile(target: str | None, *, as_json: bool) -> int:
 
 def reconcile_known(cloud: Gpucloud, known: KnownJob) -> None:
     """Make one pass for a known job; LeaseHeld when somebody supervises it, CredentialsError without its SSH key."""
-    cloud.require_key(known, cloud.asker(known).state())
-    read = read_target(cloud, str(known.file), known.cloud)
-    jobs = JobStore(cloud.store_of(known), known.name)
-    lease = take(jobs, cloud.clock)
-    goal = with_limits(Goal(nodes=read.job.resources.nodes), read.job, lease.state)
-    lasting = lease.state.unattended_s
-    unattended = Unattended(lasting=timedelta(seconds=lasting)) if lasting is not None else None
-    world = cloud.world(read.job, known.name, unattended=unattended)
-    with onlooker() as shown, supervisor(world, goal, lease, shown, lambda: None) as one:
-        one.settle()
-    bring_stored_home(cloud, read.job, known.name)
+    state, orders = cloud.asker(known).state(), cloud.orders(known)
+    means = means_for(cloud, known, state, orders.acted_on())
+    if means.edited is not None:
+        tell(means.edited)
+    with onlooker() as shown:
+        session = Session(world=means.world, orders=orders, watcher=shown)
+        if means.unsaved is None:
+            session.settle()
+        else:
+            session.end_unsaved(means.unsaved)
+    bring_stored_home(cloud, means.job, known)
 
 
 def reconcile_all(store: str | None, *, as_json: bool) -> int:
@@ -68,35 +64,57 @@ def reconcile_all(store: str | None, *, as_json: bool) -> int:
     return max((one.exit_code for one in done), default=0)
 
 
-def _jobs(cloud: Gpucloud, store: str | None) -> tuple[KnownJob, ...]:
-    known = {(one.store, one.name): one for one in cloud.home.known()}
+def _jobs(cloud: Gpucloud, store: str | None) -> tuple[FoundJob, ...]:
+    own = (FoundJob(known=known, has_own_file=True) for known in cloud.home.known())
     found = jobs_in(cloud, store) if store is not None else ()
-    return tuple({**{(one.store, one.name): one for one in found}, **known}.values())
+    return tuple({(one.known.store, one.known.name): one for one in (*found, *own)}.values())
 
 
-def _pass(cloud: Gpucloud, known: KnownJob) -> Passed | None:
+def _pass(cloud: Gpucloud, found: FoundJob) -> Passed | None:
     """Make the job's pass; None for a job that has ended and has nothing left."""
+    known = found.known
     try:
         state = cloud.asker(known).state()
-        if state.status.ended and (state.torn_down or is_closed(state)):
-            return None
+        if state.status.ended and state.torn_down:
+            return _brought_late(cloud, known, state)
         tell(f"{known.name}: one pass")
         if state.status.ended:
-            with onlooker() as shown:
-                end_here(cloud, known, state, shown)  # its teardown needs neither code nor secrets
+            _end_unless_trusted(cloud, found, state)
+            reconcile_known(cloud, known)
         else:
             reconcile_known(cloud, known)
         return _standing(known, cloud.asker(known).state())
-    except GpucloudError as error:
+    except LeaseHeld as held:  # somebody sees to it: for a schedule over all jobs that is as it should be
+        return Passed(job=known.name, status="supervised", message=held.message)
+    except Exception as fault:  # noqa: BLE001  what one job's machines wrote must keep nobody from the next one
+        error = known_error(fault)
         tell(f"{known.name}: {error}")
         return Passed(
             job=known.name, status=error.code, exit_code=error.exit_code, message=error.message, hint=error.hint
         )
 
 
+def _brought_late(cloud: Gpucloud, known: KnownJob, state: JobState) -> Passed | None:
+    """Bring home what is still in the store of a job that is over; None where there is none, as almost always."""
+    if not cloud.has_stored_outputs(known):
+        return None
+    tell(f"{known.name}: one pass")
+    bring_stored_home(cloud, cloud.ordered(known, cloud.orders(known).newest(), with_code=False)[0], known)
+    return _standing(known, state)
+
+
+def _end_unless_trusted(cloud: Gpucloud, found: FoundJob, state: JobState) -> None:
+    """What nobody signed whose word counts here is torn down all the same, and can be nothing else afterwards."""
+    orders = cloud.orders(found.known)
+    if not orders.is_trusted(orders.newest()):
+        found.to_end(cloud, state)
+        orders.end()
+
+
 def _standing(known: KnownJob, state: JobState) -> Passed:
     code = state.exit_code if state.status.ended and state.exit_code else 0
-    return Passed(job=known.name, status=state.status.value, exit_code=code, message=state.message or "")
+    said = (*((state.message,) if state.message else ()), *map(missing_line, state.missing_outputs))
+    return Passed(job=known.name, status=state.status.value, exit_code=code, message="; ".join(said))
 
 
 def _json(one: Passed) -> dict[str, object]:

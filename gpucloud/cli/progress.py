@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from gpucloud.cli.use import brief
 from gpucloud.domain.ledger import Spend
 from gpucloud.domain.node import NodeState
+from gpucloud.domain.shown import in_one_line
 from gpucloud.domain.supervision.action import Action, Wait
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, progress_of
 from gpucloud.domain.supervision.seen import NodeSeen, Readiness, Seen
@@ -76,7 +77,7 @@ def _phase(seen: Seen, action: Action, reported: str | None) -> str:
     if isinstance(action, Wait) and action.why == NOBODY_ANSWERS:
         return NOBODY_ANSWERS
     if seen.state.attempt is not None:
-        return reported or "launch"
+        return in_one_line(reported or "launch")
     return action.why if isinstance(action, Wait) else "machines"
 
 

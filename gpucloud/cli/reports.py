@@ -13,9 +13,10 @@ from gpucloud.domain import codec
 from gpucloud.domain.node import Node
 from gpucloud.domain.plan import Plan
 from gpucloud.domain.quantities import format_span, format_usd
+from gpucloud.domain.shown import in_one_line, set_off
 from gpucloud.domain.state import Attempt, Cooldown, Course, Interruption
 from gpucloud.usecases.report import JobReport
-from gpucloud.usecases.story import course_line
+from gpucloud.usecases.story import course_line, missing_line
 
 
 def plan_text(plan: Plan) -> str:
@@ -64,12 +65,17 @@ def report_text(report: JobReport) -> str:
     if report.exit_reason and report.exit_reason.value != report.status.value:
         head += f" ({report.exit_reason.value})"
     head += f", supervised by {report.supervisor}" if report.supervisor else ""
-    parts = [head]
+    parts = [in_one_line(head)]
+    parts.append(_signature_text(report.signed_by))
     if report.message:
-        parts.append(report.message)
-    parts += report.storm
+        parts.append(set_off(report.message))
+    if report.missing_outputs:
+        parts.append("\n".join(in_one_line(missing_line(output)) for output in report.missing_outputs))
+    parts += map(in_one_line, report.storm)
     if report.course is not None:
-        parts.append("\n".join(filter(None, (course_line(report.course), report.course.warning))))
+        parts.append(
+            "\n".join(in_one_line(said) for said in (course_line(report.course), report.course.warning) if said)
+        )
     if report.attempts:
         rows = [("attempt", "nodes", "steps", "ended", "took"), *map(_attempt_row, report.attempts)]
         parts.append(table(rows))
@@ -93,6 +99,15 @@ def report_text(report: JobReport) -> str:
     return "\n\n".join(parts)
 
 
+def _signature_text(name: str | None) -> str:
+    if name is None:
+        return (
+            "its order is signed by nobody that is trusted here, or was put back:"
+            " `gpucloud train` gives your own, `gpucloud down` ends it"
+        )
+    return "its order is signed by your own key" if name == "own" else f"its order is signed by {name}"
+
+
 def report_json(report: JobReport) -> dict[str, Any]:
     """Return a job's report as an object; the keys of `train --json` in the README."""
     return {
@@ -101,9 +116,11 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "exit_reason": report.exit_reason.value if report.exit_reason else None,
         "message": report.message,
         "supervisor": report.supervisor,
+        "signed_by": report.signed_by,
         "attempts": [_attempt_json(attempt) for attempt in report.attempts],
         "interruptions": [_interruption_json(i) for i in report.interruptions],
         "last_step": report.last_step,
+        "missing_outputs": [codec.plain(output) for output in report.missing_outputs],
         "checkpoint": codec.plain(report.checkpoint),
         "spend": spend_json(report.spend),
         "paid_until": codec.plain(report.paid_until),
@@ -161,6 +178,7 @@ def _interruption_json(interruption: Interruption) -> dict[str, Any]:
     return {
         "node": interruption.node_id,
         "kind": interruption.kind.value,
+        "attempt": interruption.attempt,
         "noticed_at": codec.plain(interruption.noticed_at),
         "resumed_at": codec.plain(interruption.resumed_at),
     }
@@ -195,7 +213,8 @@ def _attempt_row(attempt: Attempt) -> tuple[str, ...]:
 def _interruption_row(interruption: Interruption) -> tuple[str, ...]:
     after = interruption.resumed_at - interruption.noticed_at if interruption.resumed_at else None
     again = format_span(after) if after is not None else "-"
-    return interruption.node_id, interruption.kind.value, str(interruption.attempt), again
+    attempt = str(interruption.attempt) if interruption.attempt is not None else "none"
+    return interruption.node_id, interruption.kind.value, attempt, again
 
 
 def _cooldown_row(cooldown: Cooldown) -> tuple[str, ...]:
@@ -206,4 +225,4 @@ def _nodes_text(report: JobReport) -> str:
     if not report.nodes:
         return "no machines are alive"
     until = f", paid until {report.paid_until:%H:%M:%S} UTC" if report.paid_until else ""
-    return f"{len(report.nodes)} machines{until}: " + ", ".join(node.id for node in report.nodes)
+    return f"{len(report.nodes)} machines{until}: " + in_one_line(", ".join(node.id for node in report.nodes))

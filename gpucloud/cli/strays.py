@@ -40,7 +40,7 @@ def gc(asked: Sweep, *, as_json: bool) -> int:
         say_json({"strays": [_json(thing, swept) for swept in results for thing in swept.strays]})
     else:
         say(_text(results))
-    _advise(found, asked, sum(swept.foreign for swept in results))
+    _advise(found, asked, len(_foreign(results)))
     return _LEFT if found else 0
 
 
@@ -52,9 +52,16 @@ def _sweep(sweeper: Sweeper, asked: Sweep) -> Swept:
     return sweeper.remove(swept) if asked.delete and swept.ripe else swept
 
 
+def _foreign(results: list[Swept]) -> frozenset[str]:
+    """Return what is of no store that was looked at; each store's look lists what all the others have too."""
+    listed: frozenset[str] = frozenset().union(*(swept.foreign for swept in results))
+    return listed.difference(*(swept.owned for swept in results))
+
+
 def _advise(found: tuple[Thing, ...], asked: Sweep, foreign: int) -> None:
     if foreign:
-        tell(f"left alone: {foreign} things of clusters of other stores, or not tagged to the letter")
+        many = f"{foreign} thing{'' if foreign == 1 else 's'}"
+        tell(f"left alone: {many} of clusters of other stores, or not tagged to the letter")
     if found and not asked.delete:
         tell("nothing was removed; `gpucloud gc --delete` removes what was seen as a stray twice, a minute apart")
     elif found:

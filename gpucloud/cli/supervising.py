@@ -1,26 +1,27 @@
-"""Supervising a job from this process until its goal is reached, and what is said when it lets go of the job."""
+"""Supervising a job from this process until its order is done, and what is said when it lets go of the job."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
+from gpucloud.cli.entering import means_to_go_on
 from gpucloud.cli.interrupts import Interrupts, obeyed
 from gpucloud.cli.onlookers import Onlooker, onlooker
 from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.reports import report_json, report_text
 from gpucloud.cli.target import Target
-from gpucloud.domain.driving import Unattended
-from gpucloud.domain.errors import GpucloudError, LeaseHeld
+from gpucloud.domain.errors import LandingRefused, StoreError
 from gpucloud.domain.job import Job
+from gpucloud.domain.order import Until
 from gpucloud.domain.state import JobState
-from gpucloud.domain.supervision.seen import Goal, Until
-from gpucloud.usecases.jobs import Asker, caller
-from gpucloud.usecases.lease import take
+from gpucloud.domain.supervision.goal import Supervising
+from gpucloud.usecases.jobs import Asker
 from gpucloud.usecases.report import JobReport
-from gpucloud.usecases.start import Start, adopt, budget_wish
+from gpucloud.usecases.session import Entering, Session
+from gpucloud.usecases.start import Start, adopt
 from gpucloud.usecases.sundries import bytes_in
-from gpucloud.usecases.supervise import supervisor
-from gpucloud.wiring import Gpucloud
+from gpucloud.wiring import Gpucloud, KnownJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,43 +43,49 @@ class Begun:
         return self.read.job
 
     @property
+    def known(self) -> KnownJob:
+        """What is remembered of it."""
+        return self.cloud.known(self.job, self.name, self.read.file)
+
+    @property
     def asker(self) -> Asker:
         """What answers questions about it."""
-        return self.cloud.asker(self.cloud.known(self.job, self.name, self.read.file))
+        return self.cloud.asker(self.known)
 
 
-def run(begun: Begun, goal: Goal, unattended: Unattended | None = None, *, asks: bool = True) -> None:
-    """Hold the job's lease until the goal is reached, and bring home what is in the store then.
+def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
+    """Give the start's order and hold the job's lease until it is done; bring home what is in the store then.
 
-    Raises Leave, and Detach from a job that is to be finished, as the user wishes; without `asks` any signal is Leave.
-    Raises LeaseHeld when somebody else supervises it; after any other GpucloudError it is said what lives.
+    With `leaves` only until the machines drive the job. Raises Leave, and Detach from a job that is to be finished, as
+    the user wishes; without `asks` any signal is Leave. Raises LeaseHeld when somebody else supervises it, RunIsOver
+    when somebody else has ended it; after any other GpucloudError it is said what lives.
     """
-    with onlooker() as shown, obeyed(shown, asks=asks, detaches=goal.until is Until.FINISHED) as interrupts:
-        _run(begun, goal, unattended, shown, interrupts)
+    detaches = begun.start.order.until is Until.FINISHED and not leaves
+    with onlooker() as shown, obeyed(shown, asks=asks, detaches=detaches) as interrupts:
+        _run(begun, leaves, shown, interrupts)
 
 
-def with_limits(goal: Goal, job: Job, state: JobState) -> Goal:
-    """Return the goal with the job file's limits: the fewest nodes, the whole time, idle GPUs, dear saved steps."""
-    deadline_at = state.created_at + job.deadline if job.deadline else None
-    return replace(
-        goal,
-        least_nodes=job.resources.least_nodes,
-        deadline_at=deadline_at,
-        idle=job.idle,
-        give_up=job.checkpoint.give_up,
-        saves_alone=job.checkpoint.directory is not None,
-        policy=job.deadline_policy,
-        work=job.work,
-    )
+def bring_stored_home(cloud: Gpucloud, job: Job, known: KnownJob) -> None:
+    """Bring home what was put into the store: a machine knows no folder of the user's, and the user's may be full.
 
-
-def bring_stored_home(cloud: Gpucloud, job: Job, name: str) -> None:
-    """Bring home what the job's own machine put into the store: it knows no folder of the user's."""
-    brought = cloud.bring_stored_home(job, name)
+    What cannot come stays there and is told; how the job ended is no other for that. Where the folder of the job file
+    is not, nobody would find it: it stays too.
+    """
+    if not known.file.parent.is_dir():
+        return
+    try:
+        brought = cloud.bring_stored_home(job, known.name)
+    except (LandingRefused, StoreError) as error:
+        tell(f"the outputs could not be brought home: {error}")
+        tell(
+            f"they are in the job's store: `gpucloud down {known.name}` tries again,"
+            f" `gpucloud cp -r {known.name}:@store/outputs FOLDER` brings them elsewhere"
+        )
+        return
     for path in brought:
         tell(f"brought home: {path}")
     if brought:
-        cloud.asker(cloud.known(job, name, job.source)).bill_pull(bytes_in(brought))
+        cloud.asker(known).bill_pull(bytes_in(brought))
 
 
 def answer(report: JobReport, *, as_json: bool) -> int:
@@ -93,7 +100,7 @@ def answer(report: JobReport, *, as_json: bool) -> int:
 def say_what_lives(state: JobState) -> None:
     """Tell which machines are left, until when they are paid, and which command goes on or ends them."""
     tell(f"left {state.job} as it is")
-    drives_itself = state.unattended_s is not None and state.group is not None
+    drives_itself = state.drives_itself and state.group is not None
     alive = [life.node_id for life in state.alive]
     until = f" until {state.paid_until:%H:%M:%S} UTC" if state.paid_until else ""
     if alive:
@@ -110,28 +117,17 @@ def say_what_lives(state: JobState) -> None:
         tell("no machines are alive")
 
 
-def _run(begun: Begun, goal: Goal, unattended: Unattended | None, shown: Onlooker, interrupts: Interrupts) -> None:
-    cloud, read, start = begun.cloud, begun.read, begun.start
-    world = cloud.world(read.job, start.name, unattended=unattended)
-    lease = take(world.jobs, cloud.clock)
-    drove_itself = lease.state.unattended_s is not None
-    going_on = adopt(lease.state, read.spec, start.plan)
-    going_on = replace(going_on, unattended_s=unattended.lasting.total_seconds() if unattended is not None else None)
-    goal = with_limits(goal, read.job, going_on)
-    with supervisor(world, goal, lease, shown, interrupts.wanted_end) as one:
-        world.jobs.withdraw_end()
-        world.jobs.keep_spec(read.spec)
-        wish = budget_wish(lease.state, read.job, caller(), cloud.clock.now())
-        if wish is not None:
-            world.jobs.ask_for_budget(wish)
-        lease.write(going_on)
-        try:
-            if drove_itself or unattended is not None:
-                one.actor.change_driver()
-            one.run()
-        except LeaseHeld:
-            raise
-        except GpucloudError:
-            say_what_lives(lease.state)  # as it was known last: store and cloud may be what fails
-            raise
-    bring_stored_home(cloud, read.job, start.name)
+def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) -> None:  # noqa: FBT001
+    cloud, start = begun.cloud, begun.start
+    means = means_to_go_on(cloud, begun.known, begun.asker.state(), begun.job, start.order)
+    session = Session(
+        world=means.world,
+        orders=cloud.orders(begun.known),
+        watcher=shown,
+        who=Supervising(leaves=leaves),
+        asked=interrupts.wanted_end,
+        left=say_what_lives,  # as it was known last: store and cloud may be what fails
+    )
+    going_on = partial(adopt, plan=start.plan)
+    session.run(Entering(order=start.order, over=start.over, spec=begun.read.spec, adopt=going_on))
+    bring_stored_home(cloud, begun.job, begun.known)

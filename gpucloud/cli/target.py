@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
+from gpucloud.cli.faults import known_error
 from gpucloud.cli.render import tell
-from gpucloud.domain.errors import GpucloudError, UsageError
+from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Cloud, Job
 from gpucloud.usecases.report import JobReport
 from gpucloud.usecases.runs import current_run
@@ -48,18 +49,18 @@ def known_job(cloud: Gpucloud, target: str | None) -> KnownJob:
     elsewhere = _started_elsewhere(cloud, read)
     if elsewhere is not None:
         return elsewhere
-    found = current_run(cloud.store(read.job), read.job.name)
+    found = current_run(cloud.store(read.job), read.job.name, cloud.clock)
     if found is None:
         raise UsageError(f"{read.job.name} was never started", hint=f"gpucloud train {target or ''}".strip())
-    return cloud.known(read.job, found[0], read.file)
+    return cloud.known(read.job, found.name, read.file)
 
 
 def report_or_line(cloud: Gpucloud, known: KnownJob) -> JobReport | None:
     """Return the job's report; None, with a line that says why, when its store does not give it."""
     try:
         return cloud.asker(known).report()
-    except GpucloudError as error:
-        tell(f"{known.name}: {error}")
+    except Exception as fault:  # noqa: BLE001  what one job's machines wrote must keep nobody from the others' reports
+        tell(f"{known.name}: {known_error(fault)}")
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
@@ -10,23 +11,26 @@ from gpucloud.cli.interrupts import Detach, Leave
 from gpucloud.cli.launching import detach, launch
 from gpucloud.cli.render import tell
 from gpucloud.cli.reports import plan_text
-from gpucloud.cli.supervising import Begun, answer, run, say_what_lives
+from gpucloud.cli.supervising import Begun, answer, bring_stored_home, run, say_what_lives
 from gpucloud.cli.target import Target, read_target
-from gpucloud.domain.driving import Unattended, unkept
-from gpucloud.domain.errors import UsageError
+from gpucloud.domain.driving import USUAL_TIME, unkept
+from gpucloud.domain.errors import RunIsOver, UsageError
 from gpucloud.domain.job import Cloud, Job
+from gpucloud.domain.order import CLOSED, Until
 from gpucloud.domain.plan import Plan
 from gpucloud.domain.quantities import format_span, parse_span
-from gpucloud.domain.supervision.seen import Goal, Until
+from gpucloud.domain.state import JobState
+from gpucloud.usecases.start import Asked as Wishes
+from gpucloud.usecases.start import Prospect
+from gpucloud.usecases.supervise import CannotLeave
 from gpucloud.wiring import Gpucloud, KnownJob
 
 
 def up(target: str | None, *, on: Cloud | None, as_json: bool) -> int:
     """Have the machines up, prepaid and prepared; return the exit code."""
     cloud = Gpucloud()
-    begun = _begin(cloud, target, on)
-    goal = Goal(nodes=begun.job.resources.nodes, until=Until.READY)
-    return _supervise(begun, goal, as_json=as_json)
+    asked = Wishes(until=Until.READY)
+    return _unless_over(lambda: _supervise(_begin(cloud, target, on, asked), as_json=as_json))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,31 +54,66 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
     lasting = _time(asked.unattended)
     if lasting is not None:
         _require_able(cloud, read_target(cloud, target, on).job, lasting)
-    begun = _begin(cloud, target, on, asked.budget_usd)
-    job = replace(begun.job, profile_steps=asked.profile_steps)
-    begun = replace(begun, read=replace(begun.read, job=job))
-    own = Unattended(lasting=lasting, keep=asked.keep, drill=asked.drill) if lasting is not None else None
-    if own is not None:
-        _say_unkept(begun)
-    goal = Goal(nodes=job.resources.nodes, keep=asked.keep, drill=asked.drill)
-    if asked.detach:
-        return _leave_going(begun, goal, own, as_json=as_json)
-    return _supervise(begun, goal, unattended=own, as_json=as_json)
+    wishes = Wishes(keep=asked.keep, drill=asked.drill, unattended=lasting, budget_usd=asked.budget_usd)
+
+    def once() -> int:
+        begun = _begin(cloud, target, on, wishes, asked.profile_steps)
+        if lasting is not None:
+            _say_unkept(begun)
+        if asked.detach:
+            return _leave_going(begun, as_json=as_json)
+        return _supervise(begun, as_json=as_json)
+
+    return _unless_over(once)
 
 
-def _leave_going(begun: Begun, goal: Goal, unattended: Unattended | None, *, as_json: bool) -> int:
+def _unless_over(start: Callable[[], int]) -> int:
+    """A run that another process ends just now is not gone on with: the same start then means a new one."""
+    try:
+        return start()
+    except RunIsOver as over:
+        tell(over.message)
+        return start()
+
+
+def _leave_going(begun: Begun, *, as_json: bool) -> int:
     """Leave the job to its own machines, or where these cannot drive it to a process here; return the exit code."""
-    unable = begun.cloud.unable(begun.job) if unattended is None else None
-    if unable is not None:
-        tell(f"a process here drives the job, which needs this machine: {unable.why}")
-        return detach(begun, keep=goal.keep, drill=goal.drill, as_json=as_json)
-    if unattended is None:
+    order = begun.start.order
+    if order.unattended is None:
+        unable = begun.cloud.unable(begun.job)
+        if unable is not None:
+            tell(f"a process here drives the job, which needs this machine: {unable.why}")
+            return detach(begun, as_json=as_json)
         _say_unkept(begun)
-    return launch(begun, unattended or Unattended(keep=goal.keep, drill=goal.drill), as_json=as_json)
+        order = replace(order, unattended=USUAL_TIME)
+    try:
+        return launch(replace(begun, start=replace(begun.start, order=order)), as_json=as_json)
+    except CannotLeave as kept:
+        tell(f"{begun.name} cannot drive itself: {kept}")
+        tell("a process here goes on supervising it, and takes back what its machines were allowed for that")
+        return _supervise(_attended(begun), as_json=as_json)
+
+
+def _attended(begun: Begun) -> Begun:
+    """Return the start that takes back what its machines were to do: the newest order, without that wish."""
+    newest = begun.cloud.orders(begun.known).newest()
+    return replace(begun, start=replace(begun.start, order=replace(newest.order, unattended=None), over=newest))
+
+
+def _leave_by_the_newest(begun: Begun, *, as_json: bool) -> int:
+    """Leave a job that this process supervised: by what was ordered meanwhile, from here or another terminal."""
+    newest = begun.cloud.orders(begun.known).newest()
+    begun = replace(begun, start=replace(begun.start, order=newest.order, over=newest))
+    if newest.order.end is not None:
+        tell(f"{newest.order.by} wants it to end")
+        return _supervise(begun, as_json=as_json)
+    return _leave_going(begun, as_json=as_json)
 
 
 def _say_unkept(begun: Begun) -> None:
-    left_out = unkept(begun.job, begun.start.plan.offer.pool.market)
+    plan = begun.start.plan
+    market = plan.offer.pool.market if plan is not None else begun.asker.state().pool.market
+    left_out = unkept(begun.job, market)
     if left_out is not None:
         tell(left_out)
 
@@ -87,27 +126,55 @@ def _require_able(cloud: Gpucloud, job: Job, lasting: timedelta) -> None:
         raise UsageError(f"--unattended: {unable.why}", hint=unable.hint)
 
 
-def begin(cloud: Gpucloud, read: Target) -> Begun:
-    """Start or continue a run of the job, its plan told; nothing is rented yet."""
+def begin(cloud: Gpucloud, read: Target, wishes: Wishes) -> Begun:
+    """Start or continue a run of the job, its plan told; nothing is rented yet.
+
+    Whatever can refuse it here does so before anything is written: of a refused job no order counts anywhere.
+    """
     introduce(cloud, read.job)
     if cloud.first_plan(read.job) is not None:  # refused before anything is made, its own store included
+        _require_able_to_begin(cloud, read, read.job.name, None)
         cloud.cloud(read.job).make_store()
-    start = cloud.starter(read.job).start(read.job, read.spec)
-    known = cloud.known(read.job, start.name, read.file)
-    _refuse_to_forget(cloud, known)
-    cloud.home.remember(known)
-    tell(plan_text(start.plan))
+
+    def check(prospect: Prospect) -> None:
+        _require_able_to_begin(cloud, read, prospect.name, prospect.state)
+        if prospect.plan is not None:
+            for line in plan_text(prospect.plan).splitlines():
+                tell(line)
+            remark(cloud, read.job, prospect.plan)
+
+    start = cloud.starter(read.job).start(read.job, read.spec, wishes, check)
+    cloud.home.remember(cloud.known(read.job, start.name, read.file))
+    if (last := start.last) is not None:
+        wanted = replace(read.job, outputs=last.resolved.outputs, profile_steps=last.resolved.profile_steps)
+        bring_stored_home(cloud, wanted, cloud.known(read.job, last.job, read.file))
     for line in start.changed:
         tell(f"changed: {line}")
-    remark(cloud, read.job, start.plan)
+    if not start.order.code_sha256:
+        tell("the code is larger than 64 MiB, so it is not pinned: each machine takes the folder as it is then")
     return Begun(cloud=cloud, read=read, start=start)
 
 
-def _begin(cloud: Gpucloud, target: str | None, on: Cloud | None, budget_usd: Decimal | None = None) -> Begun:
+def _require_able_to_begin(cloud: Gpucloud, read: Target, name: str, state: JobState | None) -> None:
+    """Raise what a start would be refused for once it has given its order; `state` None for a new run.
+
+    A run that lacks its teardown alone needs nothing for that.
+    """
+    known = cloud.known(read.job, name, read.file)
+    _refuse_to_forget(cloud, known)
+    if state is None:
+        cloud.require_secrets(read.job)
+    elif state.exit_code not in CLOSED:
+        cloud.require_secrets(read.job)
+        cloud.require_key(known, state)
+
+
+def _begin(
+    cloud: Gpucloud, target: str | None, on: Cloud | None, wishes: Wishes, profile_steps: int | None = None
+) -> Begun:
     read = read_target(cloud, target, on)
-    if budget_usd is not None:
-        read = replace(read, job=replace(read.job, budget_usd=budget_usd))
-    return begin(cloud, read)
+    read = replace(read, job=replace(read.job, profile_steps=profile_steps))
+    return begin(cloud, read, wishes)
 
 
 def introduce(cloud: Gpucloud, job: Job) -> None:
@@ -122,7 +189,7 @@ def remark(cloud: Gpucloud, job: Job, plan: Plan) -> None:
     if (kept := job.checkpoint.directory) is not None:
         where = f"{kept.path}/ of all nodes together" if kept.per_node else f"{kept.path}/"
         tell(f"checkpoints: what is whole in {where} is kept and put back; best effort: what your script saves")
-    for line in (*cloud.cloud(job).remarks(), *cloud.data_remarks(job, plan.offer.pool.region)):
+    for line in (*cloud.cloud(job).remarks(plan.offer), *cloud.data_remarks(job, plan.offer.pool.region)):
         tell(line)
 
 
@@ -156,13 +223,13 @@ def _require_worth(cloud: Gpucloud, job: Job, lasting: timedelta) -> None:
         )
 
 
-def _supervise(begun: Begun, goal: Goal, *, unattended: Unattended | None = None, as_json: bool) -> int:
+def _supervise(begun: Begun, *, as_json: bool) -> int:
     asker = begun.asker
     try:
-        run(begun, goal, unattended)
+        run(begun)
     except Leave as leave:
         say_what_lives(asker.state_as_listed())
         return leave.exit_code
     except Detach:
-        return _leave_going(begun, goal, unattended, as_json=as_json)
+        return _leave_by_the_newest(begun, as_json=as_json)
     return answer(asker.report(), as_json=as_json)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -12,7 +11,8 @@ from gpucloud.domain.agentstatus import Progress
 from gpucloud.domain.hardware.gpus import GpuSample
 from gpucloud.domain.hardware.host import HostSample
 from gpucloud.domain.history import GpuSpan, Span
-from gpucloud.domain.quantities import format_span, format_usd
+from gpucloud.domain.quantities import format_span, format_usd, span_of
+from gpucloud.domain.shown import in_one_line, set_off
 from gpucloud.usecases.history import NodeHistory
 from gpucloud.usecases.report import JobReport
 
@@ -67,7 +67,7 @@ def usd_per_hour(report: JobReport) -> Decimal:
 
 def headline(report: JobReport) -> str:
     """Return status, step, speed, loss and money in two lines, and why a job ended in one between."""
-    why = [report.message] if report.message else []
+    why = [set_off(report.message)] if report.message else []
     return "\n".join([f"{report.job}: {', '.join(_state(report))}", *why, ", ".join(_money(report))])
 
 
@@ -90,7 +90,7 @@ def history_rows(history: Sequence[NodeHistory]) -> Rows:
     for node in history:
         seconds = sum(span.seconds for span in node.spans)
         start = (str(node.attempt), node.node_id)
-        long = format_span(timedelta(seconds=round(seconds)))
+        long = format_span(span_of(seconds))
         for index in sorted({gpu.index for span in node.spans for gpu in span.gpus}):
             rows.append((*start, f"GPU {index}", long, *_gpu_history(node.spans, index)))
         rows.append((*start, "machine", long, *_host_history(node.spans)))
@@ -109,7 +109,7 @@ def _state(report: JobReport) -> list[str]:
     progress = progress_of_report(report)
     if progress is not None:
         total = f" of {progress.total_steps}" if progress.total_steps else ""
-        parts.append(f"{progress.phase}, step {progress.step}{total}")
+        parts.append(f"{in_one_line(progress.phase)}, step {progress.step}{total}")
         if progress.step_seconds:
             parts.append(f"{1 / progress.step_seconds:.3g} steps/s")
         if progress.waiting_share is not None:

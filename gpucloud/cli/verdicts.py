@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpucloud.domain import codec
+from gpucloud.domain.shown import in_one_line
 from gpucloud.domain.trial import LossGap, Outcome, Verdict
 
 _NAMED = 10
@@ -12,7 +13,7 @@ _NAMED = 10
 
 def verdict_text(verdict: Verdict) -> str:
     """Return what was found, with the parts of the state that differ and the first step whose loss does."""
-    named = [f"  {part}" for part in verdict.parts[:_NAMED]]
+    named = [f"  {in_one_line(part)}" for part in verdict.parts[:_NAMED]]
     rest = len(verdict.parts) - len(named)
     more = [f"  … and {rest} more"] if rest else []
     gap = [_gap_text(verdict.loss)] if verdict.loss is not None else []

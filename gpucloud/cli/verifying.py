@@ -8,20 +8,20 @@ from decimal import Decimal
 from gpucloud.cli.ending import end_unsaved
 from gpucloud.cli.interrupts import Leave
 from gpucloud.cli.render import say, say_json, tell
-from gpucloud.cli.supervising import run, say_what_lives
+from gpucloud.cli.supervising import Begun, run, say_what_lives
 from gpucloud.cli.target import Target, read_target
 from gpucloud.cli.training import begin
 from gpucloud.cli.verdicts import hint_of, verdict_json, verdict_text
-from gpucloud.domain.errors import UsageError
+from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job import Cloud, Job
 from gpucloud.domain.quantities import format_usd
 from gpucloud.domain.state import ExitReason
-from gpucloud.domain.supervision.seen import Goal
 from gpucloud.domain.trial import Outcome, Verdict, read_trial
 from gpucloud.store.commits import under
 from gpucloud.usecases.checkpoints import Shelf
 from gpucloud.usecases.comparing import compared
 from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.start import Asked as Wishes
 from gpucloud.usecases.trials import STEPS, two_jobs
 from gpucloud.wiring import Gpucloud, imports_resume
 
@@ -97,22 +97,31 @@ class _Trial:
 
     def _run(self, read: Target) -> int:
         """Return the run's exit code; 130 or 143 when the user left, and nothing of it is left."""
-        begun = begin(self.cloud, read)
+        begun = begin(self.cloud, read, Wishes())
         self.names.append(begun.name)
         try:
-            run(begun, Goal(nodes=read.job.resources.nodes), asks=False)
+            run(begun, asks=False)
         except Leave as leave:
-            tell(f"ending {begun.name} as it stands")
-            try:
-                end_unsaved(self.cloud, self.cloud.known(read.job, begun.name, read.file), read.job)
-            except Leave:
-                say_what_lives(begun.asker.state_as_listed())
+            self._end(begun)
             return leave.exit_code
+        except GpucloudError:  # nobody comes back to a trial, and its order would have a later pass go on with it
+            self._end(begun)
+            raise
         report = begun.asker.report()
         tell(f"{begun.name}: {report.status.value}, spent {format_usd(report.spend.spent_usd)}")
         if report.message:
             tell(report.message)
         return report.exit_code or 0
+
+    def _end(self, begun: Begun) -> None:
+        """End the run that was begun; what cannot be ended now is told."""
+        tell(f"ending {begun.name} as it stands")
+        try:
+            end_unsaved(self.cloud, begun.known)
+        except Leave:
+            say_what_lives(begun.asker.state_as_listed())
+        except GpucloudError as error:
+            tell(f"{error}: gpucloud down {begun.name} ends it")
 
     def _failed(self, code: int, *, as_json: bool) -> int:
         self.clear()

@@ -15,15 +15,19 @@ All paths live under the agent's root on the node, `~/.gpucloud` or a folder of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from enum import Enum
 
-from gpucloud.domain.codec import from_json, to_json
+from gpucloud.domain.bounds import COUNTED, MOST_RANKS
+from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.container import ContainerRun
 from gpucloud.domain.hardware.gpus import GpuSample
 from gpucloud.domain.hardware.host import HostSample
 from gpucloud.domain.node import Notice
+
+_MOST, _MOST_TOTAL, _LONGEST_S, _LONGEST_TEXT, _MOST_GPUS = 1 << 60, 1 << 64, 1e10, 4000, 256
+_EXIT_CODES = range(-128, 256)  # below nothing: the signal that ended it
 
 
 class Stop(str, Enum):
@@ -76,9 +80,13 @@ class Outcome(str, Enum):
 
     DONE = "done"  # `run.done()` was called, or exit 0 of a script that does not use the library
     LEFT = "left"  # every rank saved and left (exit 75)
+    BARRED = "barred"  # what was saved could not be read then and there: nothing was begun without it
     FAILED = "failed"  # anything else, when nobody asked for the end
     KILLED = "killed"  # we killed it, or the agent that watched it died
 
+
+EXCUSED = frozenset({Outcome.BARRED, Outcome.KILLED})
+"""No fault of the script: another attempt may do better."""
 
 UNTOLD = "script"
 """The phase of a script of which nothing is known but its checkpoints."""
@@ -86,7 +94,9 @@ UNTOLD = "script"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What rank 0's script reports through `gpucloud.resume`; `phase` is one of start, train, save, evaluate.
+    """What rank 0's script reports through `gpucloud.resume`; `phase` is one of start, train, save, evaluate, done.
+
+    After `run.done()` the phase stays done, whatever else the script does.
 
     For a script that does not, its steps are what was kept of its directory, and the phase is UNTOLD.
     """
@@ -100,6 +110,8 @@ class Progress:
     step_seconds: float | None  # median of the last steps
     age_s: float  # seconds since the script last wrote it, by the node's clock
     waiting_share: float | None = None  # of the last steps' time, from 0 to 1: waiting for the next batch
+    longest_s: float | None = None
+    """The longest step but the first; None before the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +159,7 @@ def desired_to_json(desired: Desired) -> str:
 
 def desired_from_json(text: str | bytes) -> Desired:
     """Return what the supervisor wants; raises Malformed (a ValueError) for anything torn or unknown."""
-    return from_json(Desired, text)
+    return from_json(Desired, text, of_any_version=True)
 
 
 def status_to_json(status: Status) -> str:
@@ -156,5 +168,56 @@ def status_to_json(status: Status) -> str:
 
 
 def status_from_json(text: str | bytes) -> Status:
-    """Return what the agent says; raises Malformed (a ValueError) for anything torn or unknown."""
-    return from_json(Status, text)
+    """Return what the agent says; raises Malformed (a ValueError) for anything torn, unknown or impossible."""
+    status = from_json(Status, text, of_any_version=True)
+    if not _is_possible(status):
+        raise Malformed("Status: a number, a time or a text that cannot be")
+    return status
+
+
+def is_possible_part(part: AttemptStatus) -> bool:
+    """Whether a node's part can stand so: within what machines and scripts have. All of it is reckoned with."""
+    rows = (*part.output, *part.dropped)
+    return (
+        0 <= part.attempt < COUNTED
+        and (part.exit_code is None or part.exit_code in _EXIT_CODES)
+        and all(0 <= rank < MOST_RANKS for rank in (part.failed_rank or 0, *(rank for rank, _ in rows)))
+        and all(0 <= length <= _MOST for _, length in rows)
+        and (part.progress is None or is_possible_progress(part.progress))
+    )
+
+
+def is_possible_progress(progress: Progress) -> bool:
+    """Whether a script can stand so; it may mean to make more steps than any makes."""
+    counts = (progress.step, progress.first_step, progress.committed_step or 0)
+    seconds = (progress.step_seconds or 0.0, progress.longest_s or 0.0)
+    return (
+        all(0 <= count < COUNTED for count in counts)
+        and 0 <= (progress.total_steps or 0) <= _MOST_TOTAL
+        and all(0 <= span <= _LONGEST_S for span in (*seconds, abs(progress.age_s), abs(progress.waiting_share or 0.0)))
+        and len(progress.phase) <= _LONGEST_TEXT
+    )
+
+
+def _is_possible(status: Status) -> bool:
+    """Whether everything is within what machines have: what runs there may write it, and it is reckoned with."""
+    samples = (*status.gpus, *((status.host,) if status.host else ()))
+    texts = [status.boot_id, status.ill or "", status.desired_sha256, status.notice.action if status.notice else ""]
+    return (
+        0 <= status.beat <= _MOST
+        and 0 <= status.epoch < COUNTED
+        and (status.attempt is None or is_possible_part(status.attempt))
+        and all(len(text) <= _LONGEST_TEXT for text in texts)
+        and len(status.gpus) <= _MOST_GPUS
+        and all(0 <= sample.index < _MOST_GPUS for sample in status.gpus)
+        and all(map(_is_possible_sample, samples))
+    )
+
+
+def _is_possible_sample(sample: GpuSample | HostSample) -> bool:
+    values = [getattr(sample, field.name) for field in fields(sample)]
+    words = [value for value in values if isinstance(value, str)] + [
+        word for value in values if isinstance(value, tuple) for word in value
+    ]
+    numbers = [value for value in values if isinstance(value, int | float)]
+    return all(-_MOST <= number <= _MOST for number in numbers) and sum(map(len, words)) <= _LONGEST_TEXT

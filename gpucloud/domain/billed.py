@@ -20,7 +20,7 @@ _KINDS = (
     (r"Requests-Tier", ChargeKind.REQUESTS),
     (r"(DataTransfer|AWS|NatGateway).*-Bytes$", ChargeKind.TRANSFER),
 )
-_OF_THE_BUCKET = (ChargeKind.STORAGE, ChargeKind.REQUESTS)
+_OF_NO_JOB = (ChargeKind.STORAGE, ChargeKind.REQUESTS, ChargeKind.DATA, ChargeKind.DRILL)
 LAG = timedelta(days=2)
 """After so long a day's figures hardly change any more: billing data comes about 24 h late."""
 
@@ -68,11 +68,12 @@ class Beside:
 def beside(charges: Iterable[Charge], billed: Billed) -> tuple[Beside, ...]:
     """Return the two sums for every day and kind that either knows, up to the moment that the cloud was asked.
 
-    What was stored and asked of the store is left out: it is billed for the bucket, which all jobs share.
+    What no job's tag is on is left out: a bucket is billed for what it stores, is asked and sends to another region,
+    and a drill bears the tag of no machine.
     """
     ours: dict[tuple[str, ChargeKind | None], Decimal] = {}
     theirs: dict[tuple[str, ChargeKind | None], Decimal] = {}
-    for charge in split_by_day(charge for charge in charges if charge.kind not in _OF_THE_BUCKET):
+    for charge in split_by_day(charge for charge in charges if charge.kind not in _OF_NO_JOB):
         _add(ours, (f"{charge.start:%Y-%m-%d}", charge.kind), charge.usd)
     for line in billed.lines:
         _add(theirs, (line.day, line.kind), line.usd)

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.hardware.datasheets import DataSheet, sheet_of
 from gpucloud.domain.job import Resources
+from gpucloud.domain.offer import EfaLayout
 
 _NOWHERE_DEARER = Decimal(2)
 """No region's list price of a GPU machine is further above us-east-1's (São Paulo is the dearest)."""
+_DATED_AFTER = timedelta(days=30)
+_RISEN = Decimal("1.25")
+"""What a list price that nobody could confirm for a month is taken to have risen by at most: AWS's have only fallen."""
 _RUN_ON = "x86_64"  # the machine images that gpucloud starts, and the wheels that it installs there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One instance type. `vram_gib` is one GPU's, as it is sold; `efa` counts its EFA interfaces.
+    """One instance type. `vram_gib` is one GPU's, as it is sold; `efa` counts its EFA interfaces, `cards` its network
+    cards.
 
     `network_gbps` is what the network carries for hours, `burst_gbps` for minutes where that is more; None: not known.
     `nvme_gb` is its own disks' size. Of a type with a part of a GPU, `gpus` is 0 and `gpu_part` is that part.
@@ -36,6 +41,7 @@ class Machine:
     burst_gbps: float | None = None
     nvme_gb: int | None = None
     architecture: str = _RUN_ON
+    cards: int = 1
     gpu_part: float = 1.0
 
     @property
@@ -60,6 +66,12 @@ class Machine:
         """The peak of its GPUs together in mixed precision; None where no data sheet states it."""
         each = self.sheet.training_tflops if self.sheet else None
         return each * (self.gpus or self.gpu_part) if each else None
+
+    def fabric(self, nodes: int) -> EfaLayout:
+        """Return the EFA interfaces that a job of so many nodes has there: none alone, which would cost an address."""
+        if nodes < 2 or not self.efa:
+            return EfaLayout()
+        return EfaLayout(interfaces=self.efa, cards=max(self.cards, self.efa))
 
     def fits(self, wanted: Resources) -> bool:
         """Whether such a machine does what the job asked for."""
@@ -197,6 +209,16 @@ class Catalog:
             if name in prices.usd_per_hour
         ]
         return max(elsewhere, key=lambda price: price.usd_per_hour, default=None)
+
+    def is_dated(self, region: str, today: date) -> bool:
+        """Whether the region's own list prices were never read, or not for a month."""
+        prices = self.prices.get(region)
+        return prices is None or prices.taken_from is not None or today - prices.as_of > _DATED_AFTER
+
+    def price_at_most(self, name: str, region: str, today: date) -> Decimal:
+        """Return what the type costs on demand at the most: an old price may have risen. UsageError: no such type."""
+        price = self.price(name, region)
+        return price.usd_per_hour * (_RISEN if self.is_dated(region, today) and not price.bound else 1)
 
     def offered(self, region: str) -> tuple[str, ...]:
         """Return the types that can be had in the region; where that was not read, those with a list price there."""

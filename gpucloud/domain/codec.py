@@ -1,4 +1,9 @@
-"""Frozen dataclasses as JSON text and back, strictly: anything but what `to_json` wrote is `Malformed`."""
+"""Frozen dataclasses as JSON text and back, strictly: anything but what `to_json` wrote is `Malformed`.
+
+What outlives a process is read by older and newer gpuclouds. A key that this one does not know is refused, for whoever
+wrote it meant something by it, and the next write would drop it; a class with a `version` is refused by that first, in
+one line that names both. Messages of a moment, which are never written again, are read with `of_any_version`.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +21,14 @@ from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from gpucloud.domain.bounds import DIGITS, EARLIEST_YEAR, LATEST_YEAR, in_calendar
+
 T = TypeVar("T")
 _AS_IT_IS = frozenset({str, int, bool, NoneType})
+_BEFORE, _BEHIND, _LONG = 60, 200, 300  # digits before and behind a sum's point, and of its text
 _REPEATED = 1024
 """How many values are kept that were read last: what is large is so by repeating itself."""
+_TOO_LARGE = 10**DIGITS
 
 
 class Malformed(ValueError):
@@ -27,29 +36,53 @@ class Malformed(ValueError):
 
 
 def to_json(value: object) -> str:
-    """Return one line of JSON. Times must be aware.
+    """Return one line of JSON, which `from_json` reads as an equal value; ValueError for one that it would not read.
 
-    Bytes become base64, spans whole microseconds, a float that is not finite "nan" or "inf"."""
+    Bytes become base64, spans whole microseconds, a float that is not finite "nan" or "inf".
+    """
     return json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
 
 
-def from_json(kind: type[T], text: str | bytes) -> T:
-    """Return the value that `text` holds. Raises Malformed."""
+class Unknown(Enum):
+    """What is done about a key that this gpucloud does not know."""
+
+    REFUSED = "refused"
+    PASSED_OVER = "passed over"
+
+
+class OtherVersion(Malformed):
+    """Another gpucloud wrote the text, and means something else by it."""
+
+
+def from_json(kind: type[T], text: str | bytes, *, of_any_version: bool = False) -> T:
+    """Return the value that `text` holds. Raises Malformed, OtherVersion before anything else is looked at.
+
+    With `of_any_version` keys that this gpucloud does not know are passed over.
+    """
     try:
-        data = json.loads(text)
+        data = json.loads(text, parse_int=_int)
     except (ValueError, RecursionError) as error:
         raise Malformed(f"{kind.__name__}: {error}") from error
-    read = _reader(kind)  # type: ignore[arg-type]  # mypy takes a TypeVar's class for one without a hash
+    _require_version(kind, data)
+    unknown = Unknown.PASSED_OVER if of_any_version else Unknown.REFUSED
+    read = _reader(kind, unknown)  # type: ignore[arg-type]  # mypy takes a TypeVar's class for one without a hash
     try:
         value: T = read(data)
     except _Unfit as unfit:
         raise Malformed(f"{kind.__name__}{unfit.path}: {unfit.what}") from unfit
+    except RecursionError as error:  # a class may hold itself
+        raise Malformed(f"{kind.__name__}: {error}") from error
     return value
 
 
 def plain(value: object) -> Any:
-    """Return the value as what `json` writes: dictionaries, lists, strings, numbers."""
+    """Return the value as what `json` writes: dictionaries, lists, strings, numbers.
+
+    Raises ValueError for a number that nobody could read again.
+    """
     kind: Any = type(value)
+    if kind is int and not -_TOO_LARGE < value < _TOO_LARGE:
+        raise ValueError(f"a number of more than {DIGITS} digits cannot be stored")
     return value if kind in _AS_IT_IS else _writer(kind)(value)
 
 
@@ -70,17 +103,28 @@ class _Unfit(Exception):
         self.path = ""
 
 
+def _require_version(kind: Any, data: object) -> None:
+    if not is_dataclass(kind) or not isinstance(data, dict):
+        return
+    known = next((field.default for field in fields(kind) if field.name == "version"), MISSING)
+    if type(known) is not int:
+        return
+    found = data.get("version", 0)
+    if found != known or type(found) is not int:
+        raise OtherVersion(f"version {_shown(found)}, and this gpucloud knows version {known}")
+
+
 @cache
-def _reader(kind: Any) -> Callable[[object], Any]:
+def _reader(kind: Any, unknown: Unknown) -> Callable[[object], Any]:
     """Return what reads that kind out of plain values. Kept, for a class never changes: states are large."""
     origin = get_origin(kind)
     if origin in (Union, UnionType):
-        only = _reader(_without_none(kind))
+        only = _reader(_without_none(kind), unknown)
         return lambda data: None if data is None else only(data)
     if origin is tuple:
-        return partial(_tuple, get_args(kind))
+        return partial(_tuple, get_args(kind), unknown)
     if is_dataclass(kind):
-        return _words_reader(kind) if _is_of_words(kind) else partial(_record, kind)
+        return _words_reader(kind, unknown) if _is_of_words(kind) else partial(_record, kind, unknown)
     if issubclass(kind, Enum):
         return partial(_member, kind, {member.value: member for member in kind})
     return _READ.get(kind) or partial(_same, kind)
@@ -91,11 +135,11 @@ def _without_none(kind: Any) -> Any:
     return only
 
 
-def _tuple(arguments: tuple[Any, ...], data: object) -> tuple[Any, ...]:
+def _tuple(arguments: tuple[Any, ...], unknown: Unknown, data: object) -> tuple[Any, ...]:
     if not isinstance(data, list):
         raise _Unfit(f"expected a list, found {_shown(data)}")
     alike = arguments[-1] is Ellipsis
-    readers = [_reader(arguments[0])] * len(data) if alike else [_reader(kind) for kind in arguments]
+    readers = [_reader(arguments[0], unknown)] * len(data) if alike else [_reader(kind, unknown) for kind in arguments]
     if len(readers) != len(data):
         raise _Unfit(f"expected {len(readers)} items, found {len(data)}")
     values: list[Any] = []
@@ -108,15 +152,15 @@ def _tuple(arguments: tuple[Any, ...], data: object) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _words_reader(kind: Any) -> Callable[[object], Any]:
+def _words_reader(kind: Any, unknown: Unknown) -> Callable[[object], Any]:
     """Return what reads a record of words alone, once for all that are equal: many charges name a few pools."""
-    once = lru_cache(_REPEATED)(lambda items: _record(kind, dict(items)))
+    once = lru_cache(_REPEATED)(lambda items: _record(kind, unknown, dict(items)))
 
     def read(data: Any) -> Any:
         try:
             return once(tuple(data.items()))
         except (AttributeError, TypeError):  # no object, or one that holds more than words
-            return _record(kind, data)
+            return _record(kind, unknown, data)
 
     return read
 
@@ -125,11 +169,11 @@ def _is_of_words(kind: Any) -> bool:
     return all(hint is str or isinstance(hint, EnumMeta) for hint in _hints(kind).values())
 
 
-def _record(kind: Any, data: object) -> Any:
+def _record(kind: Any, unknown: Unknown, data: object) -> Any:
     if not isinstance(data, dict):
         raise _Unfit(f"expected an object, found {_shown(data)}")
     values, name = {}, ""
-    readers, needed = _fields(kind)
+    readers, needed = _fields(kind, unknown)
     try:
         for name, plain_kind, read in readers:
             if name in data:
@@ -138,20 +182,25 @@ def _record(kind: Any, data: object) -> Any:
     except _Unfit as unfit:
         unfit.path = f".{name}{unfit.path}"
         raise
+    if unknown is Unknown.REFUSED and len(values) < len(data):
+        raise _Unfit(f"{', '.join(sorted(_shown(name) for name in data if name not in values)[:3])} not known")
     if len(values) < len(readers) and (missing := [name for name in needed if name not in values]):
         raise _Unfit(f"{', '.join(missing)} missing")
     return kind(**values)
 
 
 @cache
-def _fields(kind: Any) -> tuple[tuple[tuple[str, Any, Callable[[object], Any]], ...], tuple[str, ...]]:
+def _fields(
+    kind: Any, unknown: Unknown
+) -> tuple[tuple[tuple[str, Any, Callable[[object], Any]], ...], tuple[str, ...]]:
     """Return for each field which plain values stay as they are and what reads others, and which must be there.
 
     Made when first read: a class may hold itself.
     """
     hints = _hints(kind)
     needed = tuple(field.name for field in fields(kind) if field.default is field.default_factory is MISSING)
-    readers = tuple((name, _plain_kind(hints[name]), _reader(hints[name])) for name in (f.name for f in fields(kind)))
+    names = [field.name for field in fields(kind)]
+    readers = tuple((name, _plain_kind(hints[name]), _reader(hints[name], unknown)) for name in names)
     return readers, needed
 
 
@@ -164,6 +213,13 @@ def _plain_kind(kind: Any) -> Any:
     if get_origin(kind) in (Union, UnionType):
         return NoneType
     return kind if kind in _AS_IT_IS else None
+
+
+def _int(text: str) -> int:
+    """Return a whole number; sums with one of thousands of digits would come to no end."""
+    if len(text.lstrip("-")) > DIGITS:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
 
 
 def _same(kind: type, data: object) -> Any:
@@ -188,6 +244,8 @@ def _time(data: object) -> datetime:
         raise _Unfit(str(error)) from error
     if time.tzinfo is None:
         raise _Unfit(f"a time without its zone: {data}")
+    if not in_calendar(time):
+        raise _Unfit(f"a time that cannot be: {data[:60]}")
     return time
 
 
@@ -197,7 +255,10 @@ _parsed_time = lru_cache(_REPEATED)(datetime.fromisoformat)  # charges of one ma
 def _span(data: object) -> timedelta:
     if type(data) is not int:
         raise _Unfit(f"expected microseconds, found {_shown(data)}")
-    return timedelta(microseconds=data)
+    try:
+        return timedelta(microseconds=data)
+    except OverflowError as error:
+        raise _Unfit(f"{data} microseconds are no span") from error
 
 
 def _path(data: object) -> Path:
@@ -214,9 +275,33 @@ def _float(data: object) -> float:
 
 def _decimal(data: object) -> Decimal:
     try:
-        return Decimal(data) if isinstance(data, str) else Decimal(_float(data))
+        value = Decimal(data) if isinstance(data, str) else Decimal(_float(data))
     except InvalidOperation as error:
         raise _Unfit(f"expected a sum, found {_shown(data)}") from error
+    if not _is_sum(value) or (isinstance(data, str) and len(data) > _LONG):
+        raise _Unfit(f"expected a sum, found {_shown(data)}")
+    return value
+
+
+def _is_sum(value: Decimal) -> bool:
+    return value.is_finite() and -_BEHIND <= value.adjusted() <= _BEFORE
+
+
+def _written_time(value: datetime) -> str:
+    if value.utcoffset() is None:
+        raise ValueError(f"the time {value} without its zone cannot be stored")
+    if not in_calendar(value):
+        raise ValueError(
+            f"the time {value.isoformat()} cannot be stored: years are from {EARLIEST_YEAR} to {LATEST_YEAR}"
+        )
+    return value.isoformat()
+
+
+def _written_sum(value: Decimal) -> str:
+    text = format(value, "f") if _is_sum(value) else ""  # not before: one of 1e999999999 has a gigabyte of zeros
+    if not 0 < len(text) <= _LONG:
+        raise ValueError(f"{value!r:.60} cannot be stored as a sum")
+    return text
 
 
 def _bytes(data: object) -> bytes:
@@ -227,7 +312,7 @@ def _bytes(data: object) -> bytes:
 
 
 def _shown(data: object) -> str:
-    return repr(data)[:60]
+    return f"a {type(data).__name__}" if isinstance(data, dict | list) else repr(data)[:60]
 
 
 _READ: dict[Any, Callable[[object], Any]] = {
@@ -240,10 +325,10 @@ _READ: dict[Any, Callable[[object], Any]] = {
 }
 _WRITE: dict[type, Callable[[Any], Any]] = {
     Enum: lambda value: value.value,
-    datetime: datetime.isoformat,
+    datetime: _written_time,
     timedelta: lambda value: value // timedelta(microseconds=1),
     PurePath: str,
-    Decimal: lambda value: format(value, "f"),
+    Decimal: _written_sum,
     bytes: lambda value: base64.b64encode(value).decode(),
     float: lambda value: value if math.isfinite(value) else str(value),
     tuple: lambda value: [plain(item) for item in value],

@@ -8,11 +8,15 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gpucloud.domain.bounds import DATA_SET_BYTES, unpacked
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Cloud
 
 HEADROOM = 1.05
 """A disk must have this much of what is still to come: file systems keep a share for themselves."""
+
+RESERVED = ".gpucloud-"
+"""How the names begin of what a node keeps beside a set's files: what is under way, and the mark of a whole set."""
 
 _FIRST_STAMP_S = 946_684_800  # 2000-01-01: no file of a data set looks older, none younger than 2008
 
@@ -91,7 +95,7 @@ def data_set(source: str, files: Iterable[DataFile], region: str | None = None) 
     names = {file.path for file in ordered}
     for file in ordered:
         parts = file.path.split("/")
-        if any(part in ("", ".", "..") for part in parts) or "\0" in file.path:
+        if any(part in ("", ".", "..") or part.startswith(RESERVED) for part in parts) or "\0" in file.path:
             raise UsageError(
                 f"data: {source}: the key {file.key or file.path!r} cannot be a file's path", hint="rename it"
             )
@@ -139,10 +143,10 @@ def pack(found: DataSet) -> bytes:
 def unpack(data: bytes) -> DataSet:
     """Return the set that was packed; ValueError when the bytes are not one."""
     try:
-        body = json.loads(zlib.decompress(data))
+        body = json.loads(unpacked(data, DATA_SET_BYTES))
         rows = [DataFile(path=p, size=s, etag=e, key=k, sha256=h) for p, s, e, k, h in body["files"]]
         return DataSet(source=body["source"], region=body["region"], files=tuple(rows))
-    except (zlib.error, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"not a data set: {error!r}") from error
 
 

@@ -12,7 +12,7 @@ from gpucloud.domain.ledger import Terms
 from gpucloud.domain.quantities import format_span
 from gpucloud.domain.supervision.seen import Rules
 
-VERSION = 1
+VERSION = 2
 USUAL_TIME = timedelta(hours=8)
 """For how long a job drives itself where nobody says."""
 
@@ -20,6 +20,8 @@ USUAL_TIME = timedelta(hours=8)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveOrder:
     """All that a machine needs to supervise the job `name` as a supervisor outside would, within its own group.
+
+    What is wanted of the job stands in its `Order`, which the machine reads too.
 
     It holds the cluster's private SSH key: the object is for its owner's eyes (mode 0600 in a folder), and for the
     machines of this one cluster, whose own code could read it there and open no other machine with it. `tree` is the
@@ -45,18 +47,7 @@ class DriveOrder:
     node_python: str
     power_off: tuple[str, ...] = ()
     records: str = ""
-    keep: bool = False
-    drill: bool = False
     key: bytes = field(default=b"", repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unattended:
-    """What the user asks of a job that drives itself: for how long, and what a supervisor outside would be asked."""
-
-    lasting: timedelta = USUAL_TIME
-    keep: bool = False
-    drill: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

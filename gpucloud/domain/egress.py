@@ -19,12 +19,12 @@ def transfer_usd(found: DataSet, region: str, nodes: int) -> Decimal:
     if found.region is None or found.region == region:
         return Decimal(0)
     per_gb = _USD_PER_GB if found.region.startswith(_CHEAP) else _MOST_USD_PER_GB
-    return (per_gb * found.size * nodes / 10**9).quantize(Decimal("0.01"))
+    return per_gb * found.size * nodes / 10**9
 
 
 def remark(found: DataSet, region: str, nodes: int) -> str | None:
     """Return what the user should know before machines are rented; None where reading is free."""
-    usd = transfer_usd(found, region, nodes)
+    usd = transfer_usd(found, region, nodes).quantize(Decimal("0.01"))
     if not usd:
         return None
     return (

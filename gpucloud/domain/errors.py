@@ -6,6 +6,8 @@
     │   └── PlanRefused               2   the plan cannot work; says which number must move
     ├── CredentialsError              3
     ├── LeaseHeld                     4   another supervisor holds the job
+    │   ├── OrderChanged              4   another order was given in between
+    │   └── RunIsOver                 4   another process has ended the run in between
     ├── ToolMissing                   5
     ├── BudgetTooSmall               10
     ├── NoCapacity                   11
@@ -15,7 +17,8 @@
     │   │   └── KeyRefused           14
     │   ├── HostKeyMismatch          14
     │   ├── RemoteCommandFailed      14
-    │   └── GateRefused              14   its GPUs are not known good
+    │   ├── GateRefused              14   its GPUs are not known good
+    │   └── LandingRefused           14   what it sent would be written elsewhere, or without end
     ├── StoreError                   15
     └── CleanupIncomplete            30   names what still costs money
 
@@ -100,6 +103,18 @@ class LeaseHeld(GpucloudError):
     exit_code = 4
 
 
+class OrderChanged(LeaseHeld):
+    """Somebody gave the job another order after this command had read the last one; the message names whom."""
+
+    code = "order_changed"
+
+
+class RunIsOver(LeaseHeld):
+    """The run that was to go on has ended in another process's hands; a start now means a new run."""
+
+    code = "run_is_over"
+
+
 class ToolMissing(GpucloudError):
     """A program or plugin is not there; the hint is the command that installs it."""
 
@@ -141,6 +156,10 @@ class HostUnreachable(NodeError):
     code = "host_unreachable"
 
 
+class ShellClosed(HostUnreachable):
+    """The command that would have reached the machine is ending: nothing is worth waiting for."""
+
+
 class KeyRefused(HostUnreachable):
     """The host answers, and does not let us in."""
 
@@ -165,11 +184,34 @@ class GateRefused(NodeError):
     code = "gate"
 
 
+class LandingRefused(NodeError):
+    """What arrives from a machine, or from its part of the store, is nothing that may be written here; nothing was."""
+
+    code = "landing"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            message, hint="rename or remove it where the job runs: what runs there may have made it to harm"
+        )
+
+
 class StoreError(GpucloudError):
     """The object store does not answer, or refuses."""
 
     code = "store"
     exit_code = 15
+
+
+class CheckpointUnreadable(StoreError):
+    """What was saved is there, and cannot be read here and now, which is no damage: nothing is begun without it."""
+
+
+class StateUnreadable(StoreError):
+    """A job's state is damaged, or of another version: nothing can be decided by it."""
+
+
+class OrderUnreadable(StoreError):
+    """A job's order is damaged or gone: nothing can be done by it; the job can be ended all the same."""
 
 
 class CleanupIncomplete(GpucloudError):

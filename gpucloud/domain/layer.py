@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import posixpath
 import re
 import shlex
 from dataclasses import dataclass
@@ -14,6 +15,11 @@ BOTO3 = "boto3>=1.36"
 ISAL = "isal>=1.7"
 """What makes it cheaper, where there is a wheel of it: two fifths of a save's time on the CPU are CRC32 by zlib."""
 
+# Lines of a requirements file (pip's reference, requirements file format), which conda's files hold as a list's.
+_NESTED = re.compile(r"^[ \t]*(?:- +[\"']?)?(?:-r|-c|--requirement|--constraint)[ \t=]*([^\s#\"']+)", re.MULTILINE)
+_INSTALLS_TREE = re.compile(
+    rb"^[ \t]*(?:- +[\"']?)?(?:(?:-e|--editable)(?![ \t=]*\S*://)|\.{1,2}(?:[/\[\s]|$))", re.MULTILINE
+)
 _OF_THE_TREE = ("pyproject.toml", "setup.cfg", "setup.py")
 
 
@@ -62,6 +68,12 @@ def setup_files(setup: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(re.findall(r"[\w./-]+\.(?:txt|toml|lock|in|cfg|ya?ml)\b", setup)))
 
 
+def nested_files(name: str, text: str) -> tuple[str, ...]:
+    """Return the files of the tree that a requirements file names in its turn, by their paths in the tree."""
+    found = (posixpath.normpath(posixpath.join(posixpath.dirname(name), one)) for one in _NESTED.findall(text))
+    return tuple(dict.fromkeys(path for path in found if not path.startswith(("/", "../")) and ":" not in path))
+
+
 def requirement_files(setup: str) -> tuple[str, ...]:
     """Return the files that may name packages: those in the text, and the tree's own where it is installed from."""
     return (*setup_files(setup), *(_OF_THE_TREE if setup_uses_tree(setup) else ()))
@@ -73,7 +85,13 @@ def setup_uses_tree(setup: str) -> bool:
         words = shlex.split(setup, comments=True)
     except ValueError:
         return True
-    return any(word in (".", "-e", "--editable") or word.startswith(("./", ".[")) for word in words)
+    return any(map(_is_of_the_tree, words))
+
+
+def _is_of_the_tree(word: str) -> bool:
+    """Whether a word is a program or a package of the tree's own, in which more may count than can be told."""
+    told = word in (".", "-e", "--editable", "make") or word.startswith(("./", "../", ".["))
+    return told or (":" not in word and word.endswith((".sh", ".py", "/")))
 
 
 def setup_digest(
@@ -89,7 +107,10 @@ def setup_digest(
     `requirements` is what the layer must have beside what the setup installs; `conda` an environment file's content.
     Mirrors do not count: the same packages come from them.
     """
-    parts = [setup, code if setup_uses_tree(setup) else ""]
+    uses_tree = setup_uses_tree(setup) or any(
+        _INSTALLS_TREE.search(data) for data in (*dict(files).values(), conda or b"")
+    )
+    parts = [setup, code if uses_tree else ""]
     parts += [f"{name}={hashlib.sha256(data).hexdigest()}" for name, data in files]
     parts += requirements
     if conda is not None:

@@ -44,6 +44,8 @@ class ChargeKind(str, Enum):
     STORAGE = "storage"
     REQUESTS = "requests"
     TRANSFER = "transfer"
+    DATA = "data"  # read from a bucket in another region
+    DRILL = "drill"
 
     @property
     def in_budget(self) -> bool:
@@ -56,13 +58,14 @@ class Terms:
     """How a cloud bills: the least time of a node, and how young a node may be taken without a charge.
 
     Beside each node stand a disk of `disk_gib` and, with `public_address`, an address, at the region's `rates`; a
-    region that is not among them has the dearest of these.
+    region that is not among them has the dearest of these. Types `without_address` get none.
     """
 
     minimum: timedelta = timedelta(seconds=60)
     free_when_taken_within: timedelta = FREE_WHEN_TAKEN_WITHIN
     disk_gib: int = 0
     public_address: bool = False
+    without_address: tuple[str, ...] = ()
     rates: tuple[Rates, ...] = ()
 
     @property
@@ -101,11 +104,15 @@ class Charge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spend:
-    """The money of a job: spent + promised + left = budget.
+    """The money of a job: spent + unproven + promised + left = budget.
+
+    `unproven_usd` is what machines may have cost beside what the books tell, while they drove the job: what was paid
+    for then counts as used where the cloud lists no machine any more.
 
     `promised` is what the machines that live now may still cost until `paid_until`, at the highest price that
     they can have. `forecast_usd` is what the whole job will have cost at today's price, None when unknown.
-    `beside_usd` is what the budget does not count: what was stored, asked of the store and brought home.
+    `beside_usd` is what the budget does not count: what was stored, asked of the store, brought home, read from other
+    regions, and drills.
     """
 
     budget_usd: Decimal
@@ -113,11 +120,12 @@ class Spend:
     promised_usd: Decimal
     forecast_usd: Decimal | None = None
     beside_usd: Decimal = ZERO
+    unproven_usd: Decimal = ZERO
 
     @property
     def left_usd(self) -> Decimal:
         """What is neither spent nor promised; below zero only if a price passed its cap."""
-        return self.budget_usd - self.spent_usd - self.promised_usd
+        return self.budget_usd - self.spent_usd - self.promised_usd - self.unproven_usd
 
 
 def meter(
@@ -135,10 +143,11 @@ def meter(
     """
     span = Lifespan(life, attempts, now, terms.minimum)
     rates = terms.rates_in(life.pool.region)
+    addressed = terms.public_address and life.pool.instance_type not in terms.without_address
     return (
         *_compute(life, span, prices, terms),
         *_disk(life, span, rates.disk_usd_per_gib_month * terms.disk_gib),
-        *_address(life, span, rates.address_usd_per_hour if terms.public_address else ZERO),
+        *_address(life, span, rates.address_usd_per_hour if addressed else ZERO),
     )
 
 
@@ -157,6 +166,26 @@ def with_beside(offers: Iterable[Offer], terms: Terms) -> tuple[Offer, ...]:
 def total(charges: Iterable[Charge]) -> Decimal:
     """Return the sum of the charges, in USD."""
     return sum((charge.usd for charge in charges), ZERO)
+
+
+def joined(users: Iterable[Charge], machines: Iterable[Charge]) -> tuple[Charge, ...]:
+    """Return the charges of both ledgers, where what machines wrote may raise a sum and never lower it.
+
+    Of a machine with bills in both the dearer one counts; no charge of theirs is below zero.
+    """
+    own, theirs = list(users), [charge for charge in machines if charge.usd >= 0]
+    ours, others = _by_node(own), _by_node(theirs)
+    dearer = {node for node, usd in others.items() if usd > ours.get(node, ZERO)}
+    kept = [charge for charge in own if charge.node_id not in dearer]
+    return (*kept, *(charge for charge in theirs if charge.node_id in dearer or charge.node_id not in ours))
+
+
+def _by_node(charges: Iterable[Charge]) -> dict[str, Decimal]:
+    sums: dict[str, Decimal] = {}
+    for charge in charges:
+        if charge.node_id:
+            sums[charge.node_id] = sums.get(charge.node_id, ZERO) + charge.usd
+    return sums
 
 
 def usd_for(usd_per_hour: Decimal, span: timedelta) -> Decimal:

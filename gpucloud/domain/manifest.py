@@ -1,6 +1,7 @@
 """Checkpoints as keys: their grammar, the manifest that commits one, what to restore first and what may be deleted.
 
 gen/000007.json                     an attempt's generation and the commit that it began from, written once
+gen/000007.start.json               that an attempt of that generation, or a higher one, looks for where to begin
 gen/000007.call.json                what node 0 of that attempt wants of the other nodes' own directories
 data/000007/000001200/<name>        objects of generation 7 at step 1200
 data/000007/000001200/files/<path>  the same of a script's own directory; node-00001/<path> where each node's counts
@@ -17,16 +18,21 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from gpucloud.domain.bounds import COUNTED, MOST_RANKS
 from gpucloud.domain.parts import Sums, count_of, sums_of
 
 LEAST_KEPT = 2
 """However few a job wants to keep: one may turn out damaged."""
 
-_FORMAT = 3
-_GENERATION_KEY = re.compile(r"gen/(\d{6,})\.json")
-_CALL_KEY = re.compile(r"gen/(\d{6,})\.call\.json")
-_COMMIT_KEY = re.compile(r"commit/(\d{6,})/(\d{9,})\.json")
-_DATA_KEY = re.compile(r"data/(\d{6,})/(\d{9,})/(?:(?:files|node-\d{5})/[^\0]+|[^/.\0][^/\0]*)", re.DOTALL)
+_FORMAT = 4
+_LONGEST_REASON = 1000
+_GENERATION_KEY = re.compile(r"gen/([0-9]{6,15})\.json")  # no number here comes to COUNTED
+_STARTING_KEY = re.compile(r"gen/([0-9]{6,15})\.start\.json")
+_CALL_KEY = re.compile(r"gen/([0-9]{6,15})\.call\.json")
+_COMMIT_KEY = re.compile(r"commit/([0-9]{6,15})/([0-9]{9,15})\.json")
+_DATA_KEY = re.compile(r"data/([0-9]{6,15})/([0-9]{9,15})/(?:(?:files|node-[0-9]{5})/[^\0]+|[^/.\0][^/\0]*)", re.DOTALL)
+_MOST_CRC32 = 2**32 - 1
+_LATEST_NS = 2**63 - 1  # in the year 2262; no file system tells of more
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,11 +45,15 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One object of a checkpoint: its key under the prefix, its size and the CRC32 of each of its parts."""
+    """One object of a checkpoint: its key under the prefix, its size and the CRC32 of each of its parts.
+
+    `mtime_ns` is when a script wrote the file that it is, in nanoseconds since 1970; None where it is no file.
+    """
 
     key: str
     size: int
     crc32: tuple[int, ...]
+    mtime_ns: int | None = None
 
     @property
     def sums(self) -> Sums:
@@ -53,6 +63,27 @@ class Piece:
     def matches(self, data: bytes | memoryview) -> bool:
         """Whether these are the bytes that were written."""
         return sums_of((memoryview(data),)) == self.sums
+
+
+class Level(str, Enum):
+    """What a resume promises; the order is from the most to the least."""
+
+    EXACT = "exact"  # bit for bit, given deterministic algorithms
+    SAME_SAMPLES = "same_samples"  # the same global batches; sums are rounded in another order
+    BEST_EFFORT = "best_effort"
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a resume promises, and in words what keeps it from being exact."""
+
+    level: Level = Level.EXACT
+    reason: str = ""
+
+    def weaker(self, other: Promise) -> Promise:
+        """Return the weaker of the two, this where they are alike."""
+        order = list(Level).index
+        return other if order(other.level) > order(self.level) else self
 
 
 class Why(str, Enum):
@@ -72,7 +103,7 @@ class Manifest:
 
     commit: Commit
     world: int
-    level: str
+    promise: Promise
     pieces: tuple[Piece, ...]
     why: Why = Why.DUE
 
@@ -80,6 +111,16 @@ class Manifest:
 def generation_key(generation: int) -> str:
     """Return the key of a generation's record."""
     return f"gen/{generation:06d}.json"
+
+
+def starting_key(generation: int) -> str:
+    """Return the key that says that an attempt starts, which will have at least this generation."""
+    return f"gen/{generation:06d}.start.json"
+
+
+def starting(keys: Iterable[str]) -> tuple[int, ...]:
+    """Return the least generations of the attempts that start, by the keys that say so."""
+    return tuple(int(m[1]) for m in map(_STARTING_KEY.fullmatch, keys) if m)
 
 
 def commit_key(commit: Commit) -> str:
@@ -138,7 +179,13 @@ def collectable(keys: Iterable[str], *, generation: int, base: Commit | None, ke
     doomed = [commit_key(commit) for commit in present if commit not in kept]
     data = [name for name, owner in data_of(names) if owner not in kept and owner < newest]
     calls = [name for name in names if (m := _CALL_KEY.fullmatch(name)) and int(m[1]) < generation]
-    return (*doomed, *data, *calls)
+    starts = [name for name in names if (m := _STARTING_KEY.fullmatch(name)) and int(m[1]) <= generation]
+    return (*doomed, *data, *calls, *starts)
+
+
+def commit_of(key: str) -> Commit | None:
+    """Return the commit whose manifest lies under the key; None for any other key."""
+    return next(iter(commits((key,))), None)
 
 
 def data_of(keys: Iterable[str]) -> Iterator[tuple[str, Commit]]:
@@ -147,6 +194,10 @@ def data_of(keys: Iterable[str]) -> Iterator[tuple[str, Commit]]:
         match = _DATA_KEY.fullmatch(name)
         if match:
             yield name, Commit(int(match[1]), int(match[2]))
+
+
+class OtherFormat(ValueError):
+    """Whole, and not of this version's format: no damage."""
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
@@ -158,7 +209,8 @@ def manifest_bytes(manifest: Manifest) -> bytes:
             "generation": manifest.commit.generation,
             "step": manifest.commit.step,
             "world": manifest.world,
-            "level": manifest.level,
+            "level": manifest.promise.level.value,
+            "reason": manifest.promise.reason[:_LONGEST_REASON],
             "why": manifest.why.value,
             "pieces": pieces,
         }
@@ -166,20 +218,29 @@ def manifest_bytes(manifest: Manifest) -> bytes:
 
 
 def read_manifest(data: bytes) -> Manifest:
-    """Return the manifest; ValueError when the bytes are not one, whole and unchanged."""
+    """Return the manifest; ValueError when the bytes are not one, whole and unchanged.
+
+    OtherFormat for one that is both, and that another gpucloud wrote.
+    """
     body = unseal(data)
     try:
-        if body["format"] != _FORMAT:
-            raise ValueError(f"format {body['format']!r} is not known")
+        if type(body["format"]) is not int or body["format"] != _FORMAT:
+            raise OtherFormat(f"it is of format {str(body['format'])[:20]!r}, and this gpucloud reads {_FORMAT}")
         return Manifest(
-            commit=Commit(int(body["generation"]), int(body["step"])),
-            world=int(body["world"]),
-            level=str(body["level"]),
-            pieces=tuple(piece_of(piece) for piece in body["pieces"]),
+            commit=Commit(counted(body["generation"]), counted(body["step"])),
+            world=counted(body["world"], least=1, most=MOST_RANKS),
+            promise=Promise(Level(body["level"]), _text(body["reason"])),
+            pieces=tuple(piece_of(piece) for piece in listed(body["pieces"])),
             why=Why(body["why"]),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a manifest: {error!r}") from error
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST_REASON:
+        raise ValueError("not a text that can be")
+    return value
 
 
 def generation_bytes(*, base: Commit | None, owner: str, attempt: int = 0) -> bytes:
@@ -192,15 +253,18 @@ def read_base(data: bytes) -> Commit | None:
     """Return the commit that a generation began from; ValueError when the record is damaged."""
     body = unseal(data)
     try:
-        return Commit(int(body["base"][0]), int(body["base"][1])) if body["base"] else None
-    except (KeyError, TypeError, IndexError) as error:
+        if body["base"] is None:
+            return None
+        generation, step = listed(body["base"])
+        return Commit(counted(generation), counted(step))
+    except KeyError as error:
         raise ValueError(f"not a generation's record: {error!r}") from error
 
 
 def read_attempt(data: bytes) -> int | None:
     """Return the attempt that a generation is of, None where nobody said; ValueError when the record is damaged."""
     attempt = unseal(data).get("attempt")
-    return attempt if isinstance(attempt, int) else None
+    return None if attempt is None else counted(attempt)
 
 
 def seal(body: dict[str, Any]) -> bytes:
@@ -213,29 +277,44 @@ def unseal(data: bytes) -> dict[str, Any]:
     """Return what `seal` was given; ValueError when the bytes are not exactly what it returned."""
     try:
         sealed = json.loads(data)
+        body = sealed.get("body") if isinstance(sealed, dict) else None
+        if not isinstance(body, dict) or seal(body) != data:
+            raise ValueError("damaged")
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    body = sealed.get("body") if isinstance(sealed, dict) else None
-    if not isinstance(body, dict) or seal(body) != data:
-        raise ValueError("damaged")
     return body
+
+
+def counted(value: object, *, least: int = 0, most: int = COUNTED - 1) -> int:
+    """Return a number of sealed JSON; ValueError for what is none, or counts further than any job does."""
+    if type(value) is not int or not least <= value <= most:  # `type`, because a bool is an int to isinstance
+        raise ValueError("not a number that can be")
+    return value
+
+
+def listed(value: object) -> list[Any]:
+    """Return a list of sealed JSON; ValueError for what is none."""
+    if not isinstance(value, list):
+        raise ValueError("not a list")  # noqa: TRY004  it is the record that is wrong
+    return value
 
 
 def entry_of(piece: Piece) -> dict[str, Any]:
     """Return the piece as JSON."""
-    return {"key": piece.key, "size": piece.size, "crc32": list(piece.crc32)}
+    written = {} if piece.mtime_ns is None else {"mtime_ns": piece.mtime_ns}
+    return {"key": piece.key, "size": piece.size, "crc32": list(piece.crc32), **written}
 
 
 def piece_of(entry: dict[str, Any]) -> Piece:
     """Return what `entry_of` was given; ValueError, KeyError or TypeError for anything else."""
-    key, size, crc32 = entry["key"], entry["size"], entry["crc32"]
+    key, size = entry["key"], counted(entry["size"])
+    crc32 = tuple(counted(value, most=_MOST_CRC32) for value in listed(entry["crc32"]))
     if not _DATA_KEY.fullmatch(key):
         raise ValueError("an object lies elsewhere than checkpoints do")
-    if type(size) is not int or size < 0 or any(type(value) is not int for value in crc32):
-        raise ValueError("an object's size or sums are no numbers")
     if len(crc32) != count_of(size):
         raise ValueError("an object has another number of sums than parts")
-    return Piece(key=key, size=size, crc32=tuple(crc32))
+    mtime_ns = counted(entry["mtime_ns"], most=_LATEST_NS) if "mtime_ns" in entry else None
+    return Piece(key=key, size=size, crc32=crc32, mtime_ns=mtime_ns)
 
 
 def _by_generation(there: Iterable[Commit]) -> Mapping[int, list[Commit]]:

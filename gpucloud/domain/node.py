@@ -35,6 +35,7 @@ class Node:
     the node's agent then finds it. `proxy` is a command whose input and output lead to SSH, empty for none. `root` is
     the agent's folder, from the login's home; `devices` are the GPUs of the machine that are the node's (indices or
     UUIDs, as CUDA_VISIBLE_DEVICES takes them), empty for all. `impaired`: the cloud itself finds that it does not work.
+    `relieved`: another machine was started in its place, and the level counts it no more; it ends with its group.
     """
 
     id: str
@@ -50,7 +51,7 @@ class Node:
     proxy: tuple[str, ...] = ()
     root: str = ".gpucloud"
     devices: tuple[str, ...] = ()
-    detached: bool = False
+    relieved: bool = False
     ended_at: datetime | None = None
     end_cause: EndCause | None = None
     impaired: bool = False
@@ -101,8 +102,13 @@ class GroupView:
 
     @property
     def counted(self) -> tuple[Node, ...]:
-        """Nodes that the level counts: alive and not detached."""
-        return tuple(node for node in self.alive if not node.detached)
+        """Nodes that the level counts: alive and not relieved."""
+        return tuple(node for node in self.alive if not node.relieved)
+
+    @property
+    def most_alive(self) -> int:
+        """How many nodes may cost money at once: the level may ask for some that are not there yet."""
+        return max(len(self.counted), self.size) + len(self.alive) - len(self.counted)
 
 
 NO_GROUP = GroupView(exists=False, size=0, armed_until=None, nodes=())

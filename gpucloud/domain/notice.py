@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime, timezone
 
+from gpucloud.domain.bounds import in_calendar
 from gpucloud.domain.node import Notice
 
 _ACTIONS = ("terminate", "stop", "hibernate")
@@ -44,6 +45,7 @@ def _time(text: object) -> datetime | None:
     try:
         # Python 3.10 does not read the `Z`.
         at = datetime.fromisoformat(text.replace("Z", "+00:00"))
-        return at.replace(tzinfo=timezone.utc) if at.tzinfo is None else at.astimezone(timezone.utc)
+        at = at.replace(tzinfo=timezone.utc) if at.tzinfo is None else at.astimezone(timezone.utc)
     except (ValueError, OverflowError):
         return None
+    return at if in_calendar(at) else None

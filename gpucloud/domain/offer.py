@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 
-from gpucloud.domain.job import Market, Resources
+from gpucloud.domain.job import Access, Market, Resources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +29,37 @@ class Pool:
         return f"{self.instance_type} {self.market.value} in {self.zone}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class EfaLayout:
+    """How a machine's EFA interfaces lie on its network cards; each lies on a card of its own.
+
+    Where cards are more than EFA interfaces, the first ones are plain: p6-b300 has 17 cards, and EFA on 1 to 16.
+    """
+
+    interfaces: int = 0
+    cards: int = 1
+
+    def __str__(self) -> str:
+        """Return what launch templates are told apart by: `0`, `1`, `16`, `16of17`."""
+        partly = 0 < self.interfaces < self.cards
+        return f"{self.interfaces}of{self.cards}" if partly else str(self.interfaces)
+
+    @property
+    def several(self) -> bool:
+        """Whether such a machine is started with several interfaces: AWS then gives it no public address."""
+        return self.interfaces > 0 and self.cards > 1
+
+    def access(self, wished: Access) -> Access:
+        """Return how SSH reaches such a machine: as is wished, but without an address through Session Manager."""
+        return Access.SESSION_MANAGER if self.several and wished is Access.PUBLIC else wished
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """A pool with its price per node-hour as of a time; `cap_usd_per_hour` is the price it cannot pass.
 
     `gpu` is None where the type has no GPU (the embedded fleet's nodes): `gpus` then counts worker slots. `vcpus` is
-    what quotas count; `efa` the number of EFA interfaces.
+    what quotas count; `efa` says what a job of so many nodes has of EFA there.
     """
 
     pool: Pool
@@ -45,7 +70,7 @@ class Offer:
     gpu: str | None = None
     vram_gib: int | None = None
     vcpus: int = 0
-    efa: int = 0
+    efa: EfaLayout = EfaLayout()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The tools that a node may fetch for itself: one version each, one hash for each file."""
+"""The tools that a node, or a user's machine, may fetch for itself: one version each, one hash for each file."""
 
 from __future__ import annotations
 
@@ -40,5 +40,27 @@ MICROMAMBA = {
     ),
     "aarch64": PinnedFile(
         name="micromamba-linux-aarch64", sha256="9f93b974adcb4d166996af969b6cd371287d1a3e52733704727884d9b74cb7a7"
+    ),
+}
+
+TERRAFORM_VERSION = "1.11.4"
+# By Terraform's own names of platforms, as several public projects pin HashiCorp's archives (2026-11). The program in
+# the first has the SHA-256 that they name for it: 268000fca5c6….
+TERRAFORM = {
+    "linux_amd64": PinnedFile(
+        name=f"terraform_{TERRAFORM_VERSION}_linux_amd64.zip",
+        sha256="1ce994251c00281d6845f0f268637ba50c0005657eb3cf096b92f753b42ef4dc",
+    ),
+    "linux_arm64": PinnedFile(
+        name=f"terraform_{TERRAFORM_VERSION}_linux_arm64.zip",
+        sha256="a43d1d0da9b9bab214a8305a39db0e40869572594ccf50c416a7756499143633",
+    ),
+    "darwin_amd64": PinnedFile(
+        name=f"terraform_{TERRAFORM_VERSION}_darwin_amd64.zip",
+        sha256="a56d5002b9f7647291faccc3dd1a70350e60fb61e4c45037629508b8fdc2575b",
+    ),
+    "darwin_arm64": PinnedFile(
+        name=f"terraform_{TERRAFORM_VERSION}_darwin_arm64.zip",
+        sha256="867e0808fa971217043e25b7a792b10720c79b1546f8a68479b74f138be73e18",
     ),
 }

@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from gpucloud.domain.account import Headroom
 from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, PlanRefused
-from gpucloud.domain.job import Access, Cloud, Job, Market
+from gpucloud.domain.job import Cloud, Job, Market
 from gpucloud.domain.offer import Offer, rank
 from gpucloud.domain.sizing import Memory, memory, way_to_fit
 from gpucloud.domain.supervision.prepaid import Wall, least_budget_usd
@@ -60,7 +60,6 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
     if not ranked:
         _refuse_what_is_not_here(job, offers)
         _refuse_what_is_too_large(job, offers)
-        _refuse_what_is_not_reached(job, offers)
         raise NoCapacity(*_nothing_matches(job, offers))
     nodes, left = job.resources.nodes, job.budget_usd - spent_usd
     payable = affordable(ranked, nodes, left, wall)
@@ -93,13 +92,11 @@ def _lasts(usd: Decimal, usd_per_hour: Decimal) -> timedelta:
 
 
 def fitting(job: Job, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
-    """Return the offers that do what the job asks, that hold its model and that it can reach, best first.
+    """Return the offers that do what the job asks, and that hold its model, best first.
 
-    The best is the cheapest hour, or where the time of the model's tokens is known the cheapest whole training. A
-    machine with several EFA interfaces gets no public address from AWS.
+    The best is the cheapest hour, or where the time of the model's tokens is known the cheapest whole training.
     """
-    ranked = _by_training(job, _holding(job, rank(offers, job.resources)))
-    return tuple(o for o in ranked if o.efa <= 1 or job.aws.access is not Access.PUBLIC)
+    return _by_training(job, _holding(job, rank(offers, job.resources)))
 
 
 def memory_needed(job: Job) -> Memory | None:
@@ -176,15 +173,6 @@ def _refuse_what_is_too_large(job: Job, offers: tuple[Offer, ...]) -> None:
         f" ({largest.pool.instance_type})",
         hint=way_to_fit(job.model, nodes=nodes, gpus=gpus, vram_gib=vram_gib),
     )
-
-
-def _refuse_what_is_not_reached(job: Job, offers: tuple[Offer, ...]) -> None:
-    unreached = _holding(job, rank(offers, job.resources))
-    if unreached:
-        raise PlanRefused(
-            f"{unreached[0].pool.instance_type} has {unreached[0].efa} EFA interfaces and so no public address",
-            hint="aws: {access: session_manager}; it leaves its network through a NAT gateway, about 33 USD a month",
-        )
 
 
 def _nothing_matches(job: Job, offers: tuple[Offer, ...]) -> tuple[str, ...]:

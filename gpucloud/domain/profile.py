@@ -35,7 +35,7 @@ class ProfileSummary:
 
 def parse_summary(data: bytes) -> ProfileSummary:
     """Return the summary. Raises Malformed (a ValueError)."""
-    return from_json(ProfileSummary, data)
+    return from_json(ProfileSummary, data, of_any_version=True)
 
 
 def summary_lines(summary: ProfileSummary, most: int = 5) -> tuple[str, ...]:

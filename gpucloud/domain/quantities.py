@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import timedelta
 from decimal import Decimal
@@ -21,6 +22,7 @@ _SIZE = re.compile(rf"({_NUMBER}) ?([KMGTkmgt]i?B|B)")
 _COUNT = re.compile(rf"({_NUMBER})(?:e([0-9]{{1,2}})| ?([KMBT]))?", re.IGNORECASE)
 _COUNT_UNITS = {"": 0, "K": 3, "M": 6, "B": 9, "T": 12}
 
+_CENTURY_S = 36525 * 86400.0
 _SECOND, _MINUTE, _HOUR, _DAY = 1, 60, 3600, 86400
 _SPAN_UNITS = {
     **dict.fromkeys(("s", "sec", "second", "seconds"), _SECOND),
@@ -100,6 +102,11 @@ def format_usd(usd: Decimal) -> str:
         if (usd * 10**2) % 1 == 0:
             places = 2
     return f"{usd:.{places}f} USD"
+
+
+def span_of(seconds: float) -> timedelta:
+    """Return so many seconds, at most a century of them: scripts and machines say how many, and no sum may overflow."""
+    return timedelta(seconds=0.0 if math.isnan(seconds) else min(max(seconds, -_CENTURY_S), _CENTURY_S))
 
 
 def format_span(span: timedelta) -> str:

@@ -1,4 +1,4 @@
-"""What a region charges for what stands beside its machines: disks, addresses, stored bytes, requests, transfer."""
+"""What a region charges beside its machines: for disks, addresses, stored bytes, requests, transfer, drills."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _MILLIONTH = Decimal("0.000001")
 class Rates:
     """One region's prices in USD. A GB on AWS's bill is 2^30 bytes, and a month is as long as the calendar says.
 
-    `puts` are requests that write or list, `gets` those that read; deleting is free.
+    `puts` are requests that write or list, `gets` those that read; deleting is free. `drill_usd` is for one machine
+    that is interrupted on request.
     """
 
     region: str
@@ -28,6 +29,7 @@ class Rates:
     puts_usd_per_1000: Decimal = _ZERO
     gets_usd_per_1000: Decimal = _ZERO
     transfer_usd_per_gib: Decimal = _ZERO
+    drill_usd: Decimal = _ZERO
 
     def most_beside_usd_per_hour(self, gib: int, *, address: bool) -> Decimal:
         """Return what a machine's disk and address cost an hour at the most: in February; a millionth rounded up."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,13 @@ ITEM_BYTES = {
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
     **dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1),
 }
+
+
+class UnknownType(ValueError):
+    """A tensor of a type that this version does not know: no damage."""
+
+
+_TYPE = re.compile("[A-Z][A-Z0-9_]{1,15}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +69,7 @@ def start_of(data: bytes | memoryview, size: int, largest: int = LARGEST_HEADER)
 
 
 def read_header(data: bytes | memoryview, size: int | None = None) -> Header:
-    """Return the header of an object that begins so; ValueError when the layout is broken.
+    """Return the header of an object that begins so; ValueError when the layout is broken, UnknownType for a type.
 
     `size` is the object's, left out where that is all of it.
     """
@@ -111,7 +119,8 @@ def _tensor(name: str, entry: Any, room: int) -> Tensor:
     if any(type(number) is not int or number < 0 for number in (begin, end, *shape)):
         raise ValueError(f"a size or place of {name} is no number")
     if dtype not in ITEM_BYTES:
-        raise ValueError(f"{name} is of the unknown type {dtype!r}")
+        unknown = UnknownType if isinstance(dtype, str) and _TYPE.fullmatch(dtype) else ValueError
+        raise unknown(f"{name} is of the unknown type {dtype!r}")
     if end - begin != size_of(dtype, shape) or end > room:
         raise ValueError(f"the size of {name} does not fit its shape, or the object")
     return Tensor(name=name, dtype=dtype, shape=shape, begin=begin, end=end)

@@ -19,7 +19,7 @@ from gpucloud.domain.manifest import (
 )
 
 
-class Mark(str, Enum):
+class CheckpointMark(str, Enum):
     """What there is to say of a checkpoint."""
 
     NEXT = "next"  # a restore takes it first
@@ -44,7 +44,7 @@ class Standing:
 
     commit: Commit
     found: Found
-    marks: frozenset[Mark]
+    marks: frozenset[CheckpointMark]
 
     @property
     def size(self) -> int | None:
@@ -54,7 +54,7 @@ class Standing:
     @property
     def sound(self) -> Manifest | None:
         """Its manifest, if everything that it names is there."""
-        return None if Mark.INCOMPLETE in self.marks else self.found.manifest
+        return None if CheckpointMark.INCOMPLETE in self.marks else self.found.manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ def standings(
 
 def superfluous(keys: Collection[str], standing: Sequence[Standing]) -> Superfluous:
     """Return what may be deleted while nobody trains: what is not kept, and what was never committed."""
-    kept = {one.commit for one in standing if Mark.KEPT in one.marks}
+    kept = {one.commit for one in standing if CheckpointMark.KEPT in one.marks}
     known = {one.commit for one in standing}
     doomed = tuple(one.commit for one in standing if one.commit not in kept)
     data = [(name, owner) for name, owner in data_of(keys) if owner not in kept]
@@ -119,22 +119,22 @@ def _kept(order: Sequence[Commit], sound: Sequence[Commit], base: Commit | None,
     return {*sound[: max(keep, LEAST_KEPT)], *([base] if base is not None else [])}
 
 
-def _fault(commit: Commit, found: Found, names: frozenset[str], recorded: frozenset[int]) -> Mark | None:
+def _fault(commit: Commit, found: Found, names: frozenset[str], recorded: frozenset[int]) -> CheckpointMark | None:
     if found.manifest is None:
-        return Mark.DAMAGED
+        return CheckpointMark.DAMAGED
     if not names.issuperset(piece.key for piece in found.manifest.pieces):
-        return Mark.INCOMPLETE
-    return Mark.UNREACHABLE if commit.generation not in recorded else None
+        return CheckpointMark.INCOMPLETE
+    return CheckpointMark.UNREACHABLE if commit.generation not in recorded else None
 
 
 def _marks(
-    commit: Commit, fault: Mark | None, sound: Sequence[Commit], base: Commit | None, kept: Collection[Commit]
-) -> frozenset[Mark]:
+    commit: Commit, fault: CheckpointMark | None, sound: Sequence[Commit], base: Commit | None, kept: Collection[Commit]
+) -> frozenset[CheckpointMark]:
     marks = {fault} if fault is not None else set()
     if commit in sound[:1]:
-        marks.add(Mark.NEXT)
+        marks.add(CheckpointMark.NEXT)
     if commit == base:
-        marks.add(Mark.BASE)
+        marks.add(CheckpointMark.BASE)
     if commit in kept:
-        marks.add(Mark.KEPT)
+        marks.add(CheckpointMark.KEPT)
     return frozenset(marks)

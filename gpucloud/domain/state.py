@@ -7,9 +7,12 @@ from datetime import datetime
 from decimal import Decimal
 from enum import Enum
 
-from gpucloud.domain.agentstatus import Stop
+from gpucloud.domain.agentstatus import Outcome, Stop
 from gpucloud.domain.node import EndCause, Fault
-from gpucloud.domain.offer import Pool
+from gpucloud.domain.offer import EfaLayout, Pool
+
+VERSION = 1
+"""Of the state as it is stored; one that was written by another version is neither read nor written."""
 
 
 class JobStatus(str, Enum):
@@ -97,11 +100,37 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UseSpan:
+    """A stretch of training on one machine: how long it was, and each GPU's mean use in it, in percent."""
+
+    seconds: float
+    uses: tuple[float | None, ...]
+    """By the GPUs' index; None for one that does not tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A node in an attempt, with its node rank."""
 
     node_id: str
     rank: int
+    outcome: Outcome | None = None
+    """How its part ended, None while it runs: kept here, because the machine may be gone before the others end."""
+    use: tuple[UseSpan, ...] = ()
+    """How it used its GPUs over the window of the job's `idle:` policy, while the attempt is open."""
+    used_until: datetime | None = None
+    """When the last sample of that was taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingOutput:
+    """An output of the job file that did not come home, or not whole."""
+
+    path: str
+    """As the job file names it; it may be a pattern."""
+    why: str
+    nearest: str | None = None
+    """What there is of a similar name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +160,22 @@ class Attempt:
     stepped_at: datetime | None = None
     last_step_at: datetime | None = None
     total_steps: int | None = None
+    killed_at: datetime | None = None
+    """When its ranks were first ordered to be killed: what still runs long after that does not die."""
+    failed_at: datetime | None = None
+    """Since when a member's script is known to have failed."""
+    broken_at: datetime | None = None
+    """Since when some members are over that were not done, while others still work."""
+    unbrought_at: datetime | None = None
+    """Since when its outputs cannot be brought home, nor anywhere else."""
+    outputs_still_at: datetime | None = None
+    """Since when nothing of its outputs has come, while they are being brought."""
+    longest_step_s: float | None = None
+    """The longest that a step took which came, the attempt's first left out: a hang is longer."""
+    tree: str = ""
+    """The tree of the job's code that all its ranks run, by its hash; outputs are looked for there."""
+    missing_outputs: tuple[MissingOutput, ...] = ()
+    """What did not come home when it ended, and no other attempt followed."""
 
 
 class InterruptionKind(str, Enum):
@@ -143,13 +188,15 @@ class InterruptionKind(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """One node taken from one attempt; `resumed_at` is when the next attempt made its first step."""
+    """One node that was taken."""
 
     node_id: str
     kind: InterruptionKind
-    attempt: int
+    attempt: int | None
+    """The attempt that it had a part in; None for one that stood beside, or between two attempts."""
     noticed_at: datetime
     resumed_at: datetime | None = None
+    """When the attempt after its own made its first step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +218,25 @@ class NodeLife:
     ended_at: datetime | None = None
     end_cause: EndCause | None = None
     charged: bool = False
+    missing_at: datetime | None = None
+    """Since when the cloud lists it no longer, though no end of it is known."""
+    silent_at: datetime | None = None
+    """Since when it does not answer, None while it does."""
+    prepared: bool = False
+    """Whether it was ever ready for attempts."""
+    unprepared_at: datetime | None = None
+    """Since when it could not be prepared, None once it was, and its agent has read what is wanted of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedBootstrap:
+    """A machine that could not be prepared, from the first try to the end of the last; `silent`: it did not answer."""
+
+    node_id: str
+    begun_at: datetime
+    over_at: datetime
+    silent: bool = False
+    times: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,31 +283,6 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetWish:
-    """What somebody wants the budget to be; `id` is its own, so that it is taken up once."""
-
-    id: str
-    by: str
-    at: datetime
-    usd: Decimal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetChange:
-    """A wish for another budget that was taken up: whose, when, from what to what; `id` tells it from every other.
-
-    `refused` is why the budget stayed as it was.
-    """
-
-    id: str
-    by: str
-    at: datetime
-    old_usd: Decimal
-    new_usd: Decimal
-    refused: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRef:
     """The newest committed checkpoint: its step, and the SHA-256 of its manifest."""
 
@@ -251,24 +292,24 @@ class CheckpointRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """Everything that must outlive the supervisor. Written whole, by compare-and-swap only.
+    """What happened to a job, all that must outlive its supervisor. Written whole, by compare-and-swap only.
 
-    An ended job still has machines until it is `torn_down`, unless the user wanted them `kept`. `images` pins the
-    machine image of each region; `pool_at` is when the job turned to its pool, `efa` the numbers of EFA
-    interfaces that its group is made for; `gpu` is the model that the job pays for, None where it pays for none;
-    `forgiven` is how many of the `quarantined` there were when the user had the job go on; `unattended_s` is for how
-    long the job's own machines may drive it, None where a supervisor outside must. `left_usd_per_hour` is the highest
+    What is wanted of it stands in its `Order`; `order_number` is that of the newest one that was acted on. An ended job
+    still has machines until it is `torn_down`, unless its order wants them kept. `images` pins the machine image of
+    each region; `pool_at` is when the job turned to its pool, `efa` the layouts of EFA interfaces that its group is
+    made for; `gpu` is the model that the job pays for, None where it pays for none;
+    `forgiven` is how many of the `quarantined` there were when the user had the job go on. `drives_itself`: its
+    machines were told to drive it. `left_usd_per_hour` is the highest
     price of machines that may still live in pools that the job has left; `course` is None without a deadline to keep.
     `tags` are those of the job file that it began with. `enough_at` is since when a job that trains on a range of nodes
     has had enough for its next attempt, and not all.
     """
 
     job: str
-    created_at: datetime
-    budget_usd: Decimal
-    spec_sha256: str
     pool: Pool
     cap_usd_per_hour: Decimal
+    version: int = VERSION
+    order_number: int = 0
     lease_s: float = 15.0
     epoch: int = 0
     seq: int = 0
@@ -279,9 +320,17 @@ class JobState:
     exit_code: int | None = None
     message: str | None = None
     pool_at: datetime | None = None
-    efa: tuple[int, ...] = (0,)
+    efa: tuple[EfaLayout, ...] = (EfaLayout(),)
     cooldowns: tuple[Cooldown, ...] = ()
     group: str | None = None
+    failed_bootstraps: tuple[FailedBootstrap, ...] = ()
+    """What could not be prepared since a new machine last could."""
+    looked_at: datetime | None = None
+    """When somebody last looked at the job's machines."""
+    short_at: datetime | None = None
+    """Since when the group has had some machines, and fewer than are needed."""
+    bare_at: datetime | None = None
+    """Since when the group has been to have machines, and has had none."""
     images: tuple[tuple[str, str], ...] = ()
     paid_until: datetime | None = None
     attempts: tuple[Attempt, ...] = ()
@@ -294,10 +343,8 @@ class JobState:
     reopened_after: int = 0
     drilled: bool = False
     torn_down: bool = False
-    kept: bool = False
+    drives_itself: bool = False
     ended_at: datetime | None = None
-    unattended_s: float | None = None
-    budget_changes: tuple[BudgetChange, ...] = ()
     tags: tuple[tuple[str, str], ...] = ()
     successor: Successor | None = None
     left_usd_per_hour: Decimal = Decimal(0)
@@ -314,6 +361,11 @@ class JobState:
     def attempt(self) -> Attempt | None:
         """The attempt that has not ended, if any."""
         return self.attempts[-1] if self.attempts and self.attempts[-1].reason is None else None
+
+    @property
+    def missing_outputs(self) -> tuple[MissingOutput, ...]:
+        """What did not come home of the outputs of the last attempt."""
+        return self.attempts[-1].missing_outputs if self.attempts else ()
 
     @property
     def alive(self) -> tuple[NodeLife, ...]:

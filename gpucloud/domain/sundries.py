@@ -1,4 +1,4 @@
-"""What an attempt costs that the budget does not count: its checkpoints' room, requests, and bytes sent out."""
+"""What an attempt costs that the budget does not count: its checkpoints' room, requests, bytes sent and read afar."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Sundries:
 
     `stored` bytes of checkpoints were there at the end, and `saves` of `save_bytes` in `save_puts` requests are thought
     to have been made by the machines, of which nobody counts the requests. `puts` and `gets` were counted, and `sent`
-    bytes left the cloud.
+    bytes left the cloud. `read` bytes of data are thought to have been read from buckets in other regions, for
+    `read_usd`.
     """
 
     attempt: int | None
@@ -34,6 +35,8 @@ class Sundries:
     puts: int = 0
     gets: int = 0
     sent: int = 0
+    read: int = 0
+    read_usd: Decimal = ZERO
 
 
 def charges_of(used: Sundries, rates: Rates) -> tuple[Charge, ...]:
@@ -52,9 +55,17 @@ def charges_of(used: Sundries, rates: Rates) -> tuple[Charge, ...]:
             (ChargeKind.STORAGE, storage, f"{format_size(used.stored)} of checkpoints", True),
             (ChargeKind.REQUESTS, rates.requests_usd(puts, used.gets), f"{puts} PUT, {used.gets} GET", used.saves > 0),
             (ChargeKind.TRANSFER, rates.transfer_usd(used.sent), f"{format_size(used.sent)} brought home", False),
+            (ChargeKind.DATA, used.read_usd, f"{format_size(used.read)} of data from another region", True),
         )
         if usd.quantize(_SMALLEST) > ZERO
     )
+
+
+def drill_charges(attempt: int, at: datetime, rates: Rates) -> tuple[Charge, ...]:
+    """Return the charge for one machine that is interrupted on request; none where that costs nothing."""
+    used = Sundries(attempt=attempt, start=at, end=at)
+    note = "a notice on request"
+    return (_charge(used, ChargeKind.DRILL, rates.drill_usd, note, estimated=False),) if rates.drill_usd else ()
 
 
 def saves_made(first: int | None, last: int | None, committed: tuple[int, ...]) -> int:

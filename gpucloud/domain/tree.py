@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 FILE = 0o100644
 PROGRAM = 0o100755
@@ -46,3 +48,16 @@ class Manifest:
 def manifest(entries: tuple[Entry, ...]) -> Manifest:
     """Return the manifest of a tree with these entries."""
     return Manifest(entries=tuple(sorted(entries, key=lambda entry: entry.path)))
+
+
+def beside(code: str, sha256: str) -> str:
+    """Return where the tree of that name lies on a machine that has another at `code`.
+
+    A name that is none comes from a state that machines can write: `code` itself then.
+    """
+    return str(PurePosixPath(code).with_name(sha256)) if is_name(sha256) else code
+
+
+def is_name(sha256: str) -> bool:
+    """Return whether that is how a tree is called."""
+    return re.fullmatch(r"[0-9a-f]{64}", sha256) is not None

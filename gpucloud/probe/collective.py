@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import Store
 
 from gpucloud.domain.gate.probing import ProbeOrder
 from gpucloud.domain.gate.report import CollectiveProbe
+from gpucloud.probe import rendezvous
 from gpucloud.probe.telling import reason
 
 Reduce = Callable[[torch.Tensor], object]
@@ -21,13 +22,15 @@ _TIMES = 10
 
 def join(order: ProbeOrder, device: torch.device, store: Store | None = None) -> None:
     """Join the others; through `store` if there is one already. Raises RuntimeError (torch's own kinds of it)."""
+    patience = timedelta(seconds=order.patience_s)
+    if store is None:
+        store = rendezvous.store(order.address, order.port, order.world, order.rank == 0, patience)
     dist.init_process_group(
         backend="nccl" if device.type == "cuda" else "gloo",
-        init_method=None if store is not None else f"tcp://{order.address}:{order.port}",
         store=store,
         rank=order.rank,
         world_size=order.world,
-        timeout=timedelta(seconds=order.patience_s),
+        timeout=patience,
     )
 
 

@@ -12,7 +12,9 @@ import weakref
 
 import torch
 
+from gpucloud.domain.quantities import format_size
 from gpucloud.resume.folder import say
+from gpucloud.resume.memory import NoMemory
 
 _STRETCH = 16 * 2**20
 _ROUND = 2**20
@@ -34,13 +36,13 @@ class Arena:
         self._warming: threading.Thread | None = None
 
     def hold(self, size: int) -> None:
-        """Have room for that many bytes; what was there before may be lost."""
+        """Have room for that many bytes; what was there before may be lost. Raises NoMemory, then all is as before."""
         if size <= self.size:
             return
+        rounded = -(-size // _ROUND) * _ROUND
+        segment = self._mapped(rounded)
         self.close()
-        self.size = -(-size // _ROUND) * _ROUND
-        os.ftruncate(self.descriptor, self.size)
-        segment = mmap.mmap(self.descriptor, self.size)
+        self.size = rounded
         with contextlib.suppress(AttributeError, OSError):  # large pages, where the system has them
             segment.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = torch.frombuffer(segment, dtype=torch.uint8)
@@ -67,6 +69,13 @@ class Arena:
         if self._gpu is not None and self.size:
             torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())  # type: ignore[no-untyped-call]
         self._bytes, self.size = torch.empty(0, dtype=torch.uint8), 0
+
+    def _mapped(self, size: int) -> mmap.mmap:
+        try:
+            os.ftruncate(self.descriptor, size)
+            return mmap.mmap(self.descriptor, size)
+        except (OSError, MemoryError) as error:  # a limit of the process's own, or a kernel that promises no more
+            raise NoMemory(f"{format_size(size)} wanted, which the system refuses: {error}") from error
 
     def _warm(self, memory: torch.Tensor) -> None:
         # Through ctypes, which lets the training go on meanwhile; stretches keep other calls for memory from waiting.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from dataclasses import dataclass
@@ -12,10 +13,13 @@ import torch
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.arena import Arena
 from gpucloud.resume.copying import Copier, Route, route
+from gpucloud.resume.layout import size_of
+from gpucloud.resume.memory import Ask, NoMemory, asked, free_memory, sharing, shortage
 from gpucloud.resume.plan import Plan
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.sharded import Shares
 from gpucloud.resume.state import Collected, Groups, Homes, TrainingState
+from gpucloud.resume.sums import Sums
 from gpucloud.resume.tree import Tensors
 
 TOUCHED = "parameters were changed between run.step() and the optimizer's next step: from now on saves wait"
@@ -31,6 +35,7 @@ class _Known:
 
     tensors: Tensors
     route: Route
+    sums: Sums
     kept: list[int]
     homes: Homes
     own: frozenset[str]
@@ -64,6 +69,8 @@ class Capture:
         self._rest: _Rest | None = None
         self._replaced = False
         self._compared = False
+        self.summed = 0
+        self._sharing = 0  # so many ranks take memory from where this one does; unknown before there was enough
 
     @property
     def size(self) -> int:
@@ -71,17 +78,18 @@ class Capture:
         return self._plan.size if self._plan else 0
 
     def prepare(self, extra: dict[str, Any]) -> None:
-        """Make memory ready for a state like the present one, beside the training."""
+        """Make memory ready for a state like the present one, beside the training. Raises NoMemory."""
         self._planned(self._collected(extra))
 
-    def begin(self, extra: dict[str, Any]) -> None:
+    def begin(self, extra: dict[str, Any], *, steps_are_seen: bool = True) -> None:
         """Copy the state as it is now; `extra`, which nobody else has, joins the rank's own part.
 
-        Raises UsageError for what has no form.
+        `steps_are_seen`: an optimizer's step was seen to end this one, and will be seen again. Raises UsageError for
+        what has no form, NoMemory where the state has no place.
         """
         self._rest, self._replaced = None, False
-        if not self._begun_as_before(extra):
-            self._begin_anew(extra)
+        if not (steps_are_seen and self._begun_as_before(extra)):
+            self._begin_anew(extra, steps_are_seen=steps_are_seen)
 
     def under_way(self) -> bool:
         """Whether a GPU still copies; never waits."""
@@ -98,6 +106,10 @@ class Capture:
             return TOUCHED
         return REPLACED if self._replaced else ""
 
+    def mistrust(self) -> None:
+        """Copy from now on while nothing else happens: what was copied was not what the GPU had."""
+        self._copier.mistrust()
+
     def close(self) -> None:
         """Give the memory back."""
         self._known = None
@@ -113,26 +125,30 @@ class Capture:
         if own.keys() != known.changing or not plan.holds(own):
             return False
         self._rest = _Rest(changing=changing, extra=extra, groups=self._state.groups())
-        self._copier.copy(route(plan.pairs(own)), known.route)
+        self.summed = known.sums.count
+        self._copier.copy(route(plan.pairs(own)), known.route, known.sums)
         return True
 
-    def _begin_anew(self, extra: dict[str, Any]) -> None:
+    def _begin_anew(self, extra: dict[str, Any], *, steps_are_seen: bool) -> None:
         found = self._collected(extra)
         plan = self._planned(found)
         plan.head(found.metadata)
         shared = route(plan.pairs(found.shared))
+        sums = Sums(plan.sums, plan.begin, shared.runs)
+        self.summed = sums.count
         self._known = None
         if self._shares is None and shared.far:
             homes = self._state.homes()
             self._known = _Known(
                 tensors=found.shared,
                 route=shared,
+                sums=sums,
                 kept=self._state.kept(),
                 homes=homes,
                 own=frozenset(found.own),
                 changing=frozenset(self._state.collect_changing(homes)[1]),
             )
-        self._copier.copy(route(plan.pairs(found.own)), shared)
+        self._copier.copy(route(plan.pairs(found.own)), shared, sums, steps_are_seen=steps_are_seen)
 
     def _collected(self, extra: dict[str, Any]) -> Collected:
         found = self._state.collect(self._ranks.rank, self._ranks.world, extra, self._shares)
@@ -153,8 +169,20 @@ class Capture:
     def _planned(self, found: Collected) -> Plan:
         tensors = found.shared | found.own
         if self._plan is None or not self._plan.fits(tensors):
-            self._plan = Plan(tensors, self.arena, header=sum(map(len, found.metadata.values())))
+            header = sum(map(len, found.metadata.values()))
+            self._require_memory(sum(map(size_of, tensors.values())) + header)
+            self._plan = Plan(tensors, self.arena, header=header)
         return self._plan
+
+    def _require_memory(self, size: int) -> None:
+        """Raise NoMemory where the arena cannot grow to that size, ahead of it; before the first one, on all ranks."""
+        wanted = max(0, size - self.arena.size)
+        first = not self._sharing
+        asks = asked(self._ranks, wanted) if first else [Ask(wanted, free_memory())] * self._sharing
+        if short := shortage(asks):
+            raise NoMemory(short, of_all=first)
+        if first:
+            self._sharing = sharing(asks, self._ranks.rank)
 
     def _complete(self) -> None:
         """Add to what is being copied the rest, if that is missing yet: nothing in it has changed so far."""
@@ -169,7 +197,10 @@ class Capture:
             and known.changing | found.own.keys() == known.own
             and plan.holds(found.own)
         )
-        if not (same and plan.head_in_place(found.metadata)):
+        headed = False
+        with contextlib.suppress(NoMemory):  # for a header that has grown: nothing may come out of the optimizer's step
+            headed = same and plan.head_in_place(found.metadata)
+        if not headed:
             self._known, self._replaced = None, True
             return
         for into, tensor in plan.pairs(found.own):

@@ -2,7 +2,11 @@
 
 A copy from a GPU runs on a stream of its own during the next forward and backward pass. Parameters and what optimizers
 keep do not change meanwhile: the optimizer's next step waits for it on the GPU, the training thread never does. All
-else (buffers, other objects) could be changed by anything, so what the GPU does next waits for those copies.
+else (buffers, other objects) could be changed by anything, so what the GPU does next waits for those copies. So it does
+for all of them where no optimizer's step is seen, as in a CUDA graph.
+
+That nothing has changed what was copied is not believed: before the GPU does anything else it sums what it has
+(`gpucloud.resume.sums`), and the rank's writer compares that with what it was given.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import torch
 
 from gpucloud.resume.layout import size_of
 from gpucloud.resume.plan import SMALL_BYTES, Pair
+from gpucloud.resume.sums import Run, Sums
 
 _GATHERED_BYTES = 64 * 2**20  # of GPU memory, for small tensors that travel together
 
@@ -29,7 +34,7 @@ class Route:
 
     here: list[Pair]
     far: list[torch.Tensor]
-    runs: list[tuple[torch.Tensor, list[torch.Tensor]]]
+    runs: list[Run]
 
 
 def route(pairs: Iterable[Pair]) -> Route:
@@ -51,13 +56,16 @@ class Copier:
         self._optimizers = tuple(optimizers)
         self._before_step = before_step
 
-    def copy(self, own: Route, shared: Route) -> None:
-        """Begin to copy; what is on the CPU is copied when this returns."""
+    def copy(self, own: Route, shared: Route, sums: Sums, *, steps_are_seen: bool = True) -> None:
+        """Begin to copy; what is on the CPU is copied when this returns.
+
+        `steps_are_seen`: an optimizer's step was seen to end the step that is saved.
+        """
         for into, tensor in (*own.here, *shared.here):
             _put(into, tensor)
         if own.runs or shared.runs:
             self._beside = self._beside or _Beside(self._optimizers, self._before_step)
-            self._beside.copy(own, shared)
+            self._beside.copy(own, shared, sums, waits=not steps_are_seen)
 
     def calls_back(self) -> bool:
         """Whether a copy of what is shared is followed by `before_step`, if the optimizer makes a step."""
@@ -73,8 +81,13 @@ class Copier:
             self._beside.wait()
 
     def torn(self) -> bool:
-        """Whether something changed a tensor while it was copied: then the copy is worth nothing."""
+        """Whether something was seen to change a tensor while it was copied: then the copy is worth nothing."""
         return self._beside is not None and self._beside.torn()
+
+    def mistrust(self) -> None:
+        """From now on have all that the GPU does next wait: a copy was torn."""
+        if self._beside is not None:
+            self._beside.waits = True
 
 
 class _Beside:
@@ -91,8 +104,9 @@ class _Beside:
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(self._step_comes)
 
-    def copy(self, own: Route, shared: Route) -> None:
+    def copy(self, own: Route, shared: Route, sums: Sums, *, waits: bool) -> None:
         current = torch.cuda.current_stream()
+        sums.send()
         self._stream.wait_stream(current)
         self._torn = False
         self._sent = (own, shared)  # kept alive: the allocator knows nothing of this stream's use of them
@@ -102,8 +116,9 @@ class _Beside:
                 current.wait_event(self._stream.record_event())
             _send(shared)
             self._done = self._stream.record_event()
-        if self.waits:
+        if waits or self.waits:
             current.wait_event(self._done)
+            self._versions = []
         else:
             self._versions = [(tensor, tensor._version) for tensor in shared.far]  # noqa: SLF001  public in C++ alone
 
@@ -121,7 +136,9 @@ class _Beside:
         return self._torn
 
     def _step_comes(self, *_: Any) -> None:
-        if self._done is not None and self._versions:
+        if torch.cuda.is_current_stream_capturing():  # into a graph: of its steps nothing will be seen
+            self.waits = True
+        elif self._done is not None and self._versions:
             self._before_step()
             self._compare()
             torch.cuda.current_stream().wait_event(self._done)
@@ -151,7 +168,7 @@ def _send(route: Route) -> None:
         into.copy_(tensors[0] if len(tensors) == 1 else torch.cat(tensors), non_blocking=True)
 
 
-def _together(run: list[Pair]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def _together(run: list[Pair]) -> Run:
     into, tensor = run[0]
     if len(run) == 1:
         return into, [tensor]

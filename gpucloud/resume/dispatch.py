@@ -9,9 +9,8 @@ from enum import Enum
 from typing import Any
 
 from gpucloud.domain.errors import CredentialsError, StoreError
-from gpucloud.domain.manifest import Commit, Manifest, Piece, Why
+from gpucloud.domain.manifest import Commit, Manifest, Piece, Promise, Why
 from gpucloud.resume.folder import say
-from gpucloud.resume.promise import Level
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.writer import Answer, Lost, Writer
 from gpucloud.store.checkpoints import Checkpoints
@@ -31,11 +30,12 @@ class Outcome(Enum):
 class Flight:
     """The save that is under way since `began`, by this process's monotonic clock.
 
-    `entry` is what this rank has for the manifest, None until it is written; `given_up` has no time left.
+    `entry` is what this rank has for the manifest, None until it is written; `given_up` has no time left; what is
+    `torn` was found to be no copy of what the GPU had.
     """
 
     commit: Commit
-    level: Level
+    promise: Promise
     why: Why
     began: float
     stall_s: float = 0.0
@@ -44,6 +44,7 @@ class Flight:
     upload_s: float = 0.0
     size: int = 0
     given_up: bool = False
+    torn: bool = False
 
 
 class Dispatch:
@@ -54,16 +55,18 @@ class Dispatch:
         self._writer = writer
         self._ranks = ranks
 
-    def write(self, flight: Flight, size: int) -> None:
-        """Have this rank's object written, which lies ready in the arena."""
+    def write(self, flight: Flight, size: int, summed: int) -> None:
+        """Have this rank's object written, which lies ready in the arena; a GPU has summed so many stretches of it."""
         rank, world = self._ranks.rank, self._ranks.world
         saving: Answer = {
             "commit": [flight.commit.generation, flight.commit.step],
             "name": f"rank-{rank:05d}-of-{world:05d}.safetensors",
             "size": size,
+            "summed": summed,
         }
         if world == 1:
-            saving["alone"] = {"level": flight.level.value, "why": flight.why.value, "base": self._base()}
+            level, reason = flight.promise.level.value, flight.promise.reason
+            saving["alone"] = {"level": level, "reason": reason, "why": flight.why.value, "base": self._base()}
         try:
             self._writer.tell({"save": saving})
         except Lost as error:
@@ -84,7 +87,8 @@ class Dispatch:
             piece = Piece(key=key, size=size, crc32=tuple(crc32))
             flight.entry = _entry(piece, flight.stall_s + answer["seconds"])
         else:
-            flight.entry = self._dropped(flight, answer["failed"])
+            flight.torn = "torn" in answer
+            flight.entry = self._dropped(flight, answer["torn"] if flight.torn else answer["failed"])
 
     def put(self, flight: Flight, entries: list[Any]) -> None:
         """Have the manifest put, if this is rank 0; the writer of an only rank does that by itself."""
@@ -93,8 +97,8 @@ class Dispatch:
         pieces = tuple(
             Piece(key=key, size=size, crc32=tuple(crc32)) for key, size, crc32 in (entry["piece"] for entry in entries)
         )
-        level = flight.level.value
-        manifest = Manifest(commit=flight.commit, world=self._ranks.world, level=level, pieces=pieces, why=flight.why)
+        world, promise = self._ranks.world, flight.promise
+        manifest = Manifest(commit=flight.commit, world=world, promise=promise, pieces=pieces, why=flight.why)
         with contextlib.suppress(Lost):  # asked for its answer, it is lost still
             self._writer.tell({"commit": {"manifest": described(manifest), "base": self._base()}})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -24,11 +25,16 @@ class AttemptFolder:
     path: Path | None
 
     def write(self, name: str, content: dict[str, Any]) -> None:
-        """Write a JSON file."""
+        """Write a JSON file. Raises OSError, as on a full disk."""
         if self.path is not None:
             beside = self.path / f".{name}.{os.getpid()}"
             beside.write_text(json.dumps(content))
             beside.replace(self.path / name)
+
+    def tell(self, name: str, content: dict[str, Any]) -> None:
+        """Write what only informs: no training ends because a disk is full."""
+        with contextlib.suppress(OSError):
+            self.write(name, content)
 
     def stop_asked(self) -> Why | None:
         """Return what this node's agent wants the ranks to save and leave for; None while it does not."""

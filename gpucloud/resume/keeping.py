@@ -6,13 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpucloud.domain.manifest import Commit, Why
+from gpucloud.domain.manifest import Commit, Promise, Why
 from gpucloud.resume.agreement import Agreed, Agreement
 from gpucloud.resume.cadence import Cadence
-from gpucloud.resume.capture import Capture
 from gpucloud.resume.folder import AttemptFolder, say
 from gpucloud.resume.progress import Progress
-from gpucloud.resume.promise import Level
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.saving import Saver
 from gpucloud.resume.windows import Window
@@ -23,11 +21,16 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What a save holds beside the script's objects: `own` is this rank's, `level` what a resume can promise."""
+    """What a save holds beside the script's objects: `own` is this rank's, `promise` what a resume can.
+
+    `lacks` says what it may lack that came before this step; `steps_are_seen`: an optimizer was seen to step in it.
+    """
 
     step: int
-    level: Level
+    promise: Promise
     own: dict[str, Any]
+    lacks: str | None = None
+    steps_are_seen: bool = True
 
 
 class Keeper:
@@ -44,23 +47,26 @@ class Keeper:
         cadence: Cadence,
         checkpoints: Checkpoints,
         saver: Saver,
-        capture: Capture,
         ranks: Ranks,
         folder: AttemptFolder,
     ) -> None:
         self._cadence = cadence
         self._checkpoints = checkpoints
         self._saver = saver
-        self._capture = capture
         self._ranks = ranks
         self._folder = folder
         self._agreement = Agreement(ranks, folder)
-        self._prepared = self._told_waits = False
+        self._prepared = self._told_waits = self._told_lacks = False
 
     @property
     def committed(self) -> int:
         """The newest step that counts, 0 without one."""
         return self._saver.committed
+
+    @property
+    def no_memory(self) -> str | None:
+        """What the newest save lacked; None where it had the memory that it takes."""
+        return self._saver.no_memory
 
     def keep(self, step: int, now: Callable[[], Moment], window: Window = Window.CLOSED) -> bool:
         """Save if it is time, and return whether all ranks are to stop; not while a window is open. Raises Fenced."""
@@ -71,7 +77,7 @@ class Keeper:
             self._save(agreed, now)
         elif not self._prepared:
             self._prepared = True
-            self._capture.prepare(now().own)
+            self._saver.prepare(now().own)
         return False
 
     def last(self, step: int, now: Callable[[], Moment], why: Why | None = None) -> bool:
@@ -124,7 +130,11 @@ class Keeper:
         self._agreement.granted()
         self._prepared = True
         why = Why.TRIAL if self.of_a_trial else why
-        self._saver.begin(Commit(generation, now.step), now.level, now.own, why)
+        if now.lacks is not None and self._ranks.rank == 0 and not self._told_lacks:
+            self._told_lacks = True
+            say(f"step {now.step} is saved as {now.promise.level.value}: {now.lacks}")
+        commit = Commit(generation, now.step)
+        self._saver.begin(commit, now.promise, now.own, why, steps_are_seen=now.steps_are_seen)
 
     def _is_in_the_way(self, step: int, left_s: float) -> bool:
         first = self._ranks.rank == 0
@@ -141,7 +151,7 @@ class Keeper:
         longest = self._saver.longest_s
         advance()
         if self._saver.longest_s != longest:
-            self._folder.write("saving.json", {"seconds": self._saver.longest_s, "step": self.progress.step_seconds})
+            self._folder.tell("saving.json", {"seconds": self._saver.longest_s, "step": self.progress.step_seconds})
 
     def _say_waits(self, every: int) -> None:
         if self._ranks.rank == 0 and not self._told_waits:

@@ -38,9 +38,34 @@ def chunk_at(memory: torch.Tensor, chunk: Chunk) -> torch.Tensor:
     return _at(memory, chunk.begin, chunk.end, chunk.dtype, chunk.extent)
 
 
+def strides_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the tensor's strides where they are not row-major, as `channels_last` is; None also where it has holes."""
+    strides = tuple(tensor.stride())
+    return strides if not tensor.is_contiguous() and _is_dense(tuple(tensor.shape), strides) else None
+
+
+def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """Return the tensor with these strides. ValueError where they leave holes or let numbers lie on each other."""
+    if not _is_dense(tuple(tensor.shape), strides):
+        raise ValueError(f"no tensor of {tuple(tensor.shape)} has the strides {strides}")
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
 def size_of(tensor: torch.Tensor) -> int:
     """Return the number of bytes."""
     return tensor.numel() * tensor.element_size()
+
+
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether each number has one place, and there are no others."""
+    if len(shape) != len(strides):
+        return False
+    expected = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _at(memory: torch.Tensor, begin: int, end: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:

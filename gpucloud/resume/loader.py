@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume import randomness
 
 Place = tuple[int, int]
 """Epoch and index: what a sample's randomness depends on, beside the seed."""
+
+_COLLATION = 1  # the samples of a batch and its collation draw other numbers
 
 
 class Loader:
@@ -43,9 +46,12 @@ class Loader:
         self.steps_per_epoch = self._samples // global_batch
         self._seed = seed
         self._shuffle = shuffle
-        # The generator of its own keeps DataLoader from drawing from the script's.
+        self._generator = torch.Generator()  # its own, which keeps DataLoader from drawing from the script's
         self._torch_loader = DataLoader(
-            Seeded(dataset, seed), batch_sampler=_Rest(self._rest), generator=torch.Generator(), **options
+            Seeded(dataset, seed),
+            batch_sampler=_Rest(self._rest),
+            generator=self._generator,
+            **{**options, "collate_fn": Collated(options.get("collate_fn") or default_collate)},
         )
         self.begin: Callable[[], None] = lambda: None
         self.ended: Callable[[], bool] = lambda: False
@@ -65,6 +71,9 @@ class Loader:
         """Yield batches from where the run stands."""
         while not self.ended():
             self._again = False
+            self._generator.manual_seed(
+                randomness.mix(self._seed, self.batches // self.steps_per_epoch, self._rank) >> 1
+            )
             batches = iter(self._torch_loader)
             self.begin()
             for batch in self._timed(batches):
@@ -89,14 +98,25 @@ class Loader:
         """Begin again at the position that was loaded, when the next batch is asked for."""
         self._again = True
 
+    @property
+    def rules(self) -> dict[str, int]:
+        """What decides which samples make which step: the same on all ranks and in all attempts of an exact run."""
+        return {
+            "seed": self._seed,
+            "samples": self._samples,
+            "shuffle": self._shuffle,
+            "global_batch": self.global_batch,
+        }
+
     def state_dict(self) -> dict[str, int]:
         """Return the position as epoch and samples of it used, which hold for another global batch too."""
         epoch, batch = divmod(self.batches, self.steps_per_epoch)
-        return {"epoch": epoch, "used": batch * self.global_batch, "global_batch": self.global_batch}
+        return {"epoch": epoch, "used": batch * self.global_batch, **self.rules}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue from a position."""
+    def load_state_dict(self, state: dict[str, int]) -> tuple[str, ...]:
+        """Continue from a position; return which rules were others there, each as `name before → now`."""
         self.batches = state["epoch"] * self.steps_per_epoch + state["used"] // self.global_batch
+        return tuple(f"{name} {state[name]} → {now}" for name, now in self.rules.items() if state[name] != now)
 
     def _rest(self) -> Iterator[list[Place]]:
         epoch, first = divmod(self.batches, self.steps_per_epoch)
@@ -133,23 +153,53 @@ class Seeded(Dataset[Any]):
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
         self._dataset = dataset
         self._seed = seed
+        self._together = getattr(dataset, "__getitems__", None) if _fetches_batches(dataset) else None
 
-    def __getitems__(self, places: list[Place]) -> Any:
+    def __getitems__(self, places: list[Place]) -> Fetched:
         """Return the samples at these places; the generators are left as they were."""
-        together = getattr(self._dataset, "__getitems__", None)
         with randomness.kept():
-            if together is not None:
+            if self._together is not None:
                 randomness.seed_sample(randomness.mix(self._seed, *places[0]))
-                return together([index for _, index in places])
-            return [self._sample(place) for place in places]
-
-    def __getitem__(self, place: Place) -> Any:
-        """Return one sample."""
-        return self.__getitems__([place])[0]
+                samples = self._together([index for _, index in places])
+            else:
+                samples = [self._sample(place) for place in places]
+        return Fetched(samples, randomness.mix(self._seed, *places[0], _COLLATION))
 
     def _sample(self, place: Place) -> Any:
         randomness.seed_sample(randomness.mix(self._seed, *place))
         return self._dataset[place[1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Samples of one rank's part of a batch, and what seeds their collation."""
+
+    samples: Any
+    seed: int
+
+
+class Collated:
+    """A `collate_fn` that draws from generators seeded by (seed, epoch, the first sample's index).
+
+    A mask that it draws depends on no worker and no start, and is another on each rank. On another number of ranks it
+    is another too: the ranks' parts of a batch are.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, fetched: Fetched) -> Any:
+        """Return the batch; the generators are left as they were."""
+        with randomness.kept():
+            randomness.seed_sample(fetched.seed)
+            return self._collate(fetched.samples)
+
+
+def _fetches_batches(dataset: Any) -> bool:
+    """Whether the data set itself fetches whole batches: torch's `Subset` does for one that does not, too."""
+    while isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))
 
 
 class _Rest:

@@ -23,6 +23,12 @@ def replicated(module: torch.nn.Module) -> DistributedDataParallel | None:
     return inner if isinstance(inner, DistributedDataParallel) else None
 
 
+def rebuckets(module: torch.nn.Module) -> bool:
+    """Whether a DDP is in it, however deep, that groups its gradients anew after its first backward pass."""
+    ddps = (one for one in module.modules() if isinstance(one, DistributedDataParallel))
+    return any(ddp.static_graph or not ddp.find_unused_parameters for ddp in ddps)
+
+
 def plain(name: str) -> str:
     """Return the name of a parameter or buffer as the bare model has it."""
     for word in _WORDS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -12,10 +11,10 @@ from gpucloud.domain.boxes import Box, overlap, span
 from gpucloud.domain.chunks import OWN, Chunk, chunks_of
 from gpucloud.domain.manifest import Manifest
 from gpucloud.domain.parts import PART_BYTES, covering
-from gpucloud.domain.safetensors import ITEM_BYTES, LENGTH_BYTES, Header, read_header, start_of
+from gpucloud.domain.safetensors import ITEM_BYTES, LENGTH_BYTES, Header, start_of
 from gpucloud.resume.layout import DTYPES
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.reading import Held, Whole, whole_of
+from gpucloud.resume.reading import Held, Whole, header_of, room_for, whole_of
 from gpucloud.resume.sharded import Layout
 from gpucloud.store.checkpoints import Checkpoints
 
@@ -26,7 +25,7 @@ class Rooms:
     def __init__(self, checkpoints: Checkpoints, manifest: Manifest) -> None:
         self._checkpoints = checkpoints
         self._pieces = manifest.pieces
-        self._memory = [mmap.mmap(-1, piece.size) for piece in manifest.pieces]
+        self._memory = [room_for(piece) for piece in manifest.pieces]
         self._views = [memoryview(memory) for memory in self._memory]
         self._read: set[tuple[int, int]] = set()
 
@@ -73,7 +72,7 @@ def all_headers(rooms: Rooms, manifest: Manifest, ranks: Ranks) -> dict[int, Hea
         return None
     sizes = [piece.size for piece in manifest.pieces]
     return {
-        int(number): read_header(memoryview(text.encode("latin-1")), sizes[int(number)])
+        int(number): header_of(memoryview(text.encode("latin-1")), sizes[int(number)])
         for one in told
         for number, text in one.items()
     }

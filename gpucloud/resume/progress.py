@@ -40,6 +40,8 @@ class Progress:
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self._waits: deque[float] = deque(maxlen=_REMEMBERED)
         self._waited_s = 0.0
+        self._longest: float | None = None
+        self._over = False
         self._stepped_at = time.monotonic()
         self._written_at = 0.0
         self.write()
@@ -61,34 +63,42 @@ class Progress:
     def stepped(self, loss: Any) -> None:
         """A step was done; `loss` is a number or a tensor, nobody waits for it."""
         now = time.monotonic()
+        if self._seconds:  # the first step compiles and loads: it has a limit of its own
+            self._longest = max(self._longest or 0.0, now - self._stepped_at)
         self._seconds.append(now - self._stepped_at)
         self._waits.append(self._waited_s)
         self._waited_s = 0.0
         self._stepped_at = now
         if loss is not None:
             self._loss.offer(loss)
-        if self._phase != "train" or now - self._written_at >= _LEAST_S:
-            self._phase = "train"
+        phase = "done" if self._over else "train"
+        if self._phase != phase or now - self._written_at >= _LEAST_S:
+            self._phase = phase
             self.write()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Report the phase while inside; its time does not count as a step's."""
-        before, self._phase = self._phase, name
+        before, self._phase = self._phase, self._phase if self._over else name
         self.write()
         try:
             yield
         finally:
-            self._phase = before
+            self._phase = self._phase if self._over else before
             self._stepped_at = time.monotonic()
             self.write()
+
+    def done(self) -> None:
+        """The training is over: whatever the script still does, nobody is to wait for another step."""
+        self._phase, self._over = "done", True
+        self.write()
 
     def write(self) -> None:
         """Report now."""
         if self._folder.path is None:
             return
         self._written_at = time.monotonic()
-        self._folder.write(
+        self._folder.tell(
             "progress.json",
             {
                 "step": self._standing.steps_done,
@@ -99,6 +109,7 @@ class Progress:
                 "committed_step": self._standing.committed_step or None,
                 "step_seconds": self.step_seconds,
                 "waiting_share": self._waiting_share(),
+                "longest_s": self._longest,
                 "written_at": time.time(),
             },
         )

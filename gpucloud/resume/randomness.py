@@ -37,6 +37,8 @@ def capture() -> dict[str, Any]:
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
     numpy = _numpy()
     if numpy is not None:
         state["numpy"] = numpy.get_state()
@@ -49,6 +51,8 @@ def put_back(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])
     numpy = _numpy()
     if "numpy" in state and numpy is not None:
         numpy.set_state(state["numpy"])

@@ -11,8 +11,12 @@ from typing import Any
 import torch
 
 from gpucloud.domain.chunks import OWN, Chunk, chunks_of
+from gpucloud.domain.errors import CheckpointUnreadable
+from gpucloud.domain.fingerprints import NOTHING, Fingerprint, of_header
 from gpucloud.domain.manifest import Manifest, Piece
-from gpucloud.domain.safetensors import Header, read_header, size_of
+from gpucloud.domain.quantities import format_size
+from gpucloud.domain.safetensors import Header, UnknownType, read_header, size_of
+from gpucloud.resume.comparing import Saved
 from gpucloud.resume.layout import DTYPES, chunk_at
 from gpucloud.resume.state import Content
 from gpucloud.resume.tree import Name, decode
@@ -38,19 +42,42 @@ class Held:
 def hold(checkpoints: Checkpoints, manifest: Manifest, wanted: Sequence[int]) -> dict[int, Held] | None:
     """Return the wanted objects, by their number in the manifest; None when one is missing or not as written.
 
-    Raises StoreError, and ValueError when bytes that are as written are no checkpoint.
+    Raises StoreError, ValueError when bytes that are as written are no checkpoint, and CheckpointUnreadable when they
+    are one that cannot be read here.
     """
     if any(piece.size == 0 for piece in manifest.pieces):
         return None
     # Fresh pages of the kernel's: nothing is set to zero by us, and torch and the store see the same bytes.
-    room = {number: mmap.mmap(-1, manifest.pieces[number].size) for number in wanted}
+    room = {number: room_for(manifest.pieces[number]) for number in wanted}
     views = {number: memoryview(memory) for number, memory in room.items()}
     if not checkpoints.read([(manifest.pieces[number], views[number]) for number in wanted]):
         return None
     return {
-        number: Held(views[number], torch.frombuffer(room[number], dtype=torch.uint8), read_header(views[number]))
+        number: Held(views[number], torch.frombuffer(room[number], dtype=torch.uint8), header_of(views[number]))
         for number in wanted
     }
+
+
+def room_for(piece: Piece) -> mmap.mmap:
+    """Return memory for an object; CheckpointUnreadable where there is none."""
+    try:
+        return mmap.mmap(-1, piece.size)
+    except (OSError, MemoryError) as error:
+        raise CheckpointUnreadable(
+            f"there is no memory for the {format_size(piece.size)} of {piece.key}: {error}",
+            hint="a machine with more memory, or fewer ranks on it",
+        ) from error
+
+
+def header_of(data: memoryview, size: int | None = None) -> Header:
+    """Return what `read_header` does; CheckpointUnreadable for types of tensors that only others know."""
+    try:
+        return read_header(data, size)
+    except UnknownType as error:
+        raise CheckpointUnreadable(
+            f"the newest checkpoint cannot be read: {error}",
+            hint="go on with the gpucloud that saved it, or a newer one",
+        ) from error
 
 
 def owner_of(piece: Piece) -> int:
@@ -102,6 +129,27 @@ class Contents:
         if not isinstance(part, dict):
             raise ValueError("a rank's own part is no table")  # noqa: TRY004  it is the file that is wrong
         return part, owner
+
+    def saved(self, rank: int) -> Saved:
+        """Return what the checkpoint says of what it holds for the rank. ValueError where that makes no sense."""
+        number = self._number_of[rank if rank in self._number_of else 0]
+        shared: dict[str, dict[tuple[tuple[int, ...], tuple[int, ...]], Fingerprint]] = {}
+        own: dict[str, Fingerprint] = {}
+        for other, header in self._headers.items():
+            prints = of_header(header)
+            for chunk, one in zip(chunks_of(other, header), prints or (), strict=bool(prints)):
+                if not chunk.of.startswith(OWN):
+                    shared.setdefault(chunk.of, {})[chunk.offset, chunk.extent] = one  # replicas are alike
+                elif other == number:
+                    own[chunk.of] = one
+        tree = json.loads(self._headers[number].metadata["own"])
+        told = all(of_header(header) is not None for header in self._headers.values())
+        return Saved(
+            shared=self._trees,
+            own={key: tree[key] for key in ("buffers", "others")},
+            shared_prints={n: sum(p.values(), NOTHING) for n, p in shared.items()} if told else None,
+            own_prints=own if told else None,
+        )
 
     def _tensor(self, name: str) -> torch.Tensor:
         parts = self._parts[name]

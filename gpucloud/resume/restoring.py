@@ -12,20 +12,25 @@ import torch
 import torch.distributed as dist
 
 from gpucloud.domain.chunks import Chunk
+from gpucloud.domain.errors import CheckpointUnreadable
 from gpucloud.domain.manifest import Commit, Manifest, manifest_bytes, read_manifest
-from gpucloud.domain.safetensors import Header, read_header
+from gpucloud.domain.parts import PART_BYTES
+from gpucloud.domain.safetensors import Header
+from gpucloud.resume.comparing import Saved
 from gpucloud.resume.folder import say
 from gpucloud.resume.layout import DTYPES
+from gpucloud.resume.memory import HINT, asked, shortage
 from gpucloud.resume.partly import Rooms, all_headers, parts_needed, placed_by
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.reading import Contents, Held, content, hold, inside, owner_of, shapes_only, whole_of
+from gpucloud.resume.reading import Contents, Held, content, header_of, hold, inside, owner_of, shapes_only, whole_of
 from gpucloud.resume.sharded import Layout
 from gpucloud.resume.state import Content, TrainingState
-from gpucloud.store.checkpoints import Checkpoints
+from gpucloud.store.checkpoints import Checkpoints, all_damaged
 
 # Bytes that are as their manifest says and still no checkpoint, whoever wrote them: JSON of other shapes or nested
 # without end, tensors that torch refuses.
-_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError, RecursionError)
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+_REFUSED = (*_UNREADABLE, RuntimeError)  # torch's, of shapes that cannot be: no memory is asked for where this counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +67,18 @@ class Restored:
         shared = self._exchanged if self.spread else place
         return content(Contents(self.headers, owners, shared), rank, self.held, place)
 
+    def saved(self, rank: int) -> Saved:
+        """Return what it says of what it holds for the rank."""
+        owners = [owner_of(piece) for piece in self.manifest.pieces]
+        return Contents(self.headers, owners, shapes_only).saved(rank)
+
     def check(self, rank: int) -> None:
         """See whether this makes a checkpoint: raises what a broken one raises, without moving any data."""
         owners = [owner_of(piece) for piece in self.manifest.pieces]
         found = content(Contents(self.headers, owners, shapes_only), rank, self.held)
         found.shared("modules")
         found.shared("optimizers")
+        self.saved(rank)
 
     def _exchanged(self, _name: str, parts: list[Chunk]) -> torch.Tensor:
         """Return a tensor on this rank's GPU; whoever holds a part of it sends that to all."""
@@ -90,14 +101,25 @@ def find(checkpoints: Checkpoints, ranks: Ranks, state: TrainingState | None = N
     """Return the newest checkpoint whose every object is whole, on all ranks the same; None without one.
 
     Damaged ones are passed over with a line to the user. Where ranks hold the `state` together, each reads what it
-    needs, and only damage to that counts. Raises StoreError when the store does not answer, for an outage is no damage.
+    needs, and only damage to that counts. Raises UsageError where every one is damaged, CheckpointUnreadable for one
+    that cannot be read here, StoreError when the store does not answer: an outage is no damage.
     """
     began = time.monotonic()
-    candidates = checkpoints.candidates(_pass_over) if ranks.rank == 0 else iter(())
+    passed = 0
+
+    def pass_over(commit: Commit) -> None:
+        nonlocal passed
+        passed += 1
+        say(f"the checkpoint of step {commit.step} is damaged: passed over")
+
+    candidates = checkpoints.candidates(pass_over) if ranks.rank == 0 else iter(())
     while True:
         proposed = next(candidates, None)
         data = ranks.shared(manifest_bytes(proposed) if proposed else b"")
         if not data:
+            (lost,) = ranks.highest(passed)
+            if lost:
+                raise all_damaged(lost)
             return None
         manifest = read_manifest(data)
         if state is not None and state.sharded:
@@ -107,7 +129,7 @@ def find(checkpoints: Checkpoints, ranks: Ranks, state: TrainingState | None = N
         if found is not None:
             return found
         if ranks.rank == 0:
-            _pass_over(manifest.commit)
+            pass_over(manifest.commit)
 
 
 def spreads(ranks: Ranks) -> bool:
@@ -119,14 +141,13 @@ def spreads(ranks: Ranks) -> bool:
     return ranks.world > 1 and ranks.device.type == "cuda"
 
 
-def _pass_over(commit: Commit) -> None:
-    say(f"the checkpoint of step {commit.step} is damaged: passed over")
-
-
 def _read(checkpoints: Checkpoints, manifest: Manifest, ranks: Ranks, began: float) -> Restored | None:
     """Return the checkpoint if all ranks could read it."""
     spread = spreads(ranks)
     held = None
+    size = sum(manifest.pieces[number].size for number in _wanted(manifest, ranks, spread=spread))
+    # What is read is put together in memory of its own, kind by kind, unless it goes to a GPU tensor by tensor.
+    _require_memory(manifest, ranks, size if spread else size + size // 2)
     with contextlib.suppress(*_UNREADABLE):
         held = hold(checkpoints, manifest, _wanted(manifest, ranks, spread=spread))
     if _on_any(ranks, held is None) or held is None:
@@ -152,23 +173,37 @@ def _read_partly(
     rooms = Rooms(checkpoints, manifest)
     layouts = state.layouts()
     found = None
+    headers: Mapping[int, Header] | None = None
+    needed: list[tuple[int, int]] | None = None
     with contextlib.suppress(*_UNREADABLE):
         headers = all_headers(rooms, manifest, ranks)
         if headers is not None:
             owners = [owner_of(piece) for piece in manifest.pieces]
             layouts |= state.layouts_kept(Contents(headers, owners, shapes_only).named("optimizers"))
-            if rooms.read(parts_needed(headers, layouts, _own(owners, ranks.rank))):
-                found = Restored(
-                    manifest=manifest,
-                    held=rooms.held(headers),
-                    headers=headers,
-                    ranks=ranks,
-                    seconds=time.monotonic() - began,
-                    layouts=layouts,
-                )
+            needed = list(parts_needed(headers, layouts, _own(owners, ranks.rank)))
+    parts = ((manifest.pieces[number].size, part * PART_BYTES) for number, part in set(needed or ()))
+    _require_memory(manifest, ranks, sum(min(PART_BYTES, size - begin) for size, begin in parts))
+    with contextlib.suppress(*_UNREADABLE):
+        if headers is not None and needed is not None and rooms.read(needed):
+            found = Restored(
+                manifest=manifest,
+                held=rooms.held(headers),
+                headers=headers,
+                ranks=ranks,
+                seconds=time.monotonic() - began,
+                layouts=layouts,
+            )
     if _on_any(ranks, found is None) or found is None:
         return None
     return found if _makes_sense(found, ranks) else None
+
+
+def _require_memory(manifest: Manifest, ranks: Ranks, wanted: int) -> None:
+    """Raise CheckpointUnreadable, on all ranks alike, where there is no memory to read so much of it."""
+    if short := shortage(asked(ranks, wanted)):
+        raise CheckpointUnreadable(
+            f"there is no memory to read the checkpoint of step {manifest.commit.step}: {short}", hint=HINT
+        )
 
 
 def _makes_sense(found: Restored, ranks: Ranks) -> bool:
@@ -176,7 +211,7 @@ def _makes_sense(found: Restored, ranks: Ranks) -> bool:
     broken = False
     try:
         found.check(ranks.rank)
-    except _UNREADABLE:
+    except _REFUSED:
         broken = True
     return not _on_any(ranks, broken)
 
@@ -202,7 +237,7 @@ def _all_headers(held: Mapping[int, Held], ranks: Ranks) -> dict[int, Header]:
     for told in ranks.gathered(json.dumps([texts, sizes]).encode()):
         others, lengths = json.loads(told)
         for number, text in others.items():
-            headers[int(number)] = read_header(memoryview(text.encode("latin-1")), lengths[number])
+            headers[int(number)] = header_of(memoryview(text.encode("latin-1")), lengths[number])
     return headers
 
 

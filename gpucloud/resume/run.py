@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import signal
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset
 
-from gpucloud.domain.errors import StoreError, UsageError
-from gpucloud.domain.manifest import Why
+from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
+from gpucloud.domain.manifest import Level, Promise, Why
 from gpucloud.domain.trial import Trial
 from gpucloud.resume import randomness
 from gpucloud.resume.capture import Capture
+from gpucloud.resume.comparing import unlike
 from gpucloud.resume.folder import AttemptFolder, say
 from gpucloud.resume.keeping import Keeper, Moment
 from gpucloud.resume.loader import Loader, require_split
-from gpucloud.resume.naming import replicated
+from gpucloud.resume.memory import HINT
+from gpucloud.resume.naming import rebuckets
 from gpucloud.resume.profiling import Profiling
 from gpucloud.resume.progress import Progress
-from gpucloud.resume.promise import Level, lower, promised, surroundings
+from gpucloud.resume.promise import promised, surroundings, tuned
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.restoring import Restored, find
 from gpucloud.resume.saving import Saver
 from gpucloud.resume.settings import Settings, read_settings
+from gpucloud.resume.sharded import Shares
 from gpucloud.resume.startup import end_quickly
 from gpucloud.resume.state import TrainingState
 from gpucloud.resume.trying import Trying
@@ -36,8 +42,20 @@ from gpucloud.resume.writer import Writer
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 
+_OURS = {
+    "batch_size": "global_batch=…: the samples of a step over all ranks",
+    "batch_sampler": "shuffle=False, and a data set in the order that you want",
+    "sampler": "shuffle=False, and a data set in the order that you want",
+    "drop_last": "leave it out: the last samples of an epoch that fill no step are left out",
+    "generator": "resume.init(seed=…)",
+}
+"""Options of torch's DataLoader that say which samples come when, and what to write instead."""
+
 SAVED_AND_LEFT = 75
 """Exit code of a rank that saved and left because it was asked to."""
+
+_newest: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
+"""The run of this process that `init` returned last, by its attempt."""
 
 
 def init(
@@ -54,15 +72,18 @@ def init(
 
     Call it on every rank, after the process group and everything with state is made: a model that is sharded, by
     `fully_shard` or `parallelize_module`, must be so already. `others` are further objects with state_dict() and
-    load_state_dict(). `seed` orders the data and seeds every rank's random number generators. Raises UsageError when
-    the checkpoint does not fit, StoreError when the store does not answer.
+    load_state_dict(). `seed`, the same on all ranks, orders the data of `run.loader` and seeds every rank's random
+    number generators with it, each otherwise. Raises UsageError when the checkpoint does not fit, StoreError when the
+    store does not answer.
     """
     settings = read_settings()
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **others}
     state = TrainingState({name: part for name, part in parts.items() if part is not None})
-    ddp = replicated(model) if isinstance(model, torch.nn.Module) else None
-    rebuckets = ddp is not None and (ddp.static_graph or not ddp.find_unused_parameters)
-    return Run(settings, state, total_steps=total_steps, seed=seed, rebuckets=rebuckets)
+    anew = any(rebuckets(part) for part in parts.values() if isinstance(part, torch.nn.Module))
+    return Run(settings, state, total_steps=total_steps, seed=seed, rebuckets=anew)
+
+
+_NO_LOADER = Promise(Level.BEST_EFFORT, "without `run.loader`, which samples come next is up to the script")
 
 
 class Run:
@@ -72,7 +93,8 @@ class Run:
         self, settings: Settings, state: TrainingState, *, total_steps: int | None, seed: int, rebuckets: bool
     ) -> None:
         self.total_steps = total_steps
-        self.level = Level.EXACT
+        self._promise = Promise()
+        self._reasons: set[str] = set()
         self._settings = settings
         self._state = state
         self._seed = seed
@@ -85,21 +107,24 @@ class Run:
         self._trying = Trying(settings.trial)
         capture = Capture(state, self._ranks)
         writer = Writer(settings.store, settings.prefix, settings.keep, capture.arena.descriptor)
-        with randomness.kept():  # what the script draws next is the same whether it resumes or not
+        if self._ranks.rank == 0:
+            self._checkpoints.announce(settings.attempt)
+        with randomness.kept(), self._barred():  # what the script draws next is the same whether it resumes or not
             restored = find(self._checkpoints, self._ranks, state)
             self._own = self._put_back(restored) if restored else {}
         self.steps_done = restored.commit.step if restored else 0
         self._is_fresh = restored is None
         self._restored = restored if rebuckets else None
         self._vain_steps = _vain_steps(self._ranks)
-        self._windows = Windows(state.optimizers)
+        self._windows = Windows(state.optimizers, state.modules, self._own.get("longest_window", 0))
         self._randomness_set = False
         saver = Saver(self._checkpoints, writer, capture, self._ranks, committed=self.steps_done)
-        self._keeper = Keeper(settings.cadence, self._checkpoints, saver, capture, self._ranks, self._folder)
+        self._keeper = Keeper(settings.cadence, self._checkpoints, saver, self._ranks, self._folder)
         self._keeper.of_a_trial = settings.trial is not None
         self._progress = Progress(self._folder if self._ranks.rank == 0 else AttemptFolder(None), self)
         self._keeper.progress = self._progress
         self._profiling = Profiling(self._folder, settings.profile_steps, self._ranks.rank)
+        _newest[settings.attempt] = self
         if self._ranks.rank == 0:
             self._begin(restored)
 
@@ -133,11 +158,20 @@ class Run:
         `global_batch` is the number of samples in a step over all ranks: keep it, and the same samples make the
         same steps on any number of ranks. With tensor parallelism, where some ranks train on the same samples, `over`
         is the dimension of the device mesh over which batches are split, as `mesh["data"]`; ranks that share their
-        samples then draw the same random numbers. Raises UsageError for a second loader, and when it cannot be split:
-        neither over these ranks nor, in a job on a range of nodes, over any number of them that it may come to.
+        samples then draw the same random numbers. Raises UsageError for a second loader, without `total_steps`, where
+        ranks disagree on the order of samples, and when it cannot be split: neither over these ranks nor, in a job on a
+        range of nodes, over any number of them that it may come to.
         """
         if self._loader is not None:
             raise UsageError("a run has one loader", hint="use torch's DataLoader for evaluation data")
+        for name, instead in _OURS.items():
+            if name in options:
+                raise UsageError(f"run.loader({name}=…): the run itself makes that", hint=instead)
+        if self.total_steps is None:
+            raise UsageError(
+                "batches come without end, and nothing says how many steps the run has",
+                hint="resume.init(total_steps=EPOCHS * (len(dataset) // GLOBAL_BATCH))",
+            )
         if over is not None:
             self._data_ranks = over.get_local_rank(), over.size()
         else:
@@ -150,14 +184,14 @@ class Run:
             shuffle=shuffle,
             options={"num_workers": num_workers, **options},
         )
+        self._require_one_order(loader)
         position = self._own.get("loader")
-        if position:
-            loader.load_state_dict(position)
-            if position["global_batch"] != global_batch:
-                self._lower(Level.BEST_EFFORT, f"global_batch {position['global_batch']} → {global_batch}")
+        if position and (changed := loader.load_state_dict(position)):
+            self._lower(Promise(Level.BEST_EFFORT, ", ".join(changed)))
         loader.begin = self._begin_batches
         loader.waited = self._progress.waited
-        loader.ended = lambda: self.total_steps is not None and self.steps_done >= self.total_steps
+        last = self.total_steps
+        loader.ended = lambda: self.steps_done >= last
         self._loader = loader
         return loader
 
@@ -166,11 +200,19 @@ class Run:
 
         Saves when it is due, or when the agent of any node wishes it: copies the state, and the rest goes on beside the
         training. When an agent asks to stop, all ranks save this step, wait until it counts and leave: SystemExit(75).
+        All that belongs to the step comes before it, `scheduler.step()` too: a checkpoint has what was until here.
         Where gradients are gathered over several steps, saving and leaving wait for the optimizer's next step. With DDP
         over three or more ranks (on GPUs: two), the first step or steps after a resume are taken back and their batches
         handed out again.
-        Raises Fenced when another attempt has taken over.
+        Raises Fenced when another attempt has taken over, UsageError when `init` was called once more meanwhile.
         """
+        if _newest.get(self._settings.attempt) is not self:
+            raise UsageError(
+                "resume.init was called again in this process, and only the newest run can save",
+                hint="call it once, with all that has a state: resume.init(model=…, other=…)",
+            )
+        if self._loader is None:
+            self._go_on_without_loader()
         window = self._windows.now()
         if self._in_vain(window):
             return
@@ -185,6 +227,11 @@ class Run:
         if self._settings.trial is not None:
             self._try(self._settings.trial)
 
+    @property
+    def level(self) -> Level:
+        """What a resume from what is saved now can promise, as far as is known."""
+        return self._promise.level
+
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Report that something else than training goes on inside (`evaluate`), so that nobody takes it for a hang."""
         return self._progress.phase(name)
@@ -193,11 +240,13 @@ class Run:
         """Commit the final state, then say that the job is done: nothing else counts as success. Raises StoreError."""
         self._profiling.close()
         if not self._keeper.last(self.steps_done, self._moment, Why.LAST):
+            lacking = self._keeper.no_memory
             raise StoreError(
-                f"the final checkpoint, of step {self.steps_done}, could not be committed",
-                hint="start the job again: it continues from its last checkpoint",
+                f"the final checkpoint, of step {self.steps_done}, could not be committed"
+                + (f": {lacking}" if lacking else ""),
+                hint=HINT if lacking else "start the job again: it continues from its last checkpoint",
             )
-        self._progress.write()
+        self._progress.done()
         self._folder.write(f"done-{self._ranks.rank}.json", self._standing())
         self._keeper.close()
         self._ranks.close()
@@ -207,8 +256,11 @@ class Run:
         content = restored.content(self._ranks.rank)
         self._state.fit(content, restored.commit.step)
         self._trying.put_back(content.own)
-        level, why = promised(content.own["surroundings"], self._surroundings)
-        self._lower(lower(level, Level(restored.manifest.level)), why)
+        self._lower(restored.manifest.promise)
+        self._lower(promised(content.own["surroundings"], self._surroundings))
+        shares = Shares(self._ranks) if self._state.sharded else None
+        if why := unlike(restored.saved(self._ranks.rank), self._state.present(), self._ranks, shares):
+            self._lower(Promise(Level.BEST_EFFORT, why))
         if content.own_rank != self._ranks.rank or content.own["surroundings"]["world"] != self._ranks.world:
             del content.own["randomness"]
         return content.own
@@ -219,20 +271,52 @@ class Run:
             say("this store ignores conditional writes: two attempts at once would not notice each other")
         if restored:
             say(f"resumed from step {restored.commit.step}, {self.level.value} (attempt {self._settings.attempt})")
+        elif self._settings.folder is not None and self._settings.trial is None and self._ranks.rank == 0:
+            say("begins at step 0; `gpucloud train FILE --verify-resume` proves that a script resumes to the bit")
 
-    def _lower(self, level: Level, why: str) -> None:
-        if why and self._ranks.rank == 0 and lower(level, self.level) is not self.level:
-            say(f"this resume is {level.value}, not exact: {why}")
-        self.level = lower(level, self.level)
+    @contextlib.contextmanager
+    def _barred(self) -> Iterator[None]:
+        """What cannot be read now may be later, or elsewhere: the job tries again, and is not over."""
+        try:
+            yield
+        except (StoreError, CredentialsError) as error:
+            self._folder.tell(f"barred-{self._ranks.rank}.json", {"why": str(error)})
+            raise
+
+    def _lower(self, promise: Promise) -> None:
+        if promise.reason and promise.reason not in self._reasons and self._ranks.rank == 0:
+            say(f"this resume is {promise.level.value}, not exact: {promise.reason}")
+        self._reasons.add(promise.reason)
+        self._promise = self._promise.weaker(promise)
+
+    def _require_one_order(self, loader: Loader) -> None:
+        """Ranks that order the samples each in its own way would train on some twice, and on others never."""
+        rules = {**loader.rules, "total_steps": self.total_steps}
+        told = [json.loads(one) for one in self._ranks.gathered(json.dumps(rules).encode())]
+        for rank, theirs in enumerate(told):
+            for name, ours in told[0].items():
+                if theirs[name] != ours:
+                    one_for_all = "resume.init(seed=…): the same on all ranks, each then draws its own random numbers"
+                    raise UsageError(
+                        f"the ranks differ in {name}: {ours} on rank 0, {theirs[name]} on rank {rank}",
+                        hint=one_for_all if name == "seed" else f"give every rank the same {name}",
+                    )
 
     def _begin_batches(self) -> None:
         # Whatever the script drew since `init`, the first batch finds the generators as the last step left them.
-        if not self._randomness_set:
-            self._set_randomness()
-            self._randomness_set = True
+        self._set_randomness()
         self._progress.batch_wanted()
 
+    def _go_on_without_loader(self) -> None:
+        """No number is drawn again that steps before the resume drew, but for those of the first step."""
+        if "randomness" in self._own and not self._randomness_set:
+            self._lower(_NO_LOADER)
+            self._set_randomness()
+
     def _set_randomness(self) -> None:
+        if self._randomness_set:
+            return
+        self._randomness_set = True
         if "randomness" in self._own:
             randomness.put_back(self._own["randomness"])
         else:
@@ -258,10 +342,16 @@ class Run:
         return True
 
     def _moment(self) -> Moment:
+        lacks = self._windows.lacks
+        promise = self._promise if self._loader else self._promise.weaker(_NO_LOADER)
+        promise = promise.weaker(tuned()) if lacks is None else Promise(Level.BEST_EFFORT, lacks)
         return Moment(
             step=self.steps_done,
-            level=self.level if self._loader else Level.BEST_EFFORT,
+            promise=promise,
+            lacks=lacks,
+            steps_are_seen=self._windows.seen,
             own={
+                "longest_window": self._windows.longest,
                 "randomness": randomness.capture(),
                 "loader": self._loader.state_dict() if self._loader else None,
                 "surroundings": self._surroundings,
@@ -272,23 +362,22 @@ class Run:
     def _leave(self) -> None:
         self._profiling.close()
         if not self._keeper.last(self.steps_done, self._moment) and self._ranks.rank == 0:
-            say(f"step {self.steps_done} could not be saved: the job continues from step {self.committed_step}")
+            why = f", {lacking}" if (lacking := self._keeper.no_memory) else ""
+            say(f"step {self.steps_done} could not be saved{why}: the job continues from step {self.committed_step}")
         self._folder.write(f"left-{self._ranks.rank}.json", self._standing())
         if self._ranks.rank == 0:
             say(f"asked to stop ({self._folder.stop_reason()}): saved step {self.committed_step}, leaving")
         self._keeper.close()
         self._ranks.close()
-        if dist.is_available() and dist.is_initialized():
-            dist.destroy_process_group()
         atexit.register(end_quickly)
+        atexit.register(_end_groups)  # the script's own `finally` may still end them, as torch's examples do
         raise SystemExit(SAVED_AND_LEFT)
 
     def _try(self, trial: Trial) -> None:
         """End the run where its trial ends; die in the middle of it, once, as ranks do whose machine is taken."""
         if self.steps_done >= trial.steps:
             self.done()
-            if dist.is_available() and dist.is_initialized():
-                dist.destroy_process_group()
+            atexit.register(_end_groups)
             raise SystemExit(0)
         if self._is_fresh and self.steps_done == trial.killed_at:
             self._keeper.settle()
@@ -298,6 +387,11 @@ class Run:
 
     def _standing(self) -> dict[str, int]:
         return {"rank": self._ranks.rank, "step": self.steps_done, "committed_step": self.committed_step}
+
+
+def _end_groups() -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _vain_steps(ranks: Ranks) -> int:

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+import torch
+
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.manifest import Commit, Why
+from gpucloud.domain.manifest import Commit, Promise, Why
 from gpucloud.resume.cadence import Cadence, Moment, is_better_anew, is_due
 from gpucloud.resume.capture import Capture
 from gpucloud.resume.dispatch import FAILED, Dispatch, Flight, Outcome
 from gpucloud.resume.folder import say
-from gpucloud.resume.promise import Level
+from gpucloud.resume.memory import HINT, NoMemory
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.writer import Writer
 from gpucloud.store.checkpoints import Checkpoints, Fenced
@@ -54,7 +56,7 @@ class Saver:
     """Saves, one at a time; one that fails is dropped on all ranks alike, and training goes on.
 
     `committed` is the newest step that counts; `longest_s` is how long a save took from its copy to its commit at most,
-    None before the first.
+    None before the first; `no_memory` says what the newest save lacked, None where it had it.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Saver:
     ) -> None:
         self.committed = committed
         self.longest_s: float | None = None
+        self.no_memory: str | None = None
         self._dispatch = Dispatch(checkpoints, writer, ranks)
         self._capture = capture
         self._ranks = ranks
@@ -90,17 +93,29 @@ class Saver:
         )
         return is_due(cadence, moment)
 
-    def begin(self, commit: Commit, level: Level, extra: dict[str, Any], why: Why) -> None:
+    def prepare(self, extra: dict[str, Any]) -> None:
+        """Make memory ready for a state like the present one."""
+        try:
+            self._capture.prepare(extra)
+        except NoMemory as error:
+            self._lacks_memory(error)
+
+    def begin(
+        self, commit: Commit, promise: Promise, extra: dict[str, Any], why: Why, *, steps_are_seen: bool = True
+    ) -> None:
         """Copy this rank's share and have it written. The save before must be over. Raises UsageError."""
         began = time.monotonic()
-        flight = self._flight = Flight(commit, level, why, began)
+        flight = self._flight = Flight(commit, promise, why, began)
         self._stage = _Stage.WRITING
         try:
-            self._capture.begin(extra)
+            self._capture.begin(extra, steps_are_seen=steps_are_seen)
         except UsageError:
             self._flight, self._stage = None, _Stage.IDLE
             raise
-        if not self._capture.under_way():
+        except (NoMemory, torch.OutOfMemoryError) as error:
+            self._lacks_memory(error)
+            flight.told, flight.entry = True, FAILED
+        if not flight.told and not self._capture.under_way():
             self._tell(flight)
         self._saved_at = time.monotonic()
         flight.stall_s = self._saved_at - began
@@ -115,6 +130,8 @@ class Saver:
                 self._tell(flight)
             if flight.told and flight.entry is None:
                 self._dispatch.look(flight, wait_s)
+            if flight.torn:
+                self._capture.mistrust()
             return News(busy=int(flight.entry is None))
         if self._ranks.rank > 0:
             time.sleep(min(wait_s, _POLL_S))
@@ -171,7 +188,7 @@ class Saver:
             say(why)
             flight.entry = FAILED
         else:
-            self._dispatch.write(flight, self._capture.size)
+            self._dispatch.write(flight, self._capture.size, self._capture.summed)
 
     def _learn(self, flight: Flight, commit_s: float) -> None:
         """Remember what the save took: what training lost, and how long it was until it counted."""
@@ -188,9 +205,20 @@ class Saver:
                 hint="this one stops; nothing is lost",
             )
         if outcome is Outcome.COMMITTED:
+            self.no_memory = None
             self.longest_s = max(self._upload_s, self.longest_s or 0.0)
             self.committed = flight.commit.step
             self._warn(flight.size)
+
+    def _lacks_memory(self, error: Exception) -> None:
+        """Say once that nothing is saved; the next save looks again."""
+        said, self.no_memory = self.no_memory, f"there is no memory for it: {error}"
+        if said is None and (self._ranks.rank == 0 or not getattr(error, "of_all", False)):
+            since = f"since step {self.committed}" if self.committed else "so far"
+            say(
+                f"nothing can be saved, {self.no_memory}; training goes on, and what was done {since} is lost when a "
+                f"machine is taken: {HINT}"
+            )
 
     def _warn(self, size: int) -> None:
         """Say once that a notice would come too late for a state of this size."""

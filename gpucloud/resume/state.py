@@ -54,6 +54,16 @@ class Collected:
     names: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Present:
+    """The state as it is: all of it that ranks share, and the rank's own; as JSON, its tensors apart."""
+
+    shared_tree: dict[str, Any]
+    shared: Tensors
+    own_tree: dict[str, Any]
+    own: Tensors
+
+
 class TrainingState:
     """The objects of one script whose state makes a run: `parts` by name, anything with state_dict()."""
 
@@ -65,7 +75,7 @@ class TrainingState:
             if isinstance(part, torch.nn.Module):
                 self._modules[name] = _checked(part, name)
             elif isinstance(part, torch.optim.Optimizer):
-                self._optimizers[name] = part
+                self._optimizers[name] = _bare(part, name)
             elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
                 self._others[name] = part
             else:
@@ -79,6 +89,11 @@ class TrainingState:
     def sharded(self) -> bool:
         """Whether ranks hold tensors together."""
         return self.arrangement != REPLICATED
+
+    @property
+    def modules(self) -> tuple[torch.nn.Module, ...]:
+        """Those whose weights and buffers are shared."""
+        return tuple(self._modules.values())
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
@@ -105,6 +120,16 @@ class TrainingState:
         else:
             mine, metadata["shards"] = shares.mine(shared)
         return Collected(shared=mine, own=own, metadata=metadata, names=tuple(shared))
+
+    def present(self) -> Present:
+        """Return the state as it is now, not copied."""
+        entries = {n: _entries(m) for n, m in self._modules.items()}
+        homes = self.homes()
+        trees, shared = self._trees(entries, homes, {})
+        own: Tensors = {}
+        part = {"buffers": _own_buffers(homes, entries), "others": self._states_of_others()}
+        tree: dict[str, Any] = _split(encode(part, OWN[:-1], own), own, shared)
+        return Present(shared_tree=trees, shared=shared, own_tree=tree, own=own)
 
     def collect_changing(self, homes: Homes) -> tuple[dict[str, Any], Tensors]:
         """Return what the next forward pass may change, where nothing is sharded: as JSON, its tensors apart.
@@ -183,7 +208,9 @@ class TrainingState:
         del modules
         optimizers = content.shared("optimizers")
         for name, optimizer in self._optimizers.items():
-            optimizer.load_state_dict(in_order(optimizers.pop(name), self._names(optimizer)))
+            saved = in_order(optimizers.pop(name), self._names(optimizer))
+            optimizer.load_state_dict(saved)
+            _keep_types(optimizer, saved)
             optimizer.zero_grad(set_to_none=True)
         self.apply_others(content)
 
@@ -240,6 +267,39 @@ def _checked(module: torch.nn.Module, name: str) -> torch.nn.Module:
     return ddp.module if ddp is not None else module
 
 
+def _bare(optimizer: torch.optim.Optimizer, name: str) -> torch.optim.Optimizer:
+    """Return the optimizer without Accelerate's around it."""
+    inner = getattr(optimizer, "optimizer", None)
+    if isinstance(inner, torch.optim.Optimizer) and not hasattr(optimizer, "_optimizer_step_post_hooks"):
+        return _bare(inner, name)
+    if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
+        raise UsageError(
+            f"init({name}=…) was given a ZeroRedundancyOptimizer, whose state no rank has whole",
+            hint="call torch.distributed.fsdp.fully_shard(model) and give its parameters to the optimizer itself",
+        )
+    return optimizer
+
+
+def _keep_types(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Give back the types that `load_state_dict` changed to that of the weight, as of fp32 state for bf16 weights."""
+    keys = [key for group in saved["param_groups"] for key in group["params"]]
+    for key, parameter in zip(keys, _parameters(optimizer), strict=True):
+        kept = optimizer.state.get(parameter)
+        if kept is not None:
+            optimizer.state[parameter] = _typed(kept, saved["state"].get(key))
+
+
+def _typed(now: Any, saved: Any) -> Any:
+    """Return what is kept now, each tensor with the type that it was saved with."""
+    if isinstance(now, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return now if now.dtype == saved.dtype else saved.to(now.device)
+    if isinstance(now, dict) and isinstance(saved, dict):
+        now.update({key: _typed(value, saved.get(key)) for key, value in now.items()})
+    elif isinstance(now, (list, tuple)) and isinstance(saved, (list, tuple)) and len(now) == len(saved):
+        return type(now)(_typed(*pair) for pair in zip(now, saved, strict=True))
+    return now
+
+
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -273,9 +333,20 @@ def _load(module: torch.nn.Module, weights: dict[str, Any], buffers: dict[str, t
     state = weights | {key: value for key, value in buffers.items() if key in keys}
     module.load_state_dict({keys.get(k, k): fitted(v, targets.get(keys.get(k, k))) for k, v in state.items()})
     with torch.no_grad():
-        for key, buffer in module.named_buffers():
-            if plain(key) in buffers or plain(key) not in keys:
-                local(buffer).copy_(buffers[plain(key)])
+        for of, part in module.named_modules():
+            for name, buffer in part.named_buffers(recurse=False):
+                saved = buffers.get(plain(f"{of}.{name}" if of else name))
+                if saved is not None:
+                    _put(part, name, buffer, saved)
+
+
+def _put(module: torch.nn.Module, name: str, buffer: torch.Tensor, saved: torch.Tensor) -> None:
+    """Fill the buffer; one that had grown, as a cache of positions does, is put in its place."""
+    here = local(buffer)
+    if (here.shape, here.dtype) == (saved.shape, saved.dtype) or is_sharded(buffer):
+        here.copy_(saved)
+    else:
+        setattr(module, name, saved.to(here.device))
 
 
 def _check_whole(tensors: Tensors) -> None:

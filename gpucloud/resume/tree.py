@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gpucloud.domain.errors import UsageError
+from gpucloud.resume.layout import NAMES, laid_out, strides_of
 
 Tensors = dict[str, torch.Tensor]
 
@@ -36,7 +37,7 @@ def encode(value: Any, name: str, tensors: Tensors) -> Any:
         while name in tensors:  # {"a": {"b": …}, "a.b": …}
             name += "'"
         tensors[name] = _dense(value, name)
-        return {_KIND: "tensor", "name": name}
+        return {_KIND: "tensor", "name": name, **_place_of(value)}
     if isinstance(value, dict):
         return _encode_dict(value, name, tensors)
     if isinstance(value, (list, tuple)):
@@ -68,7 +69,7 @@ def renamed(value: Any, names: Mapping[str, str]) -> Any:
     if not isinstance(value, dict):
         return value
     if value.get(_KIND) == "tensor":
-        return {_KIND: "tensor", "name": names.get(value["name"], value["name"])}
+        return {**value, "name": names.get(value["name"], value["name"])}
     return {key: renamed(item, names) for key, item in value.items()}
 
 
@@ -100,7 +101,7 @@ def _encode_dict(value: dict[Any, Any], name: str, tensors: Tensors) -> Any:
 def _decode_kind(value: dict[str, Any], tensors: Tensors) -> Any:
     kind = value[_KIND]
     if kind == "tensor":
-        return tensors[value["name"]]
+        return _placed(tensors[value["name"]], value)
     if kind == "bytes":
         return base64.b64decode(value["data"])
     if kind == "numpy":
@@ -113,7 +114,29 @@ def _decode_kind(value: dict[str, Any], tensors: Tensors) -> Any:
     return Counter(pairs) if kind == "counter" else pairs
 
 
+def _place_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """Return what bytes do not say of a tensor: its strides where they are not row-major, and that a GPU has it."""
+    if is_sharded(tensor):
+        return {}
+    strides = strides_of(tensor)
+    return {**({"strides": list(strides)} if strides else {}), **({"gpu": True} if tensor.is_cuda else {})}
+
+
+def _placed(tensor: Any, told: Mapping[str, Any]) -> Any:
+    """Return the tensor as it lay, on this rank's GPU where one had it. ValueError for strides that cannot be."""
+    if not isinstance(tensor, torch.Tensor) or is_sharded(tensor) or tensor.is_meta:
+        return tensor
+    if told.get("gpu") is True and not tensor.is_cuda and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        tensor = tensor.cuda()
+    return laid_out(tensor, tuple(map(int, told["strides"]))) if "strides" in told else tensor
+
+
 def _dense(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    if tensor.dtype not in NAMES:
+        raise UsageError(
+            f"cannot save {name}: no checkpoint has a form for {tensor.dtype}",
+            hint="keep it in one of " + ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in NAMES)),
+        )
     if is_sharded(tensor):
         return tensor  # its parts are looked at where it is shared out
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:

@@ -17,6 +17,8 @@ import gpucloud
 
 _LOOK_S = 1.0  # between two looks at whether it was stopped
 _END_S = 60.0  # for deleting older checkpoints
+_NAME = "gpucloud.store.writing"
+_PROGRAM = f"import sys; sys.path[:] = sys.argv[2].split('\\n'); from {_NAME} import main; sys.exit(main(sys.argv[3:]))"
 
 Answer = dict[str, Any]
 
@@ -40,19 +42,12 @@ class Writer:
         """Start the process, unless it runs; it is ready long before the first save."""
         if self._process is not None:
             return
-        # The places that this rank imports from, in its order: the writer must find the same gpucloud and boto3.
-        paths = [str(Path(gpucloud.__file__).parents[1]), *filter(None, sys.path)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "gpucloud.store.writing", *self._arguments],
+            [sys.executable, "-c", _PROGRAM, _NAME, "\n".join(_places()), *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
             pass_fds=(self._descriptor,),
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(dict.fromkeys([*_given(), *paths])),
-                "PYTHONSAFEPATH": "1",
-            },
         )
         self._heard = b""
         self._end = weakref.finalize(self, _end, self._process, os.getpid())
@@ -94,7 +89,9 @@ class Writer:
         if self._process is None:
             raise Lost("it was ended")
         pipe = self._pipe("stdout")
-        while select.select([pipe], [], [], wait_s)[0]:
+        readable = select.poll()  # `select.select` takes no descriptor above 1,023
+        readable.register(pipe, select.POLLIN)
+        while readable.poll(1000 * wait_s):
             data = os.read(pipe.fileno(), 65536)
             if not data:
                 raise self._lost("it ended")
@@ -114,8 +111,17 @@ class Writer:
         return getattr(self._process, name)
 
 
-def _given() -> list[str]:
-    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+def _places() -> list[str]:
+    """Return where this rank imports from, in its order, so that the writer finds the same gpucloud and boto3.
+
+    The script's own folder comes last: what the script never imports of it may have the name of a module that the
+    writer needs, as `queue.py` has.
+    """
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    own = str(Path(script).absolute().parent) if script else ""
+    places = [os.path.abspath(place) for place in sys.path]  # noqa: PTH100  an empty one is the working folder
+    first = [place for place in places if place not in (own, os.getcwd())]  # noqa: PTH109
+    return list(dict.fromkeys((*first, *places, str(Path(gpucloud.__file__).parents[1]))))
 
 
 def _stopped(pid: int) -> bool:

@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from gpucloud.domain.parts import PART_BYTES, Sums
 from gpucloud.store.commits import newest_commit
-from gpucloud.store.contract import Conflict, ObjectStore, Stored
+from gpucloud.store.contract import Conflict, ObjectStore, Stored, TooLarge, get_small, put_once
 from gpucloud.store.opening import open_store
 
-__all__ = ["PART_BYTES", "Conflict", "ObjectStore", "Stored", "Sums", "newest_commit", "open_store"]
+__all__ = [
+    "PART_BYTES",
+    "Conflict",
+    "ObjectStore",
+    "Stored",
+    "Sums",
+    "TooLarge",
+    "get_small",
+    "newest_commit",
+    "open_store",
+    "put_once",
+]

@@ -9,15 +9,20 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 
-from gpucloud.domain.errors import GpucloudError
+from gpucloud.domain.bounds import COUNTED
+from gpucloud.domain.errors import CheckpointUnreadable, GpucloudError, StoreError, UsageError
 from gpucloud.domain.manifest import (
     Commit,
     Manifest,
+    OtherFormat,
     Piece,
     collectable,
     commit_key,
+    commit_of,
     data_key,
+    data_of,
     generation_bytes,
     generation_key,
     generations,
@@ -26,13 +31,17 @@ from gpucloud.domain.manifest import (
     read_base,
     read_manifest,
     restore_order,
+    starting,
+    starting_key,
 )
 from gpucloud.domain.parts import PART_BYTES, cut
 from gpucloud.store.commits import base_of, listed, under
-from gpucloud.store.contract import Conflict, ObjectStore
+from gpucloud.store.contract import ObjectStore, get_small, put_once
 from gpucloud.store.crc import crc32_of
 from gpucloud.store.together import all_done
 
+_START = timedelta(hours=1)
+"""So long what an attempt that starts may begin from stays; one that began no generation by then has died."""
 _END: tuple[int, tuple[None]] = (0, (None,))
 
 
@@ -40,6 +49,14 @@ class Fenced(GpucloudError):
     """A newer attempt has taken over; this one must not go on."""
 
     code = "fenced"
+
+
+def all_damaged(count: int) -> UsageError:
+    """Return what ends a run that would begin at step 0 although so many checkpoints are there: not in silence."""
+    return UsageError(
+        f"none of the {count} checkpoints that are there can be used, and this run does not begin at step 0 over them",
+        hint="gpucloud checkpoints --verify says what is damaged; a new run, or another folder, begins at step 0",
+    )
 
 
 class Checkpoints:
@@ -53,7 +70,10 @@ class Checkpoints:
         self.generation = 0
 
     def candidates(self, damaged: Callable[[Commit], None] = lambda _: None) -> Iterator[Manifest]:
-        """Yield the manifests that can be read, the one to restore first; `damaged` hears of each other one."""
+        """Yield the manifests that are whole, the one to restore first; `damaged` hears of each other one.
+
+        CheckpointUnreadable at one that is whole and that this version does not read.
+        """
         keys = listed(self._store, self._prefix)
         for commit in restore_order(keys, self._base_of):
             manifest = self.manifest(commit)
@@ -84,18 +104,30 @@ class Checkpoints:
         """
         return all(all_done(self._read_part, wanted))
 
+    def announce(self, attempt: int) -> None:
+        """Have older attempts delete nothing from now on: this one looks for where to begin, and reads that.
+
+        One of them may still be saving: what it is to begin from would be gone before its generation says so.
+        """
+        known = generations(listed(self._store, self._prefix))
+        self._store.put(self._key(starting_key(max(attempt, known[0] + 1 if known else 1))), b"{}")
+
     def begin(self, *, base: Commit | None, attempt: int) -> bool:
         """Allocate this attempt's generation, at least `attempt`; False when the store ignores conditions.
 
         Then the number comes from the clock instead, and two writers at once are no longer told apart for certain.
+        StoreError where something else took the last number that there is.
         """
         self.base = base
         owner = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(8)}"
         record = generation_bytes(base=base, owner=owner, attempt=attempt)
         known = generations(listed(self._store, self._prefix))
         self.generation = max(attempt, known[0] + 1 if known else 1)
-        while not self._claimed(record):
+        while self.generation < COUNTED and not self._claimed(record):
             self.generation += 1
+        if self.generation >= COUNTED:  # no name holds it: nobody could tell it from a later attempt's
+            last = self._key(generation_key(COUNTED - 1))
+            raise StoreError(f"{last} counts further than any job does", hint="delete it: no gpucloud wrote it")
         # The same write again must be refused. White space makes it another content, so that a store
         # cannot take it for a repeated request; one that ignores conditions now holds a useless record, no more.
         if not self._put_absent(generation_key(self.generation), record + b"\n"):
@@ -114,7 +146,7 @@ class Checkpoints:
         `base` is then where that node begins. What cannot be read is passed over.
         """
         for generation in generations(listed(self._store, self._prefix)):
-            stored = self._store.get(self._key(generation_key(generation))) if generation >= attempt else None
+            stored = get_small(self._store, self._key(generation_key(generation))) if generation >= attempt else None
             with contextlib.suppress(ValueError):
                 if stored is not None and read_attempt(stored.data) == attempt:
                     self.go_on(generation, base=read_base(stored.data))
@@ -122,10 +154,20 @@ class Checkpoints:
         return False
 
     def manifest(self, commit: Commit) -> Manifest | None:
-        """Return the manifest of a commit; None when it is gone or damaged."""
-        stored = self._store.get(self._key(commit_key(commit)))
-        found = _readable(stored.data) if stored else None
-        return found if found is not None and found.commit == commit else None
+        """Return the manifest of a commit; None when it is gone or damaged, CheckpointUnreadable for another format."""
+        stored = get_small(self._store, self._key(commit_key(commit)))
+        if stored is None:
+            return None
+        try:
+            found = read_manifest(stored.data)
+        except OtherFormat as error:
+            raise CheckpointUnreadable(
+                f"the checkpoint of step {commit.step} cannot be read: {error}",
+                hint="go on with the gpucloud that saved it, or a newer one; nothing of it was deleted",
+            ) from error
+        except ValueError:
+            return None
+        return found if found.commit == commit else None
 
     def upload(self, commit: Commit, name: str, data: memoryview) -> Piece:
         """Write one object of a checkpoint, durably."""
@@ -144,18 +186,40 @@ class Checkpoints:
         self._see_that_none_is_newer()  # one that came in between may have begun without this commit
 
     def collect(self) -> None:
-        """Delete what is no longer needed, and what was never committed; nothing once a newer generation exists."""
+        """Delete what is no longer needed, and what was never committed; nothing once a newer attempt starts.
+
+        What cannot be read stays, with its data.
+        """
         keys = self._store.list(self._key(""))
-        names = (key[len(self._key("")) :] for key in keys)
-        for name in collectable(names, generation=self.generation, base=self.base, keep=self._keep):
-            self._store.delete(self._key(name))
+        names = tuple(key[len(self._key("")) :] for key in keys)
+        if any(newer > self.generation and self._still_starts(newer) for newer in starting(names)):
+            return
+        unread: set[Commit] = set()
+        doomed = collectable(names, generation=self.generation, base=self.base, keep=self._keep)
+        owners = dict(data_of(doomed))
+        for name in doomed:  # manifests come before data
+            if (commit := commit_of(name)) is not None and not self._is_read(commit):
+                unread.add(commit)
+            elif owners.get(name) not in unread:
+                self._store.delete(self._key(name))
+
+    def _is_read(self, commit: Commit) -> bool:
+        """Whether it is gone, or can be read: what cannot be may be worth more than what can."""
+        try:
+            return self.manifest(commit) is not None or get_small(self._store, self._key(commit_key(commit))) is None
+        except CheckpointUnreadable:
+            return False
+
+    def _still_starts(self, generation: int) -> bool:
+        said = get_small(self._store, self._key(starting_key(generation)))
+        return said is not None and said.store_time - said.modified < _START
 
     def _claimed(self, record: bytes) -> bool:
         """Whether the generation is ours. The first answer may have been lost: others must not find two of ours."""
         key = generation_key(self.generation)
         if self._put_absent(key, record):
             return True
-        there = self._store.get(self._key(key))
+        there = get_small(self._store, self._key(key))
         return there is not None and there.data == record
 
     def _base_of(self, generation: int) -> Commit | None:
@@ -183,11 +247,7 @@ class Checkpoints:
         return there is not None and replace(there, why=manifest.why) == manifest
 
     def _put_absent(self, key: str, data: bytes) -> bool:
-        try:
-            self._store.put(self._key(key), data, if_absent=True)
-        except Conflict:
-            return False
-        return True
+        return put_once(self._store, self._key(key), data)
 
     def _fenced(self, generation: int) -> Fenced:
         return Fenced(
@@ -197,10 +257,3 @@ class Checkpoints:
 
     def _key(self, key: str) -> str:
         return under(self._prefix, key)
-
-
-def _readable(data: bytes) -> Manifest | None:
-    try:
-        return read_manifest(data)
-    except ValueError:
-        return None

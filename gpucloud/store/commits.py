@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 
 from gpucloud.domain.manifest import Commit, commit_key, generation_key, read_base, read_manifest, restore_order
-from gpucloud.store.contract import ObjectStore
+from gpucloud.store.contract import ObjectStore, get_small
 
 
 def newest_commit(store: ObjectStore, prefix: str) -> tuple[int, str] | None:
@@ -15,7 +15,7 @@ def newest_commit(store: ObjectStore, prefix: str) -> tuple[int, str] | None:
     The manifest is verified, its objects are not. Raises StoreError.
     """
     for commit in restore_order(listed(store, prefix), lambda generation: base_of(store, prefix, generation)):
-        stored = store.get(under(prefix, commit_key(commit)))
+        stored = get_small(store, under(prefix, commit_key(commit)))
         if stored is None:
             continue
         with contextlib.suppress(ValueError):
@@ -32,7 +32,7 @@ def listed(store: ObjectStore, prefix: str) -> tuple[str, ...]:
 
 def base_of(store: ObjectStore, prefix: str, generation: int) -> Commit | None:
     """Return the commit that a generation began from; None when it had none or its record is damaged."""
-    stored = store.get(under(prefix, generation_key(generation)))
+    stored = get_small(store, under(prefix, generation_key(generation)))
     if stored is not None:
         with contextlib.suppress(ValueError):
             return read_base(stored.data)

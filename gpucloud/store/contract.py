@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from gpucloud.domain import bounds
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.parts import Sums
+from gpucloud.domain.quantities import format_size
 
 RESERVED = ".gpucloud-"
 """File names that begin so belong to the store itself: no key may have them, no listing shows them."""
@@ -16,6 +20,19 @@ RESERVED = ".gpucloud-"
 
 class Conflict(Exception):
     """The condition of a `put` did not hold: the object is there already, or is another version."""
+
+
+class NoBucket(StoreError):
+    """The store itself is not there: nothing was ever put into it, or somebody removed it."""
+
+
+class TooMany(StoreError):
+    """More objects lie below a prefix than are listed at once: whoever can write there has filled it."""
+
+    def __init__(self, prefix: str, most: int) -> None:
+        super().__init__(
+            f"more than {most:,} objects lie below {prefix}", hint="nothing of gpucloud's has as many: remove them"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +48,23 @@ class Stored:
     store_time: datetime
 
 
+class TooLarge(StoreError):
+    """The object is too large to be read whole, and nothing of it was; `read_into` reads it in pieces.
+
+    `about` is the object without its bytes. No record of a job is as large: whoever may write there did that.
+    """
+
+    def __init__(self, key: str, size: int, about: Stored) -> None:
+        job = re.match(r"jobs/([^/]+)/", key)
+        super().__init__(
+            f"{key} has {format_size(size)}, and {format_size(bounds.most_of(key))} is the most that is read of it: "
+            "nothing is done by it",
+            hint=f"gpucloud down {job[1]} ends the job all the same" if job else "nothing of gpucloud's is as large",
+        )
+        self.size = size
+        self.about = about
+
+
 class ObjectStore(Protocol):
     """Whole objects under `/`-separated keys. Errors: `StoreError` when the store does not answer or refuses.
 
@@ -41,7 +75,7 @@ class ObjectStore(Protocol):
     url: str
 
     def get(self, key: str) -> Stored | None:
-        """Return the object, or None when there is none."""
+        """Return the object, or None when there is none. TooLarge for one of more than `bounds.most_of` its key."""
         ...
 
     def put(
@@ -75,12 +109,38 @@ class ObjectStore(Protocol):
         ...
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        """Return every key that starts with `prefix`, sorted."""
+        """Return every key that starts with `prefix`, sorted; TooMany for more than `LISTED_KEYS`."""
         ...
 
     def delete(self, key: str) -> None:
         """Remove the object; one that is gone already is no error."""
         ...
+
+
+def put_once(store: ObjectStore, key: str, data: bytes) -> bool:
+    """Write the object unless one is there already, which stays as it is; return whether it was written."""
+    try:
+        store.put(key, data, if_absent=True)
+    except Conflict:
+        return False
+    return True
+
+
+def get_small(store: ObjectStore, key: str) -> Stored | None:
+    """Return the object, None when there is none; one too large to be read whole has no bytes, as a damaged one."""
+    try:
+        return store.get(key)
+    except TooLarge as error:
+        return error.about
+
+
+def within(keys: Iterable[str], prefix: str) -> tuple[str, ...]:
+    """Return the keys that start with the prefix, sorted, read no farther than `LISTED_KEYS`. TooMany."""
+    most = bounds.LISTED_KEYS
+    found = list(itertools.islice((key for key in keys if key.startswith(prefix)), most + 1))
+    if len(found) > most:
+        raise TooMany(prefix, most)
+    return tuple(sorted(found))
 
 
 def checked(key: str) -> str:

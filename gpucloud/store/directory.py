@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpucloud.domain.errors import StoreError
+from gpucloud.domain.bounds import most_of
+from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.parts import PART_BYTES, Sums, size_of
-from gpucloud.store.contract import RESERVED, Conflict, Stored, checked
+from gpucloud.store.contract import RESERVED, Conflict, Stored, TooLarge, checked, within
 from gpucloud.store.diskparts import read_parts, write_parts
 from gpucloud.store.folders import create, create_unnamed, files, make_folder, name_it, sync_folder
 
@@ -29,6 +30,8 @@ _HINTS = {
     errno.EPERM: "make the directory writable for this user, or name another store",
     errno.EROFS: "the file system is read-only: name another store",
 }
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""Of a link between two files of this user in one folder: what FUSE, exFAT and drives of clouds answer."""
 
 
 class DirectoryStore:
@@ -52,12 +55,16 @@ class DirectoryStore:
             try:
                 with path.open("rb") as file:
                     about = os.fstat(file.fileno())
-                    data = file.read()
+                    is_small = about.st_size <= most_of(key)
+                    data = file.read(about.st_size) if is_small else b""
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 return None
         now = datetime.now(timezone.utc)
         modified = datetime.fromtimestamp(about.st_mtime_ns / 1e9, timezone.utc)
-        return Stored(data=data, version=_version(about), modified=modified, store_time=now)
+        stored = Stored(data=data, version=_version(about), modified=modified, store_time=now)
+        if not is_small:
+            raise TooLarge(key, about.st_size, stored)
+        return stored
 
     def put(
         self,
@@ -95,12 +102,11 @@ class DirectoryStore:
                 os.close(descriptor)
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        """Return every key that starts with `prefix`, sorted."""
+        """Return every key that starts with `prefix`, sorted; TooMany for more than `LISTED_KEYS`."""
         folder = prefix.rpartition("/")[0]
         top = self._path(folder) if folder else self.root
         with _explained("list", top):
-            keys = [path[len(str(self.root)) + 1 :] for path in files(str(top))]
-        return tuple(sorted(key for key in keys if key.startswith(prefix)))
+            return within((path[len(str(self.root)) + 1 :] for path in files(str(top))), prefix)
 
     def delete(self, key: str) -> None:
         """Remove the object; one that is gone already is no error."""
@@ -189,6 +195,13 @@ def _place(beside: Path, path: Path, *, if_absent: bool, if_version: str | None)
             os.link(beside, path)
         except FileExistsError:
             raise Conflict(str(path)) from None
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            raise StoreError(
+                f"the file system of {path.parent} has no hard links, by which one of two writers wins",
+                hint="name a store on another file system, or s3://BUCKET/PREFIX",
+            ) from error
     else:
         beside.replace(path)
     sync_folder(path.parent)
@@ -206,3 +219,12 @@ def _explained(verb: str, path: Path) -> Iterator[None]:
     except OSError as error:
         hint = _HINTS.get(error.errno or 0, "check that the store's directory exists and is healthy")
         raise StoreError(f"cannot {verb} {path}: {error.strerror}", hint=hint) from error
+
+
+def user_path(written: str | Path, what: str) -> Path:
+    """Return the path that a user wrote, `~` and `~name` being home folders. UsageError where nobody has that name."""
+    try:
+        return Path(written).expanduser()
+    except RuntimeError as error:
+        user = Path(written).parts[0]
+        raise UsageError(f"{what} is in {user}, and there is no such user here", hint="write the whole path") from error

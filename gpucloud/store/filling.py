@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.quantities import format_size
 from gpucloud.store.contract import RESERVED
-from gpucloud.store.folders import create, create_unnamed, make_folder, name_it, sync_folder
+from gpucloud.store.folders import create, create_unnamed, name_it, sync_folder
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ROOM_KEPT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -25,23 +24,17 @@ class Filling:
     All methods raise StoreError.
     """
 
-    def __init__(self, path: Path, size: int, *, resumed: bool = False) -> None:
-        """With `resumed`, what an earlier filling of the same place left is there to be read, and this one's is later.
-
-        Without, nothing is left of a filling that is not finished.
-        """
+    def __init__(self, path: Path, size: int) -> None:
+        """Nothing is left of a filling that is not finished."""
         self._path = path
         self._size = size
         digest = hashlib.sha256(path.name.encode(errors="surrogateescape")).hexdigest()[:32]
         self._beside = path.with_name(f"{RESERVED}{digest}.part")
-        self._resumed = resumed
         self._unnamed = False
-        self.goes_on = False
-        """Whether an earlier filling of this place left something."""
         with self._explained("write"):
             self._descriptor = self._open()
             try:
-                _take_room(self._descriptor, size)
+                take_room(self._descriptor, size)
             except OSError:
                 self._drop()
                 raise
@@ -52,16 +45,6 @@ class Filling:
             while data:
                 done = os.pwrite(self._descriptor, data, at)
                 data, at = data[done:], at + done
-
-    def read_into(self, at: int, into: memoryview) -> bool:
-        """Fill `into` with what is there from `at` on; False when the file ends before."""
-        with self._explained("read"):
-            while into:
-                done = os.preadv(self._descriptor, [into], at)
-                if done == 0:
-                    return False
-                into, at = into[done:], at + done
-        return True
 
     def finish(self) -> None:
         """Have the file appear, durably, in place of any other."""
@@ -76,31 +59,20 @@ class Filling:
         self.close()
 
     def close(self) -> None:
-        """End the filling; one that is not finished leaves what `resumed` says."""
+        """End the filling; one that is not finished leaves nothing."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
-            if not self._resumed and not self._unnamed:
+            if not self._unnamed:
                 self._beside.unlink(missing_ok=True)
 
     def _open(self) -> int:
-        if not self._resumed:
-            unnamed = create_unnamed(self._path.parent, 0o666)
-            if unnamed is not None:
-                self._unnamed = True
-                return unnamed
-            self._beside.unlink(missing_ok=True)
-            return create(self._beside, 0o666)
-        make_folder(self._path.parent)
-        self.goes_on = self._beside.exists()
-        descriptor = os.open(self._beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise StoreError(f"another process fills {self._path}", hint="wait for it, or end it") from None
-        os.ftruncate(descriptor, self._size)
-        return descriptor
+        unnamed = create_unnamed(self._path.parent, 0o666)
+        if unnamed is not None:
+            self._unnamed = True
+            return unnamed
+        self._beside.unlink(missing_ok=True)
+        return create(self._beside, 0o666)
 
     def _drop(self) -> None:
         os.close(self._descriptor)
@@ -118,7 +90,8 @@ class Filling:
             raise StoreError(f"cannot {verb} {self._path}{what}: {error.strerror}", hint=hint) from error
 
 
-def _take_room(descriptor: int, size: int) -> None:
+def take_room(descriptor: int, size: int) -> None:
+    """Take the room of a file at once, so that a full disk is met first. Raises OSError."""
     if size and hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(descriptor, 0, size)

@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 from gpucloud.domain.errors import StoreError
 from gpucloud.store.contract import ObjectStore
-from gpucloud.store.directory import DirectoryStore
+from gpucloud.store.directory import DirectoryStore, user_path
 from gpucloud.store.s3 import S3Store
 
 
@@ -21,7 +21,7 @@ def open_store(url: str, *, profile: str | None = None, bytes_per_s: float | Non
     if not rest:
         if not url or scheme != url:
             raise StoreError(f"{url!r} names no store", hint="write s3://bucket/prefix, file:///path or a path")
-        return DirectoryStore(Path(url).expanduser())
+        return DirectoryStore(user_path(url, "the store"))
     if scheme == "s3":
         return S3Store(url, profile=profile, bytes_per_s=bytes_per_s)
     if scheme == "file" and rest.startswith("/"):

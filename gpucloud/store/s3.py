@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from gpucloud.domain.bounds import OBJECT_BYTES, most_of
 from gpucloud.domain.errors import CredentialsError, StoreError, ToolMissing
 from gpucloud.domain.parts import PART_BYTES, Sums
-from gpucloud.store.contract import Conflict, Stored, checked
+from gpucloud.domain.quantities import format_size
+from gpucloud.store.contract import Conflict, NoBucket, Stored, TooLarge, checked, within
 from gpucloud.store.pace import Pace
 from gpucloud.store.s3client import Door, authorities, error_code, is_aws, make_client, make_signer, may_pass, refusal
 
@@ -26,6 +30,9 @@ _CONDITION_FAILED = {"PreconditionFailed", "412"}
 _COLLIDED = {"ConditionalRequestConflict", "409"}
 _COLLISION_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 _MISSING = {"NoSuchKey", "404"}
+# What a script calls `state.json`. The bucket's policy cannot tell it from the job's own, which itself is never written
+# blindly: IAM's star passes slashes.
+_NAMED_AS_A_STATE = re.compile(r"jobs/[^/]+/.+/state\.json$", re.DOTALL)
 _UNKNOWN_CALLER = {
     "InvalidAccessKeyId",
     "SignatureDoesNotMatch",
@@ -39,6 +46,7 @@ _HINTS = {
     "NoSuchBucket": "make the bucket, or correct the store's URL",
     "AccessDenied": "let this identity get, put, list and delete objects below the store's prefix",
     "403": "let this identity get, put, list and delete objects below the store's prefix",
+    "RequestTimeTooSkewed": "set this machine's clock: it differs from the store's by more than 15 minutes",
     "PermanentRedirect": "set AWS_REGION to the bucket's region",
     "NotImplemented": "this endpoint lacks conditional writes: use one that has If-None-Match and If-Match",
 }
@@ -95,8 +103,10 @@ class S3Store:
                     return None
                 raise
             with contextlib.closing(reply["Body"]) as body:
-                data = body.read()
-        return Stored(data=data, version=reply["ETag"], modified=reply["LastModified"], store_time=_date(reply))
+                about = Stored(data=b"", version=reply["ETag"], modified=reply["LastModified"], store_time=_date(reply))
+                if reply["ContentLength"] > most_of(key):
+                    raise TooLarge(key, reply["ContentLength"], about)
+                return replace(about, data=body.read())
 
     def put(
         self,
@@ -111,7 +121,7 @@ class S3Store:
         name = self._name(key)
         if not if_absent and if_version is None:
             with self._explained("write", key):
-                return self._put_whole(name, data)
+                return self._put_compared(name, data) if _NAMED_AS_A_STATE.match(name) else self._put_whole(name, data)
         condition = {"IfNoneMatch": "*"} if if_absent else {"IfMatch": if_version}
         body = bytes(data)
         collided = False
@@ -139,13 +149,13 @@ class S3Store:
             return self._parts().read_into(name, at, into)
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        """Return every key that starts with `prefix`, sorted."""
+        """Return every key that starts with `prefix`, sorted; TooMany for more than `LISTED_KEYS`."""
         with self._explained("list", prefix):
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=self._prefix + prefix
             )
-            names = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
-        return tuple(sorted(name[len(self._prefix) :] for name in names))
+            names = (entry["Key"] for page in pages for entry in page.get("Contents", ()))
+            return within((name[len(self._prefix) :] for name in names), prefix)
 
     def delete(self, key: str) -> None:
         """Remove the object; one that is gone already is no error."""
@@ -160,6 +170,28 @@ class S3Store:
 
     def _name(self, key: str) -> str:
         return self._prefix + checked(key)
+
+    def _put_compared(self, name: str, data: bytes | memoryview) -> str:
+        """Write the object whatever is there, by a condition that holds: gpucloud's own bucket takes no other write."""
+        if len(data) > OBJECT_BYTES:
+            why = f"{name} has {format_size(len(data))}: of that name, {format_size(OBJECT_BYTES)} is the most"
+            raise StoreError(why, hint="have the script give it another name")
+        body = bytes(data)
+        for wait_s in (*_COLLISION_WAITS_S, None):
+            try:
+                version = self._client.head_object(Bucket=self._bucket, Key=name)["ETag"]
+            except self._client_error as error:
+                if error_code(error) not in _MISSING:
+                    raise
+                version = None
+            condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
+            try:
+                return str(self._client.put_object(Bucket=self._bucket, Key=name, Body=body, **condition)["ETag"])
+            except self._client_error as error:
+                if error_code(error) not in _CONDITION_FAILED | _MISSING | _COLLIDED or wait_s is None:
+                    raise
+                self._sleep(wait_s)
+        raise AssertionError("the last try returns or raises")
 
     def _put_whole(self, name: str, data: bytes | memoryview) -> str:
         if len(data) > PART_BYTES:
@@ -209,7 +241,8 @@ class S3Store:
                 return None
             raise
         with contextlib.closing(reply["Body"]) as body:
-            return str(reply["ETag"]) if body.read() == data else None
+            same = reply["ContentLength"] == len(data) and body.read() == data
+            return str(reply["ETag"]) if same else None
 
     @contextlib.contextmanager
     def _explained(self, verb: str, what: str) -> Iterator[None]:
@@ -225,7 +258,8 @@ class S3Store:
                 raise CredentialsError(message, hint="log in to AWS: `aws configure` or `aws sso login`") from error
             hint = _HINTS.get(code, "check the network and the store's URL, then try again")
             message = f"cannot {verb} {what} in {self.url}: {error}"
-            raise StoreError(message, hint=hint, may_pass=may_pass(error)) from error
+            kind = NoBucket if code == "NoSuchBucket" else StoreError
+            raise kind(message, hint=hint, may_pass=may_pass(error)) from error
 
 
 def _retried(error: Any) -> bool:

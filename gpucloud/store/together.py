@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from gpucloud.domain.errors import StoreError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 THREADS = 4
 """How many parts move at once; more made neither a disk nor S3 faster, and cost memory."""
@@ -13,7 +18,10 @@ _Answer = TypeVar("_Answer")
 
 
 def all_done(work: Callable[[_Item], _Answer], items: Iterable[_Item], *, threads: int = THREADS) -> list[_Answer]:
-    """Return the answers in the items' order; after the first failure nothing new is begun, and that one is raised."""
+    """Return the answers in the items' order; after the first failure nothing new is begun, and that one is raised.
+
+    StoreError where no thread can be started.
+    """
     given = list(items)
     if len(given) < 2:
         return [work(item) for item in given]
@@ -21,7 +29,7 @@ def all_done(work: Callable[[_Item], _Answer], items: Iterable[_Item], *, thread
     from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait  # noqa: PLC0415
 
     with ThreadPoolExecutor(min(threads, len(given))) as pool:
-        running = [pool.submit(work, item) for item in given]
+        running = _submitted(pool, work, given)
         try:
             wait(running, return_when=FIRST_EXCEPTION)
         finally:
@@ -30,3 +38,13 @@ def all_done(work: Callable[[_Item], _Answer], items: Iterable[_Item], *, thread
             if one.done() and not one.cancelled() and (error := one.exception()) is not None:
                 raise error
         return [one.result() for one in running]
+
+
+def _submitted(pool: ThreadPoolExecutor, work: Callable[[_Item], _Answer], given: list[_Item]) -> list[Future[_Answer]]:
+    try:
+        return [pool.submit(work, item) for item in given]
+    except RuntimeError as error:  # Python's, where the system gives no thread
+        pool.shutdown(wait=True, cancel_futures=True)
+        raise StoreError(
+            f"several parts are moved at once, and {error}", hint="ulimit -u, or the cgroup's pids.max"
+        ) from error

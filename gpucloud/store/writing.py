@@ -1,18 +1,22 @@
 """The process that moves a rank's checkpoints into the store beside the training; it has no torch and needs none.
 
-`python -m gpucloud.store.writing URL PREFIX KEEP DESCRIPTOR` reads one command a line from standard input, and answers
+`main` is given URL, PREFIX, KEEP and DESCRIPTOR. It reads one command a line from standard input, and answers
 in lines on standard output. The bytes to write lie in the memory behind the descriptor, which it shares with the rank.
 
-    {"save": {"commit": [7, 1200], "name": "rank-…", "size": 4096}}
+    {"save": {"commit": [7, 1200], "name": "rank-…", "size": 4096, "summed": 12}}
     {"commit": {"manifest": "…", "base": [6, 900]}}
 
     {"saved": [key, size, [crc32, …]], "seconds": 0.2}
     {"committed": true, "seconds": 0.01}
+    {"torn": "…"}           what lies in memory is not what the GPU had that it was copied from
     {"failed": "…"}         the store refuses either
     {"fenced": "…"}         another attempt has taken over
 
-A save that carries `"alone": {"level": …, "why": …, "base": …}` is that of the only rank: it is committed at once, and
-both answers follow. After a commit it deletes what is no longer needed; what goes wrong with that is `{"note": "…"}`.
+Before it writes an object it puts the fingerprints of its tensors into its header (`gpucloud.domain.fingerprints`).
+
+A save that carries `"alone": {"level": …, "reason": …, "why": …, "base": …}` is that of the only rank: it is committed
+at once, and both answers follow. After a commit it deletes what is no longer needed; what goes wrong with that is
+`{"note": "…"}`.
 """
 
 from __future__ import annotations
@@ -30,7 +34,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpucloud.domain.errors import CredentialsError, StoreError
-from gpucloud.domain.manifest import Commit, Manifest, Piece, Why, manifest_bytes, read_manifest
+from gpucloud.domain.fingerprints import SUM_BYTES, place, sums_at, written
+from gpucloud.domain.manifest import Commit, Level, Manifest, Piece, Promise, Why, manifest_bytes, read_manifest
+from gpucloud.domain.safetensors import read_header
+from gpucloud.store import fingerprinting
 from gpucloud.store.checkpoints import Checkpoints, Fenced
 from gpucloud.store.opening import open_store
 
@@ -50,6 +57,10 @@ def main(arguments: list[str]) -> int:
             answers.write(json.dumps(answer).encode() + b"\n")
             answers.flush()
     return 0
+
+
+class Torn(Exception):
+    """A tensor's copy is not what the GPU had."""
 
 
 class _Writer:
@@ -73,14 +84,18 @@ class _Writer:
                 yield from self._commit(manifest, command["commit"]["base"], began)
         except Fenced as error:
             yield {"fenced": str(error)}
+        except Torn as error:
+            yield {"torn": str(error)}
         except (StoreError, CredentialsError) as error:
             yield {"failed": f"{error} ({error.hint})"}
 
     def _save(self, saving: Command) -> Piece:
-        size = saving["size"]
-        if self._memory is None or len(self._memory) < size:
-            self._memory = mmap.mmap(self._descriptor, 0, prot=mmap.PROT_READ)
-        with memoryview(self._memory) as whole, whole[:size] as data:
+        size, summed = saving["size"], saving["summed"]
+        end = sums_at(size) + SUM_BYTES * summed
+        if self._memory is None or len(self._memory) < end:
+            self._memory = mmap.mmap(self._descriptor, 0)
+        with memoryview(self._memory) as whole, whole[:size] as data, whole[sums_at(size) : end] as sums:
+            put_fingerprints(data, sums.cast("q"))
             return self._checkpoints.upload(Commit(*saving["commit"]), saving["name"], data)
 
     def _commit(self, manifest: Manifest, base: list[int] | None, began: float) -> Iterator[Command]:
@@ -93,10 +108,28 @@ class _Writer:
             yield {"note": f"older checkpoints could not be deleted, the next save tries again: {error}"}
 
 
+def put_fingerprints(data: memoryview, stretches: memoryview) -> None:
+    """Put the fingerprints of an object's tensors into its header. Raises Torn where a GPU has summed otherwise.
+
+    Without NumPy there are none, nothing is compared, and whoever restores from it says so.
+    """
+    header = read_header(data)
+    room = place(data, len(header.tensors))
+    try:
+        name = fingerprinting.torn(data, header, stretches)
+        if name is not None:
+            raise Torn(f"{name} was changed while it was copied: from now on saves wait")
+        if room is not None:
+            data[room] = written(fingerprinting.of_object(data, header))
+    except ImportError:
+        return
+
+
 def _manifest(saving: Command, piece: Piece) -> Manifest:
     alone = saving["alone"]
     commit = Commit(*saving["commit"])
-    return Manifest(commit=commit, world=1, level=alone["level"], pieces=(piece,), why=Why(alone["why"]))
+    promise = Promise(Level(alone["level"]), alone["reason"])
+    return Manifest(commit=commit, world=1, promise=promise, pieces=(piece,), why=Why(alone["why"]))
 
 
 def _settle() -> Any:

@@ -9,26 +9,30 @@ from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import (
     Action,
     Appoint,
+    BringHome,
     CloseAttempt,
     CoolDown,
     Dismiss,
     Done,
     EndAttempt,
     Finish,
+    Idle,
     Inspect,
     InTheBooks,
     NoteInterruptions,
+    ObeyOrder,
     OnNodes,
     OnTheCloud,
     OpenAttempt,
     Pause,
     Prepare,
     QuarantineNodes,
+    StayOn,
     TakeOver,
     Tell,
     Wait,
 )
-from gpucloud.domain.supervision.seen import Seen
+from gpucloud.domain.supervision.seen import Goal, Seen
 from gpucloud.usecases.announced import Announced
 from gpucloud.usecases.closing import Closing
 from gpucloud.usecases.inspection import Inspector
@@ -52,7 +56,7 @@ class Actor:
     watcher: Watcher
     _announced: Announced = field(default_factory=Announced)
 
-    def act(self, action: Action, seen: Seen) -> None:
+    def act(self, action: Action, seen: Seen, goal: Goal) -> None:
         """Do it. Errors of the cloud and of nodes come through as GpucloudError."""
         for line in (*self._announced.news(action, seen, self.world.rules.limits), tell_story(action, seen)):
             if line:
@@ -60,33 +64,38 @@ class Actor:
         if isinstance(action, OnTheCloud):
             self.renter.act(action)
         elif isinstance(action, InTheBooks):
-            self._in_the_books(action, seen)
+            self._in_the_books(action, seen, goal)
         else:
             self._on_nodes(action, seen)
 
-    def let_us_in(self) -> None:
-        """Bring the group's free parts up to date: SSH may come from another address than when they were made."""
-        state = self.lease.state
-        if self.world.knows_our_address and state.group is not None and not state.status.ended:
-            self.renter.provision()
+    def begin(self) -> None:
+        """Bring the group's free parts up to date: who drives the job, and from where SSH comes, may have changed.
 
-    def change_driver(self) -> None:
-        """Have the job's machines drive it from now on, or no longer, as this start of it wants."""
-        state = self.lease.state
-        if self.world.order is None:
+        Machines that are to drive it no longer find nothing to drive, then lose the right to write its state. Only what
+        is written after that may be believed again. Those of a job that has ended lose it with their group.
+        """
+        state, drives = self.lease.state, self.world.order is not None
+        taken_back = state.drives_itself and not drives
+        if taken_back:
             self.preparer.records.withdraw_order()
-        if state.group is not None and not state.status.ended:
+        if state.group is not None and state.status.ended:
+            return
+        if state.group is not None and (drives or taken_back or self.world.knows_our_address):
             self.renter.provision()
+        if drives != state.drives_itself:
+            self.lease.write(replace(self.lease.state, drives_itself=drives))
+        if taken_back:
+            self.renter.close_armings()
 
-    def _in_the_books(self, action: InTheBooks, seen: Seen) -> None:
+    def _in_the_books(self, action: InTheBooks, seen: Seen, goal: Goal) -> None:  # noqa: C901  (one flat match)
         state = self.lease.state
         match action:
+            case ObeyOrder():
+                self.lease.write(books.obey_order(state, action))
             case CoolDown():
                 self.lease.write(books.cool_down(state, action, seen.now))
             case OpenAttempt():
-                port = self.preparer.free_port(action.node_ids[0])
-                self._keep_lock(action)
-                self.lease.write(books.open_attempt(state, action, port, seen.now))
+                self._open(action, seen)
             case NoteInterruptions():
                 self.lease.write(books.note_interruptions(state, action))
             case QuarantineNodes():
@@ -100,27 +109,41 @@ class Actor:
             case TakeOver():
                 self.lease.write(books.take_over(state, seen.now))
             case CloseAttempt():
-                self.closing.bring(action, seen)
-                self.lease.write(books.close_attempt(state, action, seen.now))
+                missing = self.closing.bring(action, seen)
+                self.lease.write(books.close_attempt(state, action, seen.now, goal.budget_usd, missing))
             case Finish():
-                self.lease.write(books.finish(state, action, seen.now))
+                ended = books.finish(state, action, seen.now, goal.budget_usd)
+                self.lease.write(books.left_behind(ended, self.world.job.outputs))
             case Pause(message=message):
                 self.lease.write(replace(state, message=message))
+
+    def _open(self, action: OpenAttempt, seen: Seen) -> None:
+        tree = self.preparer.one_tree(action.node_ids)
+        if tree is None:
+            return  # they are prepared again, with the code as it is now
+        port = self.preparer.meeting_port(action.node_ids[0])
+        if port is None:
+            self.world.clock.sleep(self.world.period_s)
+            return  # what is seen of the node by then says what to do about it
+        self._keep_lock(action)
+        self.lease.write(books.open_attempt(self.lease.state, action, port, seen.now, tree))
 
     def _keep_lock(self, action: OpenAttempt) -> None:
         made = {node_id: self.preparer.made_of(node_id) for node_id in action.node_ids}
         locks = {node_id: one.lock for node_id, one in made.items()}
         seconds = {node_id: dict(one.seconds) for node_id, one in made.items()}
-        self.world.jobs.keep_attempt_lock(action.number, attempt_lock(locks, seconds))
+        self.world.jobs.records.keep_attempt_lock(action.number, attempt_lock(locks, seconds))
 
-    def _on_nodes(self, action: OnNodes | Wait | Done, seen: Seen) -> None:
+    def _on_nodes(self, action: OnNodes | Idle, seen: Seen) -> None:
         match action:
             case Prepare(node_ids=node_ids):
                 for node_id in node_ids:
                     self.preparer.start(node_id, self.lease.state.gpu)
             case Inspect():
                 self.inspector.start(action, seen)
+            case BringHome():
+                self.closing.home.start(seen)
             case Tell(node_ids=node_ids):
                 self.preparer.tell(node_ids, self.lease.state)
-            case Wait() | Done():
+            case StayOn() | Wait() | Done():
                 pass

@@ -1,4 +1,4 @@
-"""What lasts for a while and is told once: hosts passed over, silence, the cloud's advice, pauses."""
+"""What lasts for a while and is told once: hosts passed over, silence, the cloud's advice, missing rights, pauses."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from gpucloud.domain.job import Market
 from gpucloud.domain.node import Fault, Refusal
+from gpucloud.domain.shown import in_one_line
 from gpucloud.domain.supervision.action import Action, Wait
 from gpucloud.domain.supervision.belief import vouched_for
 from gpucloud.domain.supervision.elastic import AWAITING
@@ -48,7 +49,7 @@ class Announced:
         return (silence(seen) if silent else "machines answer again",)
 
     def _lasting(self, action: Action, seen: Seen, limits: Limits) -> tuple[str, ...]:
-        now = {*_out_of_our_reach(seen, limits), *_advice(seen), *_told_wait(action)}
+        now = {*_out_of_our_reach(seen, limits), *_advice(seen), *_undriven(seen, limits), *_told_wait(action)}
         fresh = tuple(sorted(now - self._told))
         self._told = now
         return fresh
@@ -75,6 +76,16 @@ def _advice(seen: Seen) -> tuple[str, ...]:
         f"the cloud recommends to leave {n.node.id}: an early checkpoint is asked for, the training goes on"
         for n in seen.nodes
         if n.status is not None and n.status.rebalance is not None and n.status.notice is None and not is_gone(n)
+    )
+
+
+def _undriven(seen: Seen, limits: Limits) -> tuple[str, ...]:
+    """Once that a machine which is to drive the job when this supervisor is gone may not, as far as it has tried."""
+    return tuple(
+        f"{n.node.id} could not drive the job without this process: {in_one_line(n.trial.refused)}"
+        for n in seen.nodes
+        if n.trial is not None and n.trial.refused is not None and n.trial.number == seen.state.order_number
+        if seen.now - n.node.launched_at >= limits.granted
     )
 
 

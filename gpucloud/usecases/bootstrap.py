@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -29,9 +28,10 @@ from gpucloud.domain.bootstrap.record import lock_record
 from gpucloud.domain.bootstrap.step import REBOOT_WANTED, Command, Step
 from gpucloud.domain.bootstrap.steps import STEPS
 from gpucloud.domain.bootstrap.wanted import Wanted
-from gpucloud.domain.codec import Malformed
+from gpucloud.domain.codec import Malformed, from_json
 from gpucloud.domain.errors import HostUnreachable, NodeError, RemoteCommandFailed
 from gpucloud.domain.gate.findings import REFUSED as GATE_REFUSED
+from gpucloud.domain.shown import in_one_line
 from gpucloud.ports import Clock, Completed, DataSets, Host
 from gpucloud.usecases.gate import refusal
 from gpucloud.usecases.rebooting import come_back, reboot
@@ -49,6 +49,14 @@ class Package:
 
     data: bytes
     sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPlace:
+    """What a node says of a data set that lies with the user: where it goes there, and which of its files it lacks."""
+
+    folder: str
+    missing: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,8 +218,11 @@ class _Work:
         for one in lacking(facts, self._wanted):
             if self._sets is not None and not one.in_s3:
                 place = self._run("data", data_command("place", one, facts, self._wanted))
-                answer = json.loads(_last_line(place))
-                self._sets.send(self._host, one, answer["folder"], tuple(answer["missing"]))
+                try:
+                    answer = from_json(DataPlace, _last_line(place))
+                except Malformed as error:
+                    raise self._failed("data", place) from error
+                self._sets.send(self._host, one, answer.folder, answer.missing)
                 self._run("data", data_command("finish", one, facts, self._wanted))
 
     def _again(self) -> Facts:
@@ -261,7 +272,7 @@ class _Work:
         """Raise NodeError for a command that failed; tell what took its time in one that did not."""
         answer = parse_answer(completed.stdout)
         if completed.exit_code == REFUSED and answer is not None:
-            raise NodeError(f"{self._host.node.id}: {answer.said}", hint=answer.hint or None)
+            raise NodeError(f"{self._host.node.id}: {in_one_line(answer.said)}", hint=in_one_line(answer.hint) or None)
         if name == GATE and completed.exit_code == GATE_REFUSED:
             raise refusal(self._host.node.id, completed.stdout)
         if completed.exit_code != 0:
@@ -272,7 +283,7 @@ class _Work:
 
     def _reboot(self, name: str, completed: Completed) -> None:
         answer = parse_answer(completed.stdout)
-        why = answer.said if answer else "its software asks for it"
+        why = in_one_line(answer.said) if answer else "its software asks for it"
         self._story(f"{self._host.node.id} reboots ({name}: {why}); its paid time goes on")
         started = self._clock.now()
         self._conduct.restart(self._host, self._boot_id, self._clock)

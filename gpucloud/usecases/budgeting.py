@@ -1,12 +1,15 @@
-"""Another budget for a job: wished for by anybody, taken up by whoever supervises it, or here when nobody does."""
+"""Another budget for a job: an order like any other, in force once the cloud has the shut-off that it pays for."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from decimal import ROUND_UP, Decimal
 
+from gpucloud.domain.armings import arming, most_machines
+from gpucloud.domain.order import Order
 from gpucloud.domain.state import JobState
-from gpucloud.domain.supervision.budget import Standing, least_to_lower_to, shut_off, taken_up
+from gpucloud.domain.supervision.budget import Standing, least_to_lower_to, shut_off
+from gpucloud.domain.supervision.prepaid import sooner
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.jobs import Asker
@@ -17,29 +20,43 @@ _CENT = Decimal("0.01")
 
 def standing(asker: Asker, state: JobState) -> Standing:
     """Return what the money rule needs of a job, as it is seen from any terminal."""
-    now = asker.clock.now()
-    spent = Cashier(asker.jobs, asker.market, asker.terms).spend(state, now).spent_usd
-    alive = len(asker.listed(state).alive)
-    members = len(state.attempts[-1].members) if state.attempts else 1
-    return Standing(now=now, spent_usd=spent, alive=alive, needed=max(alive, members))
+    cashier = Cashier(asker.jobs, asker.market, asker.terms)
+    return cashier.standing(state, asker.listed(state), asker.clock.now())
 
 
-def take_up_here(asker: Asker, lease: Lease, rules: Rules) -> JobState:
-    """Take up what is wished for, with the lease that nobody else holds; return the state then.
+def bring_closer(asker: Asker, order: Order, rules: Rules) -> bool:
+    """Have the cloud shut the machines off no later than the order's budget pays for; return whether that was closer.
 
-    Where the shut-off comes closer, the cloud has it before the state says so.
+    What the cloud has armed counts. It needs no lease: nobody who goes by the same order arms a later time.
     """
-    state, wishes = lease.state, asker.jobs.request().budgets
-    seen = standing(asker, state)
-    changed = taken_up(state, wishes, seen, rules)
-    until = shut_off(changed, seen, rules)
-    if state.group is not None and seen.alive and state.paid_until is not None and until < state.paid_until:
-        lease.confirm()
-        asker.group.arm(state.group, until)
-        changed = replace(changed, paid_until=until)
-    lease.write(changed)
-    asker.jobs.take_up(tuple(wish.id for wish in wishes))
-    return lease.state
+    state = asker.state()
+    listed = asker.listed(state)
+    if state.group is None or not listed.most_alive:
+        return False
+    closer = sooner(listed.armed_until, shut_off(state, order.budget_usd, standing(asker, state), rules))
+    if closer is None:
+        return False
+    asker.group.arm(state.group, closer)
+    if order.unattended is not None:  # after it is so: what was armed before counts until then
+        machines = most_machines(state, order.resolved.resources.nodes, listed.most_alive)
+        acted_on = replace(state, order_number=max(state.order_number, order.number))
+        asker.jobs.arm(arming(acted_on, at=asker.clock.now(), machines=machines, until=closer))
+    return True
+
+
+def obey_here(asker: Asker, lease: Lease, order: Order, rules: Rules) -> bool:
+    """Act on the order with the lease that nobody else holds; return whether the shut-off came closer."""
+    lease.confirm()
+    closer = bring_closer(asker, order, rules)
+    listed = asker.listed(lease.state)
+    lease.write(
+        replace(
+            lease.state,
+            order_number=max(lease.state.order_number, order.number),
+            paid_until=listed.armed_until if listed.exists else lease.state.paid_until,
+        )
+    )
+    return closer
 
 
 def least_usd(asker: Asker, state: JobState, rules: Rules) -> str:

@@ -8,14 +8,17 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import partial
 
+from gpucloud.domain.armings import Arming, earlier_usd, unproven_usd
 from gpucloud.domain.ledger import ZERO, Charge, Spend, Terms, meter, total, usd_for
 from gpucloud.domain.node import GroupView
 from gpucloud.domain.state import JobState, NodeLife
-from gpucloud.domain.supervision.lives import with_lives
+from gpucloud.domain.supervision.budget import Standing
+from gpucloud.domain.supervision.lives import as_listed
 from gpucloud.domain.supervision.prepaid import Wall, paid_until
 from gpucloud.ports import MarketData
 from gpucloud.usecases.jobstore import JobStore
 
+_RECKONED_FOR = timedelta(seconds=60)
 PAGE = 256
 """How many nodes' bills are copied into one object."""
 
@@ -42,6 +45,7 @@ class Cashier:
         self._terms = terms or Terms()
         self._billed: dict[str, Decimal] = {}
         self._bills: dict[str, tuple[Charge, ...]] = {}
+        self._unproven: tuple[datetime, Decimal] | None = None
 
     def charges(self, state: JobState, now: datetime) -> tuple[Charge, ...]:
         """Return every charge: those in the ledger, and those of nodes not yet in it up to `now`."""
@@ -56,32 +60,86 @@ class Cashier:
         self._copy_pages(state.nodes, lives)
         return replace(state, nodes=lives)
 
-    def spend(self, state: JobState, now: datetime, forecast: timedelta | None = None) -> Spend:
-        """Return the money now; `forecast` is how long the job is thought to go on."""
-        spent = sum((self._cost(life, state, now) for life in state.nodes), ZERO)
+    def spent_usd(self, state: JobState, now: datetime) -> Decimal:
+        """Return what the job has cost up to now."""
+        return sum((self._cost(life, state, now) for life in state.nodes), ZERO)
+
+    def unproven_usd(self, state: JobState, listed: GroupView, now: datetime) -> Decimal:
+        """Return what machines may have cost beside that while they drove the job; reckoned anew once a minute."""
+        if self._unproven is None or not timedelta(0) <= now - self._unproven[0] < _RECKONED_FOR:
+            self._unproven = (now, self._reckon(state, listed, now))
+        return self._unproven[1]
+
+    def used_usd(self, state: JobState, listed: GroupView, now: datetime) -> Decimal:
+        """Return what counts of the budget as used: what the books, the cloud's list and the armings tell."""
+        state = as_listed(state, listed, now)
+        return self.spent_usd(state, now) + self.unproven_usd(state, listed, now)
+
+    def standing(self, state: JobState, listed: GroupView, now: datetime) -> Standing:
+        """Return what the money rule needs of the job, as anybody sees it from the books and the cloud's list."""
+        members = len(state.attempts[-1].members) if state.attempts else 1
+        used, alive = self.used_usd(state, listed, now), listed.most_alive
+        return Standing(now=now, spent_usd=used, alive=alive, needed=max(alive, members))
+
+    def spend(
+        self,
+        state: JobState,
+        now: datetime,
+        budget_usd: Decimal,
+        forecast: timedelta | None = None,
+        unproven_usd: Decimal = ZERO,
+    ) -> Spend:
+        """Return the money now, under that budget; `forecast` is how long the job is thought to go on."""
+        spent = self.spent_usd(state, now)
         return Spend(
-            budget_usd=state.budget_usd,
+            budget_usd=budget_usd,
             spent_usd=spent,
             promised_usd=self._promised(state, state.alive, now),
+            unproven_usd=unproven_usd,
             forecast_usd=None if forecast is None else spent + self._running_cost(state.alive, now, forecast),
         )
 
-    def payable(self, state: JobState, group: GroupView, wanted: int, now: datetime, wall: Wall) -> Payable:
+    def payable(
+        self, state: JobState, group: GroupView, wanted: int, now: datetime, budget_usd: Decimal, wall: Wall
+    ) -> Payable:
         """Return until when all machines that there are or soon will be can be promised.
 
         What the cloud lists now counts, not only what is in the books: `wanted` or the group's level, whichever is
         more, and beside it what is being taken.
         """
-        state = replace(state, nodes=with_lives(state.nodes, group.nodes))
-        nodes = max(len(state.alive), max(wanted, group.size) + sum(node.detached for node in group.alive))
-        spent = self.spend(state, now).spent_usd
-        until = partial(paid_until, now, left_usd=state.budget_usd - spent, cap_usd_per_hour=state.dearest_usd_per_hour)
+        state = as_listed(state, group, now)
+        nodes = max(len(state.alive), group.most_alive + max(0, wanted - group.size))
+        spent = self.used_usd(state, group, now)
+        until = partial(paid_until, now, left_usd=budget_usd - spent, cap_usd_per_hour=state.dearest_usd_per_hour)
         return Payable(
             spent_usd=spent,
             until=until(nodes=nodes, wall=wall),
             with_another=until(nodes=nodes + 1, wall=wall),
             lasts_until=until(nodes=nodes, wall=replace(wall, least=timedelta(0))),
         )
+
+    def _reckon(self, state: JobState, listed: GroupView, now: datetime) -> Decimal:
+        armings = () if self._jobs.on_machine else self._jobs.armings()
+        if not armings:
+            return ZERO
+        lives = as_listed(replace(state, nodes=()), listed, now).nodes
+        charges = [charge for life in lives for charge in self._meter(life, replace(state, attempts=()), now)]
+        spans = [(life.launched_at, life.ended_at or now) for life in lives]
+        told = self.charges(state, now)
+        # A bill of a machine that the state does not tell of, or tells another story of, was paid all the same.
+        passed_over = max(ZERO, total(charge for charge in told if charge.node_id) - self.spent_usd(state, now))
+        lived = self._lived(armings, state, listed, now)
+        return passed_over + unproven_usd(armings, spans, charges, told, now) + earlier_usd(armings, lived, told, now)
+
+    def _lived(
+        self, armings: tuple[Arming, ...], state: JobState, listed: GroupView, now: datetime
+    ) -> dict[str, tuple[Charge, ...]]:
+        """Return what each machine costs that had no bill when a shut-off was armed: as it stood then and is listed."""
+        told = [life for one in armings for life in one.unbilled]
+        known = {life.node_id: life for life in reversed(told)}  # what was told first is from before they drove
+        until = max(one.until for one in armings)
+        found = as_listed(replace(state, nodes=tuple(known.values()), paid_until=until), listed, now).nodes
+        return {life.node_id: self._meter(life, replace(state, attempts=()), now) for life in found}
 
     def _settled(self, life: NodeLife, state: JobState, now: datetime) -> NodeLife:
         if life.ended_at is None or life.charged:

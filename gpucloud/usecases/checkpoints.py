@@ -7,12 +7,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from gpucloud.domain.bounds import RECORD_BYTES
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.manifest import Commit, Manifest, Piece, commit_key, commits, generations, read_manifest
 from gpucloud.domain.parts import PART_BYTES, count_of, covering
 from gpucloud.domain.safetensors import LENGTH_BYTES, Header, read_header, start_of
 from gpucloud.domain.standing import Found, Standing, nearest, standings
-from gpucloud.store import ObjectStore
+from gpucloud.store import ObjectStore, get_small
 from gpucloud.store.commits import base_of, under
 from gpucloud.store.crc import crc32_of
 from gpucloud.store.together import all_done
@@ -84,7 +85,7 @@ class Shelf:
     def header(self, piece: Piece) -> Header:
         """Return what an object in the safetensors layout says of itself, verified; ValueError when it is damaged."""
         data = self._beginning(piece, min(LENGTH_BYTES, piece.size))
-        start = start_of(data, piece.size)
+        start = start_of(data, piece.size, largest=RECORD_BYTES)
         return read_header(data if len(data) >= start else self._beginning(piece, start), piece.size)
 
     def verify(self, pieces: Sequence[Piece], moved: Moved = unheard) -> tuple[Damage, ...]:
@@ -127,13 +128,13 @@ class Shelf:
             byte = memoryview(bytearray(1))
             if self.store.read_into(key, piece.size, byte):
                 return Damage(key=piece.key, what="is longer than it was written")
-            there = self.store.read_into(key, 0, byte) if piece.size else self.store.get(key) is not None
+            there = self.store.read_into(key, 0, byte) if piece.size else get_small(self.store, key) is not None
             return None if there else Damage(key=piece.key, what="is missing", missing=True)
 
         return tuple(damage for damage in all_done(work, pieces) if damage is not None)
 
     def _found(self, commit: Commit) -> Found | None:
-        stored = self.store.get(under(self.prefix, commit_key(commit)))
+        stored = get_small(self.store, under(self.prefix, commit_key(commit)))
         if stored is None:
             return None
         manifest = None

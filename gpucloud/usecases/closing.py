@@ -2,20 +2,195 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import PurePosixPath
 
-from gpucloud.domain.errors import NodeError, StoreError
+from gpucloud.domain.agentstatus import Outcome
+from gpucloud.domain.bounds import KEPT_OUTPUT_BYTES
+from gpucloud.domain.errors import LandingRefused, NodeError, StoreError
 from gpucloud.domain.launch import workers_per_node
-from gpucloud.domain.state import ExitReason
+from gpucloud.domain.node import GroupView, Node
+from gpucloud.domain.state import Attempt, ExitReason, JobState, MissingOutput
 from gpucloud.domain.supervision.action import CloseAttempt
-from gpucloud.domain.supervision.seen import Seen
+from gpucloud.domain.supervision.seen import Homecoming, Readiness, Seen
+from gpucloud.domain.tree import beside, is_name
+from gpucloud.ports import Brought, Host
 from gpucloud.usecases.failure import last_words
 from gpucloud.usecases.history import HistoryKeeper
 from gpucloud.usecases.lookout import LogReader, read_node
 from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.profiles import bring_profiles
+from gpucloud.usecases.story import missing_line
 from gpucloud.usecases.sundries import SundryBook
 from gpucloud.usecases.world import Watcher, World
+
+_AGAIN = timedelta(seconds=30)
+_READS_FOR = timedelta(minutes=10)
+"""At the end of an attempt, for what is left of all its output: who wants the job to end waits meanwhile."""
+
+
+@dataclass(slots=True)
+class OutputsHome:
+    """Brings the outputs of an attempt home beside everything else; where that fails, into the store.
+
+    They lie on the node of rank 0; without it, there are none to bring.
+    """
+
+    world: World
+    preparer: Preparer
+    pool: ThreadPoolExecutor
+    watcher: Watcher
+    _attempt: int = 0
+    _work: Future[Brought] | None = None
+    _failed_at: datetime | None = None
+    _try: int = 0
+    _moves: int = 0
+    _moved: tuple[int, datetime] | None = None
+    """How often something had arrived, and when that was seen to rise last, by this supervisor or the one before."""
+    _looked_at: datetime | None = None
+    _moves_before: int = 0
+    _before: tuple[int, datetime | None] | None = None
+    """Of which attempt, and since when, nothing came for the supervisor before this one."""
+    _stalled: bool = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether they are on their way; a copy that stands still is not."""
+        return self._work is not None and not self._work.done() and not self._stalled
+
+    @property
+    def still_at(self) -> datetime | None:
+        """Since when nothing has come of what is being brought; None where nothing is."""
+        return self._moved[1] if self._moved is not None else None
+
+    def stands(self, state: JobState, group: GroupView, now: datetime) -> Homecoming:
+        """Return how far the outputs of the open attempt are. A fault of ours is raised here."""
+        self._take_over(state, now)
+        attempt = state.attempt
+        if not self.world.job.outputs or attempt is None or _first(attempt, group) is None:
+            return Homecoming.DONE
+        if self._work is None or self._attempt != attempt.number:
+            preparing = self.preparer.readiness(attempt.members[0].node_id) is Readiness.PREPARING
+            return Homecoming.ON_THE_WAY if preparing else Homecoming.NO  # nothing comes before that is over
+        if not self._work.done() and not self._stands_still(attempt, now):
+            return Homecoming.ON_THE_WAY
+        error = self._work.exception() if self._work.done() else None
+        if error is None and self._work.done():
+            return Homecoming.DONE
+        if error is not None and not isinstance(error, NodeError | StoreError):
+            raise error
+        self._failed_at = self._failed_at or now
+        return Homecoming.NO if now - self._failed_at >= _AGAIN else Homecoming.FAILED
+
+    def start(self, seen: Seen) -> None:
+        """Begin to bring them, or begin again: what was cut off goes on."""
+        attempt = seen.state.attempt
+        node = _first(attempt, seen.group) if attempt is not None else None
+        if attempt is not None and node is not None and not self.busy:
+            self._attempt, self._failed_at = attempt.number, None
+            self._try, self._moved, self._stalled = self._try + 1, None, False
+            self._looked_at, self._moves_before = None, self._moves
+            self._work = self.pool.submit(self._bring, node, attempt.tree, self._try)
+
+    def brought(self, attempt: Attempt, reason: ExitReason) -> Brought:
+        """Return what became of the outputs of an attempt that is closed; that they are lost is said."""
+        work = self._work if self._attempt == attempt.number else None
+        if work is not None and work.done() and not work.exception():
+            return work.result()
+        if reason.retried or not self.world.job.outputs:
+            return Brought()
+        self.watcher.story(f"the outputs of attempt {attempt.number} could not be brought home")
+        return self._nothing("could not be brought home")
+
+    def _take_over(self, state: JobState, now: datetime) -> None:
+        """Learn at the first look what it was for the supervisor before, if that looked lately; else nobody brought."""
+        attempt = state.attempt
+        if self._before is None and attempt is not None:
+            lately = state.looked_at is not None and now - state.looked_at <= self.world.rules.limits.alone
+            self._before = (attempt.number, attempt.outputs_still_at if lately else None)
+
+    def _still_since(self, attempt: Attempt, now: datetime) -> datetime:
+        number, since = self._before or (0, None)
+        self._before = (0, None)  # for one try
+        return since if number == attempt.number and since is not None else now
+
+    def _stands_still(self, attempt: Attempt, now: datetime) -> bool:
+        """Whether nothing has arrived for long, with no error either: told once, and tried again as after one.
+
+        Schedules end their supervisors every few minutes: what stood still for one does so for the next, which tries
+        it for a moment all the same.
+        """
+        if self._moved is None:
+            since = self._still_since(attempt, now)
+            self._moved = (self._moves, since if self._moves == self._moves_before else now)
+        elif self._moved[0] != self._moves:
+            self._moved = (self._moves, now)
+        self._looked_at = self._looked_at or now
+        limit = self.world.rules.limits.homing
+        if not self._stalled and now - self._moved[1] >= limit and now - self._looked_at >= _AGAIN:
+            self._stalled = True
+            node, name = attempt.members[0].node_id, self.world.name
+            minutes = limit.total_seconds() / 60
+            self.watcher.story(
+                f"the outputs stand still: nothing of them has come from {node} for {minutes:.0f} min;"
+                f" while it is paid, `gpucloud cp -r {name}:{self.world.job.outputs[0]} .` asks for them too"
+            )
+        return self._stalled
+
+    def _bring(self, node: Node, tree: str, number: int) -> Brought:
+        def moves() -> None:
+            """One that stood still for too long must not come to life beside the next try."""
+            if number != self._try:
+                raise NodeError(f"{node.id}: another try brings the outputs", hint=None)
+            self._moves += 1
+
+        code = self._code(node, tree)
+        host = self.world.shell.host(node)
+        try:
+            brought = self.world.outputs.bring_home(host, code, moves)
+        except LandingRefused as refused:  # no other try, and no other place, takes what may lie nowhere
+            self.watcher.story(f"the outputs could not be brought home: {refused}")
+            return self._nothing(f"could not be brought home: {refused}")
+        except (NodeError, StoreError) as error:
+            if number != self._try:
+                raise
+            self.watcher.story(f"the outputs could not be brought home: {error}")
+            if self.world.stored_outputs is None:
+                raise
+            kept = self.world.stored_outputs.bring_home(host, code, moves)
+            self._tell(
+                f"{len(kept.paths)} outputs are in the store instead, and come home when the job has ended;"
+                f" where they cannot yet, `gpucloud down {self.world.name}` tries again",
+                *map(missing_line, kept.missing),
+            )
+            return Brought(missing=kept.missing)
+        self._tell(*(f"brought home: {path}" for path in brought.paths), *map(missing_line, brought.missing))
+        return brought
+
+    def _code(self, node: Node, tree: str) -> str:
+        """Return where the attempt's tree lies on the node; the folder here may have been changed since.
+
+        Whoever took the job over prepares no machine that is about to be taken: its files come all the same.
+        """
+        prepared = self.preparer.code_on(node.id)
+        if prepared is not None:
+            return beside(prepared, tree)
+        if not is_name(tree):
+            raise NodeError(f"{node.id} is not prepared again yet", hint=None)
+        return f"{PurePosixPath('~', node.root, 'code', tree)}"
+
+    def _nothing(self, why: str) -> Brought:
+        return Brought(missing=tuple(MissingOutput(path=path, why=why) for path in self.world.job.outputs))
+
+    def _tell(self, *lines: str) -> None:
+        for line in lines:
+            self.watcher.story(line)
+
+
+def _first(attempt: Attempt, group: GroupView) -> Node | None:
+    return next((node for node in group.alive if node.id == attempt.members[0].node_id), None)
 
 
 @dataclass(slots=True)
@@ -23,39 +198,55 @@ class Closing:
     """Brings home what an attempt leaves on its nodes; of a node that is gone, what had been read of it is kept."""
 
     world: World
-    preparer: Preparer
+    home: OutputsHome
     logs: LogReader
     history: HistoryKeeper
     watcher: Watcher
 
-    def bring(self, action: CloseAttempt, seen: Seen) -> None:
-        """Bring all there is, and tell what became of it. Raises StoreError when the output cannot be kept."""
+    def bring(self, action: CloseAttempt, seen: Seen) -> tuple[MissingOutput, ...]:
+        """Bring all there is, tell what became of it, and return which outputs are missing.
+
+        Raises StoreError when what the script wrote cannot be kept.
+        """
+        attempt = seen.state.attempt
         self._read_to_the_end(seen)
         self._explain(action, seen)
-        brought = self._bring_home(action, seen)
+        brought = self.home.brought(attempt, action.reason) if attempt is not None else Brought()
         self._bring_profiles(seen)
-        if seen.state.attempt is not None:
-            SundryBook(world=self.world).bill(seen.state, seen.state.attempt, brought)
+        if attempt is not None:
+            SundryBook(world=self.world).bill(seen.state, attempt, brought.paths)
+        return brought.missing
 
     def _read_to_the_end(self, seen: Seen) -> None:
         attempt = seen.state.attempt
         alive = {node.id: node for node in seen.group.alive}
+        until = self.world.clock.now() + _READS_FOR
         for member in attempt.members if attempt else ():
             if member.node_id not in alive:
                 continue
             try:
                 host = self.world.shell.host(alive[member.node_id])
-                while read_node(host, member.node_id, attempt, workers_per_node(self.world.job), self.logs)[1]:
-                    pass  # a long output comes in pieces
+                self._read_whole(host, member.node_id, attempt, until)
                 if attempt is not None:
                     self.history.look(host, attempt.number, last=True)
             except NodeError:
                 continue  # gone meanwhile: what had been read of it is kept
         self.logs.flush()
 
+    def _read_whole(self, host: Host, node_id: str, attempt: Attempt | None, until: datetime) -> None:
+        """Read the node's output, which comes in pieces: no more than a node keeps of it, and not for long."""
+        most = self.logs.taken + KEPT_OUTPUT_BYTES
+        while read_node(host, node_id, attempt, workers_per_node(self.world.job), self.logs)[1]:
+            if self.logs.taken >= most or self.world.clock.now() >= until:
+                self.watcher.story(f"{node_id} says more than can be waited for: the rest of its output is left out")
+                return
+
     def _explain(self, action: CloseAttempt, seen: Seen) -> None:
         attempt = seen.state.attempt
-        if attempt is None or action.reason is not ExitReason.USER_ERROR:
+        if attempt is None:
+            return
+        barred = any(member.outcome is Outcome.BARRED for member in attempt.members)
+        if action.reason is not ExitReason.USER_ERROR and not barred:
             return
         try:
             words = last_words(attempt, seen, self.world.jobs, self.world.shell)
@@ -63,23 +254,6 @@ class Closing:
             return
         if words:
             self.watcher.story(words)
-
-    def _bring_home(self, action: CloseAttempt, seen: Seen) -> tuple[str, ...]:
-        """The outputs lie on the node of rank 0; without it, there are none to bring."""
-        attempt = seen.state.attempt
-        first = attempt.members[0].node_id if attempt is not None else ""
-        node = next((node for node in seen.group.alive if node.id == first), None)
-        code = self.preparer.code_on(first)
-        if action.reason.retried or node is None or code is None:
-            return ()
-        try:
-            brought = self.world.outputs.bring_home(self.world.shell.host(node), code)
-        except (NodeError, StoreError) as error:
-            self.watcher.story(f"the outputs could not be brought home: {error}")
-            return ()
-        for path in brought:
-            self.watcher.story(f"brought home: {path}")
-        return brought
 
     def _bring_profiles(self, seen: Seen) -> None:
         attempt = seen.state.attempt

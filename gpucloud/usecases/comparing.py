@@ -60,7 +60,7 @@ def losses(shelf: Shelf, manifest: Manifest) -> Losses:
     """Return the losses of all steps that the checkpoint of a trial tells of; StoreError when it is damaged."""
     try:
         headers = all_done(shelf.header, manifest.pieces)
-        trees = [json.loads(header.metadata.get("own", "{}")) for header in headers]
+        trees = [_tree(header, "own") for header in headers]
     except ValueError as error:
         raise _damaged(manifest, error) from error
     return {rank_of(piece.key): tree.get(LOSSES, []) for piece, tree in zip(manifest.pieces, trees, strict=True)}
@@ -88,10 +88,21 @@ def _parts(shelf: Shelf, piece: Piece) -> Iterator[tuple[str, str]]:
         yield _named(chunk.of, rank) + box, f"{chunk.dtype} {chunk.extent} {crc:08x}"
     for tree in ("shared", "own"):
         start = OWN[:-1] if tree == "own" else ""
-        found = json.loads(header.metadata.get(tree, "{}"))
+        found = _tree(header, tree)
         found.pop(LOSSES, None)  # compared by themselves
         for name, leaf in _leaves(found, start):
             yield _named(name, rank), json.dumps(leaf)
+
+
+def _tree(header: Header, name: str) -> dict[str, Any]:
+    """Return what an object says of that name; ValueError when it is no JSON object."""
+    try:
+        found = json.loads(header.metadata.get(name, "{}"))
+    except RecursionError as error:
+        raise ValueError(f"{name} is nested too deeply") from error
+    if isinstance(found, dict):
+        return found
+    raise ValueError(f"{name} is not an object")
 
 
 def _summed(shelf: Shelf, piece: Piece, header: Header) -> list[tuple[Chunk, int]]:

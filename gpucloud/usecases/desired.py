@@ -13,18 +13,19 @@ from gpucloud.usecases.world import World
 
 
 def desired_for(
-    node_id: str, state: JobState, world: World, place: Callable[[str, str], Place], ahead: timedelta
+    node_id: str, state: JobState, world: World, place: Callable[[str, str, str], Place], ahead: timedelta
 ) -> bytes:
-    """Return the node's desired.json; `place` says where a member of the attempt is, as this node is to read it.
+    """Return the node's desired.json.
 
-    The agent goes by the node's clock. A cloud's machines have their cloud's, by which its schedule ends them; that of
-    a host of one's own is `ahead` of ours, and when its paid time ends is told by it.
+    `place` says where a member is, as this node is to read it, in an attempt of that tree. The agent goes by the node's
+    clock. A cloud's machines have their cloud's, by which its schedule ends them; that of a host of one's own is
+    `ahead` of ours, and when its paid time ends is told by it.
     """
     attempt = state.attempt
     ranks = {member.node_id: member.rank for member in attempt.members} if attempt else {}
     launch, until = None, state.paid_until
     if attempt and node_id in ranks:
-        places = tuple(place(member.node_id, node_id) for member in attempt.members)
+        places = tuple(place(member.node_id, node_id, attempt.tree) for member in attempt.members)
         launch = _launch(ranks[node_id], attempt, world, places)
     desired = Desired(
         epoch=state.epoch,

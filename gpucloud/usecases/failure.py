@@ -44,7 +44,7 @@ def first_to_fail(texts: Mapping[int, str]) -> int:
 
 def _failed(attempt: Attempt, node: NodeSeen) -> bool:
     part = part_of(attempt, node)
-    return part is not None and part.outcome is Outcome.FAILED
+    return part is not None and part.outcome in (Outcome.BARRED, Outcome.FAILED)
 
 
 def _rank_of(attempt: Attempt, node: NodeSeen) -> int:
@@ -53,8 +53,8 @@ def _rank_of(attempt: Attempt, node: NodeSeen) -> int:
 
 
 def _kept(jobs: JobStore, attempt: int, rank: int) -> str:
-    parts = [part for part in jobs.log_parts(attempt) if part.rank == rank]
-    return "".join(jobs.read_log(part).decode(errors="replace") for part in parts[-4:])
+    parts = [part for part in jobs.records.log_parts(attempt) if part.rank == rank]
+    return "".join(jobs.records.read_log(part).decode(errors="replace") for part in parts[-4:])
 
 
 def _launcher(host: Host, attempt: int) -> str:

@@ -6,23 +6,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from gpucloud.domain.errors import GpucloudError, LeaseHeld
+from gpucloud.domain.errors import GpucloudError, LeaseHeld, StoreError
 from gpucloud.domain.state import JobState
-from gpucloud.domain.strays import APART, Owner, Ripe, Thing, claim, is_owned, ripe, sighted, strays
+from gpucloud.domain.strays import APART, Claim, Owner, Ripe, Thing, claim, is_owned, ripe, sighted, strays
 from gpucloud.ports import Census, Clock, Sightings
 from gpucloud.store import ObjectStore
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.lease import take
+from gpucloud.usecases.orders import Orders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What one look found: strays, when each was first seen, those that may be removed, and how many are of others."""
+    """What one look found: strays, when each was first seen, and those that may be removed.
+
+    `owned` and `foreign` are the keys of all that is listed: of this store's jobs, and of others.
+    """
 
     strays: tuple[Thing, ...]
     first_seen: Mapping[str, datetime]
     ripe: tuple[Ripe, ...]
-    foreign: int
+    owned: frozenset[str]
+    foreign: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +45,14 @@ class Sweeper:
         owner = Owner(account=self.census.account, store=self.store.url)
         things = self.census.things()
         clusters = sorted({thing.cluster for thing in things if is_owned(thing, owner)})
-        claims = (claim(one, self._state(one), regional=self.census.regional) for one in clusters)
+        claims = (self._claim(one) for one in clusters)
         found, now = strays(things, tuple(one for one in claims if one is not None), owner), self.clock.now()
         first_seen = sighted(found, self.sightings.load(owner), now)
         self.sightings.save(owner, first_seen)
-        foreign = sum(not is_owned(thing, owner) for thing in things)
-        return Swept(strays=found, first_seen=first_seen, ripe=ripe(found, first_seen, now), foreign=foreign)
+        listed = frozenset(thing.key for thing in things)
+        owned = frozenset(thing.key for thing in things if is_owned(thing, owner))
+        able = ripe(found, first_seen, now)
+        return Swept(strays=found, first_seen=first_seen, ripe=able, owned=owned, foreign=listed - owned)
 
     def wait_for_a_second_look(self, swept: Swept) -> Swept:
         """Wait until the youngest stray was first seen a minute ago, and look again."""
@@ -83,8 +90,22 @@ class Sweeper:
         self.story(f"removing {one.cluster} in {one.region}: {', '.join(f'{t.kind} {t.id}' for t in one.things)}")
         self.census.remove(one.cluster, one.region, one.things, story=self.story)
 
+    def _claim(self, cluster: str) -> Claim | None:
+        """A job whose state or order cannot be read may live: all that bears its name is left to `down`."""
+        claimed: Claim | None = Claim(cluster=cluster, regions=None)
+        try:
+            claimed = claim(cluster, self._state(cluster), regional=self.census.regional)
+            if claimed is not None:
+                Orders(jobs=self._jobs(cluster), clock=self.clock).given()
+        except StoreError as error:
+            if error.may_pass:
+                raise
+            way_on = f" ({error.hint})" if error.hint else ""
+            self.story(f"{error}: what is there of {cluster} is left alone{way_on}")
+        return claimed
+
     def _state(self, cluster: str) -> JobState | None:
-        loaded = self._jobs(cluster).load()
+        loaded = self._jobs(cluster).believed()
         return loaded[0] if loaded is not None else None
 
     def _jobs(self, cluster: str) -> JobStore:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import threading
 from dataclasses import dataclass, field
@@ -46,17 +45,19 @@ class HistoryKeeper:
         if not last and now - known.at < EVERY:
             return
         known.at = now
-        with contextlib.suppress(StoreError):
+        try:
             if known.offset < 0:  # an earlier supervisor may have kept some
-                known.offset = self.jobs.history_length(attempt, host.node.id)
+                known.offset = self.jobs.records.history_length(attempt, host.node.id)
             self._bring(host, attempt, known)
+        except StoreError:
+            known.offset = -1  # only the answer may have been lost: what is there is asked again
 
     def _bring(self, host: Host, attempt: int, known: _Kept) -> None:
         path = f"{host.node.root}/attempts/{attempt:04d}/metrics.jsonl"
         done = host.run(("sh", "-c", 'tail -c "+$2" "$1" 2>/dev/null | head -c "$3"', "sh", path, *_range(known)))
         whole = done.stdout[: done.stdout.rfind(b"\n") + 1]
         if whole:
-            self.jobs.append_history(attempt, host.node.id, known.offset, gzip.compress(whole, mtime=0))
+            self.jobs.records.append_history(attempt, host.node.id, known.offset, gzip.compress(whole, mtime=0))
             known.offset += len(whole)
 
 
@@ -72,11 +73,11 @@ class NodeHistory:
 def read_history(jobs: JobStore, attempt: int | None = None) -> tuple[NodeHistory, ...]:
     """Return what the store has, by attempt and node; a line that is damaged is passed over."""
     found: dict[tuple[int, str], list[Span]] = {}
-    for part in jobs.history_parts(attempt):
+    for part in jobs.records.history_parts(attempt):
         spans = found.setdefault((part.attempt, part.node_id), [])
-        for line in jobs.read_history(part).splitlines():
+        for line in jobs.records.read_history(part).splitlines():
             try:
-                spans.append(from_json(Span, line))
+                spans.append(from_json(Span, line, of_any_version=True))
             except Malformed:
                 continue
     return tuple(NodeHistory(attempt=key[0], node_id=key[1], spans=tuple(spans)) for key, spans in found.items())

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from gpucloud.domain.bootstrap.gate_step import gate_command
 from gpucloud.domain.codec import Malformed, from_json, to_json
-from gpucloud.domain.errors import GpucloudError, NodeError
+from gpucloud.domain.errors import NodeError
 from gpucloud.domain.gate.findings import why
 from gpucloud.domain.gate.gang import GangOrder, GangSeen, blame
 from gpucloud.domain.gate.wanted import GateOrder, GateWanted
 from gpucloud.domain.supervision.action import Inspect
 from gpucloud.domain.supervision.seen import Inspection, Seen
+from gpucloud.usecases.bootstrap import Bootstrapped
 from gpucloud.usecases.gate import gate_wanted, parse_checked
-from gpucloud.usecases.prepare import Preparer
+from gpucloud.usecases.prepare import Preparer, free_port
 from gpucloud.usecases.world import World
 
 Bad = tuple[tuple[str, str], ...]
+Made = Mapping[str, Bootstrapped]
 
 _GANG_S = 90.0
 _SLACK_S = 60.0  # beyond what the node's own limit says: Python starts, workers are ended
@@ -38,9 +41,13 @@ class Inspector:
     _passed: frozenset[str] = field(default_factory=frozenset)
 
     def start(self, asked: Inspect, seen: Seen) -> None:
-        """Begin to look; an earlier look that still goes on is forgotten."""
+        """Begin to look; an earlier look that still goes on is forgotten.
+
+        What the nodes' bootstraps gave is taken now: one that is forgotten meanwhile has none to ask for.
+        """
         self._asked = asked
-        self._work = self.pool.submit(self._look, asked, seen.state.gpu, self._efa(seen))
+        made = {node_id: self.preparer.made_of(node_id) for node_id in asked.node_ids}
+        self._work = self.pool.submit(self._look, asked, made, seen.state.gpu, self._efa(seen))
 
     def seen(self) -> Inspection | None:
         """Return the last look. A fault of ours in it is raised here."""
@@ -56,28 +63,28 @@ class Inspector:
         return self._work is not None and not self._work.done()
 
     def _efa(self, seen: Seen) -> bool:
-        return max(seen.state.efa, default=0) > 0
+        return any(layout.interfaces for layout in seen.state.efa)
 
-    def _look(self, asked: Inspect, gpu: str | None, efa: bool) -> Bad:  # noqa: FBT001
+    def _look(self, asked: Inspect, made: Made, gpu: str | None, efa: bool) -> Bad:  # noqa: FBT001
         wanted = gate_wanted(self.world.job, gpu)
         if wanted is None:
             return ()
         # Threads of their own: this pool's may all be preparing nodes.
         with ThreadPoolExecutor(max_workers=min(32, len(asked.node_ids))) as hands:
-            found = hands.map(lambda node_id: self._alone(node_id, wanted), asked.node_ids)
+            found = hands.map(lambda node_id: self._alone(node_id, made[node_id], wanted), asked.node_ids)
             bad = tuple((node_id, said) for node_id, said in zip(asked.node_ids, found, strict=True) if said)
             if bad or len(asked.node_ids) == 1 or not wanted.full or not wanted.torch:
                 return bad
             if frozenset(asked.node_ids) <= self._passed:
                 return ()
-            bad = self._together(asked.node_ids, hands, efa=efa)
+            bad = self._together(asked.node_ids, made, hands, efa=efa)
         if not bad:
             self._passed = frozenset(asked.node_ids)
         return bad
 
-    def _alone(self, node_id: str, wanted: GateWanted) -> str | None:
+    def _alone(self, node_id: str, made: Bootstrapped, wanted: GateWanted) -> str | None:
         """Return why the node's GPUs are bad now; None too where it does not answer: that is seen elsewhere."""
-        made, node = self.preparer.made_of(node_id), self.preparer.node(node_id)
+        node = self.preparer.node(node_id)
         order = GateOrder(wanted=replace(wanted, full=False), digest="", python=made.python, devices=node.devices)
         command = gate_command(made.base_python, made.package_path, order)
         try:
@@ -87,20 +94,22 @@ class Inspector:
         checked = parse_checked(done.stdout)
         return why(checked.findings) or None if checked is not None else None
 
-    def _together(self, node_ids: tuple[str, ...], hands: ThreadPoolExecutor, *, efa: bool) -> Bad:
+    def _together(self, node_ids: tuple[str, ...], made: Made, hands: ThreadPoolExecutor, *, efa: bool) -> Bad:
+        first = node_ids[0]
         try:
-            port = self.preparer.free_port(node_ids[0])
-        except GpucloudError:
+            port = free_port(self.world.shell, self.preparer.node(first), made[first].python)
+        except NodeError:
             return ()
-        orders = [self._order(rank, node_ids, port) for rank in range(len(node_ids))]
-        seen = [one for one in hands.map(self._ask, node_ids, orders) if one is not None]
+        orders = [self._order(rank, node_ids, made, port) for rank in range(len(node_ids))]
+        asked = hands.map(self._ask, node_ids, (made[node_id] for node_id in node_ids), orders)
+        seen = [one for one in asked if one is not None]
         if len(seen) < len(node_ids):
             return ()  # a node that does not answer is seen elsewhere, and without it the others tell nothing
         proven = frozenset(rank for rank, node_id in enumerate(node_ids) if node_id in self._passed)
         found = blame(seen, len(node_ids), efa=efa, proven=proven)
         return tuple((node_ids[one.rank], one.why) for one in found)
 
-    def _order(self, rank: int, node_ids: tuple[str, ...], port: int) -> GangOrder:
+    def _order(self, rank: int, node_ids: tuple[str, ...], made: Made, port: int) -> GangOrder:
         node = self.preparer.node(node_ids[rank])
         env = tuple(pair for pair in self.world.job.env if pair[0].startswith(_PASSED_ON))
         return GangOrder(
@@ -108,7 +117,7 @@ class Inspector:
             world=len(node_ids),
             address=self.preparer.node(node_ids[0]).private_address,
             port=port,
-            python=self.preparer.made_of(node_ids[rank]).python,
+            python=made[node_ids[rank]].python,
             device=self.device,
             interface=node.interface,
             own_address=node.private_address,
@@ -117,8 +126,8 @@ class Inspector:
             limit_s=_GANG_S,
         )
 
-    def _ask(self, node_id: str, order: GangOrder) -> GangSeen | None:
-        made, node = self.preparer.made_of(node_id), self.preparer.node(node_id)
+    def _ask(self, node_id: str, made: Bootstrapped, order: GangOrder) -> GangSeen | None:
+        node = self.preparer.node(node_id)
         argv = (made.base_python, made.package_path, "gang")
         try:
             host = self.world.shell.host(node)

@@ -1,36 +1,37 @@
-"""Questions about jobs that may be asked from any terminal at any time: report, logs, and the wish to end one."""
+"""Questions about jobs that may be asked from any terminal at any time: report and logs."""
 
 from __future__ import annotations
 
-import getpass
-import os
-import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.node import NO_GROUP, GroupView
-from gpucloud.domain.state import ExitReason, JobState
+from gpucloud.domain.order import Order
+from gpucloud.domain.state import JobState
 from gpucloud.domain.sundries import Sundries, charges_of
-from gpucloud.domain.supervision.lives import as_listed, with_lives
+from gpucloud.domain.supervision.lives import as_listed
 from gpucloud.domain.supervision.seen import Limits
 from gpucloud.domain.supervision.storm import standing
 from gpucloud.ports import Clock, MarketData, NodeGroup
 from gpucloud.store import Stored
 from gpucloud.store.counting import Tally
+from gpucloud.usecases.attemptrecords import LogPart
 from gpucloud.usecases.cashier import Cashier
-from gpucloud.usecases.jobstore import JobStore, LogPart
+from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.lease import is_over, supervised_by
+from gpucloud.usecases.orders import Given, Orders, Reader
 from gpucloud.usecases.report import JobReport, report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asker:
-    """Answers questions about one job; changes nothing but to leave a request, or a charge that it caused.
+    """Answers questions about one job; changes nothing but to leave a charge that it caused.
 
     `tally` counts what is asked of the job's store, where output that is followed is looked for every `look_s`.
+    `reader` knows whose signatures count here, and is made for an order that is signed: that takes cryptography.
     """
 
     jobs: JobStore
@@ -40,22 +41,30 @@ class Asker:
     terms: Terms
     tally: Tally = field(default_factory=Tally)
     look_s: float = 0.3
+    reader: Callable[[], Reader] | None = None
 
     def state(self) -> JobState:
-        """Return the job's state; UsageError when there is no such job."""
-        return self._loaded()[0]
+        """Return the job's state as it may be believed; UsageError when there is no such job."""
+        return self._loaded(self.jobs.believed())[0]
+
+    def stored_state(self) -> JobState:
+        """Return the state as it is stored, for what nothing is decided by: it costs one request."""
+        return self._loaded(self.jobs.load())[0]
 
     def report(self) -> JobReport:
         """Return where the job stands, what it has cost, and which machines live."""
-        state, stored = self._loaded()
+        state, stored = self._loaded(self.jobs.believed())
         supervisor = _supervisor(state, stored)
         now = self.clock.now()
         cashier = Cashier(self.jobs, self.market, self.terms)
         listed = self.listed(state)
-        state, until = as_listed(state, listed, now)
-        charges = cashier.charges(state, until)
-        told = report(state, cashier.spend(state, until), charges, listed, supervisor)
-        return replace(told, storm=standing(state, now, Limits()))
+        state = as_listed(state, listed, now)
+        charges = cashier.charges(state, now)
+        unproven = cashier.unproven_usd(state, listed, now)
+        given = self._orders.newest()
+        spend = cashier.spend(state, now, given.order.budget_usd, unproven_usd=unproven)
+        told = report(state, spend, charges, listed, supervisor)
+        return replace(told, storm=standing(state, now, Limits()), signed_by=self._signed_by(given))
 
     def listed(self, state: JobState) -> GroupView:
         """Return the job's group as the cloud lists it now."""
@@ -67,17 +76,17 @@ class Asker:
         with suppress(GpucloudError):
             listed = self.listed(state)
             until = listed.armed_until if listed.exists else None
-            return replace(state, nodes=with_lives(state.nodes, listed.nodes), paid_until=until)
+            return replace(as_listed(state, listed, self.clock.now()), paid_until=until)
         return state
 
     def supervisor(self) -> str | None:
         """Return who supervises the job now, None when nobody does."""
-        loaded = self.jobs.load()
+        loaded = self.jobs.believed()  # the lease lasts as long as the user's side said
         return _supervisor(*loaded) if loaded is not None else None
 
-    def ask_to_end(self) -> None:
-        """Ask whoever supervises the job to save, end it and tear down."""
-        self.jobs.ask_to_end(ExitReason.STOPPED, caller(), self.clock.now())
+    def order(self) -> Order:
+        """Return the newest order for the job, whoever signed it; UsageError when there is no such job."""
+        return self._orders.newest().order
 
     def bill_pull(self, fetched: int) -> None:
         """Write down what it cost that a command brought bytes out of the cloud, where that costs anything.
@@ -88,7 +97,7 @@ class Asker:
             return
         now = self.clock.now()
         with suppress(StoreError):
-            rates = self.terms.rates_in(self.state().pool.region)
+            rates = self.terms.rates_in(self.stored_state().pool.region)
             puts, gets = self.tally.take()
             used = Sundries(attempt=None, start=now, end=now, puts=puts, gets=gets, sent=fetched)
             if charges := charges_of(used, rates):
@@ -102,11 +111,11 @@ class Asker:
         told: set[str] = set()
         ends: dict[tuple[int, int], int] = {}
         while True:
-            ended = self.state().status.ended
-            for part in self.jobs.log_parts(attempt):
+            ended = self.stored_state().status.ended
+            for part in self.jobs.records.log_parts(attempt):
                 if part.key not in told and rank in (None, part.rank):
                     told.add(part.key)
-                    data, end = self.jobs.read_log(part), ends.get((part.attempt, part.rank), 0)
+                    data, end = self.jobs.records.read_log(part), ends.get((part.attempt, part.rank), 0)
                     ends[part.attempt, part.rank] = max(end, part.offset + len(data))
                     if part.offset + len(data) > end:
                         yield part, data[max(0, end - part.offset) :]
@@ -114,8 +123,17 @@ class Asker:
                 return
             self.clock.sleep(self.look_s)
 
-    def _loaded(self) -> tuple[JobState, Stored]:
-        loaded = self.jobs.load()
+    @property
+    def _orders(self) -> Orders:
+        return Orders(jobs=self.jobs, clock=self.clock)
+
+    def _signed_by(self, given: Given) -> str | None:
+        if self.reader is None or not given.envelope.key:
+            return None
+        orders = replace(self._orders, reader=self.reader())
+        return orders.signed_by(given) if orders.put_back_before(given) is None else None
+
+    def _loaded(self, loaded: tuple[JobState, Stored] | None) -> tuple[JobState, Stored]:
         if loaded is None:
             raise UsageError(f"there is no job {self.jobs.job!r} in {self.jobs.store.url}", hint="gpucloud status")
         return loaded
@@ -123,12 +141,3 @@ class Asker:
 
 def _supervisor(state: JobState, stored: Stored) -> str | None:
     return None if state.owner is None or is_over(state, stored) else supervised_by(state.owner)
-
-
-def caller() -> str:
-    """Return who asks, for the books: user and host."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # no such user in the password file, as in a container
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"

@@ -10,10 +10,10 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
 
 from gpucloud import processes
 from gpucloud.domain.errors import CredentialsError, GpucloudError, LeaseHeld, StoreError
+from gpucloud.domain.quantities import span_of
 from gpucloud.domain.state import JobState, Owner
 from gpucloud.ports import Clock
 from gpucloud.store import Conflict, Stored
@@ -107,7 +107,7 @@ class Lease:
             try:
                 return self._jobs.replace(self._state, self._version)
             except Conflict:
-                loaded = self._jobs.load()
+                loaded = self._jobs.believed()
                 if loaded is None or loaded[0].nonce not in self._unsure:
                     self._lost = _held(self._jobs.job, *(loaded or (None, None)))
                     raise self._lost from None
@@ -132,7 +132,7 @@ def take(jobs: JobStore, clock: Clock, uptime: Callable[[], float] = processes.u
     A holder on this host whose process is gone is replaced at once, any other one when its lease is over by the
     store's own clock. `node` is the machine of the job that asks, empty for a supervisor outside.
     """
-    loaded = jobs.load()
+    loaded = jobs.believed()
     if loaded is None:
         raise StoreError(f"there is no job {jobs.job!r} in {jobs.store.url}")
     state, stored = loaded
@@ -143,7 +143,7 @@ def take(jobs: JobStore, clock: Clock, uptime: Callable[[], float] = processes.u
     try:
         version = jobs.replace(taken, stored.version)
     except Conflict:
-        again = jobs.load()
+        again = jobs.believed()
         if again is None or again[0].nonce != taken.nonce:
             raise _held(jobs.job, *(again or (None, None))) from None
         version = again[1].version
@@ -158,7 +158,7 @@ def is_over(state: JobState, stored: Stored) -> bool:
     near = (owner.host, owner.space) == (socket.gethostname(), processes.space())
     if near and not processes.alive(owner.pid, owner.started):
         return True
-    return stored.store_time - stored.modified >= timedelta(seconds=state.lease_s)
+    return stored.store_time - stored.modified >= span_of(state.lease_s)
 
 
 def supervised_by(owner: Owner) -> str:

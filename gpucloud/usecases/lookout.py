@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpucloud.domain.agentstatus import RunState, Status, status_from_json
+from gpucloud.domain.bounds import LOG_BYTES, STATUS_BYTES
 from gpucloud.domain.launch import attempt_folder
 from gpucloud.domain.masking import masked
 from gpucloud.domain.state import Attempt
@@ -25,10 +27,17 @@ done"""
 
 @dataclass(slots=True)
 class _Rank:
-    """One rank's output: read up to `offset`; `unkept` is the end of it that is not in the store yet."""
+    """One rank's output: read up to `offset`; `unkept` is the end of it that is not in the store yet.
+
+    Of that, a piece of `tried` bytes may be there all the same: its put failed, or only the answer to it. `lock` is
+    held for moments, `keeping` while a piece is on its way.
+    """
 
     offset: int
     unkept: bytes = b""
+    tried: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    keeping: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass(slots=True)
@@ -49,7 +58,7 @@ class LogReader:
         """Return how many bytes have been read; what an earlier supervisor kept counts."""
         key = (attempt, rank)
         if key not in self._ranks:
-            self._ranks[key] = _Rank(offset=self.jobs.log_length(attempt, rank))
+            self._ranks[key] = _Rank(offset=self.jobs.records.log_length(attempt, rank))
         return self._ranks[key].offset
 
     def take(self, attempt: int, rank: int, data: bytes, *, last: bool) -> None:
@@ -59,12 +68,16 @@ class LogReader:
             return
         whole = masked(whole, self.hidden)
         known = self._ranks[attempt, rank]
-        known.offset += len(whole)
+        with known.lock:
+            known.offset += len(whole)
+            known.unkept += whole
         self.taken += len(whole)
-        known.unkept += whole
         self.output(attempt, rank, whole.decode(errors="replace"))
-        if len(known.unkept) >= _KEEP_AT:
-            self._keep(attempt, rank)
+        if len(known.unkept) >= _KEEP_AT and known.keeping.acquire(blocking=False):
+            try:
+                self._keep(attempt, rank)
+            finally:
+                known.keeping.release()
 
     def skip(self, attempt: int, rank: int, until: int) -> None:
         """Go on at byte `until`, if that is farther: what is before it was never read, and is no longer there.
@@ -77,9 +90,10 @@ class LogReader:
             return
         lost = max(until - before, _LEAST_LOST)
         said = f"({lost} bytes of output came faster than they could be read)\n"
-        self._keep(attempt, rank)
         known = self._ranks[attempt, rank]
-        known.offset, known.unkept = before + lost, said.encode()
+        with known.keeping:
+            self._keep(attempt, rank)
+            known.offset, known.unkept = before + lost, said.encode()
         self.output(attempt, rank, said)
 
     def asks_for_launch(self, attempt: int, node: int) -> bool:
@@ -88,13 +102,14 @@ class LogReader:
 
     def keep_launch(self, attempt: int, node: int, data: bytes) -> None:
         """Take a launch, and keep it in the store."""
+        self.jobs.records.keep_launch(attempt, node, data)
         self._launches.add((attempt, node))
-        self.jobs.keep_launch(attempt, node, data)
 
     def flush(self) -> None:
-        """Write what was read to the store."""
-        for attempt, rank in tuple(self._ranks):
-            self._keep(attempt, rank)
+        """Write what was read to the store. After a StoreError the same again writes what is missing."""
+        for (attempt, rank), known in tuple(self._ranks.items()):
+            with known.keeping:
+                self._keep(attempt, rank)
 
     def _whole(self, data: bytes, *, last: bool) -> bytes:
         lines = data[: data.rfind(b"\n") + 1]
@@ -105,10 +120,15 @@ class LogReader:
         return data[: len(data) - longest + 1]
 
     def _keep(self, attempt: int, rank: int) -> None:
+        """A piece is tried as it was, until it is in the store: one that is there already is left as it is."""
         known = self._ranks[attempt, rank]
-        if known.unkept:
-            data, known.unkept = known.unkept, b""
-            self.jobs.append_log(attempt, rank, known.offset - len(data), data)
+        while known.unkept:
+            with known.lock:
+                known.tried = known.tried or min(len(known.unkept), LOG_BYTES)
+                data, start = known.unkept[: known.tried], known.offset - len(known.unkept)
+            self.jobs.records.append_log(attempt, rank, start, data)
+            with known.lock:
+                known.unkept, known.tried = known.unkept[len(data) :], 0
 
 
 def read_node(
@@ -124,12 +144,13 @@ def read_node(
     if attempt is not None and part is not None and part.attempt == attempt.number:
         written = dict(part.output)
         _keep_launch(host, node_id, attempt, logs)
+        own = _ranks(node_id, attempt, workers)
         for rank, gone in part.dropped:
-            logs.skip(attempt.number, rank, gone)
+            if rank in own and gone <= written.get(rank, 0):  # of others' output no node has a say
+                logs.skip(attempt.number, rank, gone)
         for _ in range(_PASSES):
             already = logs.taken
-            ranks = _ranks(node_id, attempt, workers)
-            behind = tuple(r for r in ranks if written.get(r, 0) > logs.offset(attempt.number, r))
+            behind = tuple(r for r in own if written.get(r, 0) > logs.offset(attempt.number, r))
             read_output(host, attempt.number, behind, logs, last=part.state is RunState.EXITED)
             if logs.taken - already < _MOST // 2:
                 break
@@ -140,7 +161,7 @@ def read_status(host: Host) -> Status | None:
     """Return what the node's agent says, None before it says anything. Raises HostUnreachable."""
     done = host.run(("cat", f"{host.node.root}/agent/status.json"))
     try:
-        return status_from_json(done.stdout) if done.exit_code == 0 else None
+        return status_from_json(done.stdout) if done.exit_code == 0 and len(done.stdout) <= STATUS_BYTES else None
     except ValueError:
         return None
 
@@ -151,7 +172,7 @@ def _keep_launch(host: Host, node_id: str, attempt: Attempt, logs: LogReader) ->
     if rank is None or not logs.asks_for_launch(attempt.number, rank):
         return
     done = host.run(("cat", f"{host.node.root}/attempts/{attempt.number:04d}/launch.json"))
-    if done.exit_code == 0:
+    if done.exit_code == 0 and len(done.stdout) <= STATUS_BYTES:
         logs.keep_launch(attempt.number, rank, done.stdout)
 
 

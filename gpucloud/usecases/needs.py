@@ -9,7 +9,7 @@ from gpucloud.domain.container import ImageWanted
 from gpucloud.domain.data import DataWanted
 from gpucloud.domain.job import Job, Launcher
 from gpucloud.domain.launch import launcher_of
-from gpucloud.domain.layer import BOTO3, requirement_files, setup_digest, setup_files
+from gpucloud.domain.layer import BOTO3, nested_files, requirement_files, setup_digest, setup_files
 from gpucloud.domain.machine.wanting import machine_wanted
 from gpucloud.domain.torchwheels import TORCH, names_torch
 
@@ -63,7 +63,9 @@ def _digest(job: Job, code: str, *, boto3: bool, torch: bool) -> str:
     setup = job.setup or ""
     requirements = (*((BOTO3,) if boto3 else ()), *((TORCH,) if torch else ()))
     conda = (job.code / job.conda).read_bytes() if job.conda else None
-    return setup_digest(setup, _files(job, setup_files(setup)), code, requirements=requirements, conda=conda)
+    by_conda = nested_files(job.conda, conda.decode(errors="replace")) if job.conda and conda else ()
+    files = _files(job, (*setup_files(setup), *by_conda))
+    return setup_digest(setup, files, code, requirements=requirements, conda=conda)
 
 
 def _image(job: Job, secrets: Mapping[str, str]) -> ImageWanted | None:
@@ -74,7 +76,15 @@ def _image(job: Job, secrets: Mapping[str, str]) -> ImageWanted | None:
 
 
 def _files(job: Job, names: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
-    return tuple((name, (job.code / name).read_bytes()) for name in names if (job.code / name).is_file())
+    """Return what the files hold, and those that they name in their turn; what is no file is left out."""
+    found: dict[str, bytes] = {}
+    left = list(names)
+    while left:
+        name = left.pop(0)
+        if name not in found and (job.code / name).is_file():
+            found[name] = (job.code / name).read_bytes()
+            left += nested_files(name, found[name].decode("utf-8", errors="replace"))
+    return tuple(found.items())
 
 
 def _brings_torch(job: Job) -> bool:

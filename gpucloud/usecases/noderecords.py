@@ -24,7 +24,7 @@ from gpucloud.domain.codec import to_json
 from gpucloud.domain.driving import order_key
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.node import Node
-from gpucloud.store import Conflict
+from gpucloud.store import put_once
 from gpucloud.usecases.gate import of_any_node
 from gpucloud.usecases.needs import builds_in_code
 from gpucloud.usecases.world import SelfBoot, World
@@ -119,9 +119,5 @@ class NodeRecords:
         )
 
     def _once(self, key: str, data: bytes) -> None:
-        if key in self.world.store.list(key):
-            return
-        try:
-            self.world.store.put(key, data, if_absent=True)
-        except Conflict:
-            return
+        if key not in self.world.store.list(key):
+            put_once(self.world.store, key, data)

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 
-from gpucloud.domain.agentstatus import Outcome, Status
+from gpucloud.domain.agentstatus import Status
 from gpucloud.domain.errors import GpucloudError, NodeError
 from gpucloud.domain.launch import workers_per_node
 from gpucloud.domain.ledger import with_beside
 from gpucloud.domain.node import NO_GROUP, GroupView, Node, NodeState
 from gpucloud.domain.offer import Offer
+from gpucloud.domain.order import Until
 from gpucloud.domain.plan import affordable, fitting
 from gpucloud.domain.state import Attempt, CheckpointRef, ExitReason, JobState
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import Appoint
+from gpucloud.domain.supervision.bootstraps import failures, noted, silences
 from gpucloud.domain.supervision.capacity import is_cooling
 from gpucloud.domain.supervision.course import heading
 from gpucloud.domain.supervision.elastic import enough_since
-from gpucloud.domain.supervision.membership import is_over, members_of, part_of, progress_of
-from gpucloud.domain.supervision.seen import Goal, NodeSeen, Readiness, Seen
+from gpucloud.domain.supervision.membership import is_over, members_of, progress_of
+from gpucloud.domain.supervision.seen import DriveTrial, Goal, NodeSeen, Readiness, Seen
 from gpucloud.domain.supervision.situation import lesson
 from gpucloud.domain.supervision.succession import appointed
 from gpucloud.store.commits import newest_commit
-from gpucloud.usecases.cashier import Cashier
+from gpucloud.usecases.cashier import Cashier, Payable
+from gpucloud.usecases.closing import OutputsHome
 from gpucloud.usecases.gate import gate_wanted
 from gpucloud.usecases.history import HistoryKeeper
 from gpucloud.usecases.inspection import Inspector
-from gpucloud.usecases.jobstore import Request
 from gpucloud.usecases.learning import Learning
 from gpucloud.usecases.lookout import LogReader, read_node
 from gpucloud.usecases.prepare import Preparer
@@ -46,22 +48,23 @@ _BEAT = timedelta(seconds=4)  # an agent that writes nothing for so long is dead
 
 @dataclass(slots=True)
 class _Memory:
-    """What is known of one node from earlier passes; `lost_at` is when it last could not be reached to be prepared."""
+    """What is known of one node from earlier passes; `lost_at` is when it last could not be reached to be prepared.
+
+    `silent_at` is since when it did not answer an earlier supervisor: that counts once it does not answer this one.
+    """
 
     answered_at: datetime
     status: Status | None = None
     beat_at: datetime | None = None
     asked: Future[Status | None] | None = None
     lost_at: datetime | None = None
+    failed_at: datetime | None = None
+    silent_at: datetime | None = None
 
-
-@dataclass(slots=True)
-class _Since:
-    """When something about the open attempt was first seen."""
-
-    attempt: int = 0
-    failed: datetime | None = None
-    uneven: datetime | None = None
+    def lost(self) -> None:
+        """It did not answer."""
+        if self.silent_at is not None:
+            self.answered_at, self.silent_at = min(self.answered_at, self.silent_at), None
 
 
 @dataclass(slots=True)
@@ -77,32 +80,32 @@ class Observer:
     """Sees a job's world, pass after pass; remembers what a single look cannot tell."""
 
     world: World
-    goal: Goal
     preparer: Preparer
     inspector: Inspector
+    home: OutputsHome
     cashier: Cashier
     logs: LogReader
-    wanted_end: Callable[[], ExitReason | None]
     pool: ThreadPoolExecutor
     history: HistoryKeeper
     usage: UsageMeter
     witnesses: Witnesses
     learning: Learning
     _memory: dict[str, _Memory] = field(default_factory=dict)
-    _since: _Since = field(default_factory=_Since)
-    _short_since: datetime | None = None
+    _noted: int = 0
+    _drivable: int | None = None
     _offers: _Offers = field(default_factory=_Offers)
     _checkpoint: tuple[tuple[int | None, bool], CheckpointRef | None] = ((None, False), None)
 
-    def observe(self, state: JobState) -> Seen:
-        """Return what is seen now."""
+    def observe(self, state: JobState, goal: Goal) -> Seen:
+        """Return what is seen now; `goal` says what is worth a look."""
         now = self.world.clock.now()
+        tries = tuple(self.preparer.tries[self._noted :])
+        state = noted(state, tries)
         group = self._list_group(state)
         self.preparer.see(group)
         self._ask(group, state, now)
         nodes = tuple(self._node(node, state, now) for node in group.nodes)
-        payable = self.cashier.payable(state, group, self._wanted(state), now, self.world.rules.wall)
-        request = self.world.jobs.request()
+        payable = self._payable(state, group, goal, now)
         seen = Seen(
             now=now,
             state=state,
@@ -111,60 +114,64 @@ class Observer:
             payable_until=payable.until,
             payable_with_another=payable.with_another,
             lasts_until=payable.lasts_until,
-            wanted_end=self._wanted_end(request, now),
-            budget_wishes=request.budgets,
+            wanted_end=_wanted_end(goal, now),
             spent_usd=payable.spent_usd,
-            failed_bootstraps=self.preparer.failures,
-            candidates=self._candidates(state, now),
-            short_for=self._short_for(state, group, now),
+            failed_bootstraps=failures(state),
+            candidates=self._candidates(state, goal, payable.spent_usd, now),
             inspects=gate_wanted(self.world.job, state.gpu) is not None,
             inspection=self.inspector.seen(),
+            homecoming=self.home.stands(state, group, now),
+            outputs_still_at=self.home.still_at,
         )
-        seen = self._with_heading(self.witnesses.hear(seen))
-        seen = replace(seen, enough_at=enough_since(self.goal, seen, self.world.rules.limits))
-        return self._with_times(state.attempt, seen) if state.attempt is not None else seen
+        seen = replace(seen, nodes=self._with_trials(nodes, goal))
+        seen = self._with_heading(self._with_times(self.witnesses.hear(seen), goal), goal)
+        seen = replace(seen, enough_at=enough_since(goal, seen, self.world.rules.limits))
+        seen = self._with_attempt(seen.state.attempt, seen) if seen.state.attempt is not None else seen
+        self._noted += len(tries)  # not before: a look that failed is made again
+        return seen
 
-    def _wanted(self, state: JobState) -> int:
-        """Return how many machines there are to be, those that take over from others included."""
-        return self.goal.nodes * (2 if state.successor is not None else 1)
+    def _with_trials(self, nodes: tuple[NodeSeen, ...], goal: Goal) -> tuple[NodeSeen, ...]:
+        """Say what the machines have shown of their right to drive, where they are to, until one has shown that."""
+        if (goal.until is not Until.LAUNCHED and self.world.order is None) or self._drivable == goal.number:
+            return nodes
+        found = tuple(replace(seen, trial=self.world.jobs.trial(seen.node.id)) for seen in nodes)
+        shown = any(seen.trial == DriveTrial(number=goal.number, refused=None) for seen in found)
+        if shown and goal.until is not Until.LAUNCHED:
+            self._drivable = goal.number
+        return found
 
-    def _needed(self, state: JobState) -> int:
+    def _payable(self, state: JobState, group: GroupView, goal: Goal, now: datetime) -> Payable:
+        """Those that take over from others are to be paid too."""
+        wanted = goal.nodes * (2 if state.successor is not None else 1)
+        return self.cashier.payable(state, group, wanted, now, goal.budget_usd, self.world.rules.wall)
+
+    def _needed(self, state: JobState, goal: Goal) -> int:
         """Return with how many machines none is missing: an attempt's own, and all that take over from others."""
         own = len(state.attempt.members) if state.attempt is not None else 0
-        beside = self.goal.nodes if state.successor is not None else 0
-        return max(own, self.goal.fewest(state.pool.market)) + beside
+        beside = goal.nodes if state.successor is not None else 0
+        return max(own, goal.fewest(state.pool.market)) + beside
 
-    def _with_heading(self, seen: Seen) -> Seen:
+    def _with_heading(self, seen: Seen, goal: Goal) -> Seen:
         """Add what the job is to run on by its deadline, and until when machines that take over could be paid too."""
-        tables = self.learning.tables(lesson(self.goal, seen, self.world.rules))
-        seen = replace(seen, heading=heading(replace(self.goal, tables=tables), seen, self.world.rules))
+        tables = self.learning.tables(lesson(goal, seen, self.world.rules))
+        seen = replace(seen, heading=heading(replace(goal, tables=tables), seen, self.world.rules))
         offer = appointed(seen)
         if offer is None or seen.state.successor is not None:
             return seen
         both = books.appoint(seen.state, Appoint(offer=offer), seen.now)
-        payable = self.cashier.payable(both, seen.group, self._wanted(both), seen.now, self.world.rules.wall)
-        return replace(seen, payable_with_successor=payable.until)
+        return replace(seen, payable_with_successor=self._payable(both, seen.group, goal, seen.now).until)
 
     def _list_group(self, state: JobState) -> GroupView:
         return self.world.group.describe(state.group) if state.group is not None else NO_GROUP
 
-    def _short_for(self, state: JobState, group: GroupView, now: datetime) -> timedelta | None:
-        if not 0 < len(group.counted) < self._needed(state):
-            self._short_since = None
-            return None
-        self._short_since = self._short_since or now
-        return now - self._short_since
-
-    def _candidates(self, state: JobState, now: datetime) -> tuple[Offer, ...]:
+    def _candidates(self, state: JobState, goal: Goal, spent_usd: Decimal, now: datetime) -> tuple[Offer, ...]:
         """Ask the market only when another pool is needed or may be, and not at every pass."""
-        by_deadline = self.goal.policy is not None and self.goal.buys_time
+        by_deadline = goal.policy is not None and goal.buys_time
         if not by_deadline and (state.attempt is not None or not is_cooling(state, state.pool, now)):
             return ()
         if self._offers.at is None or now - self._offers.at > _OFFERS_LAST:
             self._offers = _Offers(at=now, found=self._ask_market(state))
-        left = self.cashier.spend(state, now)
-        usable = left.budget_usd - left.spent_usd
-        return affordable(self._offers.found, self.goal.nodes, usable, self.world.rules.wall)
+        return affordable(self._offers.found, goal.nodes, goal.budget_usd - spent_usd, self.world.rules.wall)
 
     def _ask_market(self, state: JobState) -> tuple[Offer, ...]:
         """A market that does not answer ends nothing that works: the prices of before count, for as long again."""
@@ -178,16 +185,21 @@ class Observer:
         return fitting(job, offers)
 
     def _ask(self, group: GroupView, state: JobState, now: datetime) -> None:
+        """Ask those that are prepared, and those that work: what works is heard whether or not we can prepare it."""
         asked = []
+        members = {member.node_id for member in state.attempt.members} if state.attempt is not None else set()
         for node in group.nodes:
-            memory = self._memory.setdefault(node.id, _Memory(answered_at=now))
-            if node.state is NodeState.RUNNING and self.preparer.readiness(node.id) is Readiness.READY:
+            memory = self._memory.setdefault(node.id, self._known(node.id, state, now))
+            ready = self.preparer.readiness(node.id) is Readiness.READY
+            works = node.id in members and node.host_key is not None
+            if not ready or node.state is not NodeState.RUNNING:
+                self._look_at_unprepared(node.id, memory, state, now, works=works)
+            else:
+                memory.lost_at = memory.failed_at = None
+            if node.state is NodeState.RUNNING and (ready or works):
                 if memory.asked is None:
                     memory.asked = self.pool.submit(self._read, node, state)
                 asked.append(memory.asked)
-                memory.lost_at = None
-            else:
-                self._look_at_unprepared(node.id, memory, state, now)
         wait(asked, timeout=_ANSWER_S)
         after = self.world.clock.now()
         for memory in self._memory.values():
@@ -195,7 +207,15 @@ class Observer:
                 self._take(memory, memory.asked, after)
                 memory.asked = None
 
-    def _look_at_unprepared(self, node_id: str, memory: _Memory, state: JobState, now: datetime) -> None:
+    def _known(self, node_id: str, state: JobState, now: datetime) -> _Memory:
+        """What was silent for an earlier supervisor still is, if that looked lately; else we may have been away."""
+        lately = state.looked_at is not None and now - state.looked_at <= self.world.rules.limits.alone
+        silent = (life.silent_at for life in state.nodes if life.node_id == node_id)
+        return _Memory(answered_at=now, silent_at=next(silent, None) if lately else None)
+
+    def _look_at_unprepared(
+        self, node_id: str, memory: _Memory, state: JobState, now: datetime, *, works: bool
+    ) -> None:
         """One that cannot be reached is silent; while it may have a part in an attempt, it is tried again.
 
         Else a machine that froze while nobody supervised would be waited for until the budget is used up. Between
@@ -203,11 +223,17 @@ class Observer:
         """
         if self.preparer.unreachable(node_id):
             memory.lost_at = memory.lost_at or now
-            doubted = self.preparer.silences(node_id) < _TRIES and not self._somebody_answers(now)
+            memory.lost()
+            doubted = silences(state, node_id) < _TRIES and not self._somebody_answers(now)
             if now - memory.lost_at >= _TRY_AGAIN if state.attempt is not None else doubted:
                 self.preparer.forget(node_id)
                 memory.lost_at = now
-        elif memory.lost_at is None:
+        elif works and self.preparer.readiness(node_id) is Readiness.FAILED:
+            memory.failed_at = memory.failed_at or now
+            if now - memory.failed_at >= _TRY_AGAIN:
+                self.preparer.try_again(node_id)
+                memory.failed_at = None
+        elif memory.lost_at is None and not works:
             memory.answered_at = now
 
     def _somebody_answers(self, now: datetime) -> bool:
@@ -223,9 +249,10 @@ class Observer:
 
     def _take(self, memory: _Memory, answer: Future[Status | None], now: datetime) -> None:
         if isinstance(answer.exception(), NodeError):
+            memory.lost()
             return
         status = answer.result()
-        memory.answered_at = now
+        memory.answered_at, memory.silent_at = now, None
         if status is not None and (memory.status is None or status.beat != memory.status.beat):
             memory.beat_at = now
             memory.status = status
@@ -251,29 +278,23 @@ class Observer:
             refused=self.preparer.refused(node.id),
         )
 
-    def _wanted_end(self, request: Request, now: datetime) -> ExitReason | None:
-        wanted = self.wanted_end() or request.end
-        if wanted is not None:
-            return wanted
-        late = self.goal.deadline_at is not None and now >= self.goal.deadline_at
-        return ExitReason.DEADLINE if late else None
-
-    def _with_times(self, attempt: Attempt, seen: Seen) -> Seen:
-        members = members_of(attempt, seen)
-        parts = [part_of(attempt, member) for member in members]
-        overs = {is_over(attempt, member) for member in members}
-        since = self._since if self._since.attempt == attempt.number else _Since(attempt=attempt.number)
-        failed = any(part is not None and part.outcome is Outcome.FAILED for part in parts)
-        since.failed = (since.failed or seen.now) if failed else None
-        since.uneven = (since.uneven or seen.now) if len(overs) == 2 else None
-        self._since = since
+    def _with_times(self, seen: Seen, goal: Goal) -> Seen:
+        """Say for how long that has been so which has a time limit, whoever supervised then."""
+        state = books.since(seen.state, seen, self._needed(seen.state, goal))
+        attempt = state.attempt
         return replace(
             seen,
-            checkpoint=self._newest(attempt, seen, over=overs == {True}),
-            failed_for=seen.now - since.failed if since.failed else None,
-            uneven_for=seen.now - since.uneven if since.uneven else None,
-            use=self.usage.take(attempt, seen),
+            state=state,
+            short_for=_for(state.short_at, seen.now),
+            failed_for=_for(attempt.failed_at, seen.now) if attempt is not None else None,
+            uneven_for=_for(attempt.broken_at, seen.now) if attempt is not None else None,
         )
+
+    def _with_attempt(self, attempt: Attempt, seen: Seen) -> Seen:
+        over = all(is_over(attempt, member) for member in members_of(attempt, seen))
+        use = self.usage.take(attempt, seen)
+        state = self.usage.written(seen.state)
+        return replace(seen, state=state, checkpoint=self._newest(attempt, seen, over=over), use=use)
 
     def _newest(self, attempt: Attempt, seen: Seen, *, over: bool) -> CheckpointRef | None:
         """The manifest is read again when the script says that it has committed another step, and when it is over.
@@ -287,3 +308,12 @@ class Observer:
             ref = CheckpointRef(step=newest[0], sha256=newest[1]) if newest else None
             self._checkpoint = (news, ref)
         return self._checkpoint[1]
+
+
+def _wanted_end(goal: Goal, now: datetime) -> ExitReason | None:
+    late = goal.deadline_at is not None and now >= goal.deadline_at
+    return goal.end or (ExitReason.DEADLINE if late else None)
+
+
+def _for(since: datetime | None, now: datetime) -> timedelta | None:
+    return max(timedelta(0), now - since) if since is not None else None

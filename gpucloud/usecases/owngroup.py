@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from decimal import Decimal
 
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job import Resources
@@ -32,13 +33,13 @@ class OwnGroup:
             raise ProvisionError(f"{group}: a machine may not move its shut-off from {armed} to {until}", hint=_OUTSIDE)
         self._groups.arm(group, until)
 
-    def resize(self, group: str, size: int, pool: Pool) -> None:
+    def resize(self, group: str, size: int, pool: Pool, *, cap_usd_per_hour: Decimal | None = None) -> None:
         """Set the level."""
-        self._groups.resize(self._checked(group), size, pool)
+        self._groups.resize(self._checked(group), size, pool, cap_usd_per_hour=cap_usd_per_hour)
 
-    def detach(self, group: str, node_id: str) -> None:
-        """Stop counting a node that is being taken."""
-        self._groups.detach(self._checked(group), node_id)
+    def relieve(self, group: str, node_id: str, *, cap_usd_per_hour: Decimal | None = None) -> None:
+        """Count a node that is being taken no more."""
+        self._groups.relieve(self._checked(group), node_id, cap_usd_per_hour=cap_usd_per_hour)
 
     def terminate(self, group: str, node_id: str, *, bad: bool = False) -> None:
         """End one node by choice."""

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable
+import re
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from pathlib import PurePosixPath
 
 from gpucloud.domain.agentstatus import Status
 from gpucloud.domain.bootstrap.wanted import Wanted, with_driver
 from gpucloud.domain.errors import GateRefused, GpucloudError, HostUnreachable, NodeError, StoreError
 from gpucloud.domain.launch import Place
-from gpucloud.domain.node import EndCause, GroupView, Node
+from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.state import JobState
+from gpucloud.domain.supervision.bootstraps import BootstrapTry
+from gpucloud.domain.supervision.bootstraps import Prepared as Ended
 from gpucloud.domain.supervision.seen import Readiness
+from gpucloud.domain.tree import beside
+from gpucloud.ports import Shell
 from gpucloud.usecases.bootstrap import Bootstrapped, bootstrap
 from gpucloud.usecases.datasets import JobData
 from gpucloud.usecases.desired import desired_for
@@ -26,9 +31,10 @@ from gpucloud.usecases.telling import Teller
 from gpucloud.usecases.world import Watcher, World
 
 _FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
+_PORT = re.compile(rb"[0-9]{1,5}")
+_SHOWN_BYTES = 300
+_UNANSWERED_FOR = timedelta(seconds=10)
 _WORTH_TELLING_S = 2.0
-_TAKEN = (EndCause.INTERRUPTED, EndCause.CRASH, EndCause.SCHEDULE)
-_SILENT_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,22 +54,14 @@ def ready_line(seconds: tuple[tuple[str, float], ...]) -> str | None:
     return f"ready in {whole:.1f} s ({parts})"
 
 
-@dataclass(frozen=True, slots=True)
-class _Silence:
-    """A node was tried so many times, from `begun` on, and did not answer until `over`."""
-
-    begun: datetime
-    over: datetime
-    times: int
-
-
-def _rounds(silences: Iterable[_Silence]) -> int:
-    """Return how many of them, in the order of their begin, began when the last one that counts was over."""
-    rounds, last = 0, None
-    for one in silences:
-        if last is None or one.begun > last.over:
-            rounds, last = rounds + 1, one
-    return rounds
+def free_port(shell: Shell, node: Node, python: str) -> int:
+    """Return a TCP port that is free on the node now, as its Python says. Raises NodeError."""
+    done = shell.host(node).run((python, "-c", _FREE_PORT))
+    said = done.stdout.strip()
+    if done.exit_code == 0 and _PORT.fullmatch(said) and 0 < int(said) < 1 << 16:
+        return int(said)
+    words = " ".join((done.stderr.strip() or said)[-_SHOWN_BYTES:].decode(errors="replace").split())
+    raise NodeError(f"{node.id}: no free port: {words}", hint="gpucloud ssh, and see its Python")
 
 
 @dataclass(slots=True)
@@ -77,11 +75,13 @@ class Preparer:
     data: JobData
     records: NodeRecords
     teller: Teller
-    _failures: int = 0
+    tries: list[BootstrapTry] = field(default_factory=list)
+    """Every try that ended, in this order."""
     _begun: dict[str, datetime] = field(default_factory=dict)
-    _silent: dict[str, _Silence] = field(default_factory=dict)
     _work: dict[str, Future[Prepared]] = field(default_factory=dict)
     _nodes: dict[str, Node] = field(default_factory=dict)
+    _unanswered: dict[str, datetime] = field(default_factory=dict)
+    """Since when a node that is to name a port gives no answer."""
 
     def see(self, group: GroupView) -> None:
         """Remember where the nodes are."""
@@ -96,22 +96,13 @@ class Preparer:
     def forget(self, node_id: str) -> None:
         """Prepare the node again when it is asked for next: its agent does not answer."""
         self._work.pop(node_id, None)
+        self._unanswered.pop(node_id, None)
         self.teller.forget(node_id)
 
-    @property
-    def failures(self) -> int:
-        """How often a node could not be prepared.
-
-        One that the cloud took meanwhile does not count, and silence counts little: the line may have been cut, for
-        all nodes at once. Those that were tried beside one another make a round, and several rounds make a failure.
-        """
-        living = (one for i, one in dict(self._silent).items() if self._nodes[i].end_cause not in _TAKEN)
-        return self._failures + _rounds(sorted(living, key=lambda one: one.begun)) // _SILENT_ROUNDS
-
-    def silences(self, node_id: str) -> int:
-        """Return how often the node did not answer, since any did."""
-        silence = self._silent.get(node_id)
-        return silence.times if silence is not None else 0
+    def try_again(self, node_id: str) -> None:
+        """Prepare again, when it is asked for next, a node that the open attempt needs, and say why."""
+        self.watcher.story(f"{node_id} could not be prepared: {self.error(node_id)}; it works on, trying again")
+        self.forget(node_id)
 
     @property
     def busy(self) -> bool:
@@ -161,11 +152,29 @@ class Preparer:
     def tell(self, node_ids: tuple[str, ...], state: JobState) -> None:
         """Write what is wanted of the nodes to their agents; see `Teller.tell`."""
         self.teller.tell({node_id: (self._nodes[node_id], self._desired(node_id, state)) for node_id in node_ids})
+        for node_id in node_ids:
+            refusal = self.teller.gave_up(node_id)
+            if refusal is not None:
+                self.teller.forget(node_id)
+                self._fail(node_id, refusal, since=self.world.clock.now())
 
     def code_on(self, node_id: str) -> str | None:
         """Return where the node's copy of the code lies, None while it is not prepared."""
         ready = self._ready(node_id)
         return ready.code if ready is not None else None
+
+    def one_tree(self, node_ids: tuple[str, ...]) -> str | None:
+        """Return the tree of the code that these prepared nodes have, by its hash.
+
+        None where the folder was changed between them: ranks of one attempt run one code, so all are prepared again.
+        """
+        trees = {PurePosixPath(self._work[node_id].result().code).name for node_id in node_ids}
+        if len(trees) == 1:
+            return trees.pop()
+        self.watcher.story("the code was changed while machines were prepared: all of them take it as it is now")
+        for node_id in node_ids:
+            self.forget(node_id)
+        return None
 
     def made_of(self, node_id: str) -> Bootstrapped:
         """Return what the bootstrap of a prepared node gave: its Python, its lock record, how long each phase took."""
@@ -175,13 +184,31 @@ class Preparer:
         """Return the node as it was last listed."""
         return self._nodes[node_id]
 
-    def free_port(self, node_id: str) -> int:
-        """Return a TCP port that is free on the node now. Raises NodeError."""
-        host = self.world.shell.host(self._nodes[node_id])
-        done = host.run((self._work[node_id].result().bootstrapped.python, "-c", _FREE_PORT))
-        if done.exit_code != 0:
-            raise NodeError(f"{node_id}: no free port: {done.stderr.decode(errors='replace').strip()}")
-        return int(done.stdout)
+    def meeting_port(self, node_id: str) -> int | None:
+        """Return a TCP port that is free on the node now; None where it names none.
+
+        One that answers something else is no longer prepared, as if that had been while it was made ready; so is one
+        that gives no answer to this for long, though it may give others.
+        """
+        now = self.world.clock.now()
+        since = self._unanswered.setdefault(node_id, now)
+        try:
+            port = free_port(self.world.shell, self._nodes[node_id], self.made_of(node_id).python)
+        except NodeError as error:
+            if not isinstance(error, HostUnreachable) or now - since >= _UNANSWERED_FOR:
+                self._fail(node_id, error, since=since)
+            return None
+        self._unanswered.pop(node_id)
+        return port
+
+    def _fail(self, node_id: str, error: NodeError, *, since: datetime) -> None:
+        """A node that was ready is not fit after all: what follows is what follows a failed preparation."""
+        self._begun[node_id] = since
+        self._unanswered.pop(node_id, None)
+        failed: Future[Prepared] = Future()
+        failed.set_exception(error)
+        self._work[node_id] = failed
+        self._note(node_id, Ended.SILENT if isinstance(error, HostUnreachable) else Ended.FAILED)
 
     def publish(self, region: str | None, gpu: str | None) -> None:
         """Write down for machines that make themselves fit what is wanted of them now, where the cloud has such."""
@@ -226,12 +253,12 @@ class Preparer:
         except GateRefused:
             raise  # the node's own fault, which another one need not have
         except HostUnreachable:
-            self._silent[node.id] = self._silence(node.id)
+            self._note(node.id, Ended.SILENT)
             raise
         except GpucloudError:
-            self._failures += 1
+            self._note(node.id, Ended.FAILED)
             raise
-        self._silent.clear()
+        self._note(node.id, Ended.READY)
         for finding in done.findings:
             self.watcher.story(f"{node.id}: {finding}")
         took = ready_line(done.seconds)
@@ -239,11 +266,9 @@ class Preparer:
             self.watcher.story(f"{node.id}: {took}")
         return Prepared(bootstrapped=done, code=f"{done.root}/{code.removeprefix(f'{node.root}/')}")
 
-    def _silence(self, node_id: str) -> _Silence:
-        before, now = self._silent.get(node_id), self.world.clock.now()
-        if before is not None:
-            return replace(before, over=now, times=before.times + 1)
-        return _Silence(begun=self._begun[node_id], over=now, times=1)
+    def _note(self, node_id: str, how: Ended) -> None:
+        over = self.world.clock.now()
+        self.tries.append(BootstrapTry(node_id=node_id, begun_at=self._begun[node_id], over_at=over, how=how))
 
     def _keep(self, done: Bootstrapped, region: str | None, gpu: str | None) -> None:
         """The first machine's record is the job's: a later one gets the same driver, where it can still be had."""
@@ -262,14 +287,17 @@ class Preparer:
         ahead = ready.bootstrapped.ahead if ready is not None else timedelta(0)
         return desired_for(node_id, state, self.world, self._place, ahead)
 
-    def _place(self, member: str, reader: str) -> Place:
-        """Paths differ from node to node; of the others, which may be gone, only the address matters to the reader."""
+    def _place(self, member: str, reader: str, tree: str) -> Place:
+        """Return where a member of an attempt of that tree is; what was synced since is another attempt's.
+
+        Paths differ from node to node; of the others, which may be gone, only the address matters to the reader.
+        """
         ready = self._ready(member) or self._work[reader].result()
         return Place(
             node=self._nodes[member],
             python=ready.bootstrapped.python,
             package=ready.bootstrapped.package_path,
-            code=ready.code,
+            code=beside(ready.code, tree),
             root=ready.bootstrapped.root,
             image=ready.bootstrapped.image,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpucloud.domain.bounds import STATUS_BYTES
 from gpucloud.domain.errors import NodeError, StoreError
 from gpucloud.domain.node import Node
 from gpucloud.domain.profile import parse_summary, summary_lines
@@ -27,5 +28,9 @@ def bring_profiles(outputs: Outputs, shell: Shell, nodes: tuple[Node, ...], atte
         return
     yield f"brought home: {len(traces)} profiles in {traces[0].parent}"
     for path in brought:
-        if path.name == _SUMMARY:
-            yield from summary_lines(parse_summary(path.read_bytes()))
+        # A node may send a folder or a link by that name.
+        if path.name == _SUMMARY and path.is_file() and not path.is_symlink() and path.stat().st_size <= STATUS_BYTES:
+            try:
+                yield from summary_lines(parse_summary(path.read_bytes()))
+            except (ValueError, OverflowError) as error:
+                yield f"what the profile says of itself is damaged: {error}"

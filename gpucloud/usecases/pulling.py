@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpucloud.domain.arriving import Arriving, Tree
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.manifest import Commit, Manifest, Piece, commit_key, generation_bytes, generation_key, read_base
 from gpucloud.domain.parts import PART_BYTES
-from gpucloud.domain.quantities import format_size
-from gpucloud.store import Conflict
 from gpucloud.store.commits import under
-from gpucloud.store.contract import RESERVED
 from gpucloud.store.crc import crc32_of
 from gpucloud.store.directory import DirectoryStore
-from gpucloud.store.filling import Filling
+from gpucloud.store.filling import take_room
+from gpucloud.store.landing import Landing
+from gpucloud.store.landing import Part as Arrived
 from gpucloud.store.together import all_done
 from gpucloud.usecases.checkpoints import Moved, Part, Shelf, parts_of
 
@@ -53,9 +52,7 @@ class Puller:
         missing = [piece for piece in manifest.pieces if piece.key in damaged or not self._has(piece)]
         size = sum(piece.size for piece in manifest.pieces)
         moved(size - sum(piece.size for piece in missing))
-        fetched = fill(
-            self.shelf, [(piece, self.target.root / piece.key) for piece in missing], self.target.root, moved
-        )
+        fetched = fill(self.shelf, [(piece, piece.key) for piece in missing], self.target.root, moved)
         self._put(generation_key(manifest.commit.generation), record)
         self._put(commit_key(manifest.commit), data)
         first = next(one.commit for one in here.standing() if one.sound)
@@ -87,10 +84,16 @@ class Puller:
             )
 
     def _put(self, key: str, data: bytes) -> None:
-        try:
-            self.target.put(key, data, if_absent=True)
-        except Conflict:
-            self._require_same(key, data)
+        if self.target.get(key) is not None:
+            return self._require_same(key, data)
+        with Landing(self.target.root) as landing:
+            file = Arriving(name=key, size=len(data), mode=0o600)
+            landing.expect(Tree(files=(file,)))
+            with landing.part(file, key) as part:
+                part.write(0, data)
+            landing.keep(file, key, durable=True)
+            landing.settle()
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +112,7 @@ class Unpacker:
         missing = []
         for path, piece in files:
             if not self._is_there(self.root / path, piece):
-                missing.append((piece, self.root / path))
+                missing.append((piece, path))
         moved(sum(piece.size for _, piece in files) - sum(piece.size for piece, _ in missing))
         return fill(self.shelf, missing, self.root, moved)
 
@@ -127,51 +130,55 @@ class Unpacker:
         raise UsageError(f"{path} is there already, with other content", hint="name another folder")
 
 
-def fill(shelf: Shelf, wanted: Sequence[tuple[Piece, Path]], root: Path, moved: Moved) -> int:
+def fill(shelf: Shelf, wanted: Sequence[tuple[Piece, str]], root: Path, moved: Moved) -> int:
     """Bring objects into files below `root` and return how many bytes came over; all appear once all are whole."""
     pieces = [piece for piece, _ in wanted]
     damages = shelf.tails(pieces)
     if damages:
         raise _damaged(str(damages[0]))
-    with _filled(root, wanted) as files:
-        parts = list(parts_of(pieces))
-        there = all_done(lambda part: _is_there(files[part.piece.key], part), parts)
-        left = [part for part, known in zip(parts, there, strict=True) if not known]
-        moved(sum(piece.size for piece in pieces) - sum(part.length for part in left))
-        damages = shelf.read(left, lambda part, data: files[part.piece.key].put(part.at, data), moved)
+    with Landing(root, resumes=True) as landing, ExitStack() as stack:
+        arriving = {
+            piece.key: Arriving(name=name, size=piece.size, mode=0o600, mtime_ns=piece.mtime_ns)
+            for piece, name in wanted
+        }
+        landing.expect(Tree(files=tuple(arriving.values())))
+        with landing.explained():
+            files = {
+                piece.key: stack.enter_context(landing.part(arriving[piece.key], _content(piece))) for piece in pieces
+            }
+            began = {key for key, file in files.items() if file.length()}
+            _take_room(files, pieces, began)
+            parts = list(parts_of(pieces))
+            there = all_done(lambda part: part.piece.key in began and _is_there(files[part.piece.key], part), parts)
+            left = [part for part, known in zip(parts, there, strict=True) if not known]
+            moved(sum(piece.size for piece in pieces) - sum(part.length for part in left))
+            damages = shelf.read(left, lambda part, data: files[part.piece.key].write(part.at, data), moved)
         if damages:
             raise _damaged(str(damages[0]))
-        for file in files.values():
-            file.finish()
+        for piece in pieces:
+            landing.keep(arriving[piece.key], _content(piece), durable=True)
+        landing.settle()
     return sum(part.length for part in left)
 
 
-@contextmanager
-def _filled(root: Path, wanted: Sequence[tuple[Piece, Path]]) -> Iterator[dict[str, Filling]]:
-    """Give a file for each object; what is in them when the block fails is there for the next pull."""
-    _require_room(root, sum(piece.size for piece, _ in wanted))
-    with ExitStack() as stack:
-        files = {}
-        for piece, path in wanted:
-            files[piece.key] = Filling(path, piece.size, resumed=True)
-            stack.callback(files[piece.key].close)
-        yield files
+def _take_room(files: Mapping[str, Arrived], pieces: Sequence[Piece], began: set[str]) -> None:
+    """Take the room of all files; where there is too little, give back what was taken, and raise OSError."""
+    try:
+        for piece in pieces:
+            files[piece.key].cut(piece.size)
+            take_room(files[piece.key].descriptor, piece.size)
+    except OSError:
+        for piece in pieces:
+            if piece.key not in began:
+                files[piece.key].cut(0)
+        raise
 
 
-def _require_room(root: Path, size: int) -> None:
-    folder = next(path for path in (root, *root.parents) if path.is_dir())
-    free = shutil.disk_usage(folder).free
-    left = sum(path.stat().st_blocks * 512 for path in root.rglob(f"{RESERVED}*.part")) if root.is_dir() else 0
-    if size > free + left:
-        raise StoreError(
-            f"{root} has {format_size(free + left)} free, and {format_size(size)} are to come",
-            hint="free some space there, or name a folder elsewhere",
-        )
+def _content(piece: Piece) -> str:
+    return f"{piece.key} {piece.size} {piece.crc32}"
 
 
-def _is_there(file: Filling, part: Part) -> bool:
-    if not file.goes_on:
-        return False
+def _is_there(file: Arrived, part: Part) -> bool:
     data = memoryview(bytearray(part.length))
     return file.read_into(part.at, data) and crc32_of((data,)) == part.piece.crc32[part.number]
 

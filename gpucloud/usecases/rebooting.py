@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from gpucloud.domain.errors import HostUnreachable, NodeError
+from gpucloud.domain.errors import HostUnreachable, NodeError, ShellClosed
 from gpucloud.ports import Clock, Host
 
 _LIMIT = timedelta(minutes=10)  # bare metal with eight GPUs takes five
@@ -46,6 +46,8 @@ def come_back(host: Host, not_yet: tuple[str | None, ...], clock: Clock) -> None
 def _boot_id(host: Host) -> str | None:
     try:
         done = host.run(_BOOT_ID, timeout_s=_ASKED_S)
+    except ShellClosed:
+        raise
     except HostUnreachable:
         return None
     return done.stdout.decode("ascii", errors="replace").strip() if done.exit_code == 0 else None

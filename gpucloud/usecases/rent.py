@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 
+from gpucloud.domain.armings import arming, most_machines, newest_of, tells_of
 from gpucloud.domain.errors import CleanupIncomplete, ProvisionError
 from gpucloud.domain.state import NodeLife
 from gpucloud.domain.strays import JOB, STORE
+from gpucloud.domain.sundries import drill_charges
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import (
     Arm,
-    ChangeBudget,
-    Detach,
     Drill,
     Move,
     OnTheCloud,
     Provision,
+    Relieve,
     Replace,
     Resize,
     TearDown,
 )
-from gpucloud.domain.supervision.lives import with_lives
+from gpucloud.domain.supervision.lives import as_listed, ended
 from gpucloud.domain.supervision.membership import quarantined
 from gpucloud.ports import ClusterSpec
 from gpucloud.usecases.cashier import Cashier
@@ -53,19 +55,21 @@ class Renter:
                 self.provision()
             case Arm(until=until):
                 self._arm(name, until)
-            case ChangeBudget():
-                self._change_budget(action)
             case Resize(size=size):
-                group.resize(name, size, state.successor.pool if state.successor is not None else state.pool)
+                self._tell_of(size)
+                chosen = state.successor or state
+                group.resize(name, size, chosen.pool, cap_usd_per_hour=self._cap(chosen.cap_usd_per_hour))
             case Move():
                 self._move(action)
-            case Detach(node_id=node_id):
-                group.detach(name, node_id)
+            case Relieve(node_id=node_id):
+                self._tell_of(len(state.alive) + 1)
+                group.relieve(name, node_id, cap_usd_per_hour=self._cap(state.cap_usd_per_hour))
             case Replace(node_ids=node_ids):
                 for node_id in node_ids:
                     group.terminate(name, node_id, bad=node_id in quarantined(state))
             case Drill(node_id=node_id):
                 self.lease.write(replace(state, drilled=True))
+                self._bill_drill()
                 group.interrupt(name, node_id, notice=True)
             case TearDown():
                 self._tear_down()
@@ -88,30 +92,54 @@ class Renter:
         provisioner.ensure(self._cluster(image), story=self.watcher.story)
 
     def _arm(self, group: str, until: datetime) -> None:
-        """A state that promises more than the cloud enforces would be a lie: the cloud first; last, when it lowers."""
+        """A state that promises more than the cloud enforces would be a lie: the cloud first; last, when it lowers.
+
+        Whoever dies in between leaves a state that promises too little. Nothing is decided by it: each pass writes down
+        what the cloud has armed.
+        """
         promised = self.lease.state.paid_until
         if promised is not None and until < promised:
             self.lease.write(replace(self.lease.state, paid_until=until))
+        drives = self.world.order is not None
+        if drives and (promised is None or until >= promised):
+            self._write_arming(until)
         self.world.group.arm(group, until)
+        if drives and promised is not None and until < promised:
+            self._write_arming(until)  # after it is so: what was armed before counts until then
         if self.lease.state.paid_until != until:
             self.lease.write(replace(self.lease.state, paid_until=until))
 
-    def _change_budget(self, action: ChangeBudget) -> None:
-        """The closer shut-off comes before the lower budget; a wish that is in the books is not wished any more."""
-        if action.until is not None:
-            self._arm(self.lease.state.group or "", action.until)
-        state, changes = self.lease.state, {change.id for change in self.lease.state.budget_changes}
-        news = tuple(change for change in action.changes if change.id not in changes)
-        if news:
-            self.lease.write(
-                replace(
-                    state,
-                    budget_usd=action.budget_usd,
-                    budget_changes=(*state.budget_changes, *news),
-                    paid_until=action.until or state.paid_until,
-                )
-            )
-        self.world.jobs.take_up(action.taken)
+    def _bill_drill(self) -> None:
+        """There is one a job; written down before it is asked for, so that none is forgotten."""
+        rates, number = self.world.terms.rates_in(self.lease.state.pool.region), len(self.lease.state.attempts)
+        if charges := drill_charges(number, self.world.clock.now(), rates):
+            self.world.jobs.bill_beside("drill", charges)
+
+    def _cap(self, usd_per_hour: Decimal) -> Decimal | None:
+        """Return what the machine alone may cost: the cloud caps that, and not what is paid beside it."""
+        return max(usd_per_hour - self.world.terms.beside_usd_per_hour, Decimal(0)) or None
+
+    def _tell_of(self, machines: int) -> None:
+        """Whatever machines are asked for that are to drive the job: an arming tells of so many of them before."""
+        state = self.lease.state
+        if self.world.order is None or state.paid_until is None:
+            return
+        most = max(machines, len(state.alive))
+        wanted = arming(state, at=self.world.clock.now(), machines=most, until=state.paid_until)
+        if most and not tells_of(newest_of(self.world.jobs.armings()), wanted):
+            self.world.jobs.arm(wanted)
+
+    def _write_arming(self, until: datetime) -> None:
+        """What machines say of the time that they drive the job proves nothing: this is what it may cost."""
+        state, nodes = self.lease.state, self.world.job.resources.nodes
+        machines = most_machines(state, nodes)
+        self.world.jobs.arm(arming(state, at=self.world.clock.now(), machines=machines, until=until))
+
+    def close_armings(self) -> None:
+        """Write down that from now on the machines that there are, or none, are seen from outside."""
+        if self.world.jobs.armings():
+            now = self.world.clock.now()
+            self.world.jobs.arm(arming(self.lease.state, at=now, machines=0, until=now))
 
     def _move(self, action: Move) -> None:
         """In the same region the group stays; in another one it is made anew, when nothing is left of the old one."""
@@ -142,6 +170,8 @@ class Renter:
         """End the machines, bill them, and only then forget the group that lists them."""
         self.world.group.purge(name)
         self._bill(name)
+        if self.lease.state.drives_itself:
+            self.close_armings()
         self.world.provisioner.destroy(name, story=self.watcher.story)
 
     def _cluster(self, image: str | None) -> ClusterSpec:
@@ -165,14 +195,14 @@ class Renter:
         """Bill every machine of a group that was purged; one whose end the list never tells is charged up to now."""
         lives = self._last_lives(name)
         now = self.world.clock.now()
-        lives = tuple(life if life.ended_at is not None else replace(life, ended_at=now) for life in lives)
+        lives = tuple(ended(life, self.lease.state.paid_until, now) for life in lives)
         self.lease.write(self.cashier.settle(replace(self.lease.state, nodes=lives), now))
 
     def _last_lives(self, name: str) -> tuple[NodeLife, ...]:
         """Return the lives as the list tells them once it is up to date: for a while it may show what was so before."""
         deadline = self.world.clock.now() + _LISTED_WITHIN
         while True:
-            lives = with_lives(self.lease.state.nodes, self.world.group.describe(name).nodes)
+            lives = as_listed(self.lease.state, self.world.group.describe(name), self.world.clock.now()).nodes
             if all(life.ended_at is not None for life in lives) or self.world.clock.now() >= deadline:
                 return lives
             self.world.clock.sleep(_LIST_AGAIN_S)

@@ -17,6 +17,7 @@ from gpucloud.domain.state import (
     Interruption,
     JobState,
     JobStatus,
+    MissingOutput,
     Quarantine,
 )
 
@@ -34,7 +35,8 @@ class JobReport:
     """A job as users see it. `nodes` are those alive; `charges` are all so far; `standing` is of nodes that were asked.
 
     Only `status` of one job and `watch` ask nodes. `storm` says how a job stands with interruptions that come thick,
-    `course` what one with a deadline runs on.
+    `course` what one with a deadline runs on. `signed_by` is whose trusted key signed the order in force: a name of
+    `gpucloud keys`, `own` for the reader's, None for nobody's. `missing_outputs` are those of the last attempt.
     """
 
     job: str
@@ -56,7 +58,9 @@ class JobReport:
     tags: tuple[tuple[str, str], ...] = ()
     standing: tuple[NodeStanding, ...] = ()
     storm: tuple[str, ...] = ()
+    signed_by: str | None = None
     course: Course | None = None
+    missing_outputs: tuple[MissingOutput, ...] = ()
 
 
 def report(
@@ -83,4 +87,5 @@ def report(
         quarantined=state.quarantined,
         tags=state.tags,
         course=None if state.status.ended else state.course,
+        missing_outputs=state.missing_outputs,
     )

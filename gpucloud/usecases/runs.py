@@ -1,27 +1,55 @@
-"""The runs of a job in a store: `digits`, then `digits-2`, …"""
+"""The runs of a job in a store: `digits`, then `digits-2`, …; each run's order says of which job it is which run."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Collection
+from dataclasses import dataclass
 
+from gpucloud.domain.order import run_of
 from gpucloud.domain.state import JobState
+from gpucloud.ports import Clock
 from gpucloud.store import ObjectStore
+from gpucloud.store.contract import NoBucket
 from gpucloud.usecases.jobstore import JobStore, job_names
+from gpucloud.usecases.orders import Given, Orders
 
 
-def current_run(store: ObjectStore, name: str) -> tuple[str, JobState] | None:
-    """Return a job's newest run with its state; None when there is none."""
-    runs = [(number, run) for run in job_names(store) if (number := run_number(name, run))]
-    if not runs:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A run as it stands in the store."""
+
+    name: str
+    state: JobState
+    given: Given
+
+
+def current_run(store: ObjectStore, base: str, clock: Clock) -> Found | None:
+    """Return a job's newest run; None when there is none, or no store yet.
+
+    A name proves nothing: `digits-2` is the second run of `digits`, or a job that is called so.
+    """
+    found: list[Found] = []
+    try:
+        names = job_names(store)
+    except NoBucket:
         return None
-    newest = max(runs)[1]
-    loaded = JobStore(store, newest).load()
-    return (newest, loaded[0]) if loaded else None
+    for name in names:
+        jobs = JobStore(store, name)
+        given = Orders(jobs=jobs, clock=clock).given() if may_be_run(base, name) else None
+        loaded = jobs.believed() if given is not None and given.order.base == base else None
+        if given is not None and loaded is not None:
+            found.append(Found(name=name, state=loaded[0], given=given))
+    return max(found, key=lambda one: one.given.order.run, default=None)
 
 
-def run_number(name: str, run: str) -> int:
-    """Return 1 for the job's first run, n for `name-n`, 0 for another job."""
-    if run == name:
-        return 1
-    m = re.fullmatch(re.escape(name) + r"-(\d+)", run)
-    return int(m[1]) if m and int(m[1]) >= 2 else 0
+def next_run(base: str, last: int, taken: Collection[str]) -> tuple[str, int]:
+    """Return name and number of a job's next run after its `last`, with no name that another job has."""
+    number = last + 1
+    while (name := base if number == 1 else f"{base}-{number}") in taken:
+        number += 1
+    return name, number
+
+
+def may_be_run(base: str, name: str) -> bool:
+    """Whether a run of that name may be one of the job's; its order says whether it is."""
+    return run_of(base, name) is not None

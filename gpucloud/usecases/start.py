@@ -1,55 +1,111 @@
-"""Starting or continuing a job: which run, on which offer, under which budget; nothing is rented yet."""
+"""Starting or continuing a job: which run, on which offer, under which order; nothing is rented yet."""
 
 from __future__ import annotations
 
 import hashlib
-import uuid
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, Protocol
 
-from gpucloud.domain.errors import UsageError
+from gpucloud.domain.bootstrap.noderecord import LARGEST_CODE_BYTES
+from gpucloud.domain.errors import BudgetTooSmall, OrderChanged, UsageError
 from gpucloud.domain.job import Job
 from gpucloud.domain.ledger import ZERO, Terms
+from gpucloud.domain.node import NO_GROUP, GroupView
+from gpucloud.domain.order import CLOSED, Order, Until, is_closed, with_budget
 from gpucloud.domain.plan import Plan, make_plan
-from gpucloud.domain.state import BudgetWish, ExitReason, JobState
+from gpucloud.domain.state import JobState
 from gpucloud.domain.supervision import books
-from gpucloud.domain.supervision.prepaid import Wall
-from gpucloud.domain.supervision.seen import Limits
-from gpucloud.ports import Account, Clock, MarketData
+from gpucloud.domain.supervision.budget import refusal
+from gpucloud.domain.supervision.goal import rules_for
+from gpucloud.domain.supervision.seen import Rules
+from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
 from gpucloud.usecases.cashier import Cashier
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.jobstore import JobStore, job_names
+from gpucloud.usecases.orders import Given, Orders, Reader, caller
 from gpucloud.usecases.planning import Planner
-from gpucloud.usecases.runs import current_run, run_number
+from gpucloud.usecases.runs import Found, current_run, next_run
+from gpucloud.usecases.storeclock import StoreClock
+from gpucloud.usecases.world import PackCode
 
-# Ends that a new run follows; after any other end the same job goes on from its checkpoint.
-_CLOSED = (ExitReason.SUCCEEDED, ExitReason.USER_ERROR)
+_PUT_BACK = "order {number} was put back, a newer one was here before: the job file's counts in its place"
+_UNTRUSTED = "the last order is signed by nobody whom you trust: the job file's counts in its place"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a start asks beside the job file.
+
+    `budget_usd` is None for the file's, `unattended` where a supervisor outside drives the job.
+    """
+
+    until: Until = Until.FINISHED
+    keep: bool = False
+    drill: bool = False
+    unattended: timedelta | None = None
+    budget_usd: Decimal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """A start as it would be: of which run, on what plan; `state` is None for a run that does not exist yet."""
+
+    name: str
+    plan: Plan | None
+    state: JobState | None
+
+
+class Check(Protocol):
+    """Refuses a start that cannot come to anything, by raising; nothing of it is written yet."""
+
+    def __call__(self, prospect: Prospect, /) -> None:
+        """Raise what refuses it."""
+        ...
+
+
+def _unchecked(prospect: Prospect) -> None:
+    del prospect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A run that can be supervised now. `changed` says what differs from the job file of its last start."""
+    """A run that can be supervised now: by `order`, given over `over`.
+
+    `plan` is None for a run whose attempt goes on: it has its machines. `changed` says what differs from the
+    last start. `last` is the order of the ended run that this new one comes after, where its word counts.
+    """
 
     name: str
-    plan: Plan
+    order: Order
+    over: Given
+    plan: Plan | None
     continues: bool
     changed: tuple[str, ...] = ()
+    last: Order | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starter:
-    """Starts jobs in one store, at one market's prices, within what the account may rent.
+    """Starts jobs in one store, at one market's prices, by its cloud's rules, within what the account may rent.
 
-    `changeover` is what a launch is taken to cost a job in time, as long as none was measured.
+    `host` is the gpucloud home that gives the orders, which `signer` signs; what `reader` does not trust counts for
+    nothing. `pack_code` gives a folder's tree by its hash and what makes it anew, which is None where it is too large
+    for the store.
     """
 
     store: ObjectStore
     market: MarketData
     account: Account | None
     clock: Clock
-    wall: Wall
+    rules: Rules
     terms: Terms
-    changeover: timedelta = Limits().changeover
+    group: NodeGroup | None = None
+    host: str = ""
+    signer: Signer | None = None
+    reader: Reader | None = None
+    pack_code: PackCode | None = None
 
     @property
     def planner(self) -> Planner:
@@ -58,21 +114,25 @@ class Starter:
             market=self.market,
             account=self.account,
             clock=self.clock,
-            wall=self.wall,
+            wall=self.rules.wall,
             terms=self.terms,
-            changeover=self.changeover,
+            changeover=self.rules.limits.changeover,
         )
 
-    def start(self, job: Job, spec: bytes) -> Start:
-        """Make the run's state, or find the unfinished one, and return it with its plan.
+    def start(self, job: Job, spec: bytes, asked: Asked = Asked(), check: Check = _unchecked) -> Start:
+        """Make the run's order and state, or find the unfinished one, and return it with its plan.
 
-        Raises PlanRefused, NoCapacity, BudgetTooSmall before anything is written.
+        Raises PlanRefused, NoCapacity, BudgetTooSmall, and what `check` raises, before anything is written: whoever
+        reads an order may act on it at once.
         """
-        found = current_run(self.store, job.name)
-        if found is not None and not is_closed(found[1]):
-            return self._continue(job, spec, *found)
-        number = run_number(job.name, found[0]) + 1 if found else 1
-        return self._create(job, spec, job.name if number == 1 else f"{job.name}-{number}")
+        found = current_run(self.store, job.name, self.clock)
+        if found is not None and not is_closed(found.given.order, found.state):
+            return self._continue(job, spec, asked, found, check)
+        last = found.given.order.run if found is not None else 0
+        start = self._create(job, spec, asked, *next_run(job.name, last, job_names(self.store)), check)
+        if found is None or not self._orders(JobStore(self.store, found.name)).is_trusted(found.given):
+            return start
+        return replace(start, last=found.given.order)
 
     def plan(self, job: Job) -> Plan:
         """Return the plan of a new run; nothing is read from the store, nothing is written.
@@ -81,75 +141,186 @@ class Starter:
         """
         return self.planner.plan(job)
 
-    def _create(self, job: Job, spec: bytes, name: str) -> Start:
-        now = self.clock.now()
-        plan = self.plan(replace(job, name=name))
-        state = JobState(
+    def _create(self, job: Job, spec: bytes, asked: Asked, name: str, run: int, check: Check = _unchecked) -> Start:
+        jobs = JobStore(self.store, name)
+        budget = asked.budget_usd if asked.budget_usd is not None else job.budget_usd
+        plan = self.plan(replace(job, name=name, budget_usd=budget))
+        code_sha256, packed = self._packed(job)
+        check(Prospect(name=name, plan=plan, state=None))
+        if jobs.spec() is None:  # before all else: the store says what time it is where there is something to ask for
+            jobs.keep_spec(spec)
+        self._pin(jobs, code_sha256, packed)
+        now = self._now(jobs)
+        order = Order(
+            number=1,
+            store=self.store.url,
             job=name,
-            created_at=now,
-            budget_usd=job.budget_usd,
-            spec_sha256=_sha256(spec),
-            pool=plan.offer.pool,
-            cap_usd_per_hour=plan.offer.cap_usd_per_hour,
-            efa=(plan.offer.efa,),
-            gpu=plan.offer.gpu,
-            tags=job.tags,
+            base=job.name,
+            run=run,
+            by=caller(),
+            at=now,
+            first_at=now,
+            host=self.host,
+            resolved=job,
+            spec_sha256=sha256_of(spec),
+            code_sha256=code_sha256,
+            file_budget_usd=job.budget_usd,
+            budget_usd=budget,
+            deadline_at=_deadline(job, now),
+            **_wishes(asked),
         )
         try:
-            JobStore(self.store, name).create(state, spec)
-        except Conflict:
+            orders = self._orders(jobs)
+            given = orders.first(order)
+            jobs.create(_first_state(name, job, plan))
+            given = orders.keep_first(given)
+        except (Conflict, OrderChanged):
             raise UsageError(f"{name} was started elsewhere just now", hint="the same command again") from None
-        return Start(name=name, plan=plan, continues=False)
+        return Start(name=name, order=order, over=given, plan=plan, continues=False)
 
-    def _continue(self, job: Job, spec: bytes, name: str, state: JobState) -> Start:
-        now = self.clock.now()
-        spent = ZERO
-        if state.exit_reason not in _CLOSED:  # a teardown needs no budget
-            spent = Cashier(JobStore(self.store, name), self.market, self.terms).spend(state, now).spent_usd
+    def _continue(self, job: Job, spec: bytes, asked: Asked, found: Found, check: Check) -> Start:
+        jobs, state = JobStore(self.store, found.name), found.state
+        orders, before = self._orders(jobs), found.given.order
+        newer = orders.put_back_before(found.given)
+        trusted = orders.is_trusted(found.given) and newer is None
+        if newer is not None:  # what is ordered now comes after all that was
+            before = replace(before, first_at=newer.first_at)
+        if not trusted:  # whoever wrote it may have raised the budget: the file's counts
+            before = replace(before, budget_usd=job.budget_usd, file_budget_usd=job.budget_usd, budget_changes=())
+        now, ends = self._now(jobs), state.exit_code in CLOSED  # then it lacks its teardown alone
+        before = replace(before, first_at=min(before.first_at, now))  # another's may say that it is of the future
+        spent = ZERO if ends else self._cashier(jobs).used_usd(state, self._listed(state), now)
+        budget = _budget(before, job, asked)
+        order = self._next(before, job, spec, asked, now)
+        packed, plan = None, None
+        if not ends:  # what is left of a run that has ended is ended, whatever one would cost now
+            code_sha256, packed = self._packed(job)
+            order = with_budget(replace(order, code_sha256=code_sha256), budget)
+        if not ends and state.attempt is None:
+            plan = self._plan_again(replace(job, name=found.name, budget_usd=order.budget_usd), state, now, spent)
+        elif not ends:
+            self._require_payable(jobs, state, before, order, now)
+        check(Prospect(name=found.name, plan=plan, state=state))
+        self._pin(jobs, order.code_sha256, packed)
+        changed = () if ends else _changes(before, order)
+        if not trusted:
+            changed = (*changed, _UNTRUSTED if newer is None else _PUT_BACK.format(number=found.given.order.number))
+        return Start(name=found.name, order=order, over=found.given, plan=plan, continues=True, changed=changed)
+
+    def _next(self, before: Order, job: Job, spec: bytes, asked: Asked, now: datetime) -> Order:
+        """Return the order of a start that goes on with a run: what the job's end was wished for is over."""
+        return replace(
+            before,
+            number=before.number + 1,
+            by=caller(),
+            at=now,
+            host=self.host,
+            resolved=job,
+            spec_sha256=sha256_of(spec),
+            file_budget_usd=job.budget_usd,
+            deadline_at=_deadline(job, before.first_at),
+            end=None,
+            **_wishes(asked),
+        )
+
+    def _packed(self, job: Job) -> tuple[str, bytes | None]:
+        """Return the hash of the job's code and what makes it anew; empty and None where it is too large for that."""
+        if self.pack_code is None:
+            return "", None
+        sha256, packed = self.pack_code(job.code, limit=LARGEST_CODE_BYTES)
+        return (sha256, packed) if packed is not None else ("", None)
+
+    def _pin(self, jobs: JobStore, sha256: str, packed: bytes | None) -> None:
+        """Have the code in the store, from where whoever goes on with the job takes it.
+
+        What other orders name stays: this one may still be refused. See `JobStore.keep_code_of`.
+        """
+        if packed is not None:
+            jobs.keep_code(sha256, packed)
+
+    def _cashier(self, jobs: JobStore) -> Cashier:
+        return Cashier(jobs, self.market, self.terms)
+
+    def _listed(self, state: JobState) -> GroupView:
+        if self.group is None or state.group is None:
+            return NO_GROUP
+        return self.group.describe(state.group)
+
+    def _plan_again(self, job: Job, state: JobState, now: datetime, spent: Decimal) -> Plan:
         offers = self.planner.offers(job)
         if state.group is None:  # its own machines are in what is used of a quota
             offers = self.planner.allowed(job, offers)
-        plan = make_plan(replace(job, name=name), offers, now, self.wall, spent_usd=spent)
-        return Start(name=name, plan=plan, continues=True, changed=_changes(job, spec, state))
+        return make_plan(job, offers, now, self.rules.wall, spent_usd=spent)
+
+    def _require_payable(self, jobs: JobStore, state: JobState, before: Order, order: Order, now: datetime) -> None:
+        """An attempt that runs needs no plan; lowered below what it must still cost, it could not even save."""
+        standing = self._cashier(jobs).standing(state, self._listed(state), now)
+        rules = rules_for(order.unattended, self.rules)
+        why = refusal(state, before.budget_usd, order.budget_usd, standing, rules)
+        if why is not None:
+            raise BudgetTooSmall(f"{state.job}: {why}", hint=f"gpucloud train {state.job} --budget SUM")
+
+    def _orders(self, jobs: JobStore) -> Orders:
+        return Orders(jobs=jobs, clock=self.clock, signer=self.signer, reader=self.reader)
+
+    def _now(self, jobs: JobStore) -> datetime:
+        return StoreClock(self.clock, jobs, lambda _: None).now()
 
 
-def is_closed(state: JobState) -> bool:
-    """Whether the next `train` starts a new run instead of going on with this one: its end, or only its teardown."""
-    return state.exit_reason in _CLOSED and (state.torn_down or state.kept)
+def adopt(state: JobState, plan: Plan | None) -> JobState:
+    """Return the state as it goes on under the order of a start, with the plan's offer if it has no group.
 
-
-def _changes(job: Job, spec: bytes, state: JobState) -> tuple[str, ...]:
-    changes = []
-    if _sha256(spec) != state.spec_sha256:
-        changes.append("the job file differs from the one of the last start: resuming is best effort, not exact")
-    if job.budget_usd != state.budget_usd:
-        changes.append(f"budget: {state.budget_usd} → {job.budget_usd} USD")
-    return tuple(changes)
-
-
-def budget_wish(state: JobState, job: Job, by: str, now: datetime) -> BudgetWish | None:
-    """Return the wish for the job file's budget where the run has another one; it is taken up like any other wish."""
-    if state.exit_reason in _CLOSED or job.budget_usd == state.budget_usd:
-        return None
-    return BudgetWish(id=uuid.uuid4().hex, by=by, at=now, usd=job.budget_usd)
-
-
-def adopt(state: JobState, spec: bytes, plan: Plan) -> JobState:
-    """Return the state as it goes on under the job file of now, with the plan's offer if it has no group.
-
-    A run that ended for good, and was not torn down, stays as it is. Another budget is wished for (`budget_wish`).
+    A run that ended for good, and was not torn down, stays as it is.
     """
-    if state.exit_reason in _CLOSED:
+    if state.exit_code in CLOSED:
         return state
     going_on = books.reopen(state) if state.status.ended else state
     message = going_on.message if going_on.attempt is not None else None  # what stopped it before is over
-    adopted = replace(going_on, spec_sha256=_sha256(spec), message=message)
-    if adopted.group is not None:
+    adopted = replace(going_on, message=message)
+    if adopted.group is not None or plan is None:
         return adopted
     offer = plan.offer
     cap = offer.cap_usd_per_hour
     return replace(adopted, pool=offer.pool, cap_usd_per_hour=cap, efa=(offer.efa,), gpu=offer.gpu)
 
 
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def sha256_of(spec: bytes) -> str:
+    """Return the hash by which an order knows the job file it was made of."""
+    return hashlib.sha256(spec).hexdigest()
+
+
+def _first_state(name: str, job: Job, plan: Plan) -> JobState:
+    return JobState(
+        job=name,
+        pool=plan.offer.pool,
+        cap_usd_per_hour=plan.offer.cap_usd_per_hour,
+        efa=(plan.offer.efa,),
+        gpu=plan.offer.gpu,
+        tags=job.tags,
+    )
+
+
+def _wishes(asked: Asked) -> dict[str, Any]:
+    return {"until": asked.until, "keep": asked.keep, "drill": asked.drill, "unattended": asked.unattended}
+
+
+def _deadline(job: Job, first_at: datetime) -> datetime | None:
+    return first_at + job.deadline if job.deadline is not None else None
+
+
+def _budget(before: Order, job: Job, asked: Asked) -> Decimal:
+    """The file's budget counts only where it changed since the last start: `gpucloud budget` may have come after it."""
+    if asked.budget_usd is not None:
+        return asked.budget_usd
+    return job.budget_usd if job.budget_usd != before.file_budget_usd else before.budget_usd
+
+
+def _changes(before: Order, order: Order) -> tuple[str, ...]:
+    changes = []
+    if order.spec_sha256 != before.spec_sha256:
+        changes.append("the job file differs from the one of the last start: resuming is best effort, not exact")
+    if before.code_sha256 and order.code_sha256 != before.code_sha256:
+        changes.append("the code differs from that of the last start: the next attempt runs it")
+    if order.budget_usd != before.budget_usd:
+        changes.append(f"budget: {before.budget_usd} → {order.budget_usd} USD")
+    return tuple(changes)

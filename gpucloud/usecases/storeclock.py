@@ -46,13 +46,13 @@ class StoreClock:
     def _ask(self) -> None:
         self._asked_at = self.clock.now()
         try:
-            loaded = self.jobs.load()
+            there = self.jobs.time()
         except (StoreError, CredentialsError):
             return
-        if loaded is None:
+        if there is None:
             return
         self._asked_at = self.clock.now()
-        ahead = self._asked_at - loaded[1].store_time
+        ahead = self._asked_at - there
         self._ahead = ahead if abs(ahead) > _ALIKE else timedelta(0)
         if self._ahead and not self._told:
             self._told = True

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from gpucloud.domain.job import Market
+from gpucloud.domain.order import BudgetChange
 from gpucloud.domain.policy.observation import Mode
 from gpucloud.domain.quantities import format_usd
-from gpucloud.domain.state import BudgetChange, Course, ExitReason, Interruption, InterruptionKind
+from gpucloud.domain.state import Course, ExitReason, Interruption, InterruptionKind, MissingOutput
 from gpucloud.domain.supervision.action import (
     Action,
     Appoint,
     Arm,
-    ChangeBudget,
+    BringHome,
     CloseAttempt,
     CoolDown,
-    Detach,
     Dismiss,
     Done,
     Drill,
@@ -22,13 +22,16 @@ from gpucloud.domain.supervision.action import (
     Inspect,
     Move,
     NoteInterruptions,
+    ObeyOrder,
     OpenAttempt,
     Pause,
     Prepare,
     Provision,
     QuarantineNodes,
+    Relieve,
     Replace,
     Resize,
+    StayOn,
     TakeOver,
     TearDown,
     Tell,
@@ -48,9 +51,8 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
             return f"taken until {until:%H:%M:%S} UTC: then the job's processes end by themselves"
         case Arm(until=until):
             return f"paid until {until:%H:%M:%S} UTC: then the machines shut themselves off"
-        case ChangeBudget(changes=changes, until=until):
-            closer = (f"paid until {until:%H:%M:%S} UTC",) if until is not None else ()
-            return "; ".join((*map(budget_line, changes), *closer)) or None
+        case ObeyOrder(changes=changes):
+            return "; ".join(map(budget_line, changes)) or None
         case Resize(size=size):
             return _resized(size, seen)
         case CoolDown(pool=pool, code=code, message=message):
@@ -77,7 +79,7 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
             return f"ending the attempt: {reason.value}{': ' + message if message else ''}"
         case CloseAttempt(reason=reason):
             return _closed(reason, seen)
-        case Detach(node_id=node_id):
+        case Relieve(node_id=node_id):
             return f"asking for another machine in place of {node_id}"
         case Replace(node_ids=node_ids):
             return f"replacing {', '.join(node_ids)}"
@@ -89,19 +91,24 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
             return message
         case TearDown():
             return "freeing every host" if seen.state.pool.market is Market.OWNED else "ending every machine"
-        case Tell() | Wait() | Done():
+        case Tell() | BringHome() | StayOn() | Wait() | Done():
             return None
 
 
 def budget_line(change: BudgetChange) -> str:
-    """Return what became of a wish for another budget."""
-    asked = f"{plain_usd(change.old_usd)} → {plain_usd(change.new_usd)} USD, by {change.by}"
-    return f"budget: {asked}: refused: {change.refused}" if change.refused else f"budget: {asked}"
+    """Return from what to what the budget was changed, and by whom."""
+    return f"budget: {plain_usd(change.old_usd)} → {plain_usd(change.new_usd)} USD, by {change.by}"
 
 
 def course_line(course: Course) -> str:
     """Return what a job with a deadline runs on, since when, and why."""
     return f"{_MODES[Mode(course.mode)]} from {course.since:%H:%M:%S} UTC: {course.why}"
+
+
+def missing_line(output: MissingOutput) -> str:
+    """Return which output did not come home, or not whole, and what may have been meant."""
+    nearest = f"; nearest: {output.nearest}" if output.nearest else ""
+    return f"outputs: {output.path} {output.why}{nearest}"
 
 
 _MODES = {
@@ -129,6 +136,8 @@ def _resized(size: int, seen: Seen) -> str:
 
 def _interrupted(interruption: Interruption) -> str:
     match interruption.kind:
+        case InterruptionKind.NOTICE if interruption.attempt is None:
+            return f"{interruption.node_id} has a notice: it has no part in an attempt"
         case InterruptionKind.NOTICE:
             return f"{interruption.node_id} has a notice: saving"
         case InterruptionKind.LOST:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
+from gpucloud.domain.egress import transfer_usd
+from gpucloud.domain.ledger import ZERO
 from gpucloud.domain.state import Attempt, JobState
 from gpucloud.domain.sundries import Sundries, charges_of, saves_made
 from gpucloud.store.counting import puts_of
@@ -25,9 +28,10 @@ class SundryBook:
         if not rates.storage_usd_per_gib_month:
             return
         before = [one.ended_at for one in state.attempts if one.number < attempt.number and one.ended_at is not None]
-        start, now = max([state.created_at, *before]), self.world.clock.now()
+        start, now = max(before, default=attempt.started_at), self.world.clock.now()
         puts, gets = self.world.tally.take()
         used = self._checkpoints(attempt)
+        read, read_usd = self._read_from_afar(state, attempt)
         sundries = Sundries(
             attempt=attempt.number,
             start=start,
@@ -35,9 +39,20 @@ class SundryBook:
             puts=puts,
             gets=gets,
             sent=bytes_in(brought),
+            read=read,
+            read_usd=read_usd,
             **used,
         )
         self.world.jobs.bill_beside(f"attempt-{attempt.number:06d}", charges_of(sundries, rates))
+
+    def _read_from_afar(self, state: JobState, attempt: Attempt) -> tuple[int, Decimal]:
+        """Return the bytes and their price; a machine reads each set once, and those that took part before have it."""
+        before = {member.node_id for one in state.attempts if one.number < attempt.number for member in one.members}
+        new = sum(member.node_id not in before for member in attempt.members)
+        found = [self.world.jobs.data_set(source) for source, _ in self.world.job.data]
+        region = state.pool.region
+        costing = [(one, usd) for one in found if one is not None and (usd := transfer_usd(one, region, new))]
+        return sum(one.size for one, _ in costing) * new, sum((usd for _, usd in costing), ZERO)
 
     def _checkpoints(self, attempt: Attempt) -> dict[str, int]:
         jobs = self.world.jobs

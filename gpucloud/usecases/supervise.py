@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 from gpucloud.domain.errors import GpucloudError
 from gpucloud.domain.masking import words_of
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.domain.supervision import books
-from gpucloud.domain.supervision.action import Action, Done, Pause, Wait
+from gpucloud.domain.supervision.action import Action, Done, Pause, StayOn, Wait
+from gpucloud.domain.supervision.goal import Supervising, goal_of
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal
 from gpucloud.usecases.act import Actor
 from gpucloud.usecases.cashier import Cashier
-from gpucloud.usecases.closing import Closing
+from gpucloud.usecases.closing import Closing, OutputsHome
 from gpucloud.usecases.datasets import JobData
 from gpucloud.usecases.discreet import Discreet
 from gpucloud.usecases.forecast import time_left
@@ -28,51 +30,70 @@ from gpucloud.usecases.lease import Lease
 from gpucloud.usecases.lookout import LogReader
 from gpucloud.usecases.noderecords import NodeRecords
 from gpucloud.usecases.observe import Observer
+from gpucloud.usecases.orders import Orders
 from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.rent import Renter
-from gpucloud.usecases.storeclock import StoreClock
 from gpucloud.usecases.telling import Teller
 from gpucloud.usecases.usage import UsageMeter
 from gpucloud.usecases.witnesses import Witnesses
 from gpucloud.usecases.world import Watcher, World
 
+T = TypeVar("T")
+
 _PATIENCE = timedelta(minutes=2)
 _PAUSE_S = 2.0
 
 
+class CannotLeave(Exception):
+    """The machines have not shown that they can drive the job, and why. Nothing failed."""
+
+
 @dataclass(slots=True)
 class Supervisor:
-    """One supervisor of one job, holding its lease."""
+    """One supervisor of one job, holding its lease. It goes by the newest order, read at every pass."""
 
     world: World
-    goal: Goal
+    who: Supervising
+    orders: Orders
     lease: Lease
     observer: Observer
     actor: Actor
     cashier: Cashier
     logs: LogReader
     watcher: Watcher
+    asked: Callable[[], ExitReason | None]
 
     def tick(self) -> Action:
         """Make one pass and return what was done."""
-        seen = self.observer.observe(self.lease.state)
+        goal = self._goal()
+        seen = self.observer.observe(self.lease.state, goal)
         recorded = self.cashier.settle(books.record(seen), seen.now)
         if _is_news(self.lease.state, recorded):
             self.lease.write(recorded)  # a machine is in the books before anything else is done about it
         self.lease.remember(recorded)
-        action = decide(self.goal, seen, self.world.rules)
+        action = decide(goal, seen, self.world.rules)
+        unproven = self.cashier.unproven_usd(recorded, seen.group, seen.now)
         if (line := self.observer.usage.warning()) is not None:
             self.watcher.story(line)
-        self.watcher.tick(seen, action, self.cashier.spend(recorded, seen.now, time_left(seen)))
-        self.actor.act(action, seen)
+        self.watcher.tick(
+            seen, action, self.cashier.spend(recorded, seen.now, goal.budget_usd, time_left(seen), unproven)
+        )
+        self.actor.act(action, seen, goal)
         return action
 
-    def _tick_patiently(self) -> Action:
-        """Make a pass; what may pass is waited for, up to two minutes: the machines work on meanwhile."""
+    def _goal(self) -> Goal:
+        """What the user says here becomes an order: whoever supervises the job after us goes by it too."""
+        end, given = self.asked(), self.orders.acted_on()
+        if end is not None and given.order.end is None:
+            given = self.orders.end(end)
+        return goal_of(given.order, self.who)
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        """Do it; what may pass is waited for, up to two minutes: the machines work on meanwhile."""
         since, told = self.world.clock.now(), False
         while True:
             try:
-                return self.tick()
+                return work()
             except GpucloudError as error:
                 if not error.may_pass or self.world.clock.now() - since > _PATIENCE:
                     raise
@@ -83,26 +104,27 @@ class Supervisor:
 
     def settle(self) -> None:
         """Tick until there is nothing to do but to wait for the job itself."""
-        while not isinstance(action := self.tick(), Done | Pause):
+        while not isinstance(action := self._patiently(self.tick), Done | Pause):
             if isinstance(action, Wait):
-                if not self.observer.preparer.busy and not self.observer.inspector.busy:
+                busy = self.observer.preparer.busy or self.observer.inspector.busy or self.observer.home.busy
+                if not action.briefly and not busy:
                     break
                 self.world.clock.sleep(self.world.period_s)
-        self.logs.flush()
+        self._patiently(self.logs.flush)
 
     def run(self) -> JobState:
-        """Tick until nothing is left to do for the goal; return the state then."""
+        """Tick until nothing is left to do for the goal; return the state then. Raises CannotLeave."""
         flushed = self.world.clock.now()
-        while not isinstance(action := self._tick_patiently(), Done | Pause):
+        while not isinstance(action := self._patiently(self.tick), Done | Pause | StayOn):
             if isinstance(action, Wait):
                 self.world.clock.sleep(self.world.period_s)
             now = self.world.clock.now()
             if (now - flushed).total_seconds() >= self.world.flush_s:
-                self.logs.flush()
+                self._patiently(self.logs.flush)
                 flushed = now
-        self.logs.flush()
-        if self.goal.keep and self.lease.state.status.ended:
-            self.lease.write(replace(self.lease.state, kept=True))
+        self._patiently(self.logs.flush)
+        if isinstance(action, StayOn):
+            raise CannotLeave(action.why)
         return self.lease.state
 
 
@@ -114,10 +136,14 @@ def _is_news(old: JobState, new: JobState) -> bool:
 
 @contextmanager
 def supervisor(
-    world: World, goal: Goal, lease: Lease, watcher: Watcher, wanted_end: Callable[[], ExitReason | None]
+    world: World,
+    who: Supervising,
+    orders: Orders,
+    lease: Lease,
+    watcher: Watcher,
+    asked: Callable[[], ExitReason | None],
 ) -> Iterator[Supervisor]:
-    """Give a supervisor whose threads and connections end with the block; the lease is taken already."""
-    world = replace(world, clock=StoreClock(world.clock, world.jobs, watcher.story))
+    """Give a supervisor whose threads and connections end with the block; the lease is held already."""
     readers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="read")
     makers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="prepare")
     syncs = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sync")
@@ -131,17 +157,17 @@ def supervisor(
     teller = Teller(world=world, pool=tellers)
     preparer = Preparer(world=world, watcher=told, pool=makers, syncs=syncs, data=data, records=records, teller=teller)
     inspector = Inspector(world=world, preparer=preparer, pool=makers)
+    home = OutputsHome(world=world, preparer=preparer, pool=makers, watcher=told)
     observer = Observer(
         world=world,
-        goal=goal,
         preparer=preparer,
         inspector=inspector,
+        home=home,
         cashier=cashier,
         logs=logs,
-        wanted_end=wanted_end,
         pool=readers,
         history=history,
-        usage=UsageMeter(lasting=goal.idle.lasting if goal.idle else None),
+        usage=UsageMeter(lasting=world.job.idle.lasting if world.job.idle else None),
         witnesses=Witnesses(world=world, preparer=preparer, pool=readers),
         learning=Learning(make=world.make_tables, pool=makers),
     )
@@ -151,22 +177,22 @@ def supervisor(
         preparer=preparer,
         inspector=inspector,
         renter=Renter(world=world, lease=lease, preparer=preparer, cashier=cashier, watcher=told),
-        closing=Closing(world=world, preparer=preparer, logs=logs, history=history, watcher=told),
+        closing=Closing(world=world, home=home, logs=logs, history=history, watcher=told),
         watcher=told,
     )
     try:
-        with lease:
-            actor.let_us_in()
-            yield Supervisor(
-                world=world,
-                goal=goal,
-                lease=lease,
-                observer=observer,
-                actor=actor,
-                cashier=cashier,
-                logs=logs,
-                watcher=told,
-            )
+        yield Supervisor(
+            world=world,
+            who=who,
+            orders=orders,
+            lease=lease,
+            observer=observer,
+            actor=actor,
+            cashier=cashier,
+            logs=logs,
+            watcher=told,
+            asked=asked,
+        )
     finally:
         world.shell.close()
         for pool in (readers, makers, syncs, tellers):

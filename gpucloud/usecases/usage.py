@@ -1,50 +1,74 @@
-"""How an attempt uses its GPUs over the last minutes of training, gathered pass by pass."""
+"""How an attempt uses its GPUs over the last minutes of training, gathered pass by pass, whoever supervises it."""
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from gpucloud.domain.agentstatus import Progress, Status
-from gpucloud.domain.state import Attempt
+from gpucloud.domain.agentstatus import UNTOLD, Progress, Status
+from gpucloud.domain.quantities import span_of
+from gpucloud.domain.state import Attempt, JobState, Member, UseSpan
 from gpucloud.domain.supervision.membership import members_of, part_of, progress_of
 from gpucloud.domain.supervision.seen import NodeSeen, Seen
 from gpucloud.domain.use import LOOK, DeviceUse, GpuUse, warning
 
 _LONGEST_GAP_S = 5.0  # between two samples; a longer one was not seen, and counts as this much
 _HALF = 0.5
+_STRETCHES = 10  # in a window
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Some seconds of training of one node: the sum of each figure, and the seconds that it was known for."""
+
+    seconds: float = 0.0
+    sums: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def add(self, seconds: float, figures: dict[str, float]) -> None:
+        self.seconds += seconds
+        for name, value in figures.items():
+            total, known = self.sums.get(name, (0.0, 0.0))
+            self.sums[name] = (total + seconds * value, known + seconds)
+
+    def mean(self, name: str) -> float | None:
+        total, known = self.sums.get(name, (0.0, 0.0))
+        return total / known if known > 0 else None
 
 
 @dataclass(slots=True)
 class _Window:
-    """Sums over the last `length` of training of one node: each figure with the seconds that it was known for."""
+    """The last `length_s` of training of one node, in a few stretches: few enough to be stored at every renewal."""
 
     length_s: float
-    entries: deque[tuple[float, dict[str, float]]] = field(default_factory=deque)
-    covered_s: float = 0.0
-    sums: dict[str, tuple[float, float]] = field(default_factory=dict)
+    stretches: deque[_Stretch] = field(default_factory=deque)
+
+    @property
+    def covered_s(self) -> float:
+        return sum(stretch.seconds for stretch in self.stretches)
 
     def add(self, seconds: float, figures: dict[str, float]) -> None:
-        self.entries.append((seconds, figures))
-        self._count(seconds, figures)
-        while self.covered_s - self.entries[0][0] >= self.length_s:
-            gone, old = self.entries.popleft()
-            self._count(-gone, old)
+        if not self.stretches or self.stretches[-1].seconds >= self.length_s / _STRETCHES:
+            self.stretches.append(_Stretch())
+        self.stretches[-1].add(seconds, figures)
+        while self.covered_s - self.stretches[0].seconds >= self.length_s:
+            self.stretches.popleft()
+
+    def names(self) -> set[str]:
+        return {name for stretch in self.stretches for name in stretch.sums}
 
     def mean(self, name: str) -> float | None:
-        total, seconds = self.sums.get(name, (0.0, 0.0))
-        return total / seconds if seconds > 0 else None
+        total, known = self._sum(name)
+        return total / known if known > 0 else None
 
     def share(self, name: str) -> float:
         """The share of the window for which the figure was there."""
-        return self.sums.get(name, (0.0, 0.0))[1] / self.covered_s if self.covered_s else 0.0
+        return self._sum(name)[1] / self.covered_s if self.covered_s else 0.0
 
-    def _count(self, seconds: float, figures: dict[str, float]) -> None:
-        self.covered_s += seconds
-        for name, value in figures.items():
-            total, known = self.sums.get(name, (0.0, 0.0))
-            self.sums[name] = (total + seconds * value, known + seconds)
+    def _sum(self, name: str) -> tuple[float, float]:
+        found = [stretch.sums[name] for stretch in self.stretches if name in stretch.sums]
+        return sum(total for total, _ in found), sum(known for _, known in found)
 
 
 @dataclass(slots=True)
@@ -54,10 +78,16 @@ class _NodeUse:
     windows: tuple[_Window, ...]
     sampled_at: datetime | None = None
 
+    def over(self, length: timedelta) -> _Window:
+        return next(window for window in self.windows if window.length_s == length.total_seconds())
+
 
 @dataclass(slots=True)
 class UsageMeter:
-    """Meters the open attempt. `lasting` is the window of the job's `idle:` policy, None without one."""
+    """Meters the open attempt. `lasting` is the window of the job's `idle:` policy, None without one.
+
+    What that policy goes by stands in the state: another process meters on from there.
+    """
 
     lasting: timedelta | None = None
     _attempt: int = 0
@@ -69,7 +99,7 @@ class UsageMeter:
     def take(self, attempt: Attempt, seen: Seen) -> GpuUse | None:
         """Take what this pass saw, and return the use over the policy's window; None without policy or GPUs."""
         if attempt.number != self._attempt:
-            self._attempt, self._nodes, self._waiting, self._reports = attempt.number, {}, None, False
+            self._begin(attempt)
         progress = progress_of(attempt, seen)
         if progress is not None and not self._reports:
             self._reports, self._nodes = True, {}  # what was taken for training was its start
@@ -79,6 +109,14 @@ class UsageMeter:
                 self._sample(attempt, node, node.status, counts=_trains(progress))
         return self._over(self.lasting) if self.lasting is not None else None
 
+    def written(self, state: JobState) -> JobState:
+        """Return the state with what the policy goes by written into its open attempt."""
+        attempt = state.attempt
+        if attempt is None or attempt.number != self._attempt or self.lasting is None:
+            return state
+        members = tuple(self._written(member, self.lasting) for member in attempt.members)
+        return replace(state, attempts=(*state.attempts[:-1], replace(attempt, members=members)))
+
     def warning(self) -> str | None:
         """Return what to warn of, once an attempt."""
         if self._warned == self._attempt:
@@ -87,6 +125,23 @@ class UsageMeter:
         if text is not None:
             self._warned = self._attempt
         return text
+
+    def _begin(self, attempt: Attempt) -> None:
+        """Go on from what is stored of the attempt; once its first step was told of, that is of training."""
+        self._attempt, self._nodes, self._waiting = attempt.number, {}, None
+        self._reports = attempt.first_step is not None
+        for member in attempt.members:
+            if member.used_until is not None:
+                windows = self._windows()
+                for window, span in itertools.product(windows, member.use):
+                    window.add(span.seconds, _uses(span))
+                self._nodes[member.node_id] = _NodeUse(windows=windows, sampled_at=member.used_until)
+
+    def _written(self, member: Member, lasting: timedelta) -> Member:
+        node = self._nodes.get(member.node_id)
+        if node is None:
+            return replace(member, use=(), used_until=None)
+        return replace(member, use=_spans(node.over(lasting)), used_until=node.sampled_at)
 
     def _sample(self, attempt: Attempt, node: NodeSeen, status: Status, *, counts: bool) -> None:
         at = status.gpus[0].at
@@ -104,18 +159,13 @@ class UsageMeter:
         return tuple(_Window(length_s=length.total_seconds()) for length in lengths)
 
     def _over(self, length: timedelta) -> GpuUse | None:
-        found = {
-            node_id: window
-            for node_id, node in self._nodes.items()
-            for window in node.windows
-            if window.length_s == length.total_seconds()
-        }
+        found = {node_id: node.over(length) for node_id, node in self._nodes.items()}
         if not found:
             return None
-        memory = [m for w in found.values() for name in w.sums if name.startswith("memory") if (m := w.mean(name))]
+        memory = [m for w in found.values() for name in w.names() if name.startswith("memory") if (m := w.mean(name))]
         cpu = [c for w in found.values() if (c := w.mean("cpu")) is not None]
         return GpuUse(
-            covered=timedelta(seconds=round(min(window.covered_s for window in found.values()), 3)),
+            covered=span_of(round(min(window.covered_s for window in found.values()), 3)),
             devices=tuple(device for node_id, window in sorted(found.items()) for device in _devices(node_id, window)),
             memory=max(memory, default=None),
             cpu=max(cpu, default=None),
@@ -125,8 +175,13 @@ class UsageMeter:
 
 
 def _trains(progress: Progress | None) -> bool:
-    """Training counts from the first step on; a script that reports nothing is taken to train all the time."""
-    return progress is None or (progress.phase == "train" and progress.step >= progress.first_step)
+    """Training counts from the first step on; a script that reports nothing but saves is taken to train all the time.
+
+    So is what it does after `run.done()`: nobody said of it that it takes its own time.
+    """
+    if progress is None or progress.phase in (UNTOLD, "done"):
+        return True
+    return progress.phase == "train" and progress.step >= progress.first_step
 
 
 def _figures(status: Status) -> dict[str, float]:
@@ -143,12 +198,36 @@ def _figures(status: Status) -> dict[str, float]:
 
 
 def _devices(node_id: str, window: _Window) -> list[DeviceUse]:
-    indices = sorted(int(name.split()[1]) for name in window.sums if name.startswith("use "))
-    uses = ((index, window.mean(f"use {index}")) for index in indices)
+    uses = ((index, window.mean(f"use {index}")) for index in _indices(window.names()))
     return [DeviceUse(node_id=node_id, index=index, use=use) for index, use in uses if use is not None]
 
 
+def _indices(names: set[str]) -> list[int]:
+    return sorted(int(name.removeprefix("use ")) for name in names if name.startswith("use "))
+
+
+def _spans(window: _Window) -> tuple[UseSpan, ...]:
+    """Return a window as it is stored."""
+    most = max(_indices(window.names()), default=-1)
+    return tuple(
+        UseSpan(
+            seconds=round(stretch.seconds, 3),
+            uses=tuple(_rounded(stretch.mean(f"use {index}")) for index in range(most + 1)),
+        )
+        for stretch in window.stretches
+    )
+
+
+def _uses(span: UseSpan) -> dict[str, float]:
+    """Return the figures of a stored stretch."""
+    return {f"use {index}": use for index, use in enumerate(span.uses) if use is not None}
+
+
+def _rounded(use: float | None) -> float | None:
+    return round(use, 1) if use is not None else None
+
+
 def _lasting_slowdowns(windows: tuple[_Window, ...]) -> tuple[str, ...]:
-    names = {name for window in windows for name in window.sums if name.startswith("slow ")}
+    names = {name for window in windows for name in window.names() if name.startswith("slow ")}
     lasting = (name for name in names if any(window.share(name) >= _HALF for window in windows))
     return tuple(sorted(name.removeprefix("slow ") for name in lasting))

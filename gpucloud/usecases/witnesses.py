@@ -12,6 +12,7 @@ from gpucloud.domain.node import Node
 from gpucloud.domain.supervision.membership import is_gone, progress_of
 from gpucloud.domain.supervision.seen import NodeSeen, Readiness, Seen
 from gpucloud.domain.witness import Word, word_of
+from gpucloud.usecases.bootstrap import Bootstrapped
 from gpucloud.usecases.prepare import Preparer
 from gpucloud.usecases.world import World
 
@@ -79,11 +80,10 @@ class Witnesses:
         if asked.work is None and peers:
             later = [peer for peer in peers if peer.id > asked.peer]  # each in its turn
             peer = min(later or peers, key=lambda one: one.id)
-            asked.peer, asked.work = peer.id, self.pool.submit(self._knock, peer, node)
+            asked.peer, asked.work = peer.id, self.pool.submit(self._knock, peer, self.preparer.made_of(peer.id), node)
         return asked
 
-    def _knock(self, peer: Node, node: Node) -> Word:
-        made = self.preparer.made_of(peer.id)
+    def _knock(self, peer: Node, made: Bootstrapped, node: Node) -> Word:
         command = (made.base_python, made.package_path, "knock", "--root", made.root, "--limit", f"{_LIMIT_S:g}")
         try:
             host = self.world.shell.host(peer)

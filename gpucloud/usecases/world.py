@@ -46,7 +46,7 @@ class World:
     private SSH key, from which the secrets of attempts are made. `self_boot` is None where machines have no first boot
     of ours. `order` is what the machines of a job that drives itself go by, as far as it is known before the group is,
     None for any other job; `driver` is where they find it. `tally` counts what is asked of the store. `make_tables`
-    makes the learned policy's, None for none.
+    makes the learned policy's, None for none. `on_machine`: it is a machine of the job that supervises.
     """
 
     job: Job
@@ -74,6 +74,9 @@ class World:
     driver: DriverWanted | None = None
     tally: Tally = field(default_factory=Tally)
     make_tables: MakeTables | None = None
+    on_machine: bool = False
+    stored_outputs: Outputs | None = None
+    """Where outputs go that cannot be brought home, None where they go to the store anyway."""
 
     @property
     def cluster(self) -> str:
@@ -83,7 +86,7 @@ class World:
     @property
     def jobs(self) -> JobStore:
         """The job's objects."""
-        return JobStore(self.store, self.name)
+        return JobStore(self.store, self.name, on_machine=self.on_machine)
 
 
 def cluster_of(job: str) -> str:

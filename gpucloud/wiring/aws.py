@@ -7,13 +7,13 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
+from gpucloud.adapters.aws.nodes.place import LEAST_AHEAD
 from gpucloud.adapters.home import Home
 from gpucloud.domain.catalog import Catalog, aged
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job import Access, AwsChoices, Job, Resources
+from gpucloud.domain.job import Access, AwsChoices, Resources
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.supervision.seen import Limits, Rules
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from gpucloud.adapters.aws.session import Aws
     from gpucloud.adapters.aws.stacks.provision import AwsProvisioner
     from gpucloud.domain.account import Caller
+    from gpucloud.domain.offer import Offer
     from gpucloud.store import ObjectStore
+    from gpucloud.wiring.iam import PrintedPolicies
 
 # The cloud's schedule fires up to two minutes late (Auto Scaling user guide), and the last save and the teardown take
 # their time: both are kept aside. Fifteen minutes is the least that a start, driver and image included, is worth.
-_WALL = Wall(reserve=timedelta(seconds=300), least=timedelta(minutes=15))
+_WALL = Wall(reserve=timedelta(seconds=300), least=timedelta(minutes=15), ahead=LEAST_AHEAD)
 # SSH crosses the internet, and the cloud's list is some seconds old: more patience than with processes next door.
 _LIMITS = Limits(silent=timedelta(seconds=15), settle=timedelta(seconds=8), save=timedelta(seconds=90))
 
@@ -67,18 +69,25 @@ class AwsCloud:
     @cached_property
     def manners(self) -> Manners:
         """How AWS is dealt with: a disk and an address are paid beside each machine."""
+        from gpucloud.adapters.aws.machine.first_boot import POWER_OFF
         from gpucloud.adapters.aws.prices.rates import region_rates
 
         return Manners(
             rules=Rules(wall=_WALL, limits=_LIMITS),
             terms=Terms(
                 disk_gib=self._choices.disk_gib,
-                public_address=self._choices.access is Access.PUBLIC,
+                # The base's subnets give every machine an address; the user's own, what he wishes of them.
+                public_address=self._choices.access is Access.PUBLIC or not self._choices.subnets,
+                without_address=tuple(
+                    name
+                    for name, one in sorted(self.catalog.machines.items())
+                    if one.fabric(self._resources.nodes).several
+                ),
                 rates=tuple(map(region_rates, self.regions)),
             ),
             period_s=min(0.5, poll_s()),
             flush_s=5.0,
-            power_off=("sudo", "shutdown", "-h", "now"),
+            power_off=POWER_OFF,
             connect_s=600.0,
             knows_our_address=True,
             boots_as=self._choices.user,
@@ -114,7 +123,7 @@ class AwsCloud:
             user=self._choices.user,
             access=self._choices.access,
             host_key=self._host_keys(store),
-            efa_of=lambda name: self.catalog.machine(name).efa,
+            efa_of=lambda name: self.catalog.machine(name).fabric(self._resources.nodes),
             port=int(os.environ.get("GPUCLOUD_SSH_PORT", "22")),
             interval_s=poll_s(),
         )
@@ -141,10 +150,9 @@ class AwsCloud:
 
         ensure_bucket(self.aws, self.aws.region)
 
-    def remarks(self) -> tuple[str, ...]:
+    def remarks(self, offer: Offer) -> tuple[str, ...]:
         """Return how machines are reached, how old list prices are, and what could not be asked of the market."""
-        reached = f"machines are reached by SSH: {self._choices.access.value}"
-        return (reached, f"{self.list_remark()}; spot prices of now", *self._market.remarks)
+        return (self._way_in(offer), f"{self.list_remark()}; spot prices of now", *self._market.remarks)
 
     def list_remark(self) -> str:
         """Return how old list prices are, and which regions have no list of their own."""
@@ -155,37 +163,16 @@ class AwsCloud:
             told.append(f"none of {', '.join(unlisted)}, taken for the dearest there can be: gpucloud catalog refresh")
         return f"on-demand prices of {', '.join(told)}"
 
-    def caller_policies(self, job: Job | None) -> dict[str, dict[str, Any]]:
-        """Return the least IAM policies of whoever runs gpucloud, by name: for one job's region and store, if given."""
-        from gpucloud.adapters.aws.account.policy import user_policy
+    def policies(self, *, account: str | None = None, region: str | None = None) -> PrintedPolicies:
+        """Return what prints IAM policies: for the caller's account unless one is named."""
+        from gpucloud.wiring.iam import PrintedPolicies
 
-        who = self._caller
-        stores = (urlsplit(job.store).netloc,) if job is not None and job.store is not None else ()
-        region = self.aws.region if job is not None else None
-        boundary = self._choices.permissions_boundary
-        return user_policy(
-            partition=who.partition,
-            account=who.account,
+        return PrintedPolicies(
+            self._choices,
+            self._resources,
+            without_address=self._types_without_address,
+            account=account,
             region=region,
-            stores=stores,
-            data=tuple(urlsplit(source).netloc for source in _in_s3(job)),
-            permissions_boundary=boundary,
-        )
-
-    def machine_policy(self, job: Job, cluster: str, *, unattended: bool = False) -> dict[str, Any]:
-        """Return the least IAM policy of the job's machines, which drive it if it is `unattended`."""
-        from gpucloud.adapters.aws.account.policy import node_policy
-
-        who, store = self._caller, urlsplit(job.store or self.default_store())
-        return node_policy(
-            partition=who.partition,
-            account=who.account,
-            region=self.aws.region,
-            cluster=cluster,
-            bucket=store.netloc,
-            prefix=store.path,
-            data=_in_s3(job),
-            unattended=unattended,
         )
 
     def refresh_catalog(self, region: str, scored: tuple[str, ...] = ()) -> Catalog:
@@ -231,7 +218,13 @@ class AwsCloud:
     def _market(self) -> AwsMarket:
         from gpucloud.adapters.aws.prices.market import AwsMarket
 
-        return AwsMarket(self.aws, self.regions, catalog=self.catalog)
+        return AwsMarket(self.aws, self.regions, catalog=self.catalog, renew=self._renew_prices)
+
+    def _renew_prices(self, region: str) -> Catalog:
+        from gpucloud.adapters.aws.prices.refresh import renew_prices
+
+        self.__dict__["catalog"] = renew_prices(self.aws, region, self._home.catalog)
+        return self.catalog
 
     @cached_property
     def _caller(self) -> Caller:
@@ -253,7 +246,7 @@ class AwsCloud:
         from gpucloud.adapters.aws.bucket import ensure_bucket
         from gpucloud.adapters.aws.machine import images
         from gpucloud.adapters.aws.machine.first_boot import user_data
-        from gpucloud.adapters.aws.stacks.caller_address import ssh_cidr
+        from gpucloud.adapters.aws.stacks.caller_address import require_session_tools, ssh_cidr
         from gpucloud.adapters.aws.stacks.provision import AwsProvisioner, Sources
 
         sources = Sources(
@@ -262,19 +255,45 @@ class AwsCloud:
             image=partial(images.resolve, self.aws, self._choices),
             root_device=cache(partial(images.root_device, self.aws)),
             ssh_cidr=ssh_cidr,
+            session_tools=require_session_tools,
         )
         return AwsProvisioner(
             self.aws, home=self._home.root, choices=self._choices, store_url=store_url, sources=sources
         )
 
+    def _types_without_address(self) -> tuple[str, ...]:
+        """Return the types that the job may get and that AWS gives no public address."""
+        fitting = self.catalog.fitting(self._resources)
+        return tuple(one.name for one in fitting if one.fabric(self._resources.nodes).several)
+
+    def _way_in(self, offer: Offer) -> str:
+        access = offer.efa.access(self._choices.access)
+        if not offer.efa.several:
+            return f"machines are reached by SSH: {access.value}"
+        told = f"{offer.pool.instance_type} has {offer.efa.interfaces} EFA interfaces and so no public address:"
+        if self._choices.subnets:
+            return f"{told} it is reached by SSH: {access.value}; its way out is that of your subnets"
+        return (
+            f"{told} it is reached by SSH: {access.value}, and gets out by a NAT gateway, which costs 36.50 USD a month"
+            " until `gpucloud down --base`, and 0.045 USD per GB (none of it for S3 in its region); the budget counts"
+            " neither"
+        )
+
     def _host_keys(self, store: ObjectStore) -> Callable[[str, str, str], str | None]:
+        from gpucloud.adapters.aws.account.identity import profile_of
         from gpucloud.adapters.aws.machine.host_keys import HostKeys
 
         known: dict[tuple[str, str], HostKeys] = {}
+        own = self._choices.instance_profile
+
+        @cache
+        def role_id() -> str | None:
+            """Of many roles that may write into the store, the one that machines with the user's own profile have."""
+            return profile_of(self.aws, own).role_id if own is not None else None
 
         def of(region: str, cluster: str, instance_id: str) -> str | None:
             keys = known.get((region, cluster)) or known.setdefault(
-                (region, cluster), HostKeys(store, cluster, console=partial(self._console, region))
+                (region, cluster), HostKeys(store, cluster, role_id=role_id(), console=partial(self._console, region))
             )
             return keys.of(instance_id)
 
@@ -282,12 +301,8 @@ class AwsCloud:
 
     def _console(self, region: str, instance_id: str) -> str | None:
         with self.aws.calling("ec2", f"read the console of {instance_id}", region) as ec2:
-            output = ec2.get_console_output(InstanceId=instance_id).get("Output")
+            output = ec2.get_console_output(InstanceId=instance_id, Latest=True).get("Output")
             return str(output) if output else None
-
-
-def _in_s3(job: Job | None) -> tuple[str, ...]:
-    return tuple(source for source, _ in job.data if source.startswith("s3://")) if job is not None else ()
 
 
 def poll_s() -> float:

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from gpucloud.domain.job import Access
+from gpucloud.domain.offer import EfaLayout
 
 if TYPE_CHECKING:
     from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
@@ -31,7 +32,7 @@ def own_nodes(order: DriveOrder, store: ObjectStore) -> AwsNodeGroup:
         user=order.job.aws.user,
         access=Access.PRIVATE,
         host_key=lambda region, cluster, instance_id: keys.of(instance_id),  # noqa: ARG005  one cluster
-        efa_of=lambda _: 0,
+        efa_of=lambda _: EfaLayout(),
         port=int(os.environ.get("GPUCLOUD_SSH_PORT", "22")),
         interval_s=poll_s(),
         own=True,

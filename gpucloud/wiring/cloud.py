@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gpucloud.domain.job import SshChoices
 from gpucloud.domain.ledger import Terms
+from gpucloud.domain.offer import Offer
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.ports import Account, BillingData, MarketData, NodeGroup, Provisioner
 from gpucloud.store import ObjectStore
@@ -76,6 +77,6 @@ class Cloud(Protocol):
         """Make the default store; may be repeated."""
         ...
 
-    def remarks(self) -> tuple[str, ...]:
+    def remarks(self, offer: Offer) -> tuple[str, ...]:
         """Return what is emulated, or done in another way than users might think."""
         ...

@@ -13,7 +13,6 @@ from gpucloud.adapters.clock import SystemClock
 from gpucloud.domain.driving import DriveOrder, parse_order
 from gpucloud.domain.errors import NodeError, UsageError
 from gpucloud.domain.job import Cloud
-from gpucloud.domain.supervision.seen import Goal
 from gpucloud.store import open_store
 from gpucloud.store.counting import CountingStore, Tally
 from gpucloud.usecases.owngroup import OwnGroup, OwnProvisioner
@@ -21,7 +20,7 @@ from gpucloud.usecases.owngroup import OwnGroup, OwnProvisioner
 if TYPE_CHECKING:
     from gpucloud.domain.bootstrap.wanted import DriverWanted
     from gpucloud.domain.state import JobState
-    from gpucloud.ports import DataSets, MarketData, NodeGroup, Outputs
+    from gpucloud.ports import Clock, DataSets, MarketData, NodeGroup, Outputs
     from gpucloud.store import ObjectStore
     from gpucloud.usecases.world import World
 
@@ -38,6 +37,11 @@ class Machine:
     wanted: DriverWanted
 
     @property
+    def clock(self) -> Clock:
+        """This machine's clock."""
+        return SystemClock()
+
+    @property
     def store(self) -> ObjectStore:
         """The job's store."""
         return open_store(self.wanted.store)
@@ -50,22 +54,6 @@ class Machine:
     def period_s(self, order: DriveOrder) -> float:
         """Return how many seconds may lie between two looks at who drives."""
         return _PERIODS_S.get(order.job.cloud, _PERIOD_S)
-
-    def goal(self, order: DriveOrder, state: JobState) -> Goal:
-        """Return what the user wants of the job."""
-        job = order.job
-        return Goal(
-            nodes=job.resources.nodes,
-            least_nodes=job.resources.least_nodes,
-            keep=order.keep,
-            drill=order.drill and order.job.cloud is Cloud.LOCAL,  # on AWS a drill is another role's
-            deadline_at=state.created_at + job.deadline if job.deadline else None,
-            idle=job.idle,
-            self_driving=True,
-            within_rights=order.job.cloud is Cloud.AWS,
-            give_up=job.checkpoint.give_up,
-            saves_alone=job.checkpoint.directory is not None,
-        )
 
     def world(self, order: DriveOrder) -> World:
         """Return everything that supervising the job from here needs. Raises NodeError, StoreError."""
@@ -99,6 +87,7 @@ class Machine:
             power_off=order.power_off,
             key=order.key,
             driver=self.wanted,
+            on_machine=True,
         )
 
     def group(self, order: DriveOrder) -> NodeGroup:

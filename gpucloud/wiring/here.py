@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from gpucloud import smi
 from gpucloud.adapters.home import Home
@@ -76,4 +75,8 @@ def _has_credentials() -> bool:
     """Whether the user set any up: nobody is asked, so that a machine without AWS waits for nothing."""
     names = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
     files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), "~/.aws/config")
-    return any(name in os.environ for name in names) or any(Path(file).expanduser().is_file() for file in files)
+    return any(name in os.environ for name in names) or any(_is_file(file) for file in files)
+
+
+def _is_file(written: str) -> bool:
+    return os.path.isfile(os.path.expanduser(written))  # noqa: PTH111, PTH113  these never raise

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpucloud.adapters.hosts.places import Configured
     from gpucloud.adapters.hosts.provision import SshProvisioner
     from gpucloud.adapters.hosts.records import Place
+    from gpucloud.domain.offer import Offer
     from gpucloud.ports import MarketData, Shell
     from gpucloud.store import ObjectStore
 
@@ -96,7 +97,7 @@ class SshCloud:
     def make_store(self) -> None:
         """Do nothing."""
 
-    def remarks(self) -> tuple[str, ...]:
+    def remarks(self, offer: Offer) -> tuple[str, ...]:  # noqa: ARG002  theirs are all alike
         """Return which hosts there are, in the order in which they are taken."""
         names = ", ".join(place.name for place in self.places)
         return (f"hosts, taken in this order: {names}; they are never switched off",)

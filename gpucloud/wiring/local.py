@@ -18,6 +18,7 @@ from gpucloud.wiring.cloud import Manners
 if TYPE_CHECKING:
     from gpucloud.adapters.local.census import LocalCensus
     from gpucloud.adapters.local.group import LocalNodeGroup
+    from gpucloud.domain.offer import Offer
     from gpucloud.ports import MarketData, Provisioner
     from gpucloud.store import ObjectStore
 
@@ -114,7 +115,7 @@ class LocalCloud:
     def make_store(self) -> None:
         """Do nothing."""
 
-    def remarks(self) -> tuple[str, ...]:
+    def remarks(self, offer: Offer) -> tuple[str, ...]:  # noqa: ARG002  theirs are all alike
         """Return what is emulated."""
         from gpucloud.adapters.terraform import find_terraform
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.home import Home, KnownJob, open_home
+from gpucloud.domain.authorization import refuse_elsewhere, unusable
 from gpucloud.domain.errors import CredentialsError, GpucloudError, ToolMissing, UsageError
 from gpucloud.domain.job import AwsChoices, Job, Resources, SshChoices
 from gpucloud.domain.job import Cloud as CloudName
@@ -18,18 +21,24 @@ from gpucloud.wiring.jobfile import read_secrets
 from gpucloud.wiring.local import LocalCloud
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from gpucloud.adapters.copying import Copier
     from gpucloud.adapters.datasets import Sources
     from gpucloud.adapters.local.group import LocalNodeGroup
     from gpucloud.adapters.plots import Plot
-    from gpucloud.domain.driving import Unable, Unattended
+    from gpucloud.adapters.signing import KeyRing
+    from gpucloud.domain.driving import Unable
     from gpucloud.domain.node import Node
+    from gpucloud.domain.order import Order
     from gpucloud.domain.plan import Plan
     from gpucloud.domain.state import JobState
-    from gpucloud.ports import DataSets, Markets, PolicyTables, Shell
+    from gpucloud.ports import Clock, DataSets, Markets, PolicyTables, Shell, Signer, Trust
     from gpucloud.usecases.estimate import Estimator
     from gpucloud.usecases.here import Here
     from gpucloud.usecases.jobs import Asker
+    from gpucloud.usecases.jobstore import JobStore
+    from gpucloud.usecases.orders import Given, Orders, Reader
     from gpucloud.usecases.report import JobReport
     from gpucloud.usecases.start import Starter
     from gpucloud.usecases.world import World
@@ -39,6 +48,7 @@ if TYPE_CHECKING:
 
 _VISIT_S = 5.0
 _LOOK_S = 0.3
+_EDITED = "{file} was changed since the job was started: its order {number} counts; `gpucloud train` takes the file up"
 
 
 class Gpucloud:
@@ -96,13 +106,104 @@ class Gpucloud:
         """Return the cloud of a known job, from its file if that can still be read."""
         if known.cloud is CloudName.LOCAL:
             return self.local()
+        for job in self._jobs_of(known):
+            return self.cloud(job)
+        if known.cloud is CloudName.SSH:
+            return self.hosts(SshChoices())
+        return self.aws(AwsChoices(profile=known.profile), Resources())
+
+    def orders(self, known: KnownJob) -> Orders:
+        """Return a known job's orders, to read and to give."""
+        from gpucloud.usecases.jobstore import JobStore
+        from gpucloud.usecases.orders import Orders
+
+        jobs = JobStore(self.store_of(known), known.name)
+        return Orders(jobs=jobs, clock=self.store_clock(jobs), signer=self.signer(), reader=self.reader())
+
+    def store_clock(self, jobs: JobStore) -> Clock:
+        """Return the clock of a job's store, by which all who have to do with the job agree."""
+        from gpucloud.usecases.storeclock import StoreClock
+
+        return StoreClock(self.clock, jobs, lambda _: None)
+
+    def ordered(self, known: KnownJob, given: Given, *, with_code: bool = True) -> tuple[Job, str | None]:
+        """Return the job that the order says, for a process here, and a line where the job file says another by now.
+
+        An order that nobody signed whose word counts here says nothing but the job's name: that is enough to end it.
+        The code is the order's. Data in folders, secrets and keys are those of the file here unless the order was given
+        here, by the own key; without `with_code` none is needed. What comes home comes to where the file is known to
+        be. Raises JobFileError, StoreError, CredentialsError for what another machine alone can go on with.
+        """
+        order, orders = given.order, self.orders(known)
+        if not orders.is_trusted(given):
+            return _stand_in(known, order.budget_usd), None
+        is_here = self._is_given_here(orders, given)
+        if with_code and not is_here:
+            refusal = refuse_elsewhere(order, has_file=known.file.is_file())
+            if refusal is not None:
+                raise CredentialsError(refusal.why, hint=refusal.hint)
+        job = _as_known(order.resolved, known)
+        if not is_here:
+            job = self._as_meant_here(job, known, needs_all=with_code and known.file.is_file())
+        return self.with_pinned_code(job, known, order) if with_code else job, self._edited(known, order)
+
+    def _is_given_here(self, orders: Orders, given: Given) -> bool:
+        """Return whether what an order names of its machine is its reader's own word: a signer may name any host."""
+        return given.order.host == self.home.identity and orders.is_own(given)
+
+    def _as_meant_here(self, job: Job, known: KnownJob, *, needs_all: bool) -> Job:
+        """Return the job of another machine's order with nothing of this machine but what the job file here names.
+
+        JobFileError for a file that cannot be read, where `needs_all`.
+        """
         try:
-            job = replace(self.read_job(known.file), cloud=known.cloud)
+            here = self.read_job(known.file)
         except GpucloudError:
-            if known.cloud is CloudName.SSH:
-                return self.hosts(SshChoices())
-            return self.aws(AwsChoices(profile=known.profile), Resources())
-        return self.cloud(job)
+            if needs_all:
+                raise
+            in_s3 = tuple((source, name) for source, name in job.data if source.startswith("s3://"))
+            return replace(job, code=known.file.parent, data=in_s3, ssh=replace(job.ssh, key=None), secrets=())
+        return replace(job, code=here.code, data=here.data, ssh=here.ssh, secrets=here.secrets)
+
+    def enough_to_end(self, known: KnownJob) -> Job:
+        """Return the job as far as ending it needs it: as its file here says, else by what is remembered of it."""
+        with suppress(GpucloudError):
+            return _as_known(self.read_job(known.file), known)
+        return _stand_in(known, Decimal(0))
+
+    def with_pinned_code(self, job: Job, known: KnownJob, order: Order) -> Job:
+        """Return the job with the code that its order names, which no edit of the folder reaches. Raises StoreError."""
+        if not order.code_sha256:
+            return job
+        from gpucloud.adapters.sync import make_tree
+        from gpucloud.usecases.jobstore import JobStore
+
+        jobs = JobStore(self.store_of(known), known.name)
+        folder, sha256 = self._cache / "code" / known.name, order.code_sha256
+        return replace(job, code=make_tree(folder, sha256, lambda: jobs.code(sha256)))
+
+    def _edited(self, known: KnownJob, order: Order) -> str | None:
+        from gpucloud.usecases.start import sha256_of
+
+        try:
+            differs = sha256_of(known.file.read_bytes()) != order.spec_sha256
+        except OSError:
+            return None
+        return _EDITED.format(file=known.file, number=order.number) if differs else None
+
+    def _jobs_of(self, known: KnownJob) -> Iterator[Job]:
+        """Yield what says on which account and in which regions a known job runs: its order, else its file."""
+        with suppress(GpucloudError):
+            orders = self.orders(known)
+            given = orders.given()
+            if given is not None and orders.is_trusted(given):
+                job = _as_known(given.order.resolved, known)
+                if self._is_given_here(orders, given):
+                    yield job
+                elif unusable(given.order) is None:
+                    yield self._as_meant_here(job, known, needs_all=False)
+        with suppress(GpucloudError):
+            yield replace(self.read_job(known.file), cloud=known.cloud)
 
     def store(self, job: Job) -> ObjectStore:
         """Return where the job's state is kept."""
@@ -124,8 +225,16 @@ class Gpucloud:
 
         cache = self._cache
         own, limit_s = manners.own_login, manners.connect_s
-        identity = self.home.key(job) if own is None else UserKeys(own.key)
+        identity = self.cluster_key(job) if own is None else UserKeys(own.key)
         return SshShell(identity, connect_timeout_s=limit_s, python=manners.node_python, cache=cache)
+
+    def cluster_key(self, job: str) -> Path:
+        """Return where the private key of the job's cluster is, or is going to be. Raises CredentialsError."""
+        if self.home.named_key is not None:
+            from gpucloud.adapters.ssh import derive_key
+
+            derive_key(self.home.named_key, job, self.home.key(job))
+        return self.home.key(job)
 
     def visitor(self, known: KnownJob) -> Shell:
         """Return SSH for a short look at a known job's nodes: one that does not answer is not waited for."""
@@ -157,6 +266,9 @@ class Gpucloud:
 
     def starter(self, job: Job) -> Starter:
         """Return what starts jobs in the job's store."""
+        from functools import partial
+
+        from gpucloud.adapters.sync import whole_code
         from gpucloud.usecases.start import Starter
 
         cloud = self.cloud(job)
@@ -165,9 +277,13 @@ class Gpucloud:
             market=cloud.market(),
             account=cloud.account(),
             clock=self.clock,
-            wall=cloud.manners.rules.wall,
+            rules=cloud.manners.rules,
             terms=cloud.manners.terms,
-            changeover=cloud.manners.rules.limits.changeover,
+            group=cloud.group(self.store(job)),
+            host=self.home.identity,
+            signer=self.signer(),
+            reader=self.reader(),
+            pack_code=partial(whole_code, cache=self._cache),
         )
 
     def estimator(self, job: Job, *, offline: bool = False) -> Estimator:
@@ -204,21 +320,25 @@ class Gpucloud:
         from gpucloud.usecases.jobstore import JobStore
 
         cloud, store, tally = self.cloud_of(known), self.store_of(known), Tally()
+        jobs = JobStore(CountingStore(store, tally), known.name)
         return Asker(
-            jobs=JobStore(CountingStore(store, tally), known.name),
+            jobs=jobs,
             market=cloud.market(),
             group=cloud.group(store),
-            clock=self.clock,
+            clock=self.store_clock(jobs),
             terms=cloud.manners.terms,
             tally=tally,
+            reader=self.reader,
             look_s=max(_LOOK_S, cloud.manners.flush_s / 2),  # each look is paid for; output comes no more often
         )
 
-    def world(self, job: Job, name: str, *, with_secrets: bool = True, unattended: Unattended | None = None) -> World:
+    def world(self, job: Job, name: str, *, goes_on: bool = True, unattended: timedelta | None = None) -> World:
         """Return everything that supervising a run of the job needs. UsageError for a secret that is not set.
 
-        Ending a job needs no secrets. With `unattended` its own machines are to drive it.
+        Without `goes_on` what ending it needs: no secrets, and no key is made that would open no machine. With
+        `unattended` its own machines are to drive it.
         """
+        from gpucloud.adapters.ssh import generate_key
         from gpucloud.wiring.worlds import Around, compose_world
 
         cloud = self.cloud(job)
@@ -229,10 +349,11 @@ class Gpucloud:
             store=self.store(job),
             shell=self.shell(name, cloud.manners),
             data_sets=self.data_sets(job),
+            key=self.cluster_key(name),
         )
-        return compose_world(
-            job, name, around, secrets=read_secrets(job) if with_secrets else {}, unattended=unattended
-        )
+        if goes_on or cloud.manners.own_login is not None:  # there it opens no machine, secrets are made from it alone
+            generate_key(around.key)
+        return compose_world(job, name, around, secrets=read_secrets(job) if goes_on else {}, unattended=unattended)
 
     def unable(self, job: Job) -> Unable | None:
         """Return why the job's machines cannot drive it, None if they can."""
@@ -248,13 +369,29 @@ class Gpucloud:
 
         return bring_stored_home(self.store(job), name, job.source.parent / "outputs" / name)
 
+    def has_stored_outputs(self, known: KnownJob) -> bool:
+        """Return whether outputs of a job are in the store, and its folder is here for them to come home to."""
+        from gpucloud.adapters.storedoutputs import has_stored
+
+        return known.file.parent.is_dir() and has_stored(self.store_of(known), known.name)
+
+    def copy_stored(self, known: KnownJob, target: Path) -> tuple[str, ...]:
+        """Bring what was put into the store below `target`, as it was, and leave it there; return where it is now."""
+        from gpucloud.adapters.storedoutputs import copy_stored
+
+        return copy_stored(self.store_of(known), known.name, target)
+
+    def require_secrets(self, job: Job) -> None:
+        """Check that every secret of the job is set here. Raises UsageError."""
+        read_secrets(job)
+
     def require_key(self, known: KnownJob, state: JobState) -> None:
         """Check that the key of the job's machines is here where it has any: a new one would open none of them."""
-        own = self.cloud_of(known).manners.own_login
-        if own is None and state.group is not None and not self.home.key(known.name).is_file():
+        own, key = self.cloud_of(known).manners.own_login, self.home.named_key or self.home.key(known.name)
+        if own is None and state.group is not None and not key.is_file():
             raise CredentialsError(
-                f"{known.name} has machines, and their SSH key is not here ({self.home.key(known.name)})",
-                hint="GPUCLOUD_SSH_KEY=<the file>: the same key wherever the job is supervised from",
+                f"{known.name} has machines, and their SSH key is not here ({key})",
+                hint="GPUCLOUD_SSH_KEY=<the file>: the same one wherever the job is supervised from, from its start",
             )
 
     def data_sets(self, job: Job) -> DataSets | None:
@@ -281,6 +418,26 @@ class Gpucloud:
         from gpucloud.adapters.jobfile import read_job
 
         return read_job(path)
+
+    def keys(self) -> KeyRing:
+        """Return the user's signing key and the keys that are trusted."""
+        from gpucloud.adapters.signing import KeyRing
+
+        return KeyRing(self.home.signing, os.environ)
+
+    def signer(self) -> Signer:
+        """Return the user's own key, made if there is none. Raises CredentialsError."""
+        return self.keys().signer()
+
+    def trust(self) -> Trust:
+        """Return whose signatures count here. Raises CredentialsError."""
+        return self.keys().trust()
+
+    def reader(self) -> Reader:
+        """Return who reads orders here. Raises CredentialsError."""
+        from gpucloud.usecases.orders import Reader
+
+        return Reader(trust=self.trust(), marks=self.home.order_marks)
 
     def recorded_markets(self) -> Markets:
         """Return the spot markets of the past that come with the package."""
@@ -313,3 +470,23 @@ class Gpucloud:
         from gpucloud.wiring.here import look_here
 
         return look_here(self.home, lambda: self.aws(AwsChoices(), Resources()).account(), full=full)
+
+
+def _stand_in(known: KnownJob, budget_usd: Decimal) -> Job:
+    """A job that is enough to end machines; nothing of it is ever sent to a node."""
+    return Job(
+        name=known.name,
+        run="true",
+        budget_usd=budget_usd,
+        source=known.file,
+        code=known.file.parent,
+        cloud=known.cloud,
+        store=known.store,
+        aws=AwsChoices(profile=known.profile),
+    )
+
+
+def _as_known(job: Job, known: KnownJob) -> Job:
+    """The job where this machine knows it to be: an order, or a file, may name another place by now."""
+    aws = replace(job.aws, profile=known.profile)
+    return replace(job, source=known.file, cloud=known.cloud, store=known.store, aws=aws)

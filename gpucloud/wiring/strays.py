@@ -49,13 +49,14 @@ def leftovers(gpucloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:
     """Return what the cloud still lists for a job, of any kind: its group, machines, disks, keys, roles."""
     asker, cloud, cluster = gpucloud.asker(known), gpucloud.cloud_of(known), cluster_of(known.name)
     provisioner, store = cloud.provisioner(gpucloud.store_of(known)), gpucloud.store_of(known)
-    region = asker.state().pool.region
-    name = provisioner.group(cluster, region)
-    listed = asker.group.describe(name)
-    found = [f"group {name}", *(node.id for node in listed.alive)] if listed.exists else []
-    if known.cloud is CloudName.AWS:
-        census = gpucloud.aws(AwsChoices(profile=known.profile), Resources(regions=(region,))).census(store)
-        found += [f"{one.kind} {one.id}" for one in census.of_cluster(cluster)]
+    found: list[str] = []
+    for region in dict.fromkeys((asker.state().pool.region, *(one.rented.pool.region for one in asker.jobs.armings()))):
+        name = provisioner.group(cluster, region)
+        listed = asker.group.describe(name)
+        found += [f"group {name}", *(node.id for node in listed.alive)] if listed.exists else []
+        if known.cloud is CloudName.AWS:
+            census = gpucloud.aws(AwsChoices(profile=known.profile), Resources(regions=(region,))).census(store)
+            found += [f"{one.kind} {one.id}" for one in census.of_cluster(cluster)]
     return tuple(dict.fromkeys(found))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -11,14 +12,15 @@ from gpucloud.adapters.home import Home
 from gpucloud.adapters.outputs import OutputsFolder
 from gpucloud.adapters.package import package_zip
 from gpucloud.adapters.ssh import generate_key
+from gpucloud.adapters.storedoutputs import StoredOutputs
 from gpucloud.adapters.sync import whole_code
 from gpucloud.domain.bootstrap.noderecord import LARGEST_CODE_BYTES
 from gpucloud.domain.bootstrap.wanted import DriverWanted
-from gpucloud.domain.driving import VERSION, DriveOrder, Unable, Unattended, order_key, unable
+from gpucloud.domain.driving import VERSION, DriveOrder, Unable, order_key, unable
 from gpucloud.domain.job import Cloud as CloudName
 from gpucloud.domain.job import Job
 from gpucloud.domain.policy.learned import Tables
-from gpucloud.domain.supervision.seen import Rules
+from gpucloud.domain.supervision.goal import rules_for
 from gpucloud.domain.supervision.situation import Lesson
 from gpucloud.ports import Clock, DataSets, Shell
 from gpucloud.store import ObjectStore
@@ -30,7 +32,10 @@ from gpucloud.wiring.cloud import Cloud, Manners
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
-    """What is composed already around a job: its cloud and store, the way to its nodes, and this user's folder."""
+    """What is composed already around a job: its cloud and store, the way to its nodes, and this user's folder.
+
+    `key` is where its cluster's private SSH key is where it is here.
+    """
 
     home: Home
     clock: Clock
@@ -38,6 +43,7 @@ class Around:
     store: ObjectStore
     shell: Shell
     data_sets: DataSets | None
+    key: Path
 
     @property
     def cache(self) -> Path:
@@ -46,12 +52,16 @@ class Around:
 
 
 def compose_world(
-    job: Job, name: str, around: Around, *, secrets: Mapping[str, str], unattended: Unattended | None = None
+    job: Job, name: str, around: Around, *, secrets: Mapping[str, str], unattended: timedelta | None = None
 ) -> World:
     """Return everything that supervising a run of the job needs; with `unattended` its own machines are to drive it."""
     cloud, store, manners = around.cloud, around.store, around.cloud.manners
     data, sha256 = package_zip()
-    key, tally = around.home.key(name), Tally()
+    tally, has_key = Tally(), around.key.is_file()
+
+    def fetching(target: Path) -> OutputsFolder:
+        return OutputsFolder(job.outputs, target, python=manners.node_python)
+
     world = World(
         job=job,
         name=name,
@@ -62,22 +72,23 @@ def compose_world(
         group=cloud.group(store),
         market=cloud.market(),
         shell=around.shell,
-        outputs=OutputsFolder(job.outputs, job.source.parent / "outputs" / name, python=manners.node_python),
+        outputs=fetching(job.source.parent / "outputs" / name),
+        stored_outputs=StoredOutputs(store, name, None, fetching),
         data_sets=around.data_sets,
-        public_key=generate_key(key),
+        public_key=generate_key(around.key) if has_key else "",
         package=Package(data=data, sha256=sha256),
-        rules=_rules(manners, unattended),
+        rules=rules_for(unattended, manners.rules),
         terms=manners.terms,
         period_s=manners.period_s,
         flush_s=manners.flush_s,
         knows_our_address=manners.knows_our_address,
         power_off=manners.power_off,
-        key=key.read_bytes(),
+        key=around.key.read_bytes() if has_key else b"",
         secrets=secrets,
         self_boot=_self_boot(manners, unattended, around.cache),
         make_tables=_make_tables,
     )
-    return world if unattended is None else _driven(world, around, unattended)
+    return world if unattended is None else _driven(world, around)
 
 
 def _make_tables(lesson: Lesson) -> Tables:
@@ -98,21 +109,14 @@ def why_unable(job: Job, manners: Manners, store: str, cache: Path) -> Unable | 
     return unable(job, store, code_fits=code is not None)
 
 
-def _rules(manners: Manners, unattended: Unattended | None) -> Rules:
-    """Return the cloud's rules; machines that nobody looks after are paid for the whole time at once."""
-    if unattended is None:
-        return manners.rules
-    return replace(manners.rules, wall=replace(manners.rules.wall, horizon=unattended.lasting))
-
-
-def _self_boot(manners: Manners, unattended: Unattended | None, cache: Path) -> SelfBoot | None:
+def _self_boot(manners: Manners, unattended: timedelta | None, cache: Path) -> SelfBoot | None:
     login = manners.boots_as or (manners.drives_as if unattended is not None else None)
     if login is None:
         return None
     return SelfBoot(login=login, pack_code=partial(whole_code, cache=cache))
 
 
-def _driven(world: World, around: Around, unattended: Unattended) -> World:
+def _driven(world: World, around: Around) -> World:
     """Return the world with what its machines go by; what the store adds to the order is added there."""
     order = DriveOrder(
         version=VERSION,
@@ -133,8 +137,6 @@ def _driven(world: World, around: Around, unattended: Unattended) -> World:
         node_python=around.cloud.manners.node_python,
         power_off=world.power_off,
         records=str(around.home.cloud) if world.job.cloud is CloudName.LOCAL else "",
-        keep=unattended.keep,
-        drill=unattended.drill,
         key=world.key,
     )
     driver = DriverWanted(store=order.store, order=order_key(order.cluster), pip_mirror=world.job.mirrors.pip)

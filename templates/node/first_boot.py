@@ -1,13 +1,14 @@
 """A node's first boot: it publishes its SSH host key under its role's own name, makes itself fit for its job where its
 cluster has a record, and ends itself if nobody ever comes.
 
-    python3 -I - s3://bucket/prefix CLUSTER REGION       as root, from the user data; standard library, Python >= 3.8
+    first_boot.py s3://bucket/prefix CLUSTER REGION      as root, from the user data; standard library, Python >= 3.8
+    first_boot.py end                                    the same machine's, before it powers itself off
 
 The key's object is `clusters/<cluster>/hosts/<role id>:<instance id>`: its role may write under that name only, so
 that no other machine can speak for this one. Then, if there is `clusters/<cluster>/node.json`, the package that it
 names is fetched, proven, and run in the background as the record's login (log: ~/.gpucloud/bootstrap.log); whatever
 goes wrong with that is the supervisor's to mend. AWS_ENDPOINT_URL and AWS_EC2_METADATA_SERVICE_ENDPOINT are honoured;
-GPUCLOUD_HOST_KEY_FILE, GPUCLOUD_PUBLISH_S and GPUCLOUD_DEAD_MAN_S move the file and the two limits. Nothing secret is
+GPUCLOUD_HOST_KEY_FILE, and GPUCLOUD_PUBLISH_S, _DEAD_MAN_S and _END_S, move the file and the limits. Nothing secret is
 printed: of an answer of AWS, its status and its error code only.
 """
 
@@ -29,6 +30,7 @@ from urllib.parse import quote, urlsplit
 
 PUBLISH_S = 300.0  # a new role's keys, and what they may do, take some minutes to be known everywhere
 DEAD_MAN_S = 1800.0
+END_S = 40.0
 FETCH_S = 60.0
 LARGEST = 256 << 20
 HOST_KEY_FILE = "/etc/ssh/ssh_host_ed25519_key.pub"
@@ -43,7 +45,8 @@ class Torn(NotYet):
 
 
 def main(store, cluster, region):
-    watch_for_agent()
+    Path(__file__).with_name("first_boot.json").write_text(json.dumps([store, cluster, region]))
+    watch_for_agent(store, cluster, region)
     deadline = time.monotonic() + float(os.environ.get("GPUCLOUD_PUBLISH_S", PUBLISH_S))
     pause = 0.5
     while True:
@@ -59,6 +62,41 @@ def main(store, cluster, region):
             return 0
         time.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(2 * pause, 20.0)
+
+
+def end(store, cluster, region):
+    """Lower this machine's group to nothing, so that no other is started in place of one that powers itself off.
+
+    Not while the job's state says that they are paid for: this one was only not told, and its peers work on.
+    """
+    deadline = time.monotonic() + float(os.environ.get("GPUCLOUD_END_S", END_S))
+    while True:
+        try:
+            lower(store, cluster, region)
+        except (NotYet, OSError, http.client.HTTPException, ValueError, KeyError) as error:
+            reason = str(error) if isinstance(error, NotYet) else type(error).__name__
+            if time.monotonic() > deadline or isinstance(error, Torn):
+                print("gpucloud: the group is not lowered: " + reason)
+                return 1
+        else:
+            return 0
+        time.sleep(5)
+
+
+def lower(store, cluster, region):
+    keys, _ = own_keys()
+    bucket, below = place(store)
+    state = get(bucket, below + "jobs/" + cluster[len("gpucloud-") :] + "/state.json", keys, region) or b""
+    paid = re.search('"paid_until": ?"([^"]+)"', state.decode("utf-8", "replace"))
+    if paid and datetime.fromisoformat(paid.group(1).replace("Z", "+00:00")) > datetime.now(timezone.utc):
+        return
+    url = os.environ.get("AWS_ENDPOINT_URL") or "https://autoscaling." + region + "." + domain(region)
+    asked = "Action=SetDesiredCapacity&Version=2011-01-01&DesiredCapacity=0&HonorCooldown=false&AutoScalingGroupName="
+    body = (asked + quote(cluster, safe="")).encode()
+    status, _, said = exchange("POST", url.rstrip("/") + "/", body, keys, (region, "autoscaling"))
+    if status != 200:
+        reason = "Auto Scaling " + explained(status, said.decode("utf-8", "replace"))
+        raise NotYet(reason) if status >= 500 or "Thrott" in reason else Torn(reason)
 
 
 def make_fit(store, cluster, region):
@@ -255,8 +293,8 @@ def signed(method, url, body, keys, scope, now=None):
     return headers
 
 
-def watch_for_agent():
-    """Leave a process behind that powers the machine off if no supervisor ever had an agent on it.
+def watch_for_agent(store, cluster, region):
+    """Leave a process behind that powers the machine off if no supervisor ever had an agent on it, its group first.
 
     The cloud's schedule is the first to end a machine; this is for one that nobody could reach while the schedule was
     renewed. Once an agent was there it keeps the time itself. After a restart nobody watches: the schedule does.
@@ -271,6 +309,7 @@ def watch_for_agent():
             os._exit(0)
         time.sleep(max(0.0, min(20.0, deadline - time.monotonic())))
     if not agent_came(started):
+        end(store, cluster, region)
         subprocess.call(["shutdown", "-h", "now"])
     os._exit(0)
 
@@ -296,4 +335,6 @@ def is_new(mark, started):
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "end":
+        sys.exit(end(*json.loads(Path(__file__).with_name("first_boot.json").read_text())))
     sys.exit(main(*sys.argv[1:]))

@@ -23,6 +23,7 @@ from gpucloud.store import open_store
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.jobstore import JobStore
 from tests.bench.figures import figure
+from tests.unit.worlds import put_job
 
 ATTEMPTS, EACH, LIMIT_S, ROUNDS = 10_000, timedelta(minutes=7), 1.0, 5
 BORN = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -59,9 +60,6 @@ def make_job(home: Home, attempts: int = ATTEMPTS) -> None:
     jobs = JobStore(open_store(home.store), "long")
     state = JobState(
         job="long",
-        created_at=BORN,
-        budget_usd=Decimal(5000),
-        spec_sha256="0" * 64,
         pool=POOL,
         cap_usd_per_hour=Decimal(1),
         status=JobStatus.STOPPED,
@@ -71,7 +69,7 @@ def make_job(home: Home, attempts: int = ATTEMPTS) -> None:
         nodes=tuple(life(number) for number in range(1, attempts + 1)),
     )
     with mock.patch("os.fsync"):  # ten thousand objects, of which none must outlive a power cut
-        jobs.create(Cashier(jobs, OnePrice(), TERMS).settle(state, BORN), b"")
+        put_job(jobs, Cashier(jobs, OnePrice(), TERMS).settle(state, BORN), budget_usd=Decimal(5000))
     home.remember(KnownJob(name="long", store=jobs.store.url, file=Path("/nowhere/gpucloud.yaml")))
 
 

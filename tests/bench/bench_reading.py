@@ -20,6 +20,7 @@ from gpucloud.domain.manifest import (
     Commit,
     Manifest,
     Piece,
+    Promise,
     commit_key,
     data_key,
     generation_bytes,
@@ -159,7 +160,7 @@ def _made(store: ObjectStore, size: int, *, columns: bool) -> Manifest:
         sums = store.write(f"{PREFIX}/{key}", (memoryview(head), body))
         pieces.append(Piece(key=key, size=sums.size, crc32=sums.crc32))
         del body
-    manifest = Manifest(commit=commit, world=RANKS, level="exact", pieces=tuple(pieces))
+    manifest = Manifest(commit=commit, world=RANKS, promise=Promise(), pieces=tuple(pieces))
     store.put(f"{PREFIX}/{generation_key(1)}", generation_bytes(base=None, owner="bench"))
     store.put(f"{PREFIX}/{commit_key(commit)}", manifest_bytes(manifest))
     return manifest

@@ -111,7 +111,7 @@ class Run:
         self.figures.told("cold_train_to_first_step_s", round(first_step_s))
         self.figures.equal("drill_status", answer["status"], "succeeded")
         self.figures.at_least("drill_attempts", len(answer["attempts"]), 2)
-        notices = [i for i in answer["interruptions"] if i["kind"] == "notice"]
+        notices = [i for i in answer["interruptions"] if i["kind"] == "notice" and i["attempt"]]
         self.figures.at_least("drill_notices_seen", len(notices), 1)
         for one in notices:
             waited = _time(one["resumed_at"]) - _time(one["noticed_at"])

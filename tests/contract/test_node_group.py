@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpucloud.adapters.aws.nodes.place import LEAST_AHEAD
 from gpucloud.adapters.hosts.asking import Asking
 from gpucloud.adapters.hosts.group import SshNodeGroup
 from gpucloud.adapters.hosts.provision import SshProvisioner
@@ -55,8 +56,8 @@ class SteppedClock:
 class Cloud:
     """One implementation with an empty group in it.
 
-    `second`: what its times are rounded down by; `lag`: how late a shut-off may be seen. `take` takes a machine without
-    notice; `power_off` is what a detached machine's own timer does at the shut-off, where the cloud leaves it to that.
+    `second`: what its times are rounded down by; `lag`: how late a shut-off may be seen; `ahead`: with how much less
+    before it nothing is started. `take` takes a machine without notice.
     """
 
     nodes: NodeGroup
@@ -67,7 +68,7 @@ class Cloud:
     other_pool: Pool = OTHER_POOL
     second: timedelta = timedelta(0)
     lag: timedelta = timedelta(0)
-    power_off: Callable[[str], None] | None = None
+    ahead: timedelta = timedelta(0)
     taking: Callable[[str], None] | None = None
 
     def take(self, node: Node) -> None:
@@ -146,7 +147,7 @@ def aws(path: Path, *, has_launch_instances: bool = True) -> Iterator[Cloud]:
             other_pool=aws_group.ON_DEMAND,
             second=timedelta(seconds=1),
             lag=timedelta(seconds=5),
-            power_off=lab.power_off,
+            ahead=LEAST_AHEAD,
             taking=lab.take,
         )
         yield cloud
@@ -219,11 +220,12 @@ def test_no_node_starts_before_the_shut_off_is_armed(cloud: Cloud) -> None:
     assert cloud.nodes.describe(cloud.group).nodes == ()
 
 
-def test_the_shut_off_time_can_be_read_back(cloud: Cloud) -> None:
-    until = cloud.arm(600)
-    armed = cloud.nodes.describe(cloud.group).armed_until
-    assert armed is not None
-    assert timedelta(0) <= until - armed <= cloud.second
+def test_the_shut_off_time_can_be_read_back_and_is_the_last_one_that_was_set(cloud: Cloud) -> None:
+    for seconds in (600, 900, 300):
+        until = cloud.arm(seconds)
+        armed = cloud.nodes.describe(cloud.group).armed_until
+        assert armed is not None
+        assert timedelta(0) <= until - armed <= cloud.second
 
 
 def test_the_level_is_reached_with_nodes_that_differ(cloud: Cloud) -> None:
@@ -238,7 +240,7 @@ def test_the_level_is_reached_with_nodes_that_differ(cloud: Cloud) -> None:
         assert before - cloud.second <= node.launched_at <= cloud.clock.now()
         assert node.host_key is not None
         assert node.host_key.startswith("ssh-ed25519 ")
-        assert (node.detached, node.ended_at, node.end_cause) == (False, None, None)
+        assert (node.relieved, node.ended_at, node.end_cause) == (False, None, None)
 
 
 def test_setting_the_same_level_again_changes_nothing(cloud: Cloud) -> None:
@@ -277,9 +279,9 @@ def test_a_terminated_node_is_replaced_while_the_level_stands(cloud: Cloud) -> N
     assert view.alive[0].id != first.id
 
 
-def test_a_detached_node_is_ended_by_its_id_and_not_replaced(cloud: Cloud) -> None:
+def test_a_relieved_node_is_ended_by_its_id_and_not_replaced(cloud: Cloud) -> None:
     old, _ = sorted(cloud.started(2), key=lambda node: node.launched_at)
-    cloud.nodes.detach(cloud.group, old.id)
+    cloud.nodes.relieve(cloud.group, old.id)
     cloud.nodes.resize(cloud.group, 1, cloud.pool)
     cloud.nodes.terminate(cloud.group, old.id)
     view = cloud.until(lambda view: len(view.alive) == 1 and ended(old)(view))
@@ -287,16 +289,16 @@ def test_a_detached_node_is_ended_by_its_id_and_not_replaced(cloud: Cloud) -> No
     assert find(view, old).end_cause is EndCause.CHOICE
 
 
-def test_a_detached_node_lives_on_while_its_replacement_starts(cloud: Cloud) -> None:
+def test_a_relieved_node_lives_on_while_its_replacement_starts(cloud: Cloud) -> None:
     (old,) = cloud.started(1)
-    cloud.nodes.detach(cloud.group, old.id)
+    cloud.nodes.relieve(cloud.group, old.id)
     view = cloud.until(lambda view: len(running(view)) == 2)
-    assert [node.detached for node in view.alive] == [True, False]
+    assert [node.relieved for node in view.alive] == [True, False]
 
 
-def test_a_detached_node_is_not_ended_by_the_level_but_by_a_purge(cloud: Cloud) -> None:
+def test_a_relieved_node_is_not_ended_by_the_level_but_by_a_purge(cloud: Cloud) -> None:
     (old,) = cloud.started(1)
-    cloud.nodes.detach(cloud.group, old.id)
+    cloud.nodes.relieve(cloud.group, old.id)
     cloud.nodes.resize(cloud.group, 0, cloud.pool)
     view = cloud.until(lambda view: all(node.id == old.id for node in view.alive))
     assert find(view, old).state is NodeState.RUNNING
@@ -323,19 +325,57 @@ def test_a_node_taken_without_notice_is_gone_and_replaced(cloud: Cloud) -> None:
     assert find(view, old).end_cause is EndCause.INTERRUPTED
 
 
-def test_the_shut_off_ends_every_node_by_itself_and_keeps_the_group_down(cloud: Cloud) -> None:
-    detached = cloud.started(2)[0]
-    cloud.nodes.detach(cloud.group, detached.id)
+def test_a_relieved_node_that_is_taken_leaves_the_level_as_it_was(cloud: Cloud) -> None:
+    (old,) = cloud.started(1)
+    cloud.nodes.relieve(cloud.group, old.id)
+    cloud.until(lambda view: len(running(view)) == 2)
+    cloud.take(old)
+    cloud.until(ended(old))
+    cloud.nodes.resize(cloud.group, 1, cloud.pool)
+    view = cloud.until(lambda view: len(running(view)) == 1 and view.size == 1)
+    cloud.clock.sleep(0.3)
+    assert (cloud.nodes.describe(cloud.group).size, cloud.nodes.describe(cloud.group).alive) == (1, view.alive)
+
+
+def test_a_relieved_node_keeps_the_level_from_more(cloud: Cloud) -> None:
+    nodes = cloud.started(2)
+    cloud.nodes.relieve(cloud.group, nodes[0].id)
+    cloud.until(lambda view: len(running(view)) == 3)
+    cloud.nodes.relieve(cloud.group, nodes[0].id)
+    cloud.nodes.resize(cloud.group, 2, cloud.pool)
+    cloud.clock.sleep(0.3)
+    view = cloud.nodes.describe(cloud.group)
+    assert (view.size, len(view.alive), len(view.counted)) == (2, 3, 2)
+
+
+def test_the_shut_off_ends_every_node_by_itself_and_keeps_the_group_down_until_it_is_armed_anew(cloud: Cloud) -> None:
+    relieved = cloud.started(2)[0]
+    cloud.nodes.relieve(cloud.group, relieved.id)
     until = cloud.soon(0.3)
-    if cloud.power_off is not None:
-        cloud.clock.sleep((until - cloud.clock.now()).total_seconds())
-        cloud.power_off(detached.id)
     view = cloud.until(lambda view: view.alive == ())
     assert view.size == 0
     assert {node.end_cause for node in view.nodes} == {EndCause.SCHEDULE}
     assert all(node.ended_at is not None and node.ended_at <= until + cloud.lag for node in view.nodes)
     with pytest.raises(ProvisionError):
         cloud.nodes.resize(cloud.group, 1, cloud.pool)
+    assert cloud.nodes.describe(cloud.group).size == 0
+    (new,) = cloud.started(1)
+    assert new.id not in {node.id for node in view.nodes}
+
+
+def test_a_level_that_is_raised_with_too_little_time_ahead_is_refused_and_changes_nothing(cloud: Cloud) -> None:
+    (node,) = cloud.started(1)
+    if cloud.ahead > timedelta(0):  # as long as the cloud may be late with a shut-off
+        cloud.arm(cloud.ahead.total_seconds() - 5)
+        with pytest.raises(ProvisionError):
+            cloud.nodes.resize(cloud.group, 2, cloud.pool)
+        with pytest.raises(ProvisionError):
+            cloud.nodes.relieve(cloud.group, node.id)
+        view = cloud.nodes.describe(cloud.group)
+        assert (view.size, [one.id for one in view.alive]) == (1, [node.id])
+    cloud.arm(600)
+    cloud.nodes.resize(cloud.group, 2, cloud.pool)
+    assert len(cloud.until(lambda view: len(running(view)) == 2).alive) == 2
 
 
 def test_a_later_shut_off_keeps_the_nodes(cloud: Cloud) -> None:
@@ -362,12 +402,12 @@ def test_nothing_happens_to_a_node_that_has_ended(cloud: Cloud) -> None:
     cloud.nodes.purge(cloud.group)
     view = cloud.nodes.describe(cloud.group)
     cloud.nodes.terminate(cloud.group, node.id)
-    cloud.nodes.detach(cloud.group, node.id)
+    cloud.nodes.relieve(cloud.group, node.id)
     cloud.nodes.interrupt(cloud.group, node.id, notice=False)
     assert cloud.nodes.describe(cloud.group) == view
 
 
 def test_a_node_that_never_was_is_an_error(cloud: Cloud) -> None:
-    for act in (cloud.nodes.terminate, cloud.nodes.detach):
+    for act in (cloud.nodes.terminate, cloud.nodes.relieve):
         with pytest.raises(ProvisionError):
             act(cloud.group, "i-00000000000000000")

@@ -8,15 +8,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
 from gpucloud.adapters.outputs import OutputsFolder
 from gpucloud.adapters.storedoutputs import StoredOutputs, bring_stored_home
+from gpucloud.domain.state import MissingOutput
 from gpucloud.ports import Host, Outputs
 from gpucloud.store.directory import DirectoryStore
 from tests.fakes.nodes import node_at
 from tests.fakes.shell import FakeShell
+
+NAMED = ("results/", "run.sh", "metrics/", "*.pt")
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     home = tmp_path / "outputs"
 
     def fetching(target: Path) -> Outputs:
-        return OutputsFolder(("results/", "run.sh"), target, python=sys.executable)
+        return OutputsFolder(NAMED, target, python=sys.executable)
 
     if request.param == "straight":
         return Case(fetching(home), lambda: None, home)
@@ -58,6 +62,9 @@ def code(tmp_path: Path) -> Path:
         (folder / name).chmod(mode)
         os.utime(folder / name, ns=(1_700_000_000_000_000_000, 1_700_000_000_000_000_000))
     (folder / "results" / "last").symlink_to("deep/model")
+    (folder / "metrics").mkdir()
+    (folder / "metrics" / "loss").touch()
+    (folder / "best.pt").touch()
     return folder
 
 
@@ -72,6 +79,8 @@ def test_files_arrive_with_their_bytes_their_modes_and_their_times(
     case.outputs.bring_home(hosts[0], str(code))
     case.arrive()
     assert modes(case.home) == {
+        "best.pt": ANY,
+        "metrics/loss": ANY,
         "results/deep/model": "-rw-r-----",
         "results/tool": "-rwxr-xr-x",
         "run.sh": "-rwx------",
@@ -114,3 +123,49 @@ def test_nothing_is_brought_twice(case: Case, hosts: tuple[Host, Host], code: Pa
     (case.home / "run.sh").write_text("mine")
     case.arrive()
     assert (case.home / "run.sh").read_text() == "mine"
+
+
+def test_what_is_not_there_is_named_with_what_is_nearest_and_all_else_arrives(
+    case: Case, hosts: tuple[Host, Host], code: Path
+) -> None:
+    (code / "metrics").rename(code / "metric")
+    (code / "best.pt").rename(code / "best.pth")
+    brought = case.outputs.bring_home(hosts[0], str(code))
+    case.arrive()
+    assert brought.missing == (
+        MissingOutput(path="metrics/", why="is not there", nearest="metric"),
+        MissingOutput(path="*.pt", why="is not there", nearest=None),
+    )
+    assert sorted(modes(case.home)) == ["results/deep/model", "results/tool", "run.sh"]
+
+
+def test_where_nothing_is_there_all_of_it_is_named_and_nothing_fails(
+    case: Case, hosts: tuple[Host, Host], tmp_path: Path
+) -> None:
+    (tmp_path / "bare").mkdir()
+    brought = case.outputs.bring_home(hosts[0], str(tmp_path / "bare"))
+    case.arrive()
+    assert (brought.paths, [one.path for one in brought.missing]) == ((), list(NAMED))
+    assert not case.home.exists()
+
+
+def test_what_leads_elsewhere_or_is_no_file_is_named_as_left_out(
+    case: Case, hosts: tuple[Host, Host], code: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    (code / "results" / "run-1").symlink_to(tmp_path / "scratch")
+    os.mkfifo(code / "results" / "pipe")
+    (code / "last.pt").symlink_to("gone.pt")
+    brought = case.outputs.bring_home(hosts[0], str(code))
+    case.arrive()
+    assert brought.missing == (
+        MissingOutput(
+            path="results/", why="came without results/pipe and 1 more, which lead elsewhere or are no files"
+        ),
+        MissingOutput(path="*.pt", why="came without last.pt, which leads elsewhere or is no file"),
+    )
+    assert (case.home / "best.pt").is_file()
+
+
+def test_of_what_is_all_there_nothing_is_missing(case: Case, hosts: tuple[Host, Host], code: Path) -> None:
+    assert case.outputs.bring_home(hosts[0], str(code)).missing == ()

@@ -9,9 +9,11 @@ from datetime import timedelta
 
 import pytest
 from botocore.exceptions import ClientError, NoCredentialsError, ReadTimeoutError, SSOTokenLoadError
+from botocore.response import StreamingBody
 
+from gpucloud.domain import bounds
 from gpucloud.domain.errors import CredentialsError, StoreError
-from gpucloud.store import Conflict, Sums, open_store
+from gpucloud.store import Conflict, Sums, TooLarge, get_small, open_store
 from gpucloud.store import s3 as s3_module
 from gpucloud.store.counting import CountingStore, Tally
 from tests.fakes.clock import JumpingClock
@@ -106,6 +108,40 @@ def test_put_if_version_of_what_is_not_there_conflicts(store):
     with pytest.raises(Conflict):
         store.put("key", b"second", if_version=version)
     assert store.get("key") is None
+
+
+@pytest.mark.parametrize(
+    ("key", "most", "said"),
+    [
+        ("jobs/j/status/driving/n.json", bounds.STATUS_BYTES, "1 MiB is the most that is read of it"),
+        ("jobs/j/state.json", bounds.RECORD_BYTES, "16 MiB is the most that is read of it: nothing is done by it"),
+    ],
+)
+def test_an_object_larger_than_its_kind_is_known_without_being_brought_in(store, monkeypatch, key, most, said):
+    store.put(key, b" " * most)
+    assert len(store.get(key).data) == most
+    version = store.put(key, b" " * (most + 1))
+    monkeypatch.setattr(StreamingBody, "read", _fetched)
+    with pytest.raises(TooLarge, match=said) as raised:
+        store.get(key)
+    assert key in raised.value.message
+    assert raised.value.hint == "gpucloud down j ends the job all the same"
+    assert (raised.value.size, raised.value.about.version, raised.value.about.data) == (most + 1, version, b"")
+    assert get_small(store, key).version == version
+
+
+def _fetched(*_):
+    raise AssertionError("the object's bytes were fetched from S3")
+
+
+def test_a_prefix_that_somebody_filled_is_refused_and_not_read_to_its_end(store, monkeypatch):
+    for number in range(4):
+        store.put(f"jobs/full/{number}", b"")
+    monkeypatch.setattr(bounds, "LISTED_KEYS", 3)
+
+    with pytest.raises(StoreError, match="more than 3 objects lie below jobs/full/"):
+        store.list("jobs/full/")
+    assert len(store.list("jobs/full/1")) == 1
 
 
 def test_keys_are_listed_by_prefix_in_order(store):

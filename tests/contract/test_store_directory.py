@@ -195,3 +195,15 @@ def umask():
     now = os.umask(0)
     os.umask(now)
     return now
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_hard_links_is_named_as_what_it_is(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(StoreError, match="has no hard links") as refused:
+        open_store(str(tmp_path)).put("a", b"1", if_absent=True)
+    assert "another file system" in refused.value.hint
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []

@@ -20,7 +20,16 @@ from gpucloud.domain.agentstatus import (
     Status,
     desired_from_json,
 )
-from gpucloud.domain.manifest import Commit, Manifest, commit_key, generation_bytes, generation_key, manifest_bytes
+from gpucloud.domain.hardware.gpus import GpuSample
+from gpucloud.domain.manifest import (
+    Commit,
+    Manifest,
+    Promise,
+    commit_key,
+    generation_bytes,
+    generation_key,
+    manifest_bytes,
+)
 from gpucloud.domain.node import Node, NodeState, Notice
 from gpucloud.ports import Clock
 from gpucloud.store import ObjectStore
@@ -72,12 +81,16 @@ class Machine:
 
 @dataclass(frozen=True)
 class Training:
-    """What the nodes of a job do together: `steps` of `step_s` seconds, committed every `every` steps."""
+    """What the nodes of a job do together: `steps` of `step_s` seconds, committed every `every` steps.
+
+    `gpu_use` is how much each node's one GPU is used, in percent; None for nodes without one.
+    """
 
     nodes: int = 2
     steps: int = 12
     every: int = 4
     step_s: float = 0.5
+    gpu_use: int | None = None
 
 
 class FakeFleet:
@@ -127,7 +140,13 @@ class FakeFleet:
             notice=self._notice(group, node_id),
             attempt=own.attempt and replace(own.attempt, output=tuple((r, len(t)) for r, t in own.log.items())),
             desired_sha256=own.sha256,
+            gpus=self._gpus(),
         )
+
+    def _gpus(self) -> tuple[GpuSample, ...]:
+        used = {"memory_used_mib": 1, "memory_mib": 2, "temperature": 50, "power": 100.0}
+        use = self.training.gpu_use
+        return (GpuSample(at=self._at, index=0, use=use, **used),) if use is not None else ()
 
     def _stride(self) -> timedelta:
         """Whole gangs are followed beat by beat; a rank that waits for its peers, and idle machines, in long steps."""
@@ -229,7 +248,7 @@ class FakeFleet:
         return step + 1, float(step)
 
     def _commit(self, prefix: str, commit: Commit) -> None:
-        manifest = Manifest(commit=commit, world=self.training.nodes, level="exact", pieces=())
+        manifest = Manifest(commit=commit, world=self.training.nodes, promise=Promise(), pieces=())
         self._store.put(f"{prefix}/{commit_key(commit)}", manifest_bytes(manifest), if_absent=True)
         self._newest = commit
 

@@ -76,6 +76,10 @@ class FleetHost:
                 return _said(self._output(border, int(most), files))
             case (str(), "-c", script) if "socket" in script:
                 return _said(b"29500")
+            case (program, _, "knock", *_, address, port) if program == _PYTHON:
+                nodes = self._shell.cloud.describe(self._shell.group).alive
+                there = any((node.private_address, str(node.port)) == (address, port) for node in nodes)
+                return _said(b"alive" if there else b"dead")
             case _:
                 raise AssertionError(f"no node answers {argv}")
         return _said(b"")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import replace
 
+from gpucloud.domain.bounds import most_of
 from gpucloud.ports import Clock
 from gpucloud.store import Conflict, Stored
-from gpucloud.store.contract import checked
+from gpucloud.store.contract import TooLarge, checked, within
 from tests.fakes.whole_objects import WholeObjects
 
 
@@ -23,10 +25,23 @@ class MemoryStore(WholeObjects):
 
     def get(self, key: str) -> Stored | None:
         found = self._objects.get(checked(key))
-        now = self._clock.now()
-        return found and Stored(data=found.data, version=found.version, modified=found.modified, store_time=now)
+        if found is None:
+            return None
+        found = replace(found, store_time=self._clock.now())
+        if len(found.data) > most_of(key):
+            raise TooLarge(key, len(found.data), replace(found, data=b""))
+        return found
 
-    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, if_version: str | None = None) -> str:
+    def put(
+        self,
+        key: str,
+        data: bytes | memoryview,
+        *,
+        if_absent: bool = False,
+        if_version: str | None = None,
+        private: bool = False,
+    ) -> str:
+        del private  # nobody else sees this process's memory
         with self._lock:
             there = self._objects.get(checked(key))
             if if_absent and there is not None:
@@ -38,7 +53,7 @@ class MemoryStore(WholeObjects):
             return version
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        return tuple(sorted(key for key in self._objects if key.startswith(prefix)))
+        return within(self._objects, prefix)
 
     def delete(self, key: str) -> None:
         self._objects.pop(checked(key), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.node import EndCause, GroupView, Node, NodeState
@@ -38,6 +39,11 @@ class FakeNodeGroup:
         self._groups: dict[str, _Group] = {}
         self._launched = 0
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every group that is there."""
+        return tuple(self._groups)
+
     def create(self, group: str) -> str:
         """Make an empty group, as a provisioner does; may be repeated."""
         self._groups.setdefault(group, _Group())
@@ -62,16 +68,23 @@ class FakeNodeGroup:
         state.armed_until = max(until, self.clock.now())
         self._settled(group)
 
-    def resize(self, group: str, size: int, pool: Pool) -> None:
+    def resize(
+        self,
+        group: str,
+        size: int,
+        pool: Pool,
+        *,
+        cap_usd_per_hour: Decimal | None = None,
+    ) -> None:
         state = self._called("resize", group, size, pool)
         if size > 0 and (state.armed_until is None or state.armed_until <= self.clock.now()):
             raise ProvisionError(f"{group}: no node starts without a shut-off time ahead", hint="arm the group first")
         state.size, state.pool = size, pool
         self._settled(group)
 
-    def detach(self, group: str, node_id: str) -> None:
-        state = self._called("detach", group, node_id)
-        self._change(state, self._alive(group, node_id), detached=True)
+    def relieve(self, group: str, node_id: str, *, cap_usd_per_hour: Decimal | None = None) -> None:
+        state = self._called("relieve", group, node_id)
+        self._change(state, self._alive(group, node_id), relieved=True)
         self._settled(group)
 
     def terminate(self, group: str, node_id: str, *, bad: bool = False) -> None:
@@ -127,7 +140,7 @@ class FakeNodeGroup:
             state.size = 0
             for node in state.nodes:
                 self._end(state, node, EndCause.SCHEDULE, max(node.launched_at, state.armed_until))
-        counted = [n for n in state.nodes if n.state is not NodeState.TERMINATED and not n.detached]
+        counted = [n for n in state.nodes if n.state is not NodeState.TERMINATED and not n.relieved]
         counted.sort(key=lambda node: node.pool != state.pool)
         for node in counted[state.size :]:
             self._end(state, node, EndCause.CHOICE)

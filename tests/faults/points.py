@@ -238,11 +238,11 @@ def _output(outside: Outside) -> Iterator[str]:
     """Each rank's lines are kept in their order, none twice."""
     jobs = JobStore(outside.store, JOB)
     kept: dict[tuple[int, int], bytes] = {}
-    for part in jobs.log_parts():
+    for part in jobs.records.log_parts():
         before = kept.setdefault((part.attempt, part.rank), b"")
         if part.offset != len(before):
             yield f"attempt {part.attempt}, rank {part.rank}: a piece at {part.offset} after {len(before)} bytes"
-        kept[part.attempt, part.rank] += jobs.read_log(part)
+        kept[part.attempt, part.rank] += jobs.records.read_log(part)
     for (attempt, rank), text in kept.items():
         steps = [int(line.split()[1]) for line in text.splitlines()]
         if any(after != step + 1 for step, after in pairwise(steps)):

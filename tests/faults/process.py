@@ -58,7 +58,7 @@ def run(arguments: tuple[str, ...], cloud: object, strikes: Strikes) -> Ended:
     """Run `gpucloud` with these arguments over `cloud`, which stands for the composition; return how it ended."""
     out, err = io.StringIO(), io.StringIO()
     with (
-        _as_process(next(_numbers), cloud),
+        as_process(cloud),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         mock.patch.object(sys, "argv", ["gpucloud", *arguments]),
@@ -66,6 +66,27 @@ def run(arguments: tuple[str, ...], cloud: object, strikes: Strikes) -> Ended:
         code = _code_of_main(strikes)
     strikes.dead = strikes.dead or 1  # whatever is left of it, a thread, makes no call
     return Ended(code=code, stdout=out.getvalue(), stderr=err.getvalue())
+
+
+def run_main(arguments: tuple[str, ...]) -> int:
+    """Run `gpucloud` with these arguments in whatever `quick` world there is; return its exit code."""
+    sys.argv = ["gpucloud", *arguments]
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@contextlib.contextmanager
+def quick() -> Iterator[None]:
+    """Have what is the same at every run be made once; `sys.argv` is as before in the end."""
+    with (
+        mock.patch("gpucloud.cli.app.app", _COMMAND),
+        mock.patch("gpucloud.domain.codec.get_type_hints", _HINTS),
+        mock.patch.object(sys, "argv", list(sys.argv)),
+    ):
+        yield
 
 
 def _code_of_main(strikes: Strikes) -> int:
@@ -79,8 +100,9 @@ def _code_of_main(strikes: Strikes) -> int:
 
 
 @contextlib.contextmanager
-def _as_process(number: int, cloud: object) -> Iterator[None]:
+def as_process(cloud: object) -> Iterator[None]:
     """Each run is a process of its own to those who ask whether the last one lives, its signals as at a start."""
+    number = next(_numbers)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where a shell began us beside itself
     with (
         mock.patch("gpucloud.cli.app.app", _COMMAND),
@@ -88,6 +110,9 @@ def _as_process(number: int, cloud: object) -> Iterator[None]:
         mock.patch("gpucloud.cli.training.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.cli.ending.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.cli.passes.Gpucloud", return_value=cloud),
+        mock.patch("gpucloud.cli.budgeting.Gpucloud", return_value=cloud),
+        mock.patch("gpucloud.cli.asking.Gpucloud", return_value=cloud),
+        mock.patch("gpucloud.cli.copying.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.usecases.supervise.ThreadPoolExecutor", InlinePool),
         mock.patch("gpucloud.usecases.lease.Lease._renew_for_ever"),  # by a clock that does not stand still
         mock.patch("gpucloud.processes.started", return_value=f"process {number}"),

@@ -150,7 +150,7 @@ def _left_over(line: CommandLine) -> Iterator[str]:
         yield f"{sorted(set(launched) - set(ended))} never ended"
     if line.group.describe("gpucloud-small").exists:
         yield "the group is there"
-    bills = {path.stem for path in (line.home / "store/jobs/small/ledger").glob("*.json")}
+    bills = {path.stem for path in (line.home / "store/jobs/small/control/ledger").glob("*.json")}
     if bills != set(launched):
         yield f"the ledger has {sorted(bills)}, the cloud started {sorted(launched)}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -12,12 +13,14 @@ from gpucloud.adapters.home import Home
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.local.devices import Devices
 from gpucloud.adapters.local.market import LocalMarket
-from gpucloud.domain.errors import ProvisionError
+from gpucloud.domain.errors import ProvisionError, StoreError
 from gpucloud.domain.job import Job
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.node import GroupView, Node
-from gpucloud.domain.supervision.seen import Rules
-from gpucloud.ports import ClusterSpec
+from gpucloud.domain.offer import Offer
+from gpucloud.domain.order import opened
+from gpucloud.domain.supervision.seen import DriveTrial, Rules
+from gpucloud.ports import Brought, ClusterSpec
 from gpucloud.usecases.bootstrap import Package
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.world import World
@@ -49,10 +52,17 @@ class RecordedGroup(FakeNodeGroup):
     def __init__(self, clock: JumpingClock) -> None:
         super().__init__(clock, notice_s=4.0, boot_s=1.0)
         self.removed: list[Node] = []
+        self.removed_of: dict[str, tuple[Node, ...]] = {}
 
     def remove(self, group: str) -> None:
-        self.removed += self.describe(group).nodes
+        nodes = self.describe(group).nodes
+        self.removed += nodes
+        self.removed_of[group] = (*self.removed_of.get(group, ()), *nodes)
         super().remove(group)
+
+    def launched_for(self, group: str) -> tuple[Node, ...]:
+        """Every node that ever was in the group."""
+        return (*self.removed_of.get(group, ()), *self.describe(group).nodes)
 
     @property
     def launched(self) -> tuple[Node, ...]:
@@ -81,9 +91,9 @@ class GroupProvisioner(FakeProvisioner):
 class NoOutputs:
     """Implements `Outputs` for a job that has none."""
 
-    def bring_home(self, host: object, code: str) -> tuple[str, ...]:
-        del host, code
-        return ()
+    def bring_home(self, host: object, code: str, moves: object = None) -> Brought:
+        del host, code, moves
+        return Brought()
 
     def bring_profile(self, host: object, attempt: int) -> tuple[str, ...]:
         del host, attempt
@@ -92,12 +102,17 @@ class NoOutputs:
 
 @dataclass
 class Outside:
-    """Everything that a process finds there and leaves behind. `breaches` are moments at which nothing was armed."""
+    """Everything that a process finds there and leaves behind. `breaches` are moments at which nothing was armed.
+
+    `refused` is why the machines may not drive the job, None where they may.
+    """
 
     folder: Path
     training: Training = field(default_factory=Training)
     breaches: list[str] = field(default_factory=list)
     looks: int = 0
+    refused: str | None = None
+    _tried: tuple[str | None, ...] = ()
 
     def __post_init__(self) -> None:
         self.clock = JumpingClock()
@@ -126,11 +141,27 @@ class Outside:
         armed = view.armed_until is not None and view.armed_until > self.clock.now()
         if (view.alive or view.size) and not armed:
             self.breaches.append(f"{call}: {len(view.alive)} machines, {view.size} asked for, {view.armed_until}")
+        self._have_tried(view)
         if call in _ABOUT_TIME and view.exists:
-            loaded = JobStore(self.store, JOB).load()
-            promised = loaded[0].paid_until if loaded is not None else None
+            promised = None
+            with suppress(StoreError):  # what machines wrote may be no state
+                loaded = JobStore(self.store, JOB).load()
+                promised = loaded[0].paid_until if loaded is not None else None
             if promised is not None and (view.armed_until is None or promised > view.armed_until):
                 self.breaches.append(f"{call}: {promised} is promised, and the cloud ends them at {view.armed_until}")
+
+    def _have_tried(self, view: GroupView) -> None:
+        """Have every machine say whether it may drive the job, as its driver does under each order."""
+        stored = self.store.get(f"jobs/{JOB}/control/order.json") if view.alive else None
+        now = (stored.version if stored is not None else "", self.refused, *(node.id for node in view.alive))
+        if stored is None or now == self._tried:
+            return
+        self._tried, jobs = now, JobStore(self.store, JOB)
+        with suppress(StoreError, ValueError):  # an order may be damaged, or of another version
+            found = jobs.order()
+            number = opened(found[0]).number if found is not None else 0
+            for node in view.alive:
+                jobs.keep_trial(node.id, DriveTrial(number=number, refused=self.refused))
 
     def over(self, strikes: Strikes) -> Rigged:
         """Return the composition of one process, every call of it counted by `strikes`."""
@@ -157,7 +188,7 @@ class _Cloud:
 
     def group(self, store: object) -> Any:
         del store
-        changes = ("arm", "resize", "detach", "terminate", "purge", "interrupt")
+        changes = ("arm", "resize", "relieve", "terminate", "purge", "interrupt")
         return Counted(self._strikes, "group", self._outside.cloud, ("describe", *changes))
 
     def provisioner(self, store: object) -> Any:
@@ -173,7 +204,7 @@ class _Cloud:
     def make_store(self) -> None:
         """It is there."""
 
-    def remarks(self) -> tuple[str, ...]:
+    def remarks(self, offer: Offer) -> tuple[str, ...]:
         return ()
 
 
@@ -201,8 +232,18 @@ class Rigged(Gpucloud):
         del path
         return self._outside.job
 
-    def world(self, job: Job, name: str, *, with_secrets: bool = True, unattended: None = None) -> World:
-        del with_secrets, unattended
+    def signer(self) -> Any:
+        return None
+
+    def require_key(self, known: object, state: object) -> None:
+        """Nobody logs in with one."""
+
+    def reader(self) -> Any:
+        """Nobody verifies, for nobody signs."""
+        return None
+
+    def world(self, job: Job, name: str, *, goes_on: bool = True, unattended: Any = None) -> World:
+        del goes_on, unattended
         cloud, store = self.local(), self.store(job)
         shell: Any = Counted(self._strikes, "shell", self._outside.shell, ("host",), {"host": HOST})
         return World(

@@ -32,7 +32,7 @@ _OUTSIDE: dict[str, tuple[type, tuple[str, ...]]] = {
     "home": (Home, ("remember",)),
     "store": (DirectoryStore, ("get", "put", "list", "delete")),
     "provisioner": (EmbeddedProvisioner, ("ensure", "destroy")),
-    "group": (LocalNodeGroup, ("describe", "arm", "resize", "detach", "terminate", "purge", "interrupt")),
+    "group": (LocalNodeGroup, ("describe", "arm", "resize", "relieve", "terminate", "purge", "interrupt")),
     "shell": (SshShell, ("host",)),
     "host": (SshHost, ("run", "sync")),
     "clock": (SystemClock, ("sleep",)),

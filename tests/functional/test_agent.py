@@ -132,6 +132,9 @@ def test_last_words_of_all_local_ranks_decide_before_the_exit_code_does(node):
     one_missing = 'cd "$GPUCLOUD_ATTEMPT_DIR"; touch left-2.json; exit 1'
     node.want(node.launch(2, "/bin/sh", "-c", one_missing, GPUCLOUD_RANKS="2 3"))
     assert node.wait_exited(2).attempt.outcome is Outcome.FAILED
+    barred = 'cd "$GPUCLOUD_ATTEMPT_DIR"; touch barred-3.json; exit 1'
+    node.want(node.launch(3, "/bin/sh", "-c", barred, GPUCLOUD_RANKS="2 3"))
+    assert node.wait_exited(3).attempt.outcome is Outcome.BARRED
 
 
 def test_workers_that_said_their_last_word_are_waited_for_and_their_launcher_is_not(node):

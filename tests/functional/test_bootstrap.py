@@ -245,11 +245,11 @@ def test_an_s3_job_without_a_way_to_boto3_ends_with_one_clear_error(home, code, 
     )
 
 
-def test_the_agent_is_told_how_to_end_its_node_and_to_leave_the_cloud_two_minutes_for_it(home, code, package):
+def test_the_agent_is_told_how_to_end_its_node_and_to_leave_the_cloud_a_minute_for_it(home, code, package):
     host = HereHost(home)
     fit(host, package, job(code), power_off=("sudo", "shutdown", "-h", "now"))
     started = next(argv for argv in host.commands if "agent" in argv)
-    assert started[-7:] == ("--power-off-after", "120", "--power-off", "sudo", "shutdown", "-h", "now")
+    assert started[-7:] == ("--power-off-after", "60", "--power-off", "sudo", "shutdown", "-h", "now")
 
 
 def test_other_requirements_are_another_layer(home, code, package):

@@ -38,11 +38,11 @@ def test_a_job_whose_budget_is_lowered_ends_at_the_wall_and_goes_on_from_there(l
         r"gpucloud budget small 0\.0\d USD, or gpucloud down small ends it now", refused.json["error"]["hint"]
     )
     spent = Decimal(line.run("cost", "small", "--json").json["spend"]["spent_usd"])
-    lower = (spent + Decimal("0.012")).quantize(Decimal("0.0001"))
+    lower = (spent + Decimal("0.018")).quantize(Decimal("0.0001"))
     lowered = line.run("budget", "small", f"{lower} USD", "--json").json
 
     (change,) = lowered["changes"]
-    assert (Decimal(change["old_usd"]), Decimal(change["new_usd"]), change["refused"]) == (1, lower, None)
+    assert (Decimal(change["old_usd"]), Decimal(change["new_usd"])) == (1, lower)
     assert re.fullmatch(r".+@.+", change["by"])
     assert train.wait(timeout=120) == 10, (line.folder / "err").read_text()
     state = line.state()
@@ -58,7 +58,7 @@ def test_a_job_whose_budget_is_lowered_ends_at_the_wall_and_goes_on_from_there(l
     again = line.run("train", "small", "--budget", "1USD", "--json")
     assert again.code == 0, again.stderr
     assert again.json["attempts"][-1]["first_step"] == state["checkpoint"]["step"] + 1
-    assert [Decimal(c["new_usd"]) for c in line.state()["budget_changes"]] == [lower, 1]
+    assert [Decimal(c["new_usd"]) for c in line.order()["budget_changes"]] == [lower, 1]
     plain = line.run("train", line.job("other", steps=400, step_s=0), "--json")
     assert plain.code == 0, plain.stderr
     assert weights(line) == weights(line, "other")

@@ -43,7 +43,7 @@ def test_a_charge_stays_as_it_was_billed_when_later_attempts_cut_its_time(tmp_pa
     attempts = tuple(replace(opened("a", number=n + 1), ended_at=cut) for n, cut in enumerate(cuts))
     later = replace(settled, attempts=(*attempts, opened("a", number=7)))
     cashier = Cashier(jobs, OnePrice())
-    assert cashier.spend(later, NOW).spent_usd == total(cashier.charges(later, NOW)) == Decimal("0.00000039")
+    assert cashier.spent_usd(later, NOW) == total(cashier.charges(later, NOW)) == Decimal("0.00000039")
 
 
 @pytest.mark.parametrize("lived_s", [0, -3600])
@@ -55,7 +55,7 @@ def test_a_machine_that_was_charged_nothing_costs_nothing(tmp_path, lived_s):
     settled = Cashier(jobs, OnePrice(), Terms(minimum=timedelta(0))).settle(state(nodes=(life,)), NOW)
     cashier = Cashier(jobs, OnePrice(), Terms(minimum=timedelta(0)))
     assert cashier.charges(settled, NOW) == ()
-    assert cashier.spend(settled, NOW).spent_usd == 0
+    assert cashier.spent_usd(settled, NOW) == 0
 
 
 def test_the_bills_of_many_machines_are_read_as_one_object_and_sum_to_the_same(tmp_path, monkeypatch):
@@ -74,10 +74,10 @@ def test_the_bills_of_many_machines_are_read_as_one_object_and_sum_to_the_same(t
     early = Cashier(jobs, OnePrice()).settle(state(nodes=lives[:3]), NOW)
     later = Cashier(jobs, OnePrice()).settle(replace(early, nodes=(*early.nodes, *lives[3:])), NOW)
 
-    pages = [key for key in jobs.store.list("jobs/digits/ledger/") if "/pages/" in key]
+    pages = [key for key in jobs.store.list("jobs/digits/control/ledger/") if "/pages/" in key]
     assert [key.rpartition("/")[2] for key in pages] == ["000000.json", "000001.json"]
     assert sorted(charge.node_id for charge in jobs.charges()) == [f"i-{number}" for number in range(10)]
-    assert total(jobs.charges()) == Cashier(jobs, OnePrice()).spend(later, NOW).spent_usd == Decimal("0.00099")
+    assert total(jobs.charges()) == Cashier(jobs, OnePrice()).spent_usd(later, NOW) == Decimal("0.00099")
     for number in range(8):
-        jobs.store.delete(f"jobs/digits/ledger/i-{number}.json")
+        jobs.store.delete(f"jobs/digits/control/ledger/i-{number}.json")
     assert total(jobs.charges()) == Decimal("0.00099")

@@ -237,7 +237,18 @@ def test_a_pull_that_was_broken_off_shows_nothing_and_goes_on_where_it_was(memor
     assert pulled.size - pulled.fetched >= 100 * max(0, reads - 4)
     (one,) = Shelf(store=DirectoryStore(folder), prefix="", keep=3).standing()
     assert Shelf(store=DirectoryStore(folder), prefix="", keep=3).verify(one.sound.pieces) == ()
-    assert not list(folder.rglob("*.part"))
+    assert not list(folder.glob(".gpucloud-*"))
+
+
+@pytest.mark.parametrize("linked", ["data", "gen", "commit"])
+def test_a_pull_goes_through_no_link_that_lies_in_the_folder(memory, tmp_path, linked):
+    sharded(memory)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / linked).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match=f"{linked} is a link; files go into folders"):
+        pull(memory, tmp_path / "here")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_what_is_damaged_in_the_folder_is_fetched_again(memory, tmp_path, small_parts):

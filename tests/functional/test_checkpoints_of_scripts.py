@@ -12,7 +12,7 @@ from gpucloud.cli.checkpoints import Asked, checkpoints
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.keeping.keys import object_name
 from gpucloud.domain.keeping.layouts import Rule
-from gpucloud.domain.manifest import Commit, Manifest
+from gpucloud.domain.manifest import Commit, Level, Manifest, Promise
 from tests.standins.made_checkpoints import known_job
 
 FILES = {
@@ -36,7 +36,7 @@ def jobs(tmp_path, monkeypatch):
     depot = Depot(store.url, found.checkpoints, keep=2)
     depot.checkpoints.begin(base=None, attempt=1)
     taking, listing = Taking(depot, tmp_path / "copies", Rule(), print), look(tmp_path / "out")
-    (one,) = taking.sets(listing).sets
+    (one,) = taking.sets(tmp_path / "out", listing).sets
     assert taking.take(tmp_path / "out", one, one.content(listing), proven=True) is Took.SAVED
     return found
 
@@ -53,6 +53,9 @@ def contents(root):
 def test_they_are_listed_and_verified_like_any_other(jobs, capsys):
     (one,) = answer(capsys)[1]["checkpoints"]
     assert (one["step"], one["objects"], one["level"], one["marks"]) == (20, 5, "best_effort", ["next", "kept"])
+    assert one["reason"] == "what a resume continues is up to the script, which saves by itself"
+    assert checkpoints("hf", Asked(), as_json=False) == 0
+    assert capsys.readouterr().out.endswith(f"\n\nbest_effort: {one['reason']}\n")
     assert answer(capsys, verify=True)[0] == 0
     file = Path(jobs.store.root) / jobs.checkpoints / "data/000001/000000020/files/checkpoint-20/model.bin"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
@@ -65,6 +68,9 @@ def test_a_pull_gives_the_files_back_as_the_script_wrote_them(jobs, capsys, tmp_
     code, found = answer(capsys, pull=Path("here"))
     assert (code, found["step"], found["files"], found["fetched_bytes"]) == (0, 20, 5, found["bytes"])
     assert contents(tmp_path / "here") == FILES
+    assert {path: (tmp_path / "here" / path).stat().st_mtime_ns for path in FILES} == {
+        path: (tmp_path / "out" / path).stat().st_mtime_ns for path in FILES
+    }
     assert checkpoints("hf", Asked(pull=Path("here")), as_json=False) == 0
     assert capsys.readouterr().out == (
         "step 20 is in here, as the script wrote it: 5 files, 6.9 KiB, 6.9 KiB of it was there\n"
@@ -85,7 +91,9 @@ def test_files_of_several_nodes_lie_apart_only_where_they_differ(jobs, tmp_path)
             for node, text in enumerate(texts)
             for name, data in (("shared", text), (f"own-{node}", b"own"))
         ]
-        depot.checkpoints.commit(Manifest(commit=commit, world=2, level="best_effort", pieces=tuple(pieces)))
+        depot.checkpoints.commit(
+            Manifest(commit=commit, world=2, promise=Promise(Level.BEST_EFFORT), pieces=tuple(pieces))
+        )
         checkpoints("hf", Asked(pull=Path(str(step))), as_json=True)
     assert sorted(contents(tmp_path / "30")) == ["s/own-0", "s/own-1", "s/shared"]
     assert sorted(contents(tmp_path / "40")) == [

@@ -73,7 +73,7 @@ def test_both_blocks_run_in_a_fresh_environment(checkout: Path) -> None:
         "making .ci/venv",
         "block 1 begins (limit 420s)",
         "block 1 done",
-        "block 2 begins (limit 1680s)",
+        "block 2 begins (limit 3600s)",
         "block 2 done",
         "everything passed",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -12,9 +13,12 @@ import pytest
 from gpucloud.adapters.copying import CODE, Copier
 from gpucloud.adapters.localfiles import local_tree, sent
 from gpucloud.adapters.outputs import OutputsFolder
-from gpucloud.domain.errors import HostUnreachable, RemoteCommandFailed, StoreError
+from gpucloud.cli.copying import _place
+from gpucloud.domain.arriving import fitting
+from gpucloud.domain.errors import HostUnreachable, LandingRefused, RemoteCommandFailed, StoreError
 from tests.fakes.nodes import node_at
 from tests.fakes.shell import FakeShell
+from tests.standins.lying_node import EVIL, LyingHost
 
 PIECE = 16 << 20
 
@@ -49,16 +53,29 @@ def copier(host, base):
     return Copier(host, str(base), python=sys.executable)
 
 
+def here(_top):
+    return "here"
+
+
+def text_of(link):
+    return os.readlink(link)  # noqa: PTH115  a Path would tidy it
+
+
+def staged(folder):
+    return [path for staging in folder.glob(".gpucloud-landing-*") for path in staging.iterdir()]
+
+
 def test_a_fetch_that_was_cut_off_goes_on_where_it_was(host, there, tmp_path):
     data = os.urandom(3 * PIECE + 5)
     (there / "big").write_bytes(data)
-    (file,) = copier(host, there).listing(["big"]).files
+    found = copier(host, there).listing(["big"])
     with pytest.raises(HostUnreachable):
-        copier(Cut(host, 2), there).fetch([(file, tmp_path / "here")], root=tmp_path)
+        copier(Cut(host, 2), there).fetch(found, tmp_path, here)
     assert not (tmp_path / "here").exists()
-    assert copier(host, there).fetch([(file, tmp_path / "here")], root=tmp_path) == PIECE + 5
+    assert copier(host, there).fetch(found, tmp_path, here) == PIECE + 5
     assert (tmp_path / "here").read_bytes() == data
-    assert copier(host, there).fetch([(file, tmp_path / "here")], root=tmp_path) == 0
+    assert copier(host, there).fetch(found, tmp_path, here) == 0
+    assert staged(tmp_path) == []
 
 
 def test_a_sending_that_was_cut_off_goes_on_where_it_was(host, there, tmp_path):
@@ -72,21 +89,29 @@ def test_a_sending_that_was_cut_off_goes_on_where_it_was(host, there, tmp_path):
     assert copier(host, there).send(files) == 0
 
 
+def test_files_with_long_names_arrive_whatever_they_are_written_in_and_however_alike_they_begin(host, there, tmp_path):
+    names = [f"{'shard-' * 36}{n}" for n in range(3)] + ["\N{CJK UNIFIED IDEOGRAPH-8CC7}" * 84]
+    for name in names:
+        (tmp_path / name).write_bytes(b"the same")
+    copier(host, there).send([sent(tmp_path / name, name) for name in names])
+    assert {path.name: path.read_bytes() for path in there.iterdir()} == dict.fromkeys(names, b"the same")
+
+
 def test_a_part_that_was_damaged_meanwhile_is_fetched_again(host, there, tmp_path):
     (there / "big").write_bytes(data := os.urandom(2 * PIECE))
-    (file,) = copier(host, there).listing(["big"]).files
+    found = copier(host, there).listing(["big"])
     with pytest.raises(HostUnreachable):
-        copier(Cut(host, 1), there).fetch([(file, tmp_path / "here")], root=tmp_path)
-    (part,) = tmp_path.glob(".here.*.part")
+        copier(Cut(host, 1), there).fetch(found, tmp_path, here)
+    (part,) = staged(tmp_path)
     with part.open("r+b") as opened:
         opened.write(b"damage")
-    assert copier(host, there).fetch([(file, tmp_path / "here")], root=tmp_path) == PIECE + 2 * PIECE
+    assert copier(host, there).fetch(found, tmp_path, here) == PIECE + 2 * PIECE
     assert (tmp_path / "here").read_bytes() == data
 
 
 def test_a_file_that_never_holds_still_is_refused(host, there, tmp_path):
     (there / "log").write_bytes(b"0")
-    (file,) = copier(host, there).listing(["log"]).files
+    found = copier(host, there).listing(["log"])
 
     class Written(Cut):
         def run(self, argv, *, stdin=b"", timeout_s=30.0):
@@ -95,7 +120,7 @@ def test_a_file_that_never_holds_still_is_refused(host, there, tmp_path):
             return self._host.run(argv, stdin=stdin, timeout_s=timeout_s)
 
     with pytest.raises(RemoteCommandFailed, match="log changes while it is copied"):
-        copier(Written(host, 0), there).fetch([(file, tmp_path / "here")], root=tmp_path)
+        copier(Written(host, 0), there).fetch(found, tmp_path, here)
     assert not (tmp_path / "here").exists()
 
 
@@ -147,5 +172,136 @@ def test_outputs_are_never_written_through_a_link_that_lies_here(host, there, tm
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_outputs_that_match_nothing_bring_nothing(host, there, tmp_path):
-    assert OutputsFolder(("*.pt", "none/"), tmp_path / "o", python=sys.executable).bring_home(host, str(there)) == ()
+# A node that lies
+
+
+def rows(top, *files, links=(), is_folder=False):
+    """A listing of one thing that was asked for, by what the node says of it."""
+    folders = [[0, "", 0o755]] if is_folder else []
+    listed = [[0, name, len(EVIL), 0o644, 0] for name in files]
+    return {
+        "base": "/", "found": [[0, top]], "files": listed, "links": [[0, *link] for link in links], "folders": folders,
+        "outside": [], "missing": [],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("top", ["results/..", "..", "/root", ".", "results/../..", "result", "", "results/"])
+def test_a_node_does_not_choose_the_name_of_the_folder_that_arrives(tmp_path, top):
+    with pytest.raises(LandingRefused, match="and 'results' was asked for"):
+        Copier(LyingHost(rows(top, ".bashrc", is_folder=True)), CODE).listing(["results"])
+
+
+def test_a_folder_arrives_under_the_name_that_the_user_wrote(tmp_path):
+    there = tmp_path / "proj"
+    there.mkdir()
+    for written, name in (("results", "results/x"), ("a/b/..", "x"), ("~", "x"), (".", "x"), ("~/out/", "out/x")):
+        said = "/home/ubuntu" if written.startswith("~") else written.rstrip("/")
+        lying = Copier(LyingHost(rows(said, "x", is_folder=True)), CODE)
+        found = lying.listing([written])
+        lying.fetch(found, *_place(found, written, there))
+        assert (there / name).read_bytes() == EVIL
+        (there / name).unlink()
+    assert [path.name for path in tmp_path.iterdir()] == ["proj"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said", "fits"),
+    [
+        ("*.pt", "a.pt", True),
+        ("*.pt", ".bashrc", False),
+        ("*.pt", "d/a.pt", False),
+        ("*", ".bashrc", False),
+        ("*", "..", False),
+        ("d/*/x", "d/e/x", True),
+        ("d/*/x", "e/e/x", False),
+        ("**/x", "a/b/x", True),
+        ("**/x", ".ssh/x", False),
+        ("**/x", "x", True),
+        ("~/*.pt", "/home/me/a.pt", True),
+        ("~/*.pt", "/home/me/.bashrc", False),
+        ("/data/*", "data/x", False),
+        ("./*", "./a", True),
+        ("[ab]", "a", True),
+        ("[ab]", "c", False),
+        ("*", "a/" * 200 + "x", False),
+        ("**", "a/" * 5000 + "x", False),
+    ],
+)
+def test_only_what_a_pattern_finds_arrives(pattern, said, fits):
+    lying = Copier(LyingHost(rows(said, "")), CODE)
+    if fits:
+        assert [file.top for file in lying.listing([pattern]).files] == [said]
+    else:
+        with pytest.raises(LandingRefused):
+            lying.listing([pattern])
+
+
+def test_the_part_of_a_file_is_not_written_through_a_link_that_came_before(tmp_path):
+    """The link's text stays inside; what it goes up from is a link, which came in an earlier copy."""
+    home, here = tmp_path, tmp_path / "proj"
+    here.mkdir()
+    (home / ".profile").write_text("mine\n")
+    for links in ([("p/q/r/s", "../../../a")], [(".model.bin.0123456789abcdef.part", "p/q/r/s/../../../.profile")]):
+        lying = Copier(LyingHost(rows("top", "model.bin", links=links, is_folder=True)), CODE)
+        with contextlib.suppress(LandingRefused):
+            lying.fetch(lying.listing(["top"]), here, lambda _: "")
+    assert (home / ".profile").read_text() == "mine\n"
+    assert not (here / ".model.bin.0123456789abcdef.part").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"[" * 100_000,
+        b"null",
+        b"{}",
+        b'{"base": 1}',
+        json.dumps({**rows("top"), "files": [[7, "", 1, 1, 1]]}).encode(),
+    ],
+)
+def test_an_answer_that_is_none_is_one_clear_error(said):
+    with pytest.raises(RemoteCommandFailed, match="liar does not answer as gpucloud's program for copies does"):
+        Copier(LyingHost(said), CODE).listing(["top"])
+
+
+def test_more_bytes_than_were_asked_for_are_not_taken(tmp_path):
+    lying = Copier(LyingHost(rows("x", ""), tells_more=True), CODE)
+    with pytest.raises(RemoteCommandFailed, match="26 bytes where 13 were asked for"):
+        lying.fetch(lying.listing(["x"]), tmp_path, lambda _: "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_tree_arrives_as_it_is_with_empty_folders_and_the_words_of_its_links(host, there, tmp_path):
+    (there / "top" / "d" / "empty").mkdir(parents=True)
+    (there / "top" / "d" / "empty").chmod(0o700)
+    (there / "top" / "d" / ".hidden.part").write_text("kept")
+    texts = {
+        "to": "d/.hidden.part",
+        "d/up": "../to",
+        "d/top": "..",
+        "away": "nothing",
+        "odd": "./d//empty",
+        "loop": "loop",
+    }
+    for name, text in {**texts, "detour": "d/../to", "back": "../top/to", "full": str(there / "top" / "to")}.items():
+        (there / "top" / name).symlink_to(text)
+    found = copier(host, there).listing(["top"])
+    copier(host, there).fetch(found, tmp_path / "here", lambda _: "")
+    arrived = {
+        path.relative_to(tmp_path / "here").as_posix(): text_of(path)
+        for path in (tmp_path / "here").rglob("*")
+        if path.is_symlink()
+    }
+    assert arrived == {**texts, "detour": "d/.hidden.part", "back": "d/.hidden.part", "full": "d/.hidden.part"}
+    assert (tmp_path / "here" / "d" / "empty").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "here" / "detour").read_text() == "kept"
+
+
+def test_what_is_not_below_another_in_a_bucket_is_left_out_alone_and_told():
+    files, refused = fitting({"a": "a", "a/b": "a/b", "c/../../x": "c/../../x", "d": "d"})
+    assert sorted(files) == ["a", "d"]
+    assert refused == (
+        "'a' is no folder, and 'a/b' is to lie in it",
+        "'c/../../x' is no name below the folder that it arrives in",
+    )

@@ -26,7 +26,7 @@ from gpucloud.store import open_store
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.wiring.local import LocalCloud
-from tests.unit.worlds import POOL, opened, state
+from tests.unit.worlds import POOL, opened, put_job, state
 
 BORN = datetime(2026, 11, 10, 23, tzinfo=timezone.utc)
 HOUR = timedelta(hours=1)
@@ -57,7 +57,6 @@ def make(home: Home, name, *, tags=(), lives=(), attempts=(), beside=()):
     jobs = JobStore(open_store(home.store), name)
     made = state(
         job=name,
-        budget_usd=Decimal(5),
         group=None,
         paid_until=None,
         nodes=lives,
@@ -67,7 +66,7 @@ def make(home: Home, name, *, tags=(), lives=(), attempts=(), beside=()):
         exit_reason=ExitReason.SUCCEEDED,
         torn_down=True,
     )
-    jobs.create(Cashier(jobs, OnePrice(), TERMS).settle(made, BORN + 9 * HOUR), b"")
+    put_job(jobs, Cashier(jobs, OnePrice(), TERMS).settle(made, BORN + 9 * HOUR), budget_usd=Decimal(5))
     for number, charge in enumerate(beside):
         jobs.bill_beside(f"{number}", (charge,))
     home.remember(KnownJob(name=name, store=jobs.store.url, file=Path("/nowhere/gpucloud.yaml")))
@@ -124,7 +123,7 @@ def test_a_jobs_cost_is_a_table_by_attempt_and_what_is_left(home, capsys):
         "spent     1.40 USD\n"
         "promised  0.00 USD\n"
         "left      3.60 USD of 5.00 USD\n"
-        "beside    0.25 USD for storage, requests and transfer: not in the budget\n"
+        "beside    0.25 USD, not in the budget: storage, requests, transfer, data from other regions and drills\n"
     )
 
 
@@ -236,18 +235,6 @@ def test_what_cannot_be_answered_is_said_with_what_can(home, targets, asked, hin
     with pytest.raises(UsageError) as caught:
         cost(targets, asked, as_json=False)
     assert caught.value.hint == hint
-
-
-def test_a_ledger_from_before_there_were_kinds_is_compute(home, capsys):
-    store = open_store(home.store)
-    key = "jobs/words/ledger/i-c.json"
-    stored = store.get(key)
-    (old, *_) = json.loads(stored.data)["charges"]
-    store.delete(key)
-    store.put(key, json.dumps({"charges": [{k: old[k] for k in old if k not in {"kind", "estimated"}}]}).encode())
-    told = answer(capsys, "words")
-    assert [(charge["kind"], charge["usd"]) for charge in told["charges"]] == [("compute", "0.36")]
-    assert told["spend"]["spent_usd"] == "0.36"
 
 
 class Bill:

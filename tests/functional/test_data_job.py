@@ -121,9 +121,9 @@ def _copies_go_both_ways(line):
     assert line.run("cp", "fetche", "small:.").stderr.endswith("did you mean fetched?\n")
     assert line.run("cp", "small:a", "small:b").code == 2
 
-    assert line.run("cp", "small:@store/spec.yaml", "spec").code == 0
+    assert line.run("cp", "small:@store/control/spec.yaml", "spec").code == 0
     assert (here / "spec").read_text() == (here / "small.yaml").read_text()
-    assert "did you mean small:@store/spec.yaml?" in line.run("cp", "small:@store/spec.yam", "x").stderr
+    assert "did you mean small:@store/control/spec.yaml?" in line.run("cp", "small:@store/control/spec.yam", "x").stderr
     _a_copy_that_was_killed_goes_on(line)
 
 

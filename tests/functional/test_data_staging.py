@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -16,9 +17,10 @@ import pytest
 from gpucloud import processes
 from gpucloud.adapters.datasets import Sources
 from gpucloud.agent.data import fetching
+from gpucloud.agent.data.parts import beside
 from gpucloud.agent.data.staged import staged
 from gpucloud.domain.codec import to_json
-from gpucloud.domain.data import wanted
+from gpucloud.domain.data import DataFile, data_set, wanted
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.job import Cloud
 from tests.standins.bucket import serving
@@ -251,7 +253,7 @@ def test_killed_in_a_large_object_it_reads_only_the_parts_that_are_missing(big, 
     process.stdin.write(order(one))
     process.stdin.close()
     until(big.held)
-    journal = root / "data" / "sets" / one.content / ".parts.bin.parts"
+    journal = beside(root / "data" / "sets" / one.content / "parts.bin").with_suffix(".parts")
     until(lambda: journal.exists() and len(journal.read_text().splitlines()) >= 5)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -291,6 +293,16 @@ def test_two_nodes_stage_at_the_same_time_and_two_calls_on_one_node_read_once(ti
     assert all(content(root / "data" / "at" / "data") == FILES for root in nodes)
 
 
+def test_files_whose_long_names_begin_alike_and_names_of_parts_are_files_like_others(s3, tmp_path):
+    files = {f"{'shard-' * 35}{n:02d}": bytes([n]) * 100_000 for n in range(40)}
+    files |= {"x": b"one", ".x.part": b"two", ".x.parts": b"six"}
+    s3.put({f"tiny/{path}": data for path, data in files.items()})
+    root = node(tmp_path)
+    code, said = stage(root, wish())
+    assert code == 0, said
+    assert content(root / "data" / "at" / "data") == files
+
+
 def test_the_target_itself_is_made_where_the_node_is_a_machine(tiny, tmp_path):
     root, target = node(tmp_path), tmp_path / "machine" / "data"
     one = wish(target=str(target), cloud=Cloud.AWS)
@@ -310,6 +322,34 @@ def test_what_is_not_ours_at_the_target_stays(tiny, tmp_path, there):
     assert "name another folder under `data:`" in said
     assert target.is_symlink() if there == "link" else target.read_text() == "theirs"
     assert tiny.reads == []
+
+
+def test_a_mark_that_a_script_has_spoiled_is_none_until_it_is_made_anew(tiny, tmp_path):
+    root, one = node(tmp_path), wish()
+    stage(root, one)
+    mark = root / "data" / "at" / "data" / ".gpucloud-data.json"
+    for files in (7, None, [7], [[]], [["train/000.bin"]], [["a", "b", 1]], [[{}, 1, "1 x"]], [["x\0y", 1, "1 x"]]):
+        mark.write_text(json.dumps({"files": files}))
+        assert staged(root, (one.key,)) == ()
+    tiny.put({"tiny/more": b"more"})
+    assert stage(root, wish())[0] == 0  # beside it, on the same disk
+    assert stage(root, one)[0] == 0
+    assert staged(root, (one.key,)) == (one.key,)
+
+
+def test_a_mark_that_tells_of_other_folders_gives_none_of_their_files_away(tiny, tmp_path):
+    root, one = node(tmp_path), wish()
+    stage(root, one)
+    sets = root / "data" / "sets"
+    (sets / "theirs").write_bytes(b"more")
+    new = data_set("x", [DataFile(path="more", size=4, etag=hashlib.md5(b"more").hexdigest())]).files[0]
+    os.utime(sets / "theirs", (new.stamp_s, new.stamp_s))
+    mark = sets / one.content / ".gpucloud-data.json"
+    mark.write_text(json.dumps({"files": [["../theirs", 4, new.identity]]}))
+    tiny.put({"tiny/more": b"more"})
+    other = wish()
+    assert stage(root, other)[0] == 0
+    assert not (sets / other.content / "more").samefile(sets / "theirs")
 
 
 def until(holds, limit_s=30.0):

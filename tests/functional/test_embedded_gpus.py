@@ -71,7 +71,7 @@ def test_a_node_in_place_of_one_that_is_taken_gets_its_gpus_when_it_is_gone(clou
     poll(lambda: len(running(cloud.describe(GROUP))) == 2)
     taken, kept = running(cloud.describe(GROUP))
     cloud.interrupt(GROUP, taken.id, notice=True)
-    cloud.detach(GROUP, taken.id)
+    cloud.relieve(GROUP, taken.id)
     poll(lambda: {node.id for node in running(cloud.describe(GROUP))} - {taken.id, kept.id} != set())
     (new,) = [node for node in running(cloud.describe(GROUP)) if node.id not in (taken.id, kept.id)]
     assert new.devices == taken.devices

@@ -62,7 +62,7 @@ def test_new_whole_lines_are_brought_every_few_minutes_and_at_the_end(jobs, file
     keeper = HistoryKeeper(jobs, clock)
     file.write_text(lines(0, 1) + lines(2)[:40])
     keeper.look(host, 1)
-    assert jobs.history_parts() == ()  # it is not time yet
+    assert jobs.records.history_parts() == ()  # it is not time yet
     clock.sleep(EVERY.total_seconds())
     keeper.look(host, 1)
     file.write_text(lines(0, 1, 2, 3))
@@ -72,7 +72,7 @@ def test_new_whole_lines_are_brought_every_few_minutes_and_at_the_end(jobs, file
     (found,) = read_history(jobs)
     assert (found.attempt, found.node_id) == (1, "i-1")
     assert found.spans == (span(0), span(1), span(2), span(3))
-    assert [part.offset for part in jobs.history_parts(1)] == [0, len(lines(0, 1))]
+    assert [part.offset for part in jobs.records.history_parts(1)] == [0, len(lines(0, 1))]
 
 
 def test_a_later_supervisor_goes_on_where_the_store_ends(jobs, file, host):
@@ -90,9 +90,9 @@ def test_a_node_without_history_leaves_nothing(jobs, host):
 
 def test_a_damaged_piece_stops_no_supervisor(jobs, file, host):
     file.write_text(lines(0))
-    jobs.append_history(1, "i-1", 0, b"torn")
+    jobs.records.append_history(1, "i-1", 0, b"torn")
     HistoryKeeper(jobs, Clock()).look(host, 1, last=True)
-    assert len(jobs.history_parts()) == 1
+    assert len(jobs.records.history_parts()) == 1
 
 
 def test_a_line_of_a_newer_version_is_passed_over(jobs, file, host):

@@ -142,7 +142,7 @@ def test_freeing_ends_the_jobs_processes_with_their_children_and_nobody_elses(ho
     mark = {**os.environ, "GPUCLOUD_ATTEMPT_DIR": str(home / ROOT / "attempts" / "0001")}
     theirs = {**os.environ, "GPUCLOUD_ATTEMPT_DIR": str(home / OTHER["root"] / "attempts" / "0001")}
     package = home / ROOT / "lib" / f"gpucloud-{'0' * 64}.zip"
-    worker = subprocess.Popen(["sh", "-c", "env -i sleep 600 & wait"], env=mark)
+    worker = subprocess.Popen(["sh", "-c", "env -i sleep 600 & exec sleep 600"], env=mark)
     agent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", str(package), "agent"])
     other = subprocess.Popen(["sleep", "600"], env=theirs)
     reader = subprocess.Popen(["tail", "-F", str(home / ROOT / "agent" / "agent.log")], stderr=subprocess.DEVNULL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -13,9 +14,9 @@ from gpucloud.agent.keep.depot import Depot
 from gpucloud.agent.keep.disk import copy, is_whole, look
 from gpucloud.agent.keep.putting import Directory
 from gpucloud.agent.keep.taking import Taking, Took
-from gpucloud.domain.job import OnNotice
+from gpucloud.domain.job import Layout, OnNotice
 from gpucloud.domain.keeping.layouts import Rule
-from gpucloud.domain.manifest import Commit, Why
+from gpucloud.domain.manifest import Commit, Why, seal, unseal
 from tests.standins.bucket import serving
 from tests.standins.kept_script import KEEP, PREFIX, KeptScript, until
 
@@ -128,9 +129,9 @@ def test_a_script_that_ignores_its_signal_is_ended_in_time(make):
 
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(make):
     script = make("hf")
-    script.start(steps=30, pause_s=0.03)
+    script.start(steps=30, waits=True)
     assert script.ended() == 0
-    assert [one.commit.step for one in script.committed()][:2] == [30, 20]
+    assert [one.commit.step for one in script.committed()] == [30, 20, 10]
     file = script.folder / "store" / PREFIX / "data/000001/000000030/files/checkpoint-30/b.pt"
     data = bytearray(file.read_bytes())
     data[100] ^= 1
@@ -140,6 +141,28 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(make):
     assert script.ended() == 0
     assert "the checkpoint of step 30 is damaged: passed over" in script.said()
     assert "begins at 20\n" in script.said()
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "barred"),
+    [
+        (lambda data: b"torn" + data, "none of the 1 checkpoints that are there can be used", False),
+        (lambda data: seal({**unseal(data), "format": 9}), "the checkpoint of step 10 cannot be read", True),
+    ],
+)
+def test_no_script_begins_anew_beside_checkpoints_that_cannot_be_read(make, change, said, barred):
+    script = make("hf")
+    script.start(steps=10)
+    assert script.ended() == 0
+    manifest = script.folder / "store" / PREFIX / "commit/000001/000000010.json"
+    manifest.write_bytes(change(manifest.read_bytes()))
+    script.lose_the_disk()
+    script.start(steps=20)
+    assert script.ended() == 1
+    assert said in script.said()
+    assert "begins at 0\n" not in script.said().rpartition("could not be put back")[2]
+    assert (script.attempt_folder / "barred-0.json").exists() is barred
+    assert manifest.exists()
 
 
 def test_what_was_never_committed_is_set_aside_and_what_came_with_the_code_stays(make):
@@ -187,7 +210,7 @@ def test_nothing_of_ours_lies_in_the_directory_and_it_is_not_made_for_the_script
 
 def test_only_so_many_are_kept(make):
     script = make("hf")
-    script.start(steps=50, pause_s=0.03, keep=2)
+    script.start(steps=50, keep=2, waits=True)
     assert script.ended() == 0
     assert [one.commit.step for one in script.committed()] == [50, 40]
 
@@ -263,13 +286,99 @@ def test_in_a_bucket_too_every_name_and_size_comes_back(tmp_path, monkeypatch):
         said = []
         taking = Taking(depot, tmp_path / "copies", Rule(done_file="DONE"), said.append)
         listing = look(tmp_path / "out")
-        (one,) = taking.sets(listing).sets
+        (one,) = taking.sets(tmp_path / "out", listing).sets
         assert taking.take(tmp_path / "out", one, one.content(listing), proven=True) is Took.SAVED
 
         other = Directory(tmp_path / "other" / "out", tmp_path / "other", Rule())
         assert other.place(other.fetch_newest(depot, said.append), said.append) == Commit(1, 1)
         assert {path: (other.path / path).read_bytes() for path in look(other.path)} == files
         assert said == []
+
+
+def taken(folder, files, rule, *, depot, proven=True):
+    """Commit what these files make, written one after the other into `folder`."""
+    for n, (path, data) in enumerate(files.items()):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+        os.utime(folder / path, ns=(n, n))
+    taking = Taking(depot, folder.parent / "copies", rule, print)
+    listing = look(folder)
+    one = max(taking.sets(folder, listing).sets, key=lambda one: one.written_ns(listing))
+    assert taking.take(folder, one, one.content(listing), proven=proven) is Took.SAVED
+
+
+def put_back(depot, folder, rule):
+    other = Directory(folder / "out", folder, rule)
+    said = []
+    other.place(other.fetch_newest(depot, said.append), said.append)
+    return {path: (other.path / path).read_bytes() for path in look(other.path)}, said
+
+
+@pytest.fixture
+def depot(tmp_path):
+    made = Depot(str(tmp_path / "store"), PREFIX, keep=2)
+    made.checkpoints.begin(base=None, attempt=1)
+    return made
+
+
+def zipped(text="weights"):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("data", text)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("rule", "files", "names"),
+    [
+        (Rule(), {"model_0004999.pth": zipped(), "last_checkpoint": b"model_0004999.pth"}, None),
+        (Rule(), {"epoch_3.pth": zipped(), "last_checkpoint": b"%(out)s/epoch_3.pth"}, b"%(new)s/epoch_3.pth"),
+        (
+            Rule(layout=Layout.DCP),
+            {
+                "iter_0000500/__0_0.distcp": b"x",
+                "iter_0000500/.metadata": b"__0_0.distcp",
+                "latest_checkpointed_iteration.txt": b"500\n",
+            },
+            None,
+        ),
+    ],
+)
+def test_the_file_that_names_the_checkpoint_comes_back_with_it_and_names_it(tmp_path, depot, rule, files, names):
+    out, new = tmp_path / "node" / "out", tmp_path / "other" / "out"
+    files = {path: data.replace(b"%(out)s", str(out).encode()) for path, data in files.items()}
+    taken(out, files, rule, depot=depot)
+    found, said = put_back(depot, new.parent, rule)
+    if names is not None:
+        files["last_checkpoint"] = names.replace(b"%(new)s", str(new).encode())
+    assert (found, said) == (files, [])
+
+
+def test_the_newest_by_its_time_is_the_newest_again(tmp_path, depot):
+    """As scripts look for it: max(glob("*.pt"), key=getmtime)."""
+    rule = Rule(layout=Layout.FILE)
+    taken(
+        tmp_path / "node/out",
+        {"a/best.pt": zipped("9"), "b/ckpt_500.pt": zipped(), "last": b"b/ckpt_500.pt"},
+        rule,
+        depot=depot,
+    )
+    put_back(depot, tmp_path / "other", rule)
+    times = {
+        str(path.relative_to(tmp_path / "other/out")): path.stat().st_mtime_ns
+        for path in (tmp_path / "other/out").rglob("*")
+    }
+    assert times == {"a": 0, "a/best.pt": 0, "b": 1, "b/ckpt_500.pt": 1, "last": 2}
+
+
+def test_a_file_that_names_what_was_never_saved_is_set_aside_with_that(tmp_path, depot):
+    node = tmp_path / "node"
+    put_back(depot, node, Rule())
+    taken(node / "out", {"a_1.pt": zipped()}, Rule(), depot=depot)
+    (node / "out" / "a_2.pt").write_bytes(zipped()[:20])
+    (node / "out" / "last").write_text("a_2.pt")
+    found, said = put_back(depot, node, Rule())
+    assert (list(found), said) == (["a_1.pt"], ["set aside what was never saved: a_2.pt and 1 more"])
 
 
 def test_a_file_that_changes_while_it_is_copied_is_not_taken(tmp_path):

@@ -6,17 +6,15 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
-from decimal import Decimal
 
 import pytest
 
 from gpucloud import processes
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.domain.errors import LeaseHeld, StoreError
-from gpucloud.domain.state import BudgetWish, ExitReason, JobStatus, Owner
+from gpucloud.domain.state import JobStatus, Owner
 from gpucloud.store import Conflict, open_store
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.lease import take
@@ -28,7 +26,7 @@ CLOCK = SystemClock()
 @pytest.fixture
 def jobs(tmp_path):
     jobs = JobStore(open_store(str(tmp_path)), "digits")
-    jobs.create(state(lease_s=0.5), b"name: digits\n")
+    jobs.create(state(lease_s=0.5))
     return jobs
 
 
@@ -67,11 +65,13 @@ def test_a_dead_process_of_this_host_is_followed_at_once(jobs):
         assert lease.state.owner.pid == os.getpid()
 
 
-def test_a_pid_of_another_pid_namespace_of_this_host_says_nothing(jobs):
+@pytest.mark.parametrize(("here", "there"), [("pid:[", "pid:[1"), (processes.boot_id(), "0b1e-another-boot")])
+def test_a_pid_of_another_container_or_of_another_machine_of_this_name_says_nothing(jobs, here, there):
     gone = subprocess.Popen([sys.executable, "-c", "pass"])
     gone.wait()
     current, found = jobs.load()
-    owner = stranger(host=os.uname().nodename, pid=gone.pid, space="pid:[1]")
+    space = processes.space().replace(here, there)
+    owner = stranger(host=os.uname().nodename, pid=gone.pid, space=space)
     jobs.replace(replace(current, owner=owner, lease_s=999.0), found.version)
 
     with pytest.raises(LeaseHeld):
@@ -159,14 +159,14 @@ def test_the_ledger_takes_a_nodes_charges_once(jobs):
 
 
 def test_kept_output_is_read_back_in_order_of_its_offsets(jobs):
-    jobs.append_log(1, 0, 6, b"world\n")
-    jobs.append_log(1, 0, 0, b"hello\n")
-    jobs.append_log(1, 0, 0, b"again\n")
-    jobs.append_log(2, 1, 0, b"other\n")
+    jobs.records.append_log(1, 0, 6, b"world\n")
+    jobs.records.append_log(1, 0, 0, b"hello\n")
+    jobs.records.append_log(1, 0, 0, b"again\n")
+    jobs.records.append_log(2, 1, 0, b"other\n")
 
-    assert [jobs.read_log(part) for part in jobs.log_parts(1)] == [b"hello\n", b"world\n"]
-    assert jobs.log_length(1, 0) == 12
-    assert jobs.log_length(2, 0) == 0
+    assert [jobs.records.read_log(part) for part in jobs.records.log_parts(1)] == [b"hello\n", b"world\n"]
+    assert jobs.records.log_length(1, 0) == 12
+    assert jobs.records.log_length(2, 0) == 0
 
 
 class _Uptime:
@@ -227,23 +227,3 @@ def test_whoever_is_refused_hears_when_a_dead_holder_is_followed(jobs):
     with pytest.raises(LeaseHeld) as refused:
         take(jobs, CLOCK)
     assert "takes over in 15 s" in refused.value.hint
-
-
-def test_wishes_for_budgets_are_kept_in_their_order_until_they_are_taken_up(jobs):
-    for name in ("one", "two", "two"):
-        jobs.ask_for_budget(BudgetWish(id=name, by="me", at=NOW, usd=Decimal(3)))
-    jobs.ask_to_end(ExitReason.STOPPED, "me", NOW)
-    jobs.take_up(("one",))
-
-    assert [wish.id for wish in jobs.request().budgets] == ["two"]
-    assert jobs.request().end is ExitReason.STOPPED
-    jobs.withdraw_end()
-    assert (jobs.request().end, len(jobs.request().budgets)) == (None, 1)
-
-
-def test_of_wishes_that_come_at_once_none_is_lost(jobs):
-    names = [f"wish-{number}" for number in range(16)]
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: jobs.ask_for_budget(BudgetWish(id=n, by="me", at=NOW, usd=Decimal(3))), names))
-
-    assert sorted(wish.id for wish in jobs.request().budgets) == sorted(names)

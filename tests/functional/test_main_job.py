@@ -139,7 +139,7 @@ def test_a_detached_job_is_followed_from_elsewhere_and_ended_by_down(line):
 
 
 @pytest.mark.slow
-def test_down_ends_the_machines_of_a_job_whose_file_is_gone(line):
+def test_down_saves_and_ends_a_job_whose_file_is_gone_by_its_order(line):
     job = line.job(steps=2000, step_s=0.05)
     train = line.start("train", job)
     until(lambda: line.step() >= 1, "step 1")
@@ -150,8 +150,8 @@ def test_down_ends_the_machines_of_a_job_whose_file_is_gone(line):
     down = line.run("down", "small", "--json")
 
     assert down.code == 0, down.stderr
-    assert "without a last save" in down.stderr
     assert (down.json["status"], down.json["left_over"]) == ("stopped", [])
+    assert down.json["checkpoint"]["step"] == down.json["last_step"]
     nothing_is_left(line)
 
 
@@ -223,7 +223,7 @@ def test_a_finished_job_is_followed_by_a_new_run(line):
 def test_setup_secrets_and_outputs_reach_the_script_and_come_home(line):
     code = line.folder / "code"
     setup = "setup: pip install --quiet --no-index --no-build-isolation ./own\n"
-    job = line.job(steps=3, extra=f"{setup}secrets: [HF_TOKEN]\noutputs: [results/, none]\nenv: {{COLOR: blue}}\n")
+    job = line.job(steps=3, extra=f"{setup}secrets: [HF_TOKEN]\noutputs: [results/, result]\nenv: {{COLOR: blue}}\n")
     (code / "own").mkdir()
     (code / "own" / "own.py").write_text("WORD = 'from the layer'\n")
     (code / "own" / "setup.py").write_text(
@@ -241,6 +241,10 @@ def test_setup_secrets_and_outputs_reach_the_script_and_come_home(line):
     assert answer.code == 0, answer.stderr
     assert "  | from the layer blue 14" in answer.stderr
     assert (line.folder / "outputs" / "small" / "results" / "deep" / "rank").read_text() == "0"
+    assert "\noutputs: result is not there; nearest: results\n" in answer.stdout
+    assert line.run("status", "small", "--json").json["jobs"][0]["missing_outputs"] == [
+        {"path": "result", "why": "is not there", "nearest": "results"}
+    ]
     kept = [path for path in line.home.rglob("*") if path.is_file() and b"hf-canary-4711" in path.read_bytes()]
     assert kept == []
     assert "hf-canary" not in answer.stdout + answer.stderr

@@ -2,13 +2,14 @@
 
 import random
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
 from gpucloud.domain import parts
+from gpucloud.domain.bounds import COUNTED
 from gpucloud.domain.errors import StoreError
-from gpucloud.domain.manifest import Commit, Manifest, Why, commit_key
+from gpucloud.domain.manifest import Commit, Manifest, Promise, Why, commit_key, generation_key, seal
 from gpucloud.store import Conflict, Stored, checkpoints, newest_commit
 from gpucloud.store.checkpoints import Checkpoints, Fenced
 from tests.fakes.whole_objects import WholeObjects
@@ -26,11 +27,12 @@ class MemoryStore(WholeObjects):
     def __init__(self, *, conditions=True):
         self.objects = {}
         self.conditions = conditions
+        self.age = timedelta(0)  # of every object
 
     def get(self, key):
         if key not in self.objects:
             return None
-        return Stored(data=self.objects[key], version="", modified=NOW, store_time=NOW)
+        return Stored(data=self.objects[key], version="", modified=NOW, store_time=NOW + self.age)
 
     def put(self, key, data, *, if_absent=False, if_version=None):
         if if_absent and self.conditions and key in self.objects:
@@ -79,6 +81,7 @@ def attempt(store, acknowledged, last=LAST):
     """One attempt of two ranks: restores, checks what it restored, and saves every step up to the last."""
     checkpoints = Checkpoints(store, PREFIX, keep=2)
     base, step = None, 0
+    checkpoints.announce(1)
     for manifest in checkpoints.candidates():
         objects = checkpoints.fetch(manifest)
         if objects is not None:
@@ -96,7 +99,7 @@ def attempt(store, acknowledged, last=LAST):
 def save(checkpoints, step):
     commit = Commit(checkpoints.generation, step)
     pieces = tuple(checkpoints.upload(commit, f"rank-{r}", memoryview(body(step, r))) for r in range(2))
-    checkpoints.commit(Manifest(commit=commit, world=2, level="exact", pieces=pieces))
+    checkpoints.commit(Manifest(commit=commit, world=2, promise=Promise(), pieces=pieces))
 
 
 def killed(store, acknowledged, at, *, after, last=LAST):
@@ -208,12 +211,74 @@ def test_a_replaced_writer_cannot_commit_and_its_earlier_late_commits_are_not_re
     assert newest_commit(store, PREFIX)[0] == 2
 
 
+def writer_of(store, *steps):
+    """One that goes on saving, and deletes what it needs no longer after each save."""
+    writer = Checkpoints(store, PREFIX, keep=2)
+    writer.begin(base=None, attempt=1)
+    go_on(writer, *steps)
+    return writer
+
+
+def go_on(writer, *steps):
+    for step in steps:
+        save(writer, step)
+        writer.collect()
+
+
+def test_collection_leaves_what_it_cannot_read_with_its_data():
+    store = MemoryStore()
+    writer = writer_of(store, 1, 2, 3)
+    for step, data in ((2, b"torn"), (3, seal({"format": 4}))):
+        store.put(f"{PREFIX}/{commit_key(Commit(1, step))}", data)
+    go_on(writer, 4, 5, 6)
+    left = {key.removeprefix(f"{PREFIX}/") for key in store.objects}
+    assert {int(key.split("/")[2][:9]) for key in left if key.startswith("commit/")} == {2, 3, 5, 6}
+    assert {int(key.split("/")[2]) for key in left if key.startswith("data/")} == {2, 3, 5, 6}
+
+
+def test_what_an_attempt_may_begin_from_stays_while_it_starts_however_often_the_one_before_saves():
+    store = MemoryStore()
+    older = writer_of(store, 1, 2)
+    newer = Checkpoints(store, PREFIX, keep=2)
+    newer.announce(2)
+    base = next(newer.candidates())
+    go_on(older, 3, 4, 5, 6)
+    assert newer.fetch(base) == (body(2, 0), body(2, 1))
+    newer.begin(base=base.commit, attempt=2)
+    with pytest.raises(Fenced):
+        save(older, 7)
+    assert newest_commit(store, PREFIX)[0] == base.commit.step == 2
+    go_on(newer, 3)
+    assert not [key for key in store.objects if "start" in key]
+
+
+def test_a_generation_that_no_later_one_could_follow_is_one_error_and_nothing_is_written():
+    store = MemoryStore()
+    writer_of(store, 1)
+    store.put(f"{PREFIX}/{generation_key(COUNTED - 1)}", b"{}")
+    before = dict(store.objects)
+    with pytest.raises(StoreError, match=r"gen/999999999999999\.json counts further than any job does") as raised:
+        Checkpoints(store, PREFIX, keep=2).begin(base=None, attempt=2)
+    assert (store.objects, raised.value.hint) == (before, "delete it: no gpucloud wrote it")
+
+
+def test_an_attempt_that_came_no_further_than_its_start_keeps_the_one_before_from_deleting_for_an_hour():
+    store = MemoryStore()
+    older = writer_of(store, 1, 2)
+    Checkpoints(store, PREFIX, keep=2).announce(1)  # as one that was started by hand beside it
+    go_on(older, 3)
+    assert [m.commit.step for m in older.candidates()] == [3, 2, 1]
+    store.age = timedelta(hours=1)
+    go_on(older, 4)
+    assert [m.commit.step for m in older.candidates()] == [4, 3]
+
+
 def test_the_same_step_may_be_committed_again_for_another_reason_and_nothing_else():
     store = MemoryStore()
     writer = Checkpoints(store, PREFIX, keep=2)
     writer.begin(base=None, attempt=1)
     piece = writer.upload(Commit(1, 3), "rank-0", memoryview(b"weights"))
-    due = Manifest(commit=Commit(1, 3), world=1, level="exact", pieces=(piece,), why=Why.DUE)
+    due = Manifest(commit=Commit(1, 3), world=1, promise=Promise(), pieces=(piece,), why=Why.DUE)
     writer.commit(due)
     writer.commit(replace(due, why=Why.LAST))
     with pytest.raises(Fenced):

@@ -1,69 +1,40 @@
 """One process: what a run writes, restores, refuses and survives."""
 
-import itertools
+import errno
 import json
-import random
+import os
+import resource
 import signal
+import subprocess
+import sys
+import threading
 import time
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from gpucloud import resume
-from gpucloud.domain.errors import StoreError, UsageError
-from gpucloud.domain.manifest import Commit
+from gpucloud.domain.errors import CheckpointUnreadable, StoreError, UsageError
+from gpucloud.domain.fingerprints import blank
+from gpucloud.domain.manifest import Commit, commit_key, manifest_bytes, seal, unseal
+from gpucloud.domain.parts import sums_of
 from gpucloud.domain.safetensors import read_header
+from gpucloud.resume import arena, capture, memory, reading
 from gpucloud.resume.arena import Arena
 from gpucloud.resume.cadence import Cadence, Moment, is_better_anew, is_due, read_cadence
 from gpucloud.resume.layout import tensor_at
-from gpucloud.resume.loader import Loader, require_split
 from gpucloud.resume.plan import Plan
 from gpucloud.resume.tree import decode, encode
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
+from tests.functional.resuming import DATA, begin, job, train
 from tests.standins import in_writers
 
-
-@pytest.fixture
-def job(tmp_path, monkeypatch):
-    """The folder of an attempt whose store is beside it; saves every 2 steps."""
-    (tmp_path / "attempt").mkdir()
-    monkeypatch.setenv("GPUCLOUD_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("GPUCLOUD_CHECKPOINTS", "jobs/x/checkpoints")
-    monkeypatch.setenv("GPUCLOUD_ATTEMPT_DIR", str(tmp_path / "attempt"))
-    monkeypatch.setenv("GPUCLOUD_CHECKPOINT_EVERY", "steps:2")
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    return tmp_path
-
-
-DATA = torch.utils.data.TensorDataset(torch.arange(40.0).reshape(20, 2))
-
-
-def begin(total_steps=None, width=2, **others):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(width, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
-    optimizer = torch.optim.AdamW(model.parameters())
-    run = resume.init(model=model, optimizer=optimizer, total_steps=total_steps, **others)
-    return run, model, optimizer
-
-
-def train(run, model, optimizer, steps=None):
-    """Train up to a number of steps (or to the end) and return the losses."""
-    losses = []
-    for (batch,) in run.loader(DATA, global_batch=4):
-        loss = model(batch).square().sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        run.step(loss=loss)
-        if run.steps_done == steps:
-            break
-    run._keeper._finish()
-    return losses
+__all__ = ["job"]  # a fixture
 
 
 def committed(job):
@@ -134,9 +105,9 @@ def test_progress_tells_the_steps_the_phase_and_what_counts(job):
     last = report(job)
     assert set(last) == {
         "step", "first_step", "total_steps", "loss", "phase", "committed_step", "step_seconds", "waiting_share",
-        "written_at",
+        "longest_s", "written_at",
     }  # fmt: skip
-    assert (last["step"], last["total_steps"], last["committed_step"], last["phase"]) == (5, 5, 5, "train")
+    assert (last["step"], last["total_steps"], last["committed_step"], last["phase"]) == (5, 5, 5, "done")
     assert last["loss"] == losses[-1]
     assert 0 < last["step_seconds"] < 5
     assert report(job, "done-0.json")["step"] == 5
@@ -173,6 +144,32 @@ def test_where_gradients_are_gathered_saving_and_leaving_wait_until_they_are_use
     with pytest.raises(SystemExit):
         run.step()
     assert committed(job)[-1] == 15
+
+
+def levels(job):
+    shelf = Checkpoints(open_store(str(job / "store")), "jobs/x/checkpoints", keep=3)
+    return {manifest.commit.step: manifest.promise.level.value for manifest in shelf.candidates()}
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_an_optimizer_that_is_seen_no_more_keeps_a_notice_waiting_for_a_few_windows_alone(job, capfd, attempts):
+    run, model, optimizer = begin(total_steps=200)
+    for seen in (True,) * 3 + (False,) * 3:  # as of a CUDA graph: it is warmed up eagerly, and then replayed
+        model(DATA.tensors[0][:4]).sum().backward()
+        if seen:
+            optimizer.step()
+        run.step()
+    if attempts == 2:
+        run._keeper.settle()
+        run, model, optimizer = begin(total_steps=200)
+        model(DATA.tensors[0][:4]).sum().backward()
+    (job / "attempt" / "stop.json").write_text('{"reason": "notice", "at": null}')
+    last = run.steps_done
+    with pytest.raises(SystemExit):
+        any(run.step() for _ in range(6))
+    assert run.steps_done <= last + 5
+    assert levels(job)[run.steps_done] == "best_effort"
+    assert "is saved as best_effort: gradients may be gathered that no checkpoint has" in capfd.readouterr().err
 
 
 def test_an_optimizer_that_is_never_seen_to_step_keeps_nothing_from_being_saved_for_long_and_leaving_not_at_all(job):
@@ -242,9 +239,10 @@ def test_a_job_is_not_done_while_its_final_state_cannot_be_saved(job, monkeypatc
     assert not (job / "attempt" / "done-0.json").exists()
 
 
-def test_a_run_that_was_replaced_stops(job):
+def test_a_run_that_was_replaced_stops(job, monkeypatch):
     old, model, optimizer = begin()
     train(old, model, optimizer, steps=2)
+    monkeypatch.setenv("GPUCLOUD_ATTEMPT", "2")
     new, *_ = begin()
     assert new.steps_done == 2
     old.step()
@@ -252,6 +250,15 @@ def test_a_run_that_was_replaced_stops(job):
     with pytest.raises(resume.Fenced, match="another attempt"):
         old.done()
     assert committed(job) == [2]
+
+
+def test_a_second_init_in_one_attempt_is_told_apart_from_another_attempt(job):
+    old, *_ = begin()
+    new, *_ = begin()
+    with pytest.raises(UsageError, match=r"resume\.init was called again in this process") as refused:
+        old.step()
+    assert "call it once" in refused.value.hint
+    new.step()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -451,8 +458,8 @@ def test_places_in_memory_are_planned_once_and_anew_when_the_state_grows(job):
             part.size = 2_000_000
         run.step()
         run._keeper._finish()
-        plans.append(run._keeper._capture._plan)
-        sizes.append(run._keeper._capture.arena.size)
+        plans.append(run._keeper._saver._capture._plan)
+        sizes.append(run._keeper._saver._capture.arena.size)
     assert len({id(plan) for plan in plans[1:6]}) == 1
     assert plans[7] is not plans[5]
     assert sizes[7] > 8_000_000 > sizes[5]
@@ -476,11 +483,149 @@ def test_a_damaged_checkpoint_is_passed_over(job, damage, kind, capsys):
     assert told == ((kind, damage) != ("commit", "remove"))  # what leaves no trace cannot be told of
 
 
-def test_when_everything_is_damaged_the_run_begins_anew(job):
+def there(job):
+    """All that lies in the store of what was saved, without who looked at it since."""
+    store = job / "store" / "jobs/x/checkpoints"
+    return {path: path.read_bytes() for kind in ("commit", "data") for path in (store / kind).rglob("*.*")}
+
+
+def test_no_run_begins_at_step_0_over_checkpoints_that_are_all_damaged(job):
     train(*begin(), steps=4)
     for path in (job / "store").glob("jobs/x/checkpoints/data/**/*.safetensors"):
         path.write_bytes(b"rotten")
-    assert begin()[0].steps_done == 0
+    before = there(job)
+    with pytest.raises(UsageError, match="none of the 2 checkpoints that are there can be used"):
+        begin()
+    assert there(job) == before
+    assert not list((job / "attempt").glob("barred-*"))
+
+
+def of_another_format(job):
+    for path in (job / "store").glob("jobs/x/checkpoints/commit/*/*.json"):
+        path.write_bytes(seal({**unseal(path.read_bytes()), "format": 5}))
+
+
+def of_an_unknown_type(job):
+    """Bytes as their manifests say, with tensors that torch gained later."""
+    shelf = Checkpoints(open_store(str(job / "store")), "jobs/x/checkpoints", keep=3)
+    for manifest in list(shelf.candidates()):
+        path = job / "store/jobs/x/checkpoints" / manifest.pieces[0].key
+        data = path.read_bytes().replace(b'"F32"', b'"F4X"')
+        path.write_bytes(data)
+        changed = replace(manifest, pieces=(replace(manifest.pieces[0], crc32=sums_of((memoryview(data),)).crc32),))
+        (job / "store/jobs/x/checkpoints" / commit_key(manifest.commit)).write_bytes(manifest_bytes(changed))
+
+
+@pytest.mark.parametrize(("change", "why"), [(of_another_format, "format"), (of_an_unknown_type, "unknown type 'F4X'")])
+def test_what_a_newer_gpucloud_saved_is_no_damage_and_nothing_begins_without_it(job, change, why):
+    train(*begin(), steps=4)
+    change(job)
+    before = there(job)
+    with pytest.raises(CheckpointUnreadable, match=why):
+        begin()
+    assert there(job) == before
+    assert why.split()[0] in report(job, "barred-0.json")["why"]
+
+
+def test_where_no_thread_can_be_started_nothing_counts_as_damaged(job, monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    train(*begin(), steps=4)
+    before = there(job)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(StoreError, match="can't start new thread"):
+        begin()
+    monkeypatch.undo()
+    assert (there(job), (job / "attempt/barred-0.json").exists()) == (before, True)
+
+
+def test_where_there_is_no_memory_for_it_nothing_counts_as_damaged(job, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    train(*begin(), steps=4)
+    monkeypatch.setattr(reading.mmap, "mmap", refuse)
+    with pytest.raises(CheckpointUnreadable, match="there is no memory for the"):
+        begin()
+
+
+def left_free(monkeypatch, size):
+    """Have the machine say that so many bytes are free."""
+    for module in (memory, capture):
+        monkeypatch.setattr(module, "free_memory", lambda: {"on the machine:x": size})
+
+
+def test_where_too_little_memory_is_free_no_checkpoint_is_read_and_none_counts_as_damaged(job, monkeypatch):
+    train(*begin(), steps=4)
+    before = there(job)
+    left_free(monkeypatch, 1000)
+    with pytest.raises(CheckpointUnreadable, match=r"no memory to read .* of step 4: .* wanted, 1000 B free on the m"):
+        begin()
+    assert (there(job), (job / "attempt/barred-0.json").exists()) == (before, True)
+
+
+def test_where_too_little_memory_is_free_nothing_is_saved_and_training_goes_on_and_says_so_once(
+    job, monkeypatch, capsys
+):
+    left_free(monkeypatch, 1000)
+    run, model, optimizer = begin(total_steps=6)
+    train(run, model, optimizer)
+    said = capsys.readouterr().err
+    assert (run.steps_done, committed(job), said.count("KiB wanted, 1000 B free on the machine")) == (6, [], 1)
+    assert "nothing can be saved" in said
+    with pytest.raises(StoreError, match=r"there is no memory for it: .* wanted, 1000 B free") as refused:
+        run.done()
+    assert "more memory" in refused.value.hint
+    left_free(monkeypatch, 2**30)
+    run.done()
+    assert committed(job) == [6]
+
+
+def test_a_run_that_must_leave_and_has_no_memory_to_save_leaves_all_the_same(job, monkeypatch, capsys):
+    left_free(monkeypatch, 1000)
+    run, model, optimizer = begin()
+    (job / "attempt/stop.json").write_text(json.dumps({"reason": "notice", "at": "2100-01-01T00:00:00+00:00"}))
+    with pytest.raises(SystemExit, match="75"):
+        train(run, model, optimizer)
+    assert "step 1 could not be saved, there is no memory for it" in capsys.readouterr().err
+
+
+def test_a_state_that_grows_beyond_the_free_memory_is_saved_again_when_there_is_enough(job, monkeypatch, capsys):
+    run = resume.init(model=(model := torch.nn.Linear(2, 2)), total_steps=20)
+
+    def steps(count):
+        for _ in range(count):
+            run.step()
+        run._keeper._finish()
+
+    steps(2)
+    left_free(monkeypatch, 2**20)
+    model.register_buffer("cache", torch.zeros(2**20))
+    steps(4)
+    assert committed(job) == [2]
+    assert "nothing can be saved, there is no memory for it: 3" in capsys.readouterr().err
+    left_free(monkeypatch, 2**30)
+    steps(2)
+    assert committed(job) == [2, 8]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), OSError(errno.ENOMEM, "no memory")])
+def test_memory_that_runs_out_as_a_save_begins_costs_that_save_alone(job, monkeypatch, capsys, error):
+    def refuse(*_, **__):
+        raise error
+
+    run, model, optimizer = begin(total_steps=6)
+    with monkeypatch.context() as patched:
+        if isinstance(error, OSError):
+            patched.setattr(arena.mmap, "mmap", refuse)
+        else:
+            patched.setattr(run._keeper._saver._capture._copier, "copy", refuse)
+        train(run, model, optimizer)
+    assert (run.steps_done, committed(job)) == (6, [])
+    assert capsys.readouterr().err.count("nothing can be saved") == 1
+    run.done()
+    assert committed(job) == [6]
 
 
 def test_two_whole_checkpoints_and_the_base_are_kept(job, monkeypatch):
@@ -536,63 +681,56 @@ def test_outside_gpucloud_checkpoints_lie_in_the_working_folder(tmp_path, monkey
     assert begin(total_steps=2)[0].steps_done == 2
 
 
-class Random(torch.utils.data.Dataset):
-    def __len__(self):
-        return 25
-
-    def __getitem__(self, index):
-        return index, torch.rand(()).item() + np.random.rand() + random.uniform(0, 1)
+# Whatever is around the training
 
 
-def batches(rank, world, *, first=0, count=10, workers=0):
-    options = {"num_workers": workers, "collate_fn": sorted}
-    loader = Loader(Random(), global_batch=12, ranks=(rank, world), seed=5, options=options)
-    loader.load_state_dict({"epoch": first // 2, "used": first % 2 * 12, "global_batch": 12})
-    return list(itertools.islice(loader, count))
+def test_more_open_files_than_select_can_count_keep_nothing_from_being_saved(job):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    files = [Path(os.devnull).open("rb") for _ in range(1100)]  # noqa: SIM115
+    try:
+        run, model, optimizer = begin(total_steps=3)
+        train(run, model, optimizer)
+        run.done()
+    finally:
+        for file in files:
+            file.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert committed(job) == [2, 3]
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_any_number_of_ranks_sees_the_same_global_batches_with_the_same_noise(world):
-    parts = [batches(rank, world) for rank in range(world)]
-    assert [sorted(itertools.chain(*step)) for step in zip(*parts, strict=True)] == batches(0, 1)
+def test_a_full_disk_in_the_attempts_folder_ends_no_training(job, monkeypatch):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    written = Path.write_text
+
+    def write_text(self, data, *args, **options):
+        if "progress" in self.name or "saving" in self.name:
+            raise full
+        return written(self, data, *args, **options)
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+    run, model, optimizer = begin(total_steps=3)
+    train(run, model, optimizer)
+    run.done()
+    assert committed(job) == [2, 3]
 
 
-def test_from_any_batch_on_the_order_is_the_same_with_and_without_workers():
-    whole = batches(0, 2)
-    for first in range(6):
-        assert batches(0, 2, first=first, count=4) == whole[first : first + 4]
-    assert batches(0, 2, first=3, count=4, workers=2) == whole[3:7]
-
-
-def test_every_epoch_has_each_sample_at_most_once_and_its_own_order():
-    indices = [[index for index, _ in batch] for batch in batches(0, 1, count=6)]
-    epochs = [indices[i] + indices[i + 1] for i in (0, 2, 4)]
-    assert all(len(set(epoch)) == 24 for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-
-
-def test_loading_draws_nothing_from_the_scripts_generators():
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    batches(0, 1)
-    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    assert torch.equal(before[0], after[0])
-    assert before[1:] == after[1:]
-
-
-@pytest.mark.parametrize(
-    ("dataset", "batch", "message"),
-    [(DATA, 3, "cannot be split over 2"), (DATA, 22, "fewer than"), (iter([1]), 2, "exact sample")],
-)
-def test_data_that_cannot_be_continued_exactly_is_refused(dataset, batch, message):
-    with pytest.raises(UsageError, match=message):
-        Loader(dataset, global_batch=batch, ranks=(0, 2), seed=0, options={})
-
-
-def test_a_batch_is_refused_that_cannot_be_divided_over_every_number_of_ranks_that_may_come():
-    require_split(24, (2, 3, 4))
-    with pytest.raises(UsageError, match="global_batch=8 cannot be split over 3 ranks") as refused:
-        require_split(8, (2, 3, 4))
-    assert refused.value.hint == "choose a multiple of 12"
+@pytest.mark.parametrize("name", ["pathlib", "queue", "typing"])
+def test_modules_with_the_names_of_the_standard_library_keep_nothing_from_being_saved(job, tmp_path, name):
+    """Old backports lie beside installed packages, and a script's own folder may have a `queue.py`."""
+    site, own = tmp_path / "site", tmp_path / "own"
+    for folder in (site, own):
+        folder.mkdir()
+        (folder / f"{name}.py").write_text("raise ImportError('not the one')\n")
+    (own / "train.py").write_text(
+        f"import sys\nown = sys.path.pop(0)\nimport {name}, torch\n"
+        "from gpucloud import resume\n"
+        f"sys.path.insert(0, own); sys.path.append({str(site)!r})\n"
+        "run = resume.init(model=torch.nn.Linear(2, 2), total_steps=2)\n"
+        "run.step(); run.step(); run.done()\n"
+    )
+    done = subprocess.run([sys.executable, own / "train.py"], capture_output=True, text=True, env={**os.environ})
+    assert (done.returncode, committed(job)) == (0, [2]), done.stderr
 
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
@@ -610,7 +748,7 @@ def test_tensors_of_every_kind_come_back_bit_for_bit():
     memory = torch.frombuffer(bytearray(arena.tensor(0, plan.size).numpy().tobytes()), dtype=torch.uint8)
     header = read_header(memoryview(memory.numpy()))
     read = {tensor.name: tensor_at(memory, header.start, tensor) for tensor in header.tensors}
-    assert header.metadata == {"key": "value"}
+    assert header.metadata == {**blank(len(tensors)), "key": "value"}
     assert set(read) == set(tensors)
     for name, tensor in tensors.items():
         assert read[name].dtype == tensor.dtype

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpucloud.domain.manifest import Commit, Manifest
+from gpucloud.domain.manifest import Commit, Manifest, Promise
 from gpucloud.domain.safetensors import Tensor, entries_of, header_bytes, read_header
 from gpucloud.resume import restoring
 from gpucloud.resume.arena import Arena
@@ -33,6 +33,9 @@ class Alone:
 
     def shared(self, data):
         return Alone.said if self.rank else data
+
+    def gathered(self, data):
+        return (data,) * self.world
 
 
 def training(seed):
@@ -60,7 +63,7 @@ def written(store, model, optimizer, world):
             into.copy_(tensor)
         data = memoryview(arena.tensor(0, plan.size).numpy())
         pieces.append(checkpoints.upload(commit, f"rank-{rank:05d}-of-{world:05d}.safetensors", data))
-    checkpoints.commit(Manifest(commit=commit, world=world, level="exact", pieces=tuple(pieces)))
+    checkpoints.commit(Manifest(commit=commit, world=world, promise=Promise(), pieces=tuple(pieces)))
 
 
 @pytest.mark.parametrize("before", [1, 2, 3])

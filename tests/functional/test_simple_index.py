@@ -6,6 +6,7 @@ import hashlib
 
 import pytest
 
+from gpucloud.agent.layer import simpleindex
 from gpucloud.agent.layer.simpleindex import Unreachable, fetch, fetch_from_index
 from gpucloud.domain.pinned import PinnedFile
 from tests.standins.packages import serving, wheel
@@ -64,6 +65,25 @@ def test_a_password_in_the_users_netrc_is_used(tool, tmp_path, monkeypatch):
     with serving(path.parent, login="me:n3trc") as index:
         fetch_from_index(index.url, "tool", pinned, tmp_path / "tool.whl")
     assert (tmp_path / "tool.whl").is_file()
+
+
+@pytest.mark.parametrize("index", ["https://me:s3cret@a.example/simple", "https://a.example/simple"])
+def test_no_password_goes_out_in_the_clear_because_an_index_says_so(tool, tmp_path, monkeypatch, index):
+    _, pinned = tool
+    (tmp_path / "netrc").write_text("machine a.example login me password n3trc\n")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    asked = []
+
+    def get(url, cert):
+        asked.append(url)
+        return f'<a href="http://a.example/files/{pinned.name}">it</a>'.encode(), "text/html", url
+
+    monkeypatch.setattr(simpleindex, "_get", get)
+    with pytest.raises(Unreachable, match="without encryption") as caught:
+        fetch_from_index(index, "tool", pinned, tmp_path / "tool.whl")
+    assert asked == [f"{index}/tool/"]
+    assert "s3cret" not in str(caught.value)
 
 
 def test_only_the_web_is_asked(tool, tmp_path):

@@ -22,6 +22,7 @@ import pytest
 
 from gpucloud import processes
 from gpucloud.adapters.ssh import SshShell, generate_key
+from gpucloud.adapters.ssh import shell as shell_module
 from gpucloud.domain.errors import HostKeyMismatch, HostUnreachable, NodeError
 from tests.fakes.nodes import Server, embedded_server, node_at, openssh_server
 
@@ -315,3 +316,18 @@ def test_openssh_client_gets_along_with_the_embedded_node(server: Server, tmp_pa
     assert subprocess.run([*base, "kill -9 $$"], capture_output=True).returncode == 255
     shown = subprocess.run([*base[:1], "-tt", *base[1:], "tty"], input=b"", capture_output=True)
     assert shown.stdout.startswith(b"/dev/")
+
+
+def test_a_node_that_answers_without_end_is_cut_off_and_the_next_command_is_answered(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell_module, "ANSWER_BYTES", 1 << 20)
+    shell = SshShell(server.key_file)
+    try:
+        host = shell.host(server.node)
+        for stream in ("yes", "yes >&2"):
+            with pytest.raises(HostUnreachable, match=r"`sh …` answered more than 1 MiB; nothing of it is believed"):
+                host.run(("sh", "-c", stream))
+        assert shell.host(server.node).run(("echo", "well")).stdout == b"well\n"
+    finally:
+        shell.close()

@@ -231,3 +231,25 @@ def test_everything_on_the_node_ends_with_it(tmp_path: Path, how: str):
         with pytest.raises(HostUnreachable):
             shell.host(server.node).run(("true",), timeout_s=0.5)
         shell.close()
+
+
+def test_connections_that_never_log_in_are_few_and_keep_nobody_out_for_long(server):
+    with contextlib.ExitStack() as held:
+        for _ in range(25):
+            held.enter_context(socket.create_connection(("127.0.0.1", server.node.port)))
+        until(lambda: open_connections(server) >= 15)
+        assert open_connections(server) <= 22  # with the listener and its pipes
+
+        waited = time.monotonic()
+        shell = SshShell(server.key_file, connect_timeout_s=60)
+        assert shell.host(server.node).run(("true",), timeout_s=60).exit_code == 0
+        shell.close()
+        assert time.monotonic() - waited < 50
+
+
+def open_connections(server: Server) -> int:
+    found = 0
+    for one in Path(f"/proc/{server.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found += str(one.readlink()).startswith("socket:")
+    return found

@@ -94,6 +94,19 @@ def test_damaged_old_tree_is_not_copied_from(tmp_path: Path):
     assert contents(tmp_path / "homes" / NODE.id / host.sync(code, "code")) == {"a": "right", "b": "2"}
 
 
+def test_the_tree_of_the_attempt_stays_however_often_the_folder_is_edited(tmp_path: Path):
+    """Its ranks run there, and there their outputs lie."""
+    host = FakeHost(FakeShell(tmp_path / "homes"), NODE)
+    home = tmp_path / "homes" / NODE.id
+    trees = []
+    for edit in range(receiver.KEPT_TREES + 3):
+        trees.append(home / host.sync(write(tmp_path / "code", {"train.py": str(edit)}), "code"))
+        if edit == 1:
+            (home / "agent").mkdir()
+            (home / "agent" / "desired.json").write_text(json.dumps({"launch": {"directory": str(trees[1])}}))
+    assert [tree.exists() for tree in trees] == [False, True, False, *[True] * receiver.KEPT_TREES]
+
+
 class ChangingHost(FakeHost):
     """Something happens on the supervisor's side before each of the first commands."""
 
@@ -154,7 +167,7 @@ def test_damage_on_the_way_is_refused(tmp_path: Path):
 
 def test_path_that_leaves_the_tree_is_refused_on_the_node_too(tmp_path: Path):
     with pytest.raises(SystemExit, match="leaves the tree"):
-        receiver._parsed(json.dumps([["../x", 0, 0, 0o100644, "0" * 64]]), "0" * 64)
+        receiver._parsed(json.dumps([["../x", 0, 0, 0o100644, "0" * 64]]).encode(), "0" * 64)
 
 
 def test_empty_folder_is_a_tree(tmp_path: Path):
@@ -174,7 +187,14 @@ def test_link_that_leaves_the_folder_is_named(tmp_path: Path, target: str):
 
 
 @pytest.mark.parametrize(
-    ("target", "arrives"), [("{root}/sub/file", "sub/file"), ("../code/sub/file", "sub/file"), ("none", "none")]
+    ("target", "arrives"),
+    [
+        ("{root}/sub/file", "sub/file"),
+        ("../code/sub/file", "sub/file"),
+        ("none", "none"),
+        ("sub/../sub/file", "sub/file"),
+        ("./sub//file", "sub/file"),
+    ],
 )
 def test_link_inside_the_folder_is_relative_on_the_node(tmp_path: Path, target: str, arrives: str):
     code = write(tmp_path / "code", {"sub/file": "x"})

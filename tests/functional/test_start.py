@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 
@@ -10,17 +11,23 @@ import pytest
 
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.local.market import LocalMarket
-from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, PlanRefused
+from gpucloud.adapters.sync import make_tree, whole_code
+from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, OrderChanged, PlanRefused, StoreError, UsageError
 from gpucloud.domain.job import Access, AwsChoices, Cloud, Job, Market, MarketPolicy, Resources
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.model import Model
-from gpucloud.domain.state import ExitReason, JobStatus
-from gpucloud.domain.supervision.prepaid import Wall
+from gpucloud.domain.offer import EfaLayout
+from gpucloud.domain.order import sealed, with_budget
+from gpucloud.domain.state import ExitReason, JobStatus, NodeLife
+from gpucloud.domain.supervision.seen import Rules
 from gpucloud.store import open_store
+from gpucloud.usecases import start as starting
 from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.start import Starter, adopt, budget_wish
+from gpucloud.usecases.orders import Orders
+from gpucloud.usecases.runs import current_run
+from gpucloud.usecases.start import Asked, Starter, adopt
 from tests.fakes.account import FakeAccount
-from tests.unit.worlds import NOW
+from tests.unit.worlds import POOL, opened
 
 SPEC = b"name: digits\n"
 JOB = Job(
@@ -40,9 +47,17 @@ def starter(tmp_path):
         market=LocalMarket(),
         account=None,
         clock=SystemClock(),
-        wall=Wall(),
+        rules=Rules(),
         terms=Terms(),
     )
+
+
+def orders(starter):
+    return Orders(jobs=JobStore(starter.store, "digits"), clock=SystemClock())
+
+
+def life(node_id, launched_at):
+    return NodeLife(node_id=node_id, pool=POOL, launched_at=launched_at)
 
 
 def put(starter, name, **changes):
@@ -52,7 +67,7 @@ def put(starter, name, **changes):
 
 
 def ended(reason, **changes):
-    return {"status": reason.status, "exit_reason": reason, **changes}
+    return {"status": reason.status, "exit_reason": reason, "exit_code": reason.exit_code, **changes}
 
 
 def test_the_first_start_makes_the_run(starter):
@@ -63,22 +78,37 @@ def test_the_first_start_makes_the_run(starter):
 
 
 @pytest.mark.parametrize(
-    ("reason", "changes", "name"),
+    ("reason", "changes", "keep", "name"),
     [
-        (ExitReason.SUCCEEDED, {"torn_down": True}, "digits-2"),
-        (ExitReason.USER_ERROR, {"torn_down": True}, "digits-2"),
-        (ExitReason.SUCCEEDED, {"kept": True}, "digits-2"),
-        (ExitReason.SUCCEEDED, {}, "digits"),
-        (ExitReason.STOPPED, {"torn_down": True}, "digits"),
-        (ExitReason.BUDGET, {"torn_down": True}, "digits"),
-        (ExitReason.LOST, {"torn_down": True}, "digits"),
+        (ExitReason.SUCCEEDED, {"torn_down": True}, False, "digits-2"),
+        (ExitReason.USER_ERROR, {"torn_down": True}, False, "digits-2"),
+        (ExitReason.SUCCEEDED, {}, True, "digits-2"),
+        (ExitReason.SUCCEEDED, {}, False, "digits"),
+        (ExitReason.STOPPED, {"torn_down": True}, True, "digits"),
+        (ExitReason.BUDGET, {"torn_down": True}, False, "digits"),
+        (ExitReason.LOST, {"torn_down": True}, False, "digits"),
     ],
 )
-def test_a_run_that_is_over_for_good_is_followed_by_a_new_one(starter, reason, changes, name):
-    starter.start(JOB, SPEC)
+def test_a_run_that_is_over_for_good_is_followed_by_a_new_one(starter, reason, changes, keep, name):
+    starter.start(JOB, SPEC, Asked(keep=keep))
     put(starter, "digits", **ended(reason, **changes))
 
     assert starter.start(JOB, SPEC).name == name
+
+
+def test_a_job_whose_name_ends_in_a_number_is_no_run_of_another(starter):
+    theirs = starter.start(replace(JOB, name="gpt-2"), SPEC)
+    ours = starter.start(replace(JOB, name="gpt"), SPEC)
+    put(starter, "gpt", **ended(ExitReason.SUCCEEDED, torn_down=True))
+    second = starter.start(replace(JOB, name="gpt"), SPEC)
+
+    assert [(one.name, one.order.base, one.order.run) for one in (theirs, ours, second)] == [
+        ("gpt-2", "gpt-2", 1),
+        ("gpt", "gpt", 1),
+        ("gpt-3", "gpt", 3),
+    ]
+    assert starter.start(replace(JOB, name="gpt"), SPEC).name == "gpt-3"
+    assert starter.start(replace(JOB, name="gpt-2"), SPEC).name == "gpt-2"
 
 
 def test_a_run_that_only_lacks_its_teardown_stays_succeeded(starter):
@@ -86,20 +116,59 @@ def test_a_run_that_only_lacks_its_teardown_stays_succeeded(starter):
     put(starter, "digits", **ended(ExitReason.SUCCEEDED))
     state = JobStore(starter.store, "digits").load()[0]
 
-    assert adopt(state, SPEC, start.plan) == state
+    assert adopt(state, start.plan) == state
+    assert starter.start(replace(JOB, budget_usd=Decimal(7)), SPEC).order.budget_usd == 1
 
 
-def test_a_stopped_run_goes_on_and_wishes_for_the_budget_of_now(starter):
+def test_a_stopped_run_goes_on_and_its_end_is_not_wanted_any_more(starter):
     start = starter.start(JOB, SPEC)
+    orders(starter).end()
     put(starter, "digits", **ended(ExitReason.STOPPED, torn_down=True))
     state = JobStore(starter.store, "digits").load()[0]
-    job = replace(JOB, budget_usd=Decimal(7))
-    going_on = adopt(state, SPEC, start.plan)
-    wish = budget_wish(state, job, "me@here", NOW)
+    going_on = adopt(state, start.plan)
+    again = starter.start(replace(JOB, budget_usd=Decimal(7)), SPEC)
 
-    assert (going_on.status, going_on.exit_reason, going_on.budget_usd) == (JobStatus.WAITING, None, 1)
-    assert (wish.usd, wish.by) == (7, "me@here")
-    assert budget_wish(state, JOB, "me@here", NOW) is None
+    assert (going_on.status, going_on.exit_reason) == (JobStatus.WAITING, None)
+    assert (again.order.number, again.order.end, again.order.budget_usd) == (3, None, 7)
+    assert [(one.old_usd, one.new_usd) for one in again.order.budget_changes] == [(1, 7)]
+
+
+@pytest.mark.parametrize(
+    ("ordered", "file", "flag", "counts"),
+    [
+        (40, 1, None, 40),  # `gpucloud budget` raised it; the file says what it said
+        (40, 3, None, 3),  # the file was changed after that
+        (40, 1, 5, 5),
+        (None, 1, None, 1),
+    ],
+)
+def test_the_files_budget_counts_only_where_it_changed_since_the_last_start(starter, ordered, file, flag, counts):
+    starter.start(JOB, SPEC)
+    if ordered is not None:
+        orders(starter).change(lambda newest: with_budget(newest, Decimal(ordered)))
+    asked = Asked(budget_usd=None if flag is None else Decimal(flag))
+    again = starter.start(replace(JOB, budget_usd=Decimal(file)), SPEC, asked)
+
+    assert again.order.budget_usd == counts
+    assert (f"budget: {ordered or 1} → {counts} USD" in again.changed) == (counts != (ordered or 1))
+
+
+def test_an_attempt_that_runs_near_the_end_of_its_budget_can_be_supervised_again(starter):
+    starter.start(JOB, SPEC)
+    now = SystemClock().now()
+    put(
+        starter,
+        "digits",
+        group="gpucloud-digits",
+        attempts=(opened("a"),),
+        nodes=(life("a", now - timedelta(hours=9)),),
+    )
+    again = starter.start(JOB, SPEC)
+
+    assert (again.name, again.continues, again.plan, again.order.budget_usd) == ("digits", True, None, 1)
+    orders(starter).change(lambda newest: with_budget(newest, Decimal(40)))
+    with pytest.raises(BudgetTooSmall, match="less than what is spent"):
+        starter.start(JOB, SPEC, Asked(budget_usd=Decimal("0.5")))
 
 
 def test_what_changed_since_the_last_start_is_said(starter):
@@ -109,6 +178,38 @@ def test_what_changed_since_the_last_start_is_said(starter):
     assert again.continues
     assert again.changed[1] == "budget: 1 → 3 USD"
     assert "best effort" in again.changed[0]
+
+
+class Ahead(SystemClock):
+    """A clock that is an hour ahead of the store's."""
+
+    def now(self):
+        return super().now() + timedelta(hours=1)
+
+
+def test_a_deadline_counts_from_the_first_order_by_the_stores_clock(starter):
+    job = replace(JOB, deadline=timedelta(hours=12))
+    before = SystemClock().now()
+    first = replace(starter, clock=Ahead()).start(job, SPEC).order
+    again = replace(starter, clock=Ahead()).start(replace(job, deadline=timedelta(hours=13)), SPEC).order
+
+    assert abs(first.at - before) < timedelta(minutes=1)
+    assert (first.deadline_at - first.first_at, again.deadline_at - first.first_at) == (
+        timedelta(hours=12),
+        timedelta(hours=13),
+    )
+
+
+def test_a_start_over_anothers_order_of_the_future_counts_from_now(starter):
+    first = starter.start(JOB, SPEC).order
+    future = replace(first, number=2, first_at=datetime(2090, 12, 31, tzinfo=timezone.utc))
+    jobs = JobStore(starter.store, "digits")
+    jobs.put_order(sealed(future), jobs.order()[1])
+
+    again = starter.start(replace(JOB, deadline=timedelta(hours=12)), SPEC).order
+
+    assert abs(again.first_at - SystemClock().now()) < timedelta(minutes=1)
+    assert again.deadline_at - again.first_at == timedelta(hours=12)
 
 
 @pytest.mark.parametrize(
@@ -168,16 +269,15 @@ class EfaMarket(LocalMarket):
     """The embedded cloud's prices, for machines with several EFA interfaces."""
 
     def offers(self, wanted):
-        return tuple(replace(offer, efa=32) for offer in super().offers(wanted))
+        efa = EfaLayout(interfaces=32, cards=32)
+        return tuple(replace(offer, efa=efa) for offer in super().offers(wanted))
 
 
-def test_machines_without_a_public_address_are_refused_unless_they_are_reached_in_another_way(starter):
+@pytest.mark.parametrize("access", list(Access))
+def test_machines_without_a_public_address_are_planned_whatever_access_is_wished(starter, access):
     many = replace(starter, market=EfaMarket())
-    with pytest.raises(PlanRefused, match="32 EFA interfaces and so no public address") as caught:
-        many.plan(JOB)
-    assert "session_manager" in caught.value.hint
-    reached = replace(JOB, aws=AwsChoices(access=Access.SESSION_MANAGER))
-    assert many.plan(reached).offer.efa == 32
+    offer = many.plan(replace(JOB, aws=AwsChoices(access=access))).offer
+    assert offer.efa.access(access) is not Access.PUBLIC
 
 
 class GpuMarket(LocalMarket):
@@ -215,3 +315,140 @@ def test_a_model_that_no_gpu_holds_is_refused_with_the_number_that_must_move(sta
 
 def test_a_model_on_nodes_without_gpus_is_not_refused(starter):
     assert starter.plan(replace(JOB, model=Model(params=7_000_000_000))).offer.gpu is None
+
+
+@pytest.fixture
+def pinning(starter, tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("print('old')\n")
+    return replace(starter, pack_code=whole_code), replace(JOB, code=tmp_path / "code")
+
+
+def edit(job):
+    (job.code / "train.py").write_text("print('new code')\n")
+
+
+def kept(starter):
+    return [key.rpartition("/")[2] for key in starter.store.list("jobs/digits/control/code/")]
+
+
+def tree_of(starter, sha256, folder):
+    return make_tree(folder, sha256, lambda: JobStore(starter.store, "digits").code(sha256))
+
+
+def test_a_start_pins_the_code_that_its_order_names(pinning, tmp_path):
+    starter, job = pinning
+    start = starter.start(job, SPEC)
+    edit(job)
+
+    assert kept(starter) == [start.order.code_sha256]
+    tree = tree_of(starter, start.order.code_sha256, tmp_path / "here")
+    assert (tree / "train.py").read_text() == "print('old')\n"
+    assert whole_code(tree, limit=1000)[0] == start.order.code_sha256  # machines get the same tree from it
+
+
+def test_the_same_code_is_not_put_into_the_store_again(pinning):
+    starter, job = pinning
+    first = starter.start(job, SPEC)
+    starter.store.put(f"jobs/digits/control/code/{first.order.code_sha256}", b"as it was put first")
+    second = starter.start(job, SPEC)
+
+    assert second.order.code_sha256 == first.order.code_sha256
+    assert starter.store.get(f"jobs/digits/control/code/{first.order.code_sha256}").data == b"as it was put first"
+    assert second.changed == ()
+
+
+def test_edited_code_is_taken_by_the_next_start_which_says_so_and_keeps_the_tree_in_force(pinning, tmp_path):
+    starter, job = pinning
+    first = starter.start(job, SPEC)
+    edit(job)
+    second = starter.start(job, SPEC)
+
+    for start, said in ((first, "print('old')\n"), (second, "print('new code')\n")):
+        assert (tree_of(starter, start.order.code_sha256, tmp_path / "here") / "train.py").read_text() == said
+    assert sorted(kept(starter)) == sorted([first.order.code_sha256, second.order.code_sha256])
+    assert second.changed == ("the code differs from that of the last start: the next attempt runs it",)
+
+
+def test_a_start_that_is_refused_takes_no_code_from_the_order_in_force(pinning, monkeypatch):
+    """Two starts read the same order; the first one's is in force when the second one is refused."""
+    starter, job = pinning
+    starter.start(job, SPEC)
+    found = current_run(starter.store, "digits", starter.clock)
+    (job.code / "train.py").write_text("22")
+    wins = starter.start(job, SPEC)
+    given = orders(starter).give(wins.order, wins.over)
+    monkeypatch.setattr(starting, "current_run", lambda *_: found)
+    (job.code / "train.py").write_text("333")
+    loses = starter.start(job, SPEC)
+    with pytest.raises(OrderChanged):
+        orders(starter).give(loses.order, loses.over)
+
+    assert JobStore(starter.store, "digits").code(given.order.code_sha256)
+
+
+def test_a_start_whose_budget_is_refused_writes_nothing(pinning):
+    starter, job = pinning
+    starter.start(job, SPEC)
+    there = kept(starter)
+    edit(job)
+    with pytest.raises(BudgetTooSmall):
+        starter.start(job, SPEC, Asked(budget_usd=Decimal("0.0000001")))
+    assert kept(starter) == there
+
+
+def test_trees_that_neither_the_order_in_force_nor_the_one_before_names_go(pinning):
+    starter, job = pinning
+    trees = []
+    for text in ("2", "33", "444"):
+        (job.code / "train.py").write_text(text)
+        trees.append(starter.start(job, SPEC).order)
+    JobStore(starter.store, "digits").keep_code_of(trees[1], trees[2])
+
+    assert sorted(kept(starter)) == sorted(order.code_sha256 for order in trees[1:])
+
+
+def test_of_two_starts_of_a_new_name_the_refused_one_has_ordered_nothing(starter):
+    """Both saw no run; what the second one wrote over the first one's order is taken back by whoever made the state."""
+    wins = starter.start(JOB, SPEC)
+    with pytest.raises(UsageError, match="started elsewhere"):
+        starter._create(JOB, b"another", Asked(budget_usd=Decimal(500), keep=True), "digits", 1)
+    newest = orders(starter).newest()
+    assert (newest.order.budget_usd, newest.order.keep, newest.version) == (Decimal(1), False, wins.over.version)
+    assert JobStore(starter.store, "digits").spec() == SPEC
+
+
+def test_an_order_that_another_start_wrote_over_before_there_was_a_state_is_put_back(starter):
+    jobs, own = JobStore(starter.store, "digits"), orders(starter)
+    wins = starter.start(JOB, SPEC)
+    jobs.put_order(sealed(replace(wins.order, budget_usd=Decimal(500))), wins.over.version)
+
+    assert own.keep_first(wins.over).order.budget_usd == Decimal(1)
+    assert own.newest().order.budget_usd == Decimal(1)
+
+
+def test_a_tree_in_the_store_that_is_another_is_refused(pinning, tmp_path):
+    starter, job = pinning
+    sha256 = starter.start(job, SPEC).order.code_sha256
+    edit(job)
+    starter.store.put(f"jobs/digits/control/code/{sha256}", whole_code(job.code, limit=1000)[1])
+
+    with pytest.raises(StoreError, match="is not the tree"):
+        tree_of(starter, sha256, tmp_path / "here")
+
+
+def test_code_that_is_gone_from_the_store_is_one_clear_error(pinning, tmp_path):
+    starter, job = pinning
+    sha256 = starter.start(job, SPEC).order.code_sha256
+    starter.store.delete(f"jobs/digits/control/code/{sha256}")
+
+    with pytest.raises(StoreError, match="is not there"):
+        tree_of(starter, sha256, tmp_path / "here")
+
+
+def test_a_pinned_tree_that_was_edited_here_is_put_right(pinning, tmp_path):
+    starter, job = pinning
+    sha256 = starter.start(job, SPEC).order.code_sha256
+    (tree_of(starter, sha256, tmp_path / "here") / "train.py").write_text("edited")
+
+    assert (tree_of(starter, sha256, tmp_path / "here") / "train.py").read_text() == "print('old')\n"

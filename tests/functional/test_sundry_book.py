@@ -12,6 +12,7 @@ import pytest
 
 from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.cli import asking, copying
+from gpucloud.domain.data import DataFile, data_set
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.manifest import Commit
@@ -24,7 +25,7 @@ from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.sundries import SundryBook
 from tests.standins.made_checkpoints import Made
 from tests.standins.made_checkpoints import state as made_state
-from tests.unit.worlds import NOW, opened, state
+from tests.unit.worlds import NOW, opened, put_job, state
 
 # A GiB and hour costs 0.0001 USD in March, of 744 hours.
 S3 = Rates(
@@ -47,7 +48,7 @@ def world(tmp_path):
         tally=tally,
         clock=SimpleNamespace(now=lambda: NOW),
         terms=Terms(rates=(S3,)),
-        job=SimpleNamespace(checkpoint=SimpleNamespace(keep=3)),
+        job=SimpleNamespace(checkpoint=SimpleNamespace(keep=3), data=()),
     )
 
 
@@ -73,13 +74,28 @@ def test_an_attempt_is_billed_once_for_its_room_and_requests_and_what_came_home(
     assert charges["storage"].start == NOW - timedelta(minutes=30)
 
 
+def test_data_in_another_region_is_billed_once_for_each_machine_that_takes_part(world):
+    far = data_set("s3://far/set", [DataFile(path="a", size=10**9, etag="e", key="set/a")], region="eu-west-1")
+    near = data_set("s3://near/set", [DataFile(path="a", size=10**9, etag="e", key="set/a")], region="us-east-2")
+    for one in (far, near):
+        world.jobs.keep_data_set(one)
+    world.job.data = (("s3://far/set", "/far"), ("s3://near/set", "/near"), ("s3://never/listed", "/never"))
+    first = opened("a", "b", ended_at=NOW, reason=ExitReason.LOST)
+    second = opened("b", "c", number=2)
+    pool = replace(state().pool, zone="us-east-2a")
+    SundryBook(world=world).bill(state(pool=pool, attempts=(first,)), first, ())
+    SundryBook(world=world).bill(state(pool=pool, attempts=(first, second)), second, ())
+    billed = [(charge.attempt, charge.usd) for charge in world.jobs.charges() if charge.kind.value == "data"]
+    assert billed == [(1, Decimal("0.04")), (2, Decimal("0.02"))]
+
+
 def test_a_store_that_costs_nothing_is_not_even_looked_at(world):
     free = SimpleNamespace(**{**vars(world), "terms": Terms(), "jobs": None})
     SundryBook(world=free).bill(state(attempts=(opened("a"),)), opened("a"), ())
 
 
 def test_bytes_that_are_pulled_later_are_a_charge_of_no_attempt(world):
-    world.jobs.create(state(), b"")
+    put_job(world.jobs, state(job="made", group="gpucloud-made"))
     asker = Asker(jobs=world.jobs, market=None, group=None, clock=world.clock, terms=world.terms)
     asker.bill_pull(7)
     replace(asker, clock=SimpleNamespace(now=lambda: NOW + timedelta(seconds=1))).bill_pull(0)
@@ -88,10 +104,10 @@ def test_bytes_that_are_pulled_later_are_a_charge_of_no_attempt(world):
 
 
 def test_the_requests_of_a_pull_are_charged_with_its_bytes(world):
-    world.jobs.create(state(), b"")
+    put_job(world.jobs, state(job="made", group="gpucloud-made"))
     world.tally.take()
     asker = Asker(jobs=world.jobs, market=None, group=None, clock=world.clock, terms=world.terms, tally=world.tally)
-    world.jobs.append_log(1, 0, 0, b"seven b")
+    world.jobs.records.append_log(1, 0, 0, b"seven b")
     told = b"".join(data for _, data in asker.output(attempt=None, rank=None, follow=False))
     asker.bill_pull(len(told))
     charges = {charge.kind.value: charge for charge in world.jobs.charges()}
@@ -106,8 +122,8 @@ def charged(world, tmp_path, monkeypatch):
     home = Home(tmp_path)
     monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path))
     monkeypatch.setattr("gpucloud.wiring.local.Terms", partial(Terms, rates=(S3,)))
-    world.jobs.create(state(), b"")
-    world.jobs.append_log(1, 0, 0, b"hello\n")
+    put_job(world.jobs, state(job="made", group="gpucloud-made"))
+    world.jobs.records.append_log(1, 0, 0, b"hello\n")
     home.remember(KnownJob(name="made", store=world.jobs.store.url, file=tmp_path / "gpucloud.yaml"))
     return world.jobs
 

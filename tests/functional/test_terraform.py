@@ -8,10 +8,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,6 +154,50 @@ def test_ctrl_c_lets_terraform_finish_its_call(stand_in: StandIn) -> None:
     assert stand_in.clusters() == {"digits": SPEC}
 
 
+class _Lock:
+    """A process's lock that Ctrl-C follows at once: a main thread that takes it never gets to letting it go."""
+
+    def __init__(self, lock: threading.Lock, interrupt: Callable[[], None]) -> None:
+        self._lock, self._interrupt = lock, interrupt
+
+    def acquire(self, blocking: bool = True) -> bool:
+        taken = self._lock.acquire(blocking)
+        if taken and threading.current_thread() is threading.main_thread():
+            self._interrupt()
+        return taken
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def test_ctrl_c_at_any_moment_leaves_the_end_of_terraform_to_be_seen(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Process(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            if "apply" in args[0]:
+                self._waitpid_lock = _Lock(self._waitpid_lock, interrupt_once)
+
+    interrupts: list[str] = []
+
+    def interrupt_once(line: str = "") -> None:
+        interrupts.append(line)
+        if len(interrupts) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpucloud.adapters.terraform.runner.subprocess.Popen", Process)
+    with pytest.raises(KeyboardInterrupt):
+        terraform_over(stand_in, limit_s=20).ensure(SPEC, story=interrupt_once)
+    assert stand_in.clusters() == {"digits": SPEC}
+
+
 def test_a_second_ctrl_c_leaves_at_once_and_terraform_ends_by_itself(stand_in: StandIn) -> None:
     caller = call(stand_in, "ensure")
     caller.send_signal(signal.SIGINT)
@@ -176,8 +222,6 @@ def test_a_daemon_started_by_the_cloud_does_not_hold_the_lock(stand_in: StandIn)
         os.kill(daemon, signal.SIGKILL)
 
 
-# The process that is left behind on purpose: its Popen object warns when it is collected.
-@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 def test_a_terraform_that_hangs_is_left_behind_after_the_limit(stand_in: StandIn) -> None:
     stand_in.hold(on=True)
     with pytest.raises(ProvisionError, match="Terraform has not ended after 1 s; it goes on by itself"):

@@ -6,6 +6,8 @@ import functools
 import hashlib
 import http.server
 import io
+import json
+import subprocess
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -14,23 +16,23 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.terraform import find_terraform
-from gpucloud.adapters.terraform.install import _platform, install
+from gpucloud.adapters.terraform.install import install
 from gpucloud.domain.errors import ToolMissing
+from gpucloud.domain.pinned import TERRAFORM, TERRAFORM_VERSION, PinnedFile
 
 
 class Server:
-    """A download server over a folder; `put` offers an archive with its list of checksums."""
+    """A download server over a folder; `put` offers an archive and says how it would be pinned."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder / "9.9.9"
+        self.folder = folder / TERRAFORM_VERSION
         self.folder.mkdir()
 
-    def put(self, content: bytes, *, digest: str | None = None) -> str:
-        name = f"terraform_9.9.9_{_platform()}.zip"
-        (self.folder / name).write_bytes(content)
-        right = hashlib.sha256(content).hexdigest()
-        (self.folder / "terraform_9.9.9_SHA256SUMS").write_text(f"{'0' * 64}  other.zip\n{digest or right}  {name}\n")
-        return right
+    def put(self, content: bytes, *, digest: str | None = None) -> dict[str, PinnedFile]:
+        (self.folder / "terraform.zip").write_bytes(content)
+        (self.folder / "terraform_SHA256SUMS").write_text(f"{hashlib.sha256(content).hexdigest()}  terraform.zip\n")
+        pinned = PinnedFile(name="terraform.zip", sha256=digest or hashlib.sha256(content).hexdigest())
+        return dict.fromkeys(TERRAFORM, pinned)
 
 
 @pytest.fixture
@@ -64,20 +66,22 @@ def quiet(line: str) -> None:
 
 def test_what_was_checked_is_installed_and_found(server: tuple[Server, str], tmp_path: Path) -> None:
     files, url = server
-    digest = files.put(archive())
+    pinned = files.put(archive())
     told: list[str] = []
-    program = install(tmp_path / "tools", story=told.append, server=url, version="9.9.9")
+    program = install(tmp_path / "tools", story=told.append, server=url, pinned=pinned)
     assert program == tmp_path / "tools" / "terraform"
     assert program.stat().st_mode & 0o777 == 0o755
-    assert digest in told[0]
+    assert pinned["linux_amd64"].sha256 in told[0]
     assert find_terraform({"PATH": str(tmp_path)}, tmp_path / "tools") == program
 
 
-def test_a_wrong_checksum_installs_nothing(server: tuple[Server, str], tmp_path: Path) -> None:
+def test_another_archive_is_not_installed_whatever_the_server_says_of_it(
+    server: tuple[Server, str], tmp_path: Path
+) -> None:
     files, url = server
-    files.put(archive(), digest="ab" * 32)
+    pinned = files.put(archive(), digest="ab" * 32)
     with pytest.raises(ToolMissing, match="it was not installed"):
-        install(tmp_path / "tools", story=quiet, server=url, version="9.9.9")
+        install(tmp_path / "tools", story=quiet, server=url, pinned=pinned)
     assert not (tmp_path / "tools").exists()
 
 
@@ -88,12 +92,29 @@ def test_what_holds_no_terraform_is_refused(
     server: tuple[Server, str], tmp_path: Path, content: bytes, message: str
 ) -> None:
     files, url = server
-    files.put(content)
+    pinned = files.put(content)
     with pytest.raises(ToolMissing, match=message):
-        install(tmp_path / "tools", story=quiet, server=url, version="9.9.9")
+        install(tmp_path / "tools", story=quiet, server=url, pinned=pinned)
 
 
-def test_a_version_that_the_server_lacks_is_an_error_with_a_hint(server: tuple[Server, str], tmp_path: Path) -> None:
+def test_an_archive_that_the_server_lacks_is_an_error_with_a_hint(server: tuple[Server, str], tmp_path: Path) -> None:
     with pytest.raises(ToolMissing, match="cannot fetch") as caught:
-        install(tmp_path / "tools", story=quiet, server=server[1], version="9.9.8")
+        install(tmp_path / "tools", story=quiet, server=server[1])
     assert "https://developer.hashicorp.com/terraform/install" in (caught.value.hint or "")
+
+
+def test_a_platform_whose_archive_is_not_pinned_gets_none(server: tuple[Server, str], tmp_path: Path) -> None:
+    with pytest.raises(ToolMissing, match="no Terraform for"):
+        install(tmp_path / "tools", story=quiet, server=server[1], pinned={})
+
+
+def test_the_program_on_this_machine_is_the_one_of_the_pinned_archive() -> None:
+    """The sources of its hash name the archive too; where another build is installed there is nothing to see."""
+    found = find_terraform()
+    said = subprocess.run([found, "version", "-json"], capture_output=True, text=True).stdout if found else "{}"
+    about = json.loads(said)
+    if (about.get("terraform_version"), about.get("platform")) != (TERRAFORM_VERSION, "linux_amd64"):
+        pytest.skip(f"no Terraform {TERRAFORM_VERSION} for linux_amd64 here")
+    assert found is not None
+    digest = hashlib.sha256(found.read_bytes()).hexdigest()
+    assert digest == "268000fca5c61021c6396893d9483007ba589ad9d0aaccbd7dfa8c78bf7dbe23"

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from gpucloud import processes
 from gpucloud.adapters.terraform import keeper
 from gpucloud.adapters.terraform.failures import failure
-from gpucloud.adapters.terraform.record import Run, place, write
+from gpucloud.adapters.terraform.record import Run, write
 from gpucloud.adapters.terraform.stack import Stack
 from gpucloud.adapters.terraform.statehome import in_bucket, in_directory
 from gpucloud.domain.errors import CredentialsError, GpucloudError, ProvisionError, ToolMissing
@@ -190,7 +191,15 @@ def locked(bucket: ObjectStore, who: str) -> None:
 
 
 def begun(bucket: ObjectStore, *, host: str, group: int, ends_within_s: float = 900.0) -> None:
-    run = Run(id="a", command="apply", host=host, boot=place(), group=group, ends_within_s=ends_within_s, variables={})
+    run = Run(
+        id="a",
+        command="apply",
+        host=host,
+        space=processes.space(),
+        group=group,
+        ends_within_s=ends_within_s,
+        variables={},
+    )
     bucket.put("terraform/digits/run.json", write(run))
 
 

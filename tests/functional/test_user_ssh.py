@@ -160,7 +160,7 @@ def test_the_way_through_other_hosts_is_openssh_that_never_trusts_at_first_sight
         *("ssh", "-W", "gpu1:2222"),
         *("-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"),
         *("-o", "UserKnownHostsFile=/home/ada/.ssh/known_hosts", "-o", "ConnectTimeout=10"),
-        *("-i", "/k", "-J", "a@one", "-p", "2200", "bob@gate.lab"),
+        *("-i", "/k", "-J", "a@one", "-p", "2200", "--", "bob@gate.lab"),
     )
 
 

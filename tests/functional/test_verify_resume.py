@@ -4,10 +4,13 @@ import json
 import os
 import random
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from gpucloud.cli import verifying
+from gpucloud.domain.errors import StoreError
 from gpucloud.domain.manifest import Commit, Why
 from gpucloud.domain.safetensors import read_header
 from gpucloud.domain.trial import Outcome
@@ -181,6 +184,22 @@ def test_the_command_proves_it_for_a_users_own_script_and_says_what_the_library_
         (line.folder / "code" / "train.py").write_text("print('no library')\n")
         answer = line.run("train", file, "--verify-resume")
         assert (answer.code, "imports gpucloud.resume" in answer.stderr) == (2, True)
+
+
+def test_a_trial_that_an_error_broke_off_is_ended_and_the_error_told(monkeypatch):
+    def fail(_begun, *, asks):
+        raise StoreError("the store is away")
+
+    ended = []
+    begun = SimpleNamespace(name="small-1-calm", known="known")
+    monkeypatch.setattr(verifying, "begin", lambda *_: begun)
+    monkeypatch.setattr(verifying, "run", fail)
+    monkeypatch.setattr(verifying, "end_unsaved", lambda _, known: ended.append(known))
+    trial = verifying._Trial(cloud=None, read=None, jobs=())
+
+    with pytest.raises(StoreError, match="the store is away"):
+        trial._run(None)
+    assert ended == ["known"]
 
 
 @pytest.mark.slow  # half a job

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import click
 import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from gpucloud.cli.app import app
 from tests.commandline import CommandLine
@@ -80,11 +82,19 @@ WITHOUT = (
     Case("cost --all"),
     Case("gc --cloud local"),
     *(Case(f"{command} far.yaml", 3) for command in ("quota show", "quota request", "quota status")),
-    Case("iam policy far.yaml", 3, says=_TEXT),
+    Case("iam policy far.yaml", says=_TEXT),
+    Case("iam policy --account 12", 2, says=_TEXT),
     Case("catalog refresh --region us-east-2", 3),
     Case("offers --gpu H100"),
     Case("offers --gpu H10", 2),
     Case("tools install", 5),
+    Case("ci init", 2),
+    Case("ci init --gitlab"),
+    Case("keys"),
+    Case("keys add ann none", 2),
+    Case("keys revoke ann", 2),
+    Case("keys add ann ann.pub"),
+    Case("keys revoke ann"),
 )
 """Without machines: every command, most of them about a job that is not there."""
 WITH = (
@@ -152,12 +162,15 @@ def _scene(folder: Path) -> CommandLine:
     """Return the command line in a folder with job files; no way to AWS, and no keys for it."""
     line = CommandLine(folder)
     (folder / "code").mkdir()
+    (folder / ".git").mkdir()
     (folder / "code" / "work.py").write_text("for n in range(5):\n    print('step', n + 1)\n")
     (folder / "code" / "no.py").write_text("raise SystemExit(3)\n")
     (folder / "small.yaml").write_text(JOB.format(name="small", run="work.py", nodes=2, budget="1 USD"))
     (folder / "dear.yaml").write_text(JOB.format(name="dear", run="work.py", nodes=2, budget="0.000001 USD"))
     (folder / "failing.yaml").write_text(JOB.format(name="failing", run="no.py", nodes=1, budget="1 USD"))
     (folder / "far.yaml").write_text(JOB.format(name="far", run="no.py", nodes=1, budget="9 USD") + FAR)
+    key = Ed25519PrivateKey.generate().public_key()
+    (folder / "ann.pub").write_bytes(key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
     for name in [name for name in line.env if name.startswith("AWS_") or name.lower().endswith("_proxy")]:
         del line.env[name]
     line.env |= {"TERM": "dumb", "CI": "true", "HOME": str(folder), "AWS_EC2_METADATA_DISABLED": "true"}
@@ -221,7 +234,7 @@ def _missing(cases: tuple[Case, ...]) -> Iterator[str]:
 
 
 def _depth(case: Case) -> int:
-    return 2 if case.words.split()[0] in ("local", "quota", "iam", "catalog", "tools") else 1
+    return 2 if case.words.split()[0] in ("ci", "local", "quota", "iam", "catalog", "tools", "keys") else 1
 
 
 def _leaves(command: click.Command, name: str = "") -> Iterator[tuple[str, click.Command]]:

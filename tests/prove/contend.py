@@ -90,7 +90,7 @@ def run(form: Form) -> Iterator[Figure]:
 
 
 def _contend(folder: Path, url: str, rounds: int, counts: _Counts) -> None:
-    JobStore(open_store(url), "contended").create(state(job="contended", lease_s=15.0), b"")
+    JobStore(open_store(url), "contended").create(state(job="contended", lease_s=15.0))
     argv = (sys.executable, "-c", _CONTROLLER, url, str(folder))
     names = [f"c{number}" for number in range(CONTROLLERS)]
     processes = [subprocess.Popen((*argv, name, str(rounds)), env=os.environ) for name in names]

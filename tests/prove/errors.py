@@ -19,6 +19,7 @@ from gpucloud.adapters.aws import codes
 from gpucloud.adapters.aws.codes import CODES, PROSE, UNKNOWN
 from gpucloud.adapters.aws.faults import explained, known
 from gpucloud.adapters.aws.nodes.activities import refusals
+from gpucloud.adapters.aws.nodes.listing import Listing
 from gpucloud.domain.errors import CredentialsError, GpucloudError, ProvisionError
 from gpucloud.domain.job import Market
 from gpucloud.domain.node import Fault, GroupView, Refusal
@@ -77,7 +78,7 @@ def _wrong(code: str) -> Iterator[str]:
     yield from _wrong_action(_refusal(code, meaning.fault))
     if re.search(r"[a-z][A-Z]", code):  # others are plain English too, and are not looked for in prose
         for text in (code, f"Launching failed. {code}: no luck", f"Client.{code}" if "." not in code else code):
-            (told,) = refusals([_activity(text)], POOL)
+            (told,) = refusals(_listed(text), POOL)
             if (told.code, told.fault) != (code, meaning.fault) and not _is_prefixed(told.code):
                 yield f"{code}: an activity that says {text!r} is read as {told.code}"
             yield from _wrong_action(told)
@@ -87,7 +88,7 @@ def _wrong_for_unknown(code: str) -> Iterator[str]:
     if known(code) is not UNKNOWN:
         yield f"{code} is nobody's code, and means {known(code)}"
     yield from _wrong_error(code, Fault.UNKNOWN, "as AWS says it")
-    (told,) = refusals([_activity(f"{code}: something new")], POOL)
+    (told,) = refusals(_listed(f"{code}: something new"), POOL)
     if told.fault is not Fault.UNKNOWN or "something new" not in told.message:
         yield f"an activity that says {code} is read as {told}"
     yield from _wrong_action(told)
@@ -116,7 +117,7 @@ def _wrong_error(code: str, fault: Fault, line: str) -> Iterator[str]:
 
 
 def _wrong_action(refusal: Refusal) -> Iterator[str]:
-    action = decide(Wanted(nodes=2), _seen(refusal), Rules())
+    action = decide(Wanted(nodes=2, budget_usd=Decimal(100)), _seen(refusal), Rules())
     if type(action) is not ACTIONS[refusal.fault]:
         yield f"{refusal.code}: {refusal.fault.value} is followed by {action}"
     elif isinstance(action, Finish):
@@ -138,18 +139,17 @@ def _refusal(code: str, fault: Fault) -> Refusal:
     return Refusal(pool=POOL, fault=fault, code=code, message=meaning.line, at=at, hint=meaning.step)
 
 
-def _activity(text: str) -> dict[str, object]:
+def _listed(text: str) -> Listing:
+    """A group of an hour ago, whose last launch failed with those words."""
     when = NOW - timedelta(minutes=1)
-    return {"StatusCode": "Failed", "Description": "Launching a new EC2", "StatusMessage": text, "StartTime": when}
+    failed = {"StatusCode": "Failed", "Description": "Launching a new EC2", "StatusMessage": text, "StartTime": when}
+    return Listing(group={"CreatedTime": NOW - timedelta(hours=1)}, instances=(), activities=(failed,))
 
 
 def _seen(refusal: Refusal) -> Seen:
     until = NOW + timedelta(minutes=20)
     state = JobState(
         job="small",
-        created_at=NOW - timedelta(hours=1),
-        budget_usd=Decimal(1),
-        spec_sha256="0" * 64,
         pool=POOL,
         cap_usd_per_hour=Decimal("0.9"),
         group="gpucloud-small",

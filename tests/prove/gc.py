@@ -138,7 +138,7 @@ def _thing(dice: random.Random, job: str, store: str, region: str, name: str) ->
 def _remember(store: ObjectStore, job: str, region: str, fate: str) -> None:
     pool = replace(POOL, zone=f"{region}a")
     group = f"{region}/gpucloud-{job}" if fate != "torn down" else None
-    JobStore(store, job).create(state(job=job, pool=pool, group=group, torn_down=fate == "torn down"), b"")
+    JobStore(store, job).create(state(job=job, pool=pool, group=group, torn_down=fate == "torn down"))
 
 
 def _other(dice: random.Random, thing: Thing, fate: str) -> Thing:

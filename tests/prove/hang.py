@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 
 from gpucloud import processes
@@ -68,7 +69,7 @@ def _judged_wrongly(seed: int) -> bool:
     attempt = opened("a", "b", number=hangs + 1)
     told = {"step": 9, "phase": phase, "step_seconds": median, "age_s": age}
     world = seen(up("a", part(hangs + 1, **told)), up("b", part(hangs + 1)), state=state(attempts=(*over, attempt)))
-    action = decide(JobGoal(nodes=2), replace(world, now=world.now), _RULES)
+    action = decide(JobGoal(nodes=2, budget_usd=Decimal(1)), replace(world, now=world.now), _RULES)
     said = isinstance(action, EndAttempt) and (action.how, action.reason) == (Stop.ABORT, ExitReason.HUNG)
     if phase == "start" or median is None:
         limit = 1800.0 * min(4, 2**hangs)

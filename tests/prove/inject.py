@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from shlex import quote
 from types import SimpleNamespace
@@ -21,11 +20,9 @@ from gpucloud.adapters.localfiles import local_tree
 from gpucloud.adapters.outputs import OutputsFolder
 from gpucloud.adapters.package import package_zip
 from gpucloud.adapters.ssh import SshShell
-from gpucloud.cli.copying import _places
-from gpucloud.domain.errors import GpucloudError, JobFileError
+from gpucloud.domain.errors import JobFileError
 from gpucloud.domain.job import Job
 from gpucloud.domain.launch import AttemptStart, Place, launches
-from gpucloud.ports import Completed
 from tests.fakes.nodes import Server, embedded_server
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.agent_node import AgentNode
@@ -70,7 +67,6 @@ def run(form: Form) -> Iterator[Figure]:
         wrong = words.try_all(tuple(strings()), _BATCH[form])
         with embedded_server(folder / "node") as server:
             wrong += _files(folder, server)
-        wrong += _hostile_node(folder / "answers")
         root = folder / "answers" / "home"
         wrong += [f"{path} was made" for path in folder.rglob("owned*") if not path.is_relative_to(root)]
     for fault in wrong:
@@ -214,76 +210,6 @@ def _unlike(how: str, one: Path, other: Path) -> list[str]:
 def _content(folder: Path) -> dict[bytes, bytes]:
     files = (path for path in folder.rglob("*") if path.is_file())
     return {os.fsencode(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-class _Liar:
-    """A node whose copying program answers what it likes."""
-
-    def __init__(self, answer: Mapping[str, Any]) -> None:
-        self.node = SimpleNamespace(id="liar", root=".gpucloud")
-        self._answer = answer
-
-    def run(self, argv: tuple[str, ...], *, stdin: bytes = b"", timeout_s: float = 30.0) -> Completed:
-        request = json.loads(stdin.split(b"\n")[0])
-        empty = {"base": "/", "files": [], "links": [], "folders": [], "missing": [], "outside": []}
-        answers = {"list": {**empty, **self._answer}, "hash": [None] * len(request.get("paths", ()))}
-        if request["op"] == "hash":
-            answers["hash"] = [sha256(b"evil").hexdigest() for _ in request["paths"]]
-        out = (
-            b"evil" * len(request["pieces"]) if request["op"] == "read" else json.dumps(answers[request["op"]]).encode()
-        )
-        return Completed(exit_code=0, stdout=out, stderr=b"")
-
-
-def _hostile_node(folder: Path) -> list[str]:
-    """A node that lies about its files writes nothing outside of where outputs and copies go."""
-    root = folder / "home"
-    root.mkdir(parents=True)
-    (folder / "secret").write_text("mine")
-    (root / "leads-out").symlink_to(folder)
-    lies = [
-        {"files": [["../owned", 4, 0o644, 0]]}, {"files": [["a/../../owned", 4, 0o644, 0]]},
-        {"files": [[str(folder / "owned"), 4, 0o644, 0]]}, {"files": [["leads-out/owned", 4, 0o644, 0]]},
-        {"files": [["leads-out/secret", 4, 0o644, 0]]}, {"links": [["x", "../../secret"]]}, {"links": [["x", "/etc"]]},
-        {"links": [["../owned", "x"]]}, {"links": [["leads-out/owned", "x"]]}, {"folders": ["../owned"]},
-        {"folders": ["leads-out/owned"]}, {"links": [["d/x", "../.."]]},
-    ]  # fmt: skip
-    wrong = []
-    for lie in lies:
-        host: Any = _Liar(lie)
-        try:
-            OutputsFolder(("a",), root).bring_home(host, "code")
-            wrong.append(f"{lie} was believed as outputs")
-        except GpucloudError:
-            pass
-        if (folder / "secret").read_text() != "mine" or list(folder.glob("owned*")) or (root / "x").is_symlink():
-            wrong.append(f"{lie} wrote outside")
-        wrong += _copied_from(lie, root, folder)
-    return wrong
-
-
-def _copied_from(lie: Mapping[str, Any], root: Path, folder: Path) -> list[str]:
-    """The same through `cp -r JOB:top HERE`, which makes names from the answer."""
-    lie = {"folders": ["top"], **{k: [_below_top(row) for row in rows] for k, rows in lie.items() if k != "folders"}}
-    host: Any = _Liar(lie)
-    copier = Copier(host, ".")
-    found = copier.listing(["top"])
-    places, below = _places(found, "top", root)
-    below.mkdir(exist_ok=True)
-    if not (below / "leads-out").is_symlink():
-        (below / "leads-out").symlink_to(folder)
-    links = [(place, link) for (_, link), place in zip(found.links, places[len(found.files) :], strict=True)]
-    try:
-        copier.fetch(list(zip(found.files, places, strict=False)), links, root=below)
-    except GpucloudError:
-        return []
-    if any(file.path.startswith("/") for file in found.files):
-        return []  # it lies below all the same
-    return [f"{lie} was believed by cp"] if found.files or found.links else []
-
-
-def _below_top(row: list[Any]) -> list[Any]:
-    return [row[0] if row[0].startswith("/") else f"top/{row[0]}", *row[1:]]
 
 
 GOAL = Goal(

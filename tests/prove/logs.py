@@ -233,10 +233,10 @@ def _known(folder: Path, server: Server) -> JobStore:
     jobs = JobStore(open_store(home.store), "noisy")
     pool = Pool(instance_type="cpu", zone="local-a", market=Market.SPOT)
     state = JobState(
-        job="noisy", created_at=datetime.now(timezone.utc), budget_usd=Decimal(1), spec_sha256="", pool=pool,
+        job="noisy", pool=pool,
         cap_usd_per_hour=Decimal(1), status=JobStatus.RUNNING, attempts=(_attempt(server.node.id),),
     )  # fmt: skip
-    jobs.create(state, b"")
+    jobs.create(state)
     return jobs
 
 
@@ -248,8 +248,8 @@ def _end(jobs: JobStore) -> None:
 
 
 def _kept(jobs: JobStore) -> Iterator[bytes]:
-    for part in jobs.log_parts():
-        yield jobs.read_log(part)
+    for part in jobs.records.log_parts():
+        yield jobs.records.read_log(part)
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

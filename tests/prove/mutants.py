@@ -28,9 +28,9 @@ def run(form: Form) -> Iterator[Figure]:
 
 
 def is_found(bug: Bug) -> bool:
-    """Whether what should find the bug fails with it; a text that the product does not have is a fault of the table."""
-    if bug.stale(_ROOT):
-        sys.stderr.write(f"mutants: {bug.name}: not once in {bug.file}: {bug.stale(_ROOT)}\n")
+    """Whether what should find the bug fails with it; what the product does not have is a fault of the table."""
+    if (gone := bug.stale()) is not None:
+        sys.stderr.write(f"mutants: {bug.name}: {gone}\n")
         return False
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "repository"
@@ -57,7 +57,7 @@ def _fails(root: Path, found_by: tuple[str, ...]) -> bool:
 
 GOAL = Goal(
     promise="every seeded bug is found by the goal or the tests that are named beside it",
-    real="a copy of the product with one text changed; the short form of the goals, and tests",
+    real="a copy of the product with one function replaced; the short form of the goals, and tests",
     simulated="what those goals simulate",
     run=run,
 )

@@ -1,25 +1,27 @@
-"""Scripts of any make, killed at random moments, end with the very bits of runs that nothing disturbed.
+"""Scripts of any make, killed or noticed at any moment, end with the very bits of runs that nothing disturbed.
 
 On another number of ranks they see the same samples, with the same noise, in the same order of global batches.
-`python -m tests.prove.resume_exact 7 20-29 1003` repeats the cases of these seeds alone.
+`python -m tests.prove.resume_exact 7 20-29 1003` repeats the random scripts of these seeds alone, a cell's name that
+cell, and `--list` tells the cells. On a machine with GPUs `--device cuda --cells 1-12` takes cells of its own; where it
+has one GPU, ranks share it. With `--within 500` no cell is begun after so many seconds.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import argparse
+import math
 import random
 import signal
+import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from gpucloud.resume.run import Run
+from tests.prove.cells import Cell, Device, apart, covering, every_plain, on_one_gpu, sample
+from tests.prove.disturbing import Matrix, Sample, Verdict, die_after, die_in, result, seen
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.any_training import GLOBAL_BATCH, SAMPLES, Recipe, main
 from tests.standins.saved_runs import SavedRun, forking
@@ -33,8 +35,14 @@ _SEEDS_OTHER_RANKS = {Form.SHORT: (_OTHER_RANKS + 3,), Form.LONG: tuple(range(_O
 _MOST_WORKERS = 4
 _BATCHES_PER_EPOCH = SAMPLES // GLOBAL_BATCH
 
-Sample = tuple[int, float]
-"""Its index, and what its noise made of it."""
+_CELLS = {Form.SHORT: 12, Form.LONG: 216}
+_EXACT = {Form.SHORT: 7, Form.LONG: 150}
+_LEAST_WITHIN = 12
+"""Cells that a call which is given a time must get through."""
+
+_ON_GPUS = 24
+_ON_ONE_GPU = 30
+"""Cells of all that there are on GPUs: the first half in one call, the others in the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,15 +83,77 @@ class _Tally:
                 sys.stderr.write(f"resume-exact: {case}: {wrong}\n")
 
 
+@dataclass
+class _Judged:
+    """What became of cells."""
+
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    def take(
+        self, cells: Iterable[Cell], device: Device = Device.CPU, *, tell: bool = False, within_s: float = math.inf
+    ) -> None:
+        """Judge each, those that train alike after each other; say what does not hold, or, with `tell`, all.
+
+        After `within_s` no other is begun.
+        """
+        deadline = time.monotonic() + within_s
+        with tempfile.TemporaryDirectory() as folder, forking():
+            matrix = Matrix(Path(folder), device)
+            for cell in sorted(cells, key=lambda one: one.training):
+                began = time.monotonic()
+                if began > deadline:
+                    sys.stderr.write(f"resume-exact: {cell}: not begun, for its time is over\n")
+                    continue
+                verdict = matrix.judge(cell)
+                self.verdicts.append(verdict)
+                if tell or not verdict.holds:
+                    sys.stderr.write(f"resume-exact: {verdict} ({time.monotonic() - began:.1f} s)\n")
+                    sys.stderr.flush()
+
+    @property
+    def wrong(self) -> int:
+        """How many did not end as they must."""
+        return sum(not verdict.holds for verdict in self.verdicts)
+
+    def figures(self, cells: int, exact: int) -> Iterator[Figure]:
+        """Yield how many there were, and were exact, at least; and how many were called so and were not, or missed."""
+        counted = {
+            "cells": (len(self.verdicts), cells),
+            "exact": (sum(verdict.exact for verdict in self.verdicts), exact),
+        }
+        for name, (value, least) in counted.items():
+            yield Figure(name=f"resume-exact.{name}", value=value, limit=least, least=True)
+        yield Figure(name="resume-exact.false", value=sum(verdict.false for verdict in self.verdicts), limit=0)
+        yield Figure(name="resume-exact.missed", value=sum(verdict.missed for verdict in self.verdicts), limit=0)
+
+
 def run(form: Form) -> Iterator[Figure]:
-    """Yield how many runs ended otherwise, and how many kills there were."""
-    same, other = _Tally(), _Tally()
+    """Yield how many runs ended otherwise, how many kills there were, and what became of the cells."""
+    same, other, judged = _Tally(), _Tally(), _Judged()
     same.take(_SEEDS[form])
     other.take(_SEEDS_OTHER_RANKS[form])
-    yield Figure(name="resume-exact", value=same.wrong + other.wrong, limit=0)
+    judged.take(cells_of(form))
+    yield Figure(name="resume-exact", value=same.wrong + other.wrong + judged.wrong, limit=0)
     yield Figure(name="resume-exact.kills", value=same.kills, limit=len(_SEEDS[form]), least=True)
     least = 2 * len(_SEEDS_OTHER_RANKS[form])
     yield Figure(name="resume-exact.kills-other-ranks", value=other.kills, limit=least, least=True)
+    yield from judged.figures(_CELLS[form], _EXACT[form])
+
+
+def cells_of(form: Form) -> tuple[Cell, ...]:
+    """Return the cells that train on the CPU: in the long form every plain one, and every pair of values."""
+    return sample(_CELLS[form]) if form is Form.SHORT else covering(_CELLS[form], first=every_plain())
+
+
+def cells_on_gpus() -> tuple[Cell, ...]:
+    """Return the cells that train on GPUs: on this machine's, or, where there is none, on two."""
+    return on_one_gpu(_ON_ONE_GPU) if _gpus() == 1 else sample(_ON_GPUS, Device.CUDA)
+
+
+def _gpus() -> int:
+    """Return how many GPUs there are; asked by another process, for this one is to be forked and must not touch any."""
+    asked = (sys.executable, "-c", "import torch; print(torch.cuda.device_count())")
+    return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
 
 
 def _tried(case: _Case, folder: Path) -> tuple[int, str | None]:
@@ -117,42 +187,26 @@ def _attempt(
 def _wrong(case: _Case, whole: SavedRun, killed: SavedRun) -> str | None:
     """Say what of the run that was killed is not as in the other."""
     most = max(case.ranks)
-    expected, seen = _seen(whole.folder, most), _seen(killed.folder, most)
+    expected, found = seen(whole.folder, most), seen(killed.folder, most)
     repeated = _repeated(expected)
     if repeated:
         return f"samples come twice in epoch {repeated[0]}"
-    if seen != expected:
-        batch = next(number for number, (one, other) in enumerate(zip(seen, expected, strict=False)) if one != other)
-        return f"other samples from batch {batch} on, of {len(seen)} and {len(expected)}"
-    levels = {_result(killed, rank)["level"] for rank in range(killed.ranks)}
+    if found != expected:
+        batch = next(number for number, (one, other) in enumerate(zip(found, expected, strict=False)) if one != other)
+        return f"other samples from batch {batch} on, of {len(found)} and {len(expected)}"
+    levels = {result(killed, rank)["level"] for rank in range(killed.ranks)}
     others = len(set(case.ranks)) > 1
     # A run of which nothing was saved begins anew, and is exact on any number of ranks.
-    level = "same_samples" if others and _result(killed, 0)["started"] else "exact"
+    level = "same_samples" if others and result(killed, 0)["started"] else "exact"
     if levels != {level}:
         return f"it is said to be {levels}"
     if others:
         return None
-    losses = [_result(run, 0)["losses"] for run in (whole, killed)]
+    losses = [result(run, 0)["losses"] for run in (whole, killed)]
     if losses[0] != losses[1]:
         step = next(number for number, (one, other) in enumerate(zip(*losses, strict=True), 1) if one != other)
         return f"other losses from step {step} on"
     return None if killed.digests() == whole.digests() else "equal losses, and another state at the end"
-
-
-def _seen(folder: Path, most_ranks: int) -> list[list[Sample]]:
-    """Return the global batches that the job was trained on, those of a step by the last attempt that took it."""
-    by_step: dict[int, dict[int, dict[int, Any]]] = {}
-    for rank in range(most_ranks):
-        file = folder / f"seen-{rank}.jsonl"
-        for line in file.read_bytes().split(b"\n")[:-1] if file.exists() else ():
-            attempt, step, batches = json.loads(line)
-            by_step.setdefault(step, {}).setdefault(attempt, {})[rank] = batches
-    found = []
-    for step in sorted(by_step):
-        parts = by_step[step][max(by_step[step])].values()
-        batches = zip(*parts, strict=True)
-        found += [sorted((index, value) for share in shares for index, value in share) for shares in batches]
-    return found
 
 
 def _repeated(batches: list[list[Sample]]) -> list[int]:
@@ -161,11 +215,6 @@ def _repeated(batches: list[list[Sample]]) -> list[int]:
     epochs = [[index for batch in batches[at : at + _BATCHES_PER_EPOCH] for index, _ in batch] for at in starts]
     short = [number for number, epoch in enumerate(epochs[:-1]) if len(epoch) != _BATCHES_PER_EPOCH * GLOBAL_BATCH]
     return sorted({*short, *(number for number, epoch in enumerate(epochs) if len(set(epoch)) != len(epoch))})
-
-
-def _result(run: SavedRun, rank: int) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((run.folder / f"result-{rank}.json").read_text())
-    return result
 
 
 def _killing(run: SavedRun, chance: random.Random, step_s: float) -> Callable[[int], None]:
@@ -179,53 +228,72 @@ def _killing(run: SavedRun, chance: random.Random, step_s: float) -> Callable[[i
     def hook(rank: int) -> None:
         if rank in victims:
             if from_the_start_s is not None:
-                _die_in(from_the_start_s)
-            _die_after(step, after_s)
+                die_in(from_the_start_s)
+            die_after(step, after_s)
 
     return hook
 
 
-def _die_after(step: int, after_s: float) -> None:
-    """Die so long after that step begins to end, and before the next one ends: no run is over by then.
-
-    A moment counted from the start may come when the run has ended: how long it takes is the machine's affair.
-    """
-    ends = Run.step
-
-    def step_or_die(self: Run, *, loss: Any = None) -> None:
-        if self.steps_done + 1 == step:
-            _die_in(after_s)
-        if self.steps_done + 1 > step:
-            _die()
-        ends(self, loss=loss)
-
-    Run.step = step_or_die  # type: ignore[method-assign]
-
-
-def _die_in(seconds: float) -> None:
-    timer = threading.Timer(seconds, _die)
-    timer.daemon = True
-    timer.start()
-
-
-def _die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 GOAL = Goal(
-    promise="a run killed at random moments ends with the bits of an undisturbed one; on another number of ranks it "
-    "sees the same samples, none twice and none left out",
+    promise="a run killed or noticed at any moment ends with the bits of an undisturbed one where it is called exact; "
+    "on another number of ranks it sees the same samples, none twice and none left out",
     real="training scripts of any make (1 to 4 ranks, 0 to 4 workers, another number in each attempt, dropout, "
-    "BatchNorm, bfloat16, float16 with a scaler, accumulation, averages, schedules, kinds of DDP) over gloo; SIGKILL",
-    simulated="the ranks are processes of one machine, started again by this proof and not by a supervisor",
+    "BatchNorm, bfloat16, float16 with a scaler, accumulation, averages, schedules, kinds of DDP), and cells of a "
+    "matrix (DDP, FSDP2, tensor parallelism, alone; eager and compiled; collation that draws; memory formats, fused "
+    "and foreach optimizers, fp32 masters) over gloo; SIGKILL, and the agent's notice",
+    simulated="the ranks are processes of one machine, started again by this proof and not by a supervisor; compiled "
+    "is by aot_eager, whose code is not generated (on GPUs it is)",
     run=run,
 )
 
 
 def repeat(arguments: list[str]) -> int:
-    """Run the cases of the seeds (`7`, `20-29`) alone, say after each how it stands, and return the exit code."""
+    """Run what is named alone, say of each how it stands, and return the exit code."""
+    options = _parser().parse_args(arguments)
+    device = Device(options.device)
+    cells = cells_on_gpus() if device is Device.CUDA else cells_of(Form.LONG)
+    if options.list:
+        return _tell(cells, device)
+    if device is Device.CUDA and not _gpus():
+        sys.exit("there is no GPU here: run it where torch finds one")
+    if options.cells:
+        first, _, last = options.cells.partition("-")
+        named = list(cells[int(first) - 1 : int(last or first)])
+    else:
+        named = [Cell.read(name) for name in options.names if "." in name]
+    code = _repeat_seeds([name for name in options.names if "." not in name])
+    if named:
+        judged = _Judged()
+        judged.take(named, device, tell=True, within_s=options.within)
+        exact = sum(verdict.promise == "exact" for verdict in judged.verdicts)
+        least = min(len(named), _LEAST_WITHIN) if options.within < math.inf else len(named)
+        figures = [Figure(name="resume-exact", value=judged.wrong, limit=0), *judged.figures(least, exact)]
+        print(*figures, sep="\n")
+        code = max(code, *(0 if figure.holds else 1 for figure in figures))
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.prove.resume_exact", allow_abbrev=False)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="cells, seeds of random scripts (7) or ranges of them")
+    parser.add_argument("--list", action="store_true", help="tell the cells, and which values no cell has together")
+    parser.add_argument("--cells", metavar="1-12", help="the cells of these numbers, as --list tells them")
+    parser.add_argument("--within", metavar="SECONDS", type=float, default=math.inf, help="begin no cell after that")
+    parser.add_argument("--device", choices=[one.value for one in Device], default="cpu", help="what cells train on")
+    return parser
+
+
+def _tell(cells: tuple[Cell, ...], device: Device) -> int:
+    for number, cell in enumerate(cells, 1):
+        print(number, cell)
+    for (one, other), why in apart(device).items():
+        print(f"never {one} with {other}: {why}")
+    return 0
+
+
+def _repeat_seeds(names: list[str]) -> int:
     tally = _Tally()
-    for text in arguments:
+    for text in names:
         first, _, last = text.partition("-")
         for seed in range(int(first), int(last or first) + 1):
             tally.take([seed])

@@ -29,6 +29,9 @@ for number in range(sum(1 for _ in place.iterdir()), NUMBERS):
     (place / f"{number:04d}").write_text(os.environ["GPUCLOUD_ATTEMPT"])
     print("step", number + 1, flush=True)
     time.sleep(0.05)
+made = pathlib.Path("results", "deep", "rank")
+made.parent.mkdir(parents=True)
+made.write_text("0")
 """
 _COUNTING = """\
 name: small
@@ -36,6 +39,7 @@ code: code
 run: python count.py
 resources: {nodes: 1, gpus: 1}
 budget: 1 USD
+outputs: [results/, result]
 """
 
 
@@ -114,6 +118,9 @@ def _short(folder: Path) -> Iterator[Case]:
         attempts = [path.read_text() for path in sorted(counted.iterdir())]
         case.check(len(attempts) == 60 and attempts == sorted(attempts), f"counted by attempts {attempts}")
         case.check(set(attempts) == {"1", "2"}, f"attempts {set(attempts)} did the work")
+        missing = _bring_home(case)
+        nearest = [(one["path"], one["nearest"]) for one in missing]
+        case.check(nearest == [("result", "results")], f"what is missing at home is {missing}")
         yield case
 
 
@@ -179,13 +186,15 @@ def _await_end(case: Case) -> None:
     case.check(Decimal(0) < spent <= budget, f"spent {spent} of {budget} USD")
 
 
-def _bring_home(case: Case) -> None:
-    """What the machines left for a command from outside: the outputs, and the free parts."""
+def _bring_home(case: Case) -> list[dict[str, str]]:
+    """See to what machines left for a command from outside, outputs and free parts; return the outputs that lack."""
     last = case.line.run("train", "small", "--json", limit_s=_LIMIT_S)
     case.check(last.code == 0 and last.json["status"] == "succeeded", f"train at the end: {last.stderr}")
     arrived = case.line.folder / "outputs" / "small" / "results" / "deep" / "rank"
     case.check(arrived.is_file(), "the outputs did not come home")
     case.check(not case.line.group.describe(GROUP).exists, "the group is still there")
+    missing: list[dict[str, str]] = last.json["missing_outputs"]
+    return missing
 
 
 GOAL = Goal(

@@ -18,7 +18,7 @@ from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.commits import listed
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.quick_trainer import Trainer
-from tests.standins.two_attempts import meetings
+from tests.standins.two_attempts import meetings, overtakings
 
 _ROUNDS = {Form.SHORT: 25, Form.LONG: 500}
 _STOP_LIMIT_S = 10.0
@@ -41,7 +41,7 @@ def run(form: Form) -> Iterator[Figure]:
             rounds.append(_one(seed, open_store(str(Path(folder) / str(seed)))))
             for what in rounds[-1].wrong:
                 sys.stderr.write(f"split-brain: seed {seed}: {what}\n")
-    met = list(meetings())
+    met = [*meetings(), *overtakings()]
     for what, wrong in met:
         if wrong is not None:
             sys.stderr.write(f"split-brain: {what}: {wrong}\n")

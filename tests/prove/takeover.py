@@ -56,7 +56,7 @@ def _after_a_kill() -> float | None:
     """Return how many seconds after a holder of this host was killed the job was taken up; None if it was not."""
     with tempfile.TemporaryDirectory() as folder:
         jobs = JobStore(open_store(folder), "left")
-        jobs.create(state(job="left", lease_s=15.0), b"")
+        jobs.create(state(job="left", lease_s=15.0))
         holder = subprocess.Popen((sys.executable, "-c", _HOLDER, folder), stdout=subprocess.PIPE)
         with holder:
             assert holder.stdout is not None
@@ -71,7 +71,7 @@ def _after_silence(lease_s: float) -> float | None:
     with tempfile.TemporaryDirectory() as folder:
         jobs = JobStore(open_store(folder), "left")
         owner = Owner(id="x", host="elsewhere", pid=1, started="1", since=NOW)
-        jobs.create(replace(state(job="left", lease_s=lease_s), owner=owner, epoch=7), b"")
+        jobs.create(replace(state(job="left", lease_s=lease_s), owner=owner, epoch=7))
         if not _is_refused(jobs):
             print("takeover: a job was taken from a holder that may live", file=sys.stderr)
             return None

@@ -297,7 +297,14 @@ class CloudLine:
     def arm(self, group: str, until: datetime) -> None:
         self._call(lambda: self._cloud.arm(until))
 
-    def resize(self, group: str, size: int, pool: Pool) -> None:
+    def resize(
+        self,
+        group: str,
+        size: int,
+        pool: Pool,
+        *,
+        cap_usd_per_hour: Decimal | None = None,
+    ) -> None:
         def change(record: GroupRecord) -> GroupRecord:
             if size > 0 and (record.armed_until is None or record.armed_until <= self._cloud.loom.time):
                 raise ProvisionError("no node starts without a shut-off time ahead", may_pass=True)
@@ -305,8 +312,8 @@ class CloudLine:
 
         self._call(lambda: self._cloud.change(change))
 
-    def detach(self, group: str, node_id: str) -> None:
-        self._call(lambda: self._cloud.change_node(node_id, lambda node: replace(node, detached=True)))
+    def relieve(self, group: str, node_id: str, *, cap_usd_per_hour: Decimal | None = None) -> None:
+        self._call(lambda: self._cloud.change_node(node_id, lambda node: replace(node, relieved=True)))
 
     def terminate(self, group: str, node_id: str, *, bad: bool = False) -> None:
         self._call(lambda: self._cloud.change_node(node_id, _chosen))
@@ -343,4 +350,4 @@ class CloudLine:
 
 
 def _chosen(node: NodeRecord) -> NodeRecord:
-    return replace(node, detached=True, ending=node.ending or EndCause.CHOICE)
+    return replace(node, relieved=True, ending=node.ending or EndCause.CHOICE)

@@ -25,9 +25,6 @@ _LENGTH_S = 150.0
 _POOL = Pool(instance_type="p2.xlarge", zone="us-east-2a", market=Market.SPOT)
 FIRST = JobState(
     job="job",
-    created_at=EPOCH,
-    budget_usd=Decimal(1),
-    spec_sha256="0" * 64,
     pool=_POOL,
     cap_usd_per_hour=Decimal(1),
     lease_s=_LEASE_S,
@@ -79,7 +76,7 @@ class Schedule:
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
-        JobStore(self._store, "job").create(FIRST, b"")
+        JobStore(self._store, "job").create(FIRST)
         with simulated(self._loom, self._dice, self._processes, lambda: None):
             for number in range(self._dice.choice((2, 3, 4))):
                 self._loom.at(self._dice.uniform(0, 5), lambda number=number: self._begin(f"host{number % 3}"))

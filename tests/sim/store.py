@@ -8,6 +8,7 @@ from datetime import datetime
 
 from gpucloud.domain.errors import StoreError
 from gpucloud.store import Conflict, Stored
+from gpucloud.store.contract import within
 from tests.fakes.whole_objects import WholeObjects
 from tests.sim.loom import Loom, Process
 
@@ -45,7 +46,7 @@ class Store(WholeObjects):
         return self.objects[key].version
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        return tuple(sorted(key for key in self.objects if key.startswith(prefix)))
+        return within(self.objects, prefix)
 
     def delete(self, key: str) -> None:
         self.objects.pop(key, None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpucloud.agent.decide import Saving
 from gpucloud.domain.agentstatus import AttemptStatus, Outcome, Progress, RunState
 from gpucloud.domain.errors import GpucloudError
-from gpucloud.domain.manifest import Commit, Manifest
+from gpucloud.domain.manifest import Commit, Manifest, Promise
 from gpucloud.store.checkpoints import Checkpoints
 from tests.sim.loom import Loom
 
@@ -209,7 +209,7 @@ class Gang:
         commit = Commit(self._checkpoints.generation, step)
         try:
             piece = self._checkpoints.upload(commit, "rank-0", memoryview(b"%d" % step))
-            self._checkpoints.commit(Manifest(commit=commit, world=self._size, level="exact", pieces=(piece,)))
+            self._checkpoints.commit(Manifest(commit=commit, world=self._size, promise=Promise(), pieces=(piece,)))
             self.committed_step = step
             self.committed(commit)
             self._checkpoints.collect()

@@ -6,7 +6,7 @@ import math
 import random
 import traceback
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from unittest import mock
@@ -19,15 +19,16 @@ from gpucloud.domain.job import Job, Market, MarketPolicy, Resources
 from gpucloud.domain.ledger import total
 from gpucloud.domain.manifest import Commit
 from gpucloud.domain.node import EndCause
+from gpucloud.domain.order import Order
 from gpucloud.domain.policy.learned import Tables
 from gpucloud.domain.state import ExitReason, JobState
-from gpucloud.domain.supervision.seen import Goal
 from gpucloud.domain.supervision.situation import Lesson
+from gpucloud.ports import Brought
 from gpucloud.ports import Host as HostPort
 from gpucloud.usecases.bootstrap import Bootstrapped, Package
 from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.lease import take
-from gpucloud.usecases.supervise import supervisor
+from gpucloud.usecases.orders import Orders
+from gpucloud.usecases.session import Session
 from gpucloud.usecases.world import World
 from tests.sim.cloud import CAP, Cloud, CloudLine, Prices
 from tests.sim.invoice import invoice
@@ -79,11 +80,6 @@ class Run:
         due = setting.deadline
         every_s, on_demand = setting.price_s, due is not None
         self.prices = Prices(self.loom, seed, at_cap=setting.at_cap, every_s=every_s, on_demand=on_demand)
-        self.goal = Goal(nodes=setting.nodes, least_nodes=setting.least_nodes)
-        if due is not None:
-            deadline_at = EPOCH + timedelta(seconds=due.span_s)
-            work = timedelta(seconds=due.work_s) if due.work_s is not None else None
-            self.goal = replace(self.goal, deadline_at=deadline_at, policy=due.policy, work=work)
         self.cloud = Cloud(self.loom, self.dice, self.prices, setting.weather)
         self.machines: dict[str, Machine] = {}
         self.processes: dict[int, Process] = {}
@@ -94,7 +90,8 @@ class Run:
         self.calm = False
         self.over = False
         self.tale: list[str] = []
-        market = Resources(market=MarketPolicy.SPOT if due is None else MarketPolicy.AUTO, nodes=setting.nodes)
+        spot_alone = MarketPolicy.SPOT if due is None else MarketPolicy.AUTO
+        market = Resources(market=spot_alone, nodes=setting.nodes, least_nodes=setting.least_nodes)
         self.job = Job(
             name="job",
             run="python train.py",
@@ -103,20 +100,22 @@ class Run:
             code=folder,
             resources=market,
         )
+        if due is not None:
+            work = timedelta(seconds=due.work_s) if due.work_s is not None else None
+            self.job = replace(self.job, deadline=timedelta(seconds=due.span_s), policy=due.policy, work=work)
 
     def run(self) -> Verdict:
         """Let it happen, and return the verdict."""
         first = self.prices.offers(None)[0]
         state = JobState(
             job="job",
-            created_at=EPOCH,
-            budget_usd=self.setting.budget_usd,
-            spec_sha256="0" * 64,
             pool=first.pool,
             cap_usd_per_hour=CAP,
             lease_s=self.setting.lease_s,
         )
-        JobStore(self.store, "job").create(state, b"")
+        jobs = JobStore(self.store, "job")
+        Orders(jobs=jobs, clock=_Epoch()).first(self._order())
+        jobs.create(state)
         self.cloud.started = lambda record: self.machines.update({record.id: Machine(self, record.id)})
         self.cloud.died = self._died
         self.cloud.changed = self._judge_money
@@ -189,16 +188,32 @@ class Run:
 
     def _supervise(self, process: Process) -> None:
         try:
-            lease = take(JobStore(StoreLine(self.store, process, self.dice, self.setting.faults), "job"), process)
-            watcher = _Onlooker(self, process)
-            with supervisor(self._world(process), self.goal, lease, watcher, lambda: None) as one:
-                one.run()
+            world, watcher = self._world(process), _Onlooker(self, process)
+            Session(world=world, orders=Orders(jobs=world.jobs, clock=process), watcher=watcher).run()
             self.over = self.over or self.state().torn_down
         except GpucloudError as error:
             self.tale.append(f"{self.loom.now:8.1f} {process.name} ends: {error}")
         except Exception:  # noqa: BLE001  a bug of ours, whatever it is
             self.blame(f"{process.name}: {traceback.format_exc()}")
         process.loom.after(0, process.kill)
+
+    def _order(self) -> Order:
+        return Order(
+            number=1,
+            store=self.store.url,
+            job="job",
+            base="job",
+            run=1,
+            by="me@here",
+            at=EPOCH,
+            first_at=EPOCH,
+            host="here",
+            resolved=self.job,
+            spec_sha256="0" * 64,
+            file_budget_usd=self.setting.budget_usd,
+            budget_usd=self.setting.budget_usd,
+            deadline_at=EPOCH + self.job.deadline if self.job.deadline is not None else None,
+        )
 
     def _world(self, process: Process) -> World:
         line = CloudLine(self.cloud, process)
@@ -283,11 +298,11 @@ class Run:
         promised = self.cloud.spent() + CAP * len(lasting) * hours
         if promised > self.setting.budget_usd:
             self.blame(f"{len(lasting)} machines are paid until more than the budget: {promised:.4f} USD")
-        counted = [node for node in lasting if not node.detached]
+        counted = [node for node in lasting if not node.relieved]
         wanted = self.setting.nodes * (2 if self.setting.deadline is not None else 1)  # some may stand beside
         if len(counted) > wanted:
             self.blame(f"{len(counted)} machines are counted, {wanted} are wanted")
-        unasked = [node.id for node in lasting if node.detached and node.taken_at is None]
+        unasked = [node.id for node in lasting if node.relieved and node.taken_at is None]
         if unasked:
             self.blame(f"{unasked[0]} lives, is not counted, and nobody takes it")
 
@@ -316,6 +331,16 @@ class Run:
             self.blame(f"{verdict.spent_usd} USD are spent of {verdict.budget_usd}")
         _judge_books(self, state)
         _judge_reason(self, state)
+
+
+class _Epoch:
+    """The clock of whoever gave the order, before all else."""
+
+    def now(self) -> datetime:
+        return EPOCH
+
+    def sleep(self, seconds: float) -> None:
+        """Nobody waits."""
 
 
 def _tables(lesson: Lesson) -> Tables:
@@ -379,8 +404,8 @@ class _Onlooker:
 
 
 class _NoOutputs:
-    def bring_home(self, *_: object) -> tuple[str, ...]:
-        return ()
+    def bring_home(self, *_: object) -> Brought:
+        return Brought()
 
     def bring_profile(self, *_: object) -> tuple[str, ...]:
         return ()

@@ -283,7 +283,7 @@ def main() -> None:
             training.change(total)
             total = 0.0
         if changes or args.recipe.each_batch:
-            _remember(args.out / f"seen-{rank}.jsonl", run.steps_done + 1, batches)
+            remember(args.out / f"seen-{rank}.jsonl", run.steps_done + 1, batches)
             batches = []
             run.step(loss=training.losses.seen[-1])
     run.done()
@@ -302,9 +302,10 @@ def _mean(value: float) -> float:
     return float(total) / dist.get_world_size()
 
 
-def _remember(path: Path, step: int, batches: list[Any]) -> None:
+def remember(path: Path, step: int, batches: list[Any]) -> None:
     """Append the attempt, the step, and for each batch its samples: index, and the sum of what its noise made of it."""
-    samples = [[(int(i), float(v)) for i, v in zip(index, x.double().sum(1), strict=True)] for index, x, _ in batches]
+    sums = ((index, x.double().flatten(1).sum(1)) for index, x, _ in batches)
+    samples = [[(int(i), float(v)) for i, v in zip(*pair, strict=True)] for pair in sums]
     line = json.dumps([int(os.environ["GPUCLOUD_ATTEMPT"]), step, samples])
     with path.open("ab", buffering=0) as file:
         file.write(line.encode() + b"\n")

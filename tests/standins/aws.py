@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpucloud.adapters.aws.account.policy import Uses
 from tests.commandline import CommandLine
+from tests.iam.printed import let_as_printed
 from tests.lab.aws import Lab
 from tests.lab.aws.machines import Machines
 from tests.lab.aws.world import ACCESS_KEY
@@ -171,12 +173,19 @@ class Account:
 
 
 @contextlib.contextmanager
-def account(folder: Path, *, notice_s: float = 6.0, real: bool = True) -> Iterator[Account]:
-    """Give an account with nothing in it; `real` machines, else instances that run by themselves."""
+def account(
+    folder: Path, *, notice_s: float = 6.0, real: bool = True, uses: Uses | None = None, makes_roles: bool = True
+) -> Iterator[Account]:
+    """Give an account with nothing in it but what `gpucloud iam policy` prints, which judges every call.
+
+    `real` machines, else instances that run by themselves. `uses` is what of the user's own the policies name; who
+    does not make roles (`makes_roles`) has a profile of his own among it.
+    """
     machines = (lambda place, url: Machines(place, endpoint_url=url, region="us-east-1")) if real else None
     with Lab(folder / "aws", machines=machines, notice_s=notice_s) as lab:
         line = Line(folder, **{**lab.settings, **QUICK})
         line.home = Path(lab.settings["GPUCLOUD_HOME"])
+        let_as_printed(lab, uses=uses, makes_roles=makes_roles)
         try:
             yield Account(lab, line, lab.inventory())
         finally:

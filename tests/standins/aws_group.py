@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +16,8 @@ from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
 from gpucloud.adapters.aws.nodes.place import drill_role
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.job import Access, Market
-from gpucloud.domain.node import GroupView
-from gpucloud.domain.offer import Pool
+from gpucloud.domain.node import GroupView, NodeState
+from gpucloud.domain.offer import EfaLayout, Pool
 from tests.lab.aws import Lab
 
 GROUP = "us-east-1/gpucloud-digits"
@@ -51,11 +52,13 @@ def make_cluster(lab: Lab, name: str = CLUSTER, *, region: str = "us-east-1") ->
         LaunchTemplateName=f"{name}-efa0",
         LaunchTemplateData={
             "ImageId": "ami-12c6146b",
+            "InstanceType": "g4dn.xlarge",
             "InstanceInitiatedShutdownBehavior": "terminate",
             "TagSpecifications": [{"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume")],
         },
+        TagSpecifications=[{"ResourceType": "launch-template", "Tags": tags}],
     )
-    specification = {"LaunchTemplateId": made["LaunchTemplate"]["LaunchTemplateId"], "Version": "$Latest"}
+    specification = {"LaunchTemplateId": made["LaunchTemplate"]["LaunchTemplateId"], "Version": "1"}
     listed = ",".join(f"{zone}={subnet}" for zone, subnet in subnets.items())
     scaling.create_auto_scaling_group(
         AutoScalingGroupName=name,
@@ -63,13 +66,8 @@ def make_cluster(lab: Lab, name: str = CLUSTER, *, region: str = "us-east-1") ->
         MaxSize=0,
         DesiredCapacity=0,
         VPCZoneIdentifier=",".join(subnets.values()),
-        MixedInstancesPolicy={
-            "LaunchTemplate": {
-                "LaunchTemplateSpecification": specification,
-                "Overrides": [{"InstanceType": "g4dn.xlarge"}],
-            },
-            "InstancesDistribution": {"OnDemandBaseCapacity": 0, "OnDemandPercentageAboveBaseCapacity": 0},
-        },
+        LaunchTemplate=specification,
+        TerminationPolicies=["NewestInstance"],
         Tags=[{**tag, "PropagateAtLaunch": False} for tag in [*tags, {"Key": "gpucloud:subnets", "Value": listed}]],
     )
     scaling.suspend_processes(AutoScalingGroupName=name, ScalingProcesses=["AZRebalance"])
@@ -112,7 +110,7 @@ class Rig:
             "user": "ubuntu",
             "access": self.access,
             "host_key": self.host_key,
-            "efa_of": lambda _type: 0,
+            "efa_of": lambda _type: EfaLayout(),
             "interval_s": self.interval_s,
             "settle_s": self.settle_s,
         }
@@ -121,3 +119,17 @@ class Rig:
 def refusals(view: GroupView) -> list[tuple[str, str]]:
     """Return (fault, code) of every refusal."""
     return [(refusal.fault.value, refusal.code) for refusal in view.refusals]
+
+
+def until(nodes: AwsNodeGroup, wanted: Callable[[GroupView], bool], limit_s: float = 15.0) -> GroupView:
+    """Return the group once it is as wanted."""
+    deadline = time.monotonic() + limit_s
+    while not wanted(view := nodes.describe(GROUP)):
+        assert time.monotonic() < deadline, f"never so; last seen: {view}"
+        time.sleep(0.02)
+    return view
+
+
+def runs(count: int) -> Callable[[GroupView], bool]:
+    """Return whether so many machines run."""
+    return lambda view: sum(node.state is NodeState.RUNNING for node in view.nodes) == count

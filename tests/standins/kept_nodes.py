@@ -76,6 +76,13 @@ def newest():
         return step
     return 0
 
+def committed():
+    try:
+        with open(os.environ["waits_for"]) as file:
+            return json.load(file)["committed_step"] or 0
+    except FileNotFoundError:
+        return 0
+
 step = newest()
 print("begins at", step, flush=True)
 while step < total:
@@ -88,6 +95,8 @@ while step < total:
         save(step)
         if asked:
             sys.exit(0)
+        while rank == 0 and "waits_for" in os.environ and committed() < step:  # and the others for rank 0
+            time.sleep(0.01)
 """
 
 
@@ -116,12 +125,12 @@ class KeptNodes:
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(open_store(str(self.folder / "store")), PREFIX, keep=KEEP)
 
-    def start(self, *, steps: int, pause_s: float = 0.005, on: OnNotice = OnNotice.NONE) -> None:
-        """Start the next attempt on every node."""
+    def start(self, *, steps: int, pause_s: float = 0.005, on: OnNotice = OnNotice.NONE, waits: bool = False) -> None:
+        """Start the next attempt on every node. With `waits` it goes on after a save when that is committed."""
         self.attempts += 1
         self.port = _free_port()
         for node in range(self.nodes):
-            self.processes[node] = self._started(node, steps, pause_s, on)
+            self.processes[node] = self._started(node, steps, pause_s, on, waits=waits)
 
     def ended(self, limit_s: float = 240.0) -> list[int]:
         """Return the exit codes once the attempt is over on every node."""
@@ -177,7 +186,7 @@ class KeptNodes:
                 return f"{manifest.commit} mixes steps"
         return None
 
-    def _started(self, node: int, steps: int, pause_s: float, on: OnNotice) -> subprocess.Popen[bytes]:
+    def _started(self, node: int, steps: int, pause_s: float, on: OnNotice, *, waits: bool) -> subprocess.Popen[bytes]:
         folder, code = self.attempt_folder(node), self.code(node)
         for made in (folder, code, barriers := self.folder / f"barriers-{self.attempts}"):
             made.mkdir(parents=True, exist_ok=True)
@@ -199,6 +208,8 @@ class KeptNodes:
         )
         own = {"PYTHONPATH": str(ROOT), MARK: str(folder), "RANK": str(node), "WORLD_SIZE": str(self.nodes)}
         own |= {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)}
+        if waits:
+            own["waits_for"] = str(self.attempt_folder(0) / "progress.json")
         with (folder / f"rank-{node}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "gpucloud.agent", "keep", "--order", to_json(order), "--",

@@ -78,6 +78,14 @@ def save(step):
         with open(f"{folder}/DONE", "w") as file:
             file.write(json.dumps({"global_step": step}))
 
+def committed():
+    """The step that the keeper tells of."""
+    try:
+        with open(os.environ["waits_for"]) as file:
+            return json.load(file)["committed_step"] or 0
+    except FileNotFoundError:
+        return 0
+
 asked = []
 if "on" in os.environ:
     ignored = os.environ["handler"] == "ignore"
@@ -96,6 +104,8 @@ while step < total:
     if step % 10 == 0:
         save(step)
         print("saved", step, flush=True)
+        while "waits_for" in os.environ and committed() < step:
+            time.sleep(0.01)
     if os.environ.get("hangs_at") == str(step):
         time.sleep(600)
 if "exit" in os.environ:
@@ -134,9 +144,13 @@ class KeptScript:
         on: OnNotice = OnNotice.NONE,
         handler: str = "save",
         keep: int = KEEP,
+        waits: bool = False,
         **env: object,
     ) -> None:
-        """Start the next attempt; `handler` is what the script does about the signal: save, ignore, or none of it."""
+        """Start the next attempt; `handler` is what the script does about the signal: save, ignore, or none of it.
+
+        With `waits` the script goes on when its save is committed: else a newer one may come first, and it never is.
+        """
         self.attempts += 1
         self.attempt_folder.mkdir()
         order = KeepOrder(
@@ -154,6 +168,8 @@ class KeptScript:
             first_rank=0,
         )
         own = {name: str(value) for name, value in env.items()}
+        if waits:
+            own["waits_for"] = str(self.attempt_folder / "progress.json")
         if on is not OnNotice.NONE and handler != "none":
             own |= {"on": on.value, "handler": handler}
         with (self.attempt_folder / "rank-0.log").open("ab") as log:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from decimal import Decimal
 
 from gpucloud.adapters.home import KnownJob, open_home
@@ -13,6 +12,7 @@ from gpucloud.domain.manifest import (
     Commit,
     Manifest,
     Piece,
+    Promise,
     Why,
     commit_key,
     data_key,
@@ -26,6 +26,7 @@ from gpucloud.domain.safetensors import entries_of, header_bytes, placed, size_o
 from gpucloud.domain.state import JobState
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.usecases.jobstore import JobStore
+from tests.unit.worlds import put_job
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Made:
             self.store.put(f"{self.prefix}/{key}", data)
             sums = sums_of((memoryview(data),))
             pieces.append(Piece(key=key, size=sums.size, crc32=sums.crc32))
-        manifest = Manifest(commit=self.commit, world=len(ranks), level="exact", pieces=tuple(pieces), why=why)
+        manifest = Manifest(commit=self.commit, world=len(ranks), promise=Promise(), pieces=tuple(pieces), why=why)
         record = generation_bytes(base=base, owner="test")
         self.store.put(f"{self.prefix}/{generation_key(self.commit.generation)}", record)
         self.store.put(f"{self.prefix}/{commit_key(self.commit)}", manifest_bytes(manifest))
@@ -114,10 +115,7 @@ def known_job(folder, name):
     store = open_store(str(folder / "store"))
     job = JobStore(store, name)
     pool = Pool(instance_type="local", zone="local-a", market=Market.SPOT)
-    at = datetime(2026, 1, 2, tzinfo=timezone.utc)
-    state = JobState(
-        job=name, created_at=at, budget_usd=Decimal(1), spec_sha256="", pool=pool, cap_usd_per_hour=Decimal(1)
-    )
-    job.create(state, f"name: {name}\n".encode())
+    state = JobState(job=name, pool=pool, cap_usd_per_hour=Decimal(1))
+    put_job(job, state)
     open_home().remember(KnownJob(name=name, store=store.url, file=folder / "gone.yaml"))
     return store, job

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpucloud.domain.manifest import Commit, Manifest
+from gpucloud.domain.manifest import Commit, Manifest, Promise
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.checkpoints import Checkpoints, Fenced
 
@@ -27,6 +27,7 @@ class Trainer:
         self._checkpoints = Checkpoints(store, prefix, keep=3)
         self.base: Commit | None = None
         self.step, self.history = 0, []
+        self._checkpoints.announce(attempt)
         for manifest in self._checkpoints.candidates():
             found = self._checkpoints.fetch(manifest)
             if found is not None:
@@ -43,7 +44,7 @@ class Trainer:
         commit = Commit(self.generation, self.step)
         data = json.dumps({"step": self.step, "history": self.history}).encode()
         piece = self._checkpoints.upload(commit, "state", memoryview(data))
-        self._checkpoints.commit(Manifest(commit=commit, world=1, level="exact", pieces=(piece,)))
+        self._checkpoints.commit(Manifest(commit=commit, world=1, promise=Promise(), pieces=(piece,)))
         self._checkpoints.collect()
 
 

@@ -25,6 +25,7 @@ import torch._dynamo
 
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.restoring import Restored, find
+from gpucloud.resume.run import SAVED_AND_LEFT
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.checkpoints import Checkpoints
 from tests.functional import train_exact
@@ -148,7 +149,7 @@ def ended(children: list[int]) -> list[int]:
                 pid, status = os.waitpid(child, os.WNOHANG)
                 if pid:
                     codes[child] = os.waitstatus_to_exitcode(status)
-        failed = any(code != 0 for code in codes.values())
+        failed = any(code not in (0, SAVED_AND_LEFT) for code in codes.values())
         if failed or time.monotonic() > deadline:
             for child in set(children) - set(codes):
                 os.kill(child, signal.SIGKILL)

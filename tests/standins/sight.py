@@ -9,6 +9,7 @@ import random
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from decimal import Decimal
 from types import SimpleNamespace
 
 from gpucloud.domain.errors import HostUnreachable
@@ -87,7 +88,7 @@ class Sight:
             self._deliver()
             self._tick()
 
-    def submit(self, work, peer, node):
+    def submit(self, work, peer, made, node):
         """As a thread pool does: a knock takes its time."""
         victim = int(node.id[1:])
         alive = not self._dead(victim) and self.case.fault != "ssh" if victim == self.case.victim else True
@@ -123,7 +124,8 @@ class Sight:
         world = seen(*nodes, group_size=self.case.nodes, state=self.state)
         world = self._witnesses.hear(replace(world, now=NOW + timedelta(seconds=self.now)))
         self.state = books.record(world)
-        action = decide(Goal(nodes=self.case.nodes), replace(world, state=self.state), Rules(limits=LIMITS))
+        goal = Goal(nodes=self.case.nodes, budget_usd=Decimal(1))
+        action = decide(goal, replace(world, state=self.state), Rules(limits=LIMITS))
         if isinstance(action, NoteInterruptions):
             self.state = books.note_interruptions(self.state, action)
             self.believed.update({i.node_id: self.now - self.case.at for i in action.interruptions})

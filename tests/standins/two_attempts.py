@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 from itertools import count
 from typing import Any
 
-from gpucloud.domain.manifest import Commit, Manifest
+from gpucloud.domain.manifest import Commit, Manifest, Promise
 from gpucloud.store import ObjectStore
 from gpucloud.store.checkpoints import Checkpoints, Fenced
 from tests.fakes.memory_store import MemoryStore
@@ -33,6 +33,7 @@ class Attempt:
 
     def __init__(self, store: ObjectStore) -> None:
         self._all = [Checkpoints(store, _PREFIX, keep=_KEEP) for _ in range(_RANKS)]
+        self._all[0].announce(1)
         self.base = newest(store)
         self._all[0].begin(base=self.base, attempt=1)
         self.generation = self._all[0].generation
@@ -40,12 +41,13 @@ class Attempt:
             rank.go_on(self.generation, base=self.base)
         self.acknowledged: Commit | None = None
 
-    def train(self, last: int) -> None:
-        """Save each step up to the last. Raises Fenced."""
-        for step in range(self.base.step if self.base else 0, last):
+    def train(self, last: int, *, first: int | None = None) -> None:
+        """Save each step up to the last, from its base or another first one on. Raises Fenced."""
+        begins = self.base.step if self.base else 0
+        for step in range(begins if first is None else first, last):
             commit = Commit(self.generation, step + 1)
             pieces = [one.upload(commit, f"rank-{r}", memoryview(_body(commit, r))) for r, one in enumerate(self._all)]
-            self._all[0].commit(Manifest(commit=commit, world=_RANKS, level="exact", pieces=tuple(pieces)))
+            self._all[0].commit(Manifest(commit=commit, world=_RANKS, promise=Promise(), pieces=tuple(pieces)))
             self.acknowledged = commit
             self._all[0].collect()
 
@@ -90,6 +92,34 @@ def meetings() -> Iterator[tuple[str, str | None]]:
             for saves in (0, 1, 3):
                 moment = "after" if after else "before"
                 yield f"another that saves {saves} times meets call {at}, {moment}", _wrong(at, saves, after=after)
+
+
+def overtakings() -> Iterator[tuple[str, str | None]]:
+    """Yield each moment of an attempt's start at which the one before it saves again and again, and what is wrong.
+
+    The one that starts dies before its first save: what is restored then is what it began from.
+    """
+    whole = _Meeting(_job(), 0, lambda: None, after=False)
+    Attempt(whole)  # type: ignore[arg-type]
+    for at in range(1, whole.calls + 1):
+        for after in (False, True):
+            yield f"the one before saves on {'after' if after else 'before'} call {at}", _overtaken(at, after=after)
+
+
+def _overtaken(at: int, *, after: bool) -> str | None:
+    store = _job()
+    older = Attempt(store)
+    older.train(_BEFORE + 1)
+
+    def save_on() -> None:
+        with contextlib.suppress(Fenced):
+            older.train(_BEFORE + 5, first=_BEFORE + 1)
+
+    newer = Attempt(_Meeting(store, at, save_on, after=after))  # type: ignore[arg-type]
+    found = newest(store)
+    if newer.base is None or found != newer.base:
+        return f"{found} is restored instead of {newer.base}"
+    return None
 
 
 def newest(store: ObjectStore) -> Commit | None:

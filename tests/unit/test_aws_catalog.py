@@ -28,7 +28,8 @@ from gpucloud.domain.catalog import (
     aged,
 )
 from gpucloud.domain.errors import ProvisionError, UsageError
-from gpucloud.domain.job import Resources
+from gpucloud.domain.job import Access, Resources
+from gpucloud.domain.offer import EfaLayout
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 MACHINES = {
@@ -43,23 +44,23 @@ MACHINES = {
         Machine(name="g6.xlarge", gpu="L4", gpus=1, vram_gib=24, vcpus=4, memory_gib=16, efa=0, network_gbps=2.5,
                 burst_gbps=10, nvme_gb=250),
         Machine(name="g6e.48xlarge", gpu="L40S", gpus=8, vram_gib=48, vcpus=192, memory_gib=1536, efa=4,
-                network_gbps=400, nvme_gb=7600),
+                network_gbps=400, nvme_gb=7600, cards=4),
         Machine(name="g6f.xlarge", gpu="L4", gpus=0, gpu_part=0.125, vram_gib=2, vcpus=4, memory_gib=16, efa=0,
                 network_gbps=2.5, burst_gbps=10, nvme_gb=100),
         Machine(name="g7e.48xlarge", gpu="RTX PRO 6000", gpus=8, vram_gib=96, vcpus=192, memory_gib=2048, efa=4,
-                network_gbps=1600, nvme_gb=15200),
+                network_gbps=1600, nvme_gb=15200, cards=4),
         Machine(name="gr6.4xlarge", gpu="L4", gpus=1, vram_gib=24, vcpus=16, memory_gib=128, efa=0, network_gbps=10,
                 burst_gbps=25, nvme_gb=600),
         Machine(name="p3.16xlarge", gpu="V100", gpus=8, vram_gib=16, vcpus=64, memory_gib=488, efa=0, network_gbps=25,
                 nvme_gb=0),
         Machine(name="p4d.24xlarge", gpu="A100", gpus=8, vram_gib=40, vcpus=96, memory_gib=1152, efa=4,
-                network_gbps=400, nvme_gb=8000),
+                network_gbps=400, nvme_gb=8000, cards=4),
         Machine(name="p5.48xlarge", gpu="H100", gpus=8, vram_gib=80, vcpus=192, memory_gib=2048, efa=32,
-                network_gbps=3200, nvme_gb=30400),
+                network_gbps=3200, nvme_gb=30400, cards=32),
         Machine(name="p5en.48xlarge", gpu="H200", gpus=8, vram_gib=141, vcpus=192, memory_gib=2048, efa=16,
-                network_gbps=3200, nvme_gb=30400),
+                network_gbps=3200, nvme_gb=30400, cards=16),
         Machine(name="p6-b300.48xlarge", gpu="B300", gpus=8, vram_gib=268, vcpus=192, memory_gib=4096, efa=16,
-                network_gbps=6400, nvme_gb=30400),
+                network_gbps=6400, nvme_gb=30400, cards=17),
     )
 }  # fmt: skip
 
@@ -67,6 +68,37 @@ MACHINES = {
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=lambda machine: machine.name)
 def test_machines_are_as_aws_describes_them(machine: Machine):
     assert load().machine(machine.name) == machine
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "layout", "access"),
+    [
+        ("g5.xlarge", 8, "0", Access.PUBLIC),
+        ("g5.12xlarge", 2, "1", Access.PUBLIC),  # its only interface may have an address
+        ("p4d.24xlarge", 2, "4", Access.SESSION_MANAGER),
+        ("p5en.48xlarge", 2, "16", Access.SESSION_MANAGER),
+        ("p6-b300.48xlarge", 2, "16of17", Access.SESSION_MANAGER),  # its first card has none
+        ("p6-b300.48xlarge", 1, "0", Access.PUBLIC),  # EFA is of no use alone, and would cost the address
+    ],
+)
+def test_efa_lies_as_the_types_cards_have_it_and_decides_how_ssh_gets_in(
+    name: str, nodes: int, layout: str, access: Access
+):
+    efa = load().machine(name).fabric(nodes)
+    assert (str(efa), efa.access(Access.PUBLIC)) == (layout, access)
+    assert efa.access(Access.PRIVATE) is Access.PRIVATE
+
+
+def test_a_type_whose_cards_are_not_known_has_one_for_each_efa_interface():
+    assert replace(load().machine("p4d.24xlarge"), cards=1).fabric(2) == EfaLayout(interfaces=4, cards=4)
+
+
+def test_the_cards_are_read_as_ec2_describes_them():
+    kind = described("p9.48xlarge", "B900", 8, 294912)
+    kind["NetworkInfo"] = {"MaximumNetworkCards": 17, "EfaInfo": {"MaximumEfaInterfaces": 16}}
+    machine = machine_of(kind)
+    assert machine is not None
+    assert machine.fabric(2) == EfaLayout(interfaces=16, cards=17)
 
 
 def test_every_machine_has_a_price_in_us_east_1():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from gpucloud.adapters.aws.nodes import activities
 from gpucloud.adapters.aws.nodes.instances import Reach, end_cause, node_of, refusal_of
 from gpucloud.adapters.aws.nodes.launching import settings
-from gpucloud.adapters.aws.nodes.listing import Listing
+from gpucloud.adapters.aws.nodes.listing import Listing, ShutOff, held_back
 from gpucloud.adapters.aws.nodes.place import Place
 from gpucloud.adapters.aws.nodes.recollection import Recollection
 from gpucloud.domain.errors import ProvisionError
@@ -22,6 +23,7 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 REACH = Reach(region="us-east-1", user="ubuntu", port=22, access=Access.PUBLIC)
 POOL = Pool(instance_type="g4dn.xlarge", zone="us-east-1a", market=Market.SPOT)
 HERE = Place.of("us-east-1/gpucloud-digits")
+OURS = {"LaunchTemplateName": "gpucloud-digits-efa0.g4dn.xlarge.spot", "Version": "3"}
 OTHER = Pool(instance_type="p4d.24xlarge", zone="us-east-1b", market=Market.ON_DEMAND)
 
 
@@ -57,19 +59,17 @@ def group(desired: int = 1, members: tuple[str, ...] = (), **more: Any) -> dict[
         "VPCZoneIdentifier": "subnet-a",
         "Instances": [{"InstanceId": i, "LifecycleState": "InService"} for i in members],
         "Tags": [{"Key": "gpucloud:subnets", "Value": "us-east-1a=subnet-a,us-east-1b=subnet-b"}],
-        "MixedInstancesPolicy": {
-            "LaunchTemplate": {
-                "LaunchTemplateSpecification": {"LaunchTemplateName": "gpucloud-digits-efa0"},
-                "Overrides": [{"InstanceType": "g4dn.xlarge"}],
-            },
-            "InstancesDistribution": {"OnDemandPercentageAboveBaseCapacity": 0},
-        },
+        "LaunchTemplate": OURS,
         **more,
     }
 
 
 def listing(*instances: dict[str, Any], **more: Any) -> Listing:
-    return Listing(**{"group": group(), "instances": instances, "shut_off": None, **more})
+    return Listing(**{"group": group(), "instances": instances, **more})
+
+
+def armed(shut_off: datetime) -> ShutOff:
+    return ShutOff(at=shut_off, again=shut_off + timedelta(minutes=5))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,17 @@ def test_ssh_reaches_a_machine_as_the_job_chose(access: Access, address: str, pr
     node = node_of(instance(), reach, None, NOON)
     assert (node.address, node.private_address, node.proxy) == (address, "10.0.0.7", proxy)
     assert (node.pool, node.state, node.launched_at, node.interface) == (POOL, NodeState.RUNNING, NOON, None)
+
+
+@pytest.mark.parametrize(
+    ("wished", "through"), [(Access.PUBLIC, True), (Access.SESSION_MANAGER, True), (Access.PRIVATE, False)]
+)
+def test_a_machine_whose_template_gave_it_no_address_is_reached_through_session_manager(
+    wished: Access, *, through: bool
+) -> None:
+    tagged = instance(PublicIpAddress=None, Tags=[{"Key": "gpucloud:ssh", "Value": "session_manager"}])
+    node = node_of(tagged, replace(REACH, access=wished), None, NOON)
+    assert (node.address, bool(node.proxy)) == ("10.0.0.7", through)
 
 
 def test_a_machine_without_a_public_address_is_reached_by_its_private_one() -> None:
@@ -187,7 +198,10 @@ def test_failed_launches_of_the_group_are_refusals_of_the_pool_that_they_name() 
         activity(5, "ignored", StatusCode="Successful"),
         activity(6, "ignored", Description="Terminating EC2 instance: i-1"),
     ]
-    found = [(r.pool.instance_type, r.pool.zone, r.fault, r.code, r.at) for r in activities.refusals(told, POOL)]
+    found = [
+        (r.pool.instance_type, r.pool.zone, r.fault, r.code, r.at)
+        for r in activities.refusals(listing(activities=tuple(told)), POOL)
+    ]
     assert found == [
         ("g4dn.xlarge", "us-east-1a", Fault.CAPACITY, "InsufficientInstanceCapacity", at(30)),
         ("p3.2xlarge", "us-east-1b", Fault.CAPACITY, "InsufficientInstanceCapacity", at(10)),
@@ -204,39 +218,63 @@ def test_a_shut_off_that_has_fired_is_found_in_the_groups_story() -> None:
 
 
 def test_a_group_that_is_as_wanted_is_left_alone() -> None:
-    assert settings(listing(), 1, POOL, "gpucloud-digits-efa0") == {}
+    assert settings(listing(), 1, POOL, OURS) == {}
 
 
-def test_another_pool_changes_subnet_type_market_and_template() -> None:
-    assert settings(listing(), 2, OTHER, "gpucloud-digits-efa4") == {
+def test_another_pool_changes_subnet_and_template() -> None:
+    template = {"LaunchTemplateName": "gpucloud-digits-efa4.p4d.24xlarge.on_demand", "Version": "1"}
+    assert settings(listing(), 2, OTHER, template) == {
         "MaxSize": 2,
         "VPCZoneIdentifier": "subnet-b",
-        "MixedInstancesPolicy": {
-            "LaunchTemplate": {
-                "LaunchTemplateSpecification": {"LaunchTemplateName": "gpucloud-digits-efa4", "Version": "$Latest"},
-                "Overrides": [{"InstanceType": "p4d.24xlarge"}],
-            },
-            "InstancesDistribution": {
-                "OnDemandBaseCapacity": 0,
-                "OnDemandPercentageAboveBaseCapacity": 100,
-                "SpotAllocationStrategy": "price-capacity-optimized",
-            },
-        },
+        "LaunchTemplate": template,
     }
 
 
-def test_a_capacity_block_keeps_its_plain_template() -> None:
-    plain = group(MixedInstancesPolicy={}, LaunchTemplate={"LaunchTemplateName": "gpucloud-digits-efa0"})
-    assert settings(listing(group=plain), 1, POOL, "gpucloud-digits-efa0") == {}
-    assert settings(listing(group=plain), 1, POOL, "gpucloud-digits-efa4") == {
-        "LaunchTemplate": {"LaunchTemplateName": "gpucloud-digits-efa4", "Version": "$Latest"}
-    }
+def test_another_version_is_pinned_and_a_group_that_starts_nothing_keeps_its_own() -> None:
+    assert settings(listing(), 1, POOL, {**OURS, "Version": "4"}) == {"LaunchTemplate": {**OURS, "Version": "4"}}
+    assert settings(listing(), 0, POOL, None) == {"MaxSize": 0}
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        ({"NewInstancesProtectedFromScaleIn": True}, {"NewInstancesProtectedFromScaleIn": False}),
+        ({"TerminationPolicies": ["arn:aws:lambda:x"]}, {"TerminationPolicies": ["NewestInstance"]}),
+        ({"DeletionProtection": "prevent-all-deletion"}, {"DeletionProtection": "none"}),
+        (
+            {"InstanceLifecyclePolicy": {"RetentionTriggers": {"TerminateHookAbandon": "retain"}}},
+            {"InstanceLifecyclePolicy": {"RetentionTriggers": {"TerminateHookAbandon": "terminate"}}},
+        ),
+    ],
+)
+def test_what_would_keep_machines_from_their_end_is_set_back(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    held = listing(group=group(**found), schedule=armed(at(600)))
+    assert settings(held, 1, POOL, OURS) == wanted
+    assert (held_back(held), held.shut_off) == (tuple(wanted), None)
+    assert listing(group=group(**wanted), schedule=armed(at(600))).shut_off == at(600)
+
+
+@pytest.mark.parametrize(
+    ("name", "pool"),
+    [
+        ("gpucloud-digits-efa0.g4dn.xlarge.spot", POOL),
+        ("gpucloud-digits-efa16of17.p6-b300.48xlarge.on_demand", ("p6-b300.48xlarge", Market.ON_DEMAND)),
+        ("gpucloud-digits-efa0", None),
+    ],
+)
+def test_the_pool_of_a_group_is_told_by_its_templates_name(name: str, pool: Any) -> None:
+    found = listing(group=group(LaunchTemplate={"LaunchTemplateName": name, "Version": "1"})).pool
+    assert found == pool or (found is not None and (found.instance_type, found.market) == pool)
+
+
+def test_a_shut_off_that_would_fire_once_only_is_none() -> None:
+    assert listing(schedule=ShutOff(at=at(600))).shut_off is None
 
 
 def test_a_zone_without_a_subnet_is_named() -> None:
     pool = Pool(instance_type="g5.xlarge", zone="us-east-1f", market=Market.SPOT)
     with pytest.raises(ProvisionError, match=r"no subnet in us-east-1f \(it has us-east-1a, us-east-1b\)"):
-        settings(listing(), 1, pool, "gpucloud-digits-efa0")
+        settings(listing(), 1, pool, OURS)
 
 
 @pytest.mark.parametrize("name", ["gpucloud-digits", "us-east-1/", "/gpucloud-digits", "a/b/c", ""])
@@ -278,19 +316,27 @@ def test_a_machine_that_answers_long_after_it_was_lost_costs_money_again() -> No
 def test_a_later_shut_off_does_not_change_why_a_machine_ended() -> None:
     memory = Recollection(reach=REACH)
     old, new = at(600), at(2000)
-    memory.view(listing(instance(), shut_off=old), at(0))
+    memory.view(listing(instance(), schedule=armed(old)), at(0))
     gone = ended("Client.UserInitiatedShutdown")
     assert memory.view(listing(gone), at(601)).nodes[0].end_cause is EndCause.SCHEDULE
-    assert memory.view(listing(gone, shut_off=new), at(700)).nodes[0].end_cause is EndCause.SCHEDULE
+    assert memory.view(listing(gone, schedule=armed(new)), at(700)).nodes[0].end_cause is EndCause.SCHEDULE
 
 
-def test_only_a_machine_that_we_marked_and_the_group_let_go_is_detached() -> None:
-    marked = instance(Tags=[{"Key": "gpucloud:detached", "Value": "true"}])
-    cases = [(instance(), ()), (marked, ("i-1",)), (marked, ())]
-    views = [
-        Recollection(reach=REACH).view(listing(one, group=group(members=members)), at(0)) for one, members in cases
-    ]
-    assert [view.nodes[0].detached for view in views] == [False, False, True]
+def test_a_machine_that_was_relieved_is_a_member_that_the_level_does_not_count() -> None:
+    marked = instance(Tags=[{"Key": "gpucloud:relieved", "Value": "true"}])
+    cases = [(instance(), ("i-1",)), (marked, ("i-1",)), (marked, ())]
+    views = [Recollection(reach=REACH).view(listing(one, group=group(2, members)), at(0)) for one, members in cases]
+    assert [(view.nodes[0].relieved, view.size) for view in views] == [(False, 2), (True, 1), (True, 2)]
+
+
+def test_a_machine_that_was_relieved_and_has_ended_holds_a_place_until_it_is_let_go() -> None:
+    memory = Recollection(reach=REACH)
+    gone = ended("Server.SpotInstanceTermination") | {"Tags": [{"Key": "gpucloud:relieved", "Value": "true"}]}
+    listed = listing(gone, group=group(2, ("i-1",)))
+    assert memory.view(listed, at(0)).size == 2
+    assert (memory.beside(listed), memory.outlived(listed)) == ((), ("i-1",))
+    memory.let_go("i-1", at(1))
+    assert (memory.beside(listed), memory.outlived(listed)) == ((), ())
 
 
 def test_our_own_level_is_believed_until_listings_can_show_it() -> None:
@@ -306,6 +352,14 @@ def test_a_shut_off_that_has_passed_is_stronger_than_our_own_level() -> None:
     memory.set_level(3, at(0))
     view = memory.view(listing(group=group(desired=0)), at(6))
     assert (view.size, view.armed_until) == (0, at(5))
+
+
+def test_a_level_from_before_a_shut_off_is_forgotten_when_the_group_is_armed_anew() -> None:
+    memory = Recollection(reach=REACH)
+    memory.shut_off = at(5)
+    memory.set_level(3, at(4))
+    memory.view(listing(group=group(desired=0)), at(6))
+    assert memory.view(listing(group=group(desired=0), schedule=armed(at(600))), at(7)).size == 0
 
 
 def test_the_token_of_a_launch_stays_until_it_is_answered_and_for_a_new_process() -> None:

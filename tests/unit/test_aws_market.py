@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta, timezone
+from dataclasses import replace
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
+from gpucloud.adapters.aws.prices.catalog import load
 from gpucloud.adapters.aws.prices.market import AwsMarket
 from gpucloud.adapters.home import Home
+from gpucloud.domain.catalog import Catalog, PriceList
 from gpucloud.domain.errors import CredentialsError, ProvisionError
 from gpucloud.domain.job import Access, AwsChoices, Market, MarketPolicy, Resources
-from gpucloud.domain.offer import Offer, Pool, PricePoint
+from gpucloud.domain.offer import EfaLayout, Offer, Pool, PricePoint
 from gpucloud.wiring.aws import AwsCloud
 
 T0 = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
@@ -112,14 +115,68 @@ def test_offers_are_the_zones_that_offer_the_type_at_their_price_now(market: Aws
     assert market.offers(small(MarketPolicy.SPOT)) == (
         Offer(
             pool=SPOT, usd_per_hour=Decimal("0.25"), cap_usd_per_hour=Decimal("0.526"), as_of=T0,
-            gpus=1, gpu="T4", vram_gib=16, vcpus=4, efa=0,
+            gpus=1, gpu="T4", vram_gib=16, vcpus=4, efa=EfaLayout(),
         ),
         Offer(
             pool=Pool(instance_type="g4dn.xlarge", zone="us-east-1b", market=Market.SPOT),
             usd_per_hour=Decimal("0.526"), cap_usd_per_hour=Decimal("0.526"), as_of=T0,
-            gpus=1, gpu="T4", vram_gib=16, vcpus=4, efa=0,
+            gpus=1, gpu="T4", vram_gib=16, vcpus=4, efa=EfaLayout(),
         ),
     )  # fmt: skip
+
+
+def test_machines_of_a_gang_have_efa_and_one_alone_has_none(market: AwsMarket, aws: FakeAws):
+    aws.ec2["us-east-1"].offerings = [("p4d.24xlarge", "us-east-1a")]
+    wanted = Resources(types=("p4d.24xlarge",), market=MarketPolicy.ON_DEMAND)
+    assert [offer.efa for offer in market.offers(wanted)] == [EfaLayout()]
+    gang = replace(wanted, nodes=2)
+    assert [offer.efa for offer in market.offers(gang)] == [EfaLayout(interfaces=4, cards=4)]
+
+
+def listed(usd: str, as_of: str) -> Catalog:
+    prices = PriceList(as_of=date.fromisoformat(as_of), usd_per_hour={"g4dn.xlarge": Decimal(usd)})
+    return replace(load(), prices={"us-east-1": prices})
+
+
+@pytest.mark.parametrize(
+    ("as_of", "renewed", "usd"),
+    [
+        ("2026-11-01", None, "0.5"),  # read this month: it counts
+        ("2026-07-20", "0.7", "0.7"),  # it has risen since
+        ("2026-07-20", None, "0.625"),  # nobody can say: as much above it as a budget must bear
+    ],
+)
+def test_machines_on_demand_never_count_for_less_than_they_cost_now(aws: FakeAws, as_of, renewed, usd):
+    asked: list[str] = []
+
+    def renew(region: str) -> Catalog:
+        asked.append(region)
+        if renewed is None:
+            raise ProvisionError("not allowed: pricing:GetProducts")
+        return listed(renewed, "2026-11-21")
+
+    market = AwsMarket(aws, ("us-east-1",), catalog=listed("0.5", as_of), renew=renew, now=lambda: T0)
+    (offer, *_) = market.offers(small(MarketPolicy.ON_DEMAND))
+    assert (offer.usd_per_hour, offer.cap_usd_per_hour) == (Decimal(usd), Decimal(usd))
+    assert market.prices(ON_DEMAND, T0, T0) == (PricePoint(since=T0, usd_per_hour=Decimal(usd)),)
+    market.offers(small(MarketPolicy.AUTO))
+    assert asked == ([] if as_of == "2026-11-01" else ["us-east-1"])
+    assert bool(market.remarks) is (usd == "0.625")
+
+
+def test_a_region_without_a_list_of_its_own_is_asked_before_its_machines_are_paid_on_demand(aws: FakeAws):
+    aws.ec2["eu-west-3"] = Ec2()
+    aws.ec2["eu-west-3"].offerings = [("g4dn.xlarge", "eu-west-3a")]
+    news = PriceList(as_of=date(2026, 11, 21), usd_per_hour={"g4dn.xlarge": Decimal("0.61")})
+    whole = listed("0.5", "2026-11-01")
+    market = AwsMarket(
+        aws,
+        ("eu-west-3",),
+        catalog=whole,
+        renew=lambda region: replace(whole, prices={**whole.prices, region: news}),
+        now=lambda: T0,
+    )
+    assert [offer.usd_per_hour for offer in market.offers(small(MarketPolicy.ON_DEMAND))] == [Decimal("0.61")]
 
 
 def test_auto_offers_both_markets(market: AwsMarket):
@@ -251,8 +308,9 @@ def test_on_demand_has_one_price_and_asks_nobody(market: AwsMarket, aws: FakeAws
     ("choices", "regions", "usd"),
     [
         (AwsChoices(), ("us-east-1",), "0.016905"),  # in February: 0.08 × 100 / 672 + 0.005
-        (AwsChoices(access=Access.PRIVATE), ("us-east-1",), "0.011905"),
-        (AwsChoices(disk_gib=500, access=Access.SESSION_MANAGER), ("eu-central-1",), "0.070834"),
+        (AwsChoices(access=Access.PRIVATE), ("us-east-1",), "0.016905"),  # the way out of gpucloud's own network
+        (AwsChoices(access=Access.PRIVATE, subnets=("subnet-1",)), ("us-east-1",), "0.011905"),
+        (AwsChoices(disk_gib=500, access=Access.SESSION_MANAGER), ("eu-central-1",), "0.075834"),
         (AwsChoices(), ("sa-east-1",), "0.027620"),  # not listed: as the dearest known
         (AwsChoices(), ("us-east-1", "eu-central-1"), "0.019167"),  # the dearest of those that machines may come from
     ],

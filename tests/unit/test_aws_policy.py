@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
-from gpucloud.adapters.aws.account.policy import Document, actions, node_policy, user_policy
-from gpucloud.adapters.aws.account.policy_calls import action_of
+from gpucloud.adapters.aws.account.policy import (
+    Document,
+    Uses,
+    actions,
+    boundary_arn,
+    boundary_policy,
+    node_policy,
+    user_policy,
+)
+from tests.iam.actions import action_of
 
 ACCOUNT = "123456789012"
-USER = user_policy(partition="aws", account=ACCOUNT, region="us-east-1")
+LIMITS = boundary_arn("aws", ACCOUNT)
+USER = user_policy(partition="aws", account=ACCOUNT, region="us-east-1", boundary=LIMITS)
 STATEMENTS = [statement for document in USER.values() for statement in document["Statement"]]
 NODE = node_policy(
     partition="aws", account=ACCOUNT, region="us-east-1", cluster="gpucloud-digits", bucket="b", prefix="team"
@@ -26,16 +36,30 @@ def by_sid(name: str, documents: dict[str, Document] = USER) -> dict[str, Any]:
 @pytest.mark.parametrize("partition", ["aws", "aws-cn", "aws-us-gov"])
 @pytest.mark.parametrize("region", ["ap-southeast-1", None])
 def test_each_document_fits_into_a_managed_policy(partition: str, region: str | None):
-    documents = user_policy(
-        partition=partition,
-        account=ACCOUNT,
-        region=region,
-        stores=("a" * 63,),
-        permissions_boundary=f"arn:{partition}:iam::{ACCOUNT}:policy/{'b' * 64}",
-    )
-    sizes = [len(json.dumps(document, separators=(",", ":"))) for document in documents.values()]
+    uses = Uses(
+        stores=("a" * 63,), data=("b" * 63,), subnets=("subnet-" + "0" * 17,) * 3, kms_keys=("k" * 36,),
+        instance_profile=f"arn:{partition}:iam::{ACCOUNT}:instance-profile/{'p' * 64}",
+        instance_role=f"arn:{partition}:iam::{ACCOUNT}:role/{'r' * 64}",
+    )  # fmt: skip
+    boundary = f"arn:{partition}:iam::{ACCOUNT}:policy/{'b' * 64}"
+    who = {"partition": partition, "account": ACCOUNT, "region": region}
+    documents = user_policy(**who, uses=uses, boundary=boundary)
+    sizes = [size(document) for document in [*documents.values(), boundary_policy(**who, uses=uses)]]
     assert max(sizes) <= 6144
-    assert list(documents) == ["gpucloud-read", "gpucloud-machines", "gpucloud-account"]
+    assert list(documents) == ["gpucloud-read", "gpucloud-network", "gpucloud-machines", "gpucloud-account"]
+
+
+def test_a_machines_policy_fits_into_its_role():
+    policy = node_policy(
+        partition="aws-us-gov", account=ACCOUNT, region="us-gov-west-1", cluster="gpucloud-" + "d" * 40,
+        bucket="b" * 63, prefix="p" * 40, data=("s3://" + "s" * 63 + "/imagenet",) * 3, kms_keys=("k" * 36,),
+        unattended=True, session_manager=True,
+    )  # fmt: skip
+    assert size(policy) <= 10240
+
+
+def size(document: Document) -> int:
+    return len(json.dumps(document, separators=(",", ":")))
 
 
 @pytest.mark.parametrize("statement", STATEMENTS, ids=lambda statement: statement["Sid"])
@@ -54,10 +78,10 @@ def test_every_resource_is_in_the_account_and_region_or_ours_by_name(statement: 
     for resource in set(statement["Resource"]) - {"*"}:
         _, partition, service, region, account, name = resource.split(":", 5)
         assert partition == "aws"
-        if service in {"s3", "iam", "budgets"}:
+        if service in {"s3", "iam", "budgets", "billing"}:
             assert name.startswith(
-                ("gpucloud-", "role/gpucloud-", "instance-profile/gpucloud-", "budget/gpucloud-")
-            ) or (name == "role/aws-service-role/*")
+                ("gpucloud-", "role/gpucloud-", "instance-profile/gpucloud-", "budget/gpucloud-", "policy/gpucloud-")
+            ) or name in {"role/aws-service-role/*", "billingview/*"}
         else:
             assert region == "us-east-1"
             assert account == ACCOUNT or name.startswith(("image/", "snapshot/", "parameter/aws/", "document/AWS-"))
@@ -66,12 +90,27 @@ def test_every_resource_is_in_the_account_and_region_or_ours_by_name(statement: 
 def test_what_is_made_is_tagged_and_only_what_is_tagged_is_changed():
     born = {"StringEquals": {"aws:RequestTag/gpucloud:managed": "true"}}
     ours = {"StringEquals": {"aws:ResourceTag/gpucloud:managed": "true"}}
-    for sid in ("Make", "RunWithTagged", "MakeGroup", "TagDefaultGroup", "Drill"):
+    for sid in ("Make", "RuleBornOurs", "RunWithTagged", "TagGroupAtBirth", "Drill", "TagDrillAtBirth"):
         assert by_sid(sid)["Condition"] == born
-    for sid in ("MakeInside", "Change", "ChangeGroup", "DrillOurs"):
+    assert by_sid("MakeGroup")["Condition"].items() >= born.items()
+    assert by_sid("SetGroup")["Condition"].items() >= ours.items()
+    for sid in ("MakeInside", "Change", "ChangeGroup", "DrillOurs", "RunWithOurs"):
         assert by_sid(sid)["Condition"] == ours
     assert "ec2:TerminateInstances" in by_sid("Change")["Action"]
     assert "autoscaling:SetDesiredCapacity" in by_sid("ChangeGroup")["Action"]
+
+
+@pytest.mark.parametrize("statement", STATEMENTS, ids=lambda statement: statement["Sid"])
+def test_what_writes_without_a_condition_does_so_on_what_bears_our_name_or_is_nobodys(statement: dict[str, Any]):
+    if "Condition" in statement or statement["Resource"] == ["*"]:
+        return
+    nobodys = (
+        "image/", "snapshot/", "spot-instances-request/", "ec2/", "session/${aws:userid}-", "action/aws:",
+        "parameter/aws/", "document/AWS-", "billingview/",
+    )  # fmt: skip
+    for resource in statement["Resource"]:
+        name = resource.split(":", 5)[5]
+        assert name.startswith(nobodys) or re.match(r"([a-z-]+/)?gpucloud-", name), resource
 
 
 def test_machines_start_tagged_and_with_imdsv2_only():
@@ -84,30 +123,84 @@ def test_machines_start_tagged_and_with_imdsv2_only():
 def test_tags_are_set_while_a_thing_is_made_or_on_what_is_ours():
     assert "RunInstances" in by_sid("TagAtBirth")["Condition"]["StringEquals"]["ec2:CreateAction"]
     tagging = [statement["Sid"] for statement in STATEMENTS if "ec2:CreateTags" in statement["Action"]]
-    assert tagging == ["TagAtBirth", "TagDefaultGroup", "Change"]
+    assert tagging == ["TagAtBirth", "Change"]
 
 
-def test_roles_are_passed_by_name_to_three_services_only():
+def test_roles_are_passed_to_machines_and_the_drills_to_its_service():
     assert by_sid("PassRole")["Resource"] == [f"arn:aws:iam::{ACCOUNT}:role/gpucloud-*"]
-    assert by_sid("PassRole")["Condition"] == {
-        "StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com", "fis.amazonaws.com", "autoscaling.amazonaws.com"]}
-    }
+    assert by_sid("PassRole")["Condition"] == {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}
+    assert by_sid("PassDrill")["Resource"] == [f"arn:aws:iam::{ACCOUNT}:role/gpucloud-base.drill-us-east-1"]
+    assert by_sid("PassDrill")["Condition"] == {"StringEquals": {"iam:PassedToService": "fis.amazonaws.com"}}
 
 
 def test_in_china_machines_are_another_service():
     documents = user_policy(partition="aws-cn", account=ACCOUNT, region="cn-north-1")
-    assert "ec2.amazonaws.com.cn" in by_sid("PassRole", documents)["Condition"]["StringEquals"]["iam:PassedToService"]
+    assert by_sid("PassRole", documents)["Condition"] == {
+        "StringEquals": {"iam:PassedToService": "ec2.amazonaws.com.cn"}
+    }
     assert "arn:aws:" not in json.dumps(documents)
 
 
-def test_a_boundary_is_asked_for_when_a_role_is_made():
-    boundary = f"arn:aws:iam::{ACCOUNT}:policy/limits"
-    documents = user_policy(partition="aws", account=ACCOUNT, region="us-east-1", permissions_boundary=boundary)
-    assert by_sid("MakeRole", documents)["Condition"] == {"StringEquals": {"iam:PermissionsBoundary": boundary}}
+def test_roles_are_made_under_the_boundary_only():
+    assert by_sid("MakeRole")["Condition"] == {"StringEquals": {"iam:PermissionsBoundary": LIMITS}}
+    assert not any("Policy" in action and "CreatePolicy" in action for action in actions(*USER.values()))
+
+
+def test_without_a_boundary_nothing_of_it_is_asked():
+    free = user_policy(partition="aws", account=ACCOUNT, region="us-east-1")
+    assert "Condition" not in by_sid("MakeRole", free)
+    assert LIMITS not in json.dumps(free)
+
+
+def test_who_makes_no_roles_passes_the_one_that_he_names():
+    role = f"arn:aws:iam::{ACCOUNT}:role/research/nodes"
+    uses = Uses(instance_profile=f"arn:aws:iam::{ACCOUNT}:instance-profile/research/nodes", instance_role=role)
+    ci = user_policy(
+        partition="aws", account=ACCOUNT, region="us-east-1", boundary=LIMITS, uses=uses, makes_roles=False
+    )
+    assert by_sid("PassRole", ci)["Resource"] == [role]
+    assert by_sid("OwnProfile", ci)["Resource"] == [uses.instance_profile]
+    changing = {
+        action for action in actions(*ci.values()) if action.startswith(("iam:Create", "iam:Put", "iam:Delete"))
+    }
+    assert changing == {"iam:CreateServiceLinkedRole"}
+
+
+def test_a_key_of_the_users_own_is_used_through_aws_only():
+    documents = user_policy(
+        partition="aws", account=ACCOUNT, region="us-east-1", boundary=LIMITS, uses=Uses(kms_keys=("abc",))
+    )
+    assert by_sid("Keys", documents)["Resource"] == [f"arn:aws:kms:us-east-1:{ACCOUNT}:key/abc"]
+    for sid in ("Keys", "KeyGrants"):
+        via = by_sid(sid, documents)["Condition"]["StringLike"]["kms:ViaService"]
+        assert via == ["ec2.*.amazonaws.com", "s3.*.amazonaws.com"]
+    assert by_sid("KeyGrants", documents)["Condition"]["Bool"] == {"kms:GrantIsForAWSResource": "true"}
+
+
+def test_what_the_boundary_allows_holds_all_that_machines_and_the_drill_need():
+    most = actions(boundary_policy(partition="aws", account=ACCOUNT, region=None))
+    driving = node_policy(
+        partition="aws", account=ACCOUNT, region="us-east-1", cluster="gpucloud-digits", bucket="b",
+        unattended=True, session_manager=True,
+    )  # fmt: skip
+    assert actions(driving) - most == set()
+    assert "ec2:SendSpotInstanceInterruptions" in most
+    assert not any(action.startswith("iam:") for action in most)
+
+
+def test_by_session_manager_a_machine_gets_its_channels_and_reads_no_parameter():
+    policy = node_policy(
+        partition="aws", account=ACCOUNT, region="us-east-1", cluster="gpucloud-digits", bucket="b", prefix="team",
+        session_manager=True,
+    )  # fmt: skip
+    assert actions(policy) - actions(NODE) == {
+        "ssm:UpdateInstanceInformation",
+        *(f"ssmmessages:{verb}{kind}Channel" for verb in ("Create", "Open") for kind in ("Control", "Data")),
+    }
 
 
 def test_buckets_of_the_users_own_hold_objects_and_are_not_changed():
-    documents = user_policy(partition="aws", account=ACCOUNT, region="us-east-1", stores=("team-data",))
+    documents = user_policy(partition="aws", account=ACCOUNT, region="us-east-1", uses=Uses(stores=("team-data",)))
     assert by_sid("Stores", documents)["Action"] == ["s3:ListBucket", "s3:ListBucketVersions"]
     assert by_sid("Objects", documents)["Resource"] == [
         f"arn:aws:s3:::gpucloud-{ACCOUNT}-us-east-1/*",
@@ -124,20 +217,20 @@ def test_a_machine_reaches_its_job_its_host_key_and_its_groups_end():
         "s3:DeleteObject",
         "s3:AbortMultipartUpload",
         "autoscaling:SetDesiredCapacity",
-        "autoscaling:UpdateAutoScalingGroup",
     }
     resources = {statement["Sid"]: statement["Resource"] for statement in NODE["Statement"]}
     group = f"arn:aws:autoscaling:us-east-1:{ACCOUNT}:autoScalingGroup:*:autoScalingGroupName/gpucloud-digits"
     assert resources == {
         "ListJob": ["arn:aws:s3:::b"],
-        "Job": ["arn:aws:s3:::b/team/jobs/digits/*"],
+        "ReadJob": ["arn:aws:s3:::b/team/jobs/digits/*"],
+        "WriteJob": [f"arn:aws:s3:::b/team/jobs/digits/{name}/*" for name in ("checkpoints", "outputs", "status")],
+        "Prune": ["arn:aws:s3:::b/team/jobs/digits/checkpoints/*"],
         "HostKey": ["arn:aws:s3:::b/team/clusters/gpucloud-digits/hosts/${aws:userid}"],
         "Record": [
             "arn:aws:s3:::b/team/clusters/gpucloud-digits/gpucloud-*.zip",
             "arn:aws:s3:::b/team/clusters/gpucloud-digits/node.json",
         ],
         "Level": [group],
-        "End": [group],
     }
 
 
@@ -154,10 +247,15 @@ def test_a_machine_of_a_job_that_drives_itself_sees_its_group_and_replaces_a_mac
         "ec2:DescribeInstances",
         "ec2:DescribeSpotPriceHistory",
     }
-    assert driving["Statement"][: len(NODE["Statement"])] == NODE["Statement"]
-    added = {one["Sid"]: (one["Resource"], one.get("Condition")) for one in driving["Statement"][-3:]}
+    common = [one for one in NODE["Statement"] if one["Sid"] != "WriteJob"]
+    assert all(one in driving["Statement"] for one in common)
+    added = {one["Sid"]: (one["Resource"], one.get("Condition")) for one in driving["Statement"][-4:]}
     group = f"arn:aws:autoscaling:us-east-1:{ACCOUNT}:autoScalingGroup:*:autoScalingGroupName/gpucloud-digits"
     assert added == {
+        "FindOrder": (
+            ["arn:aws:s3:::b"],
+            {"StringEquals": {"s3:prefix": "team/clusters/gpucloud-digits/drive.json"}},
+        ),
         "Order": (
             [f"arn:aws:s3:::b/team/clusters/gpucloud-digits/{name}" for name in ("drive.json", "hosts/*")],
             None,
@@ -237,7 +335,7 @@ def test_machines_read_the_jobs_data_and_nothing_beside_it():
 
 
 def test_the_caller_lists_the_buckets_of_data_and_reads_nothing_there():
-    documents = user_policy(partition="aws", account=ACCOUNT, region="us-east-1", data=("sets", "sets"))
+    documents = user_policy(partition="aws", account=ACCOUNT, region="us-east-1", uses=Uses(data=("sets", "sets")))
     assert by_sid("ListData", documents)["Resource"] == ["arn:aws:s3:::sets"]
     assert by_sid("ListData", documents)["Action"] == ["s3:ListBucket"]
     assert not any("sets" in resource for resource in by_sid("Objects", documents)["Resource"])

@@ -117,8 +117,38 @@ def test_what_may_not_be_read_is_not_known_and_stops_nothing(aws: Aws):
     assert headroom.holds(1000)
 
 
+@pytest.mark.parametrize(
+    ("names", "code"),
+    [
+        (
+            ["All G and VT Spot Instance Requests", "All P Spot Instance Requests", "All P6 Spot Instance Requests"],
+            "L-2",
+        ),
+        (["All P5 Spot Instance Requests", "All P Spot Instance Requests", "Running On-Demand P instances"], "L-1"),
+        (["All P5 Spot Instance Requests", "All P4, P3 and P2 Spot Instance Requests"], ""),
+        (["All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests"], ""),
+    ],
+)
+def test_a_quota_whose_code_is_not_known_is_found_by_its_name(aws: Aws, names: list[str], code: str):
+    quotas, ec2 = stubs(aws)
+    listed = [{"QuotaCode": f"L-{number}", "QuotaName": name} for number, name in enumerate(names)]
+    quotas.add_response("list_service_quotas", {"Quotas": listed}, {"ServiceCode": "ec2"})
+    quotas.add_response("get_service_quota", {"Quota": {"Value": 192.0}})
+    ec2.add_response(
+        "describe_instances",
+        {"Reservations": [{"Instances": [machine("p6-b200.48xlarge", "spot"), machine("g5.xlarge")]}]},
+    )
+    with quotas, ec2:
+        headroom = AwsAccount(aws).headroom(offer("p6-b200.48xlarge"))
+    assert headroom.code == code
+    assert (headroom.limit, headroom.used) == ((192, 192) if code else (None, None))
+
+
 def test_a_family_whose_quota_has_no_known_code_stops_nothing(aws: Aws):
-    headroom = AwsAccount(aws).headroom(offer("p6-b200.48xlarge"))
+    quotas, _ = stubs(aws)
+    quotas.add_client_error("list_service_quotas", "AccessDeniedException")
+    with quotas:
+        headroom = AwsAccount(aws).headroom(offer("p6-b200.48xlarge"))
     assert (headroom.code, headroom.limit, headroom.holds(192)) == ("", None, True)
 
 

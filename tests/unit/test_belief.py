@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 
@@ -17,7 +18,7 @@ from gpucloud.domain.witness import Word, word_of
 from tests.unit.worlds import NOW, gone, opened, part, seen, state, up
 
 LIMITS = Limits(silent=timedelta(seconds=3), alone=timedelta(seconds=60))
-GOAL, RULES = Goal(nodes=2), Rules(limits=LIMITS)
+GOAL, RULES = Goal(nodes=2, budget_usd=Decimal(1)), Rules(limits=LIMITS)
 
 
 def during(*nodes, **changes):

@@ -8,70 +8,89 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.state import BudgetWish, CheckpointRef, JobStatus
-from gpucloud.domain.supervision.action import ChangeBudget
-from gpucloud.domain.supervision.budget import Standing, least_to_lower_to, plain_usd, shut_off, used_up
+from gpucloud.domain.agentstatus import Stop
+from gpucloud.domain.order import BudgetChange
+from gpucloud.domain.state import CheckpointRef, ExitReason, JobStatus
+from gpucloud.domain.supervision.action import Arm, EndAttempt, Finish, ObeyOrder, Wait
+from gpucloud.domain.supervision.budget import Standing, least_to_lower_to, plain_usd, refusal, shut_off, used_up
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Rules
-from tests.unit.worlds import NOW, opened, part, seen, state, up
+from gpucloud.domain.supervision.seen import Rules
+from tests.unit.worlds import LATER, NOW, goal, opened, part, seen, state, up
 
-GOAL = Goal(nodes=2)
 RULES = Rules()
 RUNNING = (up("a", part(step=30)), up("b", part(step=30)))
 
 
-def wish(usd, name="one", by="me@here"):
-    return BudgetWish(id=name, by=by, at=NOW, usd=Decimal(usd))
+def changed(usd, number=2, old="1"):
+    return BudgetChange(number=number, by="me@here", at=NOW, old_usd=Decimal(old), new_usd=Decimal(usd))
 
 
-def decided(*wishes, nodes=RUNNING, spent="0.2", **changes):
-    job = state(attempts=(opened("a", "b"),), **changes)
-    return decide(GOAL, seen(*nodes, state=job, budget_wishes=wishes, spent_usd=Decimal(spent)), RULES)
+def ordered(usd, number=2, **changes):
+    """The goal of an order that changed the budget to that."""
+    return goal(budget_usd=Decimal(usd), number=number, budget_changes=(changed(usd, number),), **changes)
 
 
-def test_a_raise_is_written_down_with_who_and_from_what_to_what():
-    action = decided(wish("5"))
-
-    assert isinstance(action, ChangeBudget)
-    (change,) = action.changes
-    assert (change.by, change.old_usd, change.new_usd, change.refused) == ("me@here", 1, 5, None)
-    assert (action.budget_usd, action.until, action.taken) == (5, None, ("one",))
+def decided(wanted, *, nodes=RUNNING, spent="0.2", armed=LATER, **changes):
+    job = state(attempts=(opened("a", "b"),), **{"order_number": 1, **changes})
+    return decide(wanted, seen(*nodes, state=job, armed=armed, spent_usd=Decimal(spent)), RULES)
 
 
-def test_a_lower_budget_brings_the_shut_off_closer_to_what_it_pays_for():
+def test_a_raise_is_written_down_as_obeyed_and_says_who_and_from_what_to_what():
+    action = decided(ordered("5"))
+
+    assert action == ObeyOrder(number=2, changes=(changed("5"),))
+
+
+def test_a_lower_budget_brings_the_shut_off_closer_before_the_order_counts_as_obeyed():
     # 2 machines at 0.9 USD an hour at the most: 0.4 - 0.2 spent - 0.105 of reserve pay for 190 s of both.
-    action = decided(wish("0.4"))
+    closer = NOW + timedelta(seconds=190)
 
-    assert action.budget_usd == Decimal("0.4")
-    assert action.until == NOW + timedelta(seconds=190)
+    assert decided(ordered("0.4")) == Arm(until=closer)
+    assert decided(ordered("0.4"), armed=closer) == ObeyOrder(number=2, changes=(changed("0.4"),))
 
 
-def test_a_budget_below_what_is_spent_and_what_saving_costs_is_refused_with_the_least_sum():
-    action = decided(wish("0.2"))
+@pytest.mark.parametrize("promised", [LATER, NOW + timedelta(seconds=190), NOW, None])
+def test_what_the_cloud_has_armed_counts_and_no_promise_of_the_state(promised):
+    assert decided(ordered("0.4"), paid_until=promised) == Arm(until=NOW + timedelta(seconds=190))
 
-    assert (action.budget_usd, action.until) == (1, NOW + timedelta(seconds=1390))  # what the 1 USD pays for
+
+def test_an_order_that_was_acted_on_is_not_acted_on_again():
+    assert decided(ordered("5"), order_number=2) == Wait(why="running")
+
+
+def test_orders_that_came_in_between_are_told_too():
+    both = (changed("5", 2), changed("3", 3, old="5"))
+    action = decided(goal(budget_usd=Decimal(3), number=3, budget_changes=both))
+
+    assert action == ObeyOrder(number=3, changes=both)
+
+
+def test_a_machine_that_may_not_move_the_shut_off_leaves_that_to_whoever_gave_the_order():
+    drives = {"self_driving": True, "within_rights": True}
+
+    assert decided(ordered("0.4", **drives)) == ObeyOrder(number=2, changes=(changed("0.4"),))
+    assert decided(ordered("0.4", self_driving=True)) == Arm(until=NOW + timedelta(seconds=190))
+
+
+def test_a_machine_that_drives_ends_its_work_once_only_the_reserve_is_left_whatever_is_armed():
+    # 0.3 - 0.2 spent are less than the 0.105 of reserve: nothing can be promised any more.
+    wanted = ordered("0.3", self_driving=True, within_rights=True)
+    saving = decided(wanted, order_number=2)  # this world can promise time still
+    job = state(attempts=(opened("a", "b"),), order_number=2)
+    spent = seen(*RUNNING, state=job, payable_until=None, payable_with_another=None, spent_usd=Decimal("0.2"))
+    ending = decide(wanted, spent, RULES)
+
+    assert saving == Wait(why="running")
+    assert (ending.how, ending.reason) == (Stop.SAVE, ExitReason.BUDGET)
+    assert not isinstance(decide(ordered("0.3"), spent, RULES), EndAttempt)  # attended, the shut-off sees to it
+    assert decide(wanted, replace(spent, state=replace(job, attempts=())), RULES) == Finish(reason=ExitReason.BUDGET)
+
+
+def test_a_lowered_budget_is_refused_with_the_least_sum_and_a_raised_one_never():
     # 0.2 spent + 60 s to save and 210 s in reserve of 2 machines at 0.9 USD an hour
-    assert action.changes[0].refused.endswith("at least 0.34 USD")
-
-
-def test_two_wishes_at_once_are_both_written_down_and_the_last_stands():
-    action = decided(wish("5", "one"), wish("3", "two", "you@there"))
-
-    assert [(c.old_usd, c.new_usd, c.by) for c in action.changes] == [(1, 5, "me@here"), (5, 3, "you@there")]
-    assert action.budget_usd == 3
-
-
-def test_a_wish_that_is_in_the_books_is_not_taken_up_again():
-    first = decided(wish("5"))
-    action = decided(wish("5"), budget_usd=Decimal(5), budget_changes=first.changes)
-
-    assert (action.changes, action.budget_usd, action.taken) == ((), 5, ("one",))
-
-
-def test_a_budget_that_was_never_kept_can_be_raised_to_less_than_the_least():
-    action = decided(wish("0.21"), budget_usd=Decimal("0.2"), spent="0.2")
-
-    assert action.changes[0].refused is None
+    assert refusal(state(), Decimal(1), Decimal("0.2"), standing(), RULES).endswith("at least 0.34 USD")
+    assert refusal(state(), Decimal("0.2"), Decimal("0.21"), standing(), RULES) is None
+    assert refusal(state(), Decimal(1), Decimal("0.34"), standing(), RULES) is None
 
 
 def standing(alive=2, spent="0.2", needed=2):
@@ -92,14 +111,14 @@ def test_the_least_budget_is_what_is_spent_and_what_must_follow(alive, changes, 
 
 
 def test_machines_that_live_have_an_end_whatever_the_budget_is():
-    assert shut_off(state(budget_usd=Decimal("0.1")), standing(), RULES) == NOW
-    assert shut_off(state(budget_usd=Decimal(100)), standing(), RULES) == NOW + timedelta(minutes=30)
+    assert shut_off(state(), Decimal("0.1"), standing(), RULES) == NOW
+    assert shut_off(state(), Decimal(100), standing(), RULES) == NOW + timedelta(minutes=30)
 
 
 def test_the_end_at_the_wall_names_the_budget_and_the_command_that_goes_on():
-    job = replace(state(budget_usd=Decimal("0.50")), checkpoint=CheckpointRef(step=70, sha256="0" * 64))
+    job = replace(state(), checkpoint=CheckpointRef(step=70, sha256="0" * 64))
 
-    assert used_up(job) == (
+    assert used_up(job, Decimal("0.50")) == (
         "the budget of 0.50 USD is used up, step 70 is saved: gpucloud train digits --budget 1USD goes on from there"
     )
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpucloud import __version__
+from gpucloud.adapters.signing import KeyRing
+from gpucloud.adapters.ssh.keys import generate_key
 from tests.unit.real_commands import read_as_typed
 
 CI = Path(__file__).resolve().parents[2] / "templates" / "ci"
@@ -26,12 +27,20 @@ ANSWER = {
     "exit_reason": "succeeded",
     "message": None,
     "supervisor": None,
+    "signed_by": "own",
     "attempts": [
         {"number": 1, "reason": "interrupted", "first_step": 1, "last_step": 157, "started_at": "", "ended_at": ""},
         {"number": 2, "reason": "succeeded", "first_step": 158, "last_step": 330, "started_at": "", "ended_at": ""},
     ],
-    "interruptions": [{"node": "i-0dae", "kind": "notice", "noticed_at": "", "resumed_at": ""}],
+    "interruptions": [
+        {"node": "i-0dae", "kind": "notice", "attempt": 1, "noticed_at": "", "resumed_at": ""},
+        {"node": "i-0daf", "kind": "notice", "attempt": None, "noticed_at": "", "resumed_at": None},
+    ],
     "last_step": 330,
+    "missing_outputs": [
+        {"path": "metrics/", "why": "is not there", "nearest": "metric"},
+        {"path": "*.pt", "why": "came without a.pt, which leads elsewhere or is no file", "nearest": None},
+    ],
     "checkpoint": {"step": 330, "sha256": "d9e9"},
     "spend": {
         "spent_usd": "0.3712",
@@ -53,6 +62,8 @@ TABLE = """\
 | attempts | 2, interrupted 1 times |
 | last step | 330 |
 | machines alive | none |
+| missing output | metrics/ is not there; nearest: metric |
+| missing output | *.pt came without a.pt, which leads elsewhere or is no file |
 """
 REFUSED = {
     "version": 1,
@@ -180,7 +191,16 @@ def test_every_command_is_one_that_gpucloud_has(line):
 
 
 def test_the_commands_are_found():
-    assert {shlex.split(line)[1] for line in commands()} == {"train", "down", "status", "reconcile", "iam", "tools"}
+    assert {shlex.split(line)[1] for line in commands()} == {
+        "train",
+        "down",
+        "status",
+        "reconcile",
+        "iam",
+        "tools",
+        "ci",
+        "keys",
+    }
 
 
 def test_jobs_on_github_have_the_least_permissions():
@@ -250,7 +270,6 @@ def test_runners_on_gitlab_take_the_key_that_they_share(tmp_path):
     done = run_shell(gitlab()[".gpucloud"]["before_script"][1], tmp_path, named)
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert gitlab()["variables"]["GPUCLOUD_SSH_KEY"] == "/tmp/gpucloud-key"
     assert where.read_text() == KEY
     assert where.stat().st_mode & 0o777 == 0o600
 
@@ -262,6 +281,58 @@ def test_a_runner_on_gitlab_without_the_key_goes_on(tmp_path):
 
     assert (done.returncode, done.stderr) == (0, "")
     assert not (tmp_path / "gpucloud-key").exists()
+
+
+def github_runner(tmp_path, key):
+    """Return what a runner's step adds to the environment of `gpucloud`, beside that of the whole workflow."""
+    (taker, _) = [s["run"] for s in github_steps() if s.get("name") == "Take the SSH key of every runner"]
+    tmp_path.mkdir()
+    run_shell(taker, tmp_path, {"SSH_KEY": key, "RUNNER_TEMP": str(tmp_path), "GITHUB_ENV": str(tmp_path / "env")})
+    written = tmp_path / "env"
+    return dict(line.split("=", 1) for line in written.read_text().splitlines()) if written.exists() else {}
+
+
+def gitlab_runner(tmp_path, key):
+    """Return what the shell of a job adds to the environment of `gpucloud`."""
+    tmp_path.mkdir()
+    (tmp_path / "given").write_text(key)
+    named = {"SSH_KEY": str(tmp_path / "given")} if key else {}
+    made = private(tmp_path, **named)
+    run_shell(gitlab()[".gpucloud"]["before_script"][1], tmp_path, {**made, **named})
+    return {"GPUCLOUD_SSH_KEY": made["GPUCLOUD_SSH_KEY"]} if "GPUCLOUD_SSH_KEY" in made else {}
+
+
+@pytest.mark.parametrize("runner", [github_runner, gitlab_runner])
+def test_runners_that_share_the_key_and_a_laptop_with_it_are_one_person_and_without_it_none_knows_the_other(
+    tmp_path, runner
+):
+    key = tmp_path / "key"
+    generate_key(key)
+    first, second = (KeyRing(tmp_path / f"{n}home", runner(tmp_path / n, key.read_text())) for n in "ab")
+    laptop = KeyRing(tmp_path / "laptop", {"GPUCLOUD_SSH_KEY": str(key)})
+    strange, other = (KeyRing(tmp_path / f"{n}home", runner(tmp_path / n, "")) for n in "cd")
+    signer = first.signer()
+
+    for ring, knows in ((second, "own"), (laptop, "own"), (strange, None), (other, None)):
+        assert ring.trust().verify(b"order", signer.key_id, signer.sign(b"order")) == knows
+    assert strange.signer().key_id != other.signer().key_id
+    trusting = KeyRing(tmp_path / "home", {"GPUCLOUD_TRUSTED_KEYS": f"{strange.signer().line} anna\n"})
+    assert trusting.trust().verify(b"x", strange.signer().key_id, strange.signer().sign(b"x")) == "anna"
+
+
+def test_runners_on_github_are_told_whom_they_trust_and_where_nobody_is_named_that_is_no_fault(tmp_path):
+    assert github()["env"]["GPUCLOUD_TRUSTED_KEYS"] == "${{ vars.GPUCLOUD_TRUSTED_KEYS }}"
+    assert KeyRing(tmp_path, {"GPUCLOUD_TRUSTED_KEYS": "", "GPUCLOUD_SSH_KEY": ""}).listed() == ()
+
+
+@pytest.mark.parametrize("file", [GITHUB, GITLAB])
+def test_what_a_scheduled_pass_brings_home_outlives_its_runner(file):
+    if file == GITHUB:
+        step = github()["jobs"]["reconcile"]["steps"][-1]
+        assert (step["uses"].partition("@")[0], step["if"]) == ("actions/upload-artifact", "always()")
+        assert step["with"]["path"] == "outputs/"
+    else:
+        assert gitlab()["reconcile"]["artifacts"] == {"when": "always", "paths": ["outputs/"]}
 
 
 @pytest.mark.parametrize("file", [GITHUB, GITLAB])
@@ -280,11 +351,70 @@ def test_the_trust_policy_lets_one_branch_of_one_repository_in(file):
     assert len(statement["Condition"]["StringEquals"]) == 2
 
 
-def test_versions_are_pinned():
-    assert github()["env"]["GPUCLOUD"] == f"gpucloud=={__version__}"
-    assert github()["env"]["TERRAFORM"] == "1.11.4"
-    assert gitlab()["variables"]["GPUCLOUD"] == f"gpucloud=={__version__}"
-    assert "gpucloud tools install" in gitlab()[".gpucloud"]["before_script"][-1]
+def private(tmp_path, **given):
+    """Run what makes the private folder, as the shell of a job; return what a later shell knows of it."""
+    (tmp_path / ".git").mkdir(exist_ok=True)
+    begins = gitlab()[".gpucloud"]["before_script"][0]
+    done = run_shell(f"{begins}\nenv", tmp_path, {"AWS_TOKEN": "a 'token'", "TMPDIR": str(tmp_path), **given})
+    assert (done.returncode, done.stderr) == (0, "")
+    return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+
+
+def test_token_and_key_lie_on_gitlab_where_nobody_else_can_have_put_a_link(tmp_path):
+    first, second = private(tmp_path), private(tmp_path)
+    token = Path(second["AWS_WEB_IDENTITY_TOKEN_FILE"])
+
+    assert first["PRIVATE"] != second["PRIVATE"]
+    assert token.read_text() == "a 'token'"
+    assert (token.parent.stat().st_mode & 0o777, token.stat().st_mode & 0o777) == (0o700, 0o600)
+    assert "GPUCLOUD_SSH_KEY" not in second
+    shared = private(tmp_path, SSH_KEY="a file")
+    assert shared["GPUCLOUD_SSH_KEY"] == f"{shared['PRIVATE']}/key"
+    assert not re.search(r"[:\s'\"=]/tmp\b", GITLAB.read_text())
+
+
+@pytest.mark.parametrize("job", [".gpucloud", "train"])
+def test_the_shell_after_a_job_on_gitlab_knows_the_private_folder_and_removes_it(tmp_path, job):
+    made = private(tmp_path)
+    pieces = [piece for piece in gitlab()[job]["after_script"] if "PRIVATE" in piece or "gpucloud-ci" in piece]
+    shown = ['echo "$AWS_WEB_IDENTITY_TOKEN_FILE" > known'] if len(pieces) > 1 else []
+
+    done = run_shell("\n".join([pieces[0], *shown, *pieces[1:]]), tmp_path, {})
+    again = run_shell("\n".join(pieces), tmp_path, {})
+
+    assert (done.returncode, done.stderr, again.returncode) == (0, "", 0)
+    assert not Path(made["PRIVATE"]).exists()
+    assert not (tmp_path / ".git" / "gpucloud-ci").exists()
+    assert not shown or (tmp_path / "known").read_text() == made["AWS_WEB_IDENTITY_TOKEN_FILE"] + "\n"
+
+
+def installs():
+    on_github = [s["run"] for s in github_steps() if s.get("name") == "Install gpucloud"]
+    return [*on_github, gitlab()[".gpucloud"]["before_script"][2]]
+
+
+def test_runners_ask_no_index_for_gpucloud_and_take_everything_else_by_its_hash(tmp_path):
+    packages = tmp_path / ".gpucloud" / "ci"
+    packages.mkdir(parents=True)
+    names = ("gpucloud-0.1.0-py3-none-any.whl", "python_terraform-0.10.1-py3-none-any.whl", "requirements.lock")
+    for name in names:
+        (packages / name).touch()
+    stand_in(tmp_path)
+    (tmp_path / "programs" / "pip").write_text('#!/bin/sh\necho pip "$@" >> asked\n')
+    (tmp_path / "programs" / "pip").chmod(0o755)
+    assert len({re.sub(r" *#.*", "", script).strip() for script in installs()}) == 1
+    assert {github()["env"]["PACKAGES"], gitlab()["variables"]["PACKAGES"]} == {".gpucloud/ci"}
+
+    done = run_shell(installs()[0], tmp_path, {"PACKAGES": ".gpucloud/ci"})
+
+    assert (done.returncode, done.stderr) == (0, "")
+    wheels = " ".join(f".gpucloud/ci/{name}" for name in names[:2])
+    assert (tmp_path / "asked").read_text() == (
+        "pip install --quiet --no-deps --only-binary :all: --require-hashes -r .gpucloud/ci/requirements.lock\n"
+        f"pip install --quiet --no-deps --no-index {wheels}\n"
+        "tools install\n"
+    )
+    assert not re.search(r"pip install\b(?!.*(--require-hashes|--no-index))", GITHUB.read_text() + GITLAB.read_text())
 
 
 def test_two_runs_of_a_job_wait_for_each_other_and_a_waiting_pass_pushes_no_run_out():
@@ -342,17 +472,18 @@ def test_the_spend_is_the_same_table_on_gitlab(tmp_path, answer, table):
     if answer is not None:
         (tmp_path / "result.json").write_text(answer)
 
-    done = run_shell(gitlab()["train"]["after_script"][1], tmp_path, {})
+    done = run_shell(gitlab()["train"]["after_script"][2], tmp_path, {})
 
     assert (done.stdout, done.stderr) == (table, "")
     assert (tmp_path / "summary.md").read_text() == table
 
 
 def test_machines_that_live_and_a_message_are_in_the_table(tmp_path):
-    answer = {**ANSWER, "status": "failed", "exit_reason": "budget", "message": "spent", "nodes": [{"id": "i-0a"}]}
+    answer = {**ANSWER, "status": "failed", "exit_reason": "budget", "message": "spent"}
+    answer |= {"nodes": [{"id": "i-0a"}], "missing_outputs": []}
     (tmp_path / "result.json").write_text(json.dumps(answer))
 
-    done = run_shell(gitlab()["train"]["after_script"][1], tmp_path, {})
+    done = run_shell(gitlab()["train"]["after_script"][2], tmp_path, {})
 
     assert "| result | budget |" in done.stdout
     assert done.stdout.endswith("| machines alive | i-0a |\n| message | spent |\n")

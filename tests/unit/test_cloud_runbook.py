@@ -57,6 +57,7 @@ ANSWERS = {
             {
                 "node": "i-0b",
                 "kind": "notice",
+                "attempt": 1,
                 "noticed_at": "2026-11-21T12:00:00+00:00",
                 "resumed_at": "2026-11-21T12:01:30+00:00",
             }

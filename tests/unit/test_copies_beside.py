@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import nn
 
+from gpucloud.domain.fingerprints import SUM_BYTES, sums_at
 from gpucloud.domain.safetensors import read_header
 from gpucloud.resume import copying
 from gpucloud.resume.capture import REPLACED, TOUCHED, Capture
 from gpucloud.resume.layout import tensor_at
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.state import TrainingState
+from gpucloud.store.writing import Torn, put_fingerprints
 
 EXTRA: dict[str, Any] = {"position": 7, "randomness": torch.tensor([3, 1, 4])}
 
@@ -49,6 +51,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(copying, "_is_far", lambda tensor: tensor.is_floating_point() and tensor.dim() > 0)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: standing)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: standing)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
 
     def send(route: copying.Route) -> None:
@@ -243,3 +246,71 @@ def test_a_change_behind_the_optimizers_back_is_noticed_and_waited_for_afterward
     training.step()
     assert training.capture.spoilt() == ""
     assert training.written()[0]["model.0.weight"].tolist() == before["model.0.weight"].tolist()
+
+
+def torn(training: Training) -> str | None:
+    """What the writer says of the copy, as it finds it and the GPU's sums in the arena."""
+    capture, begin = training.capture, sums_at(training.capture.size)
+    data = memoryview(capture.arena.tensor(0, capture.size).numpy()).cast("B")
+    sums = capture.arena.tensor(begin, begin + SUM_BYTES * capture.summed)
+    try:
+        put_fingerprints(data, memoryview(sums.numpy()).cast("B").cast("q"))
+    except Torn as error:
+        return str(error)
+    return None
+
+
+def test_a_change_that_no_tensor_counts_is_found_by_what_the_gpu_had_before_it(gpu: Gpu) -> None:
+    training = Training()
+    training.save()
+    training.step()
+    assert (training.capture.spoilt(), torn(training)) == ("", None)
+    training.save()
+    for parameter in training.model.parameters():
+        parameter.data.clamp_(-0.01, 0.01)
+    training.step()
+    assert training.capture.spoilt() == ""
+    assert "model.0.bias was changed while it was copied" in (torn(training) or "")
+    training.capture.mistrust()
+    before = training.now()
+    training.save()
+    for parameter in training.model.parameters():
+        parameter.data.zero_()
+    training.step()
+    assert (training.capture.spoilt(), torn(training)) == ("", None)
+    assert training.written()[0]["model.0.weight"].tolist() == before["model.0.weight"].tolist()
+
+
+def test_a_change_of_what_was_copied_before_it_leaves_the_copy_as_it_was(gpu: Gpu) -> None:
+    training = Training()
+    before = training.now()
+    training.save()
+    gpu.do_all()
+    for parameter in training.model.parameters():
+        parameter.data.zero_()
+    training.step()
+    assert (training.capture.spoilt(), torn(training)) == ("", None)
+    assert training.written()[0]["model.0.weight"].tolist() == before["model.0.weight"].tolist()
+
+
+def test_a_change_of_what_an_optimizer_keeps_is_found_too(gpu: Gpu) -> None:
+    training = Training()
+    training.save()
+    training.optimizer.state[training.model[0].weight]["exp_avg"].data.add_(1)
+    training.step()
+    assert training.capture.spoilt() == ""
+    assert "optimizer.state." in (torn(training) or "")
+
+
+def test_where_no_optimizer_is_seen_to_step_nothing_goes_on_before_the_copy_is_made(gpu: Gpu) -> None:
+    """As in a CUDA graph: its replays call no hook, and count no versions."""
+    training = Training()
+    for _ in range(3):
+        before = training.now()
+        training.capture.begin(EXTRA, steps_are_seen=False)
+        assert gpu.query(), "what comes next is queued behind the copy"
+        for parameter in training.model.parameters():
+            parameter.data.zero_()
+        assert (training.capture.spoilt(), torn(training)) == ("", None)
+        assert training.written()[0]["model.0.weight"].tolist() == before["model.0.weight"].tolist()
+        training.step()

@@ -9,14 +9,15 @@ from decimal import Decimal
 import pytest
 
 from gpucloud.domain.job import Market
-from gpucloud.domain.offer import Offer
+from gpucloud.domain.offer import EfaLayout, Offer
+from gpucloud.domain.order import Until
 from gpucloud.domain.policy.choice import Choice, Reason
 from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.observation import Mode
 from gpucloud.domain.state import NodeLife, Shortfall, Successor
 from gpucloud.domain.supervision.course import heading
-from gpucloud.domain.supervision.seen import Goal, Limits, Readiness, Rules, Until
-from gpucloud.domain.supervision.situation import lesson
+from gpucloud.domain.supervision.seen import Goal, Limits, Readiness, Rules
+from gpucloud.domain.supervision.situation import can_stand_beside, lesson
 from tests.unit.worlds import NOW, OTHER_POOL, POOL, cooldown, opened, seen, state, up
 
 # A start takes 12 min as long as none was seen: the nets of a job with 6 h of work are at 24 min and 12 min of slack.
@@ -43,12 +44,14 @@ DOWN = (cooldown(POOL), cooldown(OTHER_POOL))
 
 def goal(slack, policy=Policy.GREEDY, work=WORK, **changes):
     """A goal with 6 h of work and so much more time."""
-    return Goal(nodes=1, policy=policy, deadline_at=NOW + work + slack, work=work, **changes)
+    plain = {"budget_usd": Decimal(20), "policy": policy, "work": work}
+    plain.update({"first_at": NOW, "deadline_at": NOW + work + slack})
+    return Goal(nodes=1, **{**plain, **changes})
 
 
 def world(*nodes, **changes):
     """A job that began now, with money for everything; one machine is wanted."""
-    of_state = {"created_at": NOW, "budget_usd": Decimal(20), "paid_until": None, **changes.pop("of_state", {})}
+    of_state = {"paid_until": None, **changes.pop("of_state", {})}
     plain = {"group_size": len(nodes), "candidates": OFFERS, "state": state(**of_state)}
     return seen(*nodes, **{**plain, **changes})
 
@@ -88,9 +91,9 @@ def test_without_machines(policy, slack, cooldowns, expected):
 
 
 def test_behind_the_straight_line_uniform_progress_turns_to_machines_on_demand():
-    late = world(of_state={"cooldowns": DOWN, "created_at": NOW - hours(1)})
-    assert heading(goal(hours(3), Policy.UNIFORM), late, RULES).mode is Mode.ON_DEMAND
-    assert heading(goal(hours(3), Policy.GREEDY), late, RULES).mode is Mode.IDLE
+    late = world(of_state={"cooldowns": DOWN})
+    assert heading(goal(hours(3), Policy.UNIFORM, first_at=NOW - hours(1)), late, RULES).mode is Mode.ON_DEMAND
+    assert heading(goal(hours(3), Policy.GREEDY, first_at=NOW - hours(1)), late, RULES).mode is Mode.IDLE
 
 
 @pytest.mark.parametrize(
@@ -128,6 +131,16 @@ def test_machines_on_demand_are_left_for_spot_only_where_those_can_stand_beside(
     elsewhere = tuple(replace(one, gpu="A100") if one.pool.market is Market.SPOT else one for one in OFFERS)
     assert heading(ahead, replace(working(DEAR), candidates=elsewhere), RULES).mode is Mode.ON_DEMAND
     assert heading(goal(hours(40), Policy.GREEDY), working(DEAR), RULES).mode is Mode.ON_DEMAND
+
+
+def test_machines_with_efa_stand_beside_others_of_their_zone_only():
+    fabric = EfaLayout(interfaces=4, cards=4)
+    there = replace(OFFERS[0], efa=fabric)
+    state = replace(working(DEAR).state, efa=(fabric,), gpu=there.gpu, pool=replace(DEAR, zone=there.pool.zone))
+    assert can_stand_beside(there, state)
+    near = replace(there, pool=replace(there.pool, zone=there.pool.zone[:-1] + "z"))
+    assert not can_stand_beside(near, state)
+    assert can_stand_beside(replace(near, efa=EfaLayout()), replace(state, efa=(EfaLayout(),)))
 
 
 def test_machines_on_demand_stay_while_the_others_boot_and_the_deadline_asks_for_them():
@@ -236,16 +249,16 @@ def test_a_deadline_that_machines_on_demand_cannot_keep_any_more_is_told_and_tri
     ],
 )
 def test_the_budget_is_harder_than_the_deadline(budget, mode, shortfall):
-    found = heading(goal(hours(2)), world(of_state={"budget_usd": Decimal(budget)}), RULES)
+    found = heading(goal(hours(2), budget_usd=Decimal(budget)), world(), RULES)
     assert (found.mode, found.course.shortfall) == (mode, shortfall)
     if shortfall is not None:
         assert "the rest costs 6.00 USD on demand" in found.course.warning
 
 
 def test_machines_on_demand_that_work_are_not_left_for_a_small_sum():
-    goes_on = working(DEAR, budget_usd=Decimal("5.80"))
-    assert heading(goal(minutes(5)), goes_on, RULES).mode is Mode.ON_DEMAND
-    assert heading(goal(minutes(5)), working(DEAR, budget_usd=Decimal("4.00")), RULES).mode is Mode.SPOT
+    enough, too_little = (goal(minutes(5), budget_usd=Decimal(usd)) for usd in ("5.80", "4.00"))
+    assert heading(enough, working(DEAR), RULES).mode is Mode.ON_DEMAND
+    assert heading(too_little, working(DEAR), RULES).mode is Mode.SPOT
 
 
 def test_a_pool_is_down_since_it_refused_after_its_last_machine():

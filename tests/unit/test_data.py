@@ -56,6 +56,8 @@ def test_two_targets_are_two_wishes_for_one_content():
         (["a//b"], "'k' cannot be a file's path"),
         (["../a"], "'k' cannot be a file's path"),
         (["/a"], "'k' cannot be a file's path"),
+        ([".gpucloud-data.json"], "'k' cannot be a file's path"),  # our mark that a set is whole
+        (["a", "deep/.gpucloud-0123.part"], "'k' cannot be a file's path"),
         ([], "there is nothing at s3://b"),
     ],
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gpucloud.domain.job import Layout
-from gpucloud.domain.keeping.keys import object_name, paths_of
+from gpucloud.domain.keeping.keys import object_name, paths_of, written_before
 from gpucloud.domain.keeping.layouts import Rule, find_sets, layout_of, leftovers
 from gpucloud.domain.keeping.listing import Signature
 from gpucloud.domain.keeping.settling import Settling
-from gpucloud.domain.manifest import Commit, Manifest, Piece, data_key, manifest_bytes, read_manifest
+from gpucloud.domain.manifest import Commit, Level, Manifest, Piece, Promise, data_key, manifest_bytes, read_manifest
 
 
 def listing(*paths, **times):
@@ -179,7 +179,9 @@ def test_every_path_is_a_key_and_comes_back(path):
     commit = Commit(3, 7)
     key = data_key(commit, object_name(path))
     assert key.isascii()
-    manifest = Manifest(commit=commit, world=1, level="best_effort", pieces=(Piece(key=key, size=1, crc32=(0,)),))
+    manifest = Manifest(
+        commit=commit, world=1, promise=Promise(Level.BEST_EFFORT), pieces=(Piece(key=key, size=1, crc32=(0,)),)
+    )
     assert paths_of(read_manifest(manifest_bytes(manifest))) == (path,)
 
 
@@ -189,4 +191,19 @@ def test_every_path_is_a_key_and_comes_back(path):
 def test_a_manifest_of_anything_but_files_below_the_directory_is_none_of_it(name):
     commit = Commit(3, 7)
     pieces = (Piece(key=data_key(commit, name), size=1, crc32=(0,)),)
-    assert paths_of(Manifest(commit=commit, world=1, level="best_effort", pieces=pieces)) is None
+    assert paths_of(Manifest(commit=commit, world=1, promise=Promise(Level.BEST_EFFORT), pieces=pieces)) is None
+
+
+@pytest.mark.parametrize(
+    ("times", "back"),
+    [
+        ((), ()),
+        ((5, 7, None), (5, 7, 100)),
+        ((90, 100), (90, 100)),
+        ((3, 90, 150), (0, 40, 100)),
+        ((2**63 - 1, 0), (100, 0)),
+    ],
+)
+def test_files_are_as_old_as_they_were_and_none_is_of_the_future(times, back):
+    pieces = tuple(Piece(key="data/000003/000000007/files/a", size=1, crc32=(0,), mtime_ns=one) for one in times)
+    assert written_before(100, pieces) == back

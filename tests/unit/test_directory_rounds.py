@@ -24,7 +24,17 @@ from gpucloud.domain.keeping.rounds import (
     share_of,
     to_call_for,
 )
-from gpucloud.domain.manifest import Commit, Manifest, Piece, collectable, data_key, generation_bytes, read_attempt
+from gpucloud.domain.manifest import (
+    Commit,
+    Level,
+    Manifest,
+    Piece,
+    Promise,
+    collectable,
+    data_key,
+    generation_bytes,
+    read_attempt,
+)
 
 COMMIT = Commit(3, 500)
 
@@ -42,7 +52,7 @@ def piece(path, node=None, crc32=0):
 
 
 def manifest(*pieces):
-    return Manifest(commit=COMMIT, world=6, level="best_effort", pieces=pieces)
+    return Manifest(commit=COMMIT, world=6, promise=Promise(Level.BEST_EFFORT), pieces=pieces)
 
 
 HF = ("checkpoint-500/trainer_state.json", "checkpoint-500/rng_state_0.pth", "checkpoint-500/rng_state_1.pth")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import tracemalloc
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,22 +16,24 @@ from gpucloud.adapters.receiver import main as receive
 from gpucloud.adapters.storedoutputs import StoredOutputs, bring_stored_home
 from gpucloud.adapters.sync import whole_code
 from gpucloud.adapters.worktree import HashCache, read_tree
+from gpucloud.agent.drive.driver import Driver
 from gpucloud.domain.agentstatus import Outcome
 from gpucloud.domain.bootstrap.driver_step import DRIVER
 from gpucloud.domain.bootstrap.facts import Facts
 from gpucloud.domain.bootstrap.wanted import DriverWanted, Wanted
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.driving import VERSION, DriveOrder, order_key, parse_order, unable, unkept
-from gpucloud.domain.errors import ProvisionError, UsageError
+from gpucloud.domain.errors import GpucloudError, LandingRefused, LeaseHeld, ProvisionError, StoreError
 from gpucloud.domain.job import CheckpointPolicy, Cloud, IdlePolicy, Job, Market, MarketPolicy, SshChoices
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.node import EndCause, GroupView
+from gpucloud.domain.order import Until
 from gpucloud.domain.state import ExitReason, JobStatus, NodeLife
+from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import (
     Arm,
     CloseAttempt,
     CoolDown,
-    Detach,
     Done,
     Finish,
     Move,
@@ -36,23 +41,32 @@ from gpucloud.domain.supervision.action import (
     Pause,
     Prepare,
     Provision,
+    Relieve,
     Replace,
     Resize,
+    StayOn,
     TearDown,
     Wait,
 )
+from gpucloud.domain.supervision.between import TIME_IS_OVER
 from gpucloud.domain.supervision.lives import as_listed
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Readiness, Rules, Until
+from gpucloud.domain.supervision.seen import DriveTrial, Goal, Readiness, Rules
 from gpucloud.domain.witness import Word
-from gpucloud.ports import ClusterSpec
+from gpucloud.ports import Brought, ClusterSpec
 from gpucloud.store.directory import DirectoryStore
+from gpucloud.usecases.announced import Announced
+from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.lease import take
+from gpucloud.usecases.orders import Orders
 from gpucloud.usecases.owngroup import OwnGroup, OwnProvisioner
+from tests.fakes.clock import JumpingClock
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.node_group import FakeNodeGroup
 from tests.unit.test_reconcile import interruption, running, worlds
-from tests.unit.worlds import LATER, NOW, POOL, gone, node, part, refusal, seen, state, up
+from tests.unit.worlds import LATER, NOW, POOL, gone, node, part, put_job, refusal, seen, state, up
 
-GOAL = Goal(nodes=2, self_driving=True)
+GOAL = Goal(nodes=2, budget_usd=Decimal(1), self_driving=True)
 RULES = Rules()
 JOB = Job(
     name="digits",
@@ -98,7 +112,7 @@ def test_no_machine_buys_time_or_looks_for_machines_elsewhere_in_any_small_world
         assert not later, name
         assert not isinstance(action, Provision | Move | CoolDown | TearDown), name
         count += 1
-    assert count == 5 * 19 * 3 * 4 * 11
+    assert count == 5 * 20 * 3 * 4 * 11
 
 
 def test_paid_time_that_is_over_leaves_the_job_waiting_and_says_how_it_goes_on():
@@ -139,7 +153,7 @@ def test_another_machine_is_asked_for_early_only_within_the_time_that_is_armed()
     paid = running(*nodes, interruptions=(interruption("b"),))
     dear = running(*nodes, interruptions=(interruption("b"),), payable_with_another=LATER - timedelta(minutes=9))
 
-    assert decide(GOAL, paid, RULES) == Detach(node_id="b")
+    assert decide(GOAL, paid, RULES) == Relieve(node_id="b")
     assert decide(GOAL, dear, RULES) == Wait(why="running")
     assert decide(replace(GOAL, self_driving=False), dear, RULES) == Arm(until=LATER - timedelta(minutes=9))
 
@@ -163,29 +177,191 @@ def test_a_machine_leaves_the_teardown_of_an_ended_job_to_whoever_comes_from_out
 
 # When nobody outside is needed any more
 
-
-def launched(*nodes, **changes):
-    goal = Goal(nodes=2, until=Until.LAUNCHED, began_at=NOW)
-    return decide(goal, seen(*nodes, **changes), RULES)
+ABLE = DriveTrial(number=3, refused=None)
+NOT_ALLOWED = DriveTrial(number=3, refused="AccessDenied: s3:PutObject")
 
 
-def test_a_job_goes_by_itself_when_its_new_machines_are_listed_behind_a_shut_off():
+def launched(*nodes, began=0.0, **changes):
+    began_at = NOW - timedelta(minutes=began)
+    goal = Goal(nodes=2, budget_usd=Decimal(1), number=3, until=Until.LAUNCHED, began_at=began_at)
+    world = seen(*nodes, **changes)
+    return decide(goal, replace(world, state=replace(world.state, order_number=3)), RULES)
+
+
+def test_a_job_goes_by_itself_when_its_new_machines_are_listed_behind_a_shut_off_and_one_has_shown_its_right():
     new = {"launched_at": NOW, "readiness": Readiness.NO}
 
-    assert launched(up("a", **new), up("b", **new)) == Done()
+    assert launched(up("a", trial=ABLE, **new), up("b", **new)) == Done()
     assert launched(up("a", **new)) == Prepare(node_ids=("a",))
     assert launched(armed=None, group_size=0) == Arm(until=LATER)
     assert launched(group_size=0) == Resize(size=2)
 
 
 def test_a_machine_from_before_has_its_driver_only_when_it_was_prepared():
-    assert launched(up("a"), up("b", readiness=Readiness.NO)) == Prepare(node_ids=("b",))
-    assert launched(up("a"), up("b")) == Done()
+    assert launched(up("a", trial=ABLE), up("b", readiness=Readiness.NO)) == Prepare(node_ids=("b",))
+    assert launched(up("a"), up("b", trial=ABLE)) == Done()
+
+
+@pytest.mark.parametrize(
+    "trial", [None, DriveTrial(number=2, refused=None), NOT_ALLOWED], ids=["nothing", "an older order", "not yet"]
+)
+def test_nobody_leaves_before_a_machine_has_shown_that_it_can_drive(trial):
+    assert not isinstance(launched(up("a", trial=trial), up("b")), Done | StayOn)
+
+
+def test_who_was_to_leave_stays_once_a_right_is_still_refused_after_the_time_in_which_the_cloud_gives_it():
+    early = launched(up("a", trial=NOT_ALLOWED), up("b"), began=1.9)
+    assert not isinstance(early, StayOn)
+    assert launched(up("a"), up("b", trial=NOT_ALLOWED), began=2).why == (
+        "b may not do what driving the job needs: AccessDenied: s3:PutObject"
+    )
+
+
+def test_one_machine_that_can_drive_is_enough_whatever_another_says():
+    assert launched(up("a", trial=NOT_ALLOWED), up("b", trial=ABLE), began=9) == Done()
+
+
+def test_who_was_to_leave_stays_once_no_machine_has_shown_anything_for_as_long_as_the_youngest_may_take():
+    def after(minutes):
+        ago = NOW - timedelta(minutes=minutes)
+        return launched(up("a", launched_at=ago), up("b", launched_at=ago), began=minutes)
+
+    assert not isinstance(after(19), StayOn)
+    assert "within 20 min" in after(20).why
+    young = up("b", launched_at=NOW - timedelta(minutes=5))
+    assert not isinstance(launched(up("a"), young, began=30), StayOn)
+
+
+def test_what_a_machine_says_of_its_right_moves_no_terminal():
+    trial = DriveTrial(number=3, refused="\x1b]0;owned\x07no")
+    assert launched(up("a", trial=trial), up("b"), began=5).why == "a may not do what driving the job needs: no"
+
+
+def test_a_job_that_is_to_drive_itself_later_is_said_to_lack_the_right_once():
+    """Who watches `train --unattended` may close the lid at any time."""
+    told = Announced()
+    cannot = seen(up("a", trial=replace(NOT_ALLOWED, number=0)), up("b"))
+    lines = [told.news(Wait(why="x"), cannot, RULES.limits) for _ in range(2)]
+    assert lines == [("a could not drive the job without this process: AccessDenied: s3:PutObject",), ()]
+
+
+class Refusing(MemoryStore):
+    """A store in which the machine's role may write what nodes write alone."""
+
+    def put(self, key, data, **conditions):
+        if not key.startswith("jobs/digits/status/"):
+            raise StoreError(f"AccessDenied: s3:PutObject on {key}")
+        return super().put(key, data, **conditions)
+
+
+@pytest.mark.parametrize("may", [True, False])
+def test_a_machine_says_whether_it_may_drive_the_job_and_changes_nothing_by_trying(may):
+    clock = JumpingClock(NOW)
+    store = MemoryStore(clock)
+    jobs = JobStore(store, "digits")
+    put_job(jobs, number=4)
+    before = store.get("jobs/digits/state.json")
+    if not may:
+        store.__class__ = Refusing
+    groups = FakeNodeGroup(clock)
+    machine = SimpleNamespace(store=store, clock=clock, group=lambda _: groups)
+    driver = Driver(machine=machine, node="i-1", notice=lambda: None)
+    for _ in range(2):
+        driver._try(ORDER, JobStore(store, "digits", on_machine=True), state())
+    trial = jobs.trial("i-1")
+    assert trial.number == 4
+    assert (trial.refused is None) is may
+    assert may or "s3:PutObject on jobs/digits/state.json" in trial.refused
+    assert store.get("jobs/digits/state.json") == before
+
+
+ENDED = {
+    "status": JobStatus.SUCCEEDED,
+    "exit_reason": ExitReason.SUCCEEDED,
+    "exit_code": ExitReason.SUCCEEDED.exit_code,
+}
+
+
+@pytest.fixture
+def driver():
+    """A machine's driver beside a job that has ended, and the jobs for which it ended the group."""
+    clock, ended = JumpingClock(NOW), []
+    jobs = JobStore(MemoryStore(clock), "digits-2")
+    put_job(jobs, state(job="digits-2", drives_itself=True, **ENDED))
+    machine = SimpleNamespace(store=jobs.store, clock=clock, end_group=lambda order, _: ended.append(order.name))
+    return Driver(machine=machine, node="i-1", notice=lambda: None), jobs, ended
+
+
+def test_a_machine_ends_the_group_of_a_job_that_has_ended_and_keeps_no_lease(driver):
+    driver, jobs, ended = driver
+    assert driver._is_over(ORDER)
+    assert (ended, jobs.load()[0].owner) == (["digits-2"], None)
+
+
+def test_no_machine_ends_the_group_of_a_job_that_somebody_has_taken_or_goes_on_with(driver):
+    """Between its look and its word to the group, a start from outside goes on with the job on new machines."""
+    driver, jobs, ended = driver
+    with take(jobs, JumpingClock(NOW)) as lease:
+        with pytest.raises(LeaseHeld):
+            driver._is_over(ORDER)
+        lease.write(books.reopen(lease.state))
+    assert not driver._end(ORDER, jobs)
+    assert ended == []
+
+
+@pytest.fixture
+def pausing(driver, monkeypatch):
+    """That driver where its paid time comes to its end: its session leaves the job waiting for a command."""
+    driver, jobs, ended = driver
+    current, stored = jobs.load()
+    waiting = replace(current, status=JobStatus.WAITING, exit_reason=None, exit_code=None, order_number=1)
+    jobs.replace(waiting, stored.version)
+
+    def drive(self, order):
+        with take(jobs, self.machine.clock, node=self.node) as lease:
+            lease.write(replace(lease.state, message=TIME_IS_OVER.format(job=order.name)))
+        return lease.state
+
+    monkeypatch.setattr(Driver, "_drive", drive)
+    return driver, jobs, ended
+
+
+def test_a_machine_ends_the_group_where_the_job_waits_for_a_command(pausing):
+    driver, _, ended = pausing
+    assert driver._is_over(ORDER)
+    assert ended == ["digits-2"]
+
+
+@pytest.mark.parametrize("meanwhile", ["taken", "ordered"])
+def test_a_job_that_waited_and_goes_on_by_a_command_keeps_its_group(pausing, monkeypatch, meanwhile):
+    driver, jobs, ended = pausing
+    drive = Driver._drive
+
+    def between(self, order):
+        state = drive(self, order)
+        if meanwhile == "taken":
+            with take(jobs, self.machine.clock):
+                pass
+        else:
+            orders = Orders(jobs=jobs, clock=self.machine.clock)
+            orders.change(lambda one: replace(one, budget_usd=2 * one.budget_usd))
+        return state
+
+    monkeypatch.setattr(Driver, "_drive", between)
+    assert not driver._is_over(ORDER)
+    assert ended == []
+
+
+def test_what_is_no_trial_shows_nothing():
+    store = MemoryStore(JumpingClock(NOW))
+    store.put("jobs/digits/status/driving/i-1.json", b'{"number": true}')
+    assert JobStore(store, "digits").trial("i-1") is None
+    assert JobStore(store, "digits").trial("i-2") is None
 
 
 def test_a_job_is_left_alone_only_when_the_time_that_was_asked_for_is_armed():
-    nodes = (up("a", part(1)), up("b", part(1)))
-    goal = Goal(nodes=2, until=Until.LAUNCHED, began_at=NOW)
+    nodes = (up("a", part(1), trial=replace(ABLE, number=0)), up("b", part(1)))
+    goal = Goal(nodes=2, budget_usd=Decimal(1), until=Until.LAUNCHED, began_at=NOW)
     rules = replace(RULES, wall=replace(RULES.wall, horizon=timedelta(hours=8)))
     later = NOW + timedelta(hours=8)
 
@@ -206,8 +382,8 @@ def test_an_order_shows_no_key_to_who_prints_it():
 
 
 def test_an_order_of_another_version_is_refused():
-    with pytest.raises(Malformed, match="version 2"):
-        parse_order(to_json(replace(ORDER, version=2)))
+    with pytest.raises(Malformed, match="version 3"):
+        parse_order(to_json(replace(ORDER, version=3)))
 
 
 def test_spans_and_paths_are_read_strictly():
@@ -358,7 +534,7 @@ def test_a_machine_touches_no_group_but_its_own(group):
         lambda: group.describe("other"),
         lambda: group.arm("other", NOW),
         lambda: group.resize("other", 0, POOL),
-        lambda: group.detach("other", stranger),
+        lambda: group.relieve("other", stranger),
         lambda: group.terminate("other", stranger),
         lambda: group.interrupt("other", stranger, notice=True),
         lambda: group.purge("own"),
@@ -389,14 +565,34 @@ class Script:
     def __init__(self, target):
         self.target = target
 
-    def bring_home(self, host, code):
+    def bring_home(self, host, code, moves=None):
         (self.target / "results" / "deep").mkdir(parents=True)
         (self.target / "results" / "deep" / "model").write_bytes(b"weights")
         (self.target / "results" / "last").symlink_to("deep/model")
-        return (str(self.target / "results"),)
+        return Brought(paths=(str(self.target / "results"),))
 
     def bring_profile(self, host, attempt):
         return ()
+
+
+def test_an_output_of_any_size_goes_into_the_store_in_little_memory(tmp_path):
+    class Large(Script):
+        def bring_home(self, host, code, moves=None):
+            self.target.mkdir()
+            (self.target / "empty").touch()
+            with (self.target / "model").open("wb") as file:
+                file.truncate(64 << 20)
+            return Brought(paths=(str(self.target / "model"),))
+
+    store = DirectoryStore(tmp_path / "store")
+    tracemalloc.start()
+    try:
+        brought = StoredOutputs(store, "digits", tmp_path / "node", Large).bring_home(None, "code")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [(store.root / key).stat().st_size for key in brought.paths] == [0, 64 << 20]
+    assert peak < 16 << 20
 
 
 def test_outputs_come_home_by_way_of_the_store_once(tmp_path):
@@ -414,13 +610,44 @@ def test_outputs_come_home_by_way_of_the_store_once(tmp_path):
     assert bring_stored_home(store, "digits", home) == ()
 
 
-def test_no_output_leaves_the_folder_for_outputs(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "note"), [("bad", {"link": "../../etc/passwd"}), ("../bad", {"link": "x"}), ("a/../../b", {})]
+)
+def test_no_output_leaves_the_folder_for_outputs(tmp_path, name, note):
     store = DirectoryStore(tmp_path / "store")
-    store.put("jobs/digits/outputs/notes.json", b'{"bad": {"link": "../../etc/passwd"}}')
-    assert bring_stored_home(store, "digits", tmp_path / "outputs") == ()
-    store.put("jobs/digits/outputs/notes.json", b'{"../bad": {"link": "x"}}')
-    with pytest.raises(UsageError, match="leaves"):
+    store.put("jobs/digits/outputs/notes.json", json.dumps({"paths": [[name, note]]}).encode())
+    with pytest.raises(LandingRefused):
         bring_stored_home(store, "digits", tmp_path / "outputs")
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_outputs_from_the_store_never_go_through_a_link_that_came_with_them_or_before(tmp_path):
+    """By its text, `z` stays inside; in truth it would lead out, for what it goes up from is a link itself."""
+    store, home = DirectoryStore(tmp_path / "store"), tmp_path / "here" / "outputs"
+    home.mkdir(parents=True)
+    (home / "p" / "q" / "r").mkdir(parents=True)
+    (home / "p" / "q" / "r" / "s").symlink_to("../../../a")
+    (home / "z").symlink_to("p/q/r/s/../../ssh")
+    (home / "a").mkdir()
+    (tmp_path / "here" / "ssh").mkdir()
+    store.put("jobs/digits/outputs/files/z/authorized_keys", b"mine")
+    note = {"mode": 0o644, "mtime_ns": 10**19, "size": 4}
+    store.put("jobs/digits/outputs/notes.json", json.dumps({"paths": [["z/authorized_keys", note]]}).encode())
+    with pytest.raises(StoreError, match="z is a link; files go into folders"):
+        bring_stored_home(store, "digits", home)
+    assert list((tmp_path / "here" / "ssh").iterdir()) == []
+    (home / "z").unlink()
+    assert bring_stored_home(store, "digits", home) == (str(home / "z" / "authorized_keys"),)
+
+
+@pytest.mark.parametrize("size", [3, 5, 10**400])
+def test_an_output_of_another_size_than_was_noted_is_not_believed(tmp_path, size):
+    store = DirectoryStore(tmp_path / "store")
+    store.put("jobs/digits/outputs/files/x", b"four")
+    store.put("jobs/digits/outputs/notes.json", json.dumps({"paths": [["x", {"size": size}]]}).encode())
+    with pytest.raises(GpucloudError):
+        bring_stored_home(store, "digits", tmp_path / "outputs")
+    assert not (tmp_path / "outputs" / "x").exists()
 
 
 # Money while nobody looks
@@ -433,9 +660,8 @@ def test_machines_that_the_group_lists_as_ended_cost_nothing_more_though_nobody_
     stored = state(nodes=lives, paid_until=NOW - timedelta(minutes=10))
 
     one_listed = GroupView(exists=True, size=0, armed_until=None, nodes=(a,))
-    known, until = as_listed(stored, one_listed, NOW)
-    assert [life.ended_at for life in known.nodes] == [ended, None]
-    assert until == NOW - timedelta(minutes=10)  # b is not listed: it was paid until then, and no longer
+    known = as_listed(stored, one_listed, NOW)
+    assert [life.ended_at for life in known.nodes] == [ended, stored.paid_until]  # b was paid until then, and no longer
 
-    _, until = as_listed(stored, replace(one_listed, nodes=(a, node("b"))), NOW)
-    assert until == NOW
+    both = as_listed(stored, replace(one_listed, nodes=(a, node("b"))), NOW)
+    assert [life.ended_at for life in both.nodes] == [ended, None]

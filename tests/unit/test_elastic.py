@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpucloud.domain.agentstatus import Outcome, Stop
 from gpucloud.domain.job import Market
+from gpucloud.domain.order import Until
 from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.observation import Mode
 from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind, Member, Successor
@@ -29,13 +30,14 @@ from gpucloud.domain.supervision.action import (
     Wait,
 )
 from gpucloud.domain.supervision.elastic import enough_since
+from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Limits, Readiness, Rules, Until
+from gpucloud.domain.supervision.seen import DriveTrial, Goal, Limits, Readiness, Rules
 from gpucloud.domain.supervision.situation import observed, situation, task_of
 from tests.unit.test_course import OFFERS
 from tests.unit.worlds import NOW, OTHER_POOL, POOL, gone, opened, part, refusal, seen, state, up
 
-GOAL = Goal(nodes=4, least_nodes=2)
+GOAL = Goal(nodes=4, budget_usd=Decimal(100), least_nodes=2)
 # Nothing was measured: a changeover is taken to be 12 min, and what remains of it between ready machines 6 min.
 RULES = Rules(limits=Limits(changeover=timedelta(minutes=12)))
 
@@ -62,7 +64,7 @@ def at_work(*node_ids, since=30.0, **changes):
 
 
 def training(*nodes, attempt, **changes):
-    plain = {"attempts": (attempt,), "budget_usd": Decimal(100), **changes.pop("of_state", {})}
+    plain = {"attempts": (attempt,), **changes.pop("of_state", {})}
     return world(*nodes, state=state(**plain), **changes)
 
 
@@ -99,7 +101,7 @@ def test_fewer_than_the_least_are_waited_for():
     ],
 )
 def test_an_attempt_starts_on_a_part_when_waiting_would_cost_more_than_a_restart(nodes, waited, starts):
-    noted = (Interruption(node_id="c", kind=InterruptionKind.NOTICE, attempt=0, noticed_at=NOW),)
+    noted = (Interruption(node_id="c", kind=InterruptionKind.NOTICE, attempt=None, noticed_at=NOW),)
     seen_now = world(
         *nodes, enough_at=ago(waited), payable_with_another=None, state=state(interruptions=noted), group_size=4
     )
@@ -155,7 +157,7 @@ def test_the_wait_begins_when_there_are_enough_and_a_supervisor_that_follows_goe
     assert since(*new, enough_at=ago(3)) == ago(3)
     assert since(up("a"), up("b"), up("c"), up("d"), enough_at=ago(3)) is None
     assert since(up("a"), up("b"), enough_at=ago(3), attempts=(opened("a", "b"),)) is None
-    assert enough_since(Goal(nodes=2), world(up("a"), up("b")), RULES.limits) is None
+    assert enough_since(Goal(nodes=2, budget_usd=Decimal(1)), world(up("a"), up("b")), RULES.limits) is None
 
 
 def test_what_was_waited_for_is_in_the_books():
@@ -210,8 +212,9 @@ def test_a_new_attempt_is_not_worth_it_when(why_not, change):
         left = change.pop("left", 900)
         steps = {"total_steps": 1000, "last_step": 1000 - left, "pace_s": 60.0, "last_step_at": NOW}
         spare = up("c", launched_at=ago(60), pool=change.pop("pool", POOL), silent=change.pop("silent", 0.0))
+        wanted = replace(GOAL, budget_usd=change.pop("budget_usd", GOAL.budget_usd))
         of_state = {"attempts": (replace(attempt, **steps),), **change}
-        return decide(GOAL, training(*members("a", "b"), spare, attempt=attempt, of_state=of_state), RULES)
+        return decide(wanted, training(*members("a", "b"), spare, attempt=attempt, of_state=of_state), RULES)
 
     assert action({}).reason is ExitReason.GROWN
     assert not isinstance(action(change), EndAttempt), why_not
@@ -288,6 +291,18 @@ def test_machines_that_the_cloud_refused_are_asked_for_again_while_the_others_wo
     assert (action == Resize(size=4)) is asks
 
 
+@pytest.mark.parametrize(("seconds", "asks"), [(134, False), (135, True)])
+def test_no_machine_is_asked_for_that_the_cloud_would_refuse_so_near_to_its_shut_off(seconds, asks):
+    """Refused each time, it would be asked for in turns with all else that there is to do."""
+    rules = Rules(wall=Wall(ahead=timedelta(seconds=135)))
+    armed = NOW + timedelta(seconds=seconds)
+    short = {"group_size": 2, "armed": armed, "payable_until": armed, "payable_with_another": armed}
+    action = decide(GOAL, training(*members("a", "b"), attempt=at_work("a", "b"), **short), rules)
+    assert (action == Resize(size=4)) is asks
+    action = decide(GOAL, seen(**{**short, "group_size": 0}), rules)
+    assert action == (Resize(size=4) if asks else Wait(why="a shut-off far enough ahead"))
+
+
 def test_a_machine_that_cannot_take_part_is_replaced_while_the_others_work_but_not_for_ever():
     broken = up("c", readiness=Readiness.FAILED)
     world_now = training(*members("a", "b"), broken, attempt=at_work("a", "b"))
@@ -323,12 +338,15 @@ def test_a_job_that_drives_itself_decides_alike():
 
 def test_a_job_on_its_own_machines_is_launched_when_enough_are_there():
     goal = replace(GOAL, until=Until.LAUNCHED, began_at=ago(10))
-    assert decide(goal, world(boots("a"), boots("b")), RULES) == Done()
-    assert decide(goal, world(boots("a")), RULES) != Done()
+    able = DriveTrial(number=goal.number, refused=None)
+    assert decide(goal, world(boots("a", trial=able), boots("b")), RULES) == Done()
+    assert decide(goal, world(boots("a", trial=able)), RULES) != Done()
 
 
 def test_a_policy_hears_what_part_of_its_nodes_a_job_has():
-    goal = replace(GOAL, policy=Policy.GREEDY, deadline_at=NOW + timedelta(hours=9), work=timedelta(hours=6))
+    goal = replace(
+        GOAL, policy=Policy.GREEDY, first_at=NOW, deadline_at=NOW + timedelta(hours=9), work=timedelta(hours=6)
+    )
     case = situation(goal, training(*members("a", "b", "c"), attempt=at_work("a", "b", "c"), candidates=OFFERS), RULES)
 
     assert case is not None

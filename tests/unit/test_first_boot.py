@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from datetime import datetime, timezone
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,7 +23,7 @@ ID = "i-0123456789abcdef0"
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     for name in ("AWS_ENDPOINT_URL", "AWS_EC2_METADATA_SERVICE_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
     spec = importlib.util.spec_from_file_location("first_boot", bundled("templates", "node", "first_boot.py"))
@@ -30,7 +31,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "watch_for_agent", lambda: None)
+    monkeypatch.setattr(module, "watch_for_agent", lambda *_: None)
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "first_boot.py"))
     monkeypatch.setattr(module, "make_fit", lambda store, cluster, region: None)
     monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
     monkeypatch.setenv("GPUCLOUD_HOST_KEY_FILE", str(bundled("templates", "node", "first_boot.py")))
@@ -159,10 +161,8 @@ def test_another_instance_s_keys_are_not_used(script: ModuleType, monkeypatch: p
 
 def test_user_data_is_a_script_that_ec2_takes() -> None:
     text = user_data(store_url="s3://b/it's", cluster="gpucloud-digits", region="us-east-1")
-    assert text.startswith(
-        "#!/bin/sh\nexec python3 -I - 's3://b/it'\"'\"'s' gpucloud-digits us-east-1 <<'GPUCLOUD_FIRST_BOOT'\n"
-    )
-    assert text.endswith("\nGPUCLOUD_FIRST_BOOT\n")
+    assert text.startswith("#!/bin/sh\numask 077\n")
+    assert text.endswith("\nexec python3 -I \"$d/first_boot.py\" 's3://b/it'\"'\"'s' gpucloud-digits us-east-1\n")
     longest = user_data(store_url="s3://" + 63 * "b" + "/" + 900 * "p", cluster=64 * "c", region="ap-southeast-1")
     assert len(longest.encode()) < USER_DATA_BYTES
     assert text == user_data(store_url="s3://b/it's", cluster="gpucloud-digits", region="us-east-1")
@@ -171,3 +171,61 @@ def test_user_data_is_a_script_that_ec2_takes() -> None:
 def test_a_store_that_machines_cannot_reach_is_refused() -> None:
     with pytest.raises(UsageError, match="machines on AWS cannot write there"):
         user_data(store_url="file:///tmp/store", cluster="c", region="us-east-1")
+
+
+class Group:
+    """Answers Auto Scaling, and S3 with the job's state."""
+
+    def __init__(self, state: str, *answers: tuple[int, str]) -> None:
+        self.lowered: list[str] = []
+        self._state, self._answers = state, list(answers)
+
+    def send(self, method: str, url: str, body: bytes, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+        if "autoscaling" not in url:
+            return (200, {}, self._state.encode()) if "/jobs/digits/state.json" in url else (404, {}, b"")
+        self.lowered.append(f"{method} {url} {body.decode()} {headers['authorization'].split(',')[0][-40:]}")
+        status, said = self._answers.pop(0) if self._answers else (200, "")
+        return status, {}, said.encode()
+
+
+@pytest.mark.parametrize(
+    ("state", "lowers"),
+    [
+        ('{"paid_until": "2020-01-01T00:00:00+00:00"}', True),
+        ('{"paid_until": "2099-01-01T00:00:00Z"}', False),  # it was only not told: its peers are paid for, and work on
+        ('{"paid_until": null}', True),
+        ("", True),
+    ],
+)
+def test_a_machine_lowers_its_group_before_it_ends_unless_that_is_paid_for(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, state: str, *, lowers: bool
+) -> None:
+    group = Group(state)
+    monkeypatch.setattr(script, "send", group.send)
+    monkeypatch.setattr(script, "own_keys", lambda: (KEYS, ID))
+    assert script.end("s3://b/team", "gpucloud-digits", "eu-west-1") == 0
+    assert [line.split(" ")[:3] for line in group.lowered] == (
+        [
+            [
+                "POST",
+                "https://autoscaling.eu-west-1.amazonaws.com/",
+                "Action=SetDesiredCapacity&Version=2011-01-01&DesiredCapacity=0&HonorCooldown=false"
+                "&AutoScalingGroupName=gpucloud-digits",
+            ]
+        ]
+        if lowers
+        else []
+    )
+    assert all("/eu-west-1/autoscaling/aws4_request" in line for line in group.lowered)
+
+
+def test_a_group_that_is_busy_is_lowered_later_and_a_refusal_is_final(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "own_keys", lambda: (KEYS, ID))
+    busy = Group("", (503, ""), (400, "<Code>Throttling</Code>"))
+    monkeypatch.setattr(script, "send", busy.send)
+    assert (script.end("s3://b", "gpucloud-digits", "eu-west-1"), len(busy.lowered)) == (0, 3)
+    refused = Group("", (403, "<Code>AccessDenied</Code>"))
+    monkeypatch.setattr(script, "send", refused.send)
+    assert (script.end("s3://b", "gpucloud-digits", "eu-west-1"), len(refused.lowered)) == (1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 
@@ -15,7 +16,8 @@ from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Limits, Rules
 from tests.unit.worlds import NOW, opened, part, seen, state, up
 
-GOAL, RULES = Goal(nodes=1), Rules()
+GOAL, RULES = Goal(nodes=1, budget_usd=Decimal(1)), Rules()
+REPORT = "what takes longer belongs in `with run.phase(...)`"
 
 
 def during(attempt, **progress):
@@ -83,7 +85,9 @@ def test_a_script_that_tells_of_no_steps_may_take_as_long_as_it_likes():
 def test_a_hang_is_told_with_its_figures_and_the_ranks_say_where_they_are_before_they_are_killed():
     action = decide(GOAL, during(opened("a"), step_seconds=0.4, age_s=63.2), RULES)
     assert action == EndAttempt(
-        how=Stop.ABORT, reason=ExitReason.HUNG, message="no step for 63 s (median 0.4 s); stacks are in the log"
+        how=Stop.ABORT,
+        reason=ExitReason.HUNG,
+        message=f"no step for 63 s (median 0.4 s; {REPORT}); stacks are in the log",
     )
     ordered = books.order_end(state(attempts=(opened("a"),)), action, NOW).attempts[-1]
     assert (ordered.condemned, ordered.ordered) == (ExitReason.HUNG, Stop.ABORT)
@@ -104,4 +108,4 @@ def test_an_attempt_that_hung_is_followed_by_another_however_its_ranks_ended(out
     world = seen(up("a", part(1, outcome)), group_size=1, state=state(attempts=(attempt,)))
     action = decide(GOAL, world, RULES)
     assert action == CloseAttempt(reason=ExitReason.HUNG)
-    assert books.close_attempt(world.state, action, NOW).status.value == "waiting"
+    assert books.close_attempt(world.state, action, NOW, Decimal(1)).status.value == "waiting"

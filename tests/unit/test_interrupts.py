@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from gpucloud.cli.interrupts import Interrupts, Leave, obeyed
-from gpucloud.cli.onlookers import PlainOnlooker
+from gpucloud.cli.onlookers import PlainOnlooker, Unshaken
+from gpucloud.domain.state import ExitReason
 
 
 def test_no_library_that_takes_every_exception_for_its_own_keeps_the_user_here() -> None:
@@ -25,3 +31,96 @@ def test_a_signal_that_was_swallowed_is_obeyed_at_the_next_pass() -> None:
     with pytest.raises(Leave) as left:
         interrupts.wanted_end()
     assert left.value.exit_code == 130
+
+
+class Terminal:
+    """A terminal that is asked; `typed` is what was typed by then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
+        self.typed: list[str | None] = []
+        self.now = 0.0
+        monkeypatch.setattr("gpucloud.cli.interrupts._typed", lambda: self.typed.pop(0) if self.typed else None)
+        monkeypatch.setattr("gpucloud.cli.interrupts.time.monotonic", lambda: self.now)
+        monkeypatch.setattr(Interrupts, "_can_ask", lambda _: True)
+        self.interrupts = Interrupts(PlainOnlooker(), **changes)  # type: ignore[arg-type]
+
+
+def test_a_question_that_nobody_answers_holds_nothing_up_and_ends_by_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = Terminal(monkeypatch)
+    terminal.interrupts.press(signal.SIGINT, None)
+    for terminal.now in (0.0, 10.0, 59.0):
+        assert terminal.interrupts.wanted_end() is None
+    assert capsys.readouterr().err.count("[s]top the job") == 1
+    terminal.now = 60.0
+    assert terminal.interrupts.wanted_end() is None
+    assert "no answer: the job goes on" in capsys.readouterr().err
+    terminal.interrupts.press(signal.SIGINT, None)  # asked anew, not left
+    assert terminal.interrupts.wanted_end() is None
+    assert "[s]top the job" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("typed", "end"), [("s", ExitReason.STOPPED), ("stop", ExitReason.STOPPED), ("c", None)])
+def test_what_is_answered_some_passes_later_counts(
+    monkeypatch: pytest.MonkeyPatch, typed: str, end: ExitReason | None
+) -> None:
+    terminal = Terminal(monkeypatch)
+    terminal.interrupts.press(signal.SIGINT, None)
+    assert terminal.interrupts.wanted_end() is None
+    terminal.typed = ["what?", None, typed]
+    assert [terminal.interrupts.wanted_end() for _ in range(3)] == [None, None, end]
+
+
+def test_a_second_interrupt_leaves_while_the_question_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal(monkeypatch)
+    terminal.interrupts.press(signal.SIGINT, None)
+    assert terminal.interrupts.wanted_end() is None
+    with pytest.raises(Leave):
+        terminal.interrupts.press(signal.SIGINT, None)
+
+
+def test_who_cannot_be_told_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(PlainOnlooker):
+        def story(self, line: str) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        def __enter__(self) -> PlainOnlooker:
+            raise BrokenPipeError
+
+    silenced: list[bool] = []
+    monkeypatch.setattr("gpucloud.cli.onlookers.silence", lambda: silenced.append(True))
+    with Unshaken(Closed()) as one:
+        one.story("something happened")
+    assert silenced == [True, True]
+
+
+def test_a_supervisor_whose_terminal_is_closed_goes_on(tmp_path: Path) -> None:
+    """With a real pseudo-terminal: what is buffered for it must not change the exit code either."""
+    code = """
+import signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+from gpucloud.cli.onlookers import onlooker
+from pathlib import Path
+with onlooker() as shown:
+    shown.story("before")
+    Path(sys.argv[1] + "/ready").touch()
+    while not Path(sys.argv[1] + "/closed").exists():
+        time.sleep(0.02)
+    shown.story("after")
+    shown.output(1, 0, "a line\\n")
+Path(sys.argv[1] + "/done").touch()
+"""
+    ours, theirs = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stderr=theirs, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        for _ in range(1500):
+            if (tmp_path / "ready").exists():
+                break
+            time.sleep(0.02)
+        os.close(ours)
+        (tmp_path / "closed").touch()
+        assert process.wait(60) == 0
+    assert (tmp_path / "done").exists()

@@ -51,7 +51,7 @@ def torn_down(stale_s):
     clock = JumpingClock(NOW)
     jobs = JobStore(MemoryStore(clock), "digits")
     known = NodeLife(node_id="a", pool=POOL, launched_at=NOW - timedelta(minutes=5))
-    jobs.create(state(nodes=(known,)), b"")
+    jobs.create(state(nodes=(known,)))
     destroyed = []
     world = SimpleNamespace(
         clock=clock,

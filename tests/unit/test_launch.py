@@ -16,6 +16,7 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import (
     CheckpointDirectory,
     CheckpointPolicy,
+    Cloud,
     ContainerRuntime,
     Job,
     Launcher,
@@ -71,7 +72,7 @@ def two(run="train.py --epochs 10", *, secrets=None, **changes):
 def test_a_script_is_started_by_torchrun_once_a_gpu():
     _, second = two("train.py --epochs 10 --m 'a b'", resources=Resources(nodes=2, gpus=4))
     assert second.argv == (
-        "/py2/bin/python", "-m", "torch.distributed.run",
+        "/py2/bin/python", "-m", "gpucloud.probe.torchrun",
         "--nnodes", "2", "--node-rank", "1", "--nproc-per-node", "4",
         "--master-addr", "10.0.0.1", "--master-port", "29501", "--rdzv-conf", "timeout=300",
         "--max-restarts", "0", "--monitor-interval", "0.1", "--no-python", "--",
@@ -79,6 +80,13 @@ def test_a_script_is_started_by_torchrun_once_a_gpu():
         "/py2/bin/python", "-u", "train.py", "--epochs", "10", "--m", "a b",
     )  # fmt: skip
     assert (second.attempt, second.directory, second.address) == (3, "/home/u2/.gpucloud/code/c", "10.0.0.2")
+
+
+def test_behind_a_clouds_own_firewall_it_is_torchs_torchrun():
+    for cloud in Cloud:
+        _, second = two(cloud=cloud)
+        guarded = cloud is not Cloud.LOCAL
+        assert second.argv[2] == ("torch.distributed.run" if guarded else "gpucloud.probe.torchrun")
 
 
 def test_the_keeper_of_a_scripts_own_directory_comes_before_the_launcher_on_every_node():
@@ -315,7 +323,7 @@ def test_an_image_runs_torchrun_by_its_own_python_with_code_attempt_package_and_
     wanted = job("train.py", image="r/i:1", data=(("s3://b/d", "/data"),))
     start = replace(START, store_url="file:///my%20store")
     (only,) = launches(wanted, start, (here,), {})
-    assert only.argv[:3] == ("python3", "-m", "torch.distributed.run")
+    assert only.argv[:3] == ("python3", "-m", "gpucloud.probe.torchrun")
     assert only.argv[-3:] == ("python3", "-u", "train.py")
     home = "/home/u1/.gpucloud"
     assert only.container == ContainerRun(

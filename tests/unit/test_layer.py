@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+from decimal import Decimal
+
 import pytest
 
+from gpucloud.domain.job import Job
 from gpucloud.domain.layer import (
     LayerWanted,
     is_needed,
     layer_key,
+    nested_files,
     requirement_files,
     setup_digest,
     setup_files,
     setup_uses_tree,
     suffices,
 )
+from gpucloud.usecases.needs import wanted_for
 
 
 @pytest.mark.parametrize(
@@ -33,11 +38,46 @@ def test_the_files_that_a_setup_names_are_found(setup, files):
         ("pip install -e .", True),
         ("pip install '.[dev]'", True),
         ("./install.sh", True),
+        ("bash scripts/install.sh", True),
+        ("python setup.py develop", True),
+        ("pip install libs/mine/ && echo done", True),
+        ("pip install ../mine", True),
+        ("make deps", True),
+        ("pip install --index-url https://a.example/simple/ torch", False),
+        ("pip install make-it", False),
         ("echo 'open", True),
     ],
 )
 def test_a_setup_that_installs_from_the_tree_is_told_apart(setup, uses):
     assert setup_uses_tree(setup) is uses
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "files"),
+    [
+        ("requirements.txt", "torch\n-r base.txt\n  --constraint=c/pins.txt # why\n", ("base.txt", "c/pins.txt")),
+        ("req/dev.txt", "-r base.txt\n-rmore.txt\n-c ../pins.txt\n--requirement x.in", (
+            "req/base.txt", "req/more.txt", "pins.txt", "req/x.in")),
+        ("requirements.txt", "--extra-index-url x\n#-r no.txt\n-r https://a.example/r.txt\n-r /etc/hosts\n", ()),
+        ("requirements.txt", "-r ../up.txt", ()),
+        ("env.yml", "  - pip:\n      - -r r.txt\n      - '-c pins.txt'\n", ("r.txt", "pins.txt")),
+    ],
+)  # fmt: skip
+def test_the_files_that_a_requirements_file_names_are_found(name, text, files):
+    assert nested_files(name, text) == files
+
+
+@pytest.mark.parametrize(
+    "line", ["-e .", "--editable=./lib", ".", ".[dev]", "./libs/mine", "../mine", "  -e libs/mine"]
+)
+def test_a_requirements_file_may_install_from_the_tree(line):
+    files = (("r.txt", f"numpy\n{line}\n".encode()),)
+    assert setup_digest("pip install -r r.txt", files, "/1") != setup_digest("pip install -r r.txt", files, "/2")
+
+
+def test_what_a_requirements_file_installs_from_elsewhere_is_not_of_the_tree():
+    files = (("r.txt", b"-e git+https://a.example/x.git\n--editable=git+ssh://a.example/y\n.hidden\n...\n"),)
+    assert setup_digest("pip install -r r.txt", files, "/1") == setup_digest("pip install -r r.txt", files, "/2")
 
 
 def test_a_layer_depends_on_text_files_and_interpreter_and_on_the_tree_only_if_used():
@@ -71,6 +111,24 @@ def test_a_layers_name_depends_on_interpreter_platform_and_torch_index():
 )
 def test_a_layer_is_made_for_a_setup_or_for_what_the_base_lacks(always, boto3, torch, base, needed):
     assert is_needed(LayerWanted(digest="d", always=always, boto3=boto3, torch=torch), **base) is needed
+
+
+@pytest.mark.parametrize("choices", [{"setup": "pip install -r r.txt"}, {"conda": "env.yml"}])
+def test_what_a_requirements_file_names_in_its_turn_makes_another_layer_and_may_bring_torch(tmp_path, choices):
+    job = Job(name="j", run="train.py", budget_usd=Decimal(1), source=tmp_path / "j.yaml", code=tmp_path, **choices)
+
+    def wanted():
+        return wanted_for(job, package="", code="/code", secrets={}, store_url="file:///s", power_off=())
+
+    (tmp_path / "env.yml").write_text("dependencies:\n- python\n- pip:\n  - -r r.txt\n")
+    (tmp_path / "r.txt").write_text("-r base.txt\n")
+    (tmp_path / "base.txt").write_text("-r r.txt\nnumpy==1\n")  # a circle
+    before = wanted()
+    (tmp_path / "base.txt").write_text("-r r.txt\nnumpy==2\n")
+    assert wanted().setup_digest != before.setup_digest
+    assert before.torch
+    (tmp_path / "base.txt").write_text("torch==2.5\n")
+    assert not wanted().torch
 
 
 def test_the_trees_own_requirements_count_where_it_is_installed():

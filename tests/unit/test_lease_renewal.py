@@ -18,7 +18,7 @@ from tests.unit.worlds import state
 def test_a_renewal_never_writes_an_older_state_than_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = JumpingClock()
     jobs = JobStore(MemoryStore(clock), "digits")
-    jobs.create(state(lease_s=0.005), b"")
+    jobs.create(state(lease_s=0.005))
     real = uuid.uuid4
 
     def slow() -> uuid.UUID:

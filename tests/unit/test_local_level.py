@@ -71,9 +71,9 @@ def test_missing_nodes_are_started() -> None:
     assert settle(GROUP, (), NOW, 4.0).starts == 2
 
 
-def test_detached_ending_and_ended_nodes_are_replaced() -> None:
+def test_relieved_ending_and_ended_nodes_are_replaced() -> None:
     for changed in (
-        replace(node(1), detached=True),
+        replace(node(1), relieved=True),
         replace(node(1), ending=EndCause.CHOICE),
         replace(node(1), state=NodeState.TERMINATED, ending=EndCause.CRASH),
     ):

@@ -9,7 +9,7 @@ import pytest
 
 from gpucloud.adapters.local.devices import Devices
 from gpucloud.adapters.local.market import LocalMarket
-from gpucloud.domain.errors import ProvisionError
+from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Market, Resources
 from gpucloud.domain.offer import Pool, PricePoint, rank
 
@@ -87,7 +87,7 @@ def test_a_pool_that_was_not_recorded_is_an_error() -> None:
         Pool(instance_type="p5.48xlarge", zone="us-east-2a", market=Market.SPOT),
         Pool(instance_type="local.p3.16xlarge", zone="us-east-2c", market=Market.ON_DEMAND),
     ):
-        with pytest.raises(ProvisionError):
+        with pytest.raises(UsageError):
             LocalMarket().prices(pool, ANCHOR, ANCHOR)
 
 

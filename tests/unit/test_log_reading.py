@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import json
 import os
+import shlex
+import threading
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import ClassVar
+from urllib.parse import quote, urlencode
 
 import pytest
 
 from gpucloud.agent.outputroom import OutputRoom
+from gpucloud.domain.agentstatus import Outcome
+from gpucloud.domain.codec import to_json
+from gpucloud.domain.errors import StoreError
 from gpucloud.domain.masking import masked, words_of
+from gpucloud.domain.state import ExitReason
+from gpucloud.ports import Completed
 from gpucloud.store.directory import DirectoryStore
+from gpucloud.usecases import closing
+from gpucloud.usecases.closing import Closing
 from gpucloud.usecases.jobs import Asker
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.lookout import LogReader
+from tests.fakes.clock import JumpingClock
+from tests.unit.worlds import NOW, job, node, opened, part, seen, state, up
 
 MIB = 1 << 20
 
@@ -33,7 +50,7 @@ def reader(jobs, told):
 
 
 def kept(jobs):
-    return b"".join(jobs.read_log(part) for part in jobs.log_parts())
+    return b"".join(jobs.records.read_log(part) for part in jobs.records.log_parts())
 
 
 def take(reader, data, *, last=False):
@@ -62,6 +79,70 @@ def test_a_line_longer_than_a_piece_is_not_waited_for_and_no_secret_is_cut_in_tw
     assert kept(jobs) == data.replace(b"hunter2hunter2", b"*" * 14)
 
 
+class LossyStore(DirectoryStore):
+    """Puts a piece, or does not, and says in both cases that it failed; `answers` are what it does next."""
+
+    answers: ClassVar[list[str]] = []
+
+    def put(self, key, data, **conditions):
+        answer = self.answers.pop(0) if self.answers else "put"
+        if answer != "lost":
+            super().put(key, data, **conditions)
+        if answer != "put":
+            raise StoreError("the store does not answer", may_pass=True)
+
+
+@pytest.mark.parametrize("answers", [["lost"], ["unsaid"], ["lost", "unsaid"], ["unsaid", "lost", "unsaid"]])
+def test_a_piece_whose_put_failed_is_put_again_whatever_was_read_meanwhile(tmp_path, told, answers):
+    store = LossyStore(tmp_path)
+    jobs = JobStore(store, "small")
+    reader = LogReader(jobs, lambda attempt, rank, text: told.append(text))
+    take(reader, b"one\n")
+    reader.flush()
+    LossyStore.answers[:] = answers
+    take(reader, b"two\n")
+    for line in (b"three\n", b"four\n", b"five\n"):
+        with contextlib.suppress(StoreError):
+            reader.flush()
+        take(reader, line)
+    reader.flush()
+    assert kept(jobs) == b"one\ntwo\nthree\nfour\nfive\n"
+    assert told == ["one\n", "two\n", "three\n", "four\n", "five\n"]
+
+
+def test_what_is_read_while_a_piece_is_on_its_way_is_kept_once_and_nothing_is_lost(tmp_path):
+    jobs = JobStore(DirectoryStore(tmp_path), "small")
+    reader = LogReader(jobs, lambda *_: None)
+    lines = [b"%06d\n" % number for number in range(4000)]
+
+    def read():
+        for line in lines:
+            take(reader, line)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    while thread.is_alive():
+        reader.flush()
+    thread.join()
+    reader.flush()
+    assert kept(jobs) == b"".join(lines)
+
+
+def test_how_much_of_a_rank_is_kept_is_asked_of_that_rank_alone(tmp_path):
+    asked = []
+
+    class Listing(DirectoryStore):
+        def list(self, prefix):
+            asked.append(prefix)
+            return super().list(prefix)
+
+    jobs = JobStore(Listing(tmp_path), "small")
+    for rank in range(64):
+        jobs.records.append_log(1, rank, 0, b"a line\n")
+    assert jobs.records.log_length(1, 7) == 7
+    assert asked == ["jobs/small/logs/0001/rank-00007/"]
+
+
 def test_secrets_are_stars_in_the_store_and_on_the_terminal(jobs, reader, told):
     take(reader, b"token=hunter2hunter2!\n")
     reader.flush()
@@ -74,6 +155,48 @@ def test_each_line_of_a_secret_is_hidden_and_short_ones_are_not():
     assert masked(b"a abcdefgh12 short on password\n", words) == b"a ********** short on ********\n"
 
 
+SECRET = "p+ss/wörd's \"$x\\1!?"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        json.dumps,
+        lambda secret: json.dumps({"token": [secret]}, ensure_ascii=False),
+        repr,
+        lambda secret: f"https://me:{quote(secret, safe='')}@example.org/",
+        lambda secret: f"https://example.org/?t={quote(secret, safe='').lower()}&q=1",
+        lambda secret: urlencode({"t": secret, "u": "x"}),
+        lambda secret: f"curl -H {shlex.quote('Bearer ' + secret)}",
+        lambda secret: f"export T={shlex.quote(secret)}",
+        lambda secret: base64.b64encode(secret.encode()).decode(),
+        lambda secret: base64.urlsafe_b64encode(secret.encode()).decode().rstrip("="),
+        lambda secret: base64.b64encode(f"{secret}\n".encode()).decode(),
+        lambda secret: base64.b64encode(f"me:{secret}".encode()).decode(),
+        lambda secret: base64.b64encode(f"you:{secret}!".encode()).decode(),
+        lambda secret: base64.b64encode(f"us:{secret}!!".encode()).decode(),
+        lambda secret: base64.encodebytes(secret.encode() * 9).decode(),
+        lambda secret: secret.encode().hex(),
+        lambda secret: secret.encode().hex().upper(),
+    ],
+)
+@pytest.mark.parametrize("secret", [SECRET, "hunter2hunter2", "a secret with words", "x" * 8, "0123456789" * 9])
+def test_a_secret_is_hidden_however_a_program_writes_it_down(secret, write):
+    line = write(secret).encode()
+    found = masked(line, words_of([secret, secret * 9]))
+
+    assert len(found) == len(line)
+    assert found.count(b"*") >= len(secret) * 3 // 4
+    for form in (secret, json.dumps(secret)[1:-1], quote(secret, safe=""), secret.encode().hex()):
+        assert form.encode() not in found
+
+
+def test_what_has_nothing_of_a_secret_stays(reader):
+    text = json.dumps({"step": 1, "loss": 0.25, "path": "/a/b?c=d%20e", "sha": "0" * 64}).encode()
+
+    assert masked(text, words_of([SECRET, "hunter2hunter2"])) == text
+
+
 def test_what_was_dropped_unread_is_said_in_its_place(jobs, reader, told):
     take(reader, b"one\n")
     reader.skip(1, 0, 1000)
@@ -82,7 +205,7 @@ def test_what_was_dropped_unread_is_said_in_its_place(jobs, reader, told):
     reader.flush()
     said = "(996 bytes of output came faster than they could be read)\n"
     assert told == ["one\n", said, "after\n"]
-    parts = [(part.offset, jobs.read_log(part)) for part in jobs.log_parts()]
+    parts = [(part.offset, jobs.records.read_log(part)) for part in jobs.records.log_parts()]
     assert parts == [(0, b"one\n"), (1000 - len(said), said.encode() + b"after\n")]
 
 
@@ -95,15 +218,15 @@ def test_a_few_bytes_that_were_dropped_make_room_for_saying_so(jobs, reader):
 
 
 class Ended(Asker):
-    def state(self):
+    def stored_state(self):
         return SimpleNamespace(status=SimpleNamespace(ended=True))
 
 
 def test_what_two_supervisors_kept_comes_once(jobs):
     asker = Ended(jobs=jobs, market=None, group=None, clock=None, terms=None)
-    jobs.append_log(1, 0, 0, b"one\ntwo\n")
-    jobs.append_log(1, 0, 4, b"two\nthree\n")
-    jobs.append_log(1, 0, 8, b"three\n")
+    jobs.records.append_log(1, 0, 0, b"one\ntwo\n")
+    jobs.records.append_log(1, 0, 4, b"two\nthree\n")
+    jobs.records.append_log(1, 0, 8, b"three\n")
     got = [data for _, data in asker.output(attempt=None, rank=None, follow=False)]
     assert b"".join(got) == b"one\ntwo\nthree\n"
 
@@ -139,3 +262,35 @@ def test_ranks_share_the_room_and_little_output_is_left_alone(tmp_path):
     room = OutputRoom(tmp_path, kept_bytes=4 * MIB, step_bytes=MIB)
     assert room.look(((0, 2 * MIB), (1, 3 * MIB)), now_s=0.0) == ((1, MIB),)
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(("most", "seconds"), [(5 * MIB, 0.0), (1 << 40, 200.0)])
+def test_a_node_whose_output_has_no_end_keeps_no_attempt_from_being_closed(jobs, told, monkeypatch, most, seconds):
+    clock = JumpingClock(NOW)
+    monkeypatch.setattr(closing, "KEPT_OUTPUT_BYTES", most)
+
+    class Endless:
+        """It claims a petabyte, and whenever it is asked there is more."""
+
+        node = node("a")
+
+        def run(self, argv, **_):
+            clock.sleep(seconds)
+            if argv[0] == "sh":
+                return Completed(exit_code=0, stdout=argv[4].encode() + b"x\n" * 400_000, stderr=b"")
+            ended = replace(part(1, Outcome.KILLED), output=((0, 10**15),))
+            return Completed(exit_code=0, stdout=to_json(up("a", ended).status).encode(), stderr=b"")
+
+    reader = LogReader(jobs, lambda *_: None)
+    ending = Closing(
+        world=SimpleNamespace(shell=SimpleNamespace(host=lambda _: Endless()), job=job(), clock=clock),
+        home=None,
+        logs=reader,
+        history=SimpleNamespace(look=lambda *_, **__: None),
+        watcher=SimpleNamespace(story=told.append),
+    )
+    attempt = opened("a", condemned=ExitReason.STOPPED)
+    ending._read_to_the_end(seen(up("a", part(1)), state=state(attempts=(attempt,))))
+
+    assert 0 < reader.taken <= 9 * MIB
+    assert told == ["a says more than can be waited for: the rest of its output is left out"]

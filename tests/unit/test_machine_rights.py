@@ -8,21 +8,24 @@ from decimal import Decimal
 
 from gpucloud.domain.job import Market, Resources
 from gpucloud.domain.offer import Pool, PricePoint
-from gpucloud.domain.supervision.action import Arm, Detach
+from gpucloud.domain.state import Interruption, InterruptionKind
+from gpucloud.domain.supervision.action import Arm, Relieve
+from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.supervision.seen import Goal, Limits, Rules
 from gpucloud.domain.supervision.upkeep import make_room, renew
 from gpucloud.usecases.owngroup import OwnMarket
-from tests.unit.worlds import NOW, seen, up
+from tests.unit.worlds import NOW, seen, state, up
 
-DRIVES = Goal(nodes=2, self_driving=True)
+DRIVES = Goal(nodes=2, budget_usd=Decimal(1), self_driving=True)
 WITHIN_RIGHTS = replace(DRIVES, within_rights=True)
 POOL = Pool(instance_type="g6e.xlarge", zone="us-east-1a", market=Market.SPOT)
 
 
 def test_a_machine_with_a_notice_is_given_up_early_only_where_that_is_allowed() -> None:
-    noticed = seen(up("n1", notice=True), up("n2"))
-    assert make_room(DRIVES, noticed) == Detach(node_id="n1")
-    assert make_room(WITHIN_RIGHTS, noticed) is None
+    noted = Interruption(node_id="n1", kind=InterruptionKind.NOTICE, attempt=None, noticed_at=NOW)
+    noticed = seen(up("n1", notice=True), up("n2"), state=state(interruptions=(noted,)))
+    assert make_room(DRIVES, noticed, Wall()) == Relieve(node_id="n1")
+    assert make_room(WITHIN_RIGHTS, noticed, Wall()) is None
 
 
 def test_the_shut_off_is_brought_forward_only_where_that_is_allowed() -> None:

@@ -1,6 +1,7 @@
 """Keys, manifests, what is restored first and what may be deleted."""
 
 import zlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,8 +9,10 @@ from hypothesis import strategies as st
 
 from gpucloud.domain.manifest import (
     Commit,
+    Level,
     Manifest,
     Piece,
+    Promise,
     Why,
     collectable,
     commit_key,
@@ -23,16 +26,18 @@ from gpucloud.domain.manifest import (
     read_manifest,
     restore_order,
     seal,
+    starting,
+    starting_key,
     unseal,
 )
 
 MANIFEST = Manifest(
     commit=Commit(7, 1200),
     world=2,
-    level="exact",
+    promise=Promise(),
     pieces=(
         Piece(key="data/000007/000001200/a", size=3, crc32=(1,)),
-        Piece(key="data/000007/000001200/b", size=0, crc32=()),
+        Piece(key="data/000007/000001200/b", size=0, crc32=(), mtime_ns=2**63 - 1),
     ),
     why=Why.NOTICE,
 )
@@ -44,6 +49,23 @@ def readable(data):
     except ValueError:
         return False
     return True
+
+
+def test_what_a_resume_promises_is_read_as_it_was_written_and_cut_where_it_is_long():
+    lowered = replace(MANIFEST, promise=Promise(Level.SAME_SAMPLES, "world 2 → 4"))
+    assert read_manifest(manifest_bytes(lowered)) == lowered
+    long = replace(MANIFEST, promise=Promise(Level.BEST_EFFORT, "x" * 5000))
+    assert len(read_manifest(manifest_bytes(long)).promise.reason) == 1000
+    body = unseal(manifest_bytes(MANIFEST))
+    assert not any(readable(seal({**body, "reason": reason})) for reason in (None, 7, "x" * 5000))
+
+
+@pytest.mark.parametrize("one", Level)
+@pytest.mark.parametrize("other", Level)
+def test_the_weaker_of_two_promises_keeps_its_reason(one, other):
+    weaker = Promise(one, "one").weaker(Promise(other, "other"))
+    order = list(Level)
+    assert weaker == (Promise(other, "other") if order.index(other) > order.index(one) else Promise(one, "one"))
 
 
 def test_keys_sort_as_their_numbers_do():
@@ -80,6 +102,7 @@ def test_a_manifest_is_read_as_it_was_written():
         {"size": 0, "crc32": [0]},
         {"size": 1, "crc32": None},
         {"size": 1, "sha256": "ab"},
+        *({"size": 1, "crc32": [1], "mtime_ns": wrong} for wrong in (-1, 2**63, True, 1.5, "1", None)),
     ],
 )
 def test_a_manifest_with_sums_that_cannot_be_is_none(piece):
@@ -132,6 +155,13 @@ def test_a_generations_own_commits_come_first_and_its_base_is_not_asked_for():
 def test_nothing_is_deleted_once_a_newer_generation_exists():
     keys = [generation_key(1), generation_key(2), *(commit_key(Commit(1, step)) for step in range(1, 9))]
     assert collectable(keys, generation=1, base=None, keep=2) == ()
+
+
+def test_what_says_that_an_attempt_starts_is_no_generation_and_goes_with_the_next_one():
+    keys = [generation_key(1), starting_key(1), starting_key(2), *(commit_key(Commit(1, step)) for step in (1, 2))]
+    assert generations(keys) == (1,)
+    assert starting(keys) == (1, 2)
+    assert collectable(keys, generation=1, base=None, keep=2) == (starting_key(1),)
 
 
 def test_manifests_go_before_their_data_and_torn_saves_go_too():

@@ -107,4 +107,4 @@ def test_base64_that_is_none_is_refused() -> None:
 def test_keys_are_below_the_cluster_and_the_job() -> None:
     assert record_key("gpucloud-d") == "clusters/gpucloud-d/node.json"
     assert package_key("gpucloud-d", "ab") == "clusters/gpucloud-d/gpucloud-ab.zip"
-    assert code_key("d", "cd") == "jobs/d/code/cd"
+    assert code_key("d", "cd") == "jobs/d/control/code/cd"

@@ -25,6 +25,7 @@ def test_the_zip_holds_sources_and_price_lists_in_order_and_without_dates_of_thi
         "gpucloud/adapters/aws/prices/catalog.json",
         "gpucloud/adapters/local/prices.json",
         "gpucloud/adapters/tables/prior.json",
+        "gpucloud/agent/drive/requirements.lock",
     ]
     assert all(not name.startswith("gpucloud/bundled/") for name in names)
     assert {entry.date_time for entry in entries} == {(1980, 1, 1, 0, 0, 0)}

@@ -46,17 +46,17 @@ def life(node_id):
         ((), (), 3, 2, 3),  # the level is still what an earlier start wanted
         ((), (node("a"), node("b"), node("c")), 2, 2, 3),  # just started or refilled, and in no book yet
         (("a", "b"), (ended("a"), node("b")), 2, 2, 2),  # its end is listed and not in the books yet: the refill is due
-        ((), (node("a", detached=True), node("b")), 2, 2, 3),  # one is being taken, and its successor is about to come
-        ((), (node("a", detached=True), node("b"), node("c")), 2, 2, 3),  # and has come
+        ((), (node("a", relieved=True), node("b")), 2, 2, 3),  # one is being taken, and its successor is about to come
+        ((), (node("a", relieved=True), node("b"), node("c")), 2, 2, 3),  # and has come
         (("a", "b", "c"), (), 2, 2, 3),  # a list that says nothing of machines in the books ends none of them
     ],
 )
 def test_every_machine_that_is_or_will_be_there_is_paid_for(books, listed, level, wanted, paid_for):
     cashier = Cashier(JobStore(MemoryStore(JumpingClock(NOW)), "digits"), FreeUpToNow())
-    job = state(budget_usd=Decimal("0.1"), cap_usd_per_hour=Decimal("0.01"), nodes=tuple(map(life, books)))
+    job = state(cap_usd_per_hour=Decimal("0.01"), nodes=tuple(map(life, books)))
     group = GroupView(exists=True, size=level, armed_until=None, nodes=listed)
 
-    payable = cashier.payable(job, group, wanted, NOW, WALL)
+    payable = cashier.payable(job, group, wanted, NOW, Decimal("0.1"), WALL)
 
     assert payable.until == NOW + timedelta(hours=10) / paid_for
     assert payable.with_another == NOW + timedelta(hours=10) / (paid_for + 1)

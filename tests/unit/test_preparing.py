@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 
 from gpucloud.domain.errors import HostUnreachable, NodeError
 from gpucloud.domain.node import EndCause, GroupView, NodeState
+from gpucloud.domain.supervision.books import since
+from gpucloud.domain.supervision.bootstraps import BootstrapTry, Prepared, failures, noted, silences
+from gpucloud.domain.supervision.lives import with_lives
+from gpucloud.usecases.prepare import Prepared as Ready
 from gpucloud.usecases.prepare import Preparer
 from tests.fakes.clock import JumpingClock
-from tests.unit.worlds import NOW, node
+from tests.unit.worlds import NOW, node, seen, state, up
 
 TRY_S = 20
 
@@ -62,8 +68,7 @@ def failed(error, *nodes):
         one.see(GroupView(exists=True, size=2, armed_until=None, nodes=(node(f"n{number}"),)))
         one.start(f"n{number}", None)
         one.world.clock.sleep(1)
-    one.see(GroupView(exists=True, size=2, armed_until=None, nodes=nodes))
-    return one.failures
+    return failures(noted(state(nodes=with_lives((), nodes)), one.tries))
 
 
 def lost(number, cause):
@@ -88,7 +93,7 @@ def test_machines_that_a_cut_line_silences_together_are_no_failure():
         one.start(f"n{number}", None)
     one.pool.run()
     assert len([number for number in range(8) if one.unreachable(f"n{number}")]) == 8
-    assert one.failures == 0
+    assert failures(noted(state(), one.tries)) == 0
 
 
 def test_a_machine_that_is_tried_again_and_again_is_one_that_did_not_answer():
@@ -98,8 +103,60 @@ def test_a_machine_that_is_tried_again_and_again_is_one_that_did_not_answer():
     for _ in range(9):
         one.forget("n0")
         one.start("n0", None)
-    assert (one.silences("n0"), one.failures) == (9, 0)
+    written = noted(state(), one.tries)
+    assert (silences(written, "n0"), failures(written)) == (9, 0)
 
 
 def test_a_machine_that_answers_and_cannot_be_prepared_is_a_failure_at_once():
     assert failed(NodeError("no pip"), node("n0"), node("n1")) == 2
+
+
+def tried(node_id, how, at, took=10):
+    begun = NOW + timedelta(minutes=at)
+    return BootstrapTry(node_id=node_id, begun_at=begun, over_at=begun + timedelta(seconds=took), how=how)
+
+
+@pytest.fixture
+def four():
+    return state(nodes=with_lives((), tuple(node(f"n{number}") for number in range(4))))
+
+
+def test_machines_that_fail_beside_one_another_are_one_failure(four):
+    outage = [tried(f"n{number}", Prepared.FAILED, 0, took=60) for number in range(4)]
+    assert failures(noted(four, outage)) == 1
+
+
+def test_a_failure_of_long_ago_is_forgotten_once_a_new_machine_was_ready(four):
+    days = [tried("n0", Prepared.FAILED, 0), tried("n1", Prepared.READY, 2), tried("n2", Prepared.FAILED, 7200)]
+    assert failures(noted(four, days)) == 1
+
+
+def test_a_machine_that_each_supervisor_prepares_again_says_nothing_of_those_that_fail(four):
+    """As in a schedule of single passes: one machine is fine each time, and each new one beside it fails."""
+    written = noted(four, [tried("n0", Prepared.READY, 0)])
+    for number, at in ((1, 5), (2, 10)):
+        written = noted(written, [tried("n0", Prepared.READY, at), tried(f"n{number}", Prepared.FAILED, at)])
+    assert failures(written) == 2
+
+
+def test_since_when_a_machine_cannot_be_prepared_is_written_down_until_it_has_heard_of_us(four):
+    written = noted(four, [tried("n0", Prepared.FAILED, 1), tried("n0", Prepared.FAILED, 9)])
+    assert written.nodes[0].unprepared_at == NOW + timedelta(minutes=1)
+    ready = noted(written, [tried("n0", Prepared.READY, 10)])
+    deaf = up("n0")
+    assert since(ready, seen(deaf, state=ready), 4).nodes[0].unprepared_at == NOW + timedelta(minutes=1)
+    assert since(ready, seen(replace(deaf, heard=True), state=ready), 4).nodes[0].unprepared_at is None
+
+
+def test_a_part_of_a_running_attempt_is_told_its_own_code_and_not_what_was_edited_since():
+    """A supervisor died when it had told one machine; the next one has edited code, and tells the other."""
+    old, edited = "a" * 64, "b" * 64
+    one = preparer(None)
+    one.see(GroupView(exists=True, size=2, armed_until=None, nodes=(node("n0"), node("n1"))))
+    facts = SimpleNamespace(python="python3", package_path="package.zip", root="/home/me/.gpucloud", image=None)
+    for node_id in ("n0", "n1"):
+        done = Future()
+        done.set_result(Ready(bootstrapped=facts, code=f"/home/me/.gpucloud/code/{edited}"))
+        one._work[node_id] = done
+    assert one._place("n1", "n0", old).code == f"/home/me/.gpucloud/code/{old}"
+    assert one._place("n1", "n0", "../../.ssh").code == f"/home/me/.gpucloud/code/{edited}"

@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 
+from gpucloud.cli.reports import report_json, report_text
 from gpucloud.domain.agentstatus import Outcome, Stop
 from gpucloud.domain.job import IdlePolicy
-from gpucloud.domain.node import EndCause, Fault, NodeState
+from gpucloud.domain.ledger import Spend
+from gpucloud.domain.node import EndCause, Fault, NodeState, Notice
+from gpucloud.domain.order import Until
 from gpucloud.domain.state import (
     ExitReason,
     Interruption,
@@ -21,9 +25,9 @@ from gpucloud.domain.state import (
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import (
     Arm,
+    BringHome,
     CloseAttempt,
     CoolDown,
-    Detach,
     Done,
     Drill,
     EndAttempt,
@@ -35,6 +39,7 @@ from gpucloud.domain.supervision.action import (
     Prepare,
     Provision,
     QuarantineNodes,
+    Relieve,
     Replace,
     Resize,
     TearDown,
@@ -43,9 +48,11 @@ from gpucloud.domain.supervision.action import (
 )
 from gpucloud.domain.supervision.between import fruitless
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Inspection, Readiness, Rules, Until
+from gpucloud.domain.supervision.seen import Goal, Homecoming, Inspection, Readiness, Rules
 from gpucloud.domain.use import DeviceUse, GpuUse
 from gpucloud.domain.witness import Word
+from gpucloud.usecases.report import report
+from gpucloud.usecases.story import tell_story
 from tests.unit.worlds import (
     LATER,
     NOW,
@@ -62,10 +69,11 @@ from tests.unit.worlds import (
     up,
 )
 
-GOAL = Goal(nodes=2)
-IDLE_GOAL = Goal(nodes=2, idle=IdlePolicy(below=30, lasting=timedelta(minutes=15)))
+GOAL = Goal(nodes=2, budget_usd=Decimal(1))
+IDLE_GOAL = Goal(nodes=2, budget_usd=Decimal(1), idle=IdlePolicy(below=30, lasting=timedelta(minutes=15)))
 IDLE = GpuUse(covered=timedelta(minutes=15), devices=(DeviceUse(node_id="a", index=0, use=5.0),))
 RULES = Rules()
+REPORT = "what takes longer belongs in `with run.phase(...)`"
 
 
 def interruption(node_id, kind=InterruptionKind.NOTICE, attempt=1):
@@ -185,10 +193,10 @@ def test_reopening_forgives_fruitless_attempts():
 
 def test_a_notice_before_any_attempt_is_written_down_and_another_machine_is_asked_for():
     world = seen(up("a"), up("b", notice=True))
-    noted = replace(world, state=state(interruptions=(interruption("b", attempt=0),)))
+    noted = replace(world, state=state(interruptions=(interruption("b", attempt=None),)))
 
-    assert decide(GOAL, world, RULES) == NoteInterruptions(interruptions=(interruption("b", attempt=0),))
-    assert decide(GOAL, noted, RULES) == Detach(node_id="b")
+    assert decide(GOAL, world, RULES) == NoteInterruptions(interruptions=(interruption("b", attempt=None),))
+    assert decide(GOAL, noted, RULES) == Relieve(node_id="b")
 
 
 # During an attempt
@@ -211,13 +219,141 @@ def test_a_notice_is_written_down_before_anything_is_done():
 def test_with_a_notice_another_machine_is_asked_for_at_once():
     world = running(up("a", part(1)), up("b", part(1), notice=True), interruptions=(interruption("b"),))
 
-    assert decide(GOAL, world, RULES) == Detach(node_id="b")
+    assert decide(GOAL, world, RULES) == Relieve(node_id="b")
 
 
 def test_a_machine_is_asked_for_once_for_each_that_is_taken():
-    world = running(up("a", part(1)), up("b", part(1), notice=True, detached=True), interruptions=(interruption("b"),))
+    world = running(up("a", part(1)), up("b", part(1), notice=True, relieved=True), interruptions=(interruption("b"),))
 
     assert decide(GOAL, world, RULES) == Wait(why="running")
+
+
+def test_a_machine_that_was_relieved_and_that_nobody_takes_is_ended():
+    """Its notice was its own word, whatever time it names."""
+    heard = replace(interruption("b"), noticed_at=NOW - timedelta(seconds=179))
+    world = running(up("a", part(1)), up("b", part(1), notice=True, relieved=True), interruptions=(heard,))
+    later = replace(world, now=NOW + timedelta(seconds=1))
+
+    assert decide(GOAL, world, RULES) == Wait(why="running")
+    assert decide(GOAL, later, RULES) == Replace(node_ids=("b",))
+
+
+def naming_the_year_3000(one):
+    """What runs on a machine writes its notice itself, and names any time."""
+    return replace(one, status=replace(one.status, notice=Notice(action="terminate", at=NOW.replace(year=3000))))
+
+
+def test_a_machine_beside_the_attempt_has_its_notice_written_down_before_another_is_asked_for():
+    liar = naming_the_year_3000(up("c", notice=True))
+    world = running(up("a", part(1)), up("b", part(1)), liar, up("d"))
+    noted = replace(world, state=replace(world.state, interruptions=(interruption("c", attempt=None),)))
+
+    assert decide(GOAL, world, RULES) == NoteInterruptions(interruptions=(interruption("c", attempt=None),))
+    assert decide(GOAL, noted, RULES) == Relieve(node_id="c")
+
+
+@pytest.mark.parametrize(
+    ("reason", "missing"),
+    [
+        (ExitReason.INTERRUPTED, ["stayed where attempt 1 ran: it was to be followed by another one"]),
+        (ExitReason.STOPPED, []),  # its outputs were seen to when it was closed, and it may have gone on since
+    ],
+)
+def test_a_job_that_ends_between_two_attempts_says_that_its_outputs_stayed(reason, missing):
+    ended = books.left_behind(state(attempts=(replace(opened("a"), reason=reason),)), ("results/",))
+
+    assert [one.why for one in ended.missing_outputs] == missing
+    assert books.left_behind(state(attempts=()), ("results/",)).missing_outputs == ()
+
+
+@pytest.mark.parametrize(
+    ("attempt", "why"),
+    [
+        (opened("a"), "stayed where attempt 1 ran: it was ended without a last save"),
+        (
+            replace(opened("a"), reason=ExitReason.LOST),
+            "stayed where attempt 1 ran: it was to be followed by another one",
+        ),
+    ],
+)
+def test_a_job_that_is_given_up_as_it_stands_says_that_its_outputs_stayed(attempt, why):
+    ended = books.abandon(state(attempts=(attempt,)), NOW, Decimal(1), ("results/",))
+
+    assert [(one.path, one.why) for one in ended.missing_outputs] == [("results/", why)]
+
+
+def test_only_what_had_a_part_in_an_attempt_is_back_with_the_next_one():
+    attempts = (opened("a", "b", reason=ExitReason.INTERRUPTED), replace(opened("a", "d"), number=2))
+    noted = (interruption("b"), interruption("c", attempt=None))
+    nodes = [up(i, part(2, step=5, first_step=4)) for i in "ad"]
+    recorded = books.record(seen(*nodes, state=state(attempts=attempts, interruptions=noted)))
+
+    assert [i.resumed_at for i in recorded.interruptions] == [NOW, None]
+
+
+def test_story_and_report_tell_a_notice_beside_the_attempt_from_one_in_it():
+    noted = (interruption("b"), interruption("c", attempt=None))
+    world = running(up("a", part(1)), up("b", part(1)), up("c"), interruptions=noted)
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
+    told = report(world.state, spend, (), world.group, None)
+
+    assert tell_story(NoteInterruptions(interruptions=noted), world) == (
+        "b has a notice: saving; c has a notice: it has no part in an attempt"
+    )
+    assert [one["attempt"] for one in report_json(told)["interruptions"]] == [1, None]
+    rows = [line.split() for line in report_text(told).splitlines() if " notice " in line]
+    assert rows == [["b", "notice", "1", "-"], ["c", "notice", "none", "-"]]
+
+
+def test_a_notice_beside_the_attempt_is_no_reason_to_end_it():
+    attempt = opened("a", "b", condemned=ExitReason.STOPPED, condemned_at=NOW, ordered=Stop.SAVE)
+    left = (up("a", part(1, Outcome.FAILED)), up("b", part(1, Outcome.FAILED)), up("c", notice=True, relieved=True))
+    failed = running(*left, interruptions=(interruption("c", attempt=None),), failed_for=timedelta(minutes=2))
+    stopped = running(*left, attempt=attempt, interruptions=(interruption("c", attempt=None),))
+
+    assert decide(GOAL, failed, RULES) == CloseAttempt(reason=ExitReason.USER_ERROR)
+    assert decide(GOAL, stopped, RULES) == CloseAttempt(reason=ExitReason.STOPPED)
+
+
+@pytest.mark.parametrize("says", ["the year 3000", "nothing any more", "nothing ever"])
+def test_a_machine_that_was_relieved_outstays_whatever_it_says(says):
+    """Counted from when we heard of it, and where nobody wrote that down, from now."""
+    liar = naming_the_year_3000(up("c", notice=True, relieved=True))
+    mute = {"the year 3000": liar, "nothing any more": replace(liar, status=None, readiness=Readiness.PREPARING)}
+    world = running(up("a", part(1)), up("b", part(1)), mute.get(says, up("c", relieved=True)))
+    noted = replace(world, state=replace(world.state, interruptions=(interruption("c", attempt=None),)))
+
+    assert decide(GOAL, world, RULES) == NoteInterruptions(interruptions=(interruption("c", attempt=None),))
+    assert not isinstance(decide(GOAL, replace(noted, now=NOW + timedelta(seconds=179)), RULES), Replace)
+    assert decide(GOAL, replace(noted, now=NOW + timedelta(seconds=180)), RULES) == Replace(node_ids=("c",))
+
+
+@pytest.mark.parametrize("relieved", [True, False])
+def test_money_is_not_kept_for_longer_than_a_cloud_warns_ahead_whatever_a_machine_says(relieved):
+    liar = naming_the_year_3000(up("a", notice=True, relieved=relieved))
+    more = () if relieved else (up("c"),)
+    world = seen(liar, up("b"), *more, payable_until=None, payable_with_another=None)
+    noted = replace(world, state=state(interruptions=(interruption("a", attempt=None),)))
+
+    assert decide(GOAL, world, RULES) == NoteInterruptions(interruptions=(interruption("a", attempt=None),))
+    assert decide(GOAL, replace(noted, now=NOW + timedelta(seconds=179)), RULES) == Wait(why="machines that leave")
+    assert decide(GOAL, replace(noted, now=NOW + timedelta(seconds=181)), RULES) == Finish(reason=ExitReason.BUDGET)
+
+
+def test_no_more_machines_are_relieved_at_once_than_the_job_has():
+    noticed = [up(name, part(1), notice=True) for name in "ab"]
+    relieved = [up(name, notice=True, relieved=True) for name in "cd"]
+    known = tuple(interruption(name) for name in "abcd")
+
+    assert decide(GOAL, running(*noticed, *relieved[:1], interruptions=known), RULES) == Relieve(node_id="a")
+    assert decide(GOAL, running(*noticed, *relieved, interruptions=known), RULES) == Wait(why="running")
+
+
+def test_no_machine_is_asked_for_so_near_to_the_shut_off_that_the_cloud_starts_none():
+    world = running(up("a", part(1)), up("b", part(1), notice=True), interruptions=(interruption("b"),))
+    near = replace(RULES, wall=replace(RULES.wall, ahead=LATER - NOW + timedelta(seconds=1)))
+
+    assert decide(GOAL, world, near) == Wait(why="running")
 
 
 def test_peers_of_a_frozen_machine_are_ended_before_it_is_gone():
@@ -251,17 +387,17 @@ def test_a_machine_that_could_not_be_reached_to_be_prepared_is_tried_again_while
     assert decide(GOAL, world, RULES) == Prepare(node_ids=("b",))
 
 
-@pytest.mark.parametrize(("detached", "then"), [(False, Detach(node_id="b")), (True, Wait(why="bootstrap"))])
-def test_while_a_machine_is_to_come_in_place_of_another_the_shut_off_is_not_raised_for_those_of_now(detached, then):
+@pytest.mark.parametrize(("relieved", "then"), [(False, Relieve(node_id="b")), (True, Wait(why="bootstrap"))])
+def test_while_a_machine_is_to_come_in_place_of_another_the_shut_off_is_not_raised_for_those_of_now(relieved, then):
     """Raised for two and lowered for three in turns, it was set as fast as the cloud answered."""
     sooner = NOW + timedelta(minutes=14)
     world = seen(
         up("a"),
-        up("b", notice=True, detached=detached),
+        up("b", notice=True, relieved=relieved),
         state=state(interruptions=(interruption("b"),)),
         armed=sooner,
-        payable_until=sooner if detached else NOW + timedelta(minutes=22),  # one that is detached is counted beside
-        payable_with_another=NOW + timedelta(minutes=9) if detached else sooner,
+        payable_until=sooner if relieved else NOW + timedelta(minutes=22),  # one that is relieved is counted beside
+        payable_with_another=NOW + timedelta(minutes=9) if relieved else sooner,
     )
 
     assert decide(GOAL, world, RULES) == then
@@ -399,14 +535,14 @@ def test_the_message_of_an_idle_end_is_the_jobs_and_the_job_may_go_on_later():
     ordered = books.order_end(
         state(attempts=(opened("a"),)), EndAttempt(how=Stop.SAVE, reason=ExitReason.IDLE, message="why"), NOW
     )
-    ended = books.close_attempt(ordered, CloseAttempt(reason=ExitReason.IDLE), NOW)
+    ended = books.close_attempt(ordered, CloseAttempt(reason=ExitReason.IDLE), NOW, Decimal(1))
     assert (ended.status, ended.exit_reason, ended.exit_code, ended.message) == (
         JobStatus.STOPPED,
         ExitReason.IDLE,
         16,
         "why",
     )
-    taken = books.close_attempt(ordered, CloseAttempt(reason=ExitReason.INTERRUPTED), NOW)
+    taken = books.close_attempt(ordered, CloseAttempt(reason=ExitReason.INTERRUPTED), NOW, Decimal(1))
     assert (taken.status, taken.message) == (JobStatus.WAITING, None)
 
 
@@ -417,7 +553,7 @@ def test_the_message_of_an_idle_end_is_the_jobs_and_the_job_may_go_on_later():
 def test_no_step_for_long_is_a_hang_only_while_training(phase, age_s, hung):
     world = running(up("a", part(1, step=9, phase=phase, age_s=age_s)), up("b", part(1)))
 
-    message = "no step for 61 s (median 0.1 s); stacks are in the log"
+    message = f"no step for 61 s (median 0.1 s; {REPORT}); stacks are in the log"
     wanted = EndAttempt(how=Stop.ABORT, reason=ExitReason.HUNG, message=message) if hung else Wait(why="running")
     assert decide(GOAL, world, RULES) == wanted
 
@@ -430,6 +566,24 @@ def test_a_stop_that_no_machine_hears_is_carried_out_by_the_cloud_after_twice_th
     stop = {"wanted_end": ExitReason.STOPPED}
     assert not isinstance(decide(GOAL, running(*deaf, attempt=early, **stop), RULES), CloseAttempt)
     assert decide(GOAL, running(*deaf, attempt=late, **stop), RULES) == CloseAttempt(reason=ExitReason.STOPPED)
+
+
+@pytest.mark.parametrize(
+    ("stuck", "home", "wanted"),
+    [
+        (up("b", part(1, step=5)), Homecoming.NO, BringHome()),
+        (up("b", part(1, step=5), silent=99), Homecoming.NO, BringHome()),
+        (up("b", part(1, step=5)), Homecoming.ON_THE_WAY, Wait(why="bringing the outputs home")),
+        (up("b", part(1, step=5)), Homecoming.DONE, CloseAttempt(reason=ExitReason.STOPPED)),
+    ],
+    ids=["answers", "silent", "on the way", "home"],
+)
+def test_a_rank_that_cannot_end_costs_nobody_the_outputs_of_the_first(stuck, home, wanted):
+    ordered = {"condemned": ExitReason.STOPPED, "ordered": Stop.KILL}
+    late = opened("a", "b", **ordered, condemned_at=NOW - timedelta(seconds=120))
+    first = up("a", part(1, Outcome.DONE))
+    world = running(first, stuck, attempt=late, wanted_end=ExitReason.STOPPED, homecoming=home)
+    assert decide(GOAL, world, RULES) == wanted
 
 
 def test_a_hang_is_not_armed_before_the_first_steps():
@@ -494,7 +648,7 @@ def test_scripts_that_save_by_themselves_are_all_asked_when_one_machine_has_a_no
     noticed = running(*nodes, interruptions=(interruption("b"),))
     assert decide(goal, noticed, RULES) == EndAttempt(how=Stop.SAVE, reason=ExitReason.INTERRUPTED)
     again = running(*nodes, attempt=asked, interruptions=(interruption("b"),))
-    assert decide(goal, again, RULES) == Detach(node_id="b")
+    assert decide(goal, again, RULES) == Relieve(node_id="b")
     left = (up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT), notice=True))
     over = running(*left, attempt=asked, interruptions=(interruption("b"),))
     assert decide(goal, over, RULES) == CloseAttempt(reason=ExitReason.INTERRUPTED)
@@ -560,6 +714,49 @@ def test_a_gang_that_stays_partial_without_a_word_is_given_back_too():
     action = decide(GOAL, world, RULES)
     assert isinstance(action, CoolDown)
     assert action.message == "1 of 2 machines after 120 s"
+
+
+@pytest.mark.parametrize(("fault", "said"), [(None, ""), (Fault.TRANSIENT, "; its last word: try later (Transient)")])
+def test_a_pool_that_gives_no_machine_and_does_not_say_why_refuses_after_ten_minutes(fault, said):
+    refusals = (replace(refusal(fault, ago=20.0), message="try later", code="Transient"),) if fault else ()
+
+    def bare(minutes):
+        return seen(refusals=refusals, state=state(bare_at=NOW - timedelta(minutes=minutes)))
+
+    assert isinstance(decide(GOAL, bare(9.9), RULES), Wait)
+    action = decide(GOAL, bare(10), RULES)
+    assert isinstance(action, CoolDown)
+    assert (action.pool, action.fault, action.message) == (POOL, Fault.CAPACITY, f"no machine after 10 min{said}")
+
+
+def test_a_job_whose_only_pool_gives_nothing_and_says_nothing_ends_after_an_hour_of_that():
+    own, now = state(), NOW
+    for _ in range(2000):
+        cooling = any(one.until > now for one in own.cooldowns)
+        one = seen(
+            state=own,
+            now=now,
+            armed=now + timedelta(minutes=30),
+            payable_until=now + timedelta(minutes=30),
+            group_size=0 if cooling else 2,
+        )
+        one = replace(one, state=books.since(own, one, 2))
+        action, own = decide(GOAL, one, RULES), one.state
+        if isinstance(action, CoolDown):
+            own = books.cool_down(own, action, now)
+        if isinstance(action, Finish):
+            break
+        now += timedelta(seconds=10)
+    assert action.reason is ExitReason.NO_CAPACITY
+    assert "no machine after 10 min" in action.message
+    assert timedelta(hours=1) <= now - NOW <= timedelta(hours=2)
+
+
+def test_a_group_that_is_to_have_no_machines_or_has_some_lacks_none():
+    lacking = books.since(state(), seen(), 2)
+    assert (lacking.bare_at, books.since(lacking, seen(now=NOW + timedelta(seconds=9)), 2).bare_at) == (NOW, NOW)
+    for other in (seen(up("a")), seen(group_size=0), seen(exists=False)):
+        assert books.since(lacking, other, 2).bare_at is None
 
 
 def test_the_pool_is_asked_again_while_part_of_a_gang_waits():
@@ -761,6 +958,12 @@ def test_a_script_that_failed_beside_ranks_that_their_own_agent_killed_is_not_th
     assert decide(GOAL, world, RULES) == CloseAttempt(reason=ExitReason.LOST)
 
 
+@pytest.mark.parametrize("beside", [Outcome.FAILED, Outcome.LEFT, Outcome.BARRED])
+def test_where_what_was_saved_could_not_be_read_another_attempt_tries(beside):
+    world = running(up("a", part(1, Outcome.BARRED)), up("b", part(1, beside)), failed_for=timedelta(seconds=9))
+    assert decide(GOAL, world, RULES) == CloseAttempt(reason=ExitReason.LOST)
+
+
 def test_a_script_that_failed_beside_machines_that_the_shut_off_ended_is_not_the_users_error():
     running_to_the_last = replace(gone("a", EndCause.SCHEDULE), status=up("a", part(1)).status)
     failed = replace(gone("b", EndCause.SCHEDULE), status=up("b", part(1, Outcome.FAILED)).status)
@@ -781,11 +984,14 @@ def test_a_member_that_heard_of_the_end_before_it_began_never_begins():
 
 
 def test_money_that_is_kept_for_machines_that_leave_is_waited_for():
-    leaves = seen(up("a", notice=True, detached=True), up("b"), payable_until=None, payable_with_another=None)
+    noted = {"state": state(interruptions=(interruption("a", attempt=None),))}
+    leaves = seen(up("a", notice=True, relieved=True), up("b"), payable_until=None, payable_with_another=None, **noted)
     old = NOW - timedelta(hours=1)
-    comes_back = seen(up("a", notice=True, launched_at=old), up("b"), payable_until=None, payable_with_another=None)
-    not_charged = seen(up("a", notice=True), up("b"), payable_until=None, payable_with_another=None)
-    came_back = seen(up("a", notice=True), up("b"), up("c"), payable_until=None, payable_with_another=None)
+    comes_back = seen(
+        up("a", notice=True, launched_at=old), up("b"), payable_until=None, payable_with_another=None, **noted
+    )
+    not_charged = seen(up("a", notice=True), up("b"), payable_until=None, payable_with_another=None, **noted)
+    came_back = seen(up("a", notice=True), up("b"), up("c"), payable_until=None, payable_with_another=None, **noted)
     fresh = NOW - timedelta(seconds=30)
     unheard = (up("a", readiness=Readiness.PREPARING), up("b"), up("c", launched_at=fresh))
     unheard = seen(*unheard, payable_until=None, payable_with_another=None)
@@ -835,13 +1041,14 @@ NODES = {
     "refused": lambda i: up(i, readiness=Readiness.FAILED, refused="2 GPUs, 4 expected"),
     "ill": lambda i: up(i, part(1, step=50), ill="GPU 0: Xid 79"),
     "noticed": lambda i: up(i, part(1), notice=True),
-    "detached": lambda i: up(i, part(1), notice=True, detached=True),
+    "relieved": lambda i: up(i, part(1), notice=True, relieved=True),
     "silent": lambda i: up(i, part(1), silent=9),
     "running": lambda i: up(i, part(1, step=50)),
     "done": lambda i: up(i, part(1, Outcome.DONE)),
     "left": lambda i: up(i, part(1, Outcome.LEFT)),
     "failed": lambda i: up(i, part(1, Outcome.FAILED)),
     "killed": lambda i: up(i, part(1, Outcome.KILLED)),
+    "barred": lambda i: up(i, part(1, Outcome.BARRED)),
     "taken": gone,
     "shut off": lambda i: gone(i, EndCause.SCHEDULE),
 }
@@ -899,8 +1106,8 @@ def test_no_world_breaks_what_must_always_hold(goal):
 def laws(world, action):
     attempt = world.state.attempt
     by_id = {n.node.id: n for n in world.nodes}
-    growing = isinstance(action, Detach) or (isinstance(action, Resize) and action.size > 0)
-    counted = [n for n in world.nodes if n.node.state is not NodeState.TERMINATED and not n.node.detached]
+    growing = isinstance(action, Relieve) or (isinstance(action, Resize) and action.size > 0)
+    counted = [n for n in world.nodes if n.node.state is not NodeState.TERMINATED and not n.node.relieved]
     cooling = {c.pool for c in world.state.cooldowns}
     yield (
         "the job turns to another pool only when nothing is left in the old one, and never to one that cools",

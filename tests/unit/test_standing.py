@@ -4,15 +4,15 @@ from datetime import datetime, timezone
 
 import pytest
 
-from gpucloud.domain.manifest import Commit, Manifest, Piece, commit_key, data_key, generation_key
-from gpucloud.domain.standing import Found, Mark, nearest, standings, superfluous
+from gpucloud.domain.manifest import Commit, Manifest, Piece, Promise, commit_key, data_key, generation_key
+from gpucloud.domain.standing import CheckpointMark, Found, nearest, standings, superfluous
 
 AT = datetime(2026, 1, 2, tzinfo=timezone.utc)
 
 
 def found(commit):
     piece = Piece(key=data_key(commit, "rank-00000-of-00001.safetensors"), size=10, crc32=(1,))
-    return Found(manifest=Manifest(commit=commit, world=1, level="exact", pieces=(piece,)), committed_at=AT)
+    return Found(manifest=Manifest(commit=commit, world=1, promise=Promise(), pieces=(piece,)), committed_at=AT)
 
 
 def keys_of(commits, generations=(1, 2)):
@@ -80,4 +80,4 @@ def test_the_nearest_step_is_named(step, near):
 
 
 def test_marks_have_words_that_programs_read():
-    assert [mark.value for mark in Mark] == ["next", "base", "kept", "damaged", "incomplete", "unreachable"]
+    assert [mark.value for mark in CheckpointMark] == ["next", "base", "kept", "damaged", "incomplete", "unreachable"]

@@ -7,9 +7,8 @@ from datetime import timedelta
 import pytest
 
 from gpucloud.domain.errors import StoreError
-from gpucloud.store import Stored
 from gpucloud.usecases.storeclock import StoreClock
-from tests.unit.worlds import NOW, state
+from tests.unit.worlds import NOW
 
 
 class Wrong:
@@ -32,11 +31,11 @@ class Jobs:
         self.asked = 0
         self.down = False
 
-    def load(self):
+    def time(self):
         self.asked += 1
         if self.down:
             raise StoreError("down")
-        return state(), Stored(data=b"", version="1", modified=NOW, store_time=self.clock.true)
+        return self.clock.true
 
 
 def clock_that_is(ahead_s):

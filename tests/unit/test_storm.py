@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 
@@ -15,7 +16,7 @@ from gpucloud.domain.supervision.seen import Goal, Limits, Rules
 from gpucloud.domain.supervision.storm import barren_in_a_row, pause_until, saved_steps, standing
 from tests.unit.worlds import NOW, POOL, gone, opened, part, seen, state, up
 
-GOAL, RULES, LIMITS = Goal(nodes=2), Rules(), Limits()
+GOAL, RULES, LIMITS = Goal(nodes=2, budget_usd=Decimal(1)), Rules(), Limits()
 
 
 def ended(number, *, took=30.0, saved=None, ago=0.0, step_seconds=0.5, reason=ExitReason.LOST):
@@ -68,7 +69,7 @@ def test_no_machine_is_asked_for_and_no_attempt_starts_during_a_pause():
 
 def test_status_tells_the_pause_and_what_saved_steps_cost_until_the_job_is_over():
     attempts = tuple(ended(n, saved=600 if n == 1 else None, ago=1.0) for n in range(1, 6))
-    storm = state(attempts=attempts, nodes=paid(1), created_at=NOW - timedelta(hours=2))
+    storm = state(attempts=attempts, nodes=paid(1))
     assert standing(storm, NOW, LIMITS) == (
         "pausing until 12:00:19 UTC: 4 attempts in a row ended soon and saved nothing",
         "the last 5 attempts took 2 h of machine time for 600 newly saved steps, 12.0 times what they cost undisturbed",
@@ -87,7 +88,7 @@ def test_a_job_that_is_told_to_go_on_does_not_pause_for_what_was():
 )
 def test_the_cost_of_newly_saved_steps_is_machine_time_over_what_they_take_undisturbed(hours, saved, times):
     attempts = tuple(ended(n, saved=saved * n // 5 or None) for n in range(1, 6))
-    storm = state(attempts=attempts, nodes=paid(hours), created_at=NOW - timedelta(hours=2))
+    storm = state(attempts=attempts, nodes=paid(hours))
     cost = saved_steps(storm, NOW, LIMITS)
     assert (None if cost is None else cost.times) == times
 
@@ -110,9 +111,9 @@ def test_the_job_stops_when_a_newly_saved_step_costs_more_than_the_job_file_allo
         message="the last 5 attempts took 2 h of machine time for 10 newly saved steps, "
         "720.0 times what they cost undisturbed (checkpoint: give_up: 20x)",
     )
-    assert books.finish(world.state, action, NOW).exit_code == 21
-    assert isinstance(decide(Goal(nodes=2, give_up=None), world, RULES), OpenAttempt)
-    assert isinstance(decide(Goal(nodes=2, give_up=800.0), world, RULES), OpenAttempt)
+    assert books.finish(world.state, action, NOW, Decimal(1)).exit_code == 21
+    assert isinstance(decide(Goal(nodes=2, budget_usd=Decimal(1), give_up=None), world, RULES), OpenAttempt)
+    assert isinstance(decide(Goal(nodes=2, budget_usd=Decimal(1), give_up=800.0), world, RULES), OpenAttempt)
 
 
 def test_an_attempt_remembers_its_newest_saved_step_and_its_median_step():

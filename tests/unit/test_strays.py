@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
+from gpucloud.cli.strays import Sweep, gc
 from gpucloud.domain.strays import Claim, Owner, Thing, claim, is_owned, ripe, sighted, strays
+from gpucloud.usecases.gc import Sweeper
+from gpucloud.usecases.jobstore import JobStore
+from tests.fakes.clock import JumpingClock
+from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import NOW, POOL, state
 
 OWNER = Owner(account="123456789012", store="s3://jobs")
@@ -87,3 +93,55 @@ def test_a_sighting_in_the_future_is_one_of_now():
     later = {thing().key: NOW + timedelta(hours=1)}
 
     assert sighted((thing(),), later, NOW) == {thing().key: NOW}
+
+
+@dataclass
+class Account:
+    """A census that lists the same for every store, as a cloud does."""
+
+    there: tuple[Thing, ...]
+    account: str = OWNER.account
+    regional: bool = True
+
+    def things(self):
+        return self.there
+
+
+def left_alone(monkeypatch, capsys, stores):
+    """Return what `gc` says of things that are no stray of the stores that it knows."""
+    clock = JumpingClock(NOW)
+    mine, theirs, untagged = thing("i-1"), thing("i-2", gpucloud_store="s3://theirs"), replace(thing("i-3"), tags=())
+    seen = SimpleNamespace(load=lambda owner: {}, save=lambda owner, first_seen: None)
+    sweepers = []
+    for url in stores:
+        store = MemoryStore(clock)
+        store.url = url
+        census = Account((mine, theirs, untagged))
+        sweepers.append(Sweeper(census=census, store=store, clock=clock, sightings=seen, story=lambda _: None))
+    monkeypatch.setattr("gpucloud.cli.strays.Gpucloud", lambda: None)
+    monkeypatch.setattr("gpucloud.cli.strays.sweepers", lambda *_: sweepers)
+    gc(Sweep(), as_json=False)
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("left alone")]
+
+
+def test_what_one_store_that_was_looked_at_has_is_foreign_to_none_and_each_thing_is_counted_once(monkeypatch, capsys):
+    end = "of clusters of other stores, or not tagged to the letter"
+    assert left_alone(monkeypatch, capsys, ["s3://jobs"]) == [f"left alone: 2 things {end}"]
+    assert left_alone(monkeypatch, capsys, ["s3://jobs", "s3://new"]) == [f"left alone: 2 things {end}"]
+    assert left_alone(monkeypatch, capsys, ["s3://jobs", "s3://theirs"]) == [f"left alone: 1 thing {end}"]
+
+
+@pytest.mark.parametrize("damage", [None, b"{"], ids=["gone", "damaged"])
+def test_a_living_job_without_an_order_is_left_alone_and_said_with_what_ends_it(damage):
+    store, told = MemoryStore(JumpingClock(NOW)), []
+    store.url = "s3://jobs"
+    JobStore(store, "digits").create(state(group="us-east-2/gpucloud-digits"))
+    if damage is not None:
+        store.put("jobs/digits/control/order.json", damage)
+    census = SimpleNamespace(account="123456789012", regional=False, things=lambda: (thing(),))
+    memory = SimpleNamespace(load=lambda _owner: {}, save=lambda _owner, _seen: None)
+    sweeper = Sweeper(census=census, store=store, clock=JumpingClock(NOW), sightings=memory, story=told.append)
+    assert sweeper.look().strays == ()
+    [line] = told
+    assert "order.json is" in line
+    assert line.endswith("what is there of gpucloud-digits is left alone (gpucloud down digits)")

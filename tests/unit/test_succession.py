@@ -28,11 +28,12 @@ from gpucloud.domain.supervision.action import (
     TakeOver,
     Wait,
 )
+from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Heading, Readiness, Rules
 from tests.unit.worlds import LATER, NOW, OTHER_POOL, POOL, gone, opened, part, refusal, seen, state, up
 
-GOAL = Goal(nodes=2, policy=Policy.UNIFORM)
+GOAL = Goal(nodes=2, budget_usd=Decimal(1), policy=Policy.UNIFORM)
 RULES = Rules()
 DEAR_POOL = replace(POOL, market=Market.ON_DEMAND)
 SOONER = NOW + timedelta(minutes=20)
@@ -271,3 +272,15 @@ def test_a_job_that_turns_elsewhere_while_a_machine_still_leaves_pays_the_dearer
     moved = books.move(leaving, Move(offer=OTHER), "gpucloud-digits", NOW)
     assert (moved.cap_usd_per_hour, moved.dearest_usd_per_hour) == (Decimal("0.9"), Decimal("1.2"))
     assert books.move(replace(leaving, nodes=()), Move(offer=OTHER), None, NOW).dearest_usd_per_hour == Decimal("0.9")
+
+
+def test_no_machines_are_asked_for_beside_others_that_the_cloud_would_refuse_so_near_to_their_shut_off():
+    rules = Rules(wall=Wall(ahead=timedelta(seconds=135)))
+    soon, late = NOW + timedelta(seconds=134), NOW + timedelta(seconds=135)
+    turning = to(Mode.ON_DEMAND, DEAR)
+    assert isinstance(decide(GOAL, works(POOL, turning, payable_with_successor=late, armed=late), rules), Appoint)
+    near = works(POOL, turning, payable_with_successor=soon, payable_until=soon, lasts_until=soon, armed=soon)
+    assert not isinstance(decide(GOAL, near, rules), Appoint | Arm)
+    asked = {"of_state": {"successor": Successor(pool=DEAR_POOL, cap_usd_per_hour=Decimal("1.2"), at=NOW)}}
+    assert decide(GOAL, works(POOL, turning, armed=late, payable_until=late, **asked), rules) == Resize(size=4)
+    assert not isinstance(decide(GOAL, works(POOL, turning, armed=soon, payable_until=soon, **asked), rules), Resize)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
@@ -9,7 +10,7 @@ import pytest
 
 from gpucloud.domain.parts import PART_BYTES
 from gpucloud.domain.rates import GIB, Rates
-from gpucloud.domain.sundries import Sundries, charges_of, saves_made
+from gpucloud.domain.sundries import Sundries, charges_of, drill_charges, saves_made
 from gpucloud.store import open_store
 from gpucloud.store.counting import CountingStore, Tally, puts_of
 from tests.unit.worlds import NOW  # March: 744 hours
@@ -48,6 +49,19 @@ def test_what_comes_home_costs_its_way_out():
     (charge,) = charges_of(used(sent=GIB // 2), S3)
     assert (charge.kind.value, charge.usd, charge.note) == ("transfer", Decimal("0.045"), "512 MiB brought home")
     assert (charge.node_id, charge.pool, charge.attempt) == ("", None, 2)
+
+
+def test_data_of_another_region_costs_what_was_reckoned():
+    (charge,) = charges_of(used(read=3 * GIB, read_usd=Decimal("0.06")), S3)
+    assert (charge.kind.value, charge.usd, charge.estimated) == ("data", Decimal("0.06"), True)
+    assert charge.note == "3 GiB of data from another region"
+
+
+def test_a_drill_is_charged_where_it_costs_something():
+    assert drill_charges(1, NOW, S3) == ()
+    (charge,) = drill_charges(2, NOW, replace(S3, drill_usd=Decimal("0.2")))
+    assert (charge.kind.value, charge.usd, charge.attempt, charge.node_id) == ("drill", Decimal("0.2"), 2, "")
+    assert not charge.kind.in_budget
 
 
 def test_where_nothing_is_charged_nothing_is_written():

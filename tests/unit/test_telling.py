@@ -88,18 +88,38 @@ def test_what_was_written_just_now_is_on_its_way_until_the_agent_had_time_to_rea
     assert not teller.is_on_its_way("n0", b"work")
 
 
-def test_a_machine_that_refuses_its_order_is_an_error_at_once(teller, machines):
+def test_a_machine_that_refuses_its_order_once_is_told_again_a_little_later(teller, machines):
     machines.faults["n0"] = NodeError("disk full")
-    with pytest.raises(NodeError, match="disk full"):
-        teller.tell(orders(n0=b"work"))
-
-
-def test_a_refusal_that_came_late_is_an_error_too(teller, machines):
-    gate = machines.held["n0"] = threading.Event()
-    machines.faults["n0"] = NodeError("disk full")
+    teller.tell(orders(n0=b"work", n1=b"work"))
+    assert teller.is_on_its_way("n0", b"work")  # not in turns
+    machines.faults.clear()
+    teller.world.clock.sleep(2)
+    assert not teller.is_on_its_way("n0", b"work")
     teller.tell(orders(n0=b"work"))
-    gate.set()
-    while teller.busy:
-        pass
-    with pytest.raises(NodeError, match="disk full"):
-        teller.is_on_its_way("n0", b"work")
+    assert machines.orders == [("n1", b"work"), ("n0", b"work")]
+    assert teller.gave_up("n0") is None
+
+
+def test_a_machine_that_refuses_for_long_is_given_up_and_says_why(teller, machines):
+    machines.faults["n0"] = NodeError("disk full")
+    for _ in range(6):
+        assert teller.gave_up("n0") is None
+        teller.tell(orders(n0=b"work"))
+        teller.world.clock.sleep(2)
+    assert str(teller.gave_up("n0")) == "disk full"
+    teller.forget("n0")
+    assert teller.gave_up("n0") is None
+
+
+def test_refusals_with_an_obeyed_order_between_them_are_not_one(teller, machines):
+    for fault in (NodeError("disk full"), None, NodeError("disk full")):
+        machines.faults = {"n0": fault} if fault else {}
+        teller.tell(orders(n0=b"work"))
+        teller.world.clock.sleep(30)
+    assert teller.gave_up("n0") is None
+
+
+def test_a_fault_of_our_own_is_raised(teller, machines):
+    machines.faults["n0"] = ValueError("ours")
+    with pytest.raises(ValueError, match="ours"):
+        teller.tell(orders(n0=b"work"))

@@ -7,6 +7,7 @@ import select
 from collections.abc import Iterable
 from typing import Any
 
+import paramiko
 import pytest
 
 from gpucloud.adapters.ssh import terminal
@@ -19,8 +20,12 @@ class Channel:
     def resize_pty(self, width: int, height: int) -> None:
         self.heard.append((width, height))
 
-    def sendall(self, typed: bytes) -> None:
+    def send_ready(self) -> bool:
+        return True
+
+    def send(self, typed: bytes) -> int:
         self.heard.append(typed)
+        return len(typed)
 
 
 def test_resize_heard_while_a_key_is_ready_goes_first(monkeypatch: pytest.MonkeyPatch):
@@ -48,3 +53,26 @@ def test_resize_heard_while_a_key_is_ready_goes_first(monkeypatch: pytest.Monkey
     for end in (keys, keyboard, events, wake):
         os.close(end)
     assert channel.heard == [(100, 40), b"x\r"]
+
+
+@pytest.mark.parametrize("lost", [paramiko.SSHException("no keys"), EOFError(), OSError("gone")])
+@pytest.mark.timeout(20)
+def test_a_line_that_is_lost_while_output_is_read_ends_the_session(
+    monkeypatch: pytest.MonkeyPatch, lost: Exception
+) -> None:
+    class Lost(Channel):
+        def recv(self, _: int) -> bytes:
+            raise lost
+
+        def recv_stderr(self, _: int) -> bytes:
+            return b""
+
+        def close(self) -> None:
+            raise lost
+
+    keys, keyboard = os.pipe()
+    events, wake = os.pipe()
+    monkeypatch.setattr(terminal, "_STDIN", keys)
+    terminal._move(Lost(), events, wake)  # type: ignore[arg-type]
+    for end in (keys, keyboard, events, wake):
+        os.close(end)

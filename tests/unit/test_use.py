@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpucloud.domain.agentstatus import Status
+from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.hardware.gpus import GpuSample
 from gpucloud.domain.hardware.host import HostSample
 from gpucloud.domain.job import IdlePolicy
+from gpucloud.domain.state import Attempt, ExitReason, JobState, UseSpan
+from gpucloud.domain.supervision import books
+from gpucloud.domain.supervision.action import CloseAttempt
+from gpucloud.domain.supervision.seen import Seen
 from gpucloud.domain.use import DeviceUse, GpuUse, likely_cause, warning, wasted
 from gpucloud.usecases.usage import UsageMeter
 from tests.unit.worlds import NOW, opened, part, seen, state, up
@@ -181,6 +187,56 @@ def test_a_new_attempt_begins_a_new_window():
     found = metered(meter, [world(s, 0, number=2) for s in range(60, 63)])
     assert found is not None
     assert found.covered == timedelta(seconds=2)
+
+
+def handed_on(meter: UsageMeter, world_of_last) -> tuple[Attempt, Seen]:
+    """Return the last world with the state as the next process reads it."""
+    _, one = world_of_last
+    stored = from_json(JobState, to_json(meter.written(one.state)))
+    assert stored.attempt is not None
+    return stored.attempt, replace(one, state=stored)
+
+
+def test_another_process_meters_on_from_what_is_stored():
+    first, second = UsageMeter(lasting=timedelta(seconds=20)), UsageMeter(lasting=timedelta(seconds=20))
+    metered(first, [world(s, 80, None, 100) for s in range(11)])
+    before = handed_on(first, world(10, 80, None, 100))[0]
+    assert before.members[0].use[0] == UseSpan(seconds=2.0, uses=(80.0, None, 100.0))
+    worlds = [world(s, 20, None, 0) for s in range(12, 21)]
+    found = metered(second, [(replace(before, first_step=1), one) for _, one in worlds])
+    assert found is not None
+    assert (found.covered, found.mean) == (timedelta(seconds=20), 50.0)
+
+
+def test_another_process_counts_nothing_twice_and_a_gap_as_five_seconds_at_most():
+    first, second = UsageMeter(lasting=QUARTER), UsageMeter(lasting=QUARTER)
+    metered(first, [world(s, 50) for s in range(11)])
+    attempt = replace(handed_on(first, world(10, 50))[0], first_step=1)
+    assert second.take(attempt, world(10, 50)[1]) == replace(
+        first.take(*world(10, 50)), memory=None, cpu=None
+    )  # what the causes are told by is gathered anew
+    found = second.take(attempt, world(600, 50)[1])
+    assert found is not None
+    assert found.covered == timedelta(seconds=15)
+
+
+def test_the_start_of_a_script_that_reports_to_the_next_process_does_not_count():
+    first, second = UsageMeter(lasting=QUARTER), UsageMeter(lasting=QUARTER)
+    metered(first, [world(s, 0, step=None) for s in range(11)])
+    attempt, _ = handed_on(first, world(10, 0, step=None))
+    found = metered(second, [(attempt, world(s, 90)[1]) for s in (11, 12)])
+    assert found is not None
+    assert (found.covered, found.mean) == (timedelta(seconds=1), 90.0)
+
+
+def test_a_window_is_stored_in_a_few_numbers_and_only_where_a_policy_goes_by_it():
+    meter = UsageMeter(lasting=QUARTER)
+    metered(meter, [world(s, 50) for s in range(1000)])
+    one = world(1000, 50)[1].state
+    assert len(meter.written(one).attempts[0].members[0].use) <= 11
+    assert UsageMeter().written(one) == one
+    closed = books.close_attempt(meter.written(one), CloseAttempt(reason=ExitReason.LOST), NOW, Decimal(1))
+    assert closed.attempts[0].members[0] == one.attempts[0].members[0]
 
 
 def test_a_gap_in_what_was_seen_counts_as_five_seconds_at_most():

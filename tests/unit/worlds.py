@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from pathlib import Path
 
+from gpucloud.adapters.clock import SystemClock
 from gpucloud.domain.agentstatus import AttemptStatus, Outcome, Progress, RunState, Status
-from gpucloud.domain.job import Market
+from gpucloud.domain.job import Job, Market, Resources
 from gpucloud.domain.node import EndCause, Fault, GroupView, Node, NodeState, Notice, Refusal
 from gpucloud.domain.offer import Offer, Pool
+from gpucloud.domain.order import Order
 from gpucloud.domain.state import Attempt, Cooldown, JobState, Member
-from gpucloud.domain.supervision.seen import NodeSeen, Readiness, Seen
+from gpucloud.domain.supervision.seen import Goal, NodeSeen, Readiness, Seen
 from gpucloud.domain.witness import Word
+from gpucloud.usecases.orders import Orders
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
 POOL = Pool(instance_type="local.p2.xlarge", zone="us-east-2a", market=Market.SPOT)
@@ -22,15 +26,53 @@ LATER = NOW + timedelta(minutes=30)
 def state(**changes):
     plain = {
         "job": "digits",
-        "created_at": NOW - timedelta(hours=1),
-        "budget_usd": Decimal(1),
-        "spec_sha256": "0" * 64,
         "pool": POOL,
         "cap_usd_per_hour": Decimal("0.9"),
-        "group": "gpucloud-digits",
+        "group": f"gpucloud-{changes.get('job', 'digits')}",
         "paid_until": LATER,
     }
     return JobState(**{**plain, **changes})
+
+
+def job(**changes):
+    plain = {
+        "name": "digits",
+        "run": "train.py",
+        "budget_usd": Decimal(1),
+        "source": Path("/home/me/digits.yaml"),
+        "code": Path("/home/me"),
+        "resources": Resources(nodes=2),
+    }
+    return Job(**{**plain, **changes})
+
+
+def order(store="file:///store", name="digits", **changes):
+    plain = {
+        "number": 1,
+        "store": store,
+        "job": name,
+        "base": name,
+        "run": 1,
+        "by": "me@here",
+        "at": NOW,
+        "first_at": NOW - timedelta(hours=1),
+        "host": "here",
+        "resolved": job(name=name),
+        "spec_sha256": "0" * 64,
+        "file_budget_usd": Decimal(1),
+        "budget_usd": Decimal(1),
+    }
+    return Order(**{**plain, **changes})
+
+
+def put_job(jobs, first_state=None, **ordered):
+    """Write a job's first order and state into its store, as a start does."""
+    Orders(jobs=jobs, clock=SystemClock()).first(order(jobs.store.url, jobs.job, **ordered))
+    jobs.create(first_state if first_state is not None else state(job=jobs.job))
+
+
+def goal(**changes):
+    return Goal(**{"nodes": 2, "budget_usd": Decimal(1), **changes})
 
 
 def node(node_id, **changes):
@@ -81,6 +123,7 @@ def part(number=1, outcome=None, step=None, **changes):
 def up(node_id, attempt=None, *, notice=False, readiness=Readiness.READY, silent=0.0, told=True, ill=None, **changes):
     """A node that is up, prepared and told, unless said otherwise."""
     word, rebalance = changes.pop("word", Word.NOTHING), changes.pop("rebalance", None)
+    trial = changes.pop("trial", None)
     status = Status(
         rebalance=rebalance,
         beat=1,
@@ -99,6 +142,7 @@ def up(node_id, attempt=None, *, notice=False, readiness=Readiness.READY, silent
         silent_for=timedelta(seconds=silent),
         told=told,
         word=word,
+        trial=trial,
         witness="c" if word is not Word.NOTHING else "",
     )
 

@@ -156,7 +156,10 @@ def _lifecycle() -> list[dict[str, Any]]:
 
 
 def _policy(arn: str) -> dict[str, Any]:
-    """Return the bucket policy: TLS only; a job's state, its lock too, is never written without a condition."""
+    """Return the bucket policy: TLS only; a job's state, its lock too, is never written without a condition.
+
+    Nor is any other `state.json` below a job: a pattern's star passes slashes, and `S3Store.put` knows of it.
+    """
     return {
         "Version": "2012-10-17",
         "Statement": [

@@ -36,6 +36,14 @@ _AGAIN = "the same command again; https://health.aws.amazon.com says whether AWS
 _NETWORK = "check the network and AWS_ENDPOINT_URL, then the same command"
 
 
+NOT_YET = Known(
+    fault=Fault.TRANSIENT,
+    line="AWS does not know everything yet that was made a moment ago",
+    step="nothing: it is asked again",
+)
+"""What a code of `SETTLING` means in a cluster's first minutes: IAM and EC2 learn of new things one after the other."""
+
+
 def _each(fault: Fault, step: str, lines: dict[str, str]) -> dict[str, Known]:
     return {code: Known(fault=fault, line=line, step=step) for code, line in lines.items()}
 
@@ -198,6 +206,7 @@ CODES: dict[str, Known] = {
             "InvalidGroup.NotFound": "a security group of the cluster is gone",
             "InvalidVpcID.NotFound": "the network is gone",
             "InvalidLaunchTemplateId.NotFound": "the cluster's launch template is gone",
+            "InvalidLaunchTemplateId.VersionNotFound": "that version of the cluster's launch template is gone",
             "InvalidLaunchTemplateName.NotFoundException": "the cluster's launch template is gone",
             "InvalidPlacementGroup.Unknown": "the cluster's placement group is gone",
             "NoSuchBucket": "the bucket is gone",
@@ -324,3 +333,14 @@ PROSE: tuple[tuple[str, str], ...] = (
     (r"internal error", "InternalError"),
 )
 """What AWS writes for people where it gives no code, as regular expressions; the first that fits is right."""
+
+SETTLING = (
+    "InvalidGroup.NotFound",
+    "InvalidKeyPair.NotFound",
+    "InvalidLaunchTemplateId.NotFound",
+    "InvalidLaunchTemplateId.VersionNotFound",
+    "InvalidLaunchTemplateName.NotFoundException",
+    "InvalidPlacementGroup.Unknown",
+    "InvalidSubnetID.NotFound",
+)
+"""Codes of things that are gone, or not known everywhere yet."""

@@ -8,16 +8,22 @@ from collections.abc import Iterator
 
 import botocore.exceptions
 
-from gpucloud.adapters.aws.codes import CODES, PROSE, UNKNOWN, Known
+from gpucloud.adapters.aws.codes import CODES, NOT_YET, PROSE, SETTLING, UNKNOWN, Known
 from gpucloud.domain.errors import CredentialsError, ProvisionError
 from gpucloud.domain.node import Fault
 
-__all__ = ["Known", "code_in", "code_of", "explained", "known"]
+__all__ = ["Known", "code_in", "code_of", "explained", "known", "known_of_new"]
 
 
 def known(code: str) -> Known:
     """Return what the code means; a code that is not in the table is UNKNOWN: stop safely."""
     return CODES.get(code) or CODES.get(_bare(code)) or UNKNOWN
+
+
+def known_of_new(code: str, text: str) -> Known:
+    """Return what the code means in a cluster that was made a moment ago; `text` is what AWS says beside it."""
+    new = _bare(code) in SETTLING or "iam instance profile" in text.lower()
+    return NOT_YET if new and known(code).fault is Fault.PARAMETER else known(code)
 
 
 @contextlib.contextmanager

@@ -6,11 +6,16 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from difflib import get_close_matches
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import boto3.session
 import botocore.config
 import botocore.exceptions
+import botocore.loaders
+import botocore.regions
 
 from gpucloud.adapters.aws.faults import explained
 from gpucloud.domain.errors import CredentialsError, UsageError
@@ -26,6 +31,10 @@ _CONFIG = botocore.config.Config(
 _QUICK = botocore.config.Config(connect_timeout=1.4, read_timeout=1.4, retries={"total_max_attempts": 1})
 
 
+# What a clock may differ before the difference counts: AWS tells whole seconds, and an answer takes its time.
+_ALIKE = timedelta(seconds=3)
+
+
 class Aws:
     """One AWS identity. Honours the whole AWS environment: profiles, SSO, AWS_ENDPOINT_URL; thread-safe."""
 
@@ -39,6 +48,8 @@ class Aws:
             raise CredentialsError(str(error), hint="name one of `aws configure list-profiles`") from error
         self.profile = self._session.profile_name if self._session.profile_name != "default" else profile
         self._region: str | None = self._session.region_name
+        self._session.events.register("after-call", self._hear_time)
+        self._ahead = timedelta(0)
         self._clients: dict[tuple[str, str, bool], Any] = {}
         self._lock = threading.Lock()
 
@@ -48,6 +59,10 @@ class Aws:
         if not self._region:
             raise UsageError("no AWS region is known", hint="resources: {regions: [us-east-1]}, or set AWS_REGION")
         return self._region
+
+    def now(self) -> datetime:
+        """Return the time by AWS's own clock, as its last answer told it; before the first, by this machine's."""
+        return datetime.now(timezone.utc) - self._ahead
 
     @property
     def partition(self) -> str:
@@ -59,11 +74,25 @@ class Aws:
         key = (service, region or self.region, quick)
         with self._lock:
             if key not in self._clients:
+                self._require_commercial(key[1])
                 with explained(f"open {service}"):
                     self._clients[key] = self._session.client(
                         service, region_name=key[1], config=_CONFIG.merge(_QUICK) if quick else _CONFIG
                     )
             return self._clients[key]
+
+    def _hear_time(self, parsed: Any = None, **_: Any) -> None:
+        """Take the time from an answer: schedules run by AWS's clock, whatever this machine's says."""
+        told = (parsed or {}).get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+        with contextlib.suppress(TypeError, ValueError):  # no answer must fail for its date
+            ahead = datetime.now(timezone.utc) - parsedate_to_datetime(told)
+            self._ahead = ahead if abs(ahead) > _ALIKE else timedelta(0)
+
+    def _require_commercial(self, region: str) -> None:
+        with contextlib.suppress(
+            botocore.exceptions.BotoCoreError
+        ):  # a region that botocore does not know: AWS will say
+            _require_aws(region, self._session.get_partition_for_region(region))
 
     @contextlib.contextmanager
     def calling(self, service: str, what: str, region: str | None = None) -> Iterator[Any]:
@@ -71,3 +100,26 @@ class Aws:
         client = self.client(service, region)
         with explained(what):
             yield client
+
+
+def partition_of(region: str) -> str:
+    """Return the partition of a region, asking nobody. UsageError: it is no region, or none that gpucloud rents in."""
+    # A session would read the user's profiles, of which none may be there.
+    regions = botocore.regions.EndpointResolver(botocore.loaders.create_loader().load_data("endpoints"))
+    try:
+        partition = str(regions.get_partition_for_region(region))
+    except botocore.exceptions.UnknownRegionError as error:
+        close = get_close_matches(region, regions.get_available_endpoints("ec2"), n=1)
+        hint = f"did you mean {close[0]}?" if close else "us-east-1, for example"
+        raise UsageError(f"{region} is no AWS region", hint=hint) from error
+    _require_aws(region, partition)
+    return partition
+
+
+def _require_aws(region: str, partition: str) -> None:
+    """Elsewhere prices are in another currency or listed for another account, and drills do not exist."""
+    if partition != "aws":
+        raise UsageError(
+            f"{region} is in {partition}; gpucloud rents in AWS's commercial regions only",
+            hint="resources: {regions: [us-east-1]}, or a profile of a commercial account",
+        )

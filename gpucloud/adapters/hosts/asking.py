@@ -63,5 +63,5 @@ def _asked(shell: Shell, order: Order) -> dict[str, Any]:
     lines = done.stdout.splitlines()
     try:
         return dict(json.loads(lines[-1]))  # a login banner may come first
-    except (IndexError, ValueError, TypeError) as error:
+    except (IndexError, ValueError, TypeError, RecursionError) as error:
         raise NodeError(f"{order.node.id}: an answer that is none: {done.stdout[-200:]!r}") from error

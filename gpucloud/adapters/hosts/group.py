@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 
 from gpucloud.adapters.hosts import passing
 from gpucloud.adapters.hosts.asking import Asking, Order
@@ -55,7 +56,14 @@ class SshNodeGroup:
         record = self.records.change(group, lambda r: replace(settled(r, self.clock.now()), armed_until=until))
         self.hosts.ask([self._order("keep", node, record) for node in record.nodes if node.alive])
 
-    def resize(self, group: str, size: int, pool: Pool) -> None:
+    def resize(
+        self,
+        group: str,
+        size: int,
+        pool: Pool,
+        *,
+        cap_usd_per_hour: Decimal | None = None,  # noqa: ARG002  nothing here costs more
+    ) -> None:
         """Set the level; ProvisionError when it is above 0 and no shut-off lies ahead."""
 
         def change(record: Hosts) -> Hosts:
@@ -70,9 +78,15 @@ class SshNodeGroup:
         self.records.change(group, change)
         self._follow(group, pool)
 
-    def detach(self, group: str, node_id: str) -> None:
-        """Stop counting the node: another host is taken now."""
-        self._change_node(group, node_id, lambda node: replace(node, detached=True))
+    def relieve(
+        self,
+        group: str,
+        node_id: str,
+        *,
+        cap_usd_per_hour: Decimal | None = None,  # noqa: ARG002  nothing here costs more
+    ) -> None:
+        """Count the node no more: another host is taken now."""
+        self._change_node(group, node_id, lambda node: replace(node, relieved=True))
         self._follow(group)
 
     def terminate(self, group: str, node_id: str, *, bad: bool = False) -> None:
@@ -85,7 +99,7 @@ class SshNodeGroup:
             return replace(ended(node, self.clock.now(), EndCause.CHOICE), given_up=True)
 
         before = self._change_node(group, node_id, change)
-        if before is not None and not before.detached:
+        if before is not None and not before.relieved:
             now = self.clock.now()
             mark = passing.over(before.place.name, "was given back as unfit", now, last_until=now + _REST)
             mark = replace(mark, again_at=now + _NEVER_AGAIN, lasting=True) if bad else mark

@@ -105,5 +105,5 @@ def _proxy(jump: str | None, address: str, port: int, key: Path | None, known_ho
         *(("-i", str(key)) if key is not None else ()),
         *(("-J", ",".join(before)) if before else ()),
         *(("-p", jump_port) if jump_port else ()),
-        login,
+        *("--", login),  # what follows is a host's name, whatever it begins with
     )

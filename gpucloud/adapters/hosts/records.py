@@ -50,7 +50,7 @@ class Taken:
     root: str
     private_address: str
     launched_at: datetime
-    detached: bool = False
+    relieved: bool = False
     leaves_at: datetime | None = None
     ended_at: datetime | None = None
     end_cause: EndCause | None = None
@@ -79,7 +79,7 @@ class Taken:
             proxy=place.proxy,
             root=self.root,
             devices=place.devices,
-            detached=self.detached,
+            relieved=self.relieved,
             ended_at=self.ended_at,
             end_cause=self.end_cause,
         )
@@ -115,7 +115,7 @@ class Hosts:
     @property
     def counted(self) -> tuple[Taken, ...]:
         """What the level counts."""
-        return tuple(node for node in self.nodes if node.alive and not node.detached)
+        return tuple(node for node in self.nodes if node.alive and not node.relieved)
 
     def view(self, now: datetime) -> GroupView:
         """Return the group as the port shows it."""

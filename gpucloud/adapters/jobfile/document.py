@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from gpucloud.adapters.jobfile.fault import Fault, Mark, Path, Unreadable
+from gpucloud.adapters.jobfile.fault import Fault, Location, Path, Unreadable
 from gpucloud.domain.quoting import brief, quoted
 
 _DEEPEST = 12
@@ -38,11 +38,11 @@ class Document:
     """The file's values (mapping, list, str, int, Decimal, bool, None), where keys and values stand, and faults."""
 
     root: Any = None
-    values: dict[Path, Mark] = field(default_factory=dict)
-    keys: dict[Path, Mark] = field(default_factory=dict)
+    values: dict[Path, Location] = field(default_factory=dict)
+    keys: dict[Path, Location] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
 
-    def place(self, path: Path) -> Mark:
+    def place(self, path: Path) -> Location:
         """Return where the value at `path` stands, or the nearest value around it."""
         return self.values[self.known(path)]
 
@@ -74,7 +74,7 @@ def _events(text: str) -> list[Any]:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEEPEST:
                 # At once, since PyYAML's time grows with the square of the depth.
-                place = _mark(event)
+                place = _location(event)
                 raise Unreadable(place.line, place.column, f"nested more than {_DEEPEST} deep")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -103,61 +103,61 @@ class _Builder:
         self._found.root = self._node(())
         self._next()  # the document's end
         if not self._ahead(yaml.StreamEndEvent):
-            mark = _mark(self._events[self._at])
-            raise Unreadable(mark.line, mark.column, "a second document begins here: one file is one job")
+            location = _location(self._events[self._at])
+            raise Unreadable(location.line, location.column, "a second document begins here: one file is one job")
         return self._found
 
     def _node(self, path: Path) -> Any:
         event = self._next()
-        mark = _mark(event)
-        self._found.values.setdefault(path, mark)
+        location = _location(event)
+        self._found.values.setdefault(path, location)
         if isinstance(event, yaml.AliasEvent):
             return self._refuse(
-                path, mark, f"*{brief(str(event.anchor))} is an alias, which is not read here: write the value out"
+                path, location, f"*{brief(str(event.anchor))} is an alias, which is not read here: write the value out"
             )
         if event.anchor is not None:
-            self._refuse(path, mark, f"&{brief(str(event.anchor))} is an anchor, which is not read here: remove it")
+            self._refuse(path, location, f"&{brief(str(event.anchor))} is an anchor, which is not read here: remove it")
         if event.tag is not None:
-            self._refuse(path, mark, "a value with a YAML tag (!…) is not read here: remove the tag")
+            self._refuse(path, location, "a value with a YAML tag (!…) is not read here: remove the tag")
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(path)
         if isinstance(event, yaml.SequenceStartEvent):
             return self._sequence(path)
-        return self._scalar(path, event, mark)
+        return self._scalar(path, event, location)
 
     def _mapping(self, path: Path) -> dict[str, Any]:
         built: dict[str, Any] = {}
         while not self._ahead(yaml.MappingEndEvent):
-            key, mark = self._key(path)
+            key, location = self._key(path)
             here = (*path, key)
             if key in built:
-                self._refuse(here, mark, f"is there twice, first on line {self._found.keys[here].line}")
+                self._refuse(here, location, f"is there twice, first on line {self._found.keys[here].line}")
                 self._node(here)
             elif key == NO_KEY:
                 self._node(here)
             else:
-                self._found.keys[here] = mark
+                self._found.keys[here] = location
                 built[key] = self._node(here)
         self._next()
         return built
 
-    def _key(self, path: Path) -> tuple[str, Mark]:
+    def _key(self, path: Path) -> tuple[str, Location]:
         """Return the next key as it is written, whatever YAML would make of it; `NO_KEY` when it is not a word."""
         event = self._events[self._at]
-        mark = _mark(event)
+        location = _location(event)
         if not isinstance(event, yaml.ScalarEvent):
             known = len(self._found.faults)
             self._node((*path, NO_KEY))
             del self._found.faults[known:]
-            self._refuse(path, mark, "a key must be a word")
-            return NO_KEY, mark
+            self._refuse(path, location, "a key must be a word")
+            return NO_KEY, location
         self._next()
         if event.anchor is not None or event.tag is not None:
-            self._refuse((*path, event.value), mark, "a key has no anchor and no tag")
+            self._refuse((*path, event.value), location, "a key has no anchor and no tag")
         if event.value == "<<" and event.style is None:
-            self._refuse(path, mark, "<< merges another mapping, which is not read here: write the keys out")
-            return NO_KEY, mark
-        return event.value, mark
+            self._refuse(path, location, "<< merges another mapping, which is not read here: write the keys out")
+            return NO_KEY, location
+        return event.value, location
 
     def _sequence(self, path: Path) -> list[Any]:
         built: list[Any] = []
@@ -166,10 +166,10 @@ class _Builder:
         self._next()
         return built
 
-    def _scalar(self, path: Path, event: yaml.ScalarEvent, mark: Mark) -> Any:
+    def _scalar(self, path: Path, event: yaml.ScalarEvent, location: Location) -> Any:
         value = _meaning(event.value) if event.style is None else event.value
         if value is None:
-            self._refuse(path, self._found.keys.get(path, mark), "has no value: write one, or remove the key")
+            self._refuse(path, self._found.keys.get(path, location), "has no value: write one, or remove the key")
         return value
 
     def _next(self) -> Any:
@@ -179,8 +179,8 @@ class _Builder:
     def _ahead(self, kind: type[yaml.Event]) -> bool:
         return isinstance(self._events[self._at], kind)
 
-    def _refuse(self, path: Path, mark: Mark, message: str) -> None:
-        self._found.faults.append(Fault(path=path, mark=mark, message=message))
+    def _refuse(self, path: Path, location: Location, message: str) -> None:
+        self._found.faults.append(Fault(path=path, location=location, message=message))
 
 
 def _meaning(text: str) -> str | int | Decimal | bool | None:
@@ -194,13 +194,13 @@ def _meaning(text: str) -> str | int | Decimal | bool | None:
     return Decimal(text) if _DECIMAL.fullmatch(text) else text
 
 
-def _mark(event: Any) -> Mark:
+def _location(event: Any) -> Location:
     line, column = event.start_mark.line + 1, event.start_mark.column + 1
     if isinstance(event, yaml.ScalarEvent):
         text = event.value if event.style is None else quoted(event.value)
-        return Mark(line=line, column=column, text=text)
+        return Location(line=line, column=column, text=text)
     text = "a mapping" if isinstance(event, yaml.MappingStartEvent) else "a list"
-    return Mark(line=line, column=column, text=text, scalar=False)
+    return Location(line=line, column=column, text=text, scalar=False)
 
 
 def _in_our_words(error: yaml.MarkedYAMLError) -> str:

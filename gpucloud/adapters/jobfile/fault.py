@@ -8,7 +8,7 @@ Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class Location:
     """Where something stands, counted from 1, and what is written there, or that it is "a list" or "a mapping"."""
 
     line: int
@@ -22,7 +22,7 @@ class Fault:
     """One thing that is wrong, at a key or a value."""
 
     path: Path
-    mark: Mark
+    location: Location
     message: str
     hint: str | None = None
 
@@ -32,7 +32,7 @@ class Unreadable(Exception):
 
     def __init__(self, line: int, column: int, message: str, hint: str | None = None) -> None:
         super().__init__(message)
-        self.fault = Fault(path=(), mark=Mark(line=line, column=column), message=message, hint=hint)
+        self.fault = Fault(path=(), location=Location(line=line, column=column), message=message, hint=hint)
 
 
 class Refused(ValueError):

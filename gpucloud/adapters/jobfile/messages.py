@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from gpucloud.adapters.jobfile.document import NO_KEY, Document
-from gpucloud.adapters.jobfile.fault import Fault, Mark, Path, Refused, Wanted
+from gpucloud.adapters.jobfile.fault import Fault, Location, Path, Refused, Wanted
 from gpucloud.adapters.jobfile.model import (
     AwsKeys,
     CheckpointKeys,
@@ -66,27 +66,27 @@ def _fault(kind: str, place: Path, context: Mapping[str, Any], document: Documen
         path = place[:-1]
         return _refusal(path, document.keys[path], context.get("error"))
     if kind == "missing":
-        return Fault(path=place, mark=document.place(place[:-1]), message="is required")
+        return Fault(path=place, location=document.place(place[:-1]), message="is required")
     if kind == "extra_forbidden":
-        return Fault(path=place, mark=document.keys[place], message="is not a key here", hint=_nearest_key(place))
+        return Fault(path=place, location=document.keys[place], message="is not a key here", hint=_nearest_key(place))
     path = document.known(place)
     return _refusal(path, document.values[path], context.get("error"))
 
 
-def _refusal(path: Path, mark: Mark, error: object) -> Fault:
+def _refusal(path: Path, location: Location, error: object) -> Fault:
     if isinstance(error, Wanted):
-        return _wrong_kind(path, mark, str(error))
+        return _wrong_kind(path, location, str(error))
     hint = error.hint if isinstance(error, Refused) else None
-    return Fault(path=path, mark=mark, message=str(error), hint=hint)
+    return Fault(path=path, location=location, message=str(error), hint=hint)
 
 
-def _wrong_kind(path: Path, mark: Mark, wanted: str) -> Fault:
+def _wrong_kind(path: Path, location: Location, wanted: str) -> Fault:
     hint = None
-    if mark.scalar and wanted == "text":
-        hint = f"without quotes it means yes or no in YAML: write {quoted(mark.text)}"
-    elif re.fullmatch(r'"[0-9]+"', mark.text):
+    if location.scalar and wanted == "text":
+        hint = f"without quotes it means yes or no in YAML: write {quoted(location.text)}"
+    elif re.fullmatch(r'"[0-9]+"', location.text):
         hint = "remove the quotes"
-    return Fault(path=path, mark=mark, message=f"must be {wanted}, not {brief(mark.text)}", hint=hint)
+    return Fault(path=path, location=location, message=f"must be {wanted}, not {brief(location.text)}", hint=hint)
 
 
 def _nearest_key(place: Path) -> str | None:

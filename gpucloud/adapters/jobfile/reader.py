@@ -44,7 +44,7 @@ def read_job(path: Path) -> Job:
     except Unreadable as error:
         raise JobFileError((_problem(path, error.fault),)) from error
     if keys is None or faults:
-        ordered = sorted(faults, key=lambda fault: (fault.mark.line, fault.mark.column))
+        ordered = sorted(faults, key=lambda fault: (fault.location.line, fault.location.column))
         raise JobFileError(tuple(_problem(path, fault) for fault in ordered))
     return _job(keys, path)
 
@@ -85,8 +85,8 @@ def _data(path: Path) -> bytes:
 def _check(found: Document, folder: Path) -> tuple[JobKeys | None, list[Fault]]:
     """Return the keys, where they are all right, and every fault; one fault per place, the first that was found."""
     if not isinstance(found.root, dict):
-        mark = found.place(())
-        raise Unreadable(mark.line, mark.column, 'a job file is a mapping of keys to values, such as "name: digits"')
+        at = found.place(())
+        raise Unreadable(at.line, at.column, 'a job file is a mapping of keys to values, such as "name: digits"')
     faults = list(found.faults)
     keys = None
     try:
@@ -104,16 +104,16 @@ def _new(found: Any, known: list[Fault]) -> list[Fault]:
 
 def _at(found: Document, key: Key, message: str) -> Fault:
     if key[-1] == rules.KEY:
-        return Fault(path=key[:-1], mark=found.keys[key[:-1]], message=message)
+        return Fault(path=key[:-1], location=found.keys[key[:-1]], message=message)
     known = found.known(key)
-    return Fault(path=known, mark=found.values[known], message=message)
+    return Fault(path=known, location=found.values[known], message=message)
 
 
 def _problem(path: Path, fault: Fault) -> Problem:
     return Problem(
         file=str(path),
-        line=fault.mark.line,
-        column=fault.mark.column,
+        line=fault.location.line,
+        column=fault.location.column,
         path=messages.shown(fault.path),
         message=fault.message,
         hint=fault.hint,

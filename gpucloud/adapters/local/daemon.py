@@ -284,6 +284,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--lock", type=int, required=True)
     options = parser.parse_args()
+    os.umask(0o077)
     processes.adopt_orphans()
     os.set_inheritable(options.lock, False)  # noqa: FBT003  (positional in the standard library)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

@@ -30,6 +30,7 @@ from gpucloud.adapters.local.records import (
     to_json,
 )
 from gpucloud.domain.errors import ProvisionError
+from gpucloud.wholefile import write_whole
 
 _Record = TypeVar("_Record")
 _GROUP_NAME = re.compile(r"[a-z0-9-]{1,63}")
@@ -142,12 +143,7 @@ class Folder:
 
     def _write(self, path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(".part")
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        write_whole(path, text, lasting=True)
         self._count_change()
 
     def _count_change(self) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
+from decimal import Decimal
 from pathlib import Path
 
 from gpucloud import processes
@@ -77,7 +78,14 @@ class LocalNodeGroup:
         with self._changing(group) as record:
             self._folder.save_group(replace(record, armed_until=max(until, _now())))
 
-    def resize(self, group: str, size: int, pool: Pool) -> None:
+    def resize(
+        self,
+        group: str,
+        size: int,
+        pool: Pool,
+        *,
+        cap_usd_per_hour: Decimal | None = None,  # noqa: ARG002  nothing here costs more
+    ) -> None:
         """Set the level; ProvisionError when it is above 0 and no shut-off lies ahead."""
         with self._changing(group) as record:
             if size > 0 and (record.armed_until is None or record.armed_until <= _now()):
@@ -99,9 +107,15 @@ class LocalNodeGroup:
         home_mib = record.home_mib if self._home_mib is None else self._home_mib
         return replace(record, tier=tier, home_mib=home_mib if tier is Tier.A else 0)
 
-    def detach(self, group: str, node_id: str) -> None:
-        """Stop counting the node: the level starts another one now."""
-        self._change(group, node_id, lambda node: replace(node, detached=True))
+    def relieve(
+        self,
+        group: str,
+        node_id: str,
+        *,
+        cap_usd_per_hour: Decimal | None = None,  # noqa: ARG002  nothing here costs more
+    ) -> None:
+        """Count the node no more: the level starts another one now."""
+        self._change(group, node_id, lambda node: replace(node, relieved=True))
 
     def terminate(self, group: str, node_id: str, *, bad: bool = False) -> None:  # noqa: ARG002  nodes are made anew
         """End the node by choice."""
@@ -274,4 +288,4 @@ def _now() -> datetime:
 
 
 def _ended_by_choice(node: NodeRecord) -> NodeRecord:
-    return replace(node, detached=True, ending=node.ending or EndCause.CHOICE)
+    return replace(node, relieved=True, ending=node.ending or EndCause.CHOICE)

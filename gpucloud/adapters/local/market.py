@@ -14,7 +14,7 @@ from typing import Any
 
 from gpucloud.adapters.local import devices
 from gpucloud.adapters.local.devices import Devices, gpus_of, type_with
-from gpucloud.domain.errors import ProvisionError
+from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import RENTED, Market, Resources
 from gpucloud.domain.offer import Offer, Pool, PricePoint
 
@@ -92,12 +92,12 @@ class LocalMarket:
         return tuple(found)
 
     def prices(self, pool: Pool, start: datetime, end: datetime) -> tuple[PricePoint, ...]:
-        """Return the pool's points that cover start..end; ProvisionError for a pool that was not recorded."""
+        """Return the pool's points that cover start..end; UsageError for a pool that was not recorded."""
         kind = self._recording.kinds.get(pool.instance_type) or self._gpu_kind(gpus_of(pool.instance_type))
         series = kind.spot.get(pool.zone) if kind else None
         if kind is None or series is None:
             known = ", ".join(self._recording.kinds)
-            raise ProvisionError(f"the embedded cloud has no {pool}", hint=f"take one of {known} in us-east-2a")
+            raise UsageError(f"the embedded cloud has no {pool}", hint=f"take one of {known} in us-east-2a")
         if pool.market is Market.ON_DEMAND:
             return (PricePoint(since=start, usd_per_hour=kind.on_demand),)
         return tuple(_replayed(series, self._recording.length, start, end))

@@ -108,7 +108,7 @@ class NodeRecord:
     interface: str
     host_key: str
     state: NodeState = NodeState.PENDING
-    detached: bool = False
+    relieved: bool = False
     frozen: bool = False
     noticed_at: datetime | None = None
     taken_at: datetime | None = None
@@ -130,7 +130,7 @@ class NodeRecord:
     @property
     def counted(self) -> bool:
         """Whether the node counts towards the group's level."""
-        return self.alive and not self.detached and self.ending is None
+        return self.alive and not self.relieved and self.ending is None
 
     def listed(self) -> Node:
         """Return the node as the port shows it."""
@@ -146,7 +146,7 @@ class NodeRecord:
             interface=self.interface,
             host_key=self.host_key,
             devices=self.devices,
-            detached=self.detached,
+            relieved=self.relieved,
             ended_at=self.ended_at,
             end_cause=None if self.alive else self.ending,
         )

@@ -39,6 +39,11 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 _BACKLOG = 256
 _LOGIN_S = 30.0
+_STRANGERS = 20
+"""How many connections may stand before their login: each has threads of its own."""
+_HURRIED_LOGIN_S = 10.0
+"""How long a login may take while others wait for it."""
+_LOOK_S = 0.02
 
 
 class NodeServer(paramiko.ServerInterface):
@@ -120,20 +125,45 @@ class _Node:
         self._authorized_keys: Path = options.authorized_keys
         self._home: Path = options.home
         self._children = Children()
+        self._strangers: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
 
     def serve(self, listener: socket.socket, endings: tuple[int, ...]) -> None:
         """Accept connections until one of `endings` can be read."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(listener, selectors.EVENT_READ)
+        with selectors.DefaultSelector() as any_of, selectors.DefaultSelector() as end:
+            any_of.register(listener, selectors.EVENT_READ)
             for ending in endings:
-                selector.register(ending, selectors.EVENT_READ)
-            while True:
-                if any(key.fileobj is not listener for key, _ in selector.select()):
-                    return
+                any_of.register(ending, selectors.EVENT_READ)
+                end.register(ending, selectors.EVENT_READ)
+            while not any(key.fileobj is not listener for key, _ in any_of.select()):
+                while not self._has_room():  # whoever comes next waits in the kernel's queue
+                    if end.select(_LOOK_S):
+                        return
                 connection, _ = listener.accept()
+                with self._lock:
+                    self._strangers[connection] = time.monotonic()
                 threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 
+    def _has_room(self) -> bool:
+        """Return whether one more connection may stand before its login; one that takes long leaves for the others."""
+        with self._lock:
+            strangers = dict(self._strangers)
+        if len(strangers) < _STRANGERS:
+            return True
+        for connection, since in strangers.items():
+            if time.monotonic() - since > _HURRIED_LOGIN_S:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+        return False
+
     def _greet(self, connection: socket.socket) -> None:
+        try:
+            self._log_in(connection)
+        finally:
+            with self._lock:
+                del self._strangers[connection]
+
+    def _log_in(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         transport = NodeTransport(connection)
         transport.add_server_key(self._host_key)

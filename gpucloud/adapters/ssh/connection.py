@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import threading
 import time
 from collections.abc import Iterator
 
 import paramiko
-from paramiko.common import cMSG_CHANNEL_REQUEST
 
 from gpucloud.adapters.ssh.failures import LIBRARY_ERRORS, key_mismatch, may_pass
 from gpucloud.adapters.ssh.line import HeardSocket, open_line
+from gpucloud.adapters.ssh.transport import BoundedTransport
 from gpucloud.domain.errors import HostKeyMismatch
 from gpucloud.domain.node import Node
 
@@ -22,7 +23,9 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 CHANNELS = 10  # stock sshd: MaxSessions 10
 PROBE_EVERY_S = 2.0
 SILENCE_STEPS, STEP_S = 12, 0.25  # 3 s
+ANSWER_STEPS = 1200  # 5 min: ten windows of 2 MiB, one for each channel, lie before the answer, on a line of 100 KB/s
 _FULL_PAUSE_S = 0.2
+_HANGS_UP_WITHIN_S = 2.0
 _RSA_PROOFS = ("rsa-sha2-512", "rsa-sha2-256")
 
 
@@ -32,7 +35,7 @@ class Connection:
     Neither `set_keepalive` (awaits no reply) nor TCP (a stopped process acknowledges) finds a dead peer.
     """
 
-    def __init__(self, node: Node, transport: _Transport, sock: HeardSocket) -> None:
+    def __init__(self, node: Node, transport: BoundedTransport, sock: HeardSocket) -> None:
         self._transport = transport
         self._sock = sock
         self._slots = threading.BoundedSemaphore(CHANNELS)
@@ -55,19 +58,37 @@ class Connection:
             try:
                 yield channel
             finally:
-                self.hang_up(channel)
+                self.give_up(channel)
         finally:
             self._slots.release()
 
     def hang_up(self, channel: paramiko.Channel) -> None:
         """Close a channel; end its command if that still runs, since OpenSSH would let it run on."""
-        with contextlib.suppress(*LIBRARY_ERRORS):
-            if not channel.exit_status_ready():
+        if not channel.exit_status_ready():
+            with contextlib.suppress(*LIBRARY_ERRORS):
                 self._transport.send_signal(channel, "TERM")
+        with contextlib.suppress(*LIBRARY_ERRORS):
             channel.close()
 
+    def give_up(self, channel: paramiko.Channel) -> None:
+        """Hang up a channel that took too long, or end the whole connection where the node does not let us do that.
+
+        It may keep what is to be sent waiting for as long as it likes: by a key exchange without an end, by reading
+        nothing. No lock of the library's is waited for.
+        """
+        hangs_up = threading.Thread(target=self.hang_up, args=(channel,), daemon=True)
+        hangs_up.start()
+        hangs_up.join(_HANGS_UP_WITHIN_S)
+        if hangs_up.is_alive():
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            self.close()
+
     def answers(self) -> bool:
-        """Ask the node for a sign of life; False, and the connection closed, when nothing came for 3 s."""
+        """Ask the node for a sign of life; False, and the connection closed, when nothing came for 3 s.
+
+        Nor may it say other things for ever: the answer comes within 5 minutes.
+        """
         with self._asking:
             answered = threading.Event()
             guard = threading.Thread(target=self._close_when_silent, args=(answered,), daemon=True)
@@ -105,12 +126,14 @@ class Connection:
 
         Any byte counts as a sign of life, since the answer may queue behind megabytes on a slow line.
         """
-        steps, heard = 0, self._sock.heard
-        while steps < SILENCE_STEPS:
+        silent, heard = 0, self._sock.heard
+        for _ in range(ANSWER_STEPS):
             if answered.wait(STEP_S):
                 return
-            steps = steps + 1 if heard == self._sock.heard else 0
+            silent = silent + 1 if heard == self._sock.heard else 0
             heard = self._sock.heard
+            if silent == SILENCE_STEPS:
+                break
         self._transport.close()
 
 
@@ -128,7 +151,7 @@ def connect(node: Node, keys: tuple[paramiko.PKey, ...], *, limit_s: float) -> C
         sock = open_line(node, limit_s)
         undo.callback(sock.close)
         undo.enter_context(_line_blamed(sock))
-        transport = _Transport(sock)
+        transport = BoundedTransport(sock)
         undo.callback(transport.close)
         transport.get_security_options().key_types = _RSA_PROOFS if kind == "ssh-rsa" else (kind,)
         transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = limit_s
@@ -160,15 +183,3 @@ def _line_blamed(sock: HeardSocket) -> Iterator[None]:
         if fault is None:
             raise
         raise OSError(fault) from error
-
-
-class _Transport(paramiko.Transport):
-    def send_signal(self, channel: paramiko.Channel, name: str) -> None:
-        """Send a signal to a channel's command (RFC 4254, 6.9); the library knows no such request."""
-        message = paramiko.Message()
-        message.add_byte(cMSG_CHANNEL_REQUEST)
-        message.add_int(channel.remote_chanid)
-        message.add_string("signal")
-        message.add_byte(b"\0")  # a reply is not wanted
-        message.add_string(name)
-        self._send_user_message(message)  # type: ignore[attr-defined]

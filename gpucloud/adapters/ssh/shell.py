@@ -17,8 +17,10 @@ from gpucloud.adapters.ssh.failures import GONE, LIBRARY_ERRORS, may_pass, node_
 from gpucloud.adapters.ssh.identity import Identity, OneKey
 from gpucloud.adapters.ssh.terminal import attach
 from gpucloud.adapters.sync import sync_tree
-from gpucloud.domain.errors import HostUnreachable, UsageError
+from gpucloud.domain.bounds import ANSWER_BYTES
+from gpucloud.domain.errors import HostUnreachable, ShellClosed, UsageError
 from gpucloud.domain.node import Node
+from gpucloud.domain.quantities import format_size
 from gpucloud.ports import Completed
 
 HANDSHAKES = 8  # stock sshd drops some of 10 and more (MaxStartups 10:30:100)
@@ -76,7 +78,7 @@ class SshShell:
     def open(self, node: Node, limit_s: float, *, was_up: bool = False) -> Connection:
         """Return a new connection, trying again while the failure is one of a node that boots."""
         if self._closed.is_set():
-            raise HostUnreachable("the shell was closed")
+            raise ShellClosed("the shell was closed")
         deadline = time.monotonic() + limit_s
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -88,7 +90,7 @@ class SshShell:
                 if died or not may_pass(error) or time.monotonic() + pause_s > deadline:
                     raise node_error(error, node) from error
             if self._closed.wait(pause_s):
-                raise HostUnreachable(f"{node.id}: the shell was closed")
+                raise ShellClosed(f"{node.id}: the shell was closed")
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
@@ -120,13 +122,17 @@ class SshHost:
         """Run argv and return when it ended. A death by signal n is exit code 128 + n, as in a shell.
 
         A command is never sent twice. Raises HostUnreachable when the connection is lost (a silent node: within 5 s)
-        and when the command did not end in `timeout_s`; it is hung up then.
+        and when the command did not end in `timeout_s`, or answers without end; it is hung up then.
         """
         # The login shell stays and reports, so that a death by signal has a number: the library drops `exit-signal`.
         command = _words(argv) + b"; exit $?"
         connection = self.connect(timeout_s)
         with translated(self.node), connection.channel(timeout_s) as channel:
-            completed = _Exchange(connection, channel, stdin).complete(command, timeout_s)
+            exchange = _Exchange(connection, channel, stdin)
+            completed = exchange.complete(command, timeout_s)
+        if completed is None and exchange.is_endless:
+            said = f"`{_shown(argv)}` answered more than {format_size(ANSWER_BYTES)}"
+            raise HostUnreachable(f"{self.node.id}: {said}; nothing of it is believed", hint=GONE)
         if completed is None:
             raise HostUnreachable(f"{self.node.id}: `{_shown(argv)}` did not end within {timeout_s:g} s", hint=GONE)
         return self._judged(completed, connection)
@@ -140,8 +146,9 @@ class SshHost:
         # Nothing of ours between terminal and program: a shell there would die of Ctrl-C too.
         command = b"exec " + _words(argv) if argv else None
         connection = self.connect()
-        with translated(self.node), connection.channel(self._shell.connect_timeout_s) as channel:
-            exit_code = attach(channel, command)
+        limit_s = self._shell.connect_timeout_s
+        with translated(self.node), connection.channel(limit_s) as channel:
+            exit_code = attach(channel, command, begins_within_s=limit_s, give_up=lambda: connection.give_up(channel))
         return self._judged(Completed(exit_code=exit_code, stdout=b"", stderr=b""), connection).exit_code
 
     def close(self) -> None:
@@ -173,7 +180,10 @@ class _Exchange:
         self._channel = channel
         self._stdin = memoryview(stdin)
         self._stderr: list[bytes] = []
+        self._left = ANSWER_BYTES
         self._expired = threading.Event()
+        self.is_endless = False
+        """Whether it answered more than is read."""
 
     def complete(self, command: bytes, limit_s: float) -> Completed | None:
         """Return the command's end; None when it had to be cut off."""
@@ -194,9 +204,9 @@ class _Exchange:
         threads = [threading.Thread(target=work, daemon=True) for work in (self._feed, self._read_stderr)]
         for thread in threads:
             thread.start()
-        stdout = []
+        stdout: list[bytes] = []
         while chunk := self._channel.recv(_CHUNK_BYTES):
-            stdout.append(chunk)
+            self._take(stdout, chunk)
         threads[1].join()
         exit_code = self._channel.recv_exit_status()
         if self._expired.is_set():
@@ -212,11 +222,19 @@ class _Exchange:
 
     def _read_stderr(self) -> None:
         while chunk := self._channel.recv_stderr(_CHUNK_BYTES):
-            self._stderr.append(chunk)
+            self._take(self._stderr, chunk)
+
+    def _take(self, into: list[bytes], chunk: bytes) -> None:
+        self._left -= len(chunk)
+        if self._left >= 0:
+            into.append(chunk)
+        elif not self._expired.is_set():
+            self.is_endless = True
+            self._expire()
 
     def _expire(self) -> None:
         self._expired.set()
-        self._connection.hang_up(self._channel)
+        self._connection.give_up(self._channel)
 
 
 def _way(node: Node) -> tuple[object, ...]:

@@ -20,35 +20,67 @@ from gpucloud.adapters.ssh.failures import LIBRARY_ERRORS
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _CHUNK_BYTES = 1 << 16
 _ENDED, _RESIZED = b"e", b"r"
+_STATUS_WITHIN_S = 30.0
+"""After the output's end: who closes it and goes on needs some time, who never says how it ended has no end."""
+_LOOK_S = 0.05
 
 
-def attach(channel: paramiko.Channel, command: bytes | None) -> int:
+def attach(
+    channel: paramiko.Channel, command: bytes | None, *, begins_within_s: float, give_up: Callable[[], None]
+) -> int:
     """Run `command`, or a shell, with this process's stdin, stdout and stderr; return its exit code, -1 when none came.
 
-    On a terminal: a remote one of the same size, raw here, put back whatever happens. Otherwise plain pipes.
+    On a terminal: a remote one of the same size, raw here, put back whatever happens. Otherwise plain pipes. Returns
+    soon after the output's end, whatever the node leaves unsaid. `give_up` ends the channel where it does not begin.
     """
     on_terminal = os.isatty(_STDIN) and os.isatty(_STDOUT)
-    if on_terminal:
-        width, height = os.get_terminal_size(_STDIN)
-        channel.get_pty(os.environ.get("TERM", "vt100"), width, height)
-    if command is None:
-        channel.invoke_shell()
-    else:
-        channel.exec_command(command)
+    with _within(begins_within_s, give_up):
+        if on_terminal:
+            width, height = os.get_terminal_size(_STDIN)
+            channel.get_pty(os.environ.get("TERM", "vt100"), width, height)
+        if command is None:
+            channel.invoke_shell()
+        else:
+            channel.exec_command(command)
     events, wake = os.pipe()
     try:
         with _raw(wake) if on_terminal else contextlib.nullcontext():
             _move(channel, events, wake)
-            return channel.recv_exit_status()
     finally:
         os.close(events)
         os.close(wake)
+    channel.status_event.wait(_STATUS_WITHIN_S)
+    return channel.exit_status
+
+
+@contextlib.contextmanager
+def _within(limit_s: float, give_up: Callable[[], None]) -> Iterator[None]:
+    """Give up what waits for the node longer than that; the library would wait for ever. Raises TimeoutError then."""
+    is_over = threading.Event()
+
+    def expire() -> None:
+        is_over.set()
+        give_up()
+
+    timer = threading.Timer(limit_s, expire)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except LIBRARY_ERRORS as error:
+        if is_over.is_set():
+            raise TimeoutError(f"the command was not begun within {limit_s:g} s") from error
+        raise
+    finally:
+        timer.cancel()
 
 
 def _move(channel: paramiko.Channel, events: int, wake: int) -> None:
     def stdout() -> None:
-        _carry(channel, channel.recv, _STDOUT)
-        os.write(wake, _ENDED)
+        try:
+            _carry(channel, channel.recv, _STDOUT)
+        finally:
+            os.write(wake, _ENDED)
 
     def stderr() -> None:
         _carry(channel, channel.recv_stderr, _STDERR)
@@ -72,34 +104,46 @@ def _carry(channel: paramiko.Channel, read: Callable[[int], bytes], to: int) -> 
             view = memoryview(chunk)
             while view:
                 view = view[os.write(to, view) :]
-    except OSError:
-        channel.close()  # nobody reads here any more (`| head`)
+    except LIBRARY_ERRORS:  # nobody reads here any more (`| head`), or the line is lost
+        with contextlib.suppress(*LIBRARY_ERRORS):
+            channel.close()
 
 
 def _feed(channel: paramiko.Channel, events: int) -> None:
-    """Send what is typed until the remote side ends."""
-    sources = [_STDIN, events]
+    """Send what is typed until the remote side ends: while it takes nothing, that is looked for all the same."""
+    sources, typed = [_STDIN, events], b""
     while True:
-        ready, _, _ = select.select(sources, [], [])
+        ready, _, _ = select.select([events] if typed else sources, [], [], _LOOK_S if typed else None)
         # The signal of a resize may be heard only after `select` came back for a key: the new size still goes first.
         if events in ready or select.select([events], [], [], 0)[0]:
             if _ENDED in os.read(events, _CHUNK_BYTES):
                 return
             with contextlib.suppress(*LIBRARY_ERRORS):
                 channel.resize_pty(*os.get_terminal_size(_STDIN))
-        if _STDIN in ready and not _send_typed(channel):
-            sources.remove(_STDIN)
+        if _STDIN in ready:
+            typed = _typed()
+            if not typed:
+                sources.remove(_STDIN)
+                with contextlib.suppress(*LIBRARY_ERRORS):
+                    channel.shutdown_write()
+        typed = _sent(channel, typed)
 
 
-def _send_typed(channel: paramiko.Channel) -> bool:
-    """Return False when the local input has ended; a terminal that is gone ends it too."""
+def _typed() -> bytes:
+    """Return local input, nothing at its end; a terminal that is gone ends it too."""
+    with contextlib.suppress(OSError):
+        return os.read(_STDIN, _CHUNK_BYTES)
+    return b""
+
+
+def _sent(channel: paramiko.Channel, typed: bytes) -> bytes:
+    """Send what the far side takes now, and return the rest; nothing is left where nothing can be sent any more."""
     with contextlib.suppress(*LIBRARY_ERRORS):
-        typed = os.read(_STDIN, _CHUNK_BYTES)
-        if typed:
-            channel.sendall(typed)
-            return True
-        channel.shutdown_write()
-    return False
+        while typed and channel.send_ready():
+            sent = channel.send(typed)
+            typed = typed[sent:] if sent else b""
+        return typed
+    return b""
 
 
 @contextlib.contextmanager

@@ -72,14 +72,15 @@ class _Program:
         waiting, steady, young, pairs = self._expected()
         d, up = self._grid.changeover, slice(0, BUCKETS)
         idle = waiting[:, 0, :-1]
-        rented = np.full_like(idle, _NEVER)
-        rented[up] = self._price + self._booting(young[:, 1])
+        rented = self._price + self._booting(young[:, 1])
         bought = 1 + self._booting(steady[:, d - 1])
         going = 1 + np.concatenate([steady[:, :1, 1:], self._booting(steady[:, :-1])], axis=1)
         kept = self._kept(young)
         acts = np.empty((2 * BUCKETS, self._grid.stages, self._grid.slack + 1), np.uint8)
-        waits = np.minimum(idle, rented)
-        acts[:] = (rented < idle)[:, None]
+        waits = idle.copy()
+        waits[up] = np.minimum(idle[up], rented)
+        acts[:] = Act.IDLE
+        acts[up] = np.where(rented < idle[up], Act.SPOT, Act.IDLE)[:, None]  # where the market is down, none are had
         self._waiting[:, 0, 1:] = np.minimum(waits, bought)
         acts[:, 0][bought < waits] = Act.ON_DEMAND
         self._steady[..., 1:] = np.minimum(waits[:, None], going)

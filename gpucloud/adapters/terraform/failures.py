@@ -52,7 +52,8 @@ def failure(command: str, said: Sequence[str], log: Path, explain: Explain | Non
 
 
 _PLUGIN_HINT = (
-    "let this machine reach Terraform's registry, or set GPUCLOUD_TF_PLUGIN_DIR to a folder with the provider"
+    "let this machine reach Terraform's registry, or set GPUCLOUD_TF_PLUGIN_DIR to a folder with the provider in the"
+    " version that gpucloud's lock names, packed as `terraform providers mirror` does"
 )
 
 

@@ -1,7 +1,6 @@
-"""Fetches Terraform into gpucloud's own folder, for who asks for it: one version, checked before it is unpacked.
+"""Fetches Terraform into gpucloud's own folder, for who asks for it: one version, by the SHA-256 that is known here.
 
-The archive must have the SHA-256 that HashiCorp's own list (`SHA256SUMS`, over HTTPS from the same server) names for
-it. The list's signature is not verified: the proof is as good as HTTPS to that server.
+Where the archive comes from does not matter: what is not that very file is not unpacked.
 """
 
 from __future__ import annotations
@@ -13,37 +12,40 @@ import sys
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gpucloud.domain.errors import ToolMissing
+from gpucloud.domain.pinned import TERRAFORM, TERRAFORM_VERSION, PinnedFile
 
-VERSION = "1.11.4"
 _SERVER = "https://releases.hashicorp.com/terraform"
 _TIMEOUT_S = 60.0
 _MACHINES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 _HINT = "install it by hand: https://developer.hashicorp.com/terraform/install"
 
 
-def install(folder: Path, *, story: Callable[[str], None], server: str = _SERVER, version: str = VERSION) -> Path:
+def install(
+    folder: Path, *, story: Callable[[str], None], server: str = _SERVER, pinned: Mapping[str, PinnedFile] = TERRAFORM
+) -> Path:
     """Return the program `terraform` in the folder, downloaded and checked. ToolMissing when it cannot be had."""
-    archive = f"terraform_{version}_{_platform()}.zip"
-    sums = _fetch(f"{server}/{version}/terraform_{version}_SHA256SUMS").decode("ascii", errors="replace")
-    wanted = _sum_of(archive, sums)
-    story(f"fetching {archive}, SHA-256 {wanted}")
-    data = _fetch(f"{server}/{version}/{archive}")
+    archive = _archive(pinned)
+    story(f"fetching {archive.name}, SHA-256 {archive.sha256}")
+    data = _fetch(f"{server}/{TERRAFORM_VERSION}/{archive.name}")
     got = hashlib.sha256(data).hexdigest()
-    if got != wanted:
-        raise ToolMissing(f"{archive} from {server} has SHA-256 {got}, not {wanted}: it was not installed", hint=_HINT)
-    return _unpack(data, folder, archive)
+    if got != archive.sha256:
+        raise ToolMissing(
+            f"{archive.name} from {server} has SHA-256 {got}, not {archive.sha256}: it was not installed", hint=_HINT
+        )
+    return _unpack(data, folder, archive.name)
 
 
-def _platform() -> str:
+def _archive(pinned: Mapping[str, PinnedFile]) -> PinnedFile:
     system = "darwin" if sys.platform == "darwin" else "linux"
-    machine = _MACHINES.get(platform.machine().lower())
-    if machine is None:
-        raise ToolMissing(f"no Terraform for {platform.machine()} is known here", hint=_HINT)
-    return f"{system}_{machine}"
+    machine = _MACHINES.get(platform.machine().lower(), platform.machine())
+    found = pinned.get(f"{system}_{machine}")
+    if found is None:
+        raise ToolMissing(f"no Terraform for {system} on {machine} is known here", hint=_HINT)
+    return found
 
 
 def _fetch(url: str) -> bytes:
@@ -54,14 +56,6 @@ def _fetch(url: str) -> bytes:
         if isinstance(error, urllib.error.HTTPError):
             error.close()  # it is the reply too, with its connection
         raise ToolMissing(f"cannot fetch {url}: {error}", hint=_HINT) from error
-
-
-def _sum_of(archive: str, sums: str) -> str:
-    for line in sums.splitlines():
-        digest, _, name = line.partition("  ")
-        if name.strip() == archive and len(digest) == 64:
-            return digest
-    raise ToolMissing(f"the list of checksums does not name {archive}", hint=_HINT)
 
 
 def _unpack(data: bytes, folder: Path, archive: str) -> Path:

@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any, TypeVar
 
 from gpucloud import processes
@@ -25,14 +24,14 @@ class Run:
     id: str
     command: str
     host: str
-    boot: str
+    space: str
     group: int
     ends_within_s: float
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     def is_gone(self) -> bool:
         """Whether it was on this machine and all of its processes have ended; False when that cannot be seen."""
-        if (self.host, self.boot) != (socket.gethostname(), place()):
+        if (self.host, self.space) != (socket.gethostname(), processes.space()):
             return False
         try:
             os.killpg(self.group, 0)
@@ -74,15 +73,6 @@ class State:
         )
 
 
-def place() -> str:
-    """Return what tells this boot of this machine, and this container, from others with the same host name."""
-    try:
-        namespace = str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        namespace = ""
-    return f"{processes.boot_id()} {namespace}".strip()
-
-
 def read_state(data: bytes) -> State | None:
     """Return the state in these bytes; None when they are torn."""
     value = _object(data)
@@ -111,7 +101,7 @@ def write(record: Run | Applied) -> bytes:
 def _object(data: bytes) -> dict[str, Any] | None:
     try:
         value = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

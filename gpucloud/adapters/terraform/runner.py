@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ class Runner(Terraform):  # type: ignore[misc]  # the package has no types
                 start_new_session=True,
             )
         _say_go(process, begin)
-        code = self._patiently(process, log)
+        code = self._patiently(_Ending(process), log)
         finished = Finished(text=log.read_text(errors="replace"), log=log)
         if code != 0:
             raise self._failure(cmd, code, finished)
@@ -110,21 +111,21 @@ class Runner(Terraform):  # type: ignore[misc]  # the package has no types
         said = events.errors(finished.events) or (events.plain(finished.text) or f"exit code {code}",)
         return failure(cmd, said, finished.log, self._explain)
 
-    def _patiently(self, process: subprocess.Popen[bytes], log: Path) -> int:
+    def _patiently(self, ending: _Ending, log: Path) -> int:
         with log.open(errors="replace") as lines:
             try:
-                return self._follow(process, lines)
+                return self._follow(ending, lines)
             except KeyboardInterrupt:
                 self._story("finishing Terraform's call; Ctrl-C again leaves it to finish by itself")
-                self._follow(process, lines)
+                self._follow(ending, lines)
                 raise
 
-    def _follow(self, process: subprocess.Popen[bytes], lines: TextIO) -> int:
+    def _follow(self, ending: _Ending, lines: TextIO) -> int:
         """Tell the story until the process has ended, and return its exit code."""
         deadline = time.monotonic() + self._limit_s
         line = ""
         while True:
-            ended = process.poll()
+            ended = ending.code
             line += (read := lines.readline())
             if line.endswith("\n"):
                 self._tell(line)
@@ -153,6 +154,22 @@ class Runner(Terraform):  # type: ignore[misc]  # the package has no types
             path.unlink()
         number = 1 + (int(old[-1].name.partition("-")[0]) if old else 0)
         return logs / f"{number:06d}-{cmd}.jsonl"
+
+
+class _Ending:
+    """Waits for a process in a thread of its own, where no Ctrl-C comes: `code` is its exit code, None until then.
+
+    `Popen.poll` takes a lock; interrupted before it lets it go, it never again says that the process has ended.
+    """
+
+    code: int | None = None
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self) -> None:
+        self.code = self._process.wait()
 
 
 def _say_go(process: subprocess.Popen[bytes], begin: Callable[[int], None] | None) -> None:

@@ -12,12 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpucloud import processes
 from gpucloud.adapters.terraform import events
 from gpucloud.adapters.terraform.alone import alone
 from gpucloud.adapters.terraform.failures import AlreadyThere, Explain
 from gpucloud.adapters.terraform.history import History
 from gpucloud.adapters.terraform.program import environment, require_terraform
-from gpucloud.adapters.terraform.record import Run, place
+from gpucloud.adapters.terraform.record import Run
 from gpucloud.adapters.terraform.runner import FLAG, Finished, Runner, ends_within
 from gpucloud.adapters.terraform.statehome import StateHome
 from gpucloud.adapters.terraform.stucklock import stuck_lock
@@ -146,9 +147,8 @@ class Stack:
         """A provider is 675 MB: it is kept once, unless the user has said where."""
         if self._plugins or "TF_CLI_CONFIG_FILE" in self.env or "TF_PLUGIN_CACHE_DIR" in self.env or not self.home:
             return {}
-        cache = str(self.root.parent / "plugins")
-        # Without the second, Terraform downloads again for every folder that has no lock file yet.
-        return {"TF_PLUGIN_CACHE_DIR": cache, "TF_PLUGIN_CACHE_MAY_BREAK_DEPENDENCY_LOCK_FILE": "1"}
+        # What is in it is taken where the module's lock names its hash; else the archive is fetched, and compared.
+        return {"TF_PLUGIN_CACHE_DIR": str(self.root.parent / "plugins")}
 
 
 class _Run:
@@ -165,7 +165,7 @@ class _Run:
             id=secrets.token_hex(8),
             command=command,
             host=socket.gethostname(),
-            boot=place(),
+            space=processes.space(),
             ends_within_s=ends_within(stack.limit_s),
             variables=variables,
         )

@@ -67,6 +67,6 @@ def _clock(when: datetime) -> str:
 def _about(lock: Stored) -> dict[str, Any]:
     try:
         value = json.loads(lock.data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -14,10 +14,12 @@ from typing import Any
 
 from gpucloud.adapters.terraform.alone import alone
 from gpucloud.adapters.terraform.runner import FLAG, Runner
+from gpucloud.wholefile import write_whole
 
 # A module of resources of the built-in provider alone runs without `terraform init` (measured with 1.11).
 _NEEDS_INIT = re.compile(r"^\s*(required_providers|backend|cloud|module|provider)\b", re.MULTILINE)
 _VARIABLES, _BACKEND, _IMPORTS = "terraform.tfvars.json", "backend.tf.json", "imports.tf.json"
+_LOCK = ".terraform.lock.hcl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class WorkFolder:
 
     def digest(self, module: Path, variables: Mapping[str, Any], backend: bytes) -> str:
         """Return what tells this module with these variables from any other."""
-        parts = [b"%s\0%s" % (path.name.encode(), path.read_bytes()) for path in sorted(module.glob("*.tf"))]
+        parts = [b"%s\0%s" % (path.name.encode(), path.read_bytes()) for path in sorted(_files(module))]
         return hashlib.sha256(b"\0".join([*parts, _json(variables), backend])).hexdigest()
 
     def fill(self, module: Path, variables: Mapping[str, Any], backend: bytes | None) -> None:
@@ -70,12 +72,15 @@ class WorkFolder:
         sources = b"\0".join(path.read_bytes() for path in files)
         if not (_NEEDS_INIT.search(sources.decode()) or (self.path / _BACKEND).exists()):
             return
-        digest = hashlib.sha256(sources + bytes(str(plugin_dir), "utf-8")).hexdigest()
+        lock = self.path / _LOCK
+        parts = (sources, lock.read_bytes() if lock.exists() else b"", bytes(str(plugin_dir), "utf-8"))
+        digest = hashlib.sha256(b"\0".join(parts)).hexdigest()
         if self._stamp.exists() and self._stamp.read_text() == digest:
             return
-        (self.path / ".terraform.lock.hcl").unlink(missing_ok=True)  # the module pins; a mirror may have moved on
+        # A provider whose hash the module's lock does not name is refused. Without a lock Terraform writes its own.
+        lockfile = "readonly" if lock.exists() else None
         with _plugins_alone(cache, story):
-            runner.cmd("init", input=False, no_color=FLAG, reconfigure=FLAG, plugin_dir=plugin_dir)
+            runner.cmd("init", input=False, no_color=FLAG, reconfigure=FLAG, plugin_dir=plugin_dir, lockfile=lockfile)
         self._stamp.parent.mkdir(exist_ok=True)
         write(self._stamp, digest.encode())
 
@@ -92,9 +97,7 @@ def write(path: Path, data: bytes) -> None:
     """Make the file hold the data; it appears whole, and one that holds it already is left alone."""
     if path.exists() and path.read_bytes() == data:
         return
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_bytes(data)
-    beside.replace(path)
+    write_whole(path, data)
 
 
 @contextlib.contextmanager
@@ -115,10 +118,14 @@ def _json(value: object) -> bytes:
 
 
 def _copy_module(source: Path, target: Path) -> None:
-    """Make the target's *.tf files equal to the source's; files that are equal already are left alone."""
-    wanted = {path.name: path.read_bytes() for path in source.glob("*.tf")}
+    """Make the target's *.tf files and lock equal to the source's; files that are equal already are left alone."""
+    wanted = {path.name: path.read_bytes() for path in _files(source)}
     for path in target.glob("*.tf"):
         if path.name not in wanted:
             path.unlink()
     for name, data in wanted.items():
         write(target / name, data)
+
+
+def _files(module: Path) -> tuple[Path, ...]:
+    return (*module.glob("*.tf"), *module.glob(_LOCK))

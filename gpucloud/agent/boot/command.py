@@ -17,11 +17,11 @@ from typing import BinaryIO
 from gpucloud.agent.boot.files import alone, folder
 from gpucloud.agent.boot.here import ThisHost
 from gpucloud.agent.boot.resuming import PerBoot
-from gpucloud.agent.wholefile import read_text, write_whole
 from gpucloud.domain.bootstrap.noderecord import NodeRecord, parse_record
 from gpucloud.domain.bootstrap.probing import package_path
 from gpucloud.domain.errors import GpucloudError, NodeError
 from gpucloud.usecases.bootstrap import Bootstrapped, Conduct, Package, bootstrap
+from gpucloud.wholefile import read_text, write_whole
 
 _CHUNK_BYTES = 1 << 20
 

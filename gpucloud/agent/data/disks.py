@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +16,15 @@ FOLDER = "gpucloud-data"
 # Where images and sites mount a fast disk for work: AWS's Deep Learning AMI, DGX OS, and what people call it.
 _USUAL = ("/opt/dlami/nvme", "/raid", "/scratch", "/local_scratch", "/mnt", "/mnt/nvme", "/mnt/scratch", "/local")
 _NETWORK = {"nfs", "nfs4", "cifs", "fuse", "lustre", "ceph", "tmpfs", "ramfs", "efs", "9p", "beegfs", "gpfs"}
+_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
 
 
 def disks(root: Path, *, below_root: bool) -> tuple[Disk, ...]:
     """Return where sets may lie: the agent's own folder, and mounted disks of the machine unless `below_root`.
 
-    GPUCLOUD_DATA_ROOT names the one folder instead. Network and memory file systems do not count.
+    GPUCLOUD_DATA_ROOT names the one folder instead. Network and memory file systems do not count, nor disks on which
+    somebody else could put or exchange what a job trains on.
     """
     given = os.environ.get("GPUCLOUD_DATA_ROOT")
     if given:
@@ -29,27 +32,57 @@ def disks(root: Path, *, below_root: bool) -> tuple[Disk, ...]:
     own = _disk(root / "data" / "sets", root)
     if below_root:
         return (own,)
-    return (*(_disk(point / FOLDER, point) for point in _mounted() if _usable(point)), own)
+    return (*(_disk(point / FOLDER, point) for point, rented in _mounted() if _is_ours(point, rented=rented)), own)
 
 
-def _mounted() -> Iterator[Path]:
+def _mounted() -> Iterator[tuple[Path, bool]]:
+    """Yield where disks are mounted that are for work, and whether each came with a rented machine: nobody else's."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         device, point, kind = line.split()[:3]
         if kind.split(".")[0] in _NETWORK:
             continue
         point = point.replace("\\040", " ")
-        if point in _USUAL or (device.startswith("/dev/") and _is_instance_store(_block(device))):
-            yield Path(point)
+        rented = device.startswith("/dev/") and _is_instance_store(_block(device))
+        if rented or point in _USUAL:
+            yield Path(point), rented
 
 
-def _usable(point: Path) -> bool:
-    """Whether our folder is there, or can be made; on machines where we may be root without a password, by root."""
+def _is_ours(point: Path, *, rented: bool) -> bool:
+    """Whether a folder of our own is there, or could be made: only we can write into it, and nobody can exchange it.
+
+    Where all may write, one of its name may be somebody else's, with sets in it that look whole.
+    """
     folder = point / FOLDER
-    if os.access(folder if folder.exists() else point, os.W_OK):
-        return True
-    make = ["sudo", "-n", "install", "-d", "-m", "755", "-o", str(os.getuid()), "-g", str(os.getgid())]
     try:
-        return subprocess.run([*make, str(folder)], capture_output=True, check=False).returncode == 0
+        if not (rented or _keeps_names(point)) or not (os.path.lexists(folder) or _made(folder)):
+            return False
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & _BY_OTHERS
+
+
+def _keeps_names(folder: Path) -> bool:
+    """Whether nobody but us and root can rename what we have in it."""
+    found = folder.stat()
+    return found.st_uid in {0, os.getuid()} and bool(not found.st_mode & _BY_OTHERS or found.st_mode & stat.S_ISVTX)
+
+
+def _made(folder: Path) -> bool:
+    """Make the folder; on machines where we may be root without a password, by root. What is there is never changed."""
+    try:
+        folder.mkdir(mode=0o755)
+    except FileExistsError:
+        return True
+    except OSError:
+        ours = f"{os.getuid()}:{os.getgid()}"
+        return _run("mkdir", "-m", "755", str(folder)) and _run("chown", "-h", ours, str(folder))
+    return True
+
+
+def _run(*argv: str) -> bool:
+    try:
+        return subprocess.run(["sudo", "-n", *argv], capture_output=True, check=False).returncode == 0
     except OSError:
         return False
 

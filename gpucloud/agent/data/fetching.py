@@ -12,7 +12,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud.agent.data.parts import Parts
+from gpucloud.agent.data.parts import Parts, beside
 from gpucloud.domain.data import DataFile
 from gpucloud.domain.errors import StoreError
 from gpucloud.store.bulk import Head, Objects
@@ -122,9 +122,9 @@ def _fetch_small(batch: list[DataFile], folder: Path) -> Fetched:
 def _fetch_one(file: DataFile, folder: Path) -> Fetched:
     place = folder / file.path
     place.parent.mkdir(parents=True, exist_ok=True)
-    beside = place.with_name(f".{place.name[:200]}.part")
+    part = beside(place)
     digest, size, head = hashlib.md5(usedforsecurity=False), 0, None
-    with beside.open("wb", buffering=0) as out:
+    with part.open("wb", buffering=0) as out:
         for piece in _Worker.objects.read(file, 0, file.size):
             if isinstance(piece, Head):
                 head = piece
@@ -132,7 +132,7 @@ def _fetch_one(file: DataFile, folder: Path) -> Fetched:
             digest.update(piece)
             size += out.write(piece)
     proven = _judge(file, size, digest.hexdigest(), head)
-    keep(beside, place, file)
+    keep(part, place, file)
     return Fetched(size=size, files=1, unproven=0 if proven else 1)
 
 
@@ -177,8 +177,8 @@ def _filler(parts: Parts, file: DataFile) -> Callable[[int], int]:
     return fill
 
 
-def keep(beside: Path, place: Path, file: DataFile) -> None:
+def keep(part: Path, place: Path, file: DataFile) -> None:
     """Make proven bytes the file: read-only, and with the time that says so."""
-    beside.chmod(0o444)
-    os.utime(beside, (file.stamp_s, file.stamp_s))
-    beside.replace(place)
+    part.chmod(0o444)
+    os.utime(part, (file.stamp_s, file.stamp_s))
+    part.replace(place)

@@ -8,18 +8,24 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpucloud.domain.data import DataFile
+from gpucloud.domain.data import RESERVED, DataFile
 from gpucloud.domain.errors import StoreError
 
 _READ_BYTES = 8 << 20
+
+
+def beside(place: Path) -> Path:
+    """Return where a file is until it is whole: a name that no other file's is, in a set or on its way."""
+    digest = hashlib.sha256(os.fsencode(place.name)).hexdigest()[:32]
+    return place.with_name(f"{RESERVED}{digest}.part")
 
 
 class Parts:
     """One file in parts of `part_bytes`; the journal names the file's identity, so that another's rest is not taken."""
 
     def __init__(self, place: Path, file: DataFile, part_bytes: int) -> None:
-        self.path = place.with_name(f".{place.name[:200]}.part")
-        self._journal = place.with_name(f".{place.name[:200]}.parts")
+        self.path = beside(place)
+        self._journal = self.path.with_suffix(".parts")
         self._file = file
         self._part_bytes = part_bytes
         self._title = f"{file.identity} in parts of {part_bytes}"

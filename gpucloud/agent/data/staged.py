@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpucloud.agent.wholefile import read_text
 from gpucloud.domain.data import DataFile
+from gpucloud.wholefile import read_text
+
+MARK = ".gpucloud-data.json"
+"""In a set's folder, written last: with it the set is whole."""
 
 _LOOKED_AT = 10_000  # files of a set, spread evenly: 0.05 s
 
@@ -28,16 +30,29 @@ def _stands(root: Path, key: str) -> bool:
         or os.path.realpath(target) != os.path.realpath(folder)
     ):
         return False
-    files = _read(Path(folder) / ".gpucloud-data.json").get("files")
-    return isinstance(files, list) and all(_is_whole(folder, row) for row in _spread(files))
+    files = marked(Path(folder))
+    return bool(files) and all(_is_whole(folder, row) for row in files[:: max(1, len(files) // _LOOKED_AT)])
 
 
-def _spread(files: list[Any]) -> Iterator[Any]:
-    yield from files[:: max(1, len(files) // _LOOKED_AT)]
+def marked(folder: Path) -> list[Any]:
+    """Return what the folder's mark says of each file of its set, for `of_mark`; a script may have spoiled it."""
+    files = _read(folder / MARK).get("files")
+    return files if isinstance(files, list) else []
 
 
-def _is_whole(folder: str, row: list[Any]) -> bool:
-    path, size, identity = row
+def of_mark(row: object) -> tuple[str, int, str] | None:
+    """Return path, size and identity of a file of which a mark tells; None for what is no file of the set's folder."""
+    match row:
+        case [str(path), int(size), str(identity)] if "\0" not in path and not {"", ".", ".."} & {*path.split("/")}:
+            return path, size, identity
+    return None
+
+
+def _is_whole(folder: str, row: object) -> bool:
+    file = of_mark(row)
+    if file is None:
+        return False
+    path, size, identity = file
     try:
         status = os.lstat(f"{folder}/{path}")
     except OSError:

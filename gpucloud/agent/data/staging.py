@@ -10,19 +10,16 @@ import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from gpucloud import processes
 from gpucloud.agent.data import linking
 from gpucloud.agent.data.disks import disks
 from gpucloud.agent.data.fetching import Fetched, fetch
-from gpucloud.agent.wholefile import read_text, write_whole
+from gpucloud.agent.data.staged import MARK, marked, of_mark
 from gpucloud.domain.data import DataFile, DataSet, gigabytes, place_of
 from gpucloud.domain.errors import NodeError
 from gpucloud.domain.hardware.disks import Disk, choose
-
-MARK = ".gpucloud-data.json"
-"""In a set's folder, written last: with it the set is whole."""
+from gpucloud.wholefile import read_text, write_whole
 
 _BEGUN = ".gpucloud-begun"
 
@@ -78,9 +75,9 @@ def finish(root: Path, order: Order, found: DataSet, folder: Path) -> None:
     wrong = next((file for file in found.files if not is_whole(folder, file)), None)
     if wrong is not None:
         raise NodeError(f"{folder / wrong.path} is not whole", hint="the same command again")
-    if not (folder / MARK).exists():
+    files = [[file.path, file.size, file.identity] for file in found.files]
+    if marked(folder) != files:
         os.sync()  # what the mark says must hold after a power failure too
-        files = [[file.path, file.size, file.identity] for file in found.files]
         write_whole(folder / MARK, json.dumps({"version": 1, "source": found.source, "files": files}), mode=0o644)
     with contextlib.suppress(FileNotFoundError):
         (folder / _BEGUN).unlink()
@@ -142,7 +139,7 @@ def _siblings(folder: Path) -> dict[str, tuple[Path, str]]:
     """Return the files of whole sets on the same disk, by identity: the set's folder, and the path in it."""
     found: dict[str, tuple[Path, str]] = {}
     for mark in folder.parent.glob(f"*/{MARK}"):
-        for path, _, identity in _marked(mark).get("files", ()):
+        for path, _, identity in filter(None, map(of_mark, marked(mark.parent))):
             found[identity] = (mark.parent, path)
     return found
 
@@ -158,14 +155,6 @@ def _take_over(file: DataFile, folder: Path, siblings: dict[str, tuple[Path, str
         place.unlink()
     os.link(other / path, place)
     return True
-
-
-def _marked(mark: Path) -> dict[str, Any]:
-    try:
-        body = json.loads(read_text(mark) or "{}")
-    except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}
 
 
 def _room_hint(there: list[Disk]) -> str:

@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING
 from gpucloud.agent.drive.interpreter import able, make
 from gpucloud.agent.metadata import MetadataClient, endpoint, watcher_from
 from gpucloud.agent.seat import driver_seat
-from gpucloud.agent.wholefile import read_text
 from gpucloud.domain.bootstrap.wanted import DriverWanted
 from gpucloud.domain.codec import Malformed, from_json
 from gpucloud.domain.errors import GpucloudError, LeaseHeld, NodeError
+from gpucloud.domain.order import keeps
 from gpucloud.domain.state import ExitReason
+from gpucloud.domain.supervision.goal import Supervising
+from gpucloud.domain.supervision.seen import DriveTrial
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.lease import is_over, take
-from gpucloud.usecases.supervise import supervisor
+from gpucloud.usecases.orders import Orders
+from gpucloud.usecases.session import Session
+from gpucloud.wholefile import read_text
 from gpucloud.wiring.driving import Machine
 
 if TYPE_CHECKING:
@@ -100,6 +104,7 @@ class Driver:
     node: str
     notice: Callable[[], Notice | None]
     _complaint: str = field(default="", init=False)
+    _trial: DriveTrial | None = field(default=None, init=False)
 
     def run(self) -> None:
         """Look, drive when nobody else does, and return when there is nothing left to drive."""
@@ -119,34 +124,65 @@ class Driver:
 
     def _is_over(self, order: DriveOrder) -> bool:
         """Drive the job if nobody does; return whether it needs no driver any more."""
-        jobs = JobStore(self.machine.store, order.name)
+        jobs = JobStore(self.machine.store, order.name, on_machine=True)
         loaded = jobs.load()
         if loaded is None:
             return True
         if loaded[0].status.ended:
-            return self._end(order, loaded[0])
-        if self.notice() is not None or not is_over(*loaded):
+            return self._end(order, jobs)
+        if self.notice() is not None:
+            return False
+        if not is_over(*loaded):
+            self._try(order, jobs, loaded[0])
             return False
         state = self._drive(order)
         self._complaint = ""
-        return self._end(order, state)
+        return self._end(order, jobs, left=state)
+
+    def _try(self, order: DriveOrder, jobs: JobStore, state: JobState) -> None:
+        """Try what driving needs, while somebody outside supervises: he waits for our word before he leaves.
+
+        Writing the state and seeing the group stand for the rest: what ends machines cannot be tried without doing it.
+        """
+        number, refused = Orders(jobs=jobs, clock=self.machine.clock).newest().order.number, None
+        if self._trial == DriveTrial(number=number, refused=None):
+            return
+        try:
+            jobs.try_to_keep(state)
+            self.machine.group(order).describe(order.group)
+        except GpucloudError as error:
+            refused = str(error)
+            self._complain(f"not able to drive {order.name}: {refused}")
+        trial = DriveTrial(number=number, refused=refused)
+        if trial != self._trial:
+            jobs.keep_trial(self.node, trial)
+            self._trial = trial
 
     def _drive(self, order: DriveOrder) -> JobState:
+        """Drive until nothing is left to do for a machine; return the state then: ended, or waiting for a command."""
         world = self.machine.world(order)
-        lease = take(world.jobs, world.clock, node=self.node)
+        orders = Orders(jobs=world.jobs, clock=world.clock)
+        who = Supervising(node=self.node)
         tell(f"driving {order.name}")
-        goal = self.machine.goal(order, lease.state)
-        with supervisor(world, goal, lease, Told(), self._wanted_end) as one:
-            return one.run()
+        return Session(world=world, orders=orders, watcher=Told(), who=who, asked=self._asked).run()
 
-    def _end(self, order: DriveOrder, state: JobState) -> bool:
-        """End the group, and so this node: last of all, when the state says what became of the job."""
-        if not state.torn_down and not state.kept:
-            tell(f"{order.name}: {state.message or state.status.value}; ending the machines")
-            self.machine.end_group(order, state)
+    def _end(self, order: DriveOrder, jobs: JobStore, left: JobState | None = None) -> bool:
+        """End the group, and so this node: last of all, when the state says what became of the job.
+
+        With the lease: whoever goes on with the job has it, and machines that are new. Raises LeaseHeld then. `left` is
+        the state in which this machine's own session left it, where nothing is to be done until a command says so.
+        """
+        with take(jobs, self.machine.clock, node=self.node) as lease:
+            state, wanted = lease.state, Orders(jobs=jobs, clock=self.machine.clock).newest().order
+            untouched = left is not None and (left.epoch + 1, left.order_number) == (state.epoch, wanted.number)
+            if not state.status.ended and not untouched:
+                return False
+            if not state.torn_down and not keeps(wanted, state):
+                tell(f"{order.name}: {state.message or state.status.value}; ending the machines")
+                self.machine.end_group(order, state)
         return True
 
-    def _wanted_end(self) -> ExitReason | None:
+    def _asked(self) -> ExitReason | None:
         if self.notice() is not None:
             raise Taken
         return None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 import subprocess
 import sys
+import tempfile
+from importlib.resources import files
 from pathlib import Path
 
 from gpucloud import smi
@@ -12,10 +15,10 @@ from gpucloud.agent.layer.build import Failed, build
 from gpucloud.agent.layer.fact import index_for, key_of, read_ready
 from gpucloud.agent.layer.places import places
 from gpucloud.domain.errors import NodeError
-from gpucloud.domain.layer import BOTO3, LayerOrder, LayerWanted
+from gpucloud.domain.layer import LayerOrder, LayerWanted
 
 _NEEDS = ("boto3", "paramiko")
-_SETUP = f"pip install -q '{BOTO3}' 'paramiko>=3.5,<6'"
+_LOCK = "requirements.lock"
 _LIMIT_S = 60.0
 _ASK = """\
 import importlib.util, sys
@@ -35,15 +38,19 @@ def able() -> str | None:
 def make(pip_mirror: str | None) -> str:
     """Return such an interpreter, made on this node if need be: once, whoever asks. NodeError when it cannot be had.
 
-    It is a layer like a job's, of the agent's own kind: by uv or pip, from the job's mirror.
+    It is a layer like a job's, of the agent's own kind: by uv or pip, from the job's mirror, and by the hashes of the
+    lock that gpucloud brings along.
     """
     found = able()
     if found is not None:
         return found
     wanted = LayerWanted(digest=_digest(), always=True, boto3=False, torch=False)
-    order = LayerOrder(wanted=wanted, setup=_SETUP, code=str(Path.home()), pip_mirror=pip_mirror)
     try:
-        build(order)
+        with tempfile.TemporaryDirectory() as folder:
+            lock = Path(folder, _LOCK)
+            lock.write_bytes(_lock())
+            setup = f"pip install -q --no-deps --require-hashes -r {shlex.quote(str(lock))}"
+            build(LayerOrder(wanted=wanted, setup=setup, code=folder, pip_mirror=pip_mirror))
     except Failed as error:
         raise NodeError(
             f"no Python that can drive the job could be made: {error}",
@@ -59,7 +66,11 @@ def _layer_python() -> Path:
 
 
 def _digest() -> str:
-    return hashlib.sha256(f"driver {_SETUP}".encode()).hexdigest()
+    return hashlib.sha256(b"driver " + _lock()).hexdigest()
+
+
+def _lock() -> bytes:
+    return files(__package__).joinpath(_LOCK).read_bytes()
 
 
 def _imports(python: str) -> bool:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from gpucloud.agent.drive.interpreter import able
 from gpucloud.agent.seat import driver_seat
-from gpucloud.agent.wholefile import write_whole
 from gpucloud.domain.bootstrap.wanted import DriverWanted
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import NodeError
+from gpucloud.wholefile import write_whole
 
 
 def start(root: Path, wanted: DriverWanted, *, package: Path | None, sha256: str) -> str:

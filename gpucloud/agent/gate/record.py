@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.agent.wholefile import read_text, write_whole
 from gpucloud.domain.codec import Malformed, from_json, plain
 from gpucloud.domain.gate.figures import figures
 from gpucloud.domain.gate.findings import Finding
 from gpucloud.domain.gate.report import Report
 from gpucloud.domain.gate.wanted import GateFact
+from gpucloud.wholefile import read_text, write_whole
 
 _RECORD = "gate.json"
 

@@ -15,7 +15,7 @@ from gpucloud.agent.keep.putting import Directory, Fetched
 from gpucloud.agent.keep.reporting import Reporting
 from gpucloud.agent.keep.taking import Taking
 from gpucloud.agent.keep.together import Answering, Calling
-from gpucloud.domain.errors import GpucloudError, StoreError
+from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.keeping.order import KeepOrder
 from gpucloud.domain.manifest import Commit
 
@@ -36,6 +36,8 @@ def keep(order: KeepOrder, words: tuple[str, ...]) -> int:
     except (GpucloudError, OSError) as error:
         hint = f" ({error.hint})" if isinstance(error, GpucloudError) else ""
         reporting.say(f"the directory {order.directory} could not be put back: {error}{hint}")
+        if not isinstance(error, UsageError):  # what cannot be read now may be later, or elsewhere
+            reporting.barred(str(error))
         return 1
     return Keeper(order, _directory(order), reporting, taking).run(words)
 
@@ -58,6 +60,8 @@ class _Start:
     def taking(self) -> Taking | None:
         """Return what takes this node's sets, None where they are not wanted. Raises StoreError, OSError, _Stopped."""
         order, rule = self._order, self._order.rule
+        if order.rank == 0:
+            _patiently(lambda: self._checkpoints.announce(order.attempt))
         found = _patiently(self._newest)
         if rule.per_node and order.rank != 0:
             return self._answering(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpucloud.store import ObjectStore, open_store
+from gpucloud.store import ObjectStore, get_small, open_store
 from gpucloud.store.checkpoints import Checkpoints
 from gpucloud.store.commits import under
 
@@ -20,8 +20,8 @@ class Depot:
         return under(self._prefix, name)
 
     def get(self, name: str) -> bytes | None:
-        """Return a small object; None when there is none."""
-        stored = self.store.get(self.key(name))
+        """Return a small object, None when there is none; one that is too large has no bytes."""
+        stored = get_small(self.store, self.key(name))
         return stored.data if stored else None
 
     def put(self, name: str, data: bytes, *, if_absent: bool = False) -> None:

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpucloud.domain.keeping.listing import OURS, Signature
+from gpucloud.domain.keeping.listing import OURS, Listing, Signature
 
 _TORCH = (".pt", ".pth", ".ckpt")
 _JSON_BYTES = 256 << 20
@@ -55,8 +55,32 @@ def is_whole(path: Path) -> bool | None:
     return False if path.suffix in _TORCH and len(head) < len(b"PK\3\4") else None
 
 
+class Texts:
+    """The texts of small files, each read again when it has changed."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, tuple[Signature, str]] = {}
+
+    def of(self, directory: Path, paths: Iterable[str], listing: Listing) -> dict[str, str]:
+        """Return what is in each of the files that is a text, and as it is listed."""
+        kept = {path: self._known(directory, path, listing[path]) for path in paths}
+        self._read = {path: (listing[path], text) for path, text in kept.items() if text is not None}
+        return {path: text for path, (_, text) in self._read.items()}
+
+    def _known(self, directory: Path, path: str, signature: Signature) -> str | None:
+        known = self._read.get(path)
+        if known is not None and known[0] == signature:
+            return known[1]
+        try:
+            with (directory / path).open("rb") as file:
+                same = _signature(os.fstat(file.fileno())) == signature
+                return file.read(signature.size).decode() if same else None
+        except (OSError, UnicodeDecodeError):
+            return None
+
+
 def copy(directory: Path, content: Iterable[tuple[str, Signature]], into: Path) -> bool:
-    """Copy the files below `into`; False when one is not, or is no longer, what it was listed as."""
+    """Copy the files below `into`, with their times; False when one is not, or is no longer, what it was listed as."""
     rows = tuple(content)
     for path, signature in rows:
         target = into / path
@@ -66,13 +90,19 @@ def copy(directory: Path, content: Iterable[tuple[str, Signature]], into: Path) 
                 same = _signature(os.fstat(source.fileno())) == signature
                 if not same or not _copied(source.fileno(), copied.fileno(), signature.size):
                     return False
+                put_time(target, signature.mtime_ns)
         except FileNotFoundError:
             return False
     return all(_still(directory / path, signature) for path, signature in rows)
 
 
+def put_time(path: Path, mtime_ns: int) -> None:
+    """Have the file or folder be last written then. OSError."""
+    os.utime(path, ns=(mtime_ns, mtime_ns))
+
+
 def move(source: Path, target: Path) -> None:
-    """Move a file, whatever lies at its target, to another file system too. OSError."""
+    """Move a file with its time, whatever lies at its target, to another file system too. OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target)

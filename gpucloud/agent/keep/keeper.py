@@ -1,4 +1,7 @@
-"""Runs a script beside its directory: every whole checkpoint is committed, and the last one before the node goes."""
+"""Runs a script beside its directory: whole checkpoints are committed, and the last one before the node goes.
+
+What a newer one overtakes before it was seen to rest, or while another is under way, is passed over.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from gpucloud.agent.keep.reporting import Reporting
 from gpucloud.agent.keep.taking import Content, Taking, Took
 from gpucloud.domain.errors import CredentialsError, StoreError
 from gpucloud.domain.job import OnNotice
-from gpucloud.domain.keeping.layouts import Found, find_sets
+from gpucloud.domain.keeping.layouts import Found
 from gpucloud.domain.keeping.listing import FileSet, Listing
 from gpucloud.domain.keeping.order import KeepOrder
 from gpucloud.domain.keeping.settling import Settling
@@ -56,7 +59,7 @@ class Keeper:
         """Start the script and return the exit code of its attempt on this node: 75 for saved and left."""
         if self._taking is not None:
             listing = look(self._directory.path)
-            self._settling.take_all(find_sets(self._order.rule, listing).sets, listing)
+            self._settling.take_all(self._taking.there(self._directory.path, listing).sets, listing)
         child = subprocess.Popen(words)
         code = None
         while code is None and not self._over():
@@ -202,7 +205,7 @@ class Keeper:
 
     def _sets(self, taking: Taking, listing: Listing) -> Found:
         try:
-            return taking.sets(listing)
+            return taking.sets(self._directory.path, listing)
         except (StoreError, CredentialsError) as error:
             self._reporting.say_once(f"what is to be saved could not be asked: {error} ({error.hint})")
             return Found()

@@ -8,6 +8,7 @@ import mmap
 import os
 import re
 import shutil
+import time
 import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud.agent.keep.depot import Depot
-from gpucloud.agent.keep.disk import look, move
-from gpucloud.agent.wholefile import read_text, write_whole
-from gpucloud.domain.keeping.keys import files_for
-from gpucloud.domain.keeping.layouts import Rule, leftovers
-from gpucloud.domain.keeping.listing import OURS, Signature
+from gpucloud.agent.keep.disk import Texts, look, move, put_time
+from gpucloud.domain.keeping.keys import files_for, written_before
+from gpucloud.domain.keeping.layouts import Rule, checkpoints_of, find_sets, leftovers
+from gpucloud.domain.keeping.listing import OURS, Listing, Signature, above, folder_of
+from gpucloud.domain.keeping.pointers import beside, named_by, readdressed
 from gpucloud.domain.manifest import Commit, Manifest, Piece
 from gpucloud.domain.parts import PART_BYTES
+from gpucloud.store.checkpoints import all_damaged
+from gpucloud.wholefile import read_text, write_whole
 
 _READERS = 4
 _NUMBERED = re.compile(r".*\d$")
@@ -53,18 +56,28 @@ class Directory:
         self._aside = self._own / "aside"
 
     def fetch_newest(self, depot: Depot, say: Say, *, whole: bool = False) -> Fetched | None:
-        """Return the newest commit whose files are now beside the directory, None without one that is whole.
+        """Return the newest commit whose files are now beside the directory, None without any.
 
-        With `whole`, the files that only other nodes get are read too. Raises StoreError, OSError.
+        With `whole`, the files that only other nodes get are read too. Raises UsageError where none of those that are
+        there can be used, StoreError, OSError.
         """
-        for manifest in depot.checkpoints.candidates(lambda commit: say(_damaged(commit))):
+        passed = 0
+
+        def pass_over(commit: Commit, why: str = "damaged") -> None:
+            nonlocal passed
+            passed += 1
+            say(f"the checkpoint of step {commit.step} is {why}: passed over")
+
+        for manifest in depot.checkpoints.candidates(pass_over):
             if files_for(manifest, self.rule.node) is None:
-                say(f"the checkpoint of step {manifest.commit.step} is none of a script's directory: passed over")
+                pass_over(manifest.commit, "none of a script's directory")
                 continue
             found = self.fetch(depot, manifest)
             if found is not None and (not whole or _are_whole(depot, manifest, found)):
                 return found
-            say(_damaged(manifest.commit))
+            pass_over(manifest.commit)
+        if passed:
+            raise all_damaged(passed)
         return None
 
     def fetch(self, depot: Depot, manifest: Manifest) -> Fetched | None:
@@ -76,6 +89,8 @@ class Directory:
         pieces, targets = tuple(piece for _, piece in files), [self._incoming / path for path, _ in files]
         if not _fetched(depot, pieces, targets):
             return None
+        for target, written_ns in zip(targets, written_before(time.time_ns(), pieces), strict=True):
+            put_time(target, written_ns)
         return Fetched(commit=manifest.commit, paths=tuple(path for path, _ in files), pieces=pieces)
 
     def place(self, found: Fetched | None, say: Say) -> Commit | None:
@@ -88,6 +103,8 @@ class Directory:
         self._set_aside(paths, self._shipped(), say)
         for path in paths:
             self._place(path)
+        self._readdress(paths)
+        self._put_times_of_folders(paths)
         shutil.rmtree(self._incoming, ignore_errors=True)
         return found.commit if found else None
 
@@ -111,7 +128,8 @@ class Directory:
         own = {path for path, signature in listing.items() if shipped.get(path) == signature}
         # Without anything to put back, the script finds what came with the code, as it would on another node.
         found = leftovers(self.rule, listing, restored) if restored or not self._apart else tuple(listing)
-        doomed = [path for path in found if path not in own]
+        left = set(found) - own
+        doomed = sorted(left | (self._pointing_only_at(left, listing) - own - set(restored)))
         if doomed:
             shutil.rmtree(self._aside, ignore_errors=True)
             say(f"set aside what was never saved: {_brief(doomed)}")
@@ -119,6 +137,36 @@ class Directory:
             move(self.path / path, self._aside / path)
         if shipped.keys() != listing.keys() or restored:
             _drop_empty(self.path)
+
+    def _pointing_only_at(self, gone: set[str], listing: Listing) -> set[str]:
+        """Return the small files that name nothing but checkpoints that are not to be there any more."""
+        sets = find_sets(self.rule, listing).sets
+        checkpoints = checkpoints_of(sets, listing)
+        texts = Texts().of(self.path, beside(sets, listing, checkpoints), listing)
+        named = {path: named_by(text, folder_of(path), checkpoints) for path, text in texts.items()}
+        lost = {top for top, paths in checkpoints.items() if not gone.isdisjoint(paths)}
+        return {path for path, tops in named.items() if tops and lost.issuperset(tops)}
+
+    def _readdress(self, paths: tuple[str, ...]) -> None:
+        """Have what names a checkpoint by its whole path lead to where that lies on this machine."""
+        listing = {path: about for path, about in look(self.path).items() if path in set(paths)}
+        sets = find_sets(self.rule, listing).sets
+        checkpoints = checkpoints_of(sets, listing)
+        for path, text in Texts().of(self.path, beside(sets, listing, checkpoints), listing).items():
+            now = readdressed(text, folder_of(path), str(self.path), checkpoints)
+            if now != text:
+                (self.path / path).write_bytes(now.encode())
+                put_time(self.path / path, listing[path].mtime_ns)
+
+    def _put_times_of_folders(self, paths: tuple[str, ...]) -> None:
+        """Have each folder be as new as the newest file in it, as it was when the script had just written that."""
+        newest: dict[str, int] = {}
+        for path in paths:
+            written_ns = (self.path / path).stat().st_mtime_ns
+            for folder in above(path):
+                newest[folder] = max(written_ns, newest.get(folder, 0))
+        for folder, written_ns in newest.items():
+            put_time(self.path / folder, written_ns)
 
     def _place(self, path: str) -> None:
         """Never write through a link: it may lead elsewhere."""
@@ -175,10 +223,6 @@ def _drop_empty(directory: Path) -> None:
         if folder != str(directory) and _NUMBERED.match(folder):
             with contextlib.suppress(OSError):
                 os.rmdir(folder)  # noqa: PTH106
-
-
-def _damaged(commit: Commit) -> str:
-    return f"the checkpoint of step {commit.step} is damaged: passed over"
 
 
 def _brief(paths: Iterable[str]) -> str:

@@ -8,9 +8,9 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpucloud.agent.wholefile import read_text, write_whole
 from gpucloud.domain.agentstatus import UNTOLD
 from gpucloud.domain.manifest import Why
+from gpucloud.wholefile import read_text, write_whole
 
 
 class Reporting:
@@ -61,6 +61,10 @@ class Reporting:
         if not self._leads:
             return
         self._write("saving.json", {"seconds": seconds, "step": None})
+
+    def barred(self, why: str) -> None:
+        """Say that what was saved could not be read here and now, so that the script was not begun."""
+        self._write("barred-0.json", {"why": why})
 
     def stop(self) -> datetime | None:
         """Return until when the script may take to leave; None while nobody wants it to."""

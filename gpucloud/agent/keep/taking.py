@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import mmap
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
 from gpucloud.agent.keep.depot import Depot
-from gpucloud.agent.keep.disk import copy, is_whole
-from gpucloud.domain.keeping.keys import LEVEL, object_name
-from gpucloud.domain.keeping.layouts import Found, Rule, find_sets
+from gpucloud.agent.keep.disk import Texts, copy, is_whole, put_time
+from gpucloud.domain.keeping.keys import PROMISE, object_name
+from gpucloud.domain.keeping.layouts import Found, Rule, checkpoints_of, find_sets
 from gpucloud.domain.keeping.listing import FileSet, Listing, Signature, folder_of
+from gpucloud.domain.keeping.pointers import beside, with_pointers
 from gpucloud.domain.keeping.rounds import metadata_among, shards_missing
 from gpucloud.domain.manifest import Commit, Manifest, Piece, Why
 
@@ -47,10 +50,18 @@ class Taking:
         self._rule = rule
         self._say = say
         self._newest: int | None = None
+        self._texts = Texts()
 
-    def sets(self, listing: Listing) -> Found:
+    def sets(self, directory: Path, listing: Listing) -> Found:
         """Return what may be taken, once it is complete and at rest. May raise StoreError."""
-        return find_sets(self._rule, listing)
+        return self.there(directory, listing)
+
+    def there(self, directory: Path, listing: Listing) -> Found:
+        """Return the checkpoints in the directory, with what beside them names them and what they name."""
+        found = find_sets(self._rule, listing)
+        checkpoints = checkpoints_of(found.sets, listing)
+        texts = self._texts.of(directory, beside(found.sets, listing, checkpoints), listing)
+        return replace(found, sets=tuple(with_pointers(one, texts, listing, checkpoints) for one in found.sets))
 
     def take(self, directory: Path, one: FileSet, content: Content, *, proven: bool, why: Why = Why.DUE) -> Took:
         """Return SAVED when the set is in the store; CHANGED when it changed meanwhile, or one of its files is torn.
@@ -89,8 +100,17 @@ class Taking:
         if self._lacking(one, one.paths):
             return Took.CHANGED
         commit = Commit(self._generation, self._step(one))
-        self._commit(commit, self._uploaded(commit, one.paths), why)
+        self._commit(commit, self._uploaded(commit, (*one.paths, *self._beside(one))), why)
         return Took.SAVED
+
+    def _beside(self, one: FileSet) -> tuple[str, ...]:
+        """Return the paths of what is kept with the set, without what is torn: no part of it, that bars no save."""
+        for pointer in one.pointers:  # as it was when the set was found: some are written again and again
+            (self._copies / pointer.path).parent.mkdir(parents=True, exist_ok=True)
+            (self._copies / pointer.path).write_bytes(pointer.text.encode())
+            put_time(self._copies / pointer.path, pointer.mtime_ns)
+        whole = [path for path in one.also if is_whole(self._copies / path) is not False]
+        return (*whole, *(pointer.path for pointer in one.pointers))
 
     def _lacking(self, one: FileSet, there: Iterable[str]) -> tuple[str, ...]:
         """Return the files that a torch.distributed.checkpoint among the copies names and that are not `there`."""
@@ -105,7 +125,7 @@ class Taking:
 
     def _commit(self, commit: Commit, pieces: tuple[Piece, ...], why: Why) -> None:
         world = self._rule.nodes * self._rule.ranks
-        self._checkpoints.commit(Manifest(commit=commit, world=world, level=LEVEL, pieces=pieces, why=why))
+        self._checkpoints.commit(Manifest(commit=commit, world=world, promise=PROMISE, pieces=pieces, why=why))
         self.committed = self._newest = commit.step
         self._checkpoints.collect()
 
@@ -126,4 +146,6 @@ class Taking:
             if file.seek(0, 2):
                 mapped = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
                 view = stack.enter_context(memoryview(mapped))
-            return self._checkpoints.upload(commit, object_name(path, node), view)
+            piece = self._checkpoints.upload(commit, object_name(path, node), view)
+            # Before 1970 is what an archive without times unpacks to.
+            return replace(piece, mtime_ns=max(0, os.fstat(file.fileno()).st_mtime_ns))

@@ -14,8 +14,8 @@ from pathlib import Path
 from gpucloud.agent.keep.depot import Depot
 from gpucloud.agent.keep.taking import Say, Taking, Took
 from gpucloud.domain.errors import CredentialsError, StoreError
-from gpucloud.domain.keeping.keys import LEVEL, paths_of
-from gpucloud.domain.keeping.layouts import Found, Rule
+from gpucloud.domain.keeping.keys import PROMISE, paths_of
+from gpucloud.domain.keeping.layouts import Found, Rule, find_sets
 from gpucloud.domain.keeping.listing import FileSet, Listing
 from gpucloud.domain.keeping.rounds import (
     Answer,
@@ -48,9 +48,9 @@ class Calling(Taking):
         self._done = -1
         self._limit_s = float("inf")
 
-    def sets(self, listing: Listing) -> Found:
+    def sets(self, directory: Path, listing: Listing) -> Found:
         """Return the folders that are above the newest step which the nodes were called for."""
-        return to_call_for(super().sets(listing), done=self._done, base=self._base)
+        return to_call_for(super().sets(directory, listing), done=self._done, base=self._base)
 
     def close_by(self, limit_s: float) -> None:
         """Wait for no answer beyond this moment of the monotonic clock."""
@@ -63,7 +63,7 @@ class Calling(Taking):
     def _save(self, one: FileSet, why: Why) -> Took:
         commit = Commit(self._generation, one.step or 0)
         self._call(Call(step=commit.step, folder=one.name, paths=one.paths))
-        own = self._uploaded(commit, one.paths, node=0)
+        own = self._uploaded(commit, (*one.paths, *self._beside(one)), node=0)
         answers = self._answers(commit)
         pieces = (*own, *(piece for answer in answers.values() for piece in answer.pieces or ()))
         flaw = self._why_not(one, commit, pieces, answers)
@@ -100,7 +100,7 @@ class Calling(Taking):
                 missing = min(set(range(1, self._rule.nodes)) - answers.keys())
                 return f"node {missing} did not hand in its part in time"
             case Round.WHOLE:
-                paths = paths_of(Manifest(commit=commit, world=1, level=LEVEL, pieces=pieces))
+                paths = paths_of(Manifest(commit=commit, world=1, promise=PROMISE, pieces=pieces))
                 if paths is None:
                     return "what the nodes handed in are no files of a directory"
                 lacking = self._lacking(one, paths)
@@ -119,7 +119,11 @@ class Answering(Taking):
         self._done = -1
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def sets(self, listing: Listing) -> Found:
+    def there(self, _directory: Path, listing: Listing) -> Found:
+        """Return the checkpoints as node 0 calls for them."""
+        return find_sets(self._rule, listing)
+
+    def sets(self, _directory: Path, listing: Listing) -> Found:
         """Return this node's part of what is called for now, if it has files. Raises StoreError, CredentialsError."""
         if self._trouble is not None:
             raise self._trouble

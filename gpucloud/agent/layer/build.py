@@ -29,9 +29,9 @@ from gpucloud.agent.layer.installed import freeze, installed_version, torch_cuda
 from gpucloud.agent.layer.places import Places, places
 from gpucloud.agent.layer.simpleindex import Unreachable
 from gpucloud.agent.layer.variables import installing, variables
-from gpucloud.agent.wholefile import read_tail, write_whole
 from gpucloud.domain.layer import BOTO3, ISAL, LayerOrder, suffices
 from gpucloud.domain.torchwheels import TORCH
+from gpucloud.wholefile import read_tail, write_whole
 
 _INSTALLS = re.compile(r"\b(pip3?|uv)\b")
 _WAIT_WORTH_TELLING_S = 1.0

@@ -12,11 +12,11 @@ from pathlib import Path
 from gpucloud import smi
 from gpucloud.agent.layer.installed import freeze, installed_version, torch_cuda
 from gpucloud.agent.layer.places import Places, platform_name
-from gpucloud.agent.wholefile import read_text
 from gpucloud.domain.bootstrap.facts import Layer
 from gpucloud.domain.hardware.gpus import Gpu
 from gpucloud.domain.layer import LayerWanted, is_needed, layer_key
 from gpucloud.domain.torchwheels import torch_index
+from gpucloud.wholefile import read_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

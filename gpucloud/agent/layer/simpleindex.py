@@ -34,7 +34,11 @@ def fetch_from_index(index: str, project: str, pinned: PinnedFile, target: Path,
     url = links.get(pinned.name)
     if url is None:
         raise Unreachable(f"{_shown(page)} has no {pinned.name}")
-    fetch(_with_login(urllib.parse.urljoin(base, url), page), pinned, target, cert=cert)
+    file = urllib.parse.urljoin(base, url)
+    schemes = urllib.parse.urlsplit(page).scheme, urllib.parse.urlsplit(file).scheme
+    if schemes == ("https", "http"):  # as pip: passwords for that host would go with it
+        raise Unreachable(f"{_shown(page)} would have {pinned.name} fetched without encryption")
+    fetch(_with_login(file, page), pinned, target, cert=cert)
 
 
 def fetch(url: str, pinned: PinnedFile, target: Path, *, cert: str | None = None) -> None:

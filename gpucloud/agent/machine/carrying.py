@@ -13,10 +13,10 @@ from pathlib import Path
 
 from gpucloud.agent.machine.asking import ask, environment
 from gpucloud.agent.machine.openpgp import binary, fingerprint
-from gpucloud.agent.wholefile import read_tail
 from gpucloud.domain.machine.apt import simulate, simulated
 from gpucloud.domain.machine.decisions import Download, MachineStep, Run
 from gpucloud.domain.machine.facts import AptAnswer
+from gpucloud.wholefile import read_tail
 
 # apt waits for dpkg's lock by itself, and neither for that of its lists nor does dpkg wait at all.
 _LOCKED = re.compile(r"Could not get lock|lock was locked by another process|is another process using it")

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.agent.wholefile import read_text, write_whole
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.machine import MachineFact
 from gpucloud.domain.machine.facts import Source
+from gpucloud.wholefile import read_text, write_whole
 
 _LISTS_LAST_S = 24 * 3600
 

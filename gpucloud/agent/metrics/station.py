@@ -17,13 +17,13 @@ from gpucloud.agent.metrics.keeping import Keeper
 from gpucloud.agent.metrics.kernel import KernelLog
 from gpucloud.agent.metrics.machine import Machine
 from gpucloud.agent.metrics.sampler import Sampler
-from gpucloud.agent.wholefile import write_whole
 from gpucloud.domain.agentstatus import AttemptStatus, RunState
 from gpucloud.domain.hardware.gpus import GpuSample
 from gpucloud.domain.hardware.host import HostSample
 from gpucloud.domain.hardware.illness import Signs, absent, illness
 from gpucloud.domain.hardware.xids import Xid, pci_address
 from gpucloud.smi import visible
+from gpucloud.wholefile import write_whole
 
 PORT_VARIABLE = "GPUCLOUD_METRICS_PORT"
 _EVERY_S = 1.0

@@ -25,7 +25,7 @@ from gpucloud.agent.mpi.order import (
     search_path,
     settings,
 )
-from gpucloud.agent.wholefile import write_whole
+from gpucloud.wholefile import write_whole
 
 SOCKET = "mpirun.sock"
 """Where `remote` reaches the head, in the attempt's folder (0700)."""

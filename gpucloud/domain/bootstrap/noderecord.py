@@ -68,7 +68,7 @@ def package_key(cluster: str, sha256: str) -> str:
 
 def code_key(job: str, tree: str) -> str:
     """Return the key of the job's code."""
-    return f"jobs/{job}/code/{tree}"
+    return f"jobs/{job}/control/code/{tree}"
 
 
 def parse_record(text: str | bytes) -> NodeRecord:

@@ -14,8 +14,9 @@ from gpucloud.domain.bootstrap.step import Command, Step
 from gpucloud.domain.bootstrap.wanted import Wanted
 
 _PULL_TIMEOUT_S = 3600.0  # images with CUDA have 10 GB and more
-# The cloud's schedule ends the group at that time, and may take a minute: a node that went before would be replaced.
-_POWER_OFF_AFTER_S = 120
+# The cloud's schedule ends the group at that time, and may take a minute. Only where it did not does a node end itself,
+# which lowers its group first, for as long as a minute: one that went alone would be replaced.
+_POWER_OFF_AFTER_S = 60
 
 
 def _agent_needed(facts: Facts, wanted: Wanted) -> str | None:

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from urllib.parse import quote, unquote_to_bytes
 
 from gpucloud.domain.keeping.listing import OURS
-from gpucloud.domain.manifest import Manifest, Piece, data_key
+from gpucloud.domain.manifest import Level, Manifest, Piece, Promise, data_key
 
-LEVEL = "best_effort"
+PROMISE = Promise(Level.BEST_EFFORT, "what a resume continues is up to the script, which saves by itself")
 """What a checkpoint of such a script promises: what the script saves, as it resumes from it."""
 
 _PLAIN = "/ !$&'()+,;=@[]{}~"  # any other byte but letters, digits and _.- is written %2F
@@ -62,6 +62,16 @@ def files_apart(manifest: Manifest) -> tuple[tuple[str, Piece], ...] | None:
     if merged and all(contents[path] == piece.sums for _, path, piece in placed):
         return merged
     return tuple((f"node-{node}/{path}", piece) for node, path, piece in placed)
+
+
+def written_before(now_ns: int, pieces: Iterable[Piece]) -> tuple[int, ...]:
+    """Return when each file was written; all moved by as much, where one says later than now.
+
+    A script that looks for its newest file would else find one of a clock that was ahead, and never its next.
+    """
+    times = [now_ns if piece.mtime_ns is None else piece.mtime_ns for piece in pieces]
+    ahead_ns = max(0, max(times, default=0) - now_ns)
+    return tuple(max(0, time - ahead_ns) for time in times)
 
 
 def _placed(manifest: Manifest) -> list[tuple[int, str, Piece]] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gpucloud.domain.job import Layout
-from gpucloud.domain.keeping.listing import FileSet, Listing, below, family, folder_of, last_number
+from gpucloud.domain.keeping.listing import FileSet, Listing, above, below, family, folder_of, last_number
 
 METADATA = ".metadata"
 RANK_STATE = re.compile(r"rng_state_(\d+)\.pth")
@@ -87,6 +87,23 @@ def layout_of(listing: Listing) -> Layout:
     return next((layout for layout, holds in tests if any(holds(path) for path in listing)), Layout.AUTO)
 
 
+def checkpoints_of(sets: Iterable[FileSet], listing: Listing) -> dict[str, tuple[str, ...]]:
+    """Return what is a checkpoint by itself: the whole folders, and each other file that is named as one is.
+
+    Such files are one by the folder too in which they lie, if that is numbered: Megatron-LM's `iter_0000500/`.
+    """
+    names = {one.name for one in sets if one.name}
+    single = sorted(path for path in listing if path.endswith(_SINGLE) and names.isdisjoint(above(path)))
+    found: dict[str, tuple[str, ...]] = {}
+    for path in single:
+        for top in above(path):
+            if last_number(top) is not None:
+                found[top] = (*found.get(top, ()), path)
+    return (
+        found | {path: (path,) for path in single} | {one.name: one.paths for one in sets if one.complete and one.name}
+    )
+
+
 def leftovers(rule: Rule, listing: Listing, restored: Iterable[str]) -> tuple[str, ...]:
     """Return the paths of what an earlier attempt left in the directory and a script might take for its newest.
 
@@ -95,7 +112,10 @@ def leftovers(rule: Rule, listing: Listing, restored: Iterable[str]) -> tuple[st
     """
     kept = tuple(restored)
     # By folder or file name beside each other: `step_600/` beside `step_500/` that is put back.
-    there = {(folder_of(top), family(top.rpartition("/")[2])): last_number(top) for top in _tops(kept)}
+    there: dict[tuple[str, str], int | None] = {}
+    for top in _tops(kept):
+        kind, number = (folder_of(top), family(_name(top))), last_number(top)
+        there[kind] = max(filter(None, (there.get(kind), number)), default=number)
     found = {path for one in find_sets(rule, listing).sets for path in below_or_self(one, listing)}
     found |= {path for path in listing if rule.done_file is None and _could_be(rule, path, listing)}
     for top in _tops(listing):
@@ -121,7 +141,7 @@ def _could_be(rule: Rule, path: str, listing: Listing) -> bool:
 
 def _tops(paths: Iterable[str]) -> set[str]:
     """Return every folder and file on the way to the paths."""
-    return {"/".join(path.split("/")[: depth + 1]) for path in paths for depth in range(path.count("/") + 1)}
+    return {top for path in paths for top in (*above(path), path)}
 
 
 def _is_older(path: str, there: dict[tuple[str, str], int | None]) -> bool:

@@ -26,11 +26,22 @@ Listing = Mapping[str, Signature]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pointer:
+    """A small text file beside a set that names checkpoints: its path, what it said and when, and their paths."""
+
+    path: str
+    text: str
+    mtime_ns: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FileSet:
     """Files that are a checkpoint together; `name` is their folder, or the file's own name.
 
     `step` is what the names say, None where they say nothing. `complete`: nothing more is expected. `marked`: a file
-    that is written last says so; without one, each file must show by itself that it is whole.
+    that is written last says so; without one, each file must show by itself that it is whole. `pointers` are
+    kept with it, and so are, in `also`, the files of other checkpoints that are named.
     """
 
     name: str
@@ -38,10 +49,17 @@ class FileSet:
     paths: tuple[str, ...]
     complete: bool
     marked: bool
+    also: tuple[str, ...] = ()
+    pointers: tuple[Pointer, ...] = ()
+
+    @property
+    def named(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Return what its pointers name, however often they are written again."""
+        return tuple((pointer.path, pointer.names) for pointer in self.pointers)
 
     def content(self, listing: Listing) -> tuple[tuple[str, Signature], ...]:
         """Return what tells this set from what it was before."""
-        return tuple((path, listing[path]) for path in self.paths)
+        return tuple((path, listing[path]) for path in (*self.paths, *self.also))
 
     def written_ns(self, listing: Listing) -> int:
         """Return when its newest file was written, in nanoseconds since 1970."""
@@ -51,6 +69,12 @@ class FileSet:
 def folder_of(path: str) -> str:
     """Return the folder of a path, empty for the directory itself."""
     return path.rpartition("/")[0]
+
+
+def above(path: str) -> tuple[str, ...]:
+    """Return the folders on the way to a path, the directory itself left out."""
+    parts = path.split("/")
+    return tuple("/".join(parts[:depth]) for depth in range(1, len(parts)))
 
 
 def below(folder: str, listing: Listing) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from enum import Enum
 from gpucloud.domain.job import Layout
 from gpucloud.domain.keeping.layouts import METADATA, RANK_STATE, Found, Rule, is_last, layout_of
 from gpucloud.domain.keeping.listing import FileSet, Listing, Signature, below, family, folder_of, last_number
-from gpucloud.domain.manifest import Commit, Piece, data_key, entry_of, piece_of, seal, unseal
+from gpucloud.domain.manifest import Commit, Piece, counted, data_key, entry_of, listed, piece_of, seal, unseal
 
 _SHARD = re.compile(rb"__\d+_\d+\.distcp")
 _OPTIMIZER = "_optim_states.pt"
@@ -121,10 +121,12 @@ def read_call(data: bytes) -> Call:
     """Return the call; ValueError when the bytes are none."""
     body = unseal(data)
     try:
-        paths = tuple(str(path) for path in body["paths"])
-        return Call(step=int(body["step"]), folder=str(body["folder"]), paths=paths, over=body["over"] is True)
-    except (KeyError, TypeError) as error:
+        step, folder, paths, over = counted(body["step"]), body["folder"], listed(body["paths"]), body["over"]
+    except KeyError as error:
         raise ValueError(f"not a call: {error!r}") from error
+    if not isinstance(over, bool) or not all(isinstance(text, str) for text in (folder, *paths)):
+        raise ValueError("not a call: a text or a word that is none")
+    return Call(step=step, folder=folder, paths=tuple(paths), over=over)
 
 
 def answer_bytes(answer: Answer) -> bytes:
@@ -137,9 +139,9 @@ def read_answer(data: bytes, commit: Commit, node: int) -> Answer:
     """Return that node's answer; ValueError when the bytes are none, or name another's objects."""
     body = unseal(data)
     try:
-        if body["node"] != node:
+        if counted(body["node"]) != node:
             raise ValueError(f"the answer of node {body['node']!r}")
-        pieces = None if body["pieces"] is None else tuple(piece_of(entry) for entry in body["pieces"])
+        pieces = None if body["pieces"] is None else tuple(piece_of(entry) for entry in listed(body["pieces"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"not an answer: {error!r}") from error
     own = data_key(commit, f"node-{node:05d}/")

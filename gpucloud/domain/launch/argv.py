@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from gpucloud.domain.job import Launcher
+from gpucloud.domain.job import Cloud, Launcher
 from gpucloud.domain.launch.form import CommandLine, Script
 from gpucloud.domain.launch.member import Member
 
@@ -22,6 +22,9 @@ cd "$GPUCLOUD_CODE" || exit
 "$@" >>"$GPUCLOUD_ATTEMPT_DIR/rank-$RANK.log" 2>&1; code=$?
 test $code = 75 && test -e "$GPUCLOUD_ATTEMPT_DIR/left-$RANK.json" && exit 0; exit $code"""
 _MPI_SCRIPT = 'exec "$GPUCLOUD_JOB_PYTHON" -u "$@"'
+
+# The embedded fleet's is torchrun with a store that the network does not reach (gpucloud.probe.rendezvous).
+_TORCHRUN, _LOCAL_TORCHRUN = "torch.distributed.run", "gpucloud.probe.torchrun"
 
 # A member that never comes would else be waited for 10 minutes; slow disks need most of this for their first import.
 RENDEZVOUS_TIMEOUT_S = 300
@@ -49,7 +52,7 @@ def argv_of(member: Member) -> tuple[str, ...]:
 
 def _torchrun(member: Member) -> tuple[str, ...]:
     return (
-        *(member.python, "-m", "torch.distributed.run"),
+        *(member.python, "-m", _LOCAL_TORCHRUN if member.job.cloud is Cloud.LOCAL else _TORCHRUN),
         *("--nnodes", str(len(member.places)), "--node-rank", str(member.rank)),
         *("--nproc-per-node", str(member.job.resources.gpus)),
         *("--master-addr", member.master, "--master-port", str(member.start.port)),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from decimal import Decimal
 
 from gpucloud.domain.agentstatus import Stop
 from gpucloud.domain.node import Fault
 from gpucloud.domain.offer import Offer, Pool
-from gpucloud.domain.state import BudgetChange, ExitReason, Interruption
+from gpucloud.domain.order import BudgetChange
+from gpucloud.domain.state import ExitReason, Interruption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,16 +25,14 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeBudget:
-    """Write down another budget, and whose wish it was; where the shut-off comes closer to `until`, that first.
+class ObeyOrder:
+    """Write down that the order of this number is acted on: no shut-off that the cloud has is later than it pays for.
 
-    `taken` are the wishes that are thereby taken up.
+    `changes` are the budgets that were ordered since the last one that was acted on.
     """
 
-    changes: tuple[BudgetChange, ...]
-    budget_usd: Decimal
-    until: datetime | None
-    taken: tuple[str, ...]
+    number: int
+    changes: tuple[BudgetChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +139,8 @@ class CloseAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Detach:
-    """Stop counting a node that is being taken: the level starts another one while it still saves."""
+class Relieve:
+    """Count a node that says it is being taken no more: another one is started, and it stays in its group meanwhile."""
 
     node_id: str
 
@@ -152,6 +150,11 @@ class Replace:
     """End these nodes by choice; the level starts others."""
 
     node_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BringHome:
+    """Fetch the outputs of an attempt that is over, while its machines are there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,10 +186,18 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """Nothing to do but to look again."""
+class StayOn:
+    """Whoever was to leave the job to its machines stays: they have not shown that they can drive it, and why."""
 
     why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Nothing to do but to look again; `briefly` where a look some seconds from now decides."""
+
+    why: str
+    briefly: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,10 +205,11 @@ class Done:
     """There is nothing left to do for this goal."""
 
 
-OnTheCloud = Provision | Arm | ChangeBudget | Resize | Move | Detach | Replace | Drill | TearDown
+OnTheCloud = Provision | Arm | Resize | Move | Relieve | Replace | Drill | TearDown
 Succession = Appoint | Dismiss | TakeOver
 InTheBooks = (
-    CoolDown
+    ObeyOrder
+    | CoolDown
     | QuarantineNodes
     | OpenAttempt
     | NoteInterruptions
@@ -207,5 +219,6 @@ InTheBooks = (
     | Pause
     | Succession
 )
-OnNodes = Prepare | Inspect | Tell
-Action = OnTheCloud | InTheBooks | OnNodes | Wait | Done
+OnNodes = Prepare | Inspect | Tell | BringHome
+Idle = StayOn | Wait | Done
+Action = OnTheCloud | InTheBooks | OnNodes | Idle

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind
+from gpucloud.domain.order import Until
+from gpucloud.domain.state import Attempt, ExitReason
 from gpucloud.domain.supervision.action import (
     Action,
     Arm,
@@ -21,9 +22,10 @@ from gpucloud.domain.supervision.action import (
 )
 from gpucloud.domain.supervision.capacity import has_enough, is_cooling, other_pool, pool_of_the_course, refused_lately
 from gpucloud.domain.supervision.elastic import AWAITING, can_start, waits_until
-from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_gone, is_usable, some_leave
+from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_usable, noticed_beside, some_leave
+from gpucloud.domain.supervision.prepaid import may_launch
 from gpucloud.domain.supervision.quarantine import give_up_pool, note_bad, stop_buying, to_replace
-from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Readiness, Rules, Seen, Until
+from gpucloud.domain.supervision.seen import Goal, Limits, Readiness, Rules, Seen
 from gpucloud.domain.supervision.storm import pause_line, pause_until, saved_steps
 from gpucloud.domain.supervision.succession import succeed
 from gpucloud.domain.supervision.upkeep import can_renew, make_room, prepare, promise, renew, tell, unfit
@@ -39,7 +41,7 @@ def between(goal: Goal, seen: Seen, rules: Rules) -> Action:
     """Return the next thing to do when no attempt is open."""
     ends = _finish(goal, seen, rules.limits)
     if ends is None and seen.payable_until is None:
-        return note_bad(seen) or tell(seen) or Wait(why="machines that leave")
+        return note_bad(seen) or _note_news(seen) or tell(seen) or Wait(why="machines that leave")
     return (
         ends
         or note_bad(seen)
@@ -117,8 +119,15 @@ def _capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
         refused = refused_lately(seen, rules.limits)
         wait = Wait(why="the cloud has no more machines now") if refused else _pause(seen, rules.limits)
         if wait is None or not has_enough(goal, seen):
-            return wait or Resize(size=goal.nodes)
-    return _machines(goal, seen, rules.limits)
+            return wait or _resize(goal, seen, rules)
+    return _machines(goal, seen, rules)
+
+
+def _resize(goal: Goal, seen: Seen, rules: Rules) -> Action:
+    """A start that the cloud would refuse, for its shut-off comes too soon, is not tried in turns."""
+    if goal.nodes > seen.group.size and not may_launch(seen.group.armed_until, seen.now, rules.wall):
+        return Wait(why="a shut-off far enough ahead")
+    return Resize(size=goal.nodes)
 
 
 def _elsewhere(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
@@ -137,19 +146,20 @@ def _own_capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
         return Pause(message=TIME_IS_OVER.format(job=seen.state.job))
     if seen.group.size != goal.nodes:
         return Resize(size=goal.nodes)
-    return _machines(goal, seen, rules.limits)
+    return _machines(goal, seen, rules)
 
 
-def _machines(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
+def _machines(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
     """Return what to do about machines that are unfit or are being taken."""
-    bad = to_replace(seen) or unfit(seen, limits)
+    bad = to_replace(seen) or unfit(seen, rules.limits)
     if bad:
         return Replace(node_ids=bad)
-    known = {i.node_id for i in seen.state.interruptions}
-    news = tuple(n for n in seen.nodes if n.status and n.status.notice and not is_gone(n) and n.node.id not in known)
-    if news:
-        return NoteInterruptions(interruptions=tuple(_early(n, seen) for n in news))
-    return make_room(goal, seen)
+    return _note_news(seen) or make_room(goal, seen, rules.wall)
+
+
+def _note_news(seen: Seen) -> NoteInterruptions | None:
+    news = noticed_beside(seen)
+    return NoteInterruptions(interruptions=news) if news else None
 
 
 def _bad_pool(seen: Seen, limits: Limits) -> Action | None:
@@ -167,11 +177,6 @@ def _must_arm(goal: Goal, seen: Seen, rules: Rules) -> bool:
 def _gains(seen: Seen, until: datetime) -> bool:
     """While nothing is spent the payable time moves on with the clock: armed anew for that, no machine ever starts."""
     return can_renew(seen) and seen.payable_until is not None and seen.payable_until - until >= _WORTH
-
-
-def _early(node: NodeSeen, seen: Seen) -> Interruption:
-    number = seen.state.attempts[-1].number if seen.state.attempts else 0
-    return Interruption(node_id=node.node.id, kind=InterruptionKind.NOTICE, attempt=number, noticed_at=seen.now)
 
 
 def _start(goal: Goal, seen: Seen, limits: Limits) -> Action | None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 
+from gpucloud.domain.agentstatus import Outcome, Stop
 from gpucloud.domain.state import (
     Attempt,
     ExitReason,
@@ -13,6 +14,7 @@ from gpucloud.domain.state import (
     JobState,
     JobStatus,
     Member,
+    MissingOutput,
     Quarantine,
     Successor,
 )
@@ -24,22 +26,23 @@ from gpucloud.domain.supervision.action import (
     Finish,
     Move,
     NoteInterruptions,
+    ObeyOrder,
     OpenAttempt,
     QuarantineNodes,
 )
 from gpucloud.domain.supervision.budget import used_up
 from gpucloud.domain.supervision.capacity import cooled
-from gpucloud.domain.supervision.lives import with_lives
-from gpucloud.domain.supervision.membership import progress_of
+from gpucloud.domain.supervision.lives import as_listed
+from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of
 from gpucloud.domain.supervision.pace import timed
 from gpucloud.domain.supervision.quarantine import QUARANTINED
-from gpucloud.domain.supervision.seen import Seen
+from gpucloud.domain.supervision.seen import Homecoming, Seen
 
 
 def record(seen: Seen) -> JobState:
     """Return the state with what was seen written into it: nodes, steps, resumptions, the newest checkpoint."""
     state = _with_steps(seen)
-    nodes = with_lives(state.nodes, seen.group.nodes)
+    nodes = as_listed(state, seen.group, seen.now).nodes
     settled = len(seen.group.counted) >= seen.group.size and all(
         life.pool == state.pool for life in nodes if life.ended_at is None
     )
@@ -54,33 +57,53 @@ def record(seen: Seen) -> JobState:
     )
 
 
-def open_attempt(state: JobState, action: OpenAttempt, port: int, now: datetime) -> JobState:
-    """Return the state with the next attempt opened."""
+def obey_order(state: JobState, action: ObeyOrder) -> JobState:
+    """Return the state that says which order was acted on last."""
+    return replace(state, order_number=max(state.order_number, action.number))
+
+
+def open_attempt(state: JobState, action: OpenAttempt, port: int, now: datetime, tree: str = "") -> JobState:
+    """Return the state with the next attempt opened, on that tree of the job's code."""
     members = tuple(Member(node_id=node_id, rank=rank) for rank, node_id in enumerate(action.node_ids))
-    attempt = Attempt(number=action.number, members=members, port=port, started_at=now)
+    attempt = Attempt(number=action.number, members=members, port=port, started_at=now, tree=tree)
     return replace(state, attempts=(*state.attempts, attempt))
 
 
 def order_end(state: JobState, action: EndAttempt, now: datetime) -> JobState:
-    """Return the state in which the open attempt is condemned; the first reason stays."""
+    """Return the state in which the open attempt is condemned; the first reason stays, or the first that ends the job.
+
+    What ends the job counts from when it was first wanted: so much time there is to obey.
+    """
     attempt = state.attempts[-1]
-    return _with_attempt(
-        replace(state, message=action.message or state.message),
-        replace(
-            attempt,
-            condemned=attempt.condemned or action.reason,
-            condemned_at=attempt.condemned_at or now,
-            ordered=action.how,
-        ),
-    )
+    before = attempt.condemned
+    if before is None or (before.retried and not action.reason.retried):
+        attempt = replace(attempt, condemned=action.reason, condemned_at=now)
+    killed_at = attempt.killed_at or (now if action.how is Stop.KILL else None)
+    attempt = replace(attempt, ordered=action.how, killed_at=killed_at)
+    return _with_attempt(replace(state, message=action.message or state.message), attempt)
 
 
-def close_attempt(state: JobState, action: CloseAttempt, now: datetime) -> JobState:
+def close_attempt(
+    state: JobState,
+    action: CloseAttempt,
+    now: datetime,
+    budget_usd: Decimal,
+    missing_outputs: tuple[MissingOutput, ...] = (),
+) -> JobState:
     """Return the state with the attempt closed, and the job ended too where its reason is not retried."""
-    closed = _with_attempt(state, replace(state.attempts[-1], ended_at=now, reason=action.reason))
+    attempt = replace(
+        state.attempts[-1],
+        members=tuple(replace(member, use=(), used_until=None) for member in state.attempts[-1].members),
+        ended_at=now,
+        reason=action.reason,
+        missing_outputs=missing_outputs,
+    )
+    closed = _with_attempt(state, attempt)
     waiting = replace(closed, status=JobStatus.WAITING, message=None)
     message = state.message if action.reason is state.attempts[-1].condemned else None
-    return waiting if action.reason.retried else finish(waiting, Finish(reason=action.reason, message=message), now)
+    if action.reason.retried:
+        return waiting
+    return finish(waiting, Finish(reason=action.reason, message=message), now, budget_usd)
 
 
 def note_interruptions(state: JobState, action: NoteInterruptions) -> JobState:
@@ -138,23 +161,39 @@ def move(state: JobState, action: Move, group: str | None, now: datetime) -> Job
     return replace(moved, group=group, efa=efa, gpu=offer.gpu, successor=None)
 
 
-def finish(state: JobState, action: Finish, now: datetime) -> JobState:
+def finish(state: JobState, action: Finish, now: datetime, budget_usd: Decimal) -> JobState:
     """Return the state of a job that is over; its machines may still have to be ended."""
+    at_the_budget = used_up(state, budget_usd) if action.reason is ExitReason.BUDGET else None
     return replace(
         state,
         status=action.reason.status,
         exit_reason=action.reason,
         exit_code=action.exit_code if action.exit_code is not None else action.reason.exit_code,
-        message=action.message or (used_up(state) if action.reason is ExitReason.BUDGET else None),
+        message=action.message or at_the_budget,
         ended_at=now,
     )
 
 
-def abandon(state: JobState, now: datetime) -> JobState:
-    """Return the state of a job that is given up as it stands, without a last save."""
-    if state.attempt is not None:
-        return close_attempt(state, CloseAttempt(reason=ExitReason.STOPPED), now)
-    return finish(state, Finish(reason=ExitReason.STOPPED), now)
+def left_behind(state: JobState, outputs: tuple[str, ...]) -> JobState:
+    """Return the state of a job that ended between two attempts, in which all its outputs are missing.
+
+    They are brought home from an attempt that no other follows; the last one was to be followed.
+    """
+    last = state.attempts[-1] if state.attempts else None
+    if last is None or last.reason is None or not last.reason.retried:
+        return state
+    why = f"stayed where attempt {last.number} ran: it was to be followed by another one"
+    missing = tuple(MissingOutput(path=path, why=why) for path in outputs)
+    return _with_attempt(state, replace(last, missing_outputs=missing))
+
+
+def abandon(state: JobState, now: datetime, budget_usd: Decimal, outputs: tuple[str, ...] = ()) -> JobState:
+    """Return the state of a job that is given up as it stands, without a last save; its outputs are missing."""
+    if state.attempt is None:
+        return left_behind(finish(state, Finish(reason=ExitReason.STOPPED), now, budget_usd), outputs)
+    why = f"stayed where attempt {state.attempt.number} ran: it was ended without a last save"
+    missing = tuple(MissingOutput(path=path, why=why) for path in outputs)
+    return close_attempt(state, CloseAttempt(reason=ExitReason.STOPPED), now, budget_usd, missing)
 
 
 def reopen(state: JobState) -> JobState:
@@ -178,6 +217,44 @@ def _with_attempt(state: JobState, attempt: Attempt) -> JobState:
     return replace(state, attempts=(*state.attempts[:-1], attempt))
 
 
+def since(state: JobState, seen: Seen, needed: int) -> JobState:
+    """Return the state that says since when what has a time limit has been so: any process goes on from there."""
+    short = 0 < len(seen.group.counted) < needed
+    bare = seen.group.exists and seen.group.size > 0 and not seen.group.counted
+    silent = {node.node.id: seen.now - node.silent_for for node in seen.nodes if node.silent_for}
+    heard = {node.node.id for node in seen.nodes if node.heard}
+    state = replace(
+        state,
+        short_at=(state.short_at or seen.now) if short else None,
+        bare_at=(state.bare_at or seen.now) if bare else None,
+        looked_at=seen.now,
+        nodes=tuple(
+            replace(
+                life,
+                silent_at=silent.get(life.node_id),
+                unprepared_at=None if life.node_id in heard else life.unprepared_at,
+            )
+            for life in state.nodes
+        ),
+    )
+    attempt = state.attempt
+    if attempt is None:
+        return state
+    outcomes = outcomes_of(attempt, seen)
+    failed, broken = Outcome.FAILED in outcomes, is_broken(attempt, seen)
+    return _with_attempt(
+        state,
+        replace(
+            attempt,
+            members=tuple(replace(m, outcome=how) for m, how in zip(attempt.members, outcomes, strict=True)),
+            failed_at=(attempt.failed_at or seen.now) if failed else None,
+            broken_at=(attempt.broken_at or seen.now) if broken else None,
+            outputs_still_at=seen.outputs_still_at or attempt.outputs_still_at,
+            unbrought_at=attempt.unbrought_at or (seen.now if seen.homecoming is Homecoming.FAILED else None),
+        ),
+    )
+
+
 def _with_steps(seen: Seen) -> JobState:
     state, attempt = seen.state, seen.state.attempt
     progress = progress_of(attempt, seen) if attempt is not None else None
@@ -196,6 +273,7 @@ def _with_steps(seen: Seen) -> JobState:
         first_step=progress.first_step,
         last_step=last,
         step_seconds=progress.step_seconds if progress.step_seconds is not None else attempt.step_seconds,
+        longest_step_s=max(progress.longest_s or 0.0, attempt.longest_step_s or 0.0) or None,
         total_steps=progress.total_steps if progress.total_steps is not None else attempt.total_steps,
     )
     attempt = timed(attempt, seen.now) if is_new else attempt
@@ -205,6 +283,8 @@ def _with_steps(seen: Seen) -> JobState:
 
 def _resumed(state: JobState, attempt: Attempt, now: datetime) -> tuple[Interruption, ...]:
     return tuple(
-        replace(i, resumed_at=now) if i.resumed_at is None and i.attempt < attempt.number else i
+        replace(i, resumed_at=now)
+        if i.resumed_at is None and i.attempt is not None and i.attempt < attempt.number
+        else i
         for i in state.interruptions
     )

@@ -91,6 +91,17 @@ def partial(seen: Seen, pool: Pool, there: int, needed: int, limits: Limits) -> 
     return Refusal(pool=pool, fault=Fault.CAPACITY, code="Partial", message=message, at=seen.now)
 
 
+def withheld(seen: Seen, limits: Limits) -> Refusal | None:
+    """Return the refusal that it is when a pool has given no machine for long, and refuses none, or only for now."""
+    since, pool = seen.state.bare_at, seen.state.pool
+    if since is None or seen.now - since < limits.bare:
+        return None
+    last = refused(seen, pool, seen.state.pool_at)
+    said = f"; its last word: {last.message} ({last.code})" if last is not None else ""
+    message = f"no machine after {limits.bare.total_seconds() / 60:.0f} min{said}"
+    return Refusal(pool=pool, fault=Fault.CAPACITY, code="Withheld", message=message, at=seen.now)
+
+
 def is_cooling(state: JobState, pool: Pool, now: datetime) -> bool:
     """Whether the pool refused lately."""
     return any(cooldown.pool == pool and cooldown.until > now for cooldown in state.cooldowns)
@@ -103,8 +114,11 @@ def refused_lately(seen: Seen, limits: Limits) -> bool:
 
 
 def cooled(state: JobState, action: CoolDown, now: datetime) -> tuple[Cooldown, ...]:
-    """Return the state's cooldowns with one more; a pool that is cooled down again is left alone for longer."""
-    before = next((c for c in state.cooldowns if c.pool == action.pool), None)
+    """Return the state's cooldowns with one more; a pool that is cooled down again is left alone for longer.
+
+    What is long ago says nothing of a pool of now: a try counts for as long as the longest cooldown after its end.
+    """
+    before = next((c for c in state.cooldowns if c.pool == action.pool and now - c.until < action.longest), None)
     tries = before.tries + 1 if before is not None else 1
     length = min(action.length * 2 ** min(tries - 1, 8), action.longest)
     new = Cooldown(
@@ -131,7 +145,7 @@ def _judge(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
     if refusal is not None and refusal.fault in _ELSEWHERE and (waited or not seen.group.counted):
         return cool_down(goal, refusal, limits)
     there, needed = len(seen.group.counted), goal.fewest(seen.state.pool.market)
-    short = partial(seen, seen.state.pool, there, needed, limits) if 0 < there < needed else None
+    short = partial(seen, seen.state.pool, there, needed, limits) if 0 < there < needed else withheld(seen, limits)
     return cool_down(goal, short, limits) if short is not None else None
 
 

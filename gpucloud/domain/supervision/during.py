@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from gpucloud.domain.agentstatus import UNTOLD, Outcome, Stop
+from gpucloud.domain.agentstatus import EXCUSED, UNTOLD, Outcome, Stop
 from gpucloud.domain.node import EndCause
 from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind
 from gpucloud.domain.supervision.action import (
     Action,
+    BringHome,
     CloseAttempt,
     Drill,
     EndAttempt,
@@ -22,16 +23,19 @@ from gpucloud.domain.supervision.hang import hung
 from gpucloud.domain.supervision.membership import (
     NOBODY_ANSWERS,
     all_silent,
+    has_notice,
     is_gone,
     is_over,
     members_of,
-    part_of,
+    noticed_beside,
+    outcome_of,
+    outcomes_of,
     progress_of,
     quarantined,
 )
 from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.supervision.quarantine import in_a_row, note_bad, to_replace
-from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Rules, Seen
+from gpucloud.domain.supervision.seen import Goal, Homecoming, Limits, NodeSeen, Readiness, Rules, Seen
 from gpucloud.domain.supervision.succession import have_beside, order_to_move
 from gpucloud.domain.supervision.upkeep import make_room, prepare, renew, tell, unfit, worth_a_start
 from gpucloud.domain.use import wasted
@@ -53,16 +57,21 @@ def during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:
     if bad is not None:
         return bad
     if all(is_over(attempt, node) for node in members):
-        return _close(attempt, members, seen, rules)
+        return _close(attempt, members, goal, seen, rules)
     if _is_overdue(attempt, seen, rules.limits):
-        return CloseAttempt(reason=attempt.condemned or ExitReason.STOPPED)
+        outputs_at = members[0]
+        hears = outputs_at is not None and not is_gone(outputs_at) and outputs_at.silent_for == timedelta(0)
+        home = _bring_home(attempt, goal, seen, rules) if hears else None
+        return home or CloseAttempt(reason=attempt.condemned or ExitReason.STOPPED)
     return (
         _order(attempt, members, goal, seen, rules.limits)
         or tell(seen)
-        or make_room(goal, seen)
+        or _replace_unprepared(attempt, seen, rules.limits)
+        or _replace_undying(attempt, seen, rules.limits)
+        or make_room(goal, seen, rules.wall)
         or _replace_bad(attempt, goal, seen, rules.limits)
-        or have_beside(attempt, goal, seen, rules.limits)
-        or ask_for_more(attempt, goal, seen, rules.limits)
+        or have_beside(attempt, goal, seen, rules)
+        or ask_for_more(attempt, goal, seen, rules)
         or renew(goal, seen, rules.wall, rules.limits)
         or _drill(attempt, goal, seen, rules.limits)
         or Wait(why=NOBODY_ANSWERS if all_silent(seen, rules.limits) else "running")
@@ -73,22 +82,24 @@ def _news(
     attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, limits: Limits
 ) -> tuple[Interruption, ...]:
     known = {i.node_id for i in seen.state.interruptions}
+    ranks = {member.node_id for member in attempt.members}
     kinds = {
         member.node_id: _taken(attempt, node, seen, limits)
         for member, node in zip(attempt.members, members, strict=True)
-        if member.node_id not in known
+        if member.node_id not in known and outcome_of(attempt, member, node) is not Outcome.DONE
     }
-    return tuple(
+    taken = tuple(
         Interruption(node_id=node_id, kind=kind, attempt=attempt.number, noticed_at=seen.now)
         for node_id, kind in kinds.items()
         if kind is not None
     )
+    return (*noticed_beside(seen, ranks), *taken)
 
 
 def _taken(attempt: Attempt, node: NodeSeen | None, seen: Seen, limits: Limits) -> InterruptionKind | None:
     if node is None:
         return InterruptionKind.LOST
-    if node.status is not None and node.status.notice is not None and not is_gone(node):
+    if has_notice(node) and not is_gone(node):
         return InterruptionKind.NOTICE
     if is_gone(node):
         # What ended by our own choice or by the shut-off was not taken by the cloud.
@@ -98,12 +109,32 @@ def _taken(attempt: Attempt, node: NodeSeen | None, seen: Seen, limits: Limits) 
     return InterruptionKind.FROZEN if frozen else None
 
 
-def _close(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, rules: Rules) -> Action:
+def _close(attempt: Attempt, members: tuple[NodeSeen | None, ...], goal: Goal, seen: Seen, rules: Rules) -> Action:
     reason = _reason(attempt, members, seen, rules.wall)
     if reason is ExitReason.USER_ERROR and not _is_settled(members, seen, rules.limits):
         # A script also fails because a peer's machine went: give the cloud a moment to say so.
-        return Wait(why="a script failed; asking the cloud whether a machine went first")
-    return CloseAttempt(reason=reason)
+        return Wait(why="a script failed; asking the cloud whether a machine went first", briefly=True)
+    home = None if reason.retried else _bring_home(attempt, goal, seen, rules)
+    return home or CloseAttempt(reason=reason)
+
+
+def _bring_home(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action | None:
+    """Nothing is ended before the outputs are safe: its machines are paid meanwhile, while there is hope for long.
+
+    What can be brought nowhere is tried until the machines end by themselves, or the user has waited long for the end.
+    """
+    if seen.homecoming is Homecoming.DONE:
+        return None
+    hopeless = attempt.unbrought_at is not None and seen.now - attempt.unbrought_at >= rules.limits.homing
+    if hopeless and seen.wanted_end is not None:
+        return None
+    renewal = None if hopeless else renew(goal, seen, rules.wall, rules.limits)
+    if renewal is not None:
+        return renewal
+    if seen.homecoming is Homecoming.NO:
+        return BringHome()
+    failed = seen.homecoming is Homecoming.FAILED
+    return Wait(why="the outputs could not be brought home; trying again" if failed else "bringing the outputs home")
 
 
 def _is_settled(members: tuple[NodeSeen | None, ...], seen: Seen, limits: Limits) -> bool:
@@ -118,8 +149,7 @@ def _is_settled(members: tuple[NodeSeen | None, ...], seen: Seen, limits: Limits
 
 
 def _reason(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, wall: Wall) -> ExitReason:
-    parts = [part_of(attempt, node) for node in members]
-    outcomes = {part.outcome if part else None for part in parts}
+    outcomes = set(outcomes_of(attempt, seen))
     if outcomes == {Outcome.DONE}:
         return ExitReason.SUCCEEDED
     taken = _reason_of_interruptions(attempt, seen)
@@ -131,7 +161,7 @@ def _reason(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, 
         # A script also fails because its GPU did, or a peer: killed by its own agent (at the wall, or found alone), or
         # by the shut-off, before it could say so.
         cut = any(n is not None and is_gone(n) and n.node.end_cause is EndCause.SCHEDULE for n in members)
-        excused = _ill_members(attempt, seen) or Outcome.KILLED in outcomes or (cut and None in outcomes)
+        excused = _ill_members(attempt, seen) or bool(outcomes & EXCUSED) or (cut and None in outcomes)
         return ExitReason.LOST if excused else ExitReason.USER_ERROR
     if outcomes == {Outcome.LEFT}:
         return ExitReason.INTERRUPTED if worth_a_start(seen, wall) else ExitReason.BUDGET
@@ -157,20 +187,28 @@ def _order(
         or _order_for_the_ill(attempt, seen, limits)
         or _order_for_the_hung(attempt, seen, limits)
         or _order_for_the_taken(attempt, goal, seen)
+        or _order_for_the_unprepared(attempt, seen, limits)
         or _order_for_the_user(attempt, seen, limits)
+        or _order_for_the_budget(attempt, goal, seen, limits)
         or _order_for_the_idle(attempt, goal, seen, limits)
         or _order_for_the_moved(attempt, goal, seen, limits)
         or _order_for_the_grown(attempt, goal, seen, limits)
     )
-    return wanted if wanted and _FIRMNESS[wanted.how] > _FIRMNESS[attempt.ordered] else None
+    if wanted is not None and _FIRMNESS[wanted.how] > _FIRMNESS[attempt.ordered]:
+        return wanted
+    # Whatever the attempt is ending for: who waits for the job's end has a time limit only once the books say so.
+    if attempt.condemned is not None and attempt.condemned.retried and seen.wanted_end is not None:
+        return EndAttempt(how=attempt.ordered, reason=seen.wanted_end)
+    return None
 
 
 def _order_for_the_broken(
     attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, limits: Limits
 ) -> EndAttempt | None:
     taken = _reason_of_interruptions(attempt, seen)
-    outcomes = {part.outcome for part in (part_of(attempt, node) for node in members) if part}
-    if any(is_gone(node) for node in members) or taken is ExitReason.LOST or Outcome.KILLED in outcomes:
+    outcomes = outcomes_of(attempt, seen)
+    gone = any(is_gone(n) and how is not Outcome.DONE for n, how in zip(members, outcomes, strict=True))
+    if gone or taken is ExitReason.LOST or not EXCUSED.isdisjoint(outcomes):
         return EndAttempt(how=Stop.KILL, reason=taken or ExitReason.LOST)
     if _is_settled(members, seen, limits):
         return EndAttempt(how=Stop.KILL, reason=taken or ExitReason.USER_ERROR)
@@ -219,10 +257,65 @@ def _order_for_the_taken(attempt: Attempt, goal: Goal, seen: Seen) -> EndAttempt
     return EndAttempt(how=Stop.SAVE, reason=ExitReason.INTERRUPTED)
 
 
+def _order_for_the_unprepared(attempt: Attempt, seen: Seen, limits: Limits) -> EndAttempt | None:
+    """What cannot be prepared cannot be told anything either: the others save, as far as its ranks hear of it."""
+    bad = _unprepared(attempt, seen, limits)
+    if not bad:
+        return None
+    minutes = limits.boot.total_seconds() / 60
+    error = next((node.error for node in seen.nodes if node.node.id == bad[0] and node.error), "it failed")
+    message = f"{bad[0]} could not be prepared for {minutes:.0f} min: {error}"
+    return EndAttempt(how=_how(attempt, seen, limits), reason=ExitReason.LOST, message=message)
+
+
+def _unprepared(attempt: Attempt, seen: Seen, limits: Limits) -> tuple[str, ...]:
+    """Return the members that still work and could not be prepared for long, by this supervisor or those before it."""
+    lives = {life.node_id: life.unprepared_at for life in seen.state.nodes}
+    working = (
+        member.node_id
+        for member, node in zip(attempt.members, members_of(attempt, seen), strict=True)
+        if not is_over(attempt, node) and node is not None and node.readiness is not Readiness.READY
+    )
+    return tuple(i for i in working if (since := lives.get(i)) is not None and seen.now - since >= limits.boot)
+
+
+def _replace_unprepared(attempt: Attempt, seen: Seen, limits: Limits) -> Replace | None:
+    """End the members that heard of no order for long: their ranks would be waited for until the budget is used up."""
+    late = attempt.condemned_at is not None and seen.now - attempt.condemned_at >= 2 * limits.save
+    bad = _unprepared(attempt, seen, limits)
+    return Replace(node_ids=bad) if bad and late else None
+
+
+def _replace_undying(attempt: Attempt, seen: Seen, limits: Limits) -> Replace | None:
+    """End the members that answer and whose ranks outlive their end: no signal reaches what hangs in a driver.
+
+    Silent ones have limits of their own, and all may be silent because it is us who are cut off.
+    """
+    if attempt.killed_at is None or seen.now - attempt.killed_at < 2 * limits.save:
+        return None
+    undying = tuple(
+        node.node.id
+        for node in members_of(attempt, seen)
+        if node is not None and not is_over(attempt, node) and node.silent_for < limits.silent
+    )
+    return Replace(node_ids=undying) if undying else None
+
+
 def _order_for_the_user(attempt: Attempt, seen: Seen, limits: Limits) -> EndAttempt | None:
     if seen.wanted_end is None:
         return None
     return EndAttempt(how=_how(attempt, seen, limits), reason=seen.wanted_end)
+
+
+def _order_for_the_budget(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:
+    """Machines that drive a job may have no right to move its shut-off closer when its budget is lowered.
+
+    Once what is left is the reserve, the work ends, whatever the cloud has armed.
+    """
+    spent = seen.payable_until is None and seen.lasts_until is None
+    if not goal.self_driving or not (spent or attempt.condemned is ExitReason.BUDGET):
+        return None
+    return EndAttempt(how=_how(attempt, seen, limits), reason=ExitReason.BUDGET)
 
 
 def _order_for_the_idle(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:
@@ -254,7 +347,7 @@ def _how(attempt: Attempt, seen: Seen, limits: Limits) -> Stop:
 
 
 def _is_overdue(attempt: Attempt, seen: Seen, limits: Limits) -> bool:
-    """Whether the user's wish was not obeyed: nobody hears us, and the cloud must end the machines."""
+    """Whether the user's wish was not obeyed: a machine does not hear us, or cannot end, and the cloud must end it."""
     wished = attempt.condemned is not None and not attempt.condemned.retried
     return wished and attempt.condemned_at is not None and seen.now - attempt.condemned_at >= 2 * limits.save
 

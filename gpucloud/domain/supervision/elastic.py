@@ -26,7 +26,8 @@ from gpucloud.domain.supervision.action import EndAttempt, Resize
 from gpucloud.domain.supervision.capacity import has_enough, is_cooling, refused
 from gpucloud.domain.supervision.membership import is_usable
 from gpucloud.domain.supervision.pace import Pace, pace_of
-from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Readiness, Seen
+from gpucloud.domain.supervision.prepaid import may_launch
+from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Readiness, Rules, Seen
 from gpucloud.domain.supervision.succession import appointed, are_alike
 
 AWAITING = "waiting for more machines, at the latest until"
@@ -62,16 +63,16 @@ def waits_until(goal: Goal, seen: Seen, limits: Limits) -> datetime | None:
     return until if seen.now < until and _some_follow(ready, seen, pace, limits) else None
 
 
-def ask_for_more(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> Resize | None:
+def ask_for_more(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Resize | None:
     """Ask for the machines that an attempt lacks, where the cloud stopped trying: not often, and only if they can pay.
 
     A group that has its level keeps trying by itself.
     """
     missing = goal.nodes - seen.group.size
     wants = goal.is_range and missing > 0 and attempt.condemned is None and not _turns_elsewhere(seen)
-    if not wants or not _may_ask(seen, limits):
+    if not wants or not _may_ask(seen, rules):
         return None
-    pace = pace_of(seen.state, goal.work, seen.now, limits, goal.nodes)
+    pace = pace_of(seen.state, goal.work, seen.now, rules.limits, goal.nodes)
     needed_s = pace.changeover.total_seconds() + _made_up_in_s(len(attempt.members), missing, pace.handover)
     return Resize(size=goal.nodes) if _lasts_s(attempt, goal, seen, pace) > needed_s else None
 
@@ -100,19 +101,19 @@ def can_start(goal: Goal, seen: Seen) -> bool:
     return has_enough(goal, seen) and ready >= goal.fewest(seen.state.pool.market)
 
 
-def _may_ask(seen: Seen, limits: Limits) -> bool:
-    """Whether machines may be asked for now: paid ones, behind a shut-off, of a pool that did not refuse lately."""
+def _may_ask(seen: Seen, rules: Rules) -> bool:
+    """Whether machines may be asked for: paid ones, well before the shut-off, of a pool that did not refuse lately."""
     pool, armed = seen.state.pool, seen.group.armed_until
     refusal = refused(seen, pool, seen.state.pool_at)
-    lately = refusal is not None and seen.now - refusal.at < limits.cooldown
-    is_paid = seen.payable_until is not None and armed is not None and armed > seen.now
+    lately = refusal is not None and seen.now - refusal.at < rules.limits.cooldown
+    is_paid = seen.payable_until is not None and may_launch(armed, seen.now, rules.wall)
     return is_paid and not lately and not is_cooling(seen.state, pool, seen.now) and are_alike(seen)
 
 
 def _lasts_s(attempt: Attempt, goal: Goal, seen: Seen, pace: Pace) -> float:
     """Return how long the attempt's nodes go on at the most: while there is work, and money at the highest price."""
     usd_per_s = float(seen.state.dearest_usd_per_hour) * len(seen.group.alive) / 3600
-    left_usd = float(seen.state.budget_usd - seen.spent_usd)
+    left_usd = float(goal.budget_usd - seen.spent_usd)
     paid_s = left_usd / usd_per_s if usd_per_s > 0 else math.inf
     works_s = pace.left.total_seconds() * goal.nodes / len(attempt.members) if pace.left is not None else math.inf
     return min(paid_s, works_s)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from gpucloud.domain.agentstatus import Progress
+from gpucloud.domain.agentstatus import Progress, RunState
+from gpucloud.domain.quantities import span_of
 from gpucloud.domain.state import Attempt, ExitReason
-from gpucloud.domain.supervision.membership import progress_of
+from gpucloud.domain.supervision.membership import members_of, part_of
 from gpucloud.domain.supervision.seen import Limits, Seen
 
 _TRAINING = ("start", "train")
+_REPORT = "what takes longer belongs in `with run.phase(...)`"
 _LONGEST_START = 4  # times the limit
+_AGAIN = 1.5  # times the longest step that came: the next evaluation may take somewhat longer
 
 
 def hung(attempt: Attempt, seen: Seen, limits: Limits) -> str | None:
     """Return how the attempt hangs, in one line; None when it does not, or has no source of steps.
 
-    Only while the script starts and while it trains: saving and other phases that it reports take their own time.
+    Only while the script starts and while it trains: saving and other phases that it reports take their own time, and
+    so does what it does after `run.done()`, or when its part is over while others still work.
     """
-    progress = progress_of(attempt, seen)
+    part = part_of(attempt, members_of(attempt, seen)[0])
+    progress = part.progress if part is not None and part.state is RunState.RUNNING else None
     if progress is None or progress.phase not in _TRAINING:
         return None
     if progress.phase == "start" or progress.step_seconds is None:
@@ -26,16 +31,18 @@ def hung(attempt: Attempt, seen: Seen, limits: Limits) -> str | None:
     if progress.age_s <= hang_limit(progress.step_seconds, seen.state.attempts, limits).total_seconds():
         return None
     median = f"{progress.step_seconds:.2g} s"
-    return f"no step for {progress.age_s:.0f} s (median {median}); stacks are in the log"
+    return f"no step for {progress.age_s:.0f} s (median {median}; {_REPORT}); stacks are in the log"
 
 
 def hang_limit(step_seconds: float, attempts: tuple[Attempt, ...], limits: Limits) -> timedelta:
     """Return how long a step may take: `hang_steps` times the median, at least `hang_at_least`.
 
     Doubled for each attempt in a row that hung: where it is no hang but a long evaluation that the script does not
-    report, the job comes through.
+    report, the job comes through. Once a step has come after so long, in any attempt, one may take that long again.
     """
-    once = max(limits.hang_at_least, timedelta(seconds=limits.hang_steps * step_seconds))
+    longest = max((attempt.longest_step_s or 0.0 for attempt in attempts), default=0.0)
+    seconds = max(limits.hang_steps * step_seconds, _AGAIN * longest)
+    once = max(limits.hang_at_least, span_of(seconds))
     return once * (1 << min(10, hangs_in_a_row(attempts)))
 
 
@@ -63,4 +70,4 @@ def _hung_at_start(progress: Progress, seen: Seen, limits: Limits) -> str | None
     if progress.age_s <= limit.total_seconds():
         return None
     minutes = f"{limit.total_seconds() / 60:.0f} min"
-    return f"no first step within {minutes} (what takes longer belongs in `with run.phase(...)`); stacks are in the log"
+    return f"no first step within {minutes} ({_REPORT}); stacks are in the log"

@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
-from gpucloud.domain.agentstatus import AttemptStatus, Progress, RunState, Stop
+from gpucloud.domain.agentstatus import AttemptStatus, Outcome, Progress, RunState, Stop
 from gpucloud.domain.job import Market
 from gpucloud.domain.ledger import FREE_WHEN_TAKEN_WITHIN
 from gpucloud.domain.node import Node, NodeState
-from gpucloud.domain.state import Attempt, JobState
+from gpucloud.domain.state import Attempt, Interruption, InterruptionKind, JobState, Member
 from gpucloud.domain.supervision.seen import Limits, NodeSeen, Seen
 
 NOBODY_ANSWERS = "no machine answers"
-_NOTICE = timedelta(seconds=120)
-_TAKEN_WITHIN = timedelta(seconds=60)  # after the time that the notice names
+NOTICE = timedelta(seconds=120)
+"""How long before it takes a machine a cloud gives notice, at the longest."""
+TAKEN_WITHIN = timedelta(seconds=60)
+"""How long after the time that a notice names the machine is gone."""
 
 
 def part_of(attempt: Attempt, node: NodeSeen | None) -> AttemptStatus | None:
     """Return what the node says of its part in the attempt; None while it has not heard of it."""
     part = node.status.attempt if node is not None and node.status is not None else None
     return part if part is not None and part.attempt == attempt.number else None
+
+
+def outcome_of(attempt: Attempt, member: Member, node: NodeSeen | None) -> Outcome | None:
+    """Return how the member's part ended, as its agent says or once said; None where nobody knows."""
+    part = part_of(attempt, node)
+    return (part.outcome if part is not None else None) or member.outcome
+
+
+def outcomes_of(attempt: Attempt, seen: Seen) -> tuple[Outcome | None, ...]:
+    """Return how each member's part ended, in rank order."""
+    found = zip(attempt.members, members_of(attempt, seen), strict=True)
+    return tuple(outcome_of(attempt, member, node) for member, node in found)
+
+
+def is_broken(attempt: Attempt, seen: Seen) -> bool:
+    """Whether some members are over, and not done, while others still work; that one is done is no harm to others."""
+    outcomes = outcomes_of(attempt, seen)
+    overs = [is_over(attempt, node) for node in members_of(attempt, seen)]
+    return not all(overs) and any(
+        over and outcome is not Outcome.DONE for over, outcome in zip(overs, outcomes, strict=True)
+    )
 
 
 def members_of(attempt: Attempt, seen: Seen) -> tuple[NodeSeen | None, ...]:
@@ -49,6 +73,40 @@ def is_gone(node: NodeSeen | None) -> bool:
     return node is None or node.node.state is NodeState.TERMINATED
 
 
+def has_notice(node: NodeSeen) -> bool:
+    """Whether the machine says that the cloud is about to take it."""
+    return node.status is not None and node.status.notice is not None
+
+
+def noticed_beside(seen: Seen, ranks: Collection[str] = ()) -> tuple[Interruption, ...]:
+    """Return the notices to write down of machines that have no part in an attempt; those of `ranks` have one.
+
+    As they say, or as we once heard: one that was relieved is among them, for how long it may stay is counted from what
+    is written down.
+    """
+    known = {*ranks, *(i.node_id for i in seen.state.interruptions)}
+    alive = [n for n in seen.nodes if not is_gone(n) and n.node.id not in known]
+    news, kind = [n.node.id for n in alive if n.node.relieved or has_notice(n)], InterruptionKind.NOTICE
+    return tuple(Interruption(node_id=i, kind=kind, attempt=None, noticed_at=seen.now) for i in news)
+
+
+def warned_until(node: NodeSeen, seen: Seen) -> datetime:
+    """Return until when a cloud takes a machine that it warned, as counted from when we wrote that down."""
+    heard = [i.noticed_at for i in seen.state.interruptions if i.node_id == node.node.id]
+    return (max(heard) if heard else seen.now) + NOTICE
+
+
+def taken_at(node: NodeSeen, seen: Seen) -> datetime | None:
+    """Return when a machine is taken that has a notice or was relieved; None for any other.
+
+    The notice is the machine's own word, and what runs there can name any time: it is believed up to what a cloud does.
+    """
+    notice = node.status.notice if node.status is not None else None
+    if notice is None:
+        return warned_until(node, seen) if node.node.relieved else None
+    return min(notice.at, warned_until(node, seen))
+
+
 def some_leave(seen: Seen) -> bool:
     """Whether machines are about to be taken for which money is kept, or was spent: it is free in a moment.
 
@@ -57,13 +115,13 @@ def some_leave(seen: Seen) -> bool:
     may not be known yet: the cloud starts the other when it warns.
     """
     alive = [n for n in seen.nodes if not is_gone(n)]
-    counted = [n for n in alive if not n.node.detached]
+    counted = [n for n in alive if not n.node.relieved]
     came_back = len(counted) > seen.group.size
-    noticed = [(n.node, n.status.notice.at) for n in alive if n.status is not None and n.status.notice is not None]
-    leaving = [at for node, at in noticed if node.detached or came_back or _is_free(node, at)]
+    noticed = [(n.node, at) for n in alive if (at := taken_at(n, seen)) is not None]
+    leaving = [at for node, at in noticed if node.relieved or came_back or _is_free(node, at)]
     if came_back:
-        leaving.append(max(n.node.launched_at for n in counted) + _NOTICE)
-    return any(seen.now < at + _TAKEN_WITHIN for at in leaving)
+        leaving.append(max(n.node.launched_at for n in counted) + NOTICE)
+    return any(seen.now < at + TAKEN_WITHIN for at in leaving)
 
 
 def _is_free(node: Node, taken_at: datetime) -> bool:
@@ -72,8 +130,7 @@ def _is_free(node: Node, taken_at: datetime) -> bool:
 
 def is_usable(node: NodeSeen, limits: Limits) -> bool:
     """Whether an attempt may be placed on the node once it is prepared."""
-    noticed = node.status is not None and node.status.notice is not None
-    return not is_gone(node) and not node.node.detached and not noticed and node.silent_for < limits.silent
+    return not is_gone(node) and not node.node.relieved and not has_notice(node) and node.silent_for < limits.silent
 
 
 def quarantined(state: JobState) -> frozenset[str]:

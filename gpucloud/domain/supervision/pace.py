@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from gpucloud.domain.quantities import span_of
 from gpucloud.domain.state import Attempt, ExitReason, JobState
 from gpucloud.domain.supervision.seen import Limits
 
@@ -51,7 +52,7 @@ def timed(attempt: Attempt, now: datetime) -> Attempt:
     if attempt.first_step is None or attempt.last_step is None:
         return attempt
     made, median_s = attempt.last_step - attempt.first_step, attempt.step_seconds or 0.0
-    first = attempt.stepped_at or max(attempt.started_at, now - timedelta(seconds=made * median_s))
+    first = attempt.stepped_at or max(attempt.started_at, now - span_of(made * median_s))
     by_clock_s = (now - first).total_seconds() / made if made >= _MANY_STEPS else 0.0
     return replace(attempt, stepped_at=first, last_step_at=now, pace_s=max(by_clock_s, median_s) or attempt.pace_s)
 
@@ -64,7 +65,7 @@ def _work(
     pace_s = _pace_s(state, nodes)
     done = _steps_done(state, pace_s, now)
     if total is not None and pace_s is not None:
-        return timedelta(seconds=total * pace_s), timedelta(seconds=max(0.0, total - done) * pace_s)
+        return span_of(total * pace_s), span_of(max(0.0, total - done) * pace_s)
     if told is None:
         return None, None
     share = done / total if total else done * (pace_s or 0.0) / told.total_seconds()
@@ -107,7 +108,7 @@ def _lost(before: Attempt | None, attempt: Attempt) -> timedelta:
     """Return the time that the steps took which had to be made again."""
     if before is None or before.last_step is None or attempt.first_step is None:
         return timedelta(0)
-    return timedelta(seconds=max(0, before.last_step + 1 - attempt.first_step) * (before.pace_s or 0.0))
+    return span_of(max(0, before.last_step + 1 - attempt.first_step) * (before.pace_s or 0.0))
 
 
 def _handovers(state: JobState) -> list[timedelta]:

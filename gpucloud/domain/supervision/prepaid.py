@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from gpucloud.domain.ledger import usd_for
+from gpucloud.domain.quantities import span_of
 
 _SECOND = timedelta(seconds=1)
 
@@ -28,6 +29,8 @@ class Wall:
     horizon: timedelta = timedelta(minutes=30)
     reserve: timedelta = timedelta(seconds=210)
     least: timedelta = timedelta(seconds=60)
+    ahead: timedelta = timedelta(0)
+    """With less time than this ahead of the shut-off, the cloud starts no machine."""
 
 
 def reserve_usd(nodes: int, cap_usd_per_hour: Decimal, wall: Wall) -> Decimal:
@@ -54,7 +57,12 @@ def paid_until(
     seconds = float(spendable * 3600 / rate)
     if seconds < wall.least.total_seconds():
         return None
-    return now + min(wall.horizon, timedelta(seconds=seconds))
+    return now + min(wall.horizon, span_of(seconds))
+
+
+def may_launch(until: datetime | None, now: datetime, wall: Wall) -> bool:
+    """Whether the time until which machines are armed, or can be paid, lies far enough ahead for any to be started."""
+    return until is not None and until > now and until - now >= wall.ahead
 
 
 def sooner(armed: datetime | None, until: datetime | None) -> datetime | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpucloud.domain.node import Fault
+from gpucloud.domain.shown import in_one_line
 from gpucloud.domain.state import ExitReason, JobState, Quarantine
 from gpucloud.domain.supervision.action import CoolDown, Finish, QuarantineNodes
 from gpucloud.domain.supervision.membership import is_gone, quarantined
@@ -18,7 +19,7 @@ def note_bad(seen: Seen) -> QuarantineNodes | None:
     alive = {node.node.id: node for node in seen.nodes if not is_gone(node)}
     found = {node_id: why for node_id, node in alive.items() if (why := _why(node)) is not None}
     if seen.inspection is not None and seen.inspection.done:
-        found.update({node_id: why for node_id, why in seen.inspection.bad if node_id in alive})
+        found.update({node_id: in_one_line(why) for node_id, why in seen.inspection.bad if node_id in alive})
     news = tuple((node_id, why) for node_id, why in found.items() if node_id not in known)
     return QuarantineNodes(nodes=news) if news else None
 
@@ -26,7 +27,7 @@ def note_bad(seen: Seen) -> QuarantineNodes | None:
 def to_replace(seen: Seen) -> tuple[str, ...]:
     """Return the quarantined nodes that still live and are counted."""
     known = quarantined(seen.state)
-    return tuple(n.node.id for n in seen.nodes if n.node.id in known and not is_gone(n) and not n.node.detached)
+    return tuple(n.node.id for n in seen.nodes if n.node.id in known and not is_gone(n) and not n.node.relieved)
 
 
 def give_up_pool(seen: Seen, limits: Limits) -> CoolDown | None:
@@ -65,4 +66,5 @@ def in_a_row(state: JobState) -> tuple[Quarantine, ...]:
 
 
 def _why(node: NodeSeen) -> str | None:
-    return node.refused or (node.status.ill if node.status is not None else None)
+    told = node.refused or (node.status.ill if node.status is not None else None)
+    return in_one_line(told) if told is not None else None

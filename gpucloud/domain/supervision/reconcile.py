@@ -13,10 +13,10 @@ from gpucloud.domain.supervision.action import (
     TearDown,
 )
 from gpucloud.domain.supervision.between import between
-from gpucloud.domain.supervision.budget import change_budget
+from gpucloud.domain.supervision.budget import obey
 from gpucloud.domain.supervision.during import during
-from gpucloud.domain.supervision.launched import goes_by_itself
-from gpucloud.domain.supervision.seen import Goal, Rules, Seen, Until
+from gpucloud.domain.supervision.launched import leave
+from gpucloud.domain.supervision.seen import Goal, Rules, Seen
 
 
 def decide(goal: Goal, seen: Seen, rules: Rules) -> Action:
@@ -24,16 +24,20 @@ def decide(goal: Goal, seen: Seen, rules: Rules) -> Action:
 
     A machine leaves the teardown to whoever comes from outside: it ends its own group, and with it itself.
     """
-    changed = change_budget(seen, goal.nodes, rules)
-    if changed is not None:
-        return changed
+    obeyed = obey(goal, seen, rules)
+    if obeyed is not None:
+        return obeyed
     if seen.state.status.ended:
-        if goal.self_driving:
-            return Done()
-        kept = goal.keep and seen.state.exit_reason is ExitReason.SUCCEEDED
-        return Done() if seen.state.torn_down or kept else TearDown()
-    if goal.until is Until.LAUNCHED and goes_by_itself(goal, seen, rules):
-        return Done()
+        return Done() if goal.self_driving or seen.state.torn_down or _is_kept(goal, seen) else TearDown()
+    if (left := leave(goal, seen, rules)) is not None:
+        return left
     if seen.state.attempt is not None:
         return during(seen.state.attempt, goal, seen, rules)
     return between(goal, seen, rules)
+
+
+def _is_kept(goal: Goal, seen: Seen) -> bool:
+    """Whether machines are left up for the user: those of a job that succeeded, for as long as they are paid."""
+    wanted = goal.keep and goal.end is None and seen.state.exit_reason is ExitReason.SUCCEEDED
+    armed = seen.group.armed_until
+    return wanted and bool(seen.group.alive or (armed is not None and armed > seen.now))

@@ -11,21 +11,23 @@ from gpucloud.domain.agentstatus import Status
 from gpucloud.domain.job import CheckpointPolicy, IdlePolicy, Market
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.offer import Offer
+from gpucloud.domain.order import BudgetChange, Until
 from gpucloud.domain.policy.learned import Tables
 from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.observation import Mode
-from gpucloud.domain.state import BudgetWish, CheckpointRef, Course, ExitReason, JobState
+from gpucloud.domain.state import CheckpointRef, Course, ExitReason, JobState
 from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.use import GpuUse
 from gpucloud.domain.witness import Word
 
 
-class Until(str, Enum):
-    """How far the user wants the job to go now."""
+class Homecoming(str, Enum):
+    """How far the outputs of an attempt that is over are on their way home."""
 
-    LAUNCHED = "launched"  # machines there that need nobody outside
-    READY = "ready"  # machines up and prepared
-    FINISHED = "finished"
+    NO = "no"
+    ON_THE_WAY = "on the way"
+    FAILED = "failed"  # it is tried again in a moment
+    DONE = "done"  # or there are none, or none any more
 
 
 class Readiness(str, Enum):
@@ -39,22 +41,29 @@ class Readiness(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What the user wants: fixed for one supervisor.
+    """What is wanted of the job at this pass: its order, to whoever supervises it (`goal.goal_of`).
 
-    `began_at` is when that supervisor began. `self_driving`: it runs on a machine of the job, which may buy no time.
-    `within_rights`: its cloud lets that machine neither move the shut-off nor give a machine up before it is taken.
-    `give_up` is how many times its undisturbed cost a newly saved step may cost, None for whatever it costs.
-    `saves_alone`: its script keeps a directory of checkpoints, and its ranks agree with nobody on a step to save.
-    `policy` is how the deadline is kept, None where there is none to keep or nothing to choose from; `tables` are the
-    learned policy's, `work` what the job file says of the work. The job asks for `nodes` machines; with `least_nodes`
-    it also trains on fewer, on so many at least (0: on all or none).
+    `number` is the order's, `budget_usd` what the job may cost in all, `budget_changes` how that came about, `end` why
+    the user wants the job to end. `first_at` is when the run's first order was given, `began_at` when this supervisor
+    began. `self_driving`: it runs on a machine of the job, which may buy no time. `within_rights`: its cloud lets that
+    machine neither move the shut-off nor give a machine up before it is taken. `give_up` is how many times its
+    undisturbed cost a newly saved step may cost, None for whatever it costs. `saves_alone`: its script keeps a
+    directory of checkpoints, and its ranks agree with nobody on a step to save. `policy` is how the deadline is kept,
+    None where there is none to keep or nothing to choose from; `tables` are the learned policy's, `work` what the job
+    file says of the work. The job asks for `nodes` machines; with `least_nodes` it also trains on fewer, on so many at
+    least (0: on all or none).
     """
 
     nodes: int
+    budget_usd: Decimal
+    number: int = 0
+    budget_changes: tuple[BudgetChange, ...] = ()
+    end: ExitReason | None = None
     least_nodes: int = 0
     until: Until = Until.FINISHED
     keep: bool = False
     drill: bool = False
+    first_at: datetime | None = None
     deadline_at: datetime | None = None
     idle: IdlePolicy | None = None
     began_at: datetime | None = None
@@ -86,7 +95,8 @@ class Goal:
 class Limits:
     """How long to wait for what, before believing the worst.
 
-    `gang`: for the rest of the machines, while some are there already. `patience`: for any machine at all.
+    `gang`: for the rest of the machines, while some are there already. `bare`: for a first machine of a pool that gives
+    none and does not say why; such a pool is one that refuses. `patience`: for any machine, where all pools refuse.
     `boot`: for a machine's host key. `quarantines`: bad nodes in a row, after which it is the pool that is bad;
     `bad_pools`: bad pools in a row, after which it is none of the machines. `alone`: for a silent machine of which
     nobody can tell, because there is no other that answers, or it cannot say. `hang_at_least`, `hang_steps`: without
@@ -108,6 +118,7 @@ class Limits:
     boot: timedelta = timedelta(minutes=10)
     drill_at: float = 0.4
     gang: timedelta = timedelta(seconds=120)
+    bare: timedelta = timedelta(minutes=10)
     ask_again: timedelta = timedelta(seconds=10)
     cooldown: timedelta = timedelta(minutes=5)
     cooldown_longest: timedelta = timedelta(minutes=30)
@@ -124,6 +135,12 @@ class Limits:
     start: timedelta = timedelta(minutes=30)
     changeover: timedelta = timedelta(minutes=12)
     insist: timedelta = timedelta(minutes=1)
+    homing: timedelta = timedelta(minutes=10)
+    """For outputs that cannot be brought anywhere: so long their machines' time is renewed for it."""
+    granted: timedelta = timedelta(minutes=2)
+    """For a right that was given to be there: the cloud tells its parts of it one after the other."""
+    driver: timedelta = timedelta(minutes=20)
+    """For a machine to show that it can drive its job: it boots, and makes itself fit for that, before it can try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,12 +152,25 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DriveTrial:
+    """What came of a machine's try to do what driving the job needs, under the order of that number.
+
+    `refused` is why it may not, None where it may. Its job's code could write the same: nobody but the job itself would
+    be harmed by that.
+    """
+
+    number: int
+    refused: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSeen:
     """One node as the cloud lists it and as it answers.
 
     `silent_for` is zero when it answered at this tick; `told` is whether its agent has read what we want of it, or
     that is on its way, and `heard` whether it said so; `refused` is why the gate refused it. `word` is what a second
-    witness says of it while it is silent, and `witness` who that is.
+    witness says of it while it is silent, and `witness` who that is. `trial` is whether it can drive the job, as far as
+    it has tried; looked at only while somebody is to leave the job to its machines.
     """
 
     node: Node
@@ -153,6 +183,7 @@ class NodeSeen:
     refused: str | None = None
     word: Word = Word.NOTHING
     witness: str = ""
+    trial: DriveTrial | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,17 +214,17 @@ class Seen:
 
     `payable_until` is what the budget can promise now for the goal's nodes, or those alive if they are more
     (prepaid.paid_until); None: not worth a start. `payable_with_another` is the same with one more machine.
-    `wanted_end` is why the user, from this terminal or another, wants the job to end. `failed_for` is how long ago
-    the first member of the attempt was seen to have failed, `uneven_for` how long some members are over and some not,
-    `short_for` how long the group has had some machines, but fewer than an attempt needs; `enough_at` is since when it
-    has had enough for one, and not all that it may have. `candidates` are the offers that the
-    job takes and the budget can start, best first; looked up only when the job's pool is cooling down, or a deadline
-    is to be kept. `heading` is what the job is to run on then; `payable_with_successor` is as `payable_with_another`,
-    with the machines beside that are to take over, None too where none are. `use` is how well the attempt uses its
-    GPUs over the window of `Goal.idle`, None without that policy or without GPUs. `inspects`: the job's nodes have GPUs
-    and are looked at before every attempt; `inspection` is the last look. `budget_wishes` wait to be taken up;
-    `spent_usd` is what the job has cost up to now. `lasts_until` is as `payable_until`, for machines that run: also
-    where it is too short for a start.
+    `wanted_end` is why the user, from this terminal or another, wants the job to end. `failed_for` is how long ago the
+    first member of the attempt was seen to have failed, `uneven_for` how long some have been over and were not done
+    while others work, `short_for` how long the group has had some machines, but fewer than an attempt needs;
+    `enough_at` is since when it has had enough for one, and not all that it may have. `candidates` are the offers that
+    the job takes and the budget can start, best first; looked up only when the job's pool is cooling down, or a
+    deadline is to be kept. `heading` is what the job is to run on then; `payable_with_successor` is as
+    `payable_with_another`, with the machines beside that are to take over, None too where none are. `use` is how well
+    the attempt uses its GPUs over the window of `Goal.idle`, None without that policy or without GPUs. `inspects`: the
+    job's nodes have GPUs and are looked at before every attempt; `inspection` is the last look.
+    `spent_usd` is what the job has cost up to now. `lasts_until` is as `payable_until`, for machines that
+    run: also where it is too short for a start.
     """
 
     now: datetime
@@ -212,9 +243,11 @@ class Seen:
     inspects: bool = False
     inspection: Inspection | None = None
     use: GpuUse | None = None
-    budget_wishes: tuple[BudgetWish, ...] = ()
     spent_usd: Decimal = Decimal(0)
     lasts_until: datetime | None = None
     heading: Heading | None = None
     payable_with_successor: datetime | None = None
     enough_at: datetime | None = None
+    homecoming: Homecoming = Homecoming.DONE
+    outputs_still_at: datetime | None = None
+    """Since when nothing of the outputs has come, None where nobody brings them now."""

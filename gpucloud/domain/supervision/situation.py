@@ -13,7 +13,7 @@ from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.observation import NOTHING, Holding, Mode, Observation, Task, ZoneState
 from gpucloud.domain.state import JobState
 from gpucloud.domain.supervision.capacity import is_cooling
-from gpucloud.domain.supervision.membership import is_gone
+from gpucloud.domain.supervision.membership import has_notice, is_gone
 from gpucloud.domain.supervision.pace import Pace, pace_of
 from gpucloud.domain.supervision.prepaid import reserve_usd
 from gpucloud.domain.supervision.seen import Goal, NodeSeen, Readiness, Rules, Seen
@@ -23,7 +23,11 @@ _NO_TIME = timedelta(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """All that an answer rests on; `dear` is the cheapest offer on demand, `zones` what is known of the spot pools."""
+    """All that an answer rests on.
+
+    `span` is from the run's first order to its deadline; `dear` is the cheapest offer on demand, `zones` what is known
+    of the spot pools.
+    """
 
     goal: Goal
     policy: Policy
@@ -32,6 +36,7 @@ class Situation:
     work: timedelta
     left: timedelta
     time_left: timedelta
+    span: timedelta
     money_left_usd: Decimal
     dear: Offer
     holding: Holding
@@ -46,7 +51,9 @@ class Situation:
 
 def situation(goal: Goal, seen: Seen, rules: Rules) -> Situation | None:
     """Return how the job stands; None where there is no deadline to keep, or too little is known to reckon with one."""
-    if goal.policy is None or goal.deadline_at is None or not goal.buys_time or seen.state.status.ended:
+    if goal.policy is None or goal.first_at is None or goal.deadline_at is None:
+        return None
+    if not goal.buys_time or seen.state.status.ended:
         return None
     pace = pace_of(seen.state, goal.work, seen.now, rules.limits, goal.nodes)
     dear = min((o for o in seen.candidates if o.pool.market is Market.ON_DEMAND), key=price, default=None)
@@ -61,10 +68,11 @@ def situation(goal: Goal, seen: Seen, rules: Rules) -> Situation | None:
         work=pace.work,
         left=pace.left,
         time_left=goal.deadline_at - seen.now,
-        money_left_usd=seen.state.budget_usd - seen.spent_usd - kept_usd,
+        span=goal.deadline_at - goal.first_at,
+        money_left_usd=goal.budget_usd - seen.spent_usd - kept_usd,
         dear=dear,
         holding=_holding(goal, seen, pace),
-        zones=_zones(goal, seen),
+        zones=_zones(goal, seen, goal.first_at),
         tick=min(rules.limits.ask_again, pace.changeover / 6),
     )
 
@@ -73,7 +81,7 @@ def task_of(case: Situation) -> Task:
     """Return what stays the same for as long as nothing is measured anew."""
     return Task(
         work_s=case.work.total_seconds(),
-        span_s=(case.time_left + case.seen.now - case.seen.state.created_at).total_seconds(),
+        span_s=case.span.total_seconds(),
         changeover_s=case.pace.changeover.total_seconds(),
         on_demand_usd_per_hour=float(case.dear.usd_per_hour),
         tick_s=case.tick.total_seconds(),
@@ -116,9 +124,13 @@ def lesson(goal: Goal, seen: Seen, rules: Rules) -> Lesson | None:
 
 
 def can_stand_beside(offer: Offer, state: JobState) -> bool:
-    """Whether machines of the offer may be asked for while others work: in the same group, made for the same way."""
+    """Whether machines of the offer may be asked for while others work: in the same group, made for the same way.
+
+    With EFA they are in one placement group, which is in the zone of those that work.
+    """
     same = offer.pool.region == state.pool.region and offer.gpu == state.gpu and offer.efa in state.efa
-    return same and state.group is not None
+    near = not offer.efa.interfaces or offer.pool.zone == state.pool.zone
+    return same and near and state.group is not None
 
 
 def stands_ready(goal: Goal, seen: Seen) -> bool:
@@ -169,11 +181,7 @@ def _holding(goal: Goal, seen: Seen, pace: Pace) -> Holding:
 
 
 def _there(seen: Seen) -> list[NodeSeen]:
-    return [
-        n
-        for n in seen.nodes
-        if not is_gone(n) and not n.node.detached and (n.status is None or n.status.notice is None)
-    ]
+    return [n for n in seen.nodes if not is_gone(n) and not n.node.relieved and not has_notice(n)]
 
 
 def _rest(whole: timedelta, passed: timedelta) -> timedelta:
@@ -181,7 +189,7 @@ def _rest(whole: timedelta, passed: timedelta) -> timedelta:
     return max(whole - passed, timedelta(seconds=1))
 
 
-def _zones(goal: Goal, seen: Seen) -> tuple[ZoneState, ...]:
+def _zones(goal: Goal, seen: Seen, first_at: datetime) -> tuple[ZoneState, ...]:
     """Return the spot pools as they are known: one that refused is down while it cools, and worth a try again then.
 
     So is the job's own for as long as it gives no more than a part of the nodes.
@@ -192,15 +200,16 @@ def _zones(goal: Goal, seen: Seen) -> tuple[ZoneState, ...]:
         spot = [offer for offer in spot if can_stand_beside(offer, state)]
     there = sum(node.node.pool == state.pool for node in _there(seen))
     part = there if goal.fewest(state.pool.market) <= there < goal.nodes else 0
-    return tuple(_zone(offer, state, seen.now, part if offer.pool == state.pool else 0) for offer in spot)
+    own = state.pool
+    return tuple(_zone(offer, state, seen.now, part if offer.pool == own else 0, first_at) for offer in spot)
 
 
-def _zone(offer: Offer, state: JobState, now: datetime, part: int) -> ZoneState:
+def _zone(offer: Offer, state: JobState, now: datetime, part: int, first_at: datetime) -> ZoneState:
     cooldown = next((c for c in state.cooldowns if c.pool == offer.pool), None)
     up = (cooldown is None or cooldown.until <= now) and not part
     launches = [life.launched_at for life in state.nodes if life.pool == offer.pool]
     if cooldown is None:
-        since = min(launches, default=state.created_at)
+        since = min(launches, default=first_at)
     else:
         since = cooldown.until if up else max([cooldown.first_at, *launches])
     age_s = (now - since).total_seconds()

@@ -79,7 +79,7 @@ def saved_steps(state: JobState, now: datetime, limits: Limits) -> SavedSteps | 
     seconds = [a.step_seconds * len(a.members) for a in state.attempts if a.step_seconds is not None]
     if len(window) < limits.storm_attempts or not seconds:
         return None
-    since = max((a.ended_at for a in before if a.ended_at is not None), default=state.created_at)
+    since = max((a.ended_at for a in before if a.ended_at is not None), default=None)
     paid = _machine_time(state, since, now)
     if paid < limits.storm_paid:
         return None
@@ -93,6 +93,8 @@ def _saved(attempts: tuple[Attempt, ...]) -> int:
     return max((attempt.saved_step or 0 for attempt in attempts), default=0)
 
 
-def _machine_time(state: JobState, since: datetime, now: datetime) -> timedelta:
-    spans = (min(life.ended_at or now, now) - max(life.launched_at, since) for life in state.nodes)
+def _machine_time(state: JobState, since: datetime | None, now: datetime) -> timedelta:
+    """Return for how long machines were paid since then; all of the job's for None."""
+    lives = ((max(life.launched_at, since or life.launched_at), life.ended_at or now) for life in state.nodes)
+    spans = (min(end, now) - start for start, end in lives)
     return sum((span for span in spans if span > timedelta(0)), timedelta(0))

@@ -14,8 +14,8 @@ from gpucloud.domain.policy.observation import Mode
 from gpucloud.domain.state import Attempt, ExitReason, Shortfall
 from gpucloud.domain.supervision.action import Action, Appoint, Arm, Dismiss, EndAttempt, Resize, TakeOver
 from gpucloud.domain.supervision.capacity import cool_down, partial, refused
-from gpucloud.domain.supervision.prepaid import sooner
-from gpucloud.domain.supervision.seen import Goal, Heading, Limits, Seen
+from gpucloud.domain.supervision.prepaid import Wall, may_launch, sooner
+from gpucloud.domain.supervision.seen import Goal, Heading, Rules, Seen
 from gpucloud.domain.supervision.situation import can_stand_beside, stands_ready
 
 
@@ -32,24 +32,28 @@ def are_alike(seen: Seen) -> bool:
     return all(node.pool == seen.state.pool for node in seen.group.counted)
 
 
-def have_beside(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> Action | None:
-    """Return what to do, while an attempt works, about the machines that are to take over from its own."""
+def have_beside(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action | None:
+    """Return what to do, while an attempt works, about the machines that are to take over from its own.
+
+    None is asked for that the cloud would refuse because its shut-off comes too soon.
+    """
     successor, offer = seen.state.successor, appointed(seen)
     if attempt.condemned is not None or goal.self_driving:
         return None
     if successor is None:
-        return _begin(attempt, goal, seen, offer)
+        return _begin(attempt, goal, seen, offer, rules.wall)
     if offer is None or offer.pool != successor.pool:
         return Dismiss()
     refusal = refused(seen, successor.pool, successor.at)
     there = sum(node.pool == successor.pool for node in seen.group.counted)
     if refusal is None and there < goal.nodes:
-        refusal = partial(seen, successor.pool, there, goal.nodes, limits)
+        refusal = partial(seen, successor.pool, there, goal.nodes, rules.limits)
     if refusal is not None:
-        return cool_down(goal, refusal, limits)
+        return cool_down(goal, refusal, rules.limits)
     own = sum(node.pool != successor.pool for node in seen.group.counted)
     both = goal.nodes + max(len(attempt.members), own)
-    return Resize(size=both) if seen.group.size < both else None
+    lacks = seen.group.size < both and may_launch(seen.group.armed_until, seen.now, rules.wall)
+    return Resize(size=both) if lacks else None
 
 
 def order_to_move(attempt: Attempt, goal: Goal, seen: Seen) -> EndAttempt | None:
@@ -74,13 +78,13 @@ def succeed(goal: Goal, seen: Seen) -> Action | None:
     return TakeOver() if wanted and len(there) >= goal.nodes else Dismiss()
 
 
-def _begin(attempt: Attempt, goal: Goal, seen: Seen, offer: Offer | None) -> Action | None:
+def _begin(attempt: Attempt, goal: Goal, seen: Seen, offer: Offer | None, wall: Wall) -> Action | None:
     """The shut-off first, sooner: it pays for twice as many machines. Before that, what was asked for in vain goes."""
     there = sum(node.pool == seen.state.pool for node in seen.group.counted)
     own = max(goal.nodes if are_alike(seen) else there, len(attempt.members))
     if seen.group.size > own:
         return Resize(size=own)
-    if offer is None or seen.payable_with_successor is None:
+    if offer is None or not may_launch(seen.payable_with_successor, seen.now, wall):
         return None
     until = sooner(seen.group.armed_until, seen.payable_with_successor)
     return Arm(until=until) if until is not None else Appoint(offer=offer)

@@ -9,14 +9,14 @@ from gpucloud.domain.state import InterruptionKind
 from gpucloud.domain.supervision.action import (
     Action,
     Arm,
-    Detach,
     Prepare,
+    Relieve,
     Replace,
     Tell,
 )
 from gpucloud.domain.supervision.belief import is_out_of_reach
-from gpucloud.domain.supervision.membership import all_silent, is_gone
-from gpucloud.domain.supervision.prepaid import Wall, sooner
+from gpucloud.domain.supervision.membership import TAKEN_WITHIN, all_silent, has_notice, is_gone, warned_until
+from gpucloud.domain.supervision.prepaid import Wall, may_launch, sooner
 from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Readiness, Seen
 
 
@@ -31,8 +31,8 @@ def prepare(seen: Seen) -> Prepare | None:
         if n.node.state is NodeState.RUNNING
         and n.node.host_key is not None
         and n.readiness is Readiness.NO
-        and not n.node.detached
-        and (n.status is None or n.status.notice is None)
+        and not n.node.relieved
+        and not has_notice(n)
     )
     return Prepare(node_ids=waiting) if waiting else None
 
@@ -52,33 +52,44 @@ def tell(seen: Seen) -> Tell | None:
     return Tell(node_ids=untold) if untold else None
 
 
-def make_room(goal: Goal, seen: Seen) -> Action | None:
+def make_room(goal: Goal, seen: Seen, wall: Wall) -> Action | None:
     """Ask for another machine while the one with a notice still saves: if the budget has the money for both.
 
-    A job that drives itself does so only within the time that is armed: its machines move no shut-off for it.
+    The notice is the machine's own word, and code that runs on it can make one up: it stays in its group, behind the
+    shut-off, and is ended when nobody has taken it. A job that drives itself does so only within the time that is
+    armed: its machines move no shut-off for it.
     """
-    noticed = [n for n in seen.nodes if n.status is not None and n.status.notice is not None]
-    counted = [n.node.id for n in noticed if not is_gone(n) and not n.node.detached]
-    if counted and seen.payable_with_another is not None and not goal.within_rights:
-        lower = _lower(seen, seen.payable_with_another)
+    alive = [n for n in seen.nodes if not is_gone(n)]
+    outstaying = tuple(n.node.id for n in alive if n.node.relieved and seen.now >= warned_until(n, seen) + TAKEN_WITHIN)
+    if outstaying:
+        return Replace(node_ids=outstaying)
+    relieved = sum(n.node.relieved for n in alive)
+    known = {i.node_id for i in seen.state.interruptions}  # from when it was written down, its time is counted
+    noticed = [n.node.id for n in alive if n.node.id in known and not n.node.relieved and has_notice(n)]
+    if noticed and relieved < goal.nodes and not goal.within_rights and _is_time_to_start(seen, wall):
+        lower = _lower(seen, seen.payable_with_another) if seen.payable_with_another is not None else None
         if lower is None or not goal.self_driving:
-            return lower or Detach(node_id=counted[0])
+            return lower or Relieve(node_id=noticed[0])
     # Given up is given up: a frozen node that wakes later would bring its old ranks back.
     given_up = {i.node_id for i in seen.state.interruptions if i.kind is InterruptionKind.FROZEN}
-    alive = tuple(n.node.id for n in seen.nodes if not is_gone(n) and not n.node.detached)
-    frozen = tuple(node_id for node_id in alive if node_id in given_up)
+    frozen = tuple(n.node.id for n in alive if not n.node.relieved and n.node.id in given_up)
     return Replace(node_ids=frozen) if frozen else None
+
+
+def _is_time_to_start(seen: Seen, wall: Wall) -> bool:
+    """Whether the budget pays for one more machine, and the cloud would still start one before the shut-off."""
+    return may_launch(seen.payable_with_another, seen.now, wall) and may_launch(seen.group.armed_until, seen.now, wall)
 
 
 def promise(seen: Seen) -> datetime | None:
     """Return until when the machines can be paid, None when it is not worth a start.
 
     While one is being taken and its replacement is still to come, the time pays for both: promised for the machines of
-    now, it would be raised and lowered in turns for as long as the notice stands. One that is detached is counted
+    now, it would be raised and lowered in turns for as long as the notice stands. One that is relieved is counted
     beside the level anyway.
     """
-    counted = [n for n in seen.nodes if not is_gone(n) and not n.node.detached]
-    taken = any(n.status is not None and n.status.notice is not None for n in counted)
+    counted = [n for n in seen.nodes if not is_gone(n) and not n.node.relieved]
+    taken = any(has_notice(n) for n in counted)
     if taken and seen.payable_with_another is not None:
         return seen.payable_with_another
     return seen.payable_until
@@ -93,8 +104,10 @@ def renew(goal: Goal, seen: Seen, wall: Wall, limits: Limits) -> Arm | None:
     """
     payable = (seen.payable_until if goal.self_driving else promise(seen)) or seen.lasts_until
     until = seen.group.armed_until
-    if payable is None or until is None:
+    if payable is None:
         return None
+    if until is None:  # somebody removed it, or something holds it back: machines without an end are armed anew
+        return Arm(until=payable) if seen.group.exists and not goal.self_driving else None
     lower = _lower(seen, payable) if not goal.within_rights else None
     if lower is not None or goal.self_driving:
         return lower
@@ -106,7 +119,7 @@ def renew(goal: Goal, seen: Seen, wall: Wall, limits: Limits) -> Arm | None:
 
 def can_renew(seen: Seen) -> bool:
     """Whether the budget can promise a later time than the one that is promised."""
-    until = seen.state.paid_until
+    until = seen.group.armed_until
     return seen.payable_until is not None and (until is None or seen.payable_until > until)
 
 
@@ -117,7 +130,8 @@ def worth_a_start(seen: Seen, wall: Wall) -> bool:
     paid time may also have been prolonged just after the ranks were asked to leave.
     """
     least = max(wall.least, wall.horizon / 15)
-    prolonged = seen.state.paid_until is not None and seen.state.paid_until - seen.now >= least
+    armed = seen.group.armed_until
+    prolonged = armed is not None and armed - seen.now >= least
     payable = seen.payable_until is not None and seen.payable_until - seen.now >= least
     return payable and (can_renew(seen) or prolonged)
 
@@ -126,7 +140,7 @@ def _is_unfit(node: NodeSeen, seen: Seen, limits: Limits) -> bool:
     silent = node.readiness is Readiness.READY and is_out_of_reach(node, seen, limits)
     mute = node.node.host_key is None and seen.now - node.node.launched_at >= limits.boot
     broken = node.readiness is Readiness.FAILED or silent or mute
-    return not is_gone(node) and not node.node.detached and broken
+    return not is_gone(node) and not node.node.relieved and broken
 
 
 def _lower(seen: Seen, payable: datetime) -> Arm | None:

@@ -34,10 +34,11 @@ locals {
 resource "aws_iam_role" "drill" {
   count = var.drill_role ? 1 : 0
 
-  name               = "gpucloud-base.drill-${var.region}" # a cluster's role is gpucloud-<job>-<region>: no job has a dot
-  description        = "Interrupts machines of gpucloud as a drill"
-  assume_role_policy = local.drill_trust
-  tags               = local.tags
+  name                 = "gpucloud-base.drill-${var.region}" # a cluster's role is gpucloud-<job>-<region>: no job has a dot
+  description          = "Interrupts machines of gpucloud as a drill"
+  assume_role_policy   = local.drill_trust
+  permissions_boundary = var.permissions_boundary
+  tags                 = local.tags
 }
 
 resource "aws_iam_role_policy" "drill" {

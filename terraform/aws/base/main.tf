@@ -14,18 +14,12 @@ locals {
   # Subnets 0 to 7 are the public ones of the zones a to h, 8 to 15 the private ones.
   number = { for zone in var.zones : zone => index(split("", "abcdefgh"), substr(zone, -1, 1)) }
 
-  nat_zone = sort(var.zones)[0]
+  nat_zone = coalesce(var.nat_zone, sort(var.zones)[0])
 }
 
 resource "aws_vpc" "this" {
   cidr_block = var.cidr
   tags       = merge(local.tags, { Name = local.name })
-}
-
-# Whatever is put into the network without a security group of its own reaches nothing.
-resource "aws_default_security_group" "this" {
-  vpc_id = aws_vpc.this.id
-  tags   = merge(local.tags, { Name = "${local.name}-locked" })
 }
 
 resource "aws_internet_gateway" "this" {

@@ -39,10 +39,27 @@ variable "private" {
   default     = false
 }
 
+variable "nat_zone" {
+  description = "The zone of the NAT gateway: that of the machines that need it. Some zones have none."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.nat_zone == null || contains(var.zones, coalesce(var.nat_zone, "none"))
+    error_message = "nat_zone is one of zones."
+  }
+}
+
 variable "drill_role" {
   description = "Whether to make the role with which AWS's Fault Injection Service interrupts a machine as a drill."
   type        = bool
   default     = true
+}
+
+variable "permissions_boundary" {
+  description = "The ARN of the boundary that roles are made under; null for none."
+  type        = string
+  default     = null
 }
 
 variable "alert" {

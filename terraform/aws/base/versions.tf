@@ -4,7 +4,7 @@ terraform {
   required_providers {
     aws = {
       source  = "hashicorp/aws"
-      version = ">= 5.100, < 6.0"
+      version = "5.100.0" # and no other: .terraform.lock.hcl has its hashes
     }
   }
 }

@@ -16,7 +16,7 @@ locals {
 
   # Capacity that is paid before stands where it stands: AWS starts none of it in a placement group made afterwards.
   reserved = var.machine.capacity_reservation != null || var.machine.capacity_block != null
-  grouped  = max(var.efa...) > 0 && !local.reserved
+  grouped  = max(var.efa[*].interfaces...) > 0 && !local.reserved
 }
 
 resource "aws_key_pair" "this" {
@@ -38,7 +38,7 @@ resource "aws_autoscaling_group" "this" {
   min_size                  = 0
   max_size                  = 0
   desired_capacity          = 0
-  vpc_zone_identifier       = values(var.network.subnets)
+  vpc_zone_identifier       = local.grouped ? [try(var.network.subnets[var.zones[0]], values(var.network.subnets)[0])] : values(var.network.subnets) # a placement group is of one zone
   wait_for_capacity_timeout = "0"
   suspended_processes       = ["AZRebalance"] # it would end a machine that trains in order to even out zones
   capacity_rebalance        = false           # the same upon a mere hint of risk
@@ -48,37 +48,11 @@ resource "aws_autoscaling_group" "this" {
   protect_from_scale_in     = false # a protected machine would outlive the shut-off
   force_delete              = false # a group that still has machines must not vanish unseen
 
-  # A Capacity Block is a market of its own, named in the template, and a mixed policy refuses that.
-  dynamic "launch_template" {
-    for_each = var.machine.capacity_block == null ? [] : [aws_launch_template.this[tostring(min(var.efa...))]]
-
-    content {
-      id      = launch_template.value.id
-      version = "$Latest"
-    }
-  }
-
-  dynamic "mixed_instances_policy" {
-    for_each = var.machine.capacity_block == null ? [aws_launch_template.this[tostring(min(var.efa...))]] : []
-
-    content {
-      instances_distribution {
-        on_demand_base_capacity                  = 0
-        on_demand_percentage_above_base_capacity = var.market == "spot" ? 0 : 100
-        spot_allocation_strategy                 = "price-capacity-optimized"
-      }
-
-      launch_template {
-        launch_template_specification {
-          launch_template_id = mixed_instances_policy.value.id
-          version            = "$Latest"
-        }
-
-        override {
-          instance_type = var.node_type
-        }
-      }
-    }
+  # Pinned by number, and plain: a mixed policy would have machines replaced that train when their market is changed, and
+  # `$Latest` starts by a version that nobody was asked about.
+  launch_template {
+    id      = aws_launch_template.this[sort(keys(local.layouts))[0]].id
+    version = tostring(aws_launch_template.this[sort(keys(local.layouts))[0]].latest_version)
   }
 
   # The group's own tags only: machines get theirs from the template. `gpucloud:subnets` is where the adapter reads
@@ -96,7 +70,7 @@ resource "aws_autoscaling_group" "this" {
   }
 
   # The template names the profile only, and no machine may start before its role may do what it has to.
-  depends_on = [aws_iam_instance_profile.node, aws_iam_role_policy.node, aws_iam_role_policy_attachment.session_manager]
+  depends_on = [aws_iam_instance_profile.node, aws_iam_role_policy.node]
 
   lifecycle {
     # These are the adapter's, who changes them at every attempt. Its schedules are in no state at all.
@@ -105,7 +79,6 @@ resource "aws_autoscaling_group" "this" {
       max_size,
       desired_capacity,
       vpc_zone_identifier,
-      mixed_instances_policy,
       launch_template,
       suspended_processes,
     ]

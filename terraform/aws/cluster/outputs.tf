@@ -11,8 +11,8 @@ output "store" {
 }
 
 output "launch_templates" {
-  description = "Number of EFA interfaces to launch template."
-  value       = { for count, template in aws_launch_template.this : count => template.id }
+  description = "Layout of EFA interfaces to launch template."
+  value       = { for layout, template in aws_launch_template.this : layout => template.id }
 }
 
 output "role_id" {

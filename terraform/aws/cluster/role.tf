@@ -1,5 +1,6 @@
-# What a machine may do, and so whatever runs on it: this job's objects, its own host key, its own group's end; and of a
-# job that drives itself, to see its own group and to replace a machine of it. Never more machines, nor for longer.
+# What a machine may do, and so whatever runs on it: read its job, write what nodes write, its own host key, lower its own
+# group; and of a job that drives itself, to keep its state, see its own group and replace a machine of it. Never more
+# machines, nor for longer, and never what the user's side alone says (`control/`).
 
 locals {
   own_role = var.machine.instance_profile == null
@@ -17,6 +18,20 @@ locals {
     "${local.arn}:kms:${var.region}:${local.account}:key/${var.machine.kms_key}"
   )
 
+  job_objects = "${local.bucket}/${local.prefix}jobs/${local.job}"
+  written = concat(
+    ["checkpoints/*", "outputs/*", "status/*"],
+    !var.unattended ? [] : [
+      "events/*",
+      "launches/*",
+      "ledger/*",
+      "logs/*",
+      "metrics/*",
+      "profiles/*",
+      "state.json",
+    ],
+  )
+
   # S3 answers 404 for a missing key, and not 403, only to who may list it: it judges the key as if it were a prefix.
   store_statements = [
     {
@@ -27,10 +42,23 @@ locals {
       Condition = { StringLike = { "s3:prefix" = ["${local.prefix}jobs/${local.job}/*"] } }
     },
     {
-      Sid      = "Job"
+      Sid      = "ReadJob"
       Effect   = "Allow"
-      Action   = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
-      Resource = ["${local.bucket}/${local.prefix}jobs/${local.job}/*"]
+      Action   = ["s3:GetObject"]
+      Resource = ["${local.job_objects}/*"]
+    },
+    {
+      Sid      = "WriteJob"
+      Effect   = "Allow"
+      Action   = ["s3:AbortMultipartUpload", "s3:PutObject"]
+      Resource = [for name in local.written : "${local.job_objects}/${name}"]
+    },
+    {
+      # What newer checkpoints stand for.
+      Sid      = "Prune"
+      Effect   = "Allow"
+      Action   = ["s3:DeleteObject"]
+      Resource = ["${local.job_objects}/checkpoints/*"]
     },
     {
       # <role id>:<instance id>: no machine can write another one's key.
@@ -71,7 +99,8 @@ locals {
 
   group = "${local.arn}:autoscaling:${var.region}:${local.account}:autoScalingGroup:*:autoScalingGroupName/${var.name}"
 
-  # Raising the limit is not among it: a machine that was taken over must not be able to buy more machines.
+  # Raising the limit is not among it: a machine that was taken over must not be able to buy more machines. Nor is any
+  # other change of the group: one call that lowers it could protect later machines from its end. The minimum is always 0.
   group_statements = [
     {
       Sid      = "Level"
@@ -82,21 +111,19 @@ locals {
         StringEquals = { "aws:ResourceTag/gpucloud:cluster" = [var.name] }
       }
     },
-    {
-      Sid      = "End"
-      Effect   = "Allow"
-      Action   = ["autoscaling:UpdateAutoScalingGroup"]
-      Resource = [local.group]
-      Condition = {
-        StringEquals          = { "aws:ResourceTag/gpucloud:cluster" = [var.name] }
-        NumericLessThanEquals = { "autoscaling:MaxSize" = ["0"] }
-      }
-    },
   ]
 
   # What a job that drives itself needs beside: its order, its peers' host keys, and to see and replace machines. It may
   # list what stands in the region, for AWS lets nobody list a part of it.
   drive_store_statements = [
+    {
+      # A missing order is 404 only to who may list; a driver must tell that from an order that it may not read.
+      Sid       = "FindOrder"
+      Effect    = "Allow"
+      Action    = ["s3:ListBucket"]
+      Resource  = [local.bucket]
+      Condition = { StringEquals = { "s3:prefix" = ["${local.prefix}clusters/${var.name}/drive.json"] } }
+    },
     {
       Sid      = "Order"
       Effect   = "Allow"
@@ -127,6 +154,22 @@ locals {
     },
   ]
 
+  # What AWS's agent needs to be reached: its channels. The managed policy for it reads every parameter besides.
+  session_statements = [
+    {
+      Sid      = "Channels"
+      Effect   = "Allow"
+      Action   = [for pair in setproduct(["Create", "Open"], ["Control", "Data"]) : "ssmmessages:${join("", pair)}Channel"]
+      Resource = ["*"]
+    },
+    {
+      Sid      = "Agent"
+      Effect   = "Allow"
+      Action   = ["ssm:UpdateInstanceInformation"]
+      Resource = ["*"]
+    },
+  ]
+
   statements = concat(
     [for statement in local.store_statements : statement if local.in_s3],
     local.data_statements,
@@ -134,6 +177,7 @@ locals {
     local.group_statements,
     [for statement in local.drive_store_statements : statement if local.in_s3 && var.unattended],
     [for statement in local.drive_statements : statement if var.unattended],
+    [for statement in local.session_statements : statement if var.ssh == "session_manager"],
   )
 }
 
@@ -161,13 +205,6 @@ resource "aws_iam_role_policy" "node" {
   name   = "job"
   role   = aws_iam_role.node[0].name
   policy = jsonencode({ Version = "2012-10-17", Statement = local.statements })
-}
-
-resource "aws_iam_role_policy_attachment" "session_manager" {
-  count = local.own_role && var.ssh == "session_manager" ? 1 : 0
-
-  role       = aws_iam_role.node[0].name
-  policy_arn = "${local.arn}:iam::aws:policy/AmazonSSMManagedInstanceCore"
 }
 
 resource "aws_iam_instance_profile" "node" {

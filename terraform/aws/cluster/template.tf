@@ -1,19 +1,35 @@
-# One launch template per number of EFA interfaces: a group's override can change the type, never the interfaces.
+# One launch template per layout of EFA interfaces. Machines are started by what the adapter makes of it for each type
+# and market, and pins by its version: see gpucloud/adapters/aws/nodes/templates.py.
 
 locals {
   # All interfaces must carry the groups, and EFA passes only between machines of one group that refers to itself.
   security_groups = concat([aws_security_group.this.id], var.network.security_group_ids)
 
-  # Card 0 carries the address; the other cards carry EFA alone, and no address of the subnet is used for them.
+  # As gpucloud's adapter tells them apart: 0, 1, 16, and 16of17 where the first card carries no EFA (p6-b300).
+  layouts = {
+    for one in var.efa :
+    one.interfaces > 0 && one.interfaces < one.cards ? "${one.interfaces}of${one.cards}" : tostring(one.interfaces) => one
+  }
+
+  # AWS's advice for machines with several cards: the address on a plain interface of card 0, EFA alone beside it where
+  # that card has it, and on the other cards as their first device. EFA alone uses no address of the subnet.
   interfaces = {
-    for count in toset(var.efa) : tostring(count) => [
-      for card in range(max(count, 1)) : {
-        card   = card
-        device = card == 0 ? 0 : 1
-        type   = count == 0 ? null : card == 0 ? "efa" : "efa-only"
-        public = count > 1 ? null : tostring(var.network.public_address) # with several, AWS refuses even a `false`
-      }
-    ]
+    for key, one in local.layouts : key => concat(
+      [{
+        card   = 0
+        device = 0
+        type   = one.interfaces == 1 && one.cards == 1 ? "efa" : null
+        public = one.interfaces > 0 && one.cards > 1 ? null : tostring(var.network.public_address) # with several, AWS refuses even a `false`
+      }],
+      [
+        for card in range(one.cards - one.interfaces, one.cards) : {
+          card   = card
+          device = card == 0 ? 1 : 0
+          type   = "efa-only"
+          public = null
+        } if one.cards > 1
+      ],
+    )
   }
 
   # AWS starts no machine that has a tag in its metadata whose key holds a space or a slash.
@@ -30,8 +46,8 @@ resource "aws_launch_template" "this" {
   user_data              = base64encode(var.user_data)
   tags                   = local.tags
 
-  # Only a Capacity Block needs a type here: everywhere else the group's override names it.
-  instance_type = var.machine.capacity_block == null ? null : var.node_type
+  # A group is not made without a type; the adapter names the one that is started.
+  instance_type = var.node_type
 
   instance_initiated_shutdown_behavior = "terminate" # what is powered off must not go on costing
 
@@ -72,7 +88,7 @@ resource "aws_launch_template" "this" {
   }
 
   dynamic "placement" {
-    for_each = tonumber(each.key) > 0 ? aws_placement_group.this : []
+    for_each = local.layouts[each.key].interfaces > 0 ? aws_placement_group.this : []
 
     content {
       group_name = placement.value.name
@@ -97,13 +113,17 @@ resource "aws_launch_template" "this" {
     }
   }
 
-  # Not `spot-instances-request`: the same template starts machines on demand, and AWS refuses that tag for them.
+  # Not `spot-instances-request`: machines on demand stem from it too, and AWS refuses that tag for them.
   dynamic "tag_specifications" {
     for_each = toset(["instance", "volume", "network-interface"])
 
     content {
       resource_type = tag_specifications.value
-      tags          = merge(local.tags, { Name = var.name })
+      tags          = merge(local.tags, { Name = var.name, "gpucloud:ssh" = var.ssh })
     }
+  }
+
+  lifecycle {
+    ignore_changes = [instance_type]
   }
 }

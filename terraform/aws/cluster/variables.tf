@@ -32,7 +32,7 @@ variable "node_type" {
 }
 
 variable "market" {
-  description = "How machines are paid: spot or on_demand. The adapter chooses it anew at every resize."
+  description = "How machines are paid: spot or on_demand. The group is made without; the adapter chooses it at every resize."
   type        = string
 
   validation {
@@ -97,13 +97,16 @@ variable "user_data" {
 }
 
 variable "efa" {
-  description = "The numbers of EFA interfaces that the job's types have; each gets a launch template <name>-efa<N>."
-  type        = list(number)
-  default     = [0]
+  description = "How EFA interfaces lie on the network cards of the job's types, one a card at the most; each layout gets a launch template <name>-efa<N>."
+  type = list(object({
+    interfaces = number
+    cards      = optional(number, 1)
+  }))
+  default = [{ interfaces = 0 }]
 
   validation {
-    condition     = length(var.efa) > 0 && alltrue([for count in var.efa : count >= 0 && count == floor(count)])
-    error_message = "efa names at least one number of interfaces; 0 is a type without EFA."
+    condition     = length(var.efa) > 0 && alltrue([for one in var.efa : one.interfaces >= 0 && one.interfaces <= one.cards && one.interfaces == floor(one.interfaces)])
+    error_message = "efa names at least one layout, with as many cards as interfaces at least; 0 interfaces are a type without EFA."
   }
 }
 
@@ -118,7 +121,7 @@ variable "network" {
 
   # AWS gives an address to a machine's only interface, never to the first of several.
   validation {
-    condition     = !var.network.public_address || max(concat(var.efa, [0])...) <= 1
+    condition     = !var.network.public_address || alltrue([for one in var.efa : one.interfaces == 0 || one.cards == 1])
     error_message = "machines with several EFA interfaces get no public address: use private subnets and public_address = false."
   }
 }

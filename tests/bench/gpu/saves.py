@@ -131,7 +131,7 @@ class Work:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 3e-4, fused=True)
         self.call_s = 0.0
         began = time.perf_counter()
-        self.run = resume.init(model=self.model, optimizer=self.optimizer)
+        self.run = resume.init(model=self.model, optimizer=self.optimizer, total_steps=10**9)
         self.init_s = time.perf_counter() - began
         # From memory that is not pinned, a batch's way to the GPU would wait for all that is queued there.
         options = {"num_workers": 2, "pin_memory": self.device.type == "cuda"}

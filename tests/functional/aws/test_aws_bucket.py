@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import mmap
 
+import botocore.exceptions
 import pytest
 from moto.s3.models import s3_backends
 
 from gpucloud.adapters.aws.bucket import ensure_bucket, remove_bucket
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import CredentialsError, ProvisionError, StoreError, UsageError
+from gpucloud.domain.parts import PART_BYTES
 from gpucloud.store import Conflict, open_store
 from tests.lab.aws import Lab
 
@@ -131,6 +134,38 @@ def test_a_job_keeps_its_state_in_it_by_compare_and_swap(lab: Lab):
     with pytest.raises(StoreError, match="AccessDenied"):
         store.put("jobs/digits/state.json", b"blindly")
     store.put("jobs/digits/logs/1/node.log", b"blindly")
+
+
+@pytest.mark.parametrize("name", ["state.json", "run/state.json"])
+def test_what_a_job_makes_may_be_called_as_its_state_is_however_often_it_is_written(lab: Lab, name: str):
+    """IAM's star passes slashes: the bucket takes every such name below a job for a state."""
+    store, key = open_store(f"s3://{ensure_bucket(Aws(), 'us-east-1')}"), f"jobs/digits/outputs/files/{name}"
+    versions = [store.put(key, data) for data in (b"one", b"two", b"two", b"large" * (PART_BYTES // 4))]
+    assert len(set(versions)) == 3
+    assert lab.client("s3").head_object(Bucket=NAME, Key=key)["ContentLength"] == 5 * (PART_BYTES // 4)
+
+
+def test_what_is_called_as_a_state_is_never_too_large_to_be_held_in_memory(lab: Lab) -> None:
+    store, key = open_store(f"s3://{ensure_bucket(Aws(), 'us-east-1')}"), "jobs/digits/outputs/files/state.json"
+    with pytest.raises(StoreError, match=r"state\.json has 257 MiB: of that name, 256 MiB is the most"):
+        store.put(key, memoryview(mmap.mmap(-1, 257 << 20)))
+    assert store.get(key) is None
+
+
+def test_two_writers_of_what_is_called_as_a_state_do_not_hinder_each_other(lab: Lab):
+    store, key = open_store(f"s3://{ensure_bucket(Aws(), 'us-east-1')}"), "jobs/digits/outputs/files/state.json"
+    lab.faults.add("PutObject", code="PreconditionFailed", status=412, times=2)
+    assert store.put(key, b"one")
+    stored = store.get(key)
+    assert stored is not None
+    assert stored.data == b"one"
+
+
+def test_parts_of_a_state_are_refused_as_the_whole_of_it_is(lab: Lab):
+    """S3 asks for `s3:PutObject` for each (Mapping of S3 API operations to permissions)."""
+    ensure_bucket(Aws(), "us-east-1")
+    with pytest.raises(botocore.exceptions.ClientError, match="AccessDenied"):
+        lab.client("s3").create_multipart_upload(Bucket=NAME, Key="jobs/digits/outputs/state.json")
 
 
 def test_a_bucket_with_jobs_is_not_removed_unless_asked_for(lab: Lab):

@@ -24,6 +24,7 @@ from gpucloud.store import open_store
 from gpucloud.usecases.jobstore import JobStore
 from tests.lab.aws import Lab
 from tests.standins.made_checkpoints import Made, state
+from tests.unit.worlds import put_job
 
 BORN = datetime(2026, 1, 2, tzinfo=timezone.utc)
 POOL = Pool(instance_type="g4dn.xlarge", zone="us-east-1a", market=Market.SPOT)
@@ -38,12 +39,7 @@ def jobs(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobStore:
     monkeypatch.chdir(tmp_path)
     store = open_store(f"s3://{ensure_bucket(Aws(), 'us-east-1')}")
     found = JobStore(store, "made")
-    found.create(
-        JobState(
-            job="made", created_at=BORN, budget_usd=Decimal(1), spec_sha256="", pool=POOL, cap_usd_per_hour=Decimal(1)
-        ),
-        b"name: made\n",
-    )
+    put_job(found, JobState(job="made", pool=POOL, cap_usd_per_hour=Decimal(1)))
     open_home().remember(KnownJob(name="made", store=store.url, file=tmp_path / "gone.yaml", cloud=Cloud.AWS))
     for step in (10, 20, 30, 40):
         one = Made(store, found.checkpoints, Commit(1, step))
@@ -76,7 +72,7 @@ def test_reading_asks_for_objects_and_lists_and_writes_what_the_way_home_costs_a
     assert answer(capsys, export=tmp_path / "w.safetensors")[1]["tensors"] == 3
     assert answer(capsys, prune=True)[1]["unfinished_objects"] == 1
     assert {call.action for call in lab.calls[asked:]} <= CALLS
-    assert {key.rpartition("/")[0] for key in set(jobs.store.list("")) - before} == {"jobs/made/ledger/beside"}
+    assert {key.rpartition("/")[0] for key in set(jobs.store.list("")) - before} == {"jobs/made/control/ledger/beside"}
     assert before <= set(jobs.store.list(""))
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.aws.account.policy import actions, node_policy, user_policy
-from gpucloud.adapters.aws.account.policy_calls import action_of
+from gpucloud.adapters.aws.account.policy import Uses, actions, boundary_arn, node_policy, user_policy
 from tests.commandline import Answer
+from tests.iam.actions import action_of
 from tests.lab.aws import Call
 from tests.lab.aws.lab import ACCESS_KEY, OWN_AGENT
 from tests.standins.aws import Account, account
@@ -49,7 +49,7 @@ class Staged:
 def staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Staged]:
     folder = tmp_path_factory.mktemp("data")
     target = folder / "sets" / "imagenet"  # emulated machines share this one's `/`
-    with account(folder) as aws:
+    with account(folder, uses=Uses(data=("sets",))) as aws:
         s3 = aws.lab.client("s3")
         s3.create_bucket(Bucket="sets")
         for key, data in {**FILES, NEIGHBOUR: b"not yours"}.items():
@@ -106,7 +106,15 @@ def test_the_policies_allow_this_and_not_the_neighbour(staged: Staged) -> None:
     mine = {a for call in calls if call.key == ACCESS_KEY for a in action_of(call.service, call.action, call.params)}
     theirs = {a for call in calls if call.key != ACCESS_KEY for a in action_of(call.service, call.action, call.params)}
     node = node_policy(**who, cluster="gpucloud-small", bucket=staged.aws.bucket, data=("s3://sets/imagenet",))
-    assert sorted(mine - actions(*user_policy(**who, data=("sets",)).values())) == []
+    assert (
+        sorted(
+            mine
+            - actions(
+                *user_policy(**who, boundary=boundary_arn("aws", who["account"]), uses=Uses(data=("sets",))).values()
+            )
+        )
+        == []
+    )
     assert sorted(theirs - actions(node)) == []
     (said,) = [one for one in node["Statement"] if one["Sid"] == "Data"]
     assert said["Resource"] == ["arn:aws:s3:::sets/imagenet", "arn:aws:s3:::sets/imagenet/*"]

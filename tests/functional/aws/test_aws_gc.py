@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.aws.account.census import AwsCensus
-from gpucloud.adapters.aws.account.policy import actions, user_policy
-from gpucloud.adapters.aws.account.policy_calls import action_of
+from gpucloud.adapters.aws.account.policy import actions, boundary_arn, user_policy
 from gpucloud.adapters.aws.bucket import ensure_bucket
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.strays import Owner
@@ -24,6 +23,7 @@ from gpucloud.usecases.jobstore import JobStore
 from tests.awsrig import provisioner
 from tests.commandline import Answer, until
 from tests.fakes.clock import JumpingClock
+from tests.iam.actions import action_of
 from tests.lab.aws import Lab
 from tests.lab.aws.lab import OWN_AGENT
 from tests.lab.aws.world import REGION
@@ -36,7 +36,9 @@ from tests.unit.worlds import NOW, POOL, state
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 NUMBER = "123456789012"
-ALLOWED = actions(*user_policy(partition="aws", account=NUMBER, region=REGION).values())
+ALLOWED = actions(
+    *user_policy(partition="aws", account=NUMBER, region=REGION, boundary=boundary_arn("aws", NUMBER)).values()
+)
 
 
 class Memory:
@@ -60,7 +62,7 @@ def census(lab: Lab, home: Path, store: ObjectStore, *regions: str) -> AwsCensus
 
 def living(store: ObjectStore, job: str, region: str = REGION) -> None:
     pool = replace(POOL, zone=f"{region}a")
-    JobStore(store, job).create(state(job=job, pool=pool, group=f"{region}/gpucloud-{job}"), b"")
+    JobStore(store, job).create(state(job=job, pool=pool, group=f"{region}/gpucloud-{job}"))
 
 
 def needed(lab: Lab, since: int) -> set[str]:
@@ -90,7 +92,7 @@ def test_every_kind_is_found_by_its_tags_and_only_what_is_of_no_living_job_of_th
     swept = sweeper.look()
 
     assert {(thing.kind, thing.id) for thing in swept.strays} == {*made.items(), *rest}
-    assert (set(made), swept.foreign, swept.ripe) == (KINDS, len(KINDS) + 1, ())
+    assert (set(made), len(swept.foreign), swept.ripe) == (KINDS, len(KINDS) + 1, ())
     assert needed(lab, before) - ALLOWED == set()
     assert {(thing.kind, thing.id) for thing in looked.of_cluster("gpucloud-lost")} == set(made.items())
     assert {thing.kind for thing in looked.of_cluster("gpucloud-bare")} == {"role", "instance-profile"}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -12,9 +11,9 @@ import pytest
 
 from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
 from gpucloud.domain.errors import CredentialsError, ProvisionError
-from gpucloud.domain.node import EndCause, GroupView, NodeState
+from gpucloud.domain.node import EndCause, NodeState
 from tests.lab.aws import Lab
-from tests.standins.aws_group import GROUP, ON_DEMAND, SPOT, Rig, refusals, rented
+from tests.standins.aws_group import GROUP, ON_DEMAND, SPOT, Rig, refusals, rented, runs, until
 
 READS = {"DescribeAutoScalingGroups", "DescribeInstances", "DescribeScheduledActions"}
 
@@ -36,18 +35,6 @@ def armed(lab: Lab, **choices: float) -> AwsNodeGroup:
     nodes = Rig(lab, **choices).group()
     nodes.arm(GROUP, datetime.now(timezone.utc) + timedelta(minutes=10))
     return nodes
-
-
-def until(nodes: AwsNodeGroup, wanted: Callable[[GroupView], bool], limit_s: float = 15.0) -> GroupView:
-    deadline = time.monotonic() + limit_s
-    while not wanted(view := nodes.describe(GROUP)):
-        assert time.monotonic() < deadline, f"never so; last seen: {view}"
-        time.sleep(0.02)
-    return view
-
-
-def runs(count: int) -> Callable[[GroupView], bool]:
-    return lambda view: sum(node.state is NodeState.RUNNING for node in view.nodes) == count
 
 
 def made(lab: Lab) -> int:
@@ -254,25 +241,36 @@ def test_a_shut_off_that_somebody_removed_lets_nothing_start(lab: Lab) -> None:
         nodes.resize(GROUP, 1, SPOT)
 
 
-def test_a_new_process_knows_detached_machines_and_ends_them_too(lab: Lab) -> None:
+def test_a_new_process_knows_relieved_machines_and_ends_them_too(lab: Lab) -> None:
     nodes = armed(lab)
     nodes.resize(GROUP, 1, SPOT)
     (old,) = until(nodes, runs(1)).alive
-    nodes.detach(GROUP, old.id)
+    nodes.relieve(GROUP, old.id)
     another = Rig(lab).group()
     view = until(another, runs(2))
-    assert [(node.id == old.id, node.detached) for node in view.alive] == [(True, True), (False, False)]
+    assert [(node.id == old.id, node.relieved) for node in view.alive] == [(True, True), (False, False)]
     another.purge(GROUP)
     assert another.describe(GROUP).alive == ()
+
+
+def test_a_machine_is_relieved_by_one_look_at_its_group(lab: Lab) -> None:
+    nodes = armed(lab)
+    nodes.resize(GROUP, 1, SPOT)
+    (old,) = until(nodes, runs(1)).alive
+    before = count(lab, "DescribeInstances")
+    nodes.relieve(GROUP, old.id)
+    assert count(lab, "DescribeInstances") - before == 1
+    until(nodes, runs(2))
 
 
 def test_machines_without_a_group_are_listed_and_ended(lab: Lab) -> None:
     nodes = armed(lab)
     nodes.resize(GROUP, 1, SPOT)
     (old,) = until(nodes, runs(1)).alive
-    nodes.detach(GROUP, old.id)
-    nodes.resize(GROUP, 0, SPOT)
     scaling = lab.client("autoscaling")
+    scaling.detach_instances(
+        AutoScalingGroupName="gpucloud-digits", InstanceIds=[old.id], ShouldDecrementDesiredCapacity=True
+    )
     scaling.delete_auto_scaling_group(AutoScalingGroupName="gpucloud-digits", ForceDelete=True)
     view = Rig(lab).group().describe(GROUP)
     assert (view.exists, view.size, [node.id for node in view.alive]) == (False, 0, [old.id])

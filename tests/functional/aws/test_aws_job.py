@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.aws.account.policy import actions, node_policy, user_policy
-from gpucloud.adapters.aws.account.policy_calls import action_of
+from gpucloud.adapters.aws.account.policy import actions, boundary_arn, node_policy, user_policy
 from tests.commandline import Answer, command_line, until, weights
+from tests.iam.actions import action_of
 from tests.lab.aws import Call
 from tests.lab.aws.lab import ACCESS_KEY, OWN_AGENT, SECRET_KEY
 from tests.standins.aws import Account, account, when
@@ -37,7 +37,14 @@ NOT_IN_THIS_RUN = {
     # machines without public addresses, several EFA interfaces, Session Manager
     *("ec2:AllocateAddress", "ec2:CreateNatGateway", "ec2:DeleteNatGateway", "ec2:DescribeAddressesAttribute"),
     *("ec2:DisassociateAddress", "ec2:ReleaseAddress", "ec2:CreatePlacementGroup", "ec2:DeletePlacementGroup"),
-    *("iam:AttachRolePolicy", "iam:DetachRolePolicy", "ssm:StartSession"),
+    *("ssm:StartSession", "ssm:ResumeSession", "ssm:TerminateSession", "ssmmessages:OpenDataChannel"),
+    # protection that somebody set, a boundary for a role that stands, a dependency of the warning
+    *(
+        "autoscaling:DeleteTags",
+        "autoscaling:SetInstanceProtection",
+        "iam:PutRolePermissionsBoundary",
+        "billing:GetBillingViewData",
+    ),
     # AWS's own warning: `aws: {alert_email: …}`
     *("budgets:ListTagsForResource", "budgets:ModifyBudget", "budgets:TagResource", "budgets:UntagResource"),
     "budgets:ViewBudget",
@@ -50,6 +57,7 @@ NOT_IN_THIS_RUN = {
     # gpucloud quota, gpucloud catalog refresh
     *("servicequotas:GetAWSDefaultServiceQuota", "servicequotas:ListRequestedServiceQuotaChangeHistory"),
     *("servicequotas:ListRequestedServiceQuotaChangeHistoryByQuota", "servicequotas:RequestServiceQuotaIncrease"),
+    "servicequotas:ListServiceQuotas",
     *("ec2:DescribeInstanceTypes", "ec2:GetSpotPlacementScores", "pricing:GetProducts"),
     # gpucloud gc, gpucloud down
     *("ec2:DescribeVolumes", "ec2:DeleteVolume", "ec2:DeleteNetworkInterface"),
@@ -210,10 +218,13 @@ def test_host_keys_were_published_by_the_machines_themselves(whole: Whole) -> No
         for call in whole.calls
         if call.action == "PutObject" and "/hosts/" in json.dumps(call.params)
     }
-    machines = {
-        node for charge in whole.aws.line.run("cost", "small", "--json").json["charges"] for node in [charge["node"]]
-    }
-    assert {re.search(r"i-[0-9a-f]+$", str(key))[0] for key in published} == machines
+    named = {re.search(r"i-[0-9a-f]+$", str(key))[0] for key in published}
+    charges = whole.aws.line.run("cost", "small", "--json").json["charges"]
+    assert named <= {charge["node"] for charge in charges}
+    # One that the group started in place of a machine that was relieved and is gone may be ended before it boots: it
+    # is charged, by its time, and was a member of no attempt.
+    members = {m["node_id"] for attempt in _state(whole.aws)["attempts"] for m in attempt["members"]}
+    assert members <= named
 
 
 def test_ending_the_base_leaves_what_was_there_before(whole: Whole) -> None:
@@ -231,7 +242,7 @@ def test_calls_and_policies_are_the_same(whole: Whole) -> None:
     mine = {action for call in calls if call.key == ACCESS_KEY for action in _actions(call)}
     theirs = {action for call in calls if call.key != ACCESS_KEY for action in _actions(call)}
     who = {"partition": "aws", "account": "123456789012", "region": "us-east-1"}
-    allowed = actions(*user_policy(**who).values())
+    allowed = actions(*user_policy(**who, boundary=boundary_arn("aws", who["account"])).values())
     machine = actions(node_policy(**who, cluster="gpucloud-small", bucket=BUCKET))
     assert sorted(mine - allowed) == []
     assert sorted(theirs - machine) == []

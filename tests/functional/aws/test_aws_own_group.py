@@ -8,25 +8,32 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import botocore.exceptions
 import pytest
 
 from gpucloud.adapters.aws.account.identity import role_id_of
 from gpucloud.adapters.aws.account.policy import actions, node_policy
-from gpucloud.adapters.aws.account.policy_calls import action_of
 from gpucloud.adapters.aws.machine.host_keys import HostKeys
 from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
 from gpucloud.adapters.aws.session import Aws
+from gpucloud.adapters.home import Home
 from gpucloud.domain.errors import GpucloudError, ProvisionError
+from gpucloud.domain.job import AwsChoices, Resources
 from gpucloud.domain.node import EndCause, GroupView, Node, NodeState
 from gpucloud.store import open_store
+from gpucloud.store.directory import DirectoryStore
+from gpucloud.wiring.aws import AwsCloud
+from tests.iam.actions import action_of
 from tests.lab.aws import Lab
-from tests.standins.aws_group import CLUSTER, GROUP, SPOT, Rig, rented
+from tests.standins.aws_group import CLUSTER, GROUP, SPOT, Rig, rented, runs, until
 
 BUCKET = "gpucloud-machines"
 POLICY = node_policy(
     partition="aws", account="123456789012", region="us-east-1", cluster=CLUSTER, bucket=BUCKET, unattended=True
 )
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILRhZ2dlZCBhbmQgZ29uZSBhcyBhIGtleSBmb3IgbGFi"
+
+OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
 
 
 class Machine:
@@ -106,14 +113,30 @@ def test_a_peer_is_replaced_and_the_level_goes_down_and_up_again_within_its_limi
     assert machine.needed <= actions(POLICY)
 
 
-def test_the_end_takes_every_machine_and_no_machine_can_raise_the_group_again(machine: Machine) -> None:
+def test_the_end_takes_every_machine_and_none_can_raise_the_group_above_its_limit(machine: Machine) -> None:
     for _ in range(2):  # whoever is left after the first one says it again
         machine.nodes.resize(GROUP, 0, SPOT)
     view = machine.until(lambda view: not view.alive)
     assert view.size == 0
     assert {node.end_cause for node in view.nodes} == {EndCause.CHOICE}
-    with pytest.raises(ProvisionError, match="may not raise its limit from 0 to 1"):
-        machine.nodes.resize(GROUP, 1, SPOT)
+    with pytest.raises(ProvisionError, match="may not raise its limit from 2 to 3"):
+        machine.nodes.resize(GROUP, 3, SPOT)
+
+
+def test_it_cannot_have_later_machines_outlive_the_shut_off(machine: Machine) -> None:
+    with machine.aws.calling("autoscaling", "protect what comes", "us-east-1") as scaling:
+        group = {"AutoScalingGroupName": CLUSTER}
+        ids = [node.id for node in running(machine.nodes.describe(GROUP))]
+        forbidden: list[Callable[[], object]] = [
+            lambda: scaling.update_auto_scaling_group(**group, MaxSize=0, NewInstancesProtectedFromScaleIn=True),
+            lambda: scaling.set_instance_protection(**group, InstanceIds=ids, ProtectedFromScaleIn=True),
+            lambda: scaling.suspend_processes(**group, ScalingProcesses=["Terminate"]),
+            lambda: scaling.delete_scheduled_action(**group, ScheduledActionName="gpucloud-shut-off"),
+            lambda: scaling.enter_standby(**group, InstanceIds=ids, ShouldDecrementDesiredCapacity=True),
+        ]
+        for act in forbidden:
+            with pytest.raises(botocore.exceptions.ClientError, match="AccessDenied"):
+                act()
 
 
 def test_it_buys_neither_machines_nor_time(machine: Machine) -> None:
@@ -122,7 +145,7 @@ def test_it_buys_neither_machines_nor_time(machine: Machine) -> None:
         lambda: machine.nodes.resize(GROUP, 3, SPOT),
         lambda: machine.nodes.arm(GROUP, datetime.now(timezone.utc) + timedelta(hours=3)),
         lambda: machine.nodes.arm(GROUP, datetime.now(timezone.utc) + timedelta(minutes=3)),
-        lambda: machine.nodes.detach(GROUP, node.id),
+        lambda: machine.nodes.relieve(GROUP, node.id),
         lambda: machine.nodes.interrupt(GROUP, node.id, notice=True),
     ]
     for act in forbidden:
@@ -141,6 +164,24 @@ def test_the_host_keys_of_its_peers_are_those_that_its_own_role_published(machin
     assert keys.of("i-0bbb") == KEY
     with pytest.raises(GpucloudError):  # S3 says that there is none only to who may list
         keys.of("i-0ccc")
+
+
+def test_with_a_profile_of_the_users_own_only_its_role_tells_host_keys(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("GPUCLOUD_AWS_POLL_S", "0")
+    with rented(tmp_path / "lab") as lab:
+        iam, store = lab.client("iam"), DirectoryStore(tmp_path / "store")
+        role = iam.create_role(RoleName="research", AssumeRolePolicyDocument="{}")["Role"]
+        iam.create_instance_profile(InstanceProfileName="own")
+        iam.add_role_to_instance_profile(InstanceProfileName="own", RoleName="research")
+        cloud = AwsCloud(Home(tmp_path / "home"), AwsChoices(instance_profile="own"), Resources())
+        nodes = cloud.group(store)
+        nodes.arm(GROUP, datetime.now(timezone.utc) + timedelta(minutes=10))
+        nodes.resize(GROUP, 1, SPOT)
+        (node,) = until(nodes, runs(1)).alive
+        store.put(f"clusters/{CLUSTER}/hosts/AROAOTHER:{node.id}", OTHER.encode())  # before the machine itself
+        assert [one.host_key for one in nodes.describe(GROUP).alive] == [None]
+        store.put(f"clusters/{CLUSTER}/hosts/{role['RoleId']}:{node.id}", KEY.encode())
+        assert [one.host_key for one in until(nodes, lambda view: view.alive[0].host_key is not None).alive] == [KEY]
 
 
 def test_somebody_who_is_no_roles_session_has_no_role(tmp_path: Path) -> None:

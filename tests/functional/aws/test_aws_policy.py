@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.aws.account.account import AwsAccount
-from gpucloud.adapters.aws.account.policy import actions, user_policy
-from gpucloud.adapters.aws.account.policy_calls import action_of
+from gpucloud.adapters.aws.account.policy import actions, boundary_arn, user_policy
 from gpucloud.adapters.aws.bucket import ensure_bucket, remove_bucket
 from gpucloud.adapters.aws.machine.images import resolve
 from gpucloud.adapters.aws.prices.market import AwsMarket
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.job import AwsChoices, Resources
 from gpucloud.store import open_store
+from tests.iam.actions import action_of
 from tests.lab.aws import Lab
 
 
@@ -38,7 +38,11 @@ def test_the_printed_policy_allows_every_call_before_and_after_a_job(tmp_path: P
         store.delete("jobs/digits/state.json")
         remove_bucket(aws, "us-east-1", with_data=True)
         needed = {action for call in lab.calls for action in action_of(call.service, call.action, call.params)}
-    allowed = actions(*user_policy(partition="aws", account="123456789012", region="us-east-1").values())
+    allowed = actions(
+        *user_policy(
+            partition="aws", account="123456789012", region="us-east-1", boundary=boundary_arn("aws", "123456789012")
+        ).values()
+    )
     assert needed - allowed == set()
     assert needed == {
         "ec2:DescribeImages",

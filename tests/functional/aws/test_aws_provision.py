@@ -9,16 +9,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpucloud.adapters.aws.account.policy import Uses, node_policy
 from gpucloud.adapters.aws.nodes.place import drill_role
 from gpucloud.adapters.aws.session import Aws
+from gpucloud.adapters.aws.stacks.caller_address import require_session_tools
 from gpucloud.adapters.aws.stacks.imports import find_cluster
+from gpucloud.adapters.aws.stacks.network import zone_of_nat
 from gpucloud.adapters.aws.stacks.provision import AwsProvisioner
 from gpucloud.adapters.terraform import find_terraform
-from gpucloud.domain.errors import CredentialsError, ProvisionError
+from gpucloud.domain.errors import CredentialsError, ProvisionError, ToolMissing
 from gpucloud.domain.job import AwsChoices
+from gpucloud.domain.offer import EfaLayout
 from tests.awsrig import (
     ALERT,
     BASE,
@@ -36,6 +41,7 @@ from tests.awsrig import (
     provisioner,
     quiet,
 )
+from tests.iam.printed import let_as_printed
 from tests.lab.aws import Lab
 from tests.lab.aws.world import SECRET_KEY
 
@@ -63,6 +69,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
     with Lab(folder / "lab") as lab, pytest.MonkeyPatch.context() as patch:
         for name, value in lab.settings.items():
             patch.setenv(name, value)
+        let_as_printed(lab, region=None)
         yield Standing(lab, folder / "home")
 
 
@@ -92,6 +99,34 @@ def test_the_cluster_stands_whole_without_a_machine(standing: Standing) -> None:
     assert instances(standing.lab) == []
     (budget,) = standing.lab.client("budgets").describe_budgets(AccountId="123456789012")["Budgets"]
     assert budget["BudgetLimit"] == {"Amount": "250.00", "Unit": "USD"}
+
+
+def test_roles_stand_under_the_accounts_boundary(standing: Standing) -> None:
+    iam = standing.lab.client("iam")
+    roles = [iam.get_role(RoleName=name)["Role"] for name in ("gpucloud-digits-us-east-1", drill_role(REGION))]
+    bounds = {role["PermissionsBoundary"]["PermissionsBoundaryArn"] for role in roles}
+    assert bounds == {"arn:aws:iam::123456789012:policy/gpucloud-boundary"}
+
+
+def test_a_machines_role_is_what_the_printed_policy_says(standing: Standing) -> None:
+    policy = standing.lab.client("iam").get_role_policy(RoleName="gpucloud-digits-us-east-1", PolicyName="job")
+    bucket, _, prefix = STORE.removeprefix("s3://").partition("/")
+    printed = node_policy(
+        partition="aws", account="123456789012", region=REGION, cluster="gpucloud-digits", bucket=bucket,
+        prefix=prefix, data=SPEC.data, unattended=SPEC.unattended,
+    )  # fmt: skip
+    assert normal(policy["PolicyDocument"]) == normal(printed)
+
+
+def normal(document: Any) -> list[Any]:
+    """Return a policy's statements so that order, and a list of one, tell nothing."""
+
+    def flat(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: flat(one) for key, one in sorted(value.items())}
+        return sorted(map(str, value)) if isinstance(value, list) else [str(value)]
+
+    return sorted((flat(one) for one in document["Statement"]), key=str)
 
 
 def test_what_stands_is_found_by_one_small_read_a_stack_and_nothing_changes(standing: Standing) -> None:
@@ -173,6 +208,47 @@ def test_a_cluster_of_which_no_record_is_left_is_still_removed_and_the_base_outl
     shared.aws.destroy(GROUP, story=quiet)
 
 
+@pytest.mark.slow  # the zone in which each thing stands is in unit tests and in the module's own
+def test_the_gateway_stands_with_the_machines_that_need_it_and_zones_that_aws_refuses_are_left_out(
+    standing: Standing, tmp_path: Path
+) -> None:
+    """In a region whose zone c takes no subnet and whose zone b has no NAT gateways; the machines are to stand in b."""
+    region = "eu-west-1"
+    refusal = f"Value ({region}c) for parameter availabilityZone is invalid."
+    standing.lab.faults.add(
+        "CreateSubnet", code="InvalidParameterValue", message=refusal, status=400, times=99, match=f"{region}c".encode()
+    )
+    said = "Nat Gateway is not available in this availability zone"
+    standing.lab.faults.add("CreateNatGateway", code="NotAvailableInZone", message=said, status=400)
+    efa = (EfaLayout(interfaces=4, cards=4),)
+    spec = dataclasses.replace(SPEC, region=region, zones=(f"{region}b",), node_type="p4d.24xlarge", efa=efa)
+    told: list[str] = []
+    aws = provisioner(tmp_path / "home")
+    try:
+        aws.ensure(spec, story=told.append)
+        assert zone_of_nat(Aws(region=region), region) == f"{region}a"
+        assert f"{region}b has no NAT gateways: trying the next zone" in told
+        assert f"{region}c takes no subnet of this account: going on without that zone" in told
+        asked = [call for call in standing.lab.calls if call.action == "CreateNatGateway"]
+        before = len(standing.lab.calls)
+        provisioner(tmp_path / "other-machine").ensure(spec, story=quiet)
+        assert changing(standing.lab, before) == []
+        assert len(asked) == 2
+    finally:
+        standing.lab.faults.clear()
+        aws.destroy(f"{region}/gpucloud-digits", story=quiet)
+        aws.destroy_base(region, story=quiet)
+
+
+def test_without_the_programs_for_session_manager_nothing_is_made(shared: Standing, tmp_path: Path) -> None:
+    aws = provisioner(tmp_path / "home", tools=lambda: require_session_tools(lambda _: None))
+    spec = dataclasses.replace(SPEC, efa=(EfaLayout(interfaces=32, cards=32),))
+    before = len(shared.lab.calls)
+    with pytest.raises(ToolMissing, match="aws and session-manager-plugin are not on PATH"):
+        aws.ensure(spec, story=quiet)
+    assert shared.lab.calls[before:] == []
+
+
 def test_the_users_own_subnets_are_used_and_no_network_is_made(shared: Standing, tmp_path: Path) -> None:
     """In another region, which has a cluster of the same name and no base."""
     region = "us-west-2"
@@ -180,6 +256,7 @@ def test_the_users_own_subnets_are_used_and_no_network_is_made(shared: Standing,
     ec2 = shared.lab.client("ec2", region)
     subnets = {one["AvailabilityZone"]: one["SubnetId"] for one in ec2.describe_subnets()["Subnets"]}
     own = (subnets[f"{region}a"], subnets[f"{region}b"])
+    let_as_printed(shared.lab, region=None, uses=Uses(subnets=own))
     aws = provisioner(tmp_path / "home", AwsChoices(subnets=own))
     spec = dataclasses.replace(SPEC, region=region, zones=(f"{region}a", f"{region}b"))
     aws.ensure(spec, story=quiet)

@@ -107,7 +107,7 @@ def test_the_role_s_keys_are_in_no_log_and_no_command_line(machines: Machines, r
 
 
 def test_a_machine_without_an_agent_powers_itself_off(machines: Machines, role: Role, tmp_path: Path) -> None:
-    launch(machines, tmp_path, role, GPUCLOUD_DEAD_MAN_S="0.5")
+    launch(machines, tmp_path, role, GPUCLOUD_DEAD_MAN_S="0.5", GPUCLOUD_END_S="0")
     until(lambda: machines.powered_off() == {ID})
 
 

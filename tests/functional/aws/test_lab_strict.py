@@ -20,6 +20,8 @@ import botocore.config
 import botocore.exceptions
 import pytest
 
+from gpucloud.adapters.aws.account.policy import node_policy
+from tests.iam.printed import let_as_printed
 from tests.lab.aws import Call, Lab
 from tests.lab.aws.faults import Bucket
 
@@ -290,3 +292,49 @@ def _said(call: Callable[[], object]) -> str:
     except botocore.exceptions.ClientError as error:
         return str(error.response["Error"]["Code"])
     return ""
+
+
+def test_a_session_stands_only_where_the_rights_of_its_caller_and_of_the_machine_suffice(lab: Lab) -> None:
+    ec2, iam, ssm = lab.client("ec2"), lab.client("iam"), as_the_caller(lab, "ssm")
+    iam.create_role(RoleName="nodes", AssumeRolePolicyDocument="{}")
+    iam.create_instance_profile(InstanceProfileName="nodes")
+    iam.add_role_to_instance_profile(InstanceProfileName="nodes", RoleName="nodes")
+    machine = ec2.run_instances(
+        ImageId=ec2.describe_images()["Images"][0]["ImageId"], InstanceType="t3.micro", MinCount=1, MaxCount=1,
+        IamInstanceProfile={"Name": "nodes"},
+        TagSpecifications=[{"ResourceType": "instance", "Tags": TAGS}],
+    )["Instances"][0]["InstanceId"]  # fmt: skip
+    _until(lambda: lab.world.instance(machine).state == "running")
+
+    def start() -> dict[str, Any]:
+        asked = {"DocumentName": "AWS-StartSSHSession", "Parameters": {"portNumber": ["22"]}}
+        return dict(ssm.start_session(Target=machine, **asked))
+
+    let_as_printed(lab)
+    let_machine(lab, session_manager=False)
+    assert code_of(start) == "TargetNotConnected"
+    let_machine(lab, session_manager=True)
+    session = start()
+    assert session["SessionId"].startswith("AIDALAB-")
+    ssm.terminate_session(SessionId=session["SessionId"])
+    assert {one.by for one in lab.judged if one.refused is not None} == {"nodes"}
+    ec2.delete_tags(Resources=[machine], Tags=TAGS)
+    assert code_of(start) == "AccessDenied"
+
+
+def let_machine(lab: Lab, *, session_manager: bool) -> None:
+    policy = node_policy(
+        partition="aws", account="123456789012", region="us-east-1", cluster="gpucloud-digits", bucket="gpucloud-x",
+        session_manager=session_manager,
+    )  # fmt: skip
+    lab.client("iam").put_role_policy(RoleName="nodes", PolicyName="printed", PolicyDocument=json.dumps(policy))
+
+
+def as_the_caller(lab: Lab, service: str) -> Any:
+    """A client whose calls are judged: not the test's own."""
+    settings = botocore.config.Config(retries={"total_max_attempts": 1})
+    keys = {
+        "aws_access_key_id": lab.settings["AWS_ACCESS_KEY_ID"],
+        "aws_secret_access_key": lab.settings["AWS_SECRET_ACCESS_KEY"],
+    }
+    return boto3.client(service, region_name="us-east-1", endpoint_url=lab.url, config=settings, **keys)

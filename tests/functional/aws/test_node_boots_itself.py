@@ -362,7 +362,7 @@ def test_a_torn_package_is_refused(rig: Rig) -> None:
 
 def test_torn_code_is_refused_and_what_needs_none_of_it_is_left_to_the_supervisor(rig: Rig) -> None:
     rig.publish()
-    (key,) = rig.store.list("jobs/digits/code/")
+    (key,) = rig.store.list("jobs/digits/control/code/")
     whole = rig.store.get(key)
     assert whole is not None
     rig.store.put(key, whole.data[:-3])
@@ -381,7 +381,7 @@ def test_without_a_record_nothing_happens(rig: Rig) -> None:
 
 def test_a_machine_that_made_itself_fit_and_was_never_visited_powers_itself_off(rig: Rig) -> None:
     rig.publish()
-    rig.launch("i-1", GPUCLOUD_DEAD_MAN_S="25")
+    rig.launch("i-1", GPUCLOUD_DEAD_MAN_S="25", GPUCLOUD_END_S="2")
     assert rig.made_itself("i-1", 24)["error"] is None
     assert (rig.root("i-1") / "agent" / "agent.json").exists()
     until(lambda: rig.machines.powered_off() == {"i-1"}, 30)

@@ -112,7 +112,7 @@ def standing(lab: Lab, providers: Path, tmp_path_factory: pytest.TempPathFactory
     base, cluster = Stack(folder, "base", providers, lab.env), Stack(folder, "cluster", providers, lab.env)
     base.set(base_variables("us-east-1"))
     made = base.apply()
-    variables = cluster_variables(lab, "us-east-1", network_of(made), efa=[0, 1])
+    variables = cluster_variables(lab, "us-east-1", network_of(made), efa=[{"interfaces": 0}, {"interfaces": 1}])
     cluster.set(variables)
     return Standing(base=base, cluster=cluster, made=made, variables=variables, outputs=cluster.apply())
 
@@ -204,13 +204,21 @@ def test_everything_is_tagged_at_birth_and_destroy_leaves_nothing(lab: Lab, prov
     base.set(base_variables("us-west-2", private=True, alert={"email": "who@example.com", "monthly_usd": 250}))
     made = base.apply()
     network = {"vpc_id": made["vpc_id"], "subnets": made["private_subnets"], "public_address": False}
-    cluster.set(cluster_variables(lab, "us-west-2", network, efa=[4, 32], ssh="private"))
+    cluster.set(
+        cluster_variables(
+            lab,
+            "us-west-2",
+            network,
+            efa=[{"interfaces": 4, "cards": 4}, {"interfaces": 16, "cards": 17}],
+            ssh="private",
+        )
+    )
     outputs = cluster.apply()
 
     assert base.changes() == ""
     assert cluster.changes() == ""
     assert [cost["usd"] for cost in made["monthly_costs"]] == ["32.85", "3.65"]
-    assert sorted(outputs["launch_templates"]) == ["32", "4"]
+    assert sorted(outputs["launch_templates"]) == ["16of17", "4"]
     assert lab.untagged == []
 
     cluster.destroy()
@@ -244,15 +252,9 @@ def use_group(lab: Lab, *, subnet: str, template: str) -> None:
     scaling.put_scheduled_update_group_action(
         **name, ScheduledActionName="gpucloud-shut-off", StartTime="2099-01-01T00:00:00Z", **level
     )
-    policy = {
-        "LaunchTemplate": {
-            "LaunchTemplateSpecification": {"LaunchTemplateId": template, "Version": "$Latest"},
-            "Overrides": [{"InstanceType": "g5.xlarge"}],
-        },
-        "InstancesDistribution": {"OnDemandBaseCapacity": 0, "OnDemandPercentageAboveBaseCapacity": 100},
-    }
+    pinned = {"LaunchTemplateId": template, "Version": "1"}
     scaling.suspend_processes(**name, ScalingProcesses=["Launch"])
-    scaling.update_auto_scaling_group(**name, MaxSize=3, VPCZoneIdentifier=subnet, MixedInstancesPolicy=policy)
+    scaling.update_auto_scaling_group(**name, MaxSize=3, VPCZoneIdentifier=subnet, LaunchTemplate=pinned)
     scaling.set_desired_capacity(**name, DesiredCapacity=1)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from datetime import datetime, timezone
+from decimal import Decimal
 from typing import Any
 
 from moto.core.types import Base64EncodedString
@@ -11,10 +13,11 @@ from moto.ec2.models import EC2Backend
 from moto.ec2.models.instances import Instance, InstanceBackend
 from moto.ec2.models.spot_requests import LaunchSpecification, SpotInstanceRequest
 from moto.ec2.utils import convert_tag_spec, random_spot_request_id
+from moto.iam.models import iam_backends
 
-from tests.lab.aws import instances, pools
+from tests.lab.aws import instances, pools, tables
 from tests.lab.aws.repairs import Patches
-from tests.lab.aws.world import World, now
+from tests.lab.aws.world import ACCOUNT, World, now
 
 
 class _Error(EC2ClientError):
@@ -32,7 +35,7 @@ def install(patches: Patches, world: World) -> None:
         data: dict[str, Any] = dict(self._get_template_from_args(named).data) if named else {}
         image_id = image_id or data.get("ImageId", "")
         _fill(self, asked, data)
-        _check(self, image_id, asked, data)
+        _check(world, self, image_id, asked, data)
         for _ in range(count):
             refused = pools.take(world, asked["instance_type"], _zone(self, asked), spot=_spot(asked))
             if refused is not None:
@@ -103,9 +106,29 @@ def _fill(backend: EC2Backend, asked: dict[str, Any], data: dict[str, Any]) -> N
     asked["tags"] = {kind: {**tags.get(kind, {}), **given.get(kind, {})} for kind in {*tags, *given}}
 
 
-def _check(backend: EC2Backend, image_id: str, asked: dict[str, Any], data: dict[str, Any]) -> None:
+def _age_s(profile: str) -> float:
+    found = iam_backends[ACCOUNT]["aws"].get_instance_profile(profile)
+    made: datetime = found.create_date
+    return (now() - (made if made.tzinfo else made.replace(tzinfo=timezone.utc))).total_seconds()
+
+
+def _check(world: World, backend: EC2Backend, image_id: str, asked: dict[str, Any], data: dict[str, Any]) -> None:
     if not backend.describe_images(filters={"image-id": [image_id]}):
         raise _Error("InvalidAMIID.NotFound", f"The image id '[{image_id}]' does not exist")
+    profile = (data.get("IamInstanceProfile") or {}).get("Name")
+    if profile and world.profile_s > 0 and _age_s(profile) < world.profile_s:
+        raise _Error(
+            "InvalidParameterValue",
+            f"Value ({profile}) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name",
+        )
+    most = ((data.get("InstanceMarketOptions") or {}).get("SpotOptions") or {}).get("MaxPrice")
+    price = tables.spot_price(world.prices, asked["instance_type"], _zone(backend, asked))
+    if most is not None and _spot(asked) and Decimal(most) < price:
+        raise _Error(
+            "SpotMaxPriceTooLow",
+            f"Your Spot request price of {most} is lower than the minimum required Spot request fulfillment price of "
+            f"{price}.",
+        )
     key = asked.get("key_name") or data.get("KeyName")
     if key and key not in backend.key_pairs:
         raise _Error("InvalidKeyPair.NotFound", f"The key pair '{key}' does not exist")

@@ -7,7 +7,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
@@ -18,13 +18,14 @@ import botocore.config
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
+from tests.iam.judge import Document, Rights
 from tests.lab.aws import (
     births,
     drills,
     faults,
     instances,
     objects,
-    permissions,
+    pricelist,
     repairs,
     scaling_calls,
     strict,
@@ -33,13 +34,15 @@ from tests.lab.aws import (
 from tests.lab.aws.calls import Call
 from tests.lab.aws.front import Front
 from tests.lab.aws.inventory import inventory
+from tests.lab.aws.permissions import OWN_AGENT, Judged, Permissions
 from tests.lab.aws.plugins import plugin_folder
 from tests.lab.aws.pump import Pump
 from tests.lab.aws.quotas import ServiceQuotas
+from tests.lab.aws.sessions import Sessions
 from tests.lab.aws.stale import STALE, History
 from tests.lab.aws.world import ACCESS_KEY, REGION, SECRET_KEY, Death, Machines, World, forget, now
 
-OWN_AGENT = "lab-itself"  # marks the calls of tests
+__all__ = ["OWN_AGENT", "Lab"]
 
 
 class Lab:
@@ -62,13 +65,16 @@ class Lab:
         self.world = World(notice_s=notice_s)
         self.faults = faults.Faults()
         self.prices: tables.Prices = {}  # "g4dn.xlarge/us-east-1a": [(from when, "0.21")], before the lab's own
+        self.world.prices = self.prices
         self.url = ""
         self._untagged: list[str] = []
         self._make_machines = machines
         self._patches = repairs.Patches()
         self._tokens = strict.Tokens()
         self._collisions = objects.Collisions()
+        self._permissions = Permissions()
         self._history = History(self.world)
+        self._sessions = Sessions(self.world, self._permissions)
         self.service_quotas = ServiceQuotas(self.world)
 
     def __enter__(self) -> Lab:
@@ -181,7 +187,16 @@ class Lab:
         with self.world.lock:
             return inventory()
 
+    @property
+    def judged(self) -> list[Judged]:
+        """Every call that was judged by IAM so far: those of roles, and the caller's after `let_caller`."""
+        return list(self._permissions.judged)
+
     # ---- its switches
+
+    def let_caller(self, documents: Iterable[Document] | None, boundary: Document | None = None) -> None:
+        """Give gpucloud's own keys these policies, under a boundary, and judge each of its calls by them; None: all."""
+        self._permissions.caller = None if documents is None else Rights.of(documents, boundary)
 
     @property
     def capacity(self) -> dict[str, int]:
@@ -286,9 +301,10 @@ class Lab:
         if call.action == "LaunchInstances" and not self.world.has_launch_instances:
             message = "Could not find operation LaunchInstances for version 2011-01-01"
             return faults.error(call.service, "InvalidAction", message, 400)
-        refused = permissions.denied(call, body) or strict.denied(call, environ)
+        refused = self._permissions.denied(call, body) or strict.denied(call, environ)
         refused = refused or objects.refused(call, environ, body) or self._collisions.refused(call, environ)
-        return refused or self._tokens.reply(call) or self.service_quotas.answer(call)
+        refused = refused or self._tokens.reply(call) or self._sessions.answer(call)
+        return refused or self.service_quotas.answer(call) or pricelist.answer(call)
 
     def _done(self, call: Call, body: bytes, said: bytes) -> None:
         self._tokens.remember(call, said)

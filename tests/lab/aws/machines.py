@@ -135,6 +135,7 @@ class Machines:
             "AWS_ENDPOINT_URL": self._endpoint_url,
             "AWS_REGION": self._region,
             "GPUCLOUD_SSH_PORT": str(self.port),
+            "GPUCLOUD_BOOT_DIR": str(machine.folder / "boot"),
             "GPUCLOUD_DATA_ROOT": str(machine.folder / "disk"),  # the disks that are mounted here are somebody's own
             STAND_IN: "1",
             **(extra_env or {}),

@@ -1,128 +1,134 @@
-"""What the keys of an instance's role may do: its policies, kept. Everybody else may do everything.
+"""IAM: what an instance's role may do, and, where a test says so, what gpucloud's caller may; judged as AWS judges.
 
 Kinder than AWS in one point: a role without any policy, as a test makes one in a line, is not judged.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from moto.autoscaling.models import autoscaling_backends
 from moto.iam.models import iam_backends
-from moto.s3.models import s3_backends
 from moto.sts.models import sts_backends
 
+from tests.iam.judge import Document, Need, Rights, statements_of
+from tests.iam.needs import Asked, needs
 from tests.lab.aws import faults
 from tests.lab.aws.calls import Call
+from tests.lab.aws.facts import LabFacts
 from tests.lab.aws.faults import Reply
-from tests.lab.aws.world import ACCOUNT
+from tests.lab.aws.world import ACCESS_KEY, ACCOUNT
 
-_S3 = {
-    "HeadObject": "GetObject",
-    "UploadPart": "PutObject",
-    "CreateMultipartUpload": "PutObject",
-    "CompleteMultipartUpload": "PutObject",
-    "ListParts": "ListMultipartUploadParts",
-    "ListObjectsV2": "ListBucket",
-    "HeadBucket": "ListBucket",
-    "ListMultipartUploads": "ListBucketMultipartUploads",
-    "ListObjectVersions": "ListBucketVersions",
-}
-_Need = tuple[str, str, dict[str, str]]  # action, resource, what conditions may look at
+OWN_AGENT = "lab-itself"  # marks the calls of tests
 
 
-def denied(call: Call, body: bytes) -> Reply | None:
-    """Return AccessDenied if a role signed the call and none of its policies allows it."""
-    session = sts_backends[ACCOUNT]["aws"].get_assumed_role_from_access_key(call.key)
-    if session is None or (call.service, call.action) == ("sts", "GetCallerIdentity"):
-        return None
-    statements = list(_statements(session.role_arn))
-    for action, resource, context in _needs(call, body) if statements else ():
-        context |= {"aws:userid": session.user_id, "aws:RequestedRegion": call.region}
-        if not any(_meets(statement, action, resource, context) for statement in statements):
-            code = "UnauthorizedOperation" if call.service == "ec2" else "AccessDenied"
-            message = f"User: {session.arn} is not authorized to perform: {action} on resource: {resource}"
-            return faults.error(call.service, code, message, 403)
-    return None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One call, what it needed, and what of it was refused."""
+
+    by: str  # "caller", or a role's name
+    call: str
+    needs: tuple[Need, ...]
+    refused: Need | None
 
 
-def _statements(role_arn: str) -> Iterator[dict[str, Any]]:
-    role = next((one for one in iam_backends[ACCOUNT]["aws"].roles.values() if one.arn == role_arn), None)
-    if role is None:
-        return
-    managed = [policy.default_version.document for policy in role.managed_policies.values()]
-    for document in [*role.policies.values(), *managed]:
-        said = json.loads(document)["Statement"]
-        yield from said if isinstance(said, list) else [said]
+@dataclass(frozen=True, slots=True)
+class _Who:
+    rights: Rights | None  # None: everything
+    name: str
+    user: str  # `aws:userid`
 
 
-def _needs(call: Call, body: bytes) -> Iterator[_Need]:
-    if call.service == "s3":
-        yield from _needs_in_s3(call, body)
-    elif call.service == "autoscaling" and not call.action.startswith("Describe"):  # AWS describes all, or nothing
-        group = _group(call)
-        context = {f"aws:ResourceTag/{tag['Key']}": tag["Value"] for tag in group.tags} if group else {}
-        context |= {f"autoscaling:{key}": call.params[key] for key in ("MinSize", "MaxSize") if key in call.params}
-        yield f"autoscaling:{call.action}", group.arn if group else "*", context
-    else:
-        yield f"{call.service}:{call.action}", "*", {}
+class Permissions:
+    """Judges each call. `caller` None: gpucloud's own keys may do everything, and are not looked at."""
+
+    def __init__(self) -> None:
+        self.caller: Rights | None = None
+        self.judged: list[Judged] = []
+        self._facts = LabFacts()
+
+    def denied(self, call: Call, body: bytes) -> Reply | None:
+        """Return AccessDenied if whoever signed the call has not the right to it."""
+        if OWN_AGENT in call.agent or (call.service, call.action) == ("sts", "GetCallerIdentity"):
+            return None
+        who = self._who(call.key)
+        if who is None or who.rights is None:
+            return None
+        refused = self._refused(who, f"{call.service} {call.action}", needs(asked_of(call, body), self._facts))
+        if refused is None:
+            return None
+        code = "UnauthorizedOperation" if call.service == "ec2" else "AccessDenied"
+        return faults.error(call.service, code, f"{who.name} is not authorized to perform: {refused}", 403)
+
+    def refused_to_key(self, key: str, call: str, wanted: Iterable[Need]) -> Need | None:
+        """Return what of a call that the lab does not see is refused to whoever has the key."""
+        who = self._who(key)
+        return None if who is None else self._refused(who, call, wanted)
+
+    def refused_to_role(self, arn: str, call: str, wanted: Iterable[Need]) -> Need | None:
+        """Return what of a call that the lab does not see is refused to a machine with the role."""
+        return self._refused(_Who(_rights_of(arn), _name(arn), "AROALAB"), call, wanted)
+
+    def user_of(self, key: str) -> str:
+        """Return `aws:userid` of whoever has the key."""
+        who = self._who(key)
+        return who.user if who else ""
+
+    def _who(self, key: str) -> _Who | None:
+        session = sts_backends[ACCOUNT]["aws"].get_assumed_role_from_access_key(key)
+        if session is not None:
+            return _Who(_rights_of(session.role_arn), _name(session.role_arn), session.user_id)
+        return _Who(self.caller, "caller", "AIDALAB") if key == ACCESS_KEY else None
+
+    def _refused(self, who: _Who, call: str, asked: Iterable[Need]) -> Need | None:
+        if who.rights is None:
+            return None
+        wanted = tuple(_by(who.user, asked))
+        refused = who.rights.refused(wanted)
+        self.judged.append(Judged(by=who.name, call=call, needs=wanted, refused=refused))
+        return refused
 
 
-def _group(call: Call) -> Any:
-    """The group that a call is about, by its name or by a machine of it; None for one that is not there."""
-    groups = autoscaling_backends[ACCOUNT][call.region].autoscaling_groups
-    if "AutoScalingGroupName" in call.params:
-        return groups.get(call.params["AutoScalingGroupName"])
-    of = call.params.get("InstanceId")
-    return next((group for group in groups.values() if of in [one.instance_id for one in group.instance_states]), None)
-
-
-def _needs_in_s3(call: Call, body: bytes) -> Iterator[_Need]:
-    bucket, key = call.params.get("Bucket", ""), call.params.get("Key", "")
-    arn, action = f"arn:aws:s3:::{bucket}", f"s3:{_S3.get(call.action, call.action)}"
-    if call.action == "DeleteObjects":
-        for found in re.findall(rb"<Key>([^<]+)</Key>", body):
-            yield "s3:DeleteObject", f"{arn}/{found.decode()}", {}
-    elif not key:
-        yield action, arn, {"s3:prefix": call.params["prefix"]} if "prefix" in call.params else {}
-    else:
-        yield action, f"{arn}/{key}", {}
-        held = s3_backends[ACCOUNT]["aws"].buckets.get(bucket)
-        if action == "s3:GetObject" and (held is None or key not in held.keys):
-            # S3 says 404 only to who may list; to others a missing key is as forbidden as a key of others.
-            yield "s3:ListBucket", arn, {"s3:prefix": key}
-
-
-def _meets(statement: dict[str, Any], action: str, resource: str, context: dict[str, str]) -> bool:
-    if statement["Effect"] != "Allow":
-        return False
-    if not any(fnmatch.fnmatchcase(action.lower(), one.lower()) for one in _list(statement.get("Action", []))):
-        return False
-    wanted = [one.replace("${aws:userid}", context["aws:userid"]) for one in _list(statement.get("Resource", "*"))]
-    if not any(fnmatch.fnmatchcase(resource, one) for one in wanted):
-        return False
-    return all(
-        key in context and _holds(operator, context[key], [str(one) for one in _list(value)])
-        for operator, pairs in statement.get("Condition", {}).items()
-        for key, value in pairs.items()
+def asked_of(call: Call, body: bytes) -> Asked:
+    """Return the call as IAM meets it."""
+    deleting = call.action == "DeleteObjects"
+    keys = tuple(found.decode() for found in re.findall(rb"<Key>([^<]+)</Key>", body)) if deleting else ()
+    return Asked(
+        service=call.service,
+        action=call.action,
+        params=call.params,
+        region=call.region,
+        account=ACCOUNT,
+        keys=keys,
+        versioned=deleting and b"<VersionId>" in body,
     )
 
 
-def _holds(operator: str, said: str, wanted: list[str]) -> bool:
-    if operator in {"StringEquals", "Bool"}:
-        return said in wanted
-    if operator in {"StringLike", "ArnLike"}:
-        return any(fnmatch.fnmatchcase(said, one) for one in wanted)
-    if operator == "NumericLessThanEquals":
-        return any(float(said) <= float(one) for one in wanted)
-    if operator == "NumericEquals":
-        return any(float(said) == float(one) for one in wanted)
-    raise NotImplementedError(f"the lab does not know the condition {operator}")
+def _by(user: str, wanted: Iterable[Need]) -> Iterator[Need]:
+    for one in wanted:
+        yield Need(action=one.action, arn=one.arn, kind=one.kind, context={**one.context, "aws:userid": user})
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+def _name(role_arn: str) -> str:
+    return role_arn.rpartition("/")[2]
+
+
+def _rights_of(role_arn: str) -> Rights | None:
+    iam = iam_backends[ACCOUNT]["aws"]
+    role = next((one for one in iam.roles.values() if one.arn == role_arn), None)
+    if role is None:
+        return None
+    managed = [_document(policy) for policy in role.managed_policies.values()]
+    documents: list[Document] = [json.loads(text) for text in [*role.policies.values(), *managed]]
+    if not documents:
+        return None
+    bound = iam.managed_policies.get(role.permissions_boundary_arn or "")
+    limits = None if bound is None else statements_of(json.loads(_document(bound)))
+    return Rights(tuple(one for document in documents for one in statements_of(document)), limits)
+
+
+def _document(policy: Any) -> str:
+    return next(str(one.document) for one in policy.versions if one.version_id == policy.default_version_id)

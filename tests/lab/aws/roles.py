@@ -14,11 +14,9 @@ def role_of(instance: Any) -> Any:
     """Return machines.Role, None for an instance without a profile."""
     from tests.lab.aws import machines  # noqa: PLC0415 - only labs with machines need it
 
-    if not instance.iam_instance_profile:
+    role = _of(instance)
+    if role is None:
         return None
-    arn = instance.iam_instance_profile["Arn"]
-    profile = next(one for one in iam_backends[ACCOUNT]["aws"].instance_profiles.values() if one.arn == arn)
-    role = profile.roles[0]
     session = sts_backends[ACCOUNT]["aws"].assume_role(
         region_name=instance.region_name, role_session_name=instance.id, role_arn=role.arn, policy="", duration=21600,
         external_id="",
@@ -31,3 +29,16 @@ def role_of(instance: Any) -> Any:
         secret_key=session.secret_access_key,
         token=session.session_token,
     )
+
+
+def arn_of(instance: Any) -> str | None:
+    """Return the ARN of an instance's role."""
+    role = _of(instance)
+    return None if role is None else str(role.arn)
+
+
+def _of(instance: Any) -> Any:
+    if not instance.iam_instance_profile:
+        return None
+    arn = instance.iam_instance_profile["Arn"]
+    return next(one for one in iam_backends[ACCOUNT]["aws"].instance_profiles.values() if one.arn == arn).roles[0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ class Follow:
 
     retry_at: datetime | None = None
     fired: str = ""  # what the last schedule did, as AWS tells it in what came of it
+    wrong_market: bool = False  # its purchase options were changed: members of the other market are replaced
     activities: list[dict[str, Any]] = field(default_factory=list)  # newest last
 
 
@@ -47,26 +49,42 @@ def step(world: World) -> None:
         _let_go(group)
         _settle(group)
         _follow(world, group)
+        _replace(world, group)
 
 
 # ---- the loop
 
 
 def _fire(world: World, group: Any) -> None:
-    if "ScheduledActions" in group._suspended_processes:
-        return
     due = now() - timedelta(seconds=world.shut_off_lag_s)
     for key, action in list(scheduled(group.autoscaling_backend, group.name)):
-        if action.start_time is not None and when(action.start_time) <= due:
-            sizes, before = (action.min_size, action.max_size, action.desired_capacity), group.desired_capacity
-            group.min_size = group.min_size if sizes[0] is None else sizes[0]
-            group.max_size = group.max_size if sizes[1] is None else sizes[1]
-            if sizes[2] is not None:
-                group.desired_capacity = sizes[2]
-            group.desired_capacity = min(max(group.desired_capacity or 0, group.min_size), group.max_size)
-            follow(group).fired = _fired(group, before)
-            if not action.recurrence:
-                group.autoscaling_backend.scheduled_actions.pop(key)
+        if action.start_time is None or when(action.start_time) > due:
+            continue
+        if "ScheduledActions" not in group._suspended_processes:
+            _set_sizes(group, action)
+        if action.recurrence:
+            action.start_time = _next(action.recurrence, now())
+        else:  # what is due while the process is suspended does not fire later (Auto Scaling user guide)
+            group.autoscaling_backend.scheduled_actions.pop(key)
+
+
+def _next(recurrence: str, after: datetime) -> datetime:
+    """The lab knows one form of cron: every so many minutes."""
+    found = re.fullmatch(r"\*/(\d+) \* \* \* \*", recurrence)
+    if found is None:
+        raise ValueError(f"the lab cannot read the recurrence {recurrence!r}")
+    whole = after.replace(second=0, microsecond=0)
+    return whole + timedelta(minutes=int(found[1]) - whole.minute % int(found[1]))
+
+
+def _set_sizes(group: Any, action: Any) -> None:
+    sizes, before = (action.min_size, action.max_size, action.desired_capacity), group.desired_capacity
+    group.min_size = group.min_size if sizes[0] is None else sizes[0]
+    group.max_size = group.max_size if sizes[1] is None else sizes[1]
+    if sizes[2] is not None:
+        group.desired_capacity = sizes[2]
+    group.desired_capacity = min(max(group.desired_capacity or 0, group.min_size), group.max_size)
+    follow(group).fired = _fired(group, before)
 
 
 def _fired(group: Any, before: int) -> str:
@@ -111,7 +129,8 @@ def _follow(world: World, group: Any) -> None:
     level, there = int(group.desired_capacity or 0), _counting(group)
     about = follow(group)
     if len(there) > level and "Terminate" not in group._suspended_processes:
-        oldest = sorted(there, key=lambda member: instances.life(member.instance).born)
+        open_to_it = [member for member in there if not member.protected_from_scale_in]
+        oldest = sorted(open_to_it, key=lambda member: instances.life(member.instance).born)
         for member in oldest[: len(there) - level]:
             end_member(world, group, member, cause=about.fired)
         about.fired = ""
@@ -124,6 +143,21 @@ def _follow(world: World, group: Any) -> None:
                 about.retry_at = None
                 return
         about.retry_at = now() + timedelta(seconds=world.retry_s)
+
+
+def _replace(world: World, group: Any) -> None:
+    """A changed share of spot and on demand replaces members, one at a time, the new one first."""
+    about = follow(group)
+    if not about.wrong_market or "Launch" in group._suspended_processes:
+        return
+    share = (group.mixed_instances_policy or {}).get("InstancesDistribution", {})
+    wants_spot = not int(share.get("OnDemandPercentageAboveBaseCapacity", 100))
+    there = _counting(group)
+    wrong = [member for member in there if (member.instance.lifecycle == "spot") is not wants_spot]
+    if not wrong:
+        about.wrong_market = False
+    elif len(there) > int(group.desired_capacity or 0) or not launch(group, 1, _subnets(group)[0])[1]:
+        end_member(world, group, wrong[0], cause="The purchase options of the group were changed.  ")
 
 
 def end_member(world: World, group: Any, member: Any, *, cause: str = "") -> None:
@@ -178,7 +212,8 @@ def _launch_one(group: Any, subnet: str, instance_type: str, template: dict[str,
     )
     instance = reservation.instances[0]
     instance.autoscaling_group = group
-    member = Member(instance, lifecycle_state="Pending", protected_from_scale_in=False)
+    protected = bool(group.new_instances_protected_from_scale_in)
+    member = Member(instance, lifecycle_state="Pending", protected_from_scale_in=protected)
     group.instance_states.append(member)
     note(group, f"Launching a new EC2 instance: {instance.id}", "", subnet=subnet)
     return instance

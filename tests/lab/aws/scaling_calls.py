@@ -9,7 +9,7 @@ from moto.autoscaling.models import AutoScalingBackend, FakeAutoScalingGroup
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult, EmptyResult
 
-from tests.lab.aws import instances
+from tests.lab.aws import instances, pools
 from tests.lab.aws.repairs import Patches
 from tests.lab.aws.scaling import (
     GONE,
@@ -68,7 +68,14 @@ def _levels(patches: Patches, world: World) -> None:
     def by_name(self: Any, group_name: str, desired_capacity: int | None) -> None:
         _group(self, group_name).set_desired_capacity(desired_capacity)
 
+    plain_update = AutoScalingResponse.update_auto_scaling_group
     create = AutoScalingBackend.create_auto_scaling_group
+
+    def update_auto_scaling_group(self: Any) -> Any:
+        said = plain_update(self)
+        group = _group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
+        group.termination_policies = self._get_param("TerminationPolicies") or group.termination_policies
+        return said
 
     def create_auto_scaling_group(self: Any, name: str, *args: Any, **asked: Any) -> Any:
         if name in self.autoscaling_groups:
@@ -76,10 +83,13 @@ def _levels(patches: Patches, world: World) -> None:
                 "AlreadyExists",
                 f"AutoScalingGroup by this name already exists - A group with the name {name} already exists",
             )
-        return create(self, name, *args, **asked)
+        made = create(self, name, *args, **asked)
+        made.created_time = now().isoformat()  # moto's has no zone
+        return made
 
     patches.set(FakeAutoScalingGroup, "set_desired_capacity", set_desired_capacity)
     patches.set(FakeAutoScalingGroup, "update", update)
+    patches.set(AutoScalingResponse, "update_auto_scaling_group", update_auto_scaling_group)
     patches.set(AutoScalingBackend, "set_desired_capacity", by_name)
     patches.set(AutoScalingBackend, "create_auto_scaling_group", create_auto_scaling_group)
     _deletion(patches, world)
@@ -106,6 +116,8 @@ def _choose_template(group: Any, asked: dict[str, Any]) -> None:
         old = group.mixed_instances_policy or {}
         merged = {**old, **{key: value for key, value in policy.items() if value}}
         shares = {**(old.get("InstancesDistribution") or {}), **(policy.get("InstancesDistribution") or {})}
+        if shares != (old.get("InstancesDistribution") or {}) and old:
+            follow(group).wrong_market = True
         group.mixed_instances_policy = {**merged, "InstancesDistribution": shares}
     elif asked["launch_template"]:
         group.mixed_instances_policy = None
@@ -203,6 +215,9 @@ def _schedules(patches: Patches) -> None:
                 raise ValidationError("Given start time is in the past")
             asked["start_time"] = when(at).replace(microsecond=0)
         others = {key: action for key, action in self.scheduled_actions.items() if key != (group.name, name)}
+        taken = {when(one.start_time) for key, one in others.items() if key[0] == group.name and one.start_time}
+        if asked.get("start_time") in taken:
+            raise AutoscalingClientError("AlreadyExists", "A scheduled action with this start time already exists.")
         self.scheduled_actions.clear()
         action = put(self, **asked)
         self.scheduled_actions.clear()
@@ -228,7 +243,10 @@ def _launch_instances(patches: Patches, world: World) -> None:
             )
         spot = next_is_spot(group)
         kind = next(choices(group))[0]
-        made, refused = launch(group, wanted, subnet)
+        if world.launch_error is not None:  # the fleet behind it has the caller's rights, and tells so in its answer
+            made, refused = [], pools.Refused(code=world.launch_error[0], message=world.launch_error[1])
+        else:
+            made, refused = launch(group, wanted, subnet)
         group.desired_capacity = (group.desired_capacity or 0) + len(made)
         pool = {
             "InstanceType": kind,

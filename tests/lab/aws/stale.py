@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +11,13 @@ from typing import Any
 
 from tests.lab.aws.world import World
 
-STALE = {"DescribeInstances", "DescribeAutoScalingGroups", "DescribeAutoScalingInstances", "DescribeInstanceStatus"}
+STALE = {
+    "DescribeAutoScalingGroups",
+    "DescribeAutoScalingInstances",
+    "DescribeInstanceStatus",
+    "DescribeInstances",
+    "DescribeScheduledActions",
+}
 _INSTANCE = ("_state", "_reason", "state_reason")
 _GROUP = ("desired_capacity", "min_size", "max_size")
 
@@ -23,6 +30,7 @@ class _View:
     at: float
     instances: dict[str, tuple[Any, ...]]
     groups: dict[str, _Group]
+    schedules: tuple[tuple[Any, dict[Any, Any]], ...]  # a region's scheduled actions, each as it was
 
 
 class History:
@@ -38,8 +46,9 @@ class History:
             time.time(),
             {one.id: tuple(getattr(one, name) for name in _INSTANCE) for one in self._world.instances()},
             {group.name: _seen(group) for group in self._world.groups()},
+            tuple((backend, _copied(backend.scheduled_actions)) for backend in self._world.scaling()),
         )
-        if not self._views or (self._views[-1].instances, self._views[-1].groups) != (view.instances, view.groups):
+        if not self._views or _compared(self._views[-1]) != _compared(view):
             self._views.append(view)
 
     @contextlib.contextmanager
@@ -49,10 +58,16 @@ class History:
         view = next((one for one in reversed(self._views) if one.at <= at), self._views[0])
         now, there = self._views[-1], list(self._world.instances())
         hidden = _hide(there, view)
+        schedules = [(backend, backend.scheduled_actions) for backend in self._world.scaling()]
+        told = {id(backend): actions for backend, actions in view.schedules}
+        for backend, _actions in schedules:
+            backend.scheduled_actions = told.get(id(backend), {})
         self._set(view)
         try:
             yield
         finally:
+            for backend, actions in schedules:
+                backend.scheduled_actions = actions
             for reservation, members in hidden:
                 reservation.instances = members
             self._set(now)
@@ -74,6 +89,15 @@ class History:
                 group.instance_states = [member for member, _state in members]
                 for member, state in members:
                     member.lifecycle_state = state
+
+
+def _copied(actions: dict[Any, Any]) -> dict[Any, Any]:
+    return {key: copy.copy(action) for key, action in actions.items()}
+
+
+def _compared(view: _View) -> tuple[Any, ...]:
+    actions = [(key, vars(one)) for _backend, found in view.schedules for key, one in found.items()]
+    return view.instances, view.groups, actions
 
 
 def _seen(group: Any) -> _Group:

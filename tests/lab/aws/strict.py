@@ -9,6 +9,7 @@ from typing import Any
 from moto.iam.access_control import PermissionResult
 from moto.s3.models import FakeBucket, s3_backends
 
+from tests.iam.actions import action_of
 from tests.lab.aws import faults
 from tests.lab.aws.calls import Call
 from tests.lab.aws.faults import Reply
@@ -85,7 +86,8 @@ def denied(call: Call, environ: dict[str, Any]) -> Reply | None:
     statements = json.loads(bucket.policy)["Statement"]
     resource = f"arn:aws:s3:::{call.params['Bucket']}" + (f"/{call.params['Key']}" if call.params.get("Key") else "")
     for statement in statements if isinstance(statements, list) else [statements]:
-        if statement["Effect"] == "Deny" and _meets(statement, f"s3:{call.action}", resource, environ):
+        asked = action_of("s3", call.action, call.params)
+        if statement["Effect"] == "Deny" and any(_meets(statement, one, resource, environ) for one in asked):
             return faults.error("s3", "AccessDenied", "explicit deny in a resource-based policy", 403)
     return None
 

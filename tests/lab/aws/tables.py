@@ -150,6 +150,11 @@ def _series(prices: Prices, kind: str, zone: str, until: datetime) -> list[tuple
         step += 1
 
 
+def spot_price(prices: Prices, kind: str, zone: str) -> Decimal:
+    """Return what a spot machine of the type costs there an hour now."""
+    return Decimal(_series(prices, kind, zone, now())[-1][1])
+
+
 def _between(
     series: list[tuple[datetime, str]], since: datetime, until: datetime
 ) -> list[tuple[datetime, str]]:  # fmt: skip

@@ -67,6 +67,9 @@ class World:
     stale_s: float = 0.0
     stale_random: random.Random | None = None  # each listing lags by a time of its own, up to stale_s
     has_launch_instances: bool = True
+    launch_error: tuple[str, str] | None = None  # code and message that every LaunchInstances tells in its answer
+    profile_s: float = 0.0  # so long after its birth a role's profile is not known to EC2
+    prices: dict[str, list[tuple[datetime, str]]] = field(default_factory=dict)  # see Lab.prices
     capacity: dict[str, int] = field(default_factory=dict)
     quotas: dict[str, float] = field(default_factory=dict)
     deaths: dict[str, Death] = field(default_factory=dict)
@@ -88,6 +91,10 @@ class World:
             if instance.id == id_:
                 return instance
         raise KeyError(id_)
+
+    def scaling(self) -> Iterator[Any]:
+        """Yield Auto Scaling's state of every region."""
+        yield from list(autoscaling_backends[ACCOUNT].values())
 
     def groups(self) -> Iterator[Any]:
         """Yield every Auto Scaling group of every region."""

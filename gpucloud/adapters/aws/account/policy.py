@@ -1,7 +1,8 @@
-"""The least that IAM must allow: the caller's policies and a machine's, as documents to attach.
+"""The least that IAM must allow: the caller's policies, the boundary of the roles it makes, and a machine's policy.
 
-What is made must carry gpucloud's tag from birth, and only what carries it may be changed or deleted. Policies are
-split because one managed policy holds 6,144 characters.
+What is made must carry gpucloud's tag from birth, and only what carries it may be changed or deleted. Roles are made
+under a boundary only: whoever may make a role without one may make himself an administrator. Policies are split
+because one managed policy holds 6,144 characters.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ READS = {
     "autoscaling": "DescribeAutoScalingGroups DescribeScalingActivities DescribeScheduledActions",
     "servicequotas": (
         "GetAWSDefaultServiceQuota GetServiceQuota ListRequestedServiceQuotaChangeHistory"
-        " ListRequestedServiceQuotaChangeHistoryByQuota"
+        " ListRequestedServiceQuotaChangeHistoryByQuota ListServiceQuotas"
     ),
 }
 _CREATES = (
@@ -41,7 +42,10 @@ _CREATED = (
 )
 # What a creation stands in or on, which must be ours too.
 _PARENTS = "elastic-ip route-table subnet vpc"
-_INSIDE = "CreateNatGateway CreateRouteTable CreateSubnet CreateVpcEndpoint"
+_INSIDE = "CreateNatGateway CreateRouteTable CreateSecurityGroup CreateSubnet CreateVpcEndpoint"
+_RULES = "AuthorizeSecurityGroupEgress AuthorizeSecurityGroupIngress"
+# What a machine is started with, all of it ours.
+_USED = "key-pair launch-template placement-group security-group subnet"
 _CHANGES = (
     "AssociateRouteTable AttachInternetGateway AuthorizeSecurityGroupEgress AuthorizeSecurityGroupIngress CreateRoute"
     " CreateLaunchTemplateVersion CreateTags"
@@ -52,16 +56,36 @@ _CHANGES = (
     " ModifySecurityGroupRules ReleaseAddress RevokeSecurityGroupEgress RevokeSecurityGroupIngress TerminateInstances"
 )
 _GROUP_CHANGES = (
-    "CreateOrUpdateTags DeleteAutoScalingGroup DeleteScheduledAction DetachInstances LaunchInstances"
-    " PutScheduledUpdateGroupAction ResumeProcesses SetDesiredCapacity SuspendProcesses"
-    " TerminateInstanceInAutoScalingGroup UpdateAutoScalingGroup"
+    "CreateOrUpdateTags DeleteAutoScalingGroup DeleteScheduledAction DeleteTags LaunchInstances"
+    " PutScheduledUpdateGroupAction ResumeProcesses SetDesiredCapacity SetInstanceProtection SuspendProcesses"
+    " TerminateInstanceInAutoScalingGroup"
 )
+# By its number only: `$Latest` and `$Default` start by versions whose rights nobody was asked about (Auto Scaling user
+# guide, launch template permissions).
+_PINNED = {"autoscaling:LaunchTemplateVersionSpecified": "true"}
+# Machines in somebody's target group would answer for somebody's service.
+_BEHIND_NOTHING = {f"autoscaling:{key}": "true" for key in ("LoadBalancerNames", "TargetGroupARNs")}
+# IAM's word for the character. While a thing is being made, AWS judges an ARN with a star where its id will be, so that
+# this is a thing at its birth and never one that stands: where a service says nothing like `ec2:CreateAction`.
+_UNBORN = "${*}"
 _ROLE_READS = "GetRole GetRolePolicy ListAttachedRolePolicies ListInstanceProfilesForRole ListRolePolicies"
-_ROLE_CHANGES = "DeleteRole DeleteRolePolicy DetachRolePolicy TagRole UntagRole"
+_ROLE_CHANGES = "DeleteRole DeleteRolePolicy TagRole UntagRole"
 _PROFILES = (
     "AddRoleToInstanceProfile CreateInstanceProfile DeleteInstanceProfile GetInstanceProfile"
     " RemoveRoleFromInstanceProfile TagInstanceProfile UntagInstanceProfile"
 )
+# Below a job's prefix: what its machines write, and what they write besides while the job drives itself.
+_WRITTEN = ("checkpoints/*", "outputs/*", "status/*")
+_WRITTEN_DRIVING = (
+    "events/*",
+    "launches/*",
+    "ledger/*",
+    "logs/*",
+    "metrics/*",
+    "profiles/*",
+    "state.json",
+)
+_KEY_USES = "Decrypt DescribeKey GenerateDataKey GenerateDataKeyWithoutPlaintext ReEncryptFrom ReEncryptTo"
 _BUCKET = (
     "CreateBucket DeleteBucket GetBucketTagging ListBucket ListBucketMultipartUploads ListBucketVersions"
     " PutBucketOwnershipControls PutBucketPolicy PutBucketPublicAccessBlock PutBucketTagging PutBucketVersioning"
@@ -70,28 +94,100 @@ _BUCKET = (
 _OBJECTS = "AbortMultipartUpload DeleteObject DeleteObjectVersion GetObject GetObjectVersion PutObject"
 
 
+BOUNDARY = "gpucloud-boundary"
+"""The boundary's name, which gpucloud looks for in an account whose job file names none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uses:
+    """What of the user's own a job uses, and the printed policies therefore name."""
+
+    stores: tuple[str, ...] = ()  # buckets
+    data: tuple[str, ...] = ()  # buckets with data sets
+    subnets: tuple[str, ...] = ()
+    capacity: tuple[str, ...] = ()  # capacity reservations and Capacity Blocks, by id
+    kms_keys: tuple[str, ...] = ()  # ids or ARNs
+    instance_profile: str | None = None  # its ARN
+    instance_role: str | None = None  # the ARN of its role
+
+
+def boundary_arn(partition: str, account: str) -> str:
+    """Return the ARN of the account's boundary for roles that gpucloud makes."""
+    return f"arn:{partition}:iam::{account}:policy/{BOUNDARY}"
+
+
 def user_policy(
     *,
     partition: str,
     account: str,
     region: str | None,
-    stores: tuple[str, ...] = (),
-    data: tuple[str, ...] = (),
-    permissions_boundary: str | None = None,
+    uses: Uses | None = None,
+    boundary: str | None = None,
+    makes_roles: bool = True,
 ) -> dict[str, Document]:
     """Return what whoever runs gpucloud needs, a document by name; `region` None: in every region.
 
-    `stores` are buckets of the user's own, `data` those that data sets are in. With
-    `permissions_boundary` (an ARN) roles can be made under it only.
+    Roles can be made under the `boundary` (an ARN) only; with None under none, which makes the holder an
+    administrator. Not `makes_roles`: machines then have an instance profile of the user's own.
     """
-    names = _Names(partition=partition, account=account, region=region or "*")
+    names, uses = _Names(partition=partition, account=account, region=region or "*"), uses or Uses()
+    own_role = [uses.instance_role] if uses.instance_role else []
     return {
-        "gpucloud-read": _document(_reads(names, region)),
-        "gpucloud-machines": _document(_machines(names)),
+        "gpucloud-read": _document([*_reads(names, region), *_reads_of_roles(uses, boundary)]),
+        "gpucloud-network": _document(_network(names, uses)),
+        "gpucloud-machines": _document(_machines(names, uses)),
         "gpucloud-account": _document(
-            [*_roles(names, permissions_boundary), *_buckets(names, stores), *_data(names, data), *_drills(names)]
+            [
+                *(_roles(names, boundary) if makes_roles else _seen_roles(names)),
+                *_passed(names, own_role, makes_roles=makes_roles),
+                *_buckets(names, uses.stores),
+                *_data(names, uses.data),
+                *_keys(names, uses.kms_keys),
+                *_drills(names),
+            ]
         ),
     }
+
+
+def boundary_policy(*, partition: str, account: str, region: str | None, uses: Uses | None = None) -> Document:
+    """Return the most that any role of gpucloud's making can do, whatever its policy says; `region` None: in any.
+
+    It is as much as machines of all jobs, and the role for drills, need; and no more than who makes such roles may
+    himself, but for reading data sets and sending a machine of gpucloud its interruption.
+    """
+    names, uses = _Names(partition=partition, account=account, region=region or "*"), uses or Uses()
+    own = f"arn:{partition}:s3:::gpucloud-{account}-{names.region}"
+    buckets = [own, *(f"arn:{partition}:s3:::{store}" for store in uses.stores)]
+    sets = [f"arn:{partition}:s3:::{bucket}/*" for bucket in dict.fromkeys(uses.data)]
+    written = [f"*jobs/*/{name}" for name in (*_WRITTEN, *_WRITTEN_DRIVING)]
+    drives = [f"autoscaling:{name}" for name in READS["autoscaling"].split()]
+    group = [names.of("autoscaling", "autoScalingGroup:*:autoScalingGroupName/gpucloud-*")]
+    return _document(
+        [
+            _allow("List", "s3", "ListBucket", buckets),
+            _allow("Read", "s3", "GetObject", [*(f"{bucket}/*" for bucket in buckets), *sets]),
+            # Never what the user's side alone says: `control/`, and what clusters are told.
+            _allow(
+                "Write", "s3", "AbortMultipartUpload DeleteObject PutObject",
+                [f"{bucket}/{path}" for bucket in buckets for path in (*written, "*clusters/*/hosts/*")],
+            ),
+            # A pattern's star passes slashes: `jobs/*/ledger/*` would be `jobs/x/control/ledger/*` too.
+            {
+                **_allow(
+                    "NotOrders",
+                    "s3",
+                    "AbortMultipartUpload DeleteObject PutObject",
+                    [f"{bucket}/*jobs/*/control/ledger/*" for bucket in buckets],
+                ),
+                "Effect": "Deny",
+            },
+            _allow("Group", "autoscaling", "SetDesiredCapacity TerminateInstanceInAutoScalingGroup", group, _OURS),
+            _statement("Look", [*drives, "ec2:DescribeInstances", "ec2:DescribeSpotPriceHistory"], ["*"], {}),
+            _allow("Interrupt", "ec2", "SendSpotInstanceInterruptions", names.ec2("instance"), _OURS),
+            *_sessions(),
+            *_keys(names, uses.kms_keys, grants=False),
+        ]
+    )  # fmt: skip
 
 
 def node_policy(  # noqa: PLR0913  each by its name
@@ -103,44 +199,48 @@ def node_policy(  # noqa: PLR0913  each by its name
     bucket: str,
     prefix: str = "",
     data: tuple[str, ...] = (),
+    kms_keys: tuple[str, ...] = (),
     unattended: bool = False,
+    session_manager: bool = False,
 ) -> Document:
-    """Return what a machine of the cluster needs: its job's objects and data, its own host key, its own group's end.
+    """Return what a machine of the cluster needs: its job's objects and data, its own host key, its own group's level.
 
-    `data` are `s3://bucket/prefix`: each may be read, as one object or a folder of them. Of an `unattended` job, which
-    drives itself, a machine also sees its own group and replaces a machine of it; never more of them, nor for longer.
+    `data` are `s3://bucket/prefix`: each may be read, as one object or a folder of them. It reads all of its job, and
+    writes checkpoints, outputs and its status. Of an `unattended` job, which drives itself, a machine also writes the
+    job's state and its records, sees its own group and replaces a machine of it; never more of them, nor for longer,
+    and never what the user's side alone says (`control/`). `session_manager`: it is reached through AWS's agent.
     It is what `terraform/aws/cluster` gives the role that it makes; for who brings an instance profile of their own.
     """
     store = f"arn:{partition}:s3:::{bucket}"
     below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-    jobs = f"{below}jobs/{cluster.removeprefix('gpucloud-')}/*"
+    job = f"{below}jobs/{cluster.removeprefix('gpucloud-')}"
+    place = f"{store}/{below}clusters/{cluster}"
     names = _Names(partition=partition, account=account, region=region)
     group = names.of("autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{cluster}")
-    ours = {"aws:ResourceTag/gpucloud:cluster": cluster}
+    ours = {"StringEquals": {"aws:ResourceTag/gpucloud:cluster": cluster}}
+    written = [*_WRITTEN, *(_WRITTEN_DRIVING if unattended else ())]
     paths = [source.removeprefix("s3://").rstrip("/") for source in data]
     read = [
         f"arn:{partition}:s3:::{name}" for path in paths for name in (*([path] if "/" in path else []), f"{path}/*")
     ]
     return _document(
         [
-            _allow("ListJob", "s3", "ListBucket", [store], {"StringLike": {"s3:prefix": jobs}}),
-            _allow("Job", "s3", "AbortMultipartUpload DeleteObject GetObject PutObject", [f"{store}/{jobs}"]),
+            _allow("ListJob", "s3", "ListBucket", [store], {"StringLike": {"s3:prefix": f"{job}/*"}}),
+            _allow("ReadJob", "s3", "GetObject", [f"{store}/{job}/*"]),
+            _allow("WriteJob", "s3", "AbortMultipartUpload PutObject", [f"{store}/{job}/{name}" for name in written]),
+            # What newer checkpoints stand for.
+            _allow("Prune", "s3", "DeleteObject", [f"{store}/{job}/checkpoints/*"]),
             # <role id>:<instance id>: no machine can write another one's key.
-            _allow("HostKey", "s3", "PutObject", [f"{store}/{below}clusters/{cluster}/hosts/${{aws:userid}}"]),
+            _allow("HostKey", "s3", "PutObject", [f"{place}/hosts/${{aws:userid}}"]),
             # What it must know and run to make itself fit; it cannot change what others read there.
-            _allow(
-                "Record", "s3", "GetObject",
-                [f"{store}/{below}clusters/{cluster}/{name}" for name in ("gpucloud-*.zip", "node.json")],
-            ),
+            _allow("Record", "s3", "GetObject", [f"{place}/{name}" for name in ("gpucloud-*.zip", "node.json")]),
             *([_allow("Data", "s3", "GetObject", read)] if read else []),
-            _allow("Level", "autoscaling", "SetDesiredCapacity", [group], {"StringEquals": ours}),
-            _allow(
-                "End", "autoscaling", "UpdateAutoScalingGroup", [group],
-                {"StringEquals": ours, "NumericLessThanEquals": {"autoscaling:MaxSize": "0"}},
-            ),
-            *(_drive(names, f"{store}/{below}clusters/{cluster}", group, ours) if unattended else []),
+            *([_store_keys(names, kms_keys)] if kms_keys else []),
+            _allow("Level", "autoscaling", "SetDesiredCapacity", [group], ours),
+            *(_drive(names, place, group, ours) if unattended else []),
+            *(_sessions() if session_manager else []),
         ]
-    )  # fmt: skip
+    )
 
 
 def actions(*documents: Document) -> frozenset[str]:
@@ -183,6 +283,21 @@ def _reads(names: _Names, region: str | None) -> list[Document]:
         _allow("PublicImages", "ssm", "GetParameter", [parameters]),
         _allow("AskForQuota", "servicequotas", "RequestServiceQuotaIncrease", [names.of("servicequotas", "ec2/*")]),
         _allow("Alert", "budgets", "ListTagsForResource ModifyBudget TagResource UntagResource ViewBudget", [budget]),
+        # ViewBudget depends on it (Service Authorization Reference).
+        _allow(
+            "BillingView",
+            "billing",
+            "GetBillingViewData",
+            [f"arn:{names.partition}:billing::{names.account}:billingview/*"],
+        ),
+    ]
+
+
+def _reads_of_roles(uses: Uses, boundary: str | None) -> list[Document]:
+    profiles = [uses.instance_profile] if uses.instance_profile else []
+    return [
+        *([_allow("Boundary", "iam", "GetPolicy", [boundary])] if boundary else []),
+        *([_allow("OwnProfile", "iam", "GetInstanceProfile", profiles)] if profiles else []),
     ]
 
 
@@ -191,59 +306,136 @@ def _drive(names: _Names, place: str, group: str, ours: Document) -> list[Docume
     looks = [f"autoscaling:{name}" for name in READS["autoscaling"].split()]
     here = {"StringEquals": {"aws:RequestedRegion": names.region}}
     return [
+        # A missing order is 404 only to who may list; a driver must tell that from an order that it may not read.
+        _allow(
+            "FindOrder", "s3", "ListBucket", [place.partition("/")[0]],
+            {"StringEquals": {"s3:prefix": f"{place.partition('/')[2]}/drive.json"}},
+        ),
         _allow("Order", "s3", "GetObject", [f"{place}/{name}" for name in ("drive.json", "hosts/*")]),
         _statement("Look", [*looks, "ec2:DescribeInstances", "ec2:DescribeSpotPriceHistory"], ["*"], here),
-        _allow("Replace", "autoscaling", "TerminateInstanceInAutoScalingGroup", [group], {"StringEquals": ours}),
+        _allow("Replace", "autoscaling", "TerminateInstanceInAutoScalingGroup", [group], ours),
+    ]  # fmt: skip
+
+
+def _sessions() -> list[Document]:
+    """What AWS's agent needs to be reached: its channels. The managed policy for it reads every parameter besides."""
+    channels = " ".join(f"{verb}{kind}Channel" for verb in ("Create", "Open") for kind in ("Control", "Data"))
+    return [
+        _allow("Channels", "ssmmessages", channels, ["*"]),
+        _allow("Agent", "ssm", "UpdateInstanceInformation", ["*"]),
     ]
 
 
-def _machines(names: _Names) -> list[Document]:
-    group = [names.of("autoscaling", "autoScalingGroup:*:autoScalingGroupName/gpucloud-*")]
-    v2_only = {"StringEquals": {f"aws:RequestTag/{_TAG}": "true", "ec2:MetadataHttpTokens": "required"}}
-    public = [f"arn:{names.partition}:ec2:{names.region}::{kind}/*" for kind in ("image", "snapshot")]
-    used = "capacity-reservation key-pair launch-template placement-group security-group subnet"
-    tagged_at_birth = f"{_CREATES} RunInstances".split()
+def _network(names: _Names, uses: Uses) -> list[Document]:
+    tagged_at_birth = [*_CREATES.split(), *_RULES.split(), "CreateFleet", "RunInstances"]
+    own = [names.of("ec2", "vpc/*")] if uses.subnets else []
     return [
         _allow("Make", "ec2", _CREATES, names.ec2(_CREATED), _BORN_OURS),
         _allow("MakeInside", "ec2", _INSIDE, names.ec2(_PARENTS), _OURS),
-        # In a network of the user's own, too: the group itself must be tagged.
-        _allow("MakeGroupInside", "ec2", "CreateSecurityGroup", names.ec2("vpc")),
+        # In a network of the user's own the group itself must be tagged.
+        *([_allow("MakeGroupInside", "ec2", "CreateSecurityGroup", own)] if own else []),
+        # A rule being born has no tags yet: it is judged by those that are asked for.
+        _allow("RuleBornOurs", "ec2", _RULES, names.ec2("security-group-rule"), _BORN_OURS),
         _allow(
             "TagAtBirth", "ec2", "CreateTags", [names.of("ec2", "*")],
             {"StringEquals": {"ec2:CreateAction": tagged_at_birth}},
         ),
-        # A network's default group is born by AWS, untagged, and Terraform locks it.
-        _allow("TagDefaultGroup", "ec2", "CreateTags", names.ec2("security-group"), _BORN_OURS),
         _allow("Change", "ec2", _CHANGES, [names.of("ec2", "*")], _OURS),
+    ]  # fmt: skip
+
+
+def _machines(names: _Names, uses: Uses) -> list[Document]:
+    group = [names.of("autoscaling", "autoScalingGroup:*:autoScalingGroupName/gpucloud-*")]
+    unborn = [names.of("autoscaling", f"autoScalingGroup:{_UNBORN}:autoScalingGroupName/gpucloud-*")]
+    v2_only = {"StringEquals": {f"aws:RequestTag/{_TAG}": "true", "ec2:MetadataHttpTokens": "required"}}
+    public = [f"arn:{names.partition}:ec2:{names.region}::{kind}/*" for kind in ("image", "snapshot")]
+    own = [names.of("ec2", f"subnet/{one}") for one in uses.subnets]
+    paid = [names.of("ec2", f"capacity-reservation/{one}") for one in uses.capacity]
+    # LaunchInstances starts machines through a fleet, as its caller (Auto Scaling user guide), of a template of ours.
+    # Whether the template's tags come with the fleet's own call AWS does not say; RunInstances is judged by them.
+    if_said = {"StringEqualsIfExists": {f"aws:RequestTag/{_TAG}": "true"}}
+    return [
         # Auto Scaling checks that whoever sets a launch template could use it.
         _allow("RunTagged", "ec2", "RunInstances", names.ec2("instance"), v2_only),
         _allow("RunWithTagged", "ec2", "RunInstances", names.ec2("volume network-interface"), _BORN_OURS),
-        _allow("RunFrom", "ec2", "RunInstances", [*names.ec2(used), *public]),
-        # LaunchInstances starts machines through a fleet, as its caller (Auto Scaling user guide).
-        _allow("LaunchThroughFleet", "ec2", "CreateFleet", [names.of("ec2", "*"), *public]),
-        _allow("MakeGroup", "autoscaling", "CreateAutoScalingGroup CreateOrUpdateTags", group, _BORN_OURS),
+        _allow("RunWithOurs", "ec2", "CreateFleet RunInstances", names.ec2(_USED), _OURS),
+        _allow(
+            "RunFrom", "ec2", "RunInstances", [*public, *own, *paid, *names.ec2("spot-instances-request")]
+        ),
+        _allow("LaunchThroughFleet", "ec2", "CreateFleet", names.ec2("fleet instance volume"), if_said),
+        _allow("LaunchFrom", "ec2", "CreateFleet", [*public, *own]),
+        _allow(
+            "MakeGroup", "autoscaling", "CreateAutoScalingGroup", group,
+            {**_BORN_OURS, "Bool": _PINNED, "Null": _BEHIND_NOTHING},
+        ),
+        _allow("TagGroupAtBirth", "autoscaling", "CreateOrUpdateTags", unborn, _BORN_OURS),
         _allow("ChangeGroup", "autoscaling", _GROUP_CHANGES, group, _OURS),
+        # A change of sizes names no template; a launch configuration is started from with the rights of its maker.
+        _allow(
+            "SetGroup", "autoscaling", "UpdateAutoScalingGroup", group,
+            {**_OURS, "BoolIfExists": _PINNED, "Null": {"autoscaling:LaunchConfigurationName": "true"}},
+        ),
     ]  # fmt: skip
 
 
 def _roles(names: _Names, boundary: str | None) -> list[Document]:
     role, profile = names.iam("role/gpucloud-*"), names.iam("instance-profile/gpucloud-*")
     bounded: Document = {"StringEquals": {"iam:PermissionsBoundary": boundary}} if boundary else {}
-    managed = f"arn:{names.partition}:iam::aws:policy/AmazonSSMManagedInstanceCore"
-    attached = {**bounded, "ArnEquals": {"iam:PolicyARN": managed}}
-    services = [f"ec2.{names.suffix}", "fis.amazonaws.com", "autoscaling.amazonaws.com"]
-    linked = ["autoscaling.amazonaws.com", "spot.amazonaws.com", "fis.amazonaws.com"]
+    binding = "CreateRole PutRolePermissionsBoundary PutRolePolicy" if boundary else "CreateRole PutRolePolicy"
     return [
-        _allow("MakeRole", "iam", "CreateRole PutRolePolicy", [role], bounded),
-        _allow("SessionManagerRole", "iam", "AttachRolePolicy", [role], attached),
+        _allow("MakeRole", "iam", binding, [role], bounded),
         _allow("Role", "iam", f"{_ROLE_READS} {_ROLE_CHANGES}", [role]),
         _allow("Profile", "iam", _PROFILES, [profile]),
-        _allow("PassRole", "iam", "PassRole", [role], {"StringEquals": {"iam:PassedToService": services}}),
+    ]
+
+
+def _seen_roles(names: _Names) -> list[Document]:
+    """What who makes no roles reads of those that others have made: a base may have one for drills, a job one more."""
+    return [
+        _allow("SeeRoles", "iam", _ROLE_READS, [names.iam("role/gpucloud-*")]),
+        _allow("SeeProfiles", "iam", "GetInstanceProfile", [names.iam("instance-profile/gpucloud-*")]),
+    ]
+
+
+def _passed(names: _Names, own_role: list[str], *, makes_roles: bool) -> list[Document]:
+    """Which roles are handed to whom, and those of AWS's own services."""
+    drill = names.iam(f"role/gpucloud-base.drill-{names.region}")
+    to_machines = [*([names.iam("role/gpucloud-*")] if makes_roles else []), *own_role]
+    linked = ["autoscaling", "fis", "servicequotas", "spot"]
+    return [
+        *(
+            [_allow("PassRole", "iam", "PassRole", to_machines, _to(f"ec2.{names.suffix}"))] if to_machines else []
+        ),
+        _allow("PassDrill", "iam", "PassRole", [drill], _to("fis.amazonaws.com")),
         _allow(
             "AwssOwnRoles", "iam", "CreateServiceLinkedRole", [names.iam("role/aws-service-role/*")],
-            {"StringEquals": {"iam:AWSServiceName": linked}},
+            {"StringEquals": {"iam:AWSServiceName": [f"{name}.amazonaws.com" for name in linked]}},
         ),
     ]  # fmt: skip
+
+
+def _to(service: str) -> Document:
+    return {"StringEquals": {"iam:PassedToService": service}}
+
+
+def _keys(names: _Names, keys: tuple[str, ...], *, grants: bool = True) -> list[Document]:
+    """What disks and stores under keys of the user's own take; EC2 and S3 use the key, nobody else does."""
+    if not keys:
+        return []
+    arns = [_key_arn(names, key) for key in keys]
+    via = {"StringLike": {"kms:ViaService": [f"{one}.*.{names.suffix}" for one in ("ec2", "s3")]}}
+    uses = _allow("Keys", "kms", _KEY_USES, arns, via)
+    for_aws = {**via, "Bool": {"kms:GrantIsForAWSResource": "true"}}
+    return [uses, _allow("KeyGrants", "kms", "CreateGrant", arns, for_aws)] if grants else [uses]
+
+
+def _key_arn(names: _Names, key: str) -> str:
+    return key if key.startswith("arn:") else names.of("kms", f"key/{key}")
+
+
+def _store_keys(names: _Names, keys: tuple[str, ...]) -> Document:
+    via = {"StringEquals": {"kms:ViaService": f"s3.{names.region}.{names.suffix}"}}
+    return _allow("StoreKey", "kms", "Decrypt GenerateDataKey", [_key_arn(names, key) for key in keys], via)
 
 
 def _buckets(names: _Names, stores: tuple[str, ...]) -> list[Document]:
@@ -263,21 +455,27 @@ def _data(names: _Names, data: tuple[str, ...]) -> list[Document]:
 
 def _drills(names: _Names) -> list[Document]:
     template, experiment = names.of("fis", "experiment-template/*"), names.of("fis", "experiment/*")
+    unborn = [names.of("fis", f"{kind}/{_UNBORN}") for kind in ("experiment-template", "experiment")]
     action = f"arn:{names.partition}:fis:{names.region}:{names.account}:action/aws:ec2:send-spot-instance-interruptions"
     instance = names.of("ec2", "instance/*")
     tagged = {"StringEquals": {f"ssm:resourceTag/{_TAG}": "true"}}
     document = f"arn:{names.partition}:ssm:{names.region}::document/AWS-StartSSHSession"
+    session = [names.of("ssm", "session/${aws:userid}-*")]
     return [
-        _allow(
-            "Drill", "fis", "CreateExperimentTemplate StartExperiment TagResource", [template, experiment], _BORN_OURS
-        ),
+        _allow("Drill", "fis", "CreateExperimentTemplate", [template], _BORN_OURS),
+        _allow("TagDrillAtBirth", "fis", "TagResource", unborn, _BORN_OURS),
+        _allow("DrillStarts", "fis", "StartExperiment", [experiment], _BORN_OURS),
         _allow("DrillAction", "fis", "CreateExperimentTemplate", [action]),
         _allow(
-            "DrillOurs", "fis", "DeleteExperimentTemplate GetExperiment StartExperiment", [template, experiment], _OURS
+            "DrillOurs", "fis", "DeleteExperimentTemplate GetExperiment StartExperiment TagResource",
+            [template, experiment], _OURS,
         ),
         _allow("Session", "ssm", "StartSession", [instance], tagged),
         _allow("SessionBySsh", "ssm", "StartSession", [document]),
-    ]
+        _allow("OwnSession", "ssm", "ResumeSession TerminateSession", session),
+        # As AWS's sample policies have it since 2026; the reference names no resource of it yet.
+        _allow("OwnChannel", "ssmmessages", "OpenDataChannel", session),
+    ]  # fmt: skip
 
 
 def _allow(sid: str, service: str, names: str, resources: list[str], condition: Document | None = None) -> Document:

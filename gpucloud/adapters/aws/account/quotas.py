@@ -19,7 +19,7 @@ from gpucloud.domain.errors import ProvisionError, UsageError
 from gpucloud.domain.job import Market
 from gpucloud.domain.offer import Offer
 
-_CODES = {
+_CODES: dict[tuple[str, Market | None], tuple[str, str]] = {
     ("g", Market.SPOT): ("L-3819A6DF", "All G and VT Spot Instance Requests"),
     ("g", Market.ON_DEMAND): ("L-DB2E81BA", "Running On-Demand G and VT instances"),
     ("p", Market.SPOT): ("L-7212CCBC", "All P4, P3 and P2 Spot Instance Requests"),
@@ -30,6 +30,7 @@ _CODES = {
     ("standard", Market.SPOT): ("L-34B43A08", "All Standard Spot Instance Requests"),
     ("standard", Market.ON_DEMAND): ("L-1216C47A", "Running On-Demand Standard instances"),
 }
+_Kind = tuple[str, Market | None]
 _NONE = ("", "a quota whose code is not known")
 _OPEN = {"PENDING", "CASE_OPENED"}
 _FRESH_S = 30.0
@@ -60,11 +61,29 @@ class Quotas:
     def headroom(self, offer: Offer) -> Headroom:
         """Return the quota of the offer's machines; what the caller may not read is None. CredentialsError."""
         pool = offer.pool
-        code, name = _CODES.get((family_of(pool.instance_type), pool.market), _NONE)
+        wanted: _Kind = (family_of(pool.instance_type), pool.market)
+        code, name = self._quota(pool.region, wanted)
         limit = self._once(pool.region, code, lambda: self._limit(pool.region, code)) if code else None
         machines = self._once(pool.region, "machines", lambda: self._machines(pool.region)) if code else None
-        used = None if machines is None else sum(vcpus for key, vcpus in machines if key == code)
+        alike = {kind for kind in [wanted, *_CODES] if kind == wanted or _CODES[kind][0] == code}
+        used = None if machines is None else sum(vcpus for kind, vcpus in machines if kind in alike)
         return Headroom(region=pool.region, code=code, name=name, limit=limit, used=used)
+
+    def _quota(self, region: str, kind: _Kind) -> tuple[str, str]:
+        """Return the code and name of the quota for a family and market; AWS is asked by name for what is not known."""
+        family, market = kind
+        if kind in _CODES or market is None:
+            return _CODES.get(kind, _NONE)
+        listed = self._once(region, "quotas", lambda: self._listed(region)) or []
+        found = {name: code for code, name in listed if family.upper() in _families(name, market)}
+        found = found or {name: code for code, name in listed if family[:1].upper() in _families(name, market)}
+        name = min(found, default=None)
+        return (found[name], name) if name is not None else _NONE
+
+    def _listed(self, region: str) -> list[tuple[str, str]]:
+        with self._aws.calling("service-quotas", f"list the quotas of EC2 in {region}", region) as quotas:
+            pages = quotas.get_paginator("list_service_quotas").paginate(ServiceCode="ec2")
+            return [(str(one["QuotaCode"]), str(one["QuotaName"])) for page in pages for one in page["Quotas"]]
 
     def _once(self, region: str, what: str, ask: Callable[[], Any]) -> Any:
         with self._lock:
@@ -89,13 +108,13 @@ class Quotas:
                 quota = quotas.get_aws_default_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]
         return int(quota["Value"])
 
-    def _machines(self, region: str) -> list[tuple[str, int]]:
-        """Return each machine that counts, as the quota's code and its vCPUs."""
+    def _machines(self, region: str) -> list[tuple[_Kind, int]]:
+        """Return each machine that counts, as its family and market and its vCPUs."""
         alive = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
         with self._aws.calling("ec2", f"list the machines in {region}", region) as ec2:
             pages = ec2.get_paginator("describe_instances").paginate(Filters=alive)
             found = [machine for page in pages for group in page["Reservations"] for machine in group["Instances"]]
-        return [(_code_of_machine(machine), self._vcpus(machine)) for machine in found]
+        return [(_kind_of(machine), self._vcpus(machine)) for machine in found]
 
     def _vcpus(self, machine: dict[str, Any]) -> int:
         listed = self._catalog.machines.get(str(machine["InstanceType"]))
@@ -137,11 +156,18 @@ def requests(aws: Aws, region: str) -> tuple[QuotaRequest, ...]:
     return tuple(sorted(found, key=lambda request: request.asked_at, reverse=True))
 
 
-def _code_of_machine(machine: dict[str, Any]) -> str:
+def _families(name: str, market: Market) -> set[str]:
+    """Return the families that a quota's name lists: P4, P3 and P2 of `All P4, P3 and P2 Spot Instance Requests`."""
+    spot, on_demand = r"All (.+) Spot Instance Requests", r"Running On-Demand (.+) instances"
+    told = re.fullmatch(spot if market is Market.SPOT else on_demand, name)
+    return set(re.findall(r"\b[A-Z][A-Za-z]{0,2}\d*\b", told[1])) if told else set()
+
+
+def _kind_of(machine: dict[str, Any]) -> _Kind:
     # "capacity-block" and "scheduled" machines were paid for beforehand and count against neither.
     markets = {"spot": Market.SPOT, "": Market.ON_DEMAND}
     market = markets.get(str(machine.get("InstanceLifecycle", "")))
-    return _CODES.get((family_of(str(machine["InstanceType"])), market), _NONE)[0] if market else ""
+    return family_of(str(machine["InstanceType"])), market
 
 
 def _request(region: str, asked: dict[str, Any]) -> QuotaRequest:

@@ -7,18 +7,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from gpucloud.adapters.aws.faults import code_in, known
-from gpucloud.adapters.aws.nodes.listing import Described
+from gpucloud.adapters.aws.faults import code_in, known, known_of_new
+from gpucloud.adapters.aws.nodes.listing import Described, Listing
 from gpucloud.domain.node import Refusal
 from gpucloud.domain.offer import Pool
 
 
-def refusals(activities: Iterable[Described], pool: Pool) -> tuple[Refusal, ...]:
+def refusals(listing: Listing, pool: Pool) -> tuple[Refusal, ...]:
     """Return the latest refusal of every pool and code. `pool` is the group's: a message may name another type."""
+    activities = listing.activities
     latest: dict[tuple[Pool, str], Refusal] = {}
     for activity in activities:
         if activity["StatusCode"] == "Failed" and activity["Description"].startswith("Launching"):
-            refusal = _refusal(activity, pool)
+            refusal = _refusal(activity, pool, settling=listing.settles(activity["StartTime"]))
             key = (refusal.pool, refusal.code)
             if key not in latest or latest[key].at < refusal.at:
                 latest[key] = refusal
@@ -35,10 +36,10 @@ def fired_shut_off(activities: Iterable[Described]) -> datetime | None:
     return max(times, default=None)
 
 
-def _refusal(activity: Described, pool: Pool) -> Refusal:
+def _refusal(activity: Described, pool: Pool, *, settling: bool) -> Refusal:
     text = activity.get("StatusMessage") or ""
     code = code_in(text)
-    meaning = known(code)
+    meaning = known_of_new(code, text) if settling else known(code)
     return Refusal(
         pool=_named(text, activity.get("Details") or "", pool),
         fault=meaning.fault,

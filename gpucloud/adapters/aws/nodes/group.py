@@ -7,36 +7,33 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
+from decimal import Decimal
 
 from gpucloud.adapters.aws.nodes import drill, ending
-from gpucloud.adapters.aws.nodes.arming import put_shut_off, set_to_nothing, shut_off_now
+from gpucloud.adapters.aws.nodes.arming import lift, put_shut_off, set_to_nothing, shut_off_now
 from gpucloud.adapters.aws.nodes.ending import Left, Purge, end_all
 from gpucloud.adapters.aws.nodes.insisting import insist, unless_gone
 from gpucloud.adapters.aws.nodes.instances import Reach
 from gpucloud.adapters.aws.nodes.own import OwnSizing
-from gpucloud.adapters.aws.nodes.place import DETACHED_TAG, Place
+from gpucloud.adapters.aws.nodes.place import RELIEVED_TAG, Place
 from gpucloud.adapters.aws.nodes.recollection import Recollection
 from gpucloud.adapters.aws.nodes.sizing import Sizing
-from gpucloud.adapters.aws.nodes.watch import Watch
+from gpucloud.adapters.aws.nodes.watch import Listed, Watch
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError
 from gpucloud.domain.job import Access, Market
 from gpucloud.domain.node import GroupView, Node, NodeState
-from gpucloud.domain.offer import Pool
+from gpucloud.domain.offer import EfaLayout, Pool
 
 _LATELY = timedelta(seconds=60)
-
-
-def _utc_now() -> datetime:
-    return datetime.now(timezone.utc)
 
 
 class AwsNodeGroup:
     """Implements `NodeGroup`; a group's name is `<region>/<cluster>`. Thread-safe.
 
     `host_key` gives a machine's public host key by region, cluster and instance, None while it is not known; `efa_of`
-    the number of EFA interfaces of an instance type. A view is believed for `interval_s`, or until our own change; an
+    how EFA interfaces lie on machines of a type. A view is believed for `interval_s`, or until our own change; an
     empty listing after a purge only with another one `settle_s` later. `own`: it runs on a machine of the group, with
     that machine's rights: it sets the level within its limit and ends members, and leaves the rest to who is outside.
     """
@@ -48,9 +45,9 @@ class AwsNodeGroup:
         user: str,
         access: Access,
         host_key: Callable[[str, str, str], str | None],
-        efa_of: Callable[[str], int],
+        efa_of: Callable[[str], EfaLayout],
         port: int = 22,
-        now: Callable[[], datetime] = _utc_now,
+        now: Callable[[], datetime] | None = None,
         sleep: Callable[[float], None] = time.sleep,
         interval_s: float = 3.0,
         settle_s: float = 1.0,
@@ -59,6 +56,7 @@ class AwsNodeGroup:
         self._aws = aws
         self._user, self._port, self._access = user, port, access
         self._host_key = host_key
+        now = now or aws.now  # a schedule runs by AWS's clock
         self._now, self._sleep = now, sleep
         self._interval, self._settle_s = timedelta(seconds=interval_s), settle_s
         self._own = own
@@ -78,48 +76,47 @@ class AwsNodeGroup:
             return watch.view()
 
     def arm(self, group: str, until: datetime) -> None:
-        """Set the shut-off, to the whole second before, and read it back; a time that has passed is this moment."""
+        """Set the shut-off, to the whole second before, and read it back; a time that has passed is this moment.
+
+        What would keep it from ending machines is lifted first; as long as that stands, the group is not armed.
+        """
         with self._changing(group) as watch:
-            if watch.renewed()[0].group is None:
+            listing = watch.renewed()[0]
+            if listing.group is None:
                 raise watch.place.missing()
-            at = put_shut_off(self._aws, watch.place, until, now=self._now, sleep=self._sleep)
+            lift(self._aws, watch.place, listing, lambda: watch.renewed()[0], self._sleep)
+            at = put_shut_off(self._aws, watch.place, until, listing.schedule, now=self._now, sleep=self._sleep)
             if at is None:
-                shut_off_now(self._aws, watch.place, self._sleep)
+                shut_off_now(self._aws, watch.place, now=self._now, sleep=self._sleep)
                 watch.memory.set_level(0, self._now())
             watch.memory.shut_off = at or min(until, self._now())
 
-    def resize(self, group: str, size: int, pool: Pool) -> None:
+    def resize(self, group: str, size: int, pool: Pool, *, cap_usd_per_hour: Decimal | None = None) -> None:
         """Set the level; machines that AWS does not start are refusals in the view."""
         with self._changing(group) as watch:
-            self._sizing.resize(watch, size, pool)
+            self._sizing.resize(watch, watch.renewed(), size, pool, cap_usd_per_hour)
 
-    def detach(self, group: str, node_id: str) -> None:
-        """Stop counting the machine: the group starts another one now."""
+    def relieve(self, group: str, node_id: str, *, cap_usd_per_hour: Decimal | None = None) -> None:
+        """Have one machine more in the group, beside this one, which stays in it: no schedule ends what has left it."""
         with self._changing(group) as watch:
-            node = self._find(watch, node_id)
-            if node.state is NodeState.TERMINATED or node.detached:
+            listed = watch.renewed()
+            node = _found(watch.place, listed, node_id)
+            if node.state is NodeState.TERMINATED or node.relieved:
                 return
-            # The mark first: a machine that the group does not list is ours only with it.
-            with self._aws.calling("ec2", f"mark {node_id} as detached", watch.place.region) as ec2:
-                ec2.create_tags(Resources=[node_id], Tags=[{"Key": DETACHED_TAG, "Value": "true"}])
-            with self._aws.calling("autoscaling", f"detach {node_id}", watch.place.region) as client:
-                asked = {"AutoScalingGroupName": watch.place.cluster, "InstanceIds": [node_id]}
-                unless_gone(
-                    lambda: insist(
-                        lambda: client.detach_instances(**asked, ShouldDecrementDesiredCapacity=False), self._sleep
-                    )
-                )
-            watch.memory.detach(node_id)
+            # Marked, with nothing to come in its place, it would be ended for nothing.
+            listing, view = self._sizing.with_time(watch, listed)
+            with self._aws.calling("ec2", f"mark {node_id} as relieved", watch.place.region) as ec2:
+                ec2.create_tags(Resources=[node_id], Tags=[{"Key": RELIEVED_TAG, "Value": "true"}])
+            relieved = watch.relieve(node_id, listing)
+            self._sizing.resize(watch, (listing, relieved), view.size, node.pool, cap_usd_per_hour)
 
     def terminate(self, group: str, node_id: str, *, bad: bool = False) -> None:  # noqa: ARG002  never the same again
-        """End one machine by its id; the group starts another one unless the machine was detached."""
+        """End one machine by its id; the group starts another one unless the machine was relieved."""
         with self._changing(group) as watch:
-            node = self._find(watch, node_id)
-            if node.state is NodeState.TERMINATED:
+            node = _found(watch.place, watch.renewed(), node_id)
+            if node.state is NodeState.TERMINATED or self._end_in_group(watch, node):
                 return
-            if not node.detached and self._end_in_group(watch, node_id):
-                return
-            if not self._own:  # a detached one keeps its own time, and a machine may not end what is not in its group
+            if not self._own:  # a machine may not end what is not in its group
                 ending.end(self._aws, watch.place, (node_id,))
 
     def purge(self, group: str) -> None:
@@ -143,7 +140,7 @@ class AwsNodeGroup:
     def interrupt(self, group: str, node_id: str, *, notice: bool) -> None:
         """Have AWS take a spot machine with two minutes' notice; without notice, end it."""
         with self._changing(group) as watch:
-            node = self._find(watch, node_id)
+            node = _found(watch.place, watch.renewed(), node_id)
             if node.state is NodeState.TERMINATED:
                 return
             if not notice:
@@ -180,22 +177,16 @@ class AwsNodeGroup:
                 )
             return self._watches[place]
 
-    def _find(self, watch: Watch, node_id: str) -> Node:
-        listing, view = watch.renewed()
-        found = [node for node in view.nodes if node.id == node_id]
-        if listing.group is None and not found:
-            raise watch.place.missing()
-        if not found:
-            raise ProvisionError(f"{watch.place} has no machine {node_id}", hint="take an id from the group's list")
-        return found[0]
-
-    def _end_in_group(self, watch: Watch, node_id: str) -> bool:
-        """End it as a member, so that the group replaces it at once; False when it is no member."""
-        with self._aws.calling("autoscaling", f"end {node_id}", watch.place.region) as client:
-            asked = {"InstanceId": node_id, "ShouldDecrementDesiredCapacity": False}
-            return unless_gone(
+    def _end_in_group(self, watch: Watch, node: Node) -> bool:
+        """End it as a member: the group replaces it at once, but for one that was replaced. False for no member."""
+        with self._aws.calling("autoscaling", f"end {node.id}", watch.place.region) as client:
+            asked = {"InstanceId": node.id, "ShouldDecrementDesiredCapacity": node.relieved}
+            ends = unless_gone(
                 lambda: insist(lambda: client.terminate_instance_in_auto_scaling_group(**asked), self._sleep)
             )
+        if ends and node.relieved:
+            watch.memory.let_go(node.id, self._now())
+        return ends
 
     def _end_quietly(self, watch: Watch, ids: tuple[str, ...]) -> None:
         """What AWS could not take now is asked for again in the next round."""
@@ -214,3 +205,13 @@ class AwsNodeGroup:
             return None
         members = tuple(str(member["InstanceId"]) for member in listing.members)
         return Left(alive=tuple(node.id for node in view.alive), members=members)
+
+
+def _found(place: Place, listed: Listed, node_id: str) -> Node:
+    listing, view = listed
+    found = [node for node in view.nodes if node.id == node_id]
+    if listing.group is None and not found:
+        raise place.missing()
+    if not found:
+        raise ProvisionError(f"{place} has no machine {node_id}", hint="take an id from the group's list")
+    return found[0]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 
 from gpucloud.adapters.aws.faults import code_in, known
 from gpucloud.adapters.aws.nodes.listing import Described
-from gpucloud.adapters.aws.nodes.place import DETACHED_TAG
+from gpucloud.adapters.aws.nodes.place import RELIEVED_TAG, SSH_TAG
 from gpucloud.domain.job import Access, Market
 from gpucloud.domain.node import EndCause, Fault, Node, NodeState, Refusal
 from gpucloud.domain.offer import Pool
@@ -22,7 +22,7 @@ _BY_ITSELF = "Client.InstanceInitiatedShutdown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How SSH reaches the machines of a region, and as whom."""
+    """How SSH reaches the machines of a region, and as whom; of one that says itself how, `access` is that."""
 
     region: str
     user: str
@@ -42,6 +42,7 @@ def node_of(instance: Described, reach: Reach, shut_off: datetime | None, now: d
     state = _STATES.get(instance["State"]["Name"], NodeState.TERMINATED)
     ended = max(instance["LaunchTime"], _ended_at(instance) or now) if state is NodeState.TERMINATED else None
     private = instance.get("PrivateIpAddress") or ""
+    reach = replace(reach, access=_access(instance, reach.access))
     public = instance.get("PublicIpAddress") if reach.access is Access.PUBLIC else None
     return Node(
         id=instance["InstanceId"],
@@ -87,9 +88,9 @@ def refusal_of(instance: Described, at: datetime) -> Refusal | None:
     )
 
 
-def is_tagged_detached(instance: Described) -> bool:
-    """Whether we meant to detach it; whether that was done is for the group's own list to say."""
-    return any(tag["Key"] == DETACHED_TAG for tag in instance.get("Tags", ()))
+def is_relieved(instance: Described) -> bool:
+    """Whether another machine was started in its place."""
+    return any(tag["Key"] == RELIEVED_TAG for tag in instance.get("Tags", ()))
 
 
 def ended_by_a_user(instance: Described) -> bool:
@@ -101,6 +102,12 @@ def _pool(instance: Described) -> Pool:
     market = Market.SPOT if instance.get("InstanceLifecycle") == "spot" else Market.ON_DEMAND
     zone = instance["Placement"]["AvailabilityZone"]
     return Pool(instance_type=instance["InstanceType"], zone=zone, market=market)
+
+
+def _access(instance: Described, wished: Access) -> Access:
+    """Who wishes for a public address may have got a machine that AWS gives none: its template says so in a tag."""
+    told = any(tag == {"Key": SSH_TAG, "Value": Access.SESSION_MANAGER.value} for tag in instance.get("Tags", ()))
+    return Access.SESSION_MANAGER if told and wished is Access.PUBLIC else wished
 
 
 def _reason(instance: Described) -> str:

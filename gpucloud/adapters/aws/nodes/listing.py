@@ -5,20 +5,49 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import botocore.exceptions
 
 from gpucloud.adapters.aws.faults import code_of
-from gpucloud.adapters.aws.nodes.place import CLUSTER_TAG, SHUT_OFF, SUBNETS_TAG, Place
+from gpucloud.adapters.aws.nodes.place import CLUSTER_TAG, SHUT_OFF, SHUT_OFF_AGAIN, SUBNETS_TAG, Place, started_by
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.domain.job import Market
 from gpucloud.domain.offer import Pool
 
 _LEAVING = ("Terminating", "Terminated", "Detaching", "Detached")
 Described = Mapping[str, Any]
+
+_SETTLING = timedelta(minutes=2)
+
+# Without these a schedule fires and ends nothing (Auto Scaling user guide, "Suspend and resume processes").
+HOLDING_PROCESSES = frozenset({"ScheduledActions", "Terminate"})
+# What every group of ours says of its end. A policy of termination may be somebody's own function, which says "none".
+_OPEN_TO_THE_END: dict[str, tuple[Any, Any]] = {
+    "NewInstancesProtectedFromScaleIn": (False, False),
+    "TerminationPolicies": (["NewestInstance"], ["NewestInstance"]),
+    "DeletionProtection": ("none", "none"),
+    "InstanceLifecyclePolicy": ({}, {"RetentionTriggers": {"TerminateHookAbandon": "terminate"}}),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShutOff:
+    """The shut-off as AWS lists it: when it fires, and when the action that recurs fires next; None where one lacks.
+
+    `asked_at` is when that was, by AWS's own clock, which fires it.
+    """
+
+    at: datetime | None = None
+    again: datetime | None = None
+    asked_at: datetime | None = field(default=None, compare=False)
+
+    @property
+    def armed(self) -> datetime | None:
+        """Return when machines end; None unless both actions stand."""
+        return self.at if self.again is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +59,18 @@ class Listing:
 
     group: Described | None
     instances: tuple[Described, ...]
-    shut_off: datetime | None
+    schedule: ShutOff = ShutOff()
     activities: tuple[Described, ...] = ()
+
+    @property
+    def shut_off(self) -> datetime | None:
+        """Return when the group is shut off; None too while something would keep that from ending its machines."""
+        return None if held_back(self) else self.schedule.armed
+
+    @property
+    def suspended(self) -> frozenset[str]:
+        """The group's processes that AWS does not run now."""
+        return frozenset(one["ProcessName"] for one in (self.group or {}).get("SuspendedProcesses", ()))
 
     @property
     def desired(self) -> int:
@@ -63,23 +102,24 @@ class Listing:
     @property
     def pool(self) -> Pool | None:
         """The pool that the group starts machines of by itself; None before the first one was set."""
-        policy = (self.group or {}).get("MixedInstancesPolicy") or {}
-        overrides = policy.get("LaunchTemplate", {}).get("Overrides", ())
+        group = self.group or {}
+        made = started_by(group.get("LaunchTemplate", {}).get("LaunchTemplateName", ""))
         zones = {subnet: zone for zone, subnet in self.subnets.items()}
-        zone = zones.get((self.group or {}).get("VPCZoneIdentifier", ""))
-        if not overrides or zone is None:
-            return None
-        share = policy.get("InstancesDistribution", {}).get("OnDemandPercentageAboveBaseCapacity", 100)
-        market = Market.ON_DEMAND if share else Market.SPOT
-        return Pool(instance_type=overrides[0]["InstanceType"], zone=zone, market=market)
+        zone = zones.get(group.get("VPCZoneIdentifier", ""))
+        return Pool(instance_type=made[0], zone=zone, market=made[1]) if made and zone else None
+
+    def settles(self, at: datetime) -> bool:
+        """Whether the cluster, whose group is made last, was so new then that AWS may not have known all of it."""
+        made_at: datetime | None = (self.group or {}).get("CreatedTime")
+        return made_at is not None and at - made_at < _SETTLING
 
 
 def read(aws: Aws, place: Place, threads: Executor) -> Listing:
     """Ask for group, instances and shut-off at once. ProvisionError, CredentialsError."""
     group = threads.submit(_group, aws, place)
-    shut_off = threads.submit(shut_off_of, aws, place)
+    schedule = threads.submit(read_shut_off, aws, place)
     instances = tagged(aws, place)
-    return Listing(group=group.result(), instances=instances, shut_off=shut_off.result())
+    return Listing(group=group.result(), instances=instances, schedule=schedule.result())
 
 
 def with_activities(listing: Listing, aws: Aws, place: Place) -> Listing:
@@ -100,16 +140,39 @@ def tagged(aws: Aws, place: Place) -> tuple[Described, ...]:
         return tuple(i for page in pages for reservation in page["Reservations"] for i in reservation["Instances"])
 
 
-def shut_off_of(aws: Aws, place: Place) -> datetime | None:
-    """Return when the group's shut-off is due; None when none is armed."""
+def read_shut_off(aws: Aws, place: Place) -> ShutOff:
+    """Return the group's shut-off as it stands."""
     with _asking(aws, "autoscaling", place) as client:
         answer = _of_group(
             lambda: client.describe_scheduled_actions(
-                AutoScalingGroupName=place.cluster, ScheduledActionNames=[SHUT_OFF]
+                AutoScalingGroupName=place.cluster, ScheduledActionNames=[SHUT_OFF, SHUT_OFF_AGAIN]
             )
         )
-        times = [a.get("StartTime") for a in answer.get("ScheduledUpdateGroupActions", ()) if _is_shut_off(a)]
-        return times[0] if times else None
+    times = {
+        a["ScheduledActionName"]: a.get("StartTime")
+        for a in answer.get("ScheduledUpdateGroupActions", ())
+        if _is_shut_off(a)
+    }
+    said = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    asked_at = parsedate_to_datetime(said) if said else None
+    return ShutOff(at=times.get(SHUT_OFF), again=times.get(SHUT_OFF_AGAIN), asked_at=asked_at)
+
+
+def held_back(listing: Listing) -> tuple[str, ...]:
+    """Return what keeps a shut-off from ending machines, in words for people; nothing where it ends all."""
+    found = [f"suspended {name}" for name in sorted(listing.suspended & HOLDING_PROCESSES)]
+    found += settings_that_hold_back(listing.group or {})
+    found += [f"protected {m['InstanceId']}" for m in listing.members if m.get("ProtectedFromScaleIn")]
+    return tuple(found)
+
+
+def settings_that_hold_back(group: Described) -> dict[str, Any]:
+    """Return what must be set so that the group's level alone decides what ends, as UpdateAutoScalingGroup takes it."""
+    return {
+        name: wanted
+        for name, (allowed, wanted) in _OPEN_TO_THE_END.items()
+        if group.get(name) and group[name] not in (allowed, wanted)
+    }
 
 
 @contextlib.contextmanager
@@ -136,4 +199,5 @@ def _of_group(ask: Callable[[], Described]) -> Described:
 
 def _is_shut_off(action: Described) -> bool:
     sizes = [action.get(name) for name in ("MinSize", "MaxSize", "DesiredCapacity")]
-    return action["ScheduledActionName"] == SHUT_OFF and sizes == [0, 0, 0]
+    recurs = bool(action.get("Recurrence"))
+    return sizes == [0, 0, 0] and recurs is (action["ScheduledActionName"] == SHUT_OFF_AGAIN)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpucloud.adapters.aws.nodes import activities
-from gpucloud.adapters.aws.nodes.instances import Reach, is_tagged_detached, node_of, refusal_of
+from gpucloud.adapters.aws.nodes.instances import Reach, is_relieved, node_of, refusal_of
 from gpucloud.adapters.aws.nodes.listing import Listing
 from gpucloud.adapters.aws.nodes.place import Place
 from gpucloud.domain.node import EndCause, GroupView, Node, NodeState, Refusal
@@ -35,7 +35,8 @@ class Recollection:
     shut_off: datetime | None = None
     _nodes: dict[str, Node] = field(default_factory=dict)
     _seen_at: dict[str, datetime] = field(default_factory=dict)
-    _detached: set[str] = field(default_factory=set)
+    _relieved: set[str] = field(default_factory=set)
+    _let_go: set[str] = field(default_factory=set)
     _level: tuple[int, datetime] | None = None
     _refused: dict[Pool, tuple[Refusal, ...]] = field(default_factory=dict)
     _tokens: dict[str, str] = field(default_factory=dict)
@@ -46,14 +47,22 @@ class Recollection:
         self._take_in(listing, now)
         return GroupView(
             exists=listing.group is not None,
-            size=self.level(listing, now),
+            size=max(0, self.level(listing, now) - len(self.beside(listing))),
             armed_until=self._armed(listing, now),
             nodes=tuple(sorted(self._nodes.values(), key=lambda node: node.launched_at)),
             refusals=self._refusals(listing, now),
         )
 
+    def beside(self, listing: Listing) -> tuple[str, ...]:
+        """Return the machines that were relieved and that AWS counts yet: its level holds them, ours does not."""
+        return tuple(i for i in self._relieved_members(listing) if self._nodes[i].state is not NodeState.TERMINATED)
+
+    def outlived(self, listing: Listing) -> tuple[str, ...]:
+        """Return the machines that were relieved and have ended, and that AWS counts yet: it would start others."""
+        return tuple(i for i in self._relieved_members(listing) if self._nodes[i].state is NodeState.TERMINATED)
+
     def level(self, listing: Listing, now: datetime) -> int:
-        """Return the group's level: our own last one until listings can be expected to show it."""
+        """Return the group's level as AWS counts: our own last one until listings can be expected to show it."""
         if listing.group is None:
             return 0
         fired = self.shut_off is not None and self.shut_off <= now
@@ -62,7 +71,7 @@ class Recollection:
         return self._level[0]
 
     def set_level(self, size: int, now: datetime) -> None:
-        """Remember the level that was set."""
+        """Remember the level that was set, as AWS counts."""
         self._level = (size, now)
 
     def started(self, ids: Iterable[str], pool: Pool, now: datetime) -> None:
@@ -82,11 +91,17 @@ class Recollection:
         """Whether machines of the pool were refused in an answer later than `since`."""
         return any(refusal.at > since for refusal in self._refused.get(pool, ()))
 
-    def detach(self, node_id: str) -> None:
-        """Remember that the group does not count the machine any more."""
-        self._detached.add(node_id)
+    def relieve(self, node_id: str) -> None:
+        """Remember that another machine comes in its place."""
+        self._relieved.add(node_id)
         if node_id in self._nodes:
-            self._nodes[node_id] = replace(self._nodes[node_id], detached=True)
+            self._nodes[node_id] = replace(self._nodes[node_id], relieved=True)
+
+    def let_go(self, node_id: str, now: datetime) -> None:
+        """Remember that a machine that was relieved was ended with its place in AWS's level, which is one less."""
+        self._let_go.add(node_id)
+        if self._level is not None:
+            self.set_level(max(0, self._level[0] - 1), now)
 
     def is_known_ended(self, instance_id: str) -> bool:
         """Whether the machine has been seen to end."""
@@ -108,14 +123,20 @@ class Recollection:
         self._tokens.clear()
         self._answers += 1
 
+    def _relieved_members(self, listing: Listing) -> list[str]:
+        counted = listing.counted - self._let_go
+        return sorted(i for i in counted if i in self._nodes and self._nodes[i].relieved)
+
     def _take_in(self, listing: Listing, now: datetime) -> None:
-        self.shut_off = listing.shut_off or self.shut_off or activities.fired_shut_off(listing.activities)
+        self.shut_off = listing.schedule.at or self.shut_off or activities.fired_shut_off(listing.activities)
+        if self.shut_off is not None and self.shut_off <= now:
+            self._level = None  # the shut-off set it to 0: armed anew, nothing is there that was set before
         counted = listing.counted
         for instance in listing.instances:
             node = node_of(instance, self.reach, self.shut_off, now)
-            detached = node.id in self._detached or (is_tagged_detached(instance) and node.id not in counted)
+            relieved = node.id in self._relieved or is_relieved(instance)
             key, impaired = self.host_keys.get(node.id), node.id in listing.impaired
-            self._keep(replace(node, detached=detached, host_key=key, impaired=impaired), now)
+            self._keep(replace(node, relieved=relieved, host_key=key, impaired=impaired), now)
         if listing.pool is not None and counted - self._nodes.keys():
             self.started(sorted(counted - self._nodes.keys()), listing.pool, now)
         self._miss({i["InstanceId"] for i in listing.instances}, now)
@@ -144,7 +165,7 @@ class Recollection:
 
     def _refusals(self, listing: Listing, now: datetime) -> tuple[Refusal, ...]:
         told = [refusal for refusals in self._refused.values() for refusal in refusals]
-        told += activities.refusals(listing.activities, listing.pool) if listing.pool else ()
+        told += activities.refusals(listing, listing.pool) if listing.pool else ()
         told += self._deaths_at_launch(listing)
         return tuple(sorted((r for r in told if self._is_news(r, now)), key=lambda r: (r.at, r.code)))
 

@@ -20,6 +20,9 @@ from gpucloud.domain.node import GroupView, Node, NodeState
 _BELIEVED = timedelta(seconds=60)
 _KEY_EVERY = timedelta(seconds=1)
 
+Listed = tuple[Listing, GroupView]
+"""What AWS lists of a group, raw and in our words."""
+
 
 @dataclass
 class Watch:
@@ -53,8 +56,8 @@ class Watch:
             self._view = self.memory.view(self._listing, now)
             return self._view
 
-    def renewed(self) -> tuple[Listing, GroupView]:
-        """Ask AWS now and return what it lists, raw and in our words; `exists=False` when there is no group."""
+    def renewed(self) -> Listed:
+        """Ask AWS now and return what it lists; `exists=False` when there is no group."""
         asked_at = self.now()
         listing = read(self.aws, self.place, self.threads)
         if self._needs_activities(listing):
@@ -63,6 +66,11 @@ class Watch:
         self._view = replace(view, nodes=self._with_keys(view))
         self._listing, self._asked_at, self._read_at = listing, asked_at, asked_at
         return listing, self._view
+
+    def relieve(self, node_id: str, listing: Listing) -> GroupView:
+        """Remember that another machine comes in its place, and return what was listed in that light."""
+        self.memory.relieve(node_id)
+        return self.memory.view(listing, self.now())
 
     def changed(self) -> None:
         """Something was done to the group: the next view asks AWS."""
@@ -77,7 +85,7 @@ class Watch:
             return False
         below = len(listing.counted) < listing.desired
         ended = any(ended_by_a_user(i) and not self.memory.is_known_ended(i["InstanceId"]) for i in listing.instances)
-        return below or (ended and listing.shut_off is None and self.memory.shut_off is None)
+        return below or (ended and listing.schedule.at is None and self.memory.shut_off is None)
 
     def _with_keys(self, view: GroupView) -> tuple[Node, ...]:
         without = [n.id for n in view.nodes if n.state is NodeState.RUNNING and n.host_key is None]

@@ -41,12 +41,12 @@ def _offers(listing: Listing, wanted: Resources) -> Iterator[Offer]:
         return
     if wanted.market.allows(Market.SPOT) and spot is not None:
         low = min(spot.low_usd_per_hour, listed.usd_per_hour)
-        yield _offer(listing, Market.SPOT, low, listed.usd_per_hour, min(spot.as_of, listed.as_of))
+        yield _offer(listing, wanted.nodes, Market.SPOT, low, listed.usd_per_hour, min(spot.as_of, listed.as_of))
     if wanted.market.allows(Market.ON_DEMAND):
-        yield _offer(listing, Market.ON_DEMAND, listed.usd_per_hour, listed.usd_per_hour, listed.as_of)
+        yield _offer(listing, wanted.nodes, Market.ON_DEMAND, listed.usd_per_hour, listed.usd_per_hour, listed.as_of)
 
 
-def _offer(listing: Listing, market: Market, usd: Decimal, cap: Decimal, as_of: date) -> Offer:
+def _offer(listing: Listing, nodes: int, market: Market, usd: Decimal, cap: Decimal, as_of: date) -> Offer:
     machine = listing.machine
     return Offer(
         pool=Pool(instance_type=machine.name, zone=listing.region, market=market),
@@ -57,5 +57,5 @@ def _offer(listing: Listing, market: Market, usd: Decimal, cap: Decimal, as_of: 
         gpu=machine.gpu,
         vram_gib=machine.vram_gib,
         vcpus=machine.vcpus,
-        efa=machine.efa,
+        efa=machine.fabric(nodes),
     )

@@ -31,7 +31,9 @@ class AwsMarket:
     """Implements `MarketData`. Thread-safe; asks AWS at most once a minute for the same thing.
 
     `prices` never fails a running job: where AWS does not answer, the last known prices count, else the on-demand
-    price, which spot does not pass. `remarks` says so, each thing once.
+    price, which spot does not pass. `remarks` says so, each thing once. `renew` reads a region's list prices anew and
+    returns the catalog with them: before machines on demand are offered at prices that are not known of late. Where
+    that fails, and once there is a `renew`, such prices count for more than they were, so that a budget holds.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class AwsMarket:
         regions: tuple[str, ...],
         *,
         catalog: Catalog | None = None,
+        renew: Callable[[str], Catalog] | None = None,
         now: Callable[[], datetime] = _utc_now,
     ) -> None:
         """`regions` are asked for jobs that name none."""
@@ -47,6 +50,8 @@ class AwsMarket:
         self._regions = regions
         self._now = now
         self._catalog = catalog or load()
+        self._renew = renew
+        self._renewed: set[str] = set()
         self._spot = SpotPrices(aws, now=now)
         self._offers: dict[Resources, tuple[datetime, tuple[Offer, ...]]] = {}
         self._remarks: dict[str, None] = {}
@@ -76,14 +81,17 @@ class AwsMarket:
         machines = self._catalog.fitting(wanted)
         if not machines:
             return ()
-        offers = self._ask(wanted.regions or self._regions, machines, wanted)
+        regions = wanted.regions or self._regions
+        if wanted.market.allows(Market.ON_DEMAND):
+            self._renew_lists(regions)
+        offers = self._ask(regions, machines, wanted)
         with self._lock:
             self._offers[wanted] = (now, offers)
         return offers
 
     def prices(self, pool: Pool, start: datetime, end: datetime) -> tuple[PricePoint, ...]:
         """Return the pool's price points that cover start..end. UsageError: the catalog has no such machine."""
-        listed = self._catalog.price(pool.instance_type, pool.region).usd_per_hour
+        listed = self._listed(pool)
         if pool.market is Market.ON_DEMAND:
             return (PricePoint(since=start, usd_per_hour=listed),)
         return self._spot.between(pool, start, end, bound=listed)
@@ -99,6 +107,25 @@ class AwsMarket:
             return SpotList(as_of=now, usd_per_hour=spot_prices(self._aws, region, list(names), now))
 
         return self._each(regions, ask)
+
+    def _listed(self, pool: Pool) -> Decimal:
+        """Return the on-demand price: what is paid for such machines, and what spot machines are capped at."""
+        if self._renew is None or pool.market is Market.SPOT:
+            return self._catalog.price(pool.instance_type, pool.region).usd_per_hour
+        return self._catalog.price_at_most(pool.instance_type, pool.region, self._now().date())
+
+    def _renew_lists(self, regions: tuple[str, ...]) -> None:
+        for region in regions:
+            if self._renew is None or region in self._renewed:
+                continue
+            self._renewed.add(region)
+            if not self._catalog.is_dated(region, self._now().date()):
+                continue
+            try:
+                self._catalog = self._renew(region)
+            except GpucloudError as error:
+                with self._lock:
+                    self._remarks[f"on-demand prices of {region} count as 25 % above the list: {error.message}"] = None
 
     def _ask(self, regions: tuple[str, ...], machines: tuple[Machine, ...], wanted: Resources) -> tuple[Offer, ...]:
         found = self._each(regions, lambda region: self._region(region, machines, wanted))
@@ -126,15 +153,15 @@ class AwsMarket:
         offered = zones_of(self._aws, region, names)
         spot = spot_prices(self._aws, region, names, self._now()) if wanted.market.allows(Market.SPOT) else {}
         return [
-            self._offer(machine, Pool(instance_type=machine.name, zone=zone, market=market), spot)
+            self._offer(machine, Pool(instance_type=machine.name, zone=zone, market=market), spot, wanted.nodes)
             for machine in machines
             for zone in sorted(offered.get(machine.name, ()))
             for market in RENTED
             if wanted.market.allows(market)
         ]
 
-    def _offer(self, machine: Machine, pool: Pool, spot: dict[str, dict[str, Decimal]]) -> Offer:
-        listed = self._catalog.price(machine.name, pool.region).usd_per_hour
+    def _offer(self, machine: Machine, pool: Pool, spot: dict[str, dict[str, Decimal]], nodes: int) -> Offer:
+        listed = self._listed(pool)
         price = spot.get(machine.name, {}).get(pool.zone, listed) if pool.market is Market.SPOT else listed
         return Offer(
             pool=pool,
@@ -146,5 +173,5 @@ class AwsMarket:
             gpu=machine.gpu,
             vram_gib=machine.vram_gib,
             vcpus=machine.vcpus,
-            efa=machine.efa,
+            efa=machine.fabric(nodes),
         )

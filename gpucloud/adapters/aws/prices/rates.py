@@ -1,8 +1,8 @@
-"""What AWS's regions charge beside machines: gp3 disks, public IPv4 addresses, S3, and the way out to the internet.
+"""What AWS's regions charge beside machines: gp3 disks, public IPv4 addresses, S3, the way out to the internet, drills.
 
-List prices in USD, as AWS's pages for EBS, VPC, S3 and EC2 (data transfer) give them; set down in November 2026 and
-asked of nobody. A region that is not listed counts as the dearest known. What is cheaper in truth (S3 above 50 TB, the
-account's first 100 GB out in a month) is not taken off: `gpucloud cost --reconcile` sets AWS's own figures beside.
+List prices in USD, as AWS's pages for EBS, VPC, S3, EC2 (data transfer) and FIS give them; set down in November 2026
+and asked of nobody. A region that is not listed counts as the dearest known. What is cheaper in truth (S3 above 50 TB,
+the account's first 100 GB out in a month) is not taken off: `gpucloud cost --reconcile` sets AWS's own figures beside.
 gp3's own 3,000 IOPS and 125 MiB/s are free, and no disk of ours is given more.
 """
 
@@ -21,6 +21,7 @@ _AS_IN_VIRGINIA = Rates(
     puts_usd_per_1000=Decimal("0.005"),
     gets_usd_per_1000=Decimal("0.0004"),
     transfer_usd_per_gib=Decimal("0.09"),
+    drill_usd=Decimal("0.20"),  # Fault Injection Service: 0.10 an action-minute, for the two minutes of the notice
 )
 _LISTED = {
     rates.region: rates
@@ -56,6 +57,7 @@ _NOWHERE_DEARER = Rates(  # São Paulo; the way out: Cape Town
     puts_usd_per_1000=Decimal("0.007"),
     gets_usd_per_1000=Decimal("0.00056"),
     transfer_usd_per_gib=Decimal("0.154"),
+    drill_usd=Decimal("0.20"),
 )
 
 

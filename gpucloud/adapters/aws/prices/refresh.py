@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from gpucloud.adapters.aws.prices.catalog import load, written
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.catalog import Catalog, Machine, PriceList, Scores, SpotList
 from gpucloud.domain.errors import ProvisionError
+from gpucloud.wholefile import write_whole
 
 _PRICE_LISTS = {"aws": "us-east-1", "aws-cn": "cn-northwest-1", "aws-us-gov": "us-east-1"}
 """Where AWS answers for prices; the service is in a few regions only."""
@@ -68,6 +68,21 @@ def refresh(
     return load(into)
 
 
+def renew_prices(aws: Aws, region: str, into: Path, *, now: Callable[[], datetime] = _utc_now) -> Catalog:
+    """Read the region's list prices alone, write them to the file, and return the catalog that counts now.
+
+    Raises CredentialsError, ProvisionError; the file is then as it was.
+    """
+    packaged, before = load(), load(into)
+    prices = {name: usd for name, usd in _prices(aws, region) if name in before.machines}
+    if not prices:
+        raise ProvisionError(f"AWS lists no price of a GPU machine in {region}", hint="gpucloud catalog refresh")
+    own = _without(packaged, before)
+    fresh = PriceList(as_of=now().date(), usd_per_hour=prices)
+    _write(into, written(replace(own, prices={**own.prices, region: fresh})))
+    return load(into)
+
+
 def machine_of(kind: Mapping[str, Any]) -> Machine | None:
     """Return the machine that DescribeInstanceTypes describes; None for one without a GPU of NVIDIA's."""
     gpus = [gpu for gpu in kind.get("GpuInfo", {}).get("Gpus", ()) if gpu.get("Manufacturer") == "NVIDIA"]
@@ -86,6 +101,7 @@ def machine_of(kind: Mapping[str, Any]) -> Machine | None:
         vcpus=int(kind["VCpuInfo"]["DefaultVCpus"]),
         memory_gib=int(kind["MemoryInfo"]["SizeInMiB"]) // 1024,
         efa=int(network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)),
+        cards=int(network.get("MaximumNetworkCards", 1)),
         network_gbps=lasting,
         burst_gbps=burst,
         nvme_gb=int(kind.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0)),
@@ -167,6 +183,4 @@ def _price(product: dict[str, Any]) -> Iterator[tuple[str, Decimal]]:
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(f".{os.getpid()}.new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
+    write_whole(path, text)

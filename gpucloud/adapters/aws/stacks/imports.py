@@ -44,8 +44,6 @@ def find_cluster(aws: Aws, region: str, name: str, variables: Mapping[str, Any])
             found["aws_autoscaling_group.this"] = name
     own = f"{name}-{region}"
     found |= _role(aws, own, "aws_iam_role.node", {"job": "aws_iam_role_policy.node"})
-    if "aws_iam_role.node[0]" in found:
-        found |= _attached(aws, own)
     profile = _if_there(aws, "iam", "get_instance_profile", InstanceProfileName=own)
     if profile and _is_ours(profile["InstanceProfile"].get("Tags", ())):
         found["aws_iam_instance_profile.node[0]"] = own
@@ -127,7 +125,8 @@ def _machine_parts(ec2: Any, mine: list[dict[str, Any]], name: str) -> Found:
             found["aws_placement_group.this[0]"] = group["GroupName"]
     for template in ec2.describe_launch_templates(Filters=mine)["LaunchTemplates"]:
         count = template["LaunchTemplateName"].removeprefix(f"{name}-efa")
-        found[f'aws_launch_template.this["{count}"]'] = template["LaunchTemplateId"]
+        if "." not in count:  # those for one type and market are the node group's, in no state
+            found[f'aws_launch_template.this["{count}"]'] = template["LaunchTemplateId"]
     return found
 
 
@@ -140,13 +139,6 @@ def _role(aws: Aws, name: str, address: str, policies: Mapping[str, str]) -> Fou
     with aws.calling("iam", f"list the policies of {name}") as iam:
         there = iam.list_role_policies(RoleName=name)["PolicyNames"]
     return found | {f"{policies[policy]}[0]": f"{name}:{policy}" for policy in there if policy in policies}
-
-
-def _attached(aws: Aws, role: str) -> Found:
-    with aws.calling("iam", f"list the policies of {role}") as iam:
-        attached = iam.list_attached_role_policies(RoleName=role)["AttachedPolicies"]
-    arns = [one["PolicyArn"] for one in attached if one["PolicyName"] == "AmazonSSMManagedInstanceCore"]
-    return {"aws_iam_role_policy_attachment.session_manager[0]": f"{role}/{arns[0]}"} if arns else {}
 
 
 def _rules(ec2: Any, group: str) -> list[dict[str, Any]]:

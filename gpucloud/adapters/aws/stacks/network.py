@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError, UsageError
+
+_TAG_LENGTH = 256  # the longest value of a tag (Auto Scaling user guide, tag restrictions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,10 @@ class Network:
 
 
 def own_network(aws: Aws, region: str, subnets: tuple[str, ...], *, public_address: bool) -> Network:
-    """Return the network of the user's own subnets. UsageError when they lie in two VPCs or two share a zone."""
+    """Return the network of the user's own subnets.
+
+    UsageError when they lie in two VPCs, two share a zone, or they are too many for the cluster module's tag of them.
+    """
     with aws.calling("ec2", f"read the subnets {', '.join(subnets)}", region) as ec2:
         listed = ec2.describe_subnets(SubnetIds=list(subnets))["Subnets"]
         vpcs = sorted({subnet["VpcId"] for subnet in listed})
@@ -41,6 +46,11 @@ def own_network(aws: Aws, region: str, subnets: tuple[str, ...], *, public_addre
     by_zone = {subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in listed}
     if len(by_zone) != len(listed):
         raise UsageError("aws: subnets: two of them lie in the same zone", hint="name one subnet a zone")
+    if len(",".join(f"{zone}={subnet}" for zone, subnet in by_zone.items())) > _TAG_LENGTH:
+        raise UsageError(
+            f"aws: subnets: {len(by_zone)} are more than a group's tag can name, of which machines are told by zone",
+            hint=f"name {_TAG_LENGTH // max(len(f'{zone}={subnet},') for zone, subnet in by_zone.items())} at the most",
+        )
     return Network(vpc_id=vpcs[0], cidr=cidr, subnets=by_zone, public_address=public_address)
 
 
@@ -66,6 +76,22 @@ def network_of_cluster(aws: Aws, region: str, name: str) -> str:
         mine = [{"Name": "tag:gpucloud:cluster", "Values": [name]}]
         groups = ec2.describe_security_groups(Filters=mine)["SecurityGroups"]
     return str(groups[0]["VpcId"]) if groups else "vpc-00000000000000000"
+
+
+def zone_of_nat(aws: Aws, region: str) -> str | None:
+    """Return the zone in which the base's NAT gateway stands; None where there is none."""
+    mine = [{"Name": "tag:gpucloud:base", "Values": [region]}]
+    with aws.calling("ec2", f"look for the NAT gateway of {region}", region) as ec2:
+        gateways = ec2.describe_nat_gateways(Filters=mine)["NatGateways"]
+        ids = [str(one["SubnetId"]) for one in gateways if one["State"] in {"pending", "available"}]
+        zones = ec2.describe_subnets(SubnetIds=ids[:1])["Subnets"] if ids else ()
+    return next((str(subnet["AvailabilityZone"]) for subnet in zones), None)
+
+
+def zone_for_nat(stands: str | None, wished: Sequence[str], zones: Sequence[str], without: Set[str]) -> str:
+    """Return where the NAT gateway stands, else the first zone of the machines that has one, else any that has."""
+    order = [*([stands] if stands else []), *(zone for zone in wished if zone in zones), *sorted(zones)]
+    return next(zone for zone in order if zone not in without)
 
 
 def usable_zones(aws: Aws, region: str) -> tuple[str, ...]:

@@ -6,13 +6,25 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
-from gpucloud.adapters.aws.account.identity import account_of
+from gpucloud.adapters.aws.account.identity import account_of, boundary_of, boundary_of_role, caller_of
+from gpucloud.adapters.aws.account.policy import boundary_arn
+from gpucloud.adapters.aws.nodes.place import Place, drill_role
+from gpucloud.adapters.aws.nodes.templates import drop_templates
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.adapters.aws.stacks.imports import find_alert, find_base, find_cluster
-from gpucloud.adapters.aws.stacks.network import Network, base_network, network_of_cluster, own_network, usable_zones
+from gpucloud.adapters.aws.stacks.network import (
+    Network,
+    base_network,
+    network_of_cluster,
+    own_network,
+    usable_zones,
+    zone_for_nat,
+    zone_of_nat,
+)
 from gpucloud.adapters.aws.stacks.stackstate import explain, state_home, terraform_environment
 from gpucloud.adapters.aws.stacks.unrecorded import any_cluster, base_as_found
 from gpucloud.adapters.bundled import bundled
@@ -20,12 +32,15 @@ from gpucloud.adapters.terraform.provisioner import common_variables
 from gpucloud.adapters.terraform.stack import Stack, Story, Variables
 from gpucloud.domain.errors import CleanupIncomplete, ProvisionError
 from gpucloud.domain.job import Access, AwsChoices
+from gpucloud.domain.offer import EfaLayout
 from gpucloud.ports import ClusterSpec
 from gpucloud.store import ObjectStore, open_store
 
 _CIDR = "10.42.0.0/16"
 _LIMIT_S = 900.0
 _GONE = re.compile(r"Invalid(Vpc|VpcID|Subnet|SubnetID|Group|GroupId|SecurityGroupID)\.NotFound")
+_NO_NAT = re.compile(r"NotAvailableInZone")
+_NO_SUBNET = re.compile(r"Value \((?P<zone>[a-z0-9-]+)\) for parameter availabilityZone is invalid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +63,8 @@ class Sources:
 
     `bucket(region)` makes the account's bucket there and returns its name, `image(region)` the machine image,
     `root_device(image, region)` what it calls its root disk, `ssh_cidr()` the addresses that SSH comes from,
-    `user_data(store_url=, cluster=, region=)` the first-boot script.
+    `user_data(store_url=, cluster=, region=)` the first-boot script; `session_tools()` raises ToolMissing where this
+    machine has not what reaches others through Session Manager.
     """
 
     bucket: Callable[[str], str]
@@ -56,6 +72,7 @@ class Sources:
     image: Callable[[str], str]
     root_device: Callable[[str, str], str]
     ssh_cidr: Callable[[], str]
+    session_tools: Callable[[], None]
 
 
 class AwsProvisioner:
@@ -90,6 +107,8 @@ class AwsProvisioner:
 
     def ensure(self, spec: ClusterSpec, *, story: Story) -> str:
         """Make bucket, base and cluster where they do not stand yet, and return the group: no machine."""
+        if self._access(spec) is Access.SESSION_MANAGER:
+            self._sources.session_tools()
         network = self._network(spec, story)
         try:
             self._ensure_cluster(spec, network, story)
@@ -103,8 +122,10 @@ class AwsProvisioner:
     def destroy(self, group: str, *, story: Story) -> None:
         """Remove the cluster, and list again: CleanupIncomplete names what is still there. The base stays."""
         region, _, name = group.partition("/")
-        fallback = any_cluster(region, name, self._store_url, network_of_cluster(self._aws, region, name))
+        vpc_id, boundary = network_of_cluster(self._aws, region, name), boundary_of_role(self._aws, f"{name}-{region}")
+        fallback = any_cluster(region, name, self._store_url, vpc_id, boundary)
         self._cluster(region, name).destroy(story=story, fallback=fallback)
+        drop_templates(self._aws, Place.of(group))
         left = find_cluster(self._aws, region, name, fallback)
         if left:
             raise CleanupIncomplete(
@@ -122,7 +143,8 @@ class AwsProvisioner:
         found = find_base(self._aws, region)
         if not found:
             return
-        self._base(region).destroy(story=story, fallback=base_as_found(region, found))
+        boundary = boundary_of_role(self._aws, drill_role(region))
+        self._base(region).destroy(story=story, fallback=base_as_found(region, found, boundary))
         left = find_base(self._aws, region)
         if left:
             raise CleanupIncomplete(
@@ -153,21 +175,51 @@ class AwsProvisioner:
         choices = self._choices
         if choices.subnets:
             self._sources.bucket(spec.region)
-            public = choices.access is Access.PUBLIC and max(spec.efa) <= 1
+            public = self._access(spec) is Access.PUBLIC
             return own_network(self._aws, spec.region, choices.subnets, public_address=public)
-        private = max(spec.efa) > 1
-        wanted = partial(self._base_variables, spec, private=private)
-        outputs = self._base(spec.region).apply(wanted, story=story, stands=lambda: believe)
-        return base_network(outputs, _CIDR, private=private)
+        private = any(layout.several for layout in spec.efa)
+        return base_network(self._apply_base(spec, story, private=private, believe=believe), _CIDR, private=private)
 
-    def _base_variables(self, spec: ClusterSpec, last: Variables, *, private: bool) -> Variables:
-        """Return the base's variables; what an earlier job needed of it stays until the base goes."""
+    def _apply_base(self, spec: ClusterSpec, story: Story, *, private: bool, believe: bool) -> Mapping[str, Any]:
+        """Apply the base without the zones that AWS turns out to refuse, one after the other."""
+        unusable: set[str] = set()
+        without_nat: set[str] = set()
+        while True:
+            asked: dict[str, Any] = {}
+
+            def wanted(last: Variables, asked: dict[str, Any] = asked) -> Variables:
+                asked.update(self._base_variables(spec, last, private=private, not_in=(unusable, without_nat)))
+                return asked
+
+            try:
+                return self._base(spec.region).apply(wanted, story=story, stands=lambda: believe)
+            except ProvisionError as error:
+                refused = _NO_SUBNET.search(error.message)
+                if refused and refused["zone"] not in {*spec.zones, *unusable}:
+                    unusable.add(refused["zone"])
+                    story(f"{refused['zone']} takes no subnet of this account: going on without that zone")
+                elif _NO_NAT.search(error.message) and len(without_nat) + 1 < len(asked["zones"]):
+                    without_nat.add(str(asked["nat_zone"]))
+                    story(f"{asked['nat_zone']} has no NAT gateways: trying the next zone")
+                else:
+                    raise
+
+    def _base_variables(
+        self, spec: ClusterSpec, last: Variables, *, private: bool, not_in: tuple[set[str], set[str]]
+    ) -> Variables:
+        """Return the base's variables; what an earlier job needed of it stays until the base goes.
+
+        `not_in` are the zones that take no subnet, and those that have no NAT gateway.
+        """
+        unusable, without_nat = not_in
         zones = last.get("zones", ())
-        if not set(spec.zones) <= set(zones) or not zones:
-            zones = usable_zones(self._aws, spec.region)
-        private = private or bool(last.get("private"))
-        if not last and not private:
-            private = "aws_nat_gateway.this[0]" in find_base(self._aws, spec.region)
+        if not set(spec.zones) <= set(zones) or not zones or unusable:
+            zones = tuple(zone for zone in usable_zones(self._aws, spec.region) if zone not in unusable)
+        stands = last.get("nat_zone") if last.get("private") else None
+        if stands is None and (private or not last):
+            stands = zone_of_nat(self._aws, spec.region)
+        private = private or bool(last.get("private")) or stands is not None
+        nat_zone = zone_for_nat(stands, spec.zones, zones, without_nat) if private else None
         told = {"email": self._choices.alert_email, "topic": self._choices.alert_topic}
         alert = {**told, "monthly_usd": str(self._choices.alert_usd)} if any(told.values()) else last.get("alert")
         return {
@@ -175,9 +227,20 @@ class AwsProvisioner:
             "zones": list(zones),
             "cidr": _CIDR,
             "private": private,
-            "drill_role": True,
+            "nat_zone": nat_zone,
+            # Who brings a profile of his own may make no roles, as a company's rules have it.
+            "drill_role": self._choices.instance_profile is None or bool(last.get("drill_role")),
+            "permissions_boundary": last.get("permissions_boundary") or self._boundary,
             "alert": alert,
         }
+
+    @cached_property
+    def _boundary(self) -> str | None:
+        """The boundary that roles are made under: the job's, else the account's own where it has one."""
+        if self._choices.permissions_boundary is not None:
+            return self._choices.permissions_boundary
+        who = caller_of(self._aws)
+        return boundary_of(self._aws, boundary_arn(who.partition, who.account))
 
     def _ensure_cluster(self, spec: ClusterSpec, network: Network, story: Story) -> None:
         variables = self._cluster_variables(spec, network)
@@ -189,11 +252,11 @@ class AwsProvisioner:
         user_data = self._sources.user_data(store_url=spec.store, cluster=spec.name, region=spec.region)
         image = spec.image or self.image(spec.region)
         return {
-            **common_variables(spec, cidr=self._cidr(network)),
+            **common_variables(spec, cidr=self._cidr(spec, network)),
             "zones": [zone for zone in spec.zones if zone in network.subnets],
             "image": image,
             "user_data": user_data,
-            "efa": sorted(set(spec.efa)),
+            "efa": [{"interfaces": one.interfaces, "cards": one.cards} for one in sorted({*spec.efa} or {EfaLayout()})],
             "data": list(spec.data),
             "network": network.variable(),
             "machine": {
@@ -201,15 +264,20 @@ class AwsProvisioner:
                 "root_device": self._sources.root_device(image, spec.region),
                 "kms_key": choices.kms_key,
                 "instance_profile": choices.instance_profile,
-                "permissions_boundary": choices.permissions_boundary,
+                "permissions_boundary": self._boundary if choices.instance_profile is None else None,
                 "capacity_reservation": choices.capacity_reservation,
                 "capacity_block": choices.capacity_block,
             },
-            "ssh": choices.access.value,
+            "ssh": self._access(spec).value,
         }
 
-    def _cidr(self, network: Network) -> str:
-        if self._choices.access is Access.PUBLIC or self._env.get("GPUCLOUD_SSH_CIDR"):
+    def _access(self, spec: ClusterSpec) -> Access:
+        """Machines without a public address are not reached as the others are; one of them decides for all."""
+        wished = self._choices.access
+        return next((one.access(wished) for one in spec.efa if one.several), wished)
+
+    def _cidr(self, spec: ClusterSpec, network: Network) -> str:
+        if self._access(spec) is Access.PUBLIC or self._env.get("GPUCLOUD_SSH_CIDR"):
             return self._sources.ssh_cidr()
         return network.cidr
 
@@ -250,6 +318,8 @@ class AwsProvisioner:
         found = find_base(self._aws, region)
         if not variables.get("private"):
             found = {to: found[to] for to in found if "private" not in to and "nat" not in to}
+        if not variables.get("drill_role", True):
+            found = {to: found[to] for to in found if "drill" not in to}
         if variables.get("alert"):
             found |= find_alert(self._aws, region, account_of(self._aws))
         return found

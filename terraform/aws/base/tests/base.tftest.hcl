@@ -54,8 +54,8 @@ run "nothing_comes_in" {
   command = plan
 
   assert {
-    condition     = aws_vpc_security_group_egress_rule.internet.cidr_ipv4 == "0.0.0.0/0" && aws_default_security_group.this.tags["Name"] == "gpucloud-us-east-1-locked"
-    error_message = "the way out is open and the default group is locked"
+    condition     = aws_vpc_security_group_egress_rule.internet.cidr_ipv4 == "0.0.0.0/0"
+    error_message = "the way out is open"
   }
   assert {
     condition     = alltrue([for text in [aws_security_group.nodes.description, aws_vpc_security_group_egress_rule.internet.description] : can(regex("^[A-Za-z0-9 ._:/()#,@+=&;{}!$*-]+$", text))])
@@ -84,6 +84,31 @@ run "private_machines_get_a_gateway_and_its_price" {
   }
 }
 
+run "the_gateway_stands_where_its_machines_do" {
+  command = apply
+
+  variables {
+    private  = true
+    nat_zone = "us-east-1d"
+  }
+
+  assert {
+    condition     = aws_nat_gateway.this[0].subnet_id == aws_subnet.public["us-east-1d"].id
+    error_message = "not in the first zone by name, which may have none"
+  }
+}
+
+run "a_gateway_in_a_zone_without_subnet_is_refused" {
+  command = plan
+
+  variables {
+    private  = true
+    nat_zone = "us-east-1b"
+  }
+
+  expect_failures = [var.nat_zone]
+}
+
 run "drills_reach_machines_of_gpucloud_only" {
   command = plan
 
@@ -100,6 +125,19 @@ run "drills_reach_machines_of_gpucloud_only" {
   assert {
     condition     = aws_iam_role.drill[0].name == "gpucloud-base.drill-us-east-1" && strcontains(aws_iam_role.drill[0].assume_role_policy, "123456789012")
     error_message = "for this account's experiments only"
+  }
+}
+
+run "the_drills_role_stands_under_the_boundary" {
+  command = plan
+
+  variables {
+    permissions_boundary = "arn:aws:iam::123456789012:policy/gpucloud-boundary"
+  }
+
+  assert {
+    condition     = aws_iam_role.drill[0].permissions_boundary == "arn:aws:iam::123456789012:policy/gpucloud-boundary"
+    error_message = "as every role that is made"
   }
 }
 

@@ -40,6 +40,8 @@ _FIS = (
     (r"GET /experimentTemplates/[^/]+", "GetExperimentTemplate"),
     (r"POST /experiments", "StartExperiment"),
     (r"GET /experiments/[^/]+", "GetExperiment"),
+    (r"POST /tags/.+", "TagResource"),
+    (r"DELETE /tags/.+", "UntagResource"),
 )
 _ALSO = {
     # A launch template is checked as if the caller started machines from it, with its role.
@@ -102,7 +104,7 @@ def _tagging(action: str, params: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     if (
         action.startswith("ec2:")
-        and re.match(r"ec2:(Create|Allocate|Import|Run)", action)
+        and re.match(r"ec2:(Create|Allocate|Authorize|Import|Run)", action)
         and action != "ec2:CreateTags"
     ):
         return ("ec2:CreateTags",)

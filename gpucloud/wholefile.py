@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:
-    """Replace the file at once; a reader finds the old text or the new one. Raises OSError, and leaves no rest."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600, lasting: bool = False) -> None:
+    """Replace the file at once; a reader finds the old content or the new. Raises OSError, and leaves no rest.
+
+    Threads and processes may write it at once. `lasting`: it is on the disk before it counts, as after a power cut.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}")
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            if lasting:
+                file.flush()
+                os.fsync(file.fileno())
         beside.replace(path)
     except OSError:
         with contextlib.suppress(OSError):

@@ -1,0 +1,101 @@
+"""Whether a script's state, after it was put back, is what was saved: its values by fingerprints, all else as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpucloud.domain.fingerprints import NOTHING, Fingerprint, parsed
+from gpucloud.resume.fingerprinting import fingerprint_of
+from gpucloud.resume.ranks import Ranks
+from gpucloud.resume.sharded import Shares
+from gpucloud.resume.state import Present
+from gpucloud.resume.tree import Tensors
+
+_SHOWN = 60
+Prints = Mapping[str, Fingerprint]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What a checkpoint says of what it holds: as JSON, with the fingerprints of its tensors.
+
+    `shared` is of all ranks, `own` is one rank's. None where whoever wrote it could not tell them.
+    """
+
+    shared: Mapping[str, Any]
+    own: Mapping[str, Any]
+    shared_prints: Prints | None
+    own_prints: Prints | None
+
+
+def unlike(saved: Saved, now: Present, ranks: Ranks, shares: Shares | None) -> str:
+    """Return in words the first thing that is not as it was saved, on any rank; empty where all is.
+
+    All ranks ask together; `shares` says whose the parts of sharded tensors are.
+    """
+    shared = _prints_of(now.shared) if shares is None else _prints_together(now.shared, ranks, shares)
+    found = "" if shares is not None and ranks.rank else _unlike(saved.shared, now.shared_tree)
+    found = found or _other_values(saved.shared_prints, shared)
+    found = found or _unlike(saved.own, now.own_tree) or _other_values(saved.own_prints, _prints_of(now.own))
+    told = [text.decode() for text in ranks.gathered(found.encode())]
+    return next((f"{text} (rank {rank})" if ranks.world > 1 else text for rank, text in enumerate(told) if text), "")
+
+
+def _unlike(saved: Any, now: Any) -> str:
+    difference = next(_differences(saved, json.loads(json.dumps(now)), ""), None)
+    if difference is None:
+        return ""
+    where, before, after = difference
+    return f"{where} was saved as {_brief(before)}, and is {_brief(after)}"
+
+
+def _differences(saved: Any, now: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield where two JSON values differ; a number that is none is like itself."""
+    if isinstance(saved, dict) and isinstance(now, dict):
+        for key in saved | now:
+            yield from _differences(saved.get(key), now.get(key), f"{where}.{key}" if where else key)
+    elif isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
+        for number, pair in enumerate(zip(saved, now, strict=True)):
+            yield from _differences(*pair, f"{where}.{number}")
+    elif saved != now and not (saved != saved and now != now):  # noqa: PLR0124  NaN
+        yield where, saved, now
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _other_values(saved: Prints | None, now: Prints | None) -> str:
+    if saved is None or now is None:
+        return "its values could not be compared with what was saved: NumPy is missing"
+    name = next((name for name, one in now.items() if saved.get(name, one) != one), None)
+    return f"{name} has other values than were saved" if name is not None else ""
+
+
+def _prints_of(tensors: Tensors) -> Prints | None:
+    try:
+        return {name: fingerprint_of(tensor) for name, tensor in tensors.items()}
+    except ImportError:
+        return None
+
+
+def _prints_together(tensors: Tensors, ranks: Ranks, shares: Shares) -> Prints | None:
+    """Return those of tensors of which each rank has parts: of each part one rank tells."""
+    mine, shards = shares.mine(tensors)
+    offsets = {name: shard["offset"] for name, shard in json.loads(shards).items()}
+    try:
+        parts: dict[str, str] | None = {n: str(fingerprint_of(t, offsets.get(n, ()))) for n, t in mine.items()}
+    except ImportError:
+        parts = None
+    whole: dict[str, Fingerprint] = {}
+    for text in ranks.gathered(json.dumps(parts).encode()):
+        theirs = json.loads(text)
+        if theirs is None:
+            return None
+        for name, one in theirs.items():
+            whole[name] = whole.get(name, NOTHING) + parsed(one)
+    return whole

@@ -1,0 +1,434 @@
+"""The one place where files from other machines are written: below one folder, through no link, each whole.
+
+Everything goes into a private folder inside the target first, under names of our own. Once all of it is whole and
+proven, it is moved to its places by folder descriptors, of which none was opened through a link: what a machine sent
+before, or a program here does meanwhile, cannot turn a name elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from gpucloud.domain.arriving import STAGING, Arriving, Tree, judge, judge_together, landing_of, parent_of, shown
+from gpucloud.domain.errors import LandingRefused, RemoteCommandFailed, StoreError
+from gpucloud.domain.quantities import format_size
+
+_CHUNK_BYTES = 1 << 20
+_STAGINGS = 16  # copies into one folder at once
+_MOST_LINKS = 40  # after one another, as Linux counts
+_LATEST_NS = 253_402_300_799 * 10**9  # the end of the year 9999
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Landing:
+    """A tree that arrives below `root`, which is made if need be and may itself be reached through the user's links.
+
+    Enter it, `expect` the tree, fill a `part` for each file, `keep` it, and `settle`. Left before that, it has changed
+    nothing; with `resumes`, what was cut off is there for the next landing of the same files in the same folder, though
+    not when what was sent is at fault. Errors: LandingRefused for what the sender named, StoreError for what is in the
+    way here.
+    """
+
+    def __init__(self, root: Path, *, resumes: bool = False) -> None:
+        self.root = root
+        self._resumes = resumes
+        self._tree = Tree()
+        self._kept: dict[str, str] = {}
+        self._made: list[Path] = []
+        self._top = -1
+        self._staging = -1
+        self._name = ""
+        self._is_settled = False
+
+    def __enter__(self) -> Landing:
+        """Nothing is touched before a tree is expected."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Leave what a later landing can go on with, if this one was cut off."""
+        if self._staging >= 0:
+            at_fault = kind is not None and issubclass(kind, (LandingRefused, RemoteCommandFailed))
+            self._clear(whole=self._is_settled or at_fault or not self._resumes)
+            with contextlib.suppress(OSError):  # it holds what can be gone on with
+                os.rmdir(self._name, dir_fd=self._top)
+            os.close(self._staging)
+        if self._top >= 0:
+            os.close(self._top)
+        if not self._is_settled:
+            for folder in reversed(self._made):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+
+    def expect(self, tree: Tree) -> None:
+        """Say what arrives, before a byte of it does: what may not, or cannot, is refused now."""
+        judge(tree)
+        self._tree = tree
+        with self.explained():
+            self._open()
+            if self._folds():
+                judge_together(tree, folded=True)
+            self._require_places()
+            links = dict(tree.links)
+            for name, target in tree.links:
+                if not self._leads_inside(links, name):
+                    through = f"leads out through a link in {self.root}"
+                    raise LandingRefused(f"{shown(name)} is a link to {shown(target)}, which {through}")
+        self.require_room(tree.files)
+
+    def require_room(self, files: tuple[Arriving, ...]) -> None:
+        """Raise StoreError when the disk has no room for these files."""
+        with self.explained():
+            disk = os.fstatvfs(self._top)
+            free = disk.f_bavail * disk.f_frsize + self._staged_bytes()
+        size = sum(file.size for file in files)
+        if size > free:
+            raise StoreError(
+                f"{self.root} has {format_size(free)} free, and {format_size(size)} are to come",
+                hint="free some space there, or name a folder elsewhere",
+            )
+
+    def has(self, file: Arriving, sha256: str) -> bool:
+        """Whether the file is there already, with that content."""
+        with self.explained(), contextlib.suppress(FileNotFoundError):
+            descriptor = self._opened(file.name)
+            if descriptor is None:
+                return False
+            try:
+                return os.fstat(descriptor).st_size == file.size and _sha256(descriptor) == sha256
+            finally:
+                os.close(descriptor)
+        return False
+
+    def part(self, file: Arriving, content: str) -> Part:
+        """Return what the file is written into: begun earlier if one of that name and `content` was cut off."""
+        with self.explained():
+            return Part(self._staging, _part_name(file.name, content))
+
+    def keep(self, file: Arriving, content: str, *, durable: bool = False) -> None:
+        """Take the part of a file as whole and proven. With `durable`, it outlives a loss of power from then on."""
+        with self.explained(), self.part(file, content) as part:
+            # What others may write would be another's to change.
+            os.fchmod(part.descriptor, file.mode & 0o755 | stat.S_IRUSR | stat.S_IWUSR)
+            if file.mtime_ns is not None:
+                moment = min(max(file.mtime_ns, 0), _LATEST_NS)
+                os.utime(part.descriptor, ns=(moment, moment))
+            if durable:
+                os.fsync(part.descriptor)
+        self._kept[file.name] = _part_name(file.name, content)
+
+    def settle(self) -> None:
+        """Move everything that was kept to its place, and make the tree's folders and links."""
+        with self.explained():
+            for name, mode in sorted(self._tree.folders):
+                os.close(self._folder(name, mode))
+            with _Current(self) as current:
+                for name in sorted(self._kept, key=parent_of):
+                    place = name.rpartition("/")[2]
+                    os.rename(self._kept[name], place, src_dir_fd=self._staging, dst_dir_fd=current.folder_of(name))
+                for name, target in sorted(self._tree.links):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink("link", dir_fd=self._staging)
+                    os.symlink(target, "link", dir_fd=self._staging)
+                    place = name.rpartition("/")[2]
+                    os.rename("link", place, src_dir_fd=self._staging, dst_dir_fd=current.folder_of(name))
+        self._is_settled = True
+
+    def folder_of(self, name: str) -> int:
+        """Return a descriptor of the folder that the name lies in; it and those above it are made if need be."""
+        return self._folder(parent_of(name))
+
+    def _folder(self, name: str, mode: int | None = None) -> int:
+        at = os.dup(self._top)
+        parts = name.split("/") if name else []
+        for depth, part in enumerate(parts):
+            try:
+                below = _made_and_opened(at, part, mode if depth == len(parts) - 1 else None)
+            except OSError as error:
+                raise self._in_the_way("/".join(parts[: depth + 1]), error) from error
+            finally:
+                os.close(at)
+            at = below
+        return at
+
+    def _opened(self, name: str) -> int | None:
+        """Return the file of that name, open to be read; None for what is no file. FileNotFoundError for nothing."""
+        *above, last = name.split("/")
+        at = os.dup(self._top)
+        try:
+            for part in above:
+                below = os.open(part, _FOLDER, dir_fd=at)
+                os.close(at)
+                at = below
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(last, flags, dir_fd=at)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
+                return None
+            raise
+        finally:
+            os.close(at)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        return None
+
+    def _open(self) -> None:
+        if self._top >= 0:
+            return
+        for folder in (*reversed(self.root.parents), self.root):
+            if not folder.is_dir():
+                folder.mkdir(exist_ok=True)
+                self._made.append(folder)
+        self._top = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for number in range(_STAGINGS):
+            self._name = f"{STAGING}{number}"
+            if (descriptor := self._own(self._name)) is not None:
+                self._staging = descriptor
+                return
+        raise StoreError(f"{_STAGINGS} copies into {self.root} are under way", hint="wait for one of them")
+
+    def _own(self, name: str) -> int | None:
+        """Return that folder of the landing, open and held alone; None when it is another's."""
+        is_new = True
+        try:
+            os.mkdir(name, 0o700, dir_fd=self._top)
+        except FileExistsError:
+            is_new = False
+        try:
+            descriptor = os.open(name, _FOLDER, dir_fd=self._top)
+        except OSError:  # a link, or no folder: nothing of ours
+            return None
+        about = os.fstat(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not is_new and (about.st_uid != os.geteuid() or about.st_mode & 0o077):
+                raise BlockingIOError
+            there = os.stat(name, dir_fd=self._top, follow_symlinks=False)
+            if there.st_ino != about.st_ino:
+                raise BlockingIOError
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS):  # a disk that knows no locks
+                os.close(descriptor)
+                return None
+        return descriptor
+
+    def _clear(self, *, whole: bool) -> None:
+        """Remove the parts, or those alone that nothing is in."""
+        for name in os.listdir(self._staging):
+            with contextlib.suppress(OSError):
+                if whole or os.stat(name, dir_fd=self._staging, follow_symlinks=False).st_size == 0:
+                    os.unlink(name, dir_fd=self._staging)
+
+    def _staged_bytes(self) -> int:
+        names = os.listdir(self._staging)
+        return sum(os.stat(name, dir_fd=self._staging, follow_symlinks=False).st_blocks * 512 for name in names)
+
+    def _folds(self) -> bool:
+        """Whether the disk takes names for the same that differ in case, or in how letters are composed."""
+        os.close(os.open("probe-\u00c9", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self._staging))
+        found = [_is_there(other, self._staging) for other in ("PROBE-\u00c9", "probe-\u00e9", "probe-E\u0301")]
+        os.unlink("probe-\u00c9", dir_fd=self._staging)
+        return any(found)
+
+    def _require_places(self) -> None:
+        """Raise StoreError where a file would take a folder's place, or a folder a file's or a link's."""
+        known: dict[str, bool] = {"": True}
+        for name in self._tree.names():
+            self._is_folder(parent_of(name), known)
+        for name, _ in self._tree.folders:
+            self._is_folder(name, known)
+        for name in (*(file.name for file in self._tree.files), *(name for name, _ in self._tree.links)):
+            mode = self._mode(name) if known[parent_of(name)] else 0
+            if mode and not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+                what = "a folder" if stat.S_ISDIR(mode) else "no file"
+                raise StoreError(f"{self.root / name} is {what}; a file is to come there", hint="name another folder")
+
+    def _is_folder(self, name: str, known: dict[str, bool]) -> bool:
+        """Whether the folder is there; not there is well, too."""
+        if name not in known:
+            mode = self._mode(name) if self._is_folder(parent_of(name), known) else 0
+            if mode and not stat.S_ISDIR(mode):
+                raise self._in_the_way(name)
+            known[name] = bool(mode)
+        return known[name]
+
+    def _mode(self, name: str) -> int:
+        """Return what the path is, 0 for nothing; the folders above it are known to be folders."""
+        try:
+            return os.stat(name, dir_fd=self._top, follow_symlinks=False).st_mode
+        except FileNotFoundError:
+            return 0
+
+    def _leads_inside(self, links: Mapping[str, str], name: str) -> bool:
+        """Whether a link leads inside by way of what is to come, and of what is there already."""
+        at: list[str] = []
+        to_go, hops = landing_of(name, links[name]) or [], 0
+        while to_go and hops < _MOST_LINKS:
+            at.append(to_go.pop(0))
+            place = "/".join(at)
+            said = links.get(place) or self._link_at(place)
+            if said is not None:
+                inner = landing_of(place, said)
+                if inner is None:  # one of the user's own, which may come back
+                    return self._is_inside("/".join([*at, *to_go]))
+                at, to_go, hops = [], [*inner, *to_go], hops + 1
+        return True  # or in a circle: that leads nowhere
+
+    def _link_at(self, place: str) -> str | None:
+        try:
+            return os.readlink(place, dir_fd=self._top)
+        except OSError:
+            return None
+
+    def _is_inside(self, place: str) -> bool:
+        real = os.path.realpath(self.root)
+        return f"{os.path.realpath(self.root / place)}/".startswith(f"{real.rstrip('/')}/")
+
+    def _in_the_way(self, name: str, error: OSError | None = None) -> StoreError:
+        place = self.root / name
+        if error is not None and error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.EEXIST):
+            return StoreError(f"{place}: {error.strerror}", hint="name another folder")
+        if place.is_symlink():
+            return StoreError(f"{place} is a link; files go into folders", hint=f"rm {place}")
+        return StoreError(f"{place} is no folder; files are to come into it", hint="name another folder")
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Have errors of the disk met here be StoreErrors."""
+        try:
+            yield
+        except OSError as error:
+            hint = "free some space there" if error.errno in _FULL else "name a folder that you may write to"
+            raise StoreError(f"cannot write to {self.root}: {error.strerror}", hint=hint) from error
+
+
+class Part:
+    """A file on its way, under a name of our own. Methods raise OSError."""
+
+    def __init__(self, folder: int, name: str) -> None:
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        self.descriptor = _new_or_own(name, flags, folder)
+
+    def __enter__(self) -> Part:
+        """Nothing to do."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it; it stays."""
+        self.close()
+
+    def close(self) -> None:
+        """Close it; it stays."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def length(self) -> int:
+        """Return how much of it is there."""
+        return os.fstat(self.descriptor).st_size
+
+    def write(self, at: int, data: memoryview | bytes) -> None:
+        """Write the bytes at that place."""
+        left = memoryview(data)
+        while left:
+            done = os.pwrite(self.descriptor, left, at)
+            left, at = left[done:], at + done
+
+    def read_into(self, at: int, into: memoryview) -> bool:
+        """Fill `into` with what is there from `at` on; False when it ends before."""
+        while into:
+            done = os.preadv(self.descriptor, [into], at)
+            if done == 0:
+                return False
+            into, at = into[done:], at + done
+        return True
+
+    def cut(self, size: int) -> None:
+        """Leave so much of it, or make it as long."""
+        os.ftruncate(self.descriptor, size)
+
+    def sha256(self) -> str:
+        """Return the hash of what is there."""
+        return _sha256(self.descriptor)
+
+
+class _Current:
+    """The folder that was needed last stays open: most files lie beside the one before."""
+
+    def __init__(self, landing: Landing) -> None:
+        self._landing = landing
+        self._descriptor = -1
+        self._folder = ""
+
+    def __enter__(self) -> _Current:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def folder_of(self, name: str) -> int:
+        if self._descriptor < 0 or self._folder != parent_of(name):
+            opened = self._landing.folder_of(name)
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._descriptor, self._folder = opened, parent_of(name)
+        return self._descriptor
+
+
+def _made_and_opened(at: int, part: str, mode: int | None) -> int:
+    is_new = True
+    try:
+        os.mkdir(part, dir_fd=at)
+    except FileExistsError:
+        is_new = False
+    descriptor = os.open(part, _FOLDER, dir_fd=at)
+    if is_new and mode is not None:
+        os.fchmod(descriptor, mode & 0o755 | stat.S_IRWXU)
+    return descriptor
+
+
+def _new_or_own(name: str, flags: int, folder: int) -> int:
+    """Return a part, new or begun by us; one that something else has a name for too is begun anew."""
+    for _ in range(2):
+        with contextlib.suppress(FileExistsError):
+            return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+        try:
+            descriptor = os.open(name, flags, dir_fd=folder)
+        except OSError:
+            os.unlink(name, dir_fd=folder)
+            continue
+        about = os.fstat(descriptor)
+        if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+            return descriptor
+        os.close(descriptor)
+        os.unlink(name, dir_fd=folder)
+    return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+
+
+def _part_name(name: str, content: str) -> str:
+    return hashlib.sha256(f"{name}\0{content}".encode(errors="surrogateescape")).hexdigest()
+
+
+def _sha256(descriptor: int) -> str:
+    digest, at = hashlib.sha256(), 0
+    while chunk := os.pread(descriptor, _CHUNK_BYTES, at):
+        digest.update(chunk)
+        at += len(chunk)
+    return digest.hexdigest()
+
+
+def _is_there(name: str, folder: int) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,18 @@
+"""What a repository's CI is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpucloud.domain.vendoring import Forge
+
+if TYPE_CHECKING:
+    from gpucloud.adapters.pipelines import Installed
+
+
+def install_pipeline(folder: Path, forges: frozenset[Forge], *, force: bool) -> Installed:
+    """Put pipelines and what they install into the repository around `folder`; see `gpucloud.adapters.pipelines`."""
+    from gpucloud.adapters import pipelines
+
+    return pipelines.install_pipeline(folder, forges, force=force)

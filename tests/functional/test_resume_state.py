@@ -1,0 +1,314 @@
+"""What a checkpoint must give back beside the numbers: strides, types, shapes, generators; and what it refuses."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gpucloud import resume
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.manifest import Level
+from gpucloud.resume.layout import laid_out, strides_of
+from gpucloud.resume.naming import rebuckets
+from gpucloud.resume.promise import promised, surroundings, tuned
+from gpucloud.resume.tree import decode, encode
+from tests.functional.resuming import begin, job
+
+__all__ = ["job"]  # a fixture
+
+
+def steps(run, model, optimizer, until, loss=lambda model: model(torch.ones(2, 3, 4, 4)).square().mean()):
+    """Train without a loader, on the same numbers at every step."""
+    while run.steps_done < until:
+        optimizer.zero_grad()
+        loss(model).backward()
+        optimizer.step()
+        run.step()
+    run._keeper._finish()
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def images(**options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 9, 3), nn.Conv2d(9, 1, 1)).to(memory_format=torch.channels_last)
+    return model, torch.optim.Adam(model.parameters(), lr=0.01, **options)
+
+
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"amsgrad": True, "fused": True}])
+def test_strides_of_weights_in_channels_last_are_those_of_what_their_optimizer_keeps(job, options):
+    model, optimizer = images(**options)
+    steps(resume.init(model=model, optimizer=optimizer), model, optimizer, 4)
+    whole = steps(resume.init(model=model, optimizer=optimizer), model, optimizer, 8)
+    model, optimizer = images(**options)
+    resumed = resume.init(model=model, optimizer=optimizer)
+    assert resumed.steps_done == 8
+    for path in (job / "store").rglob("000000008*"):
+        assert path.exists()
+    kept = optimizer.state[model[0].weight]["exp_avg"]
+    assert kept.stride() == model[0].weight.stride() != kept.contiguous().stride()
+    assert whole.keys() == model.state_dict().keys()
+
+
+def test_a_run_in_channels_last_with_a_fused_optimizer_goes_on_bit_for_bit(job):
+    model, optimizer = images(fused=True)
+    run = resume.init(model=model, optimizer=optimizer)
+    steps(run, model, optimizer, 4)
+    whole = steps(run, model, optimizer, 9)
+    for folder in ("commit", "data"):
+        for path in (job / "store" / "jobs" / "x" / "checkpoints" / folder).glob("*/*"):
+            if int(path.name[:9]) > 4:
+                subprocess.run(["rm", "-r", path], check=True)
+    model, optimizer = images(fused=True)
+    run = resume.init(model=model, optimizer=optimizer)
+    assert run.steps_done == 4
+    again = steps(run, model, optimizer, 9)
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last),
+        torch.arange(6).reshape(2, 3).T,
+        torch.arange(6).reshape(2, 3),
+        torch.empty(0, 3).T,
+        torch.tensor(2.5),
+        torch.arange(3).expand(2, 3),
+        torch.arange(12)[::2],
+    ],
+)
+def test_a_tensor_comes_back_with_its_strides_where_each_number_has_one_place(tensor):
+    tensors = {}
+    written = encode(tensor, "t", tensors)
+    plain = {"t": tensors["t"].contiguous().clone()}
+    read = decode(written, plain)
+    assert torch.equal(read, tensor)
+    assert read.stride() == (tensor.stride() if strides_of(tensor) else plain["t"].stride())
+
+
+@pytest.mark.parametrize("strides", [(1, 1), (0, 1), (6, 2), (3, 1, 1), (2**62, 1), (-3, 1)])
+def test_strides_that_cannot_be_are_damage_and_take_no_memory(strides):
+    with pytest.raises(ValueError, match="no tensor of"):
+        laid_out(torch.zeros(2, 3), strides)
+
+
+def test_state_of_another_type_than_its_weight_keeps_it(job):
+    """Optimizers for bf16 weights keep their moments, or weights too, in fp32; torch casts them down on loading."""
+
+    class Master(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            for group in self.param_groups:
+                for weight in group["params"]:
+                    kept = self.state[weight]
+                    kept.setdefault("master", weight.detach().float())
+                    kept.setdefault("deep", {"list": [torch.full((3,), 1 / 3)]})
+                    kept["master"] -= 1e-4
+
+    def made():
+        torch.manual_seed(0)
+        model = nn.Linear(3, 3).bfloat16()
+        optimizer = Master(model.parameters(), lr=0.1, momentum=0.9)
+        return resume.init(model=model, optimizer=optimizer), model, optimizer
+
+    def loss(model):
+        return model(torch.ones(1, 3, dtype=torch.bfloat16)).sum()
+
+    run, model, optimizer = made()
+    steps(run, model, optimizer, 2, loss)
+    before = optimizer.state[model.weight]
+    _, model, optimizer = made()
+    kept = optimizer.state[model.weight]
+    assert kept["master"].dtype == kept["deep"]["list"][0].dtype == torch.float32
+    assert torch.equal(kept["master"], before["master"])
+    assert torch.equal(kept["deep"]["list"][0], before["deep"]["list"][0])
+    assert kept["momentum_buffer"].dtype == torch.bfloat16
+
+
+class Growing(nn.Module):
+    """Caches positions as far as they were needed, as rotary embeddings do."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(1, 1)
+        self.register_buffer("cache", torch.zeros(4), persistent=False)
+        self.register_buffer("late", None, persistent=False)
+
+    def forward(self, length):
+        if length > len(self.cache):
+            self.cache = torch.arange(float(length))
+            self.late = torch.ones(2)
+        return self.line(self.cache[:length, None]).sum()
+
+
+def test_a_buffer_that_has_grown_comes_back_as_it_was(job):
+    def made():
+        torch.manual_seed(0)
+        model = Growing()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+        return resume.init(model=model, optimizer=optimizer), model, optimizer
+
+    run, model, optimizer = made()
+    steps(run, model, optimizer, 2, lambda model: model(8))
+    run, model, optimizer = made()
+    assert run.steps_done == 2
+    assert model.cache.tolist() == list(range(8))
+    assert "cache" not in model.state_dict()
+    steps(run, model, optimizer, 4, lambda model: model(8))
+
+
+def test_what_a_loop_of_its_own_draws_is_not_drawn_again_after_a_resume(job, capsys):
+    def drawn(until):
+        torch.manual_seed(0)
+        model = nn.Linear(1, 1)
+        run = resume.init(model=model)
+        numbers = []
+        while run.steps_done < until:
+            numbers.append(torch.rand(()).item())
+            run.step()
+        run._keeper._finish()
+        return run, numbers
+
+    _, first = drawn(4)
+    run, then = drawn(8)
+    assert not set(then[1:]) & set(first)
+    assert run.level is Level.BEST_EFFORT
+    assert "without `run.loader`" in capsys.readouterr().err
+
+
+@pytest.fixture
+def alone():
+    """A process group of one rank."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_a_replicated_model_is_found_however_deep_it_lies(alone):
+    def replicated(**options):
+        return DistributedDataParallel(nn.Linear(1, 1), **options)
+
+    class Wrapped(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self._forward_module = inner
+
+    assert rebuckets(Wrapped(Wrapped(replicated())))
+    assert rebuckets(nn.ModuleList([nn.Linear(1, 1), replicated()]))
+    assert rebuckets(torch.compile(replicated(), backend="eager"))
+    assert not rebuckets(Wrapped(replicated(find_unused_parameters=True)))
+    assert not rebuckets(nn.Linear(1, 1))
+
+
+class Accelerated(torch.optim.Optimizer):
+    """An optimizer around another that is none itself, as Accelerate's is."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self, closure=None):
+        self.optimizer.step(closure)
+
+
+def test_an_optimizer_inside_another_is_the_one_that_is_watched_and_saved(job):
+    model, inner = images()
+    run = resume.init(model=model, optimizer=Accelerated(inner))
+    steps(run, model, inner, 2)
+    before = inner.state[model[0].weight]["exp_avg"].clone()
+    model, inner = images()
+    assert resume.init(model=model, optimizer=Accelerated(inner)).steps_done == 2
+    assert torch.equal(inner.state[model[0].weight]["exp_avg"], before)
+
+
+def test_a_type_that_no_checkpoint_has_is_refused_by_the_tensors_name(job):
+    run, *_ = begin(odd=nn.ParameterDict({"one": nn.Parameter(torch.zeros(2, dtype=torch.complex128))}))
+    with pytest.raises(UsageError, match=r"cannot save odd\.one: no checkpoint has a form for torch\.complex128") as no:
+        run.step()
+    assert "float32" in no.value.hint
+
+
+def test_state_that_no_rank_has_whole_is_refused_at_once(job):
+    class ZeroRedundancyOptimizer(torch.optim.SGD):
+        pass
+
+    model = nn.Linear(1, 1)
+    with pytest.raises(UsageError, match="no rank has whole") as refused:
+        resume.init(model=model, optimizer=ZeroRedundancyOptimizer(model.parameters()))
+    assert "fully_shard" in refused.value.hint
+
+
+def test_a_script_that_ends_its_process_group_itself_leaves_with_the_code_of_who_was_asked_to(job):
+    (job / "attempt" / "stop.json").write_text('{"reason": "stop", "at": "2026-01-01T00:00:00+00:00"}')
+    (job / "train.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "from gpucloud import resume\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "try:\n"
+        "    run = resume.init(model=torch.nn.Linear(2, 2))\n"
+        "    while True:\n"
+        "        run.step()\n"
+        "finally:\n"
+        "    dist.destroy_process_group()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, job / "train.py"], capture_output=True, text=True, env=environment)
+    assert done.returncode == resume.run.SAVED_AND_LEFT, done.stderr
+
+
+HERE = surroundings(8, "whole", {"LOCAL_WORLD_SIZE": "8"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "why"),
+    [
+        ({}, Level.EXACT, ""),
+        ({"per_node": "4"}, Level.SAME_SAMPLES, "per_node 8 → 4"),
+        ({"world": 16, "per_node": "4"}, Level.SAME_SAMPLES, "world 8 → 16"),
+        ({"threads": 96}, Level.SAME_SAMPLES, f"threads {torch.get_num_threads()} → 96"),
+        ({"vectors": "NEON"}, Level.SAME_SAMPLES, f"vectors {HERE['vectors']} → NEON"),
+        ({"device": "mps"}, Level.BEST_EFFORT, "device cpu → mps"),
+        ({"cudnn": 91002, "threads": 96}, Level.BEST_EFFORT, "cudnn None → 91002"),
+    ],
+)
+def test_what_rounds_otherwise_is_not_called_exact(changes, level, why):
+    found = promised(HERE, {**HERE, **changes})
+    assert (found.level, why in found.reason) == (level, True)
+
+
+def test_ranks_spread_over_other_machines_are_seen(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert promised(HERE, surroundings(8, "whole")).level is Level.SAME_SAMPLES
+
+
+@pytest.mark.parametrize(
+    ("gpu", "compiled", "level"),
+    [(True, True, Level.SAME_SAMPLES), (True, False, Level.EXACT), (False, True, Level.EXACT)],
+)
+def test_kernels_that_are_chosen_by_their_speed_are_not_called_exact(monkeypatch, gpu, compiled, level):
+    cache = SimpleNamespace(PyCodeCache=SimpleNamespace(modules=[sys] if compiled else []))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setitem(sys.modules, "torch._inductor.codecache", cache)
+    assert tuned().level is level
+
+
+def test_code_that_inductor_made_is_seen_and_what_is_traced_alone_is_none(tmp_path):
+    """By what only torch knows, in this torch too; in a process of its own, for what was compiled stays."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import importlib\n"
+        "import torch\n"
+        "from gpucloud.resume.promise import tuned\n"
+        "torch.compile(lambda x: x * 2, backend='aot_eager')(torch.ones(2))\n"
+        "torch.cuda.is_available = lambda: True\n"
+        "print(tuned().level.value)\n"
+        "importlib.import_module('torch._inductor.codecache').PyCodeCache.load('ready = True')\n"
+        "print(tuned().level.value)\n"
+    )
+    told = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert told.stdout.split() == ["exact", "same_samples"], told.stderr

@@ -1,0 +1,191 @@
+"""What kind of state a job is in, in a few words: all that the next step may depend on, told apart by hand.
+
+Written down here anew, and not as the product tells it; `expected.txt` beside says what each kind is to lead to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from gpucloud.domain.agentstatus import AttemptStatus, RunState, Stop
+from gpucloud.domain.node import NodeState
+from gpucloud.domain.order import Order
+from gpucloud.domain.state import Attempt, ExitReason
+from gpucloud.domain.supervision.seen import Limits, NodeSeen, Readiness, Seen
+
+OUTSIDE = "outside"
+_AT_ONCE = timedelta(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What an order wants of whoever decides: `who` is one of outside, machine, machine of AWS."""
+
+    who: str
+    until: str
+    end: bool
+    keep: bool
+    drill: bool
+    nodes: int
+    fewest: int
+
+
+def wish_of(order: Order, who: str, now: datetime, *, leaves: bool = False) -> Wish:
+    """Return what the order wants now; a process that leaves stays only until the machines go on by themselves."""
+    resources = order.resolved.resources
+    return Wish(
+        who=who,
+        until="launched" if leaves else order.until.value,
+        end=order.end is not None or (order.deadline_at is not None and now >= order.deadline_at),
+        keep=order.keep and order.end is None,
+        drill=order.drill and who != "machine of AWS",
+        nodes=resources.nodes,
+        fewest=resources.least_nodes or resources.nodes,
+    )
+
+
+def kind_of(wish: Wish, seen: Seen, limits: Limits) -> str:
+    """Return the kind: the phase, who decides and what is wanted, then what is there."""
+    phase = phase_of(wish, seen)
+    if phase in ("over", "to end", "kept"):
+        return f"{phase} | {wish.who}"
+    if phase in ("works", "broken", "all over"):
+        facts = _during(seen.state.attempts[-1], wish, seen, limits)
+    else:
+        facts = _between(wish, seen, limits)
+    return " | ".join((phase, wish.who, _wanted(wish, seen), *facts))
+
+
+def phase_of(wish: Wish, seen: Seen) -> str:
+    """Return where the job is between its start and its end."""
+    state = seen.state
+    if state.status.ended:
+        return "over" if state.torn_down else "kept" if _is_kept(wish, seen) else "to end"
+    attempt = state.attempts[-1] if state.attempts else None
+    if attempt is not None and attempt.reason is None:
+        if all(_is_over(attempt, member.node_id, seen) for member in attempt.members):
+            return "all over"
+        gone = any(not _lives(_node(member.node_id, seen)) for member in attempt.members)
+        return "broken" if gone or attempt.ordered is not Stop.NO else "works"
+    return "between" if seen.group.exists else "no group"
+
+
+def _is_kept(wish: Wish, seen: Seen) -> bool:
+    armed = seen.group.armed_until
+    there = any(node.state is not NodeState.TERMINATED for node in seen.group.nodes)
+    stay = there or (armed is not None and armed > seen.now)
+    return wish.keep and seen.state.exit_reason is ExitReason.SUCCEEDED and stay
+
+
+def _wanted(wish: Wish, seen: Seen) -> str:
+    if wish.end:
+        return "to end"
+    return f"{wish.until}, drill" if wish.drill and not seen.state.drilled else wish.until
+
+
+def _between(wish: Wish, seen: Seen, limits: Limits) -> tuple[str, ...]:
+    if wish.end:
+        return ()
+    if seen.payable_until is None:
+        return (_money(seen), _news(seen))
+    if not seen.group.exists:
+        return (_money(seen),)
+    ready = sum(_is_usable(node, limits) and node.readiness is Readiness.READY for node in seen.nodes)
+    enough = "enough ready" if ready >= wish.fewest else "not ready"
+    return (_money(seen), _armed(seen), _level(wish, seen), enough, _news(seen))
+
+
+def _during(attempt: Attempt, wish: Wish, seen: Seen, limits: Limits) -> tuple[str, ...]:
+    condemned = "goes on"
+    if attempt.condemned is not None:
+        condemned = "leaves" if attempt.condemned.retried else "ends"
+    if wish.who != OUTSIDE and seen.payable_until is None and seen.lasts_until is None:
+        condemned = f"{condemned}, pays nothing"
+    if _outlives_its_end(attempt, seen, limits):
+        condemned = f"{condemned}, does not die"
+    return (condemned, _news(seen), *(["nobody answers"] if _nobody_answers(seen, limits) else []))
+
+
+def _outlives_its_end(attempt: Attempt, seen: Seen, limits: Limits) -> bool:
+    if attempt.ordered is not Stop.KILL or attempt.killed_at is None:
+        return False
+    alive = [_node(one.node_id, seen) for one in attempt.members if not _is_over(attempt, one.node_id, seen)]
+    answering = any(node is not None and node.silent_for < limits.silent for node in alive)
+    return answering and seen.now - attempt.killed_at >= timedelta(minutes=2)
+
+
+def _money(seen: Seen) -> str:
+    if seen.payable_until is not None:
+        return "pays a start"
+    return "pays the rest" if seen.lasts_until is not None else "pays nothing"
+
+
+def _armed(seen: Seen) -> str:
+    until = seen.group.armed_until
+    return "armed" if until is not None and until > seen.now else "not armed"
+
+
+def _level(wish: Wish, seen: Seen) -> str:
+    if any(one.pool == seen.state.pool and one.until > seen.now for one in seen.state.cooldowns):
+        return "pool refused" if seen.group.size or seen.group.counted else "pool refused, empty"
+    return "too few asked" if seen.group.size < wish.nodes else "asked for"
+
+
+def _nobody_answers(seen: Seen, limits: Limits) -> bool:
+    alive = [node for node in seen.nodes if _lives(node)]
+    return bool(alive) and all(node.silent_for >= limits.silent for node in alive)
+
+
+def _news(seen: Seen) -> str:
+    """What is to be done first about single machines."""
+    known = {one.node_id for one in seen.state.interruptions}
+    alive = [node for node in seen.nodes if _lives(node)]
+    fresh = [
+        node
+        for node in alive
+        if node.readiness is Readiness.NO and node.node.host_key and not node.node.relieved and not _notice(node)
+        and node.node.state is NodeState.RUNNING
+    ]  # fmt: skip
+    noticed = [node for node in alive if _notice(node)]
+    untold = [n for n in alive if n.readiness is Readiness.READY and not n.told and n.silent_for == _AT_ONCE]
+    bad = [node for node in alive if node.readiness is Readiness.FAILED]
+    facts = {
+        "fresh machine": bool(fresh),
+        "notice": any(node.node.id not in known for node in noticed),
+        "untold": bool(untold),
+        "taken soon": any(not node.node.relieved for node in noticed if node.node.id in known),
+        "unfit": bool(bad),
+    }
+    return next((name for name, holds in facts.items() if holds), "no news")
+
+
+def _notice(node: NodeSeen) -> bool:
+    return node.status is not None and node.status.notice is not None
+
+
+def _node(node_id: str, seen: Seen) -> NodeSeen | None:
+    return next((node for node in seen.nodes if node.node.id == node_id), None)
+
+
+def _lives(node: NodeSeen | None) -> bool:
+    return node is not None and node.node.state is not NodeState.TERMINATED
+
+
+def _is_usable(node: NodeSeen, limits: Limits) -> bool:
+    return _lives(node) and not node.node.relieved and not _notice(node) and node.silent_for < limits.silent
+
+
+def _part(attempt: Attempt, node: NodeSeen | None) -> AttemptStatus | None:
+    part = node.status.attempt if node is not None and node.status is not None else None
+    return part if part is not None and part.attempt == attempt.number else None
+
+
+def _is_over(attempt: Attempt, node_id: str, seen: Seen) -> bool:
+    node = _node(node_id, seen)
+    if node is None or not _lives(node):
+        return True
+    part = _part(attempt, node)
+    if part is None:
+        return attempt.ordered is not Stop.NO and node.heard
+    return part.state is RunState.EXITED

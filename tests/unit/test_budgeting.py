@@ -1,0 +1,199 @@
+"""A budget that is lowered from any terminal: the cloud has the closer shut-off, whoever drives the job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from types import SimpleNamespace
+
+import pytest
+
+from gpucloud.cli.budgeting import await_order
+from gpucloud.domain.armings import arming
+from gpucloud.domain.errors import BudgetTooSmall
+from gpucloud.domain.ledger import Terms
+from gpucloud.domain.offer import PricePoint
+from gpucloud.domain.state import Owner, Successor
+from gpucloud.domain.supervision.goal import rules_for
+from gpucloud.domain.supervision.prepaid import Wall
+from gpucloud.domain.supervision.seen import Limits, Rules
+from gpucloud.usecases.budgeting import bring_closer, least_usd, obey_here, standing
+from gpucloud.usecases.jobs import Asker
+from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.lease import take
+from gpucloud.usecases.start import Asked, Starter
+from tests.fakes.clock import JumpingClock
+from tests.fakes.memory_store import MemoryStore
+from tests.fakes.node_group import FakeNodeGroup
+from tests.unit.worlds import NOW, POOL, job, opened, order, put_job, state
+
+HOURS = timedelta(hours=8)
+GROUP = "gpucloud-digits"
+RULES = rules_for(HOURS, Rules())
+TAKES_OVER = Successor(pool=POOL, cap_usd_per_hour=Decimal("0.9"), at=NOW)
+
+
+class OnePrice:
+    """Implements `MarketData`: one machine costs 0.9 USD an hour."""
+
+    def offers(self, wanted):
+        return ()
+
+    def prices(self, pool, start, end):
+        return (PricePoint(since=start, usd_per_hour=Decimal("0.9")),)
+
+
+@pytest.fixture
+def asker():
+    """A job of one machine that drives itself, paid for eight hours of its 8 USD."""
+    clock = JumpingClock(NOW)
+    group = FakeNodeGroup(clock)
+    group.create(GROUP)
+    group.arm(GROUP, NOW + HOURS)
+    group.resize(GROUP, 1, POOL)
+    jobs = JobStore(MemoryStore(clock), "digits")
+    driven = state(drives_itself=True, order_number=1, paid_until=NOW + HOURS)
+    put_job(jobs, driven, unattended=HOURS, budget_usd=Decimal(8))
+    return Asker(jobs=jobs, market=OnePrice(), group=group, clock=clock, terms=Terms())
+
+
+def lowered(usd="0.5"):
+    return order("memory://", budget_usd=Decimal(usd), number=2)
+
+
+def armed(asker):
+    return asker.group.describe(GROUP).armed_until
+
+
+@pytest.mark.parametrize("promised", [NOW + HOURS, NOW + timedelta(minutes=28, seconds=50), NOW, None])
+def test_the_cloud_is_asked_what_is_armed_and_no_state_that_a_machine_wrote(asker, promised):
+    current, stored = asker.jobs.load()
+    asker.jobs.replace(replace(current, paid_until=promised), stored.version)
+
+    assert bring_closer(asker, lowered(), RULES)
+    assert armed(asker) == NOW + timedelta(
+        seconds=1730
+    )  # 0.5 USD less 210 s of reserve and a least charge of 60 s, at 0.9 an hour
+    assert not bring_closer(asker, lowered(), RULES)
+
+
+@pytest.mark.parametrize("faster", [1, 60])
+def test_a_start_and_the_budget_command_ask_for_the_same_least_sum(asker, faster):
+    """Both count what the cloud lists and no book knows, by the rules of the job's cloud."""
+    asker.group.resize(GROUP, 3, POOL)
+    known = asker.group.describe(GROUP).alive[0].id
+    current, stored = asker.jobs.load()
+    asker.jobs.replace(replace(current, attempts=(opened(known),)), stored.version)
+    asker.jobs.keep_spec(b"name: digits\n")
+    asker.clock.sleep(600)
+    rules = Rules(wall=Wall(reserve=Wall().reserve / faster), limits=Limits(save=Limits().save / faster))
+    starter = Starter(
+        store=asker.jobs.store,
+        market=asker.market,
+        account=None,
+        clock=asker.clock,
+        rules=rules,
+        terms=asker.terms,
+        group=asker.group,
+    )
+    least = Decimal(least_usd(asker, asker.state(), rules))
+    file = job(budget_usd=Decimal(8))
+
+    assert (len(asker.state().alive), standing(asker, asker.state()).alive) == (0, 3)
+    assert starter.start(file, b"name: digits\n", Asked(budget_usd=least)).order.budget_usd == least
+    with pytest.raises(BudgetTooSmall, match=f"at least {least:.2f} USD"):
+        starter.start(file, b"name: digits\n", Asked(budget_usd=least - Decimal("0.01")))
+
+
+def test_machines_that_the_level_asks_for_are_paid_for_though_they_are_not_there_yet(asker):
+    """One of two was taken, and the market has none for a moment: soon both cost again."""
+    asker.group.resize(GROUP, 2, POOL)
+    asker.group.capacity = 1
+    asker.group.interrupt(GROUP, asker.group.describe(GROUP).nodes[0].id, notice=False)
+    listed = asker.group.describe(GROUP)
+    assert (len(listed.alive), listed.size) == (1, 2)
+
+    assert bring_closer(asker, lowered("1"), RULES)
+    hours = Decimal((armed(asker) - NOW).total_seconds()) / 3600
+    assert hours * 2 * Decimal("0.9") <= 1
+    assert asker.jobs.armings() == ()
+
+
+def test_a_raised_budget_moves_nothing(asker):
+    assert not bring_closer(asker, lowered("20"), RULES)
+    assert armed(asker) == NOW + HOURS
+
+
+def test_a_budget_that_is_used_up_shuts_the_machines_off_at_once(asker):
+    asker.clock.sleep(3600)
+    assert bring_closer(asker, lowered("0.01"), RULES)
+    assert armed(asker) <= asker.clock.now()
+
+
+def test_whoever_has_the_lease_writes_down_the_order_once_the_cloud_has_its_shut_off(asker):
+    with take(asker.jobs, asker.clock) as lease:
+        assert obey_here(asker, lease, lowered(), RULES)
+    found = asker.state()
+
+    assert found.order_number == 2
+    assert found.paid_until == armed(asker) == NOW + timedelta(seconds=1730)
+
+
+def test_a_process_that_dies_at_the_cloud_has_not_said_that_the_order_is_in_force(asker, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def struck(group, until):
+        raise Killed
+
+    monkeypatch.setattr(asker.group, "arm", struck)
+    lease = take(asker.jobs, asker.clock)
+    with pytest.raises(Killed):
+        obey_here(asker, lease, lowered(), RULES)
+    found = asker.state()
+    assert (found.order_number, found.paid_until) == (1, NOW + HOURS)
+
+
+@pytest.mark.parametrize(
+    "lie", [{"cap_usd_per_hour": Decimal("0.01")}, {"cap_usd_per_hour": Decimal(0)}, {"group": None}]
+)
+def test_no_price_and_no_group_that_a_machine_wrote_keeps_a_budget_from_being_lowered(asker, lie):
+    asker.jobs.arm(arming(asker.state(), at=NOW, machines=1, until=NOW + HOURS))
+    current, stored = asker.jobs.load()
+    asker.jobs.replace(replace(current, **lie), stored.version)
+
+    assert bring_closer(asker, lowered(), RULES)
+    assert armed(asker) == NOW + timedelta(seconds=1730)
+
+
+def test_an_order_that_machines_claim_to_have_acted_on_is_acted_on_by_the_user(asker):
+    asker.jobs.arm(arming(asker.state(), at=NOW, machines=1, until=NOW + HOURS))
+    current, stored = asker.jobs.load()
+    asker.jobs.replace(replace(current, order_number=1_000_000), stored.version)
+    assert asker.state().order_number == 1
+
+    assert bring_closer(asker, replace(lowered(), unattended=HOURS), RULES)
+    assert asker.state().order_number == 2
+    with take(asker.jobs, asker.clock) as lease:
+        assert lease.state.order_number == 2
+
+
+@pytest.mark.parametrize("claimed", [1_000_000, 2, 1])
+@pytest.mark.parametrize("node", ["i-1", ""])
+def test_the_command_moves_the_shut_off_whatever_machines_say_and_waits_for_none_of_them(asker, claimed, node):
+    asker.jobs.arm(arming(asker.state(), at=NOW, machines=1, until=NOW + HOURS))
+    current, stored = asker.jobs.load()
+    owner = Owner(id="x", host="elsewhere", pid=1, started="", since=NOW, node=node)
+    asker.jobs.replace(replace(current, order_number=claimed, owner=owner, lease_s=1e9), stored.version)
+
+    await_order(None, SimpleNamespace(name="digits"), asker, replace(lowered(), unattended=HOURS), RULES)
+    assert armed(asker) == NOW + timedelta(seconds=1730)
+
+
+@pytest.mark.parametrize(("of_state", "machines"), [({}, 2), ({"successor": TAKES_OVER}, 4)])
+def test_the_closer_shut_off_is_told_of_for_as_many_machines_as_may_live_until_then(asker, of_state, machines):
+    current, stored = asker.jobs.load()
+    asker.jobs.replace(replace(current, **of_state), stored.version)
+    assert bring_closer(asker, replace(lowered(), unattended=HOURS), RULES)
+    assert [one.machines for one in asker.jobs.armings()] == [machines]

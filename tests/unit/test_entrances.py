@@ -1,0 +1,350 @@
+"""What stands before a job is supervised: name, secrets, key and code, the same for every command that comes to it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from gpucloud.adapters.home import Home, KnownJob
+from gpucloud.adapters.jobfile import read_job
+from gpucloud.adapters.ssh import generate_key
+from gpucloud.domain.errors import CredentialsError, ProvisionError, StoreError, UsageError
+from gpucloud.domain.job import Cloud, Job
+from gpucloud.domain.order import run_of
+from gpucloud.domain.state import ExitReason, JobState
+from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.orders import Orders
+from gpucloud.usecases.runs import current_run
+from gpucloud.usecases.world import World
+from gpucloud.wiring import Gpucloud
+from tests.fakes.agent import Training
+from tests.faults.process import Ended, run
+from tests.faults.rig import GROUP, JOB, Outside, Rigged
+from tests.faults.strikes import Strikes
+from tests.unit import worlds
+from tests.unit.worlds import put_job
+
+SECRET = "SECRET_OF_THE_TEST"
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Outside:
+    return Outside(tmp_path)
+
+
+def give(outside: Outside, *words: str, at: int | None = None) -> Ended:
+    """Give a command as a process of its own; with `at`, killed at that call."""
+    strikes = Strikes(at=at)
+    named = tuple(str(outside.file) if word == outside.file.name else word for word in words)
+    return run(named, outside.over(strikes), strikes)
+
+
+def state(outside: Outside) -> JobState:
+    loaded = JobStore(outside.store, JOB).load()
+    assert loaded is not None
+    return loaded[0]
+
+
+def alive(outside: Outside) -> int:
+    return len(outside.cloud.describe(GROUP).alive)
+
+
+def write(outside: Outside, more: str) -> None:
+    outside.file.write_text(outside.file.read_text() + more)
+    outside.job = read_job(outside.file)
+
+
+@pytest.mark.parametrize("command", [("train",), ("train", "--detach"), ("up",)])
+def test_a_job_that_is_refused_for_want_of_a_secret_has_ordered_nothing(outside: Outside, command) -> None:
+    write(outside, f"secrets: [{SECRET}]\n")
+    refused = give(outside, command[0], "small.yaml", *command[1:])
+
+    assert (refused.code, SECRET in refused.stderr) == (UsageError.exit_code, True)
+    assert (outside.store.list(""), outside.home.known()) == ((), ())
+    assert give(outside, "reconcile", "--all").code == 0
+    assert alive(outside) == 0
+
+
+def test_a_start_that_is_refused_for_want_of_a_secret_leaves_the_order_as_it_was(outside: Outside) -> None:
+    give(outside, "train", "small.yaml", at=130)
+    before = outside.store.get(f"jobs/{JOB}/control/order.json")
+    write(outside, f"secrets: [{SECRET}]\n")
+
+    assert give(outside, "train", "small.yaml").code == UsageError.exit_code
+    after = outside.store.get(f"jobs/{JOB}/control/order.json")
+    assert before is not None
+    assert after is not None
+    assert after.version == before.version
+
+
+def test_a_name_that_another_store_has_is_refused_before_anything_stands_in_the_new_one(tmp_path: Path) -> None:
+    old, new = Outside(tmp_path / "old"), Outside(tmp_path / "new")
+    give(old, "train", "small.yaml", at=130)
+    assert alive(old) == 2
+    elsewhere = KnownJob(name=JOB, store="memory://old", file=old.file, cloud=Cloud.LOCAL)
+    new.home.remember(elsewhere)
+
+    strikes = Strikes()
+    cloud = new.over(strikes)
+    here = cloud.store_of
+    cloud.store_of = lambda known: old.store if known.store == elsewhere.store else here(known)  # type: ignore[attr-defined, method-assign]
+    refused = run(("train", str(new.file)), cloud, strikes)
+
+    assert (refused.code, "is unfinished" in refused.stderr) == (UsageError.exit_code, True), refused.stderr
+    assert new.store.list("") == ()
+    assert new.home.find(JOB) == elsewhere
+
+
+class Keyed(Rigged):
+    """gpucloud of one process whose clusters have keys; `came` are the jobs that it supervised."""
+
+    def __init__(self, outside: Outside, strikes: Strikes) -> None:
+        super().__init__(outside, strikes)
+        self.came: list[tuple[Job, bool]] = []
+
+    def require_key(self, known: Any, state: Any) -> None:
+        Gpucloud.require_key(self, known, state)
+
+    def world(self, job: Job, name: str, *, goes_on: bool = True, unattended: Any = None) -> World:
+        if goes_on:
+            generate_key(self.home.key(name))
+        self.came.append((job, goes_on))
+        return super().world(job, name, goes_on=goes_on, unattended=unattended)
+
+
+def come(outside: Outside, *words: str, at: int | None = None) -> tuple[Ended, list[tuple[Job, bool]]]:
+    strikes = Strikes(at=at)
+    cloud = Keyed(outside, strikes)
+    return run(words, cloud, strikes), cloud.came
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Outside:
+    """A job whose attempt runs, its code in a folder of its own, and whose supervisor is gone."""
+    outside = Outside(tmp_path / "laptop", Training(nodes=2, steps=4000, every=1000, step_s=0.5))
+    (outside.folder / "code").mkdir()
+    (outside.folder / "train.py").rename(outside.folder / "code" / "train.py")
+    write(outside, "code: code\noutputs: [results/]\n")
+    for at in range(150, 550, 10):
+        come(outside, "train", str(outside.file), at=at)
+        attempt = state(outside).attempt
+        if attempt is not None and all(outside.fleet.machine(m.node_id).part for m in attempt.members):
+            break
+    outside.pass_by(20)
+    return outside
+
+
+def order_its_end(outside: Outside) -> None:
+    Orders(jobs=JobStore(outside.store, JOB), clock=outside.clock).end()
+
+
+def pass_until_over(outside: Outside) -> tuple[str, list[Job]]:
+    said, came = "", []
+    for _ in range(10):
+        ended, jobs = come(outside, "reconcile", JOB)
+        said, came = said + ended.stderr, [*came, *(job for job, _ in jobs)]
+        outside.pass_by(20)
+        if state(outside).torn_down:
+            break
+    return said, came
+
+
+def test_a_pass_that_goes_on_with_an_end_saves_by_the_code_in_the_store_where_the_folder_is_gone(training) -> None:
+    order_its_end(training)
+    shutil.rmtree(training.folder / "code")
+    said, came = pass_until_over(training)
+
+    [attempt] = state(training).attempts
+    assert (state(training).torn_down, attempt.saved_step) == (True, attempt.last_step), said
+    assert (came[0].code / "train.py").is_file()
+
+
+@pytest.mark.parametrize("command", ["reconcile", "down"])
+def test_whoever_cannot_save_a_job_that_is_to_end_says_why_and_ends_it(training, command) -> None:
+    order_its_end(training)
+    shutil.rmtree(training.folder / "code")
+    shutil.rmtree(training.folder / "home" / "cache")
+    for key in training.store.list(f"jobs/{JOB}/control/code/"):
+        training.store.delete(key)
+    ended, _ = come(training, command, JOB)
+
+    assert ended.stderr.count("is not there") == 1, ended.stderr
+    assert "ending the machines without a last save" in ended.stderr
+    assert (alive(training), state(training).torn_down) == (0, True)
+
+
+def test_a_store_that_is_out_for_a_moment_costs_no_last_save(training, monkeypatch) -> None:
+    order_its_end(training)
+    shutil.rmtree(training.folder / "home" / "cache")
+
+    def out(*_: object) -> bytes:
+        raise StoreError("SlowDown", may_pass=True)
+
+    with monkeypatch.context() as here:
+        here.setattr(JobStore, "code", out)
+        assert come(training, "reconcile", JOB)[0].code == StoreError.exit_code
+    assert alive(training) == 2
+    pass_until_over(training)
+    [attempt] = state(training).attempts
+    assert attempt.saved_step == attempt.last_step
+
+
+@pytest.mark.parametrize(
+    "words", [("train", "FILE"), ("train", "FILE", "--detach"), ("up", "FILE"), ("reconcile", JOB)]
+)
+def test_machines_whose_key_is_not_here_are_gone_on_with_by_nobody_and_no_key_is_made(training, words) -> None:
+    key = training.home.key(JOB)
+    key.unlink()
+    before = JobStore(training.store, JOB).order()
+    ended, came = come(training, *(str(training.file) if word == "FILE" else word for word in words))
+
+    assert (ended.code, "SSH key is not here" in ended.stderr) == (CredentialsError.exit_code, True), ended.stderr
+    assert (came, key.exists(), JobStore(training.store, JOB).order()) == ([], False, before)
+
+
+@pytest.mark.parametrize("command", ["down", "reconcile"])
+def test_a_job_is_ended_without_its_key_which_nobody_makes_for_that(training, command) -> None:
+    key = training.home.key(JOB)
+    key.unlink()
+    order_its_end(training)
+    ended, _ = come(training, command, JOB)
+
+    assert "SSH key is not here" in ended.stderr
+    assert (alive(training), state(training).torn_down, key.exists()) == (0, True, False)
+
+
+def test_what_ends_a_job_makes_no_key_and_what_begins_one_does(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.delenv("GPUCLOUD_SSH_KEY", raising=False)
+    (tmp_path / "job.yaml").write_text("name: digits\nbudget: 1USD\nrun: train.py\n")
+    (tmp_path / "train.py").touch()
+    cloud = Gpucloud(Home(tmp_path / "home"))
+    job = replace(cloud.read_job(tmp_path / "job.yaml"), store=str(tmp_path / "store"))
+
+    ends = cloud.world(job, "digits", goes_on=False)
+    assert (ends.public_key, ends.key, cloud.home.key("digits").exists()) == ("", b"", False)
+    begins = cloud.world(job, "digits")
+    again = cloud.world(job, "digits", goes_on=False)
+    assert begins.public_key.startswith("ssh-ed25519 ")
+    assert (again.public_key, again.key) == (begins.public_key, begins.key)
+
+
+class Beside:
+    """A process in the background: over the same fakes, with what is meant to befall it; it has ended at once."""
+
+    pid = 7
+
+    def __init__(self, befalls: Callable[[], Ended], stdout: Any) -> None:
+        ended = befalls()
+        stdout.write(f"{ended.stderr}{ended.stdout}".encode())
+        self.returncode = ended.code
+
+    def poll(self) -> int:
+        return self.returncode
+
+
+def detach(outside: Outside, befalls: Callable[[tuple[str, ...]], Ended], *words: str) -> Ended:
+    def child(argv: Sequence[str], *, stdout: Any, **_: object) -> Beside:
+        return Beside(lambda: befalls(tuple(argv[3:])), stdout)
+
+    with mock.patch("gpucloud.cli.launching.subprocess", SimpleNamespace(Popen=child, DEVNULL=-3)):
+        return give(outside, "train", "small.yaml", "--detach", *words)
+
+
+def stopped(outside: Outside) -> None:
+    """Have the job end by `down`, some of its steps done."""
+    give(outside, "train", "small.yaml", at=130)
+    assert give(outside, "down", JOB).code == 0
+    assert state(outside).exit_code == ExitReason.STOPPED.exit_code
+
+
+def test_what_keeps_the_process_in_the_background_from_a_job_is_the_answer_of_detach(outside, monkeypatch) -> None:
+    write(outside, f"secrets: [{SECRET}]\n")
+    monkeypatch.setenv(SECRET, "x")
+    stopped(outside)
+
+    def without_it(words: tuple[str, ...]) -> Ended:
+        monkeypatch.delenv(SECRET)
+        return give(outside, *words)
+
+    ended = detach(outside, without_it)
+    assert (ended.code, SECRET in ended.stderr) == (UsageError.exit_code, True), ended.stderr
+    assert "in the background" not in ended.stdout
+    monkeypatch.setenv(SECRET, "x")
+    told = json.loads(detach(outside, without_it, "--json").stdout)["error"]
+    assert (told["code"], told["exit_code"]) == ("usage", 2)
+    assert SECRET in told["message"]
+
+
+def test_a_process_in_the_background_that_is_killed_at_once_is_no_success(outside: Outside) -> None:
+    stopped(outside)
+    ended = detach(outside, lambda _: Ended(code=-9, stdout="", stderr="{\n[]\n"))
+    assert (ended.code, "ended at once with code -9" in ended.stderr) == (1, True), ended.stderr
+
+
+@pytest.mark.parametrize("reason", [ExitReason.SUCCEEDED, ExitReason.IDLE])
+def test_a_job_that_is_over_before_anybody_looks_is_told_as_it_ended(tmp_path: Path, reason: ExitReason) -> None:
+    outside = Outside(tmp_path, Training(steps=200, gpu_use=5 if reason is ExitReason.IDLE else 90))
+    write(outside, "idle: {below: 30, for: 1 min}\n")
+    ended = detach(outside, lambda words: give(outside, *words))
+
+    assert (ended.code, state(outside).exit_reason, state(outside).torn_down) == (reason.exit_code, reason, True)
+    assert state(outside).status.value in ended.stdout
+    assert "in the background" not in ended.stdout
+
+
+def test_a_run_that_lacks_its_teardown_alone_is_torn_down_whatever_one_would_cost_now(outside, monkeypatch) -> None:
+    destroy = outside.provisioner.destroy
+
+    def fails(group: str, *, story: Any) -> None:
+        raise ProvisionError("DependencyViolation", hint="again")
+
+    outside.provisioner.destroy = fails  # type: ignore[method-assign]
+    come(outside, "train", str(outside.file))
+    assert (state(outside).exit_reason, state(outside).torn_down) == (ExitReason.SUCCEEDED, False)
+
+    outside.provisioner.destroy = destroy  # type: ignore[method-assign]
+    monkeypatch.setattr(outside.market, "offers", lambda _: ())
+    write(outside, f"secrets: [{SECRET}]\n")
+    outside.home.key(JOB).unlink()
+    shutil.rmtree(outside.folder / "home" / "cache")
+    ended, came = come(outside, "train", str(outside.file))
+    assert (ended.code, state(outside).torn_down, outside.cloud.describe(GROUP).exists) == (0, True, False), (
+        ended.stderr
+    )
+    assert [goes_on for _, goes_on in came] == [False]
+
+
+def test_a_job_that_is_ended_unsaved_names_its_outputs_as_missing(training) -> None:
+    order_its_end(training)
+    training.home.key(JOB).unlink()
+    ended, _ = come(training, "down", JOB)
+    assert "outputs: results/ stayed where attempt 1 ran: it was ended without a last save" in ended.stdout, (
+        ended.stderr
+    )
+
+
+def test_a_damaged_order_that_is_replaced_leaves_the_run_its_number(outside: Outside) -> None:
+    for name, number in ((f"{JOB}-2", 2), (f"{JOB}-3", 3)):
+        put_job(JobStore(outside.store, name), worlds.state(job=name), base=JOB, run=number)
+    outside.store.put(f"jobs/{JOB}-3/control/order.json", b"{?")
+    Orders(jobs=JobStore(outside.store, f"{JOB}-3"), clock=outside.clock).end_in_place(outside.job, "here")
+
+    found = current_run(outside.store, JOB, outside.clock)
+    assert found is not None
+    assert (found.name, found.given.order.base, found.given.order.run) == (f"{JOB}-3", JOB, 3)
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "run"),
+    [("gpt", "gpt", 1), ("gpt", "gpt-12", 12), ("gpt-2", "gpt-2", 1), ("gpt", "gpt-x", None), ("gpt", "other-2", None)],
+)
+def test_a_runs_number_is_told_by_its_name(base: str, name: str, run: int | None) -> None:
+    assert run_of(base, name) == run

@@ -1,0 +1,189 @@
+"""The user's folder is the user's only: what lies there is obeyed."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gpucloud.adapters.home import KnownJob, open_home
+from gpucloud.adapters.worktree import HashCache, read_tree
+from gpucloud.domain.errors import UsageError
+from gpucloud.wholefile import write_whole
+
+OTHER = 12345
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    folder = tmp_path / "above" / "home"
+    monkeypatch.setenv("GPUCLOUD_HOME", str(folder))
+    (tmp_path / "above").mkdir()
+    return folder
+
+
+def test_a_home_is_made_for_its_owner_only(home):
+    open_home()
+
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+def test_a_home_within_a_code_folder_is_not_sent_to_machines(tmp_path, monkeypatch):
+    """Its keys sign orders and open machines: a machine is not its owner."""
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path / "code" / "own"))
+    (tmp_path / "code").mkdir(mode=0o755)
+    (tmp_path / "code" / "train.py").touch()
+    open_home().remember(KnownJob(name="digits", store="file:///x", file=tmp_path / "job.yaml"))
+    tree = read_tree(tmp_path / "code", HashCache(None, tmp_path / "code"))
+    assert [entry.path for entry in tree.entries if entry.sha256 is not None] == ["train.py"]
+
+
+def test_a_folder_that_holds_code_is_left_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path))
+    tmp_path.chmod(0o755)
+    (tmp_path / "train.py").touch()
+    open_home()
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o755])
+def test_a_home_that_others_may_read_at_most_is_taken(home, mode):
+    home.mkdir()
+    home.chmod(mode)
+
+    assert open_home().root == home
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o702])
+def test_a_home_that_others_may_write_to_is_refused_in_one_line(home, mode):
+    home.mkdir()
+    home.chmod(mode)
+
+    with pytest.raises(UsageError) as caught:
+        open_home()
+
+    assert caught.value.message == f"others may write to {home}, and what lies there is obeyed"
+    assert caught.value.hint == f"chmod go-w {home}"
+
+
+def test_a_home_that_another_group_may_write_to_is_refused(home):
+    home.mkdir()
+    _give(home, -1, OTHER)
+    home.chmod(0o770)
+
+    with pytest.raises(UsageError, match="others may write"):
+        open_home()
+
+
+def test_a_home_of_somebody_else_is_refused(home):
+    home.mkdir()
+    _give(home, OTHER, -1)
+
+    with pytest.raises(UsageError, match="another user"):
+        open_home()
+
+
+def test_a_folder_above_that_others_may_write_to_is_refused_unless_it_is_sticky(home):
+    home.parent.chmod(0o777)
+    with pytest.raises(UsageError, match=str(home.parent)):
+        open_home()
+
+    home.parent.chmod(0o1777)
+    assert open_home().root == home
+
+
+def test_a_link_to_an_open_folder_is_refused(home):
+    (home.parent / "open").mkdir()
+    (home.parent / "open").chmod(0o777)
+    home.symlink_to(home.parent / "open")
+
+    with pytest.raises(UsageError, match="others may write"):
+        open_home()
+
+
+@pytest.mark.parametrize("beyond", ["", "/inner"])
+def test_a_link_that_others_may_move_is_refused_wherever_it_stands_on_the_way(home, monkeypatch, beyond):
+    (home.parent / "real" / "inner").mkdir(parents=True)
+    (home.parent / "shared").mkdir()
+    (home.parent / "shared").chmod(0o777)
+    (home.parent / "shared" / "link").symlink_to("../real")
+    home.symlink_to(home.parent / "shared" / "link")
+    for way in (home.parent / "shared" / "link", home):
+        monkeypatch.setenv("GPUCLOUD_HOME", f"{way}{beyond}")
+        with pytest.raises(UsageError, match=f"others may write to {home.parent / 'shared'},"):
+            open_home()
+
+    (home.parent / "shared").chmod(0o1777)
+    assert open_home().root == Path(f"{home.parent}/real{beyond}")
+
+
+def test_a_link_of_somebody_else_is_refused_where_others_may_make_links(home):
+    (home.parent / "real").mkdir()
+    home.parent.chmod(0o1777)
+    home.symlink_to("real")
+    assert open_home().root == home.parent / "real"
+    if os.geteuid() != 0:
+        pytest.skip("needs another user's files")
+    os.chown(home, OTHER, -1, follow_symlinks=False)
+
+    with pytest.raises(UsageError, match=f"{home} belongs to another user"):
+        open_home()
+
+
+def test_a_home_stays_where_it_was_looked_at_wherever_a_link_leads_by_and_by(home):
+    for name in ("real", "other"):
+        (home.parent / name).mkdir()
+    home.symlink_to("real")
+    opened = open_home()
+    home.unlink()
+    home.symlink_to("other")
+
+    opened.remember(KnownJob(name="digits", store="file:///x", file=home / "job.yaml"))
+
+    assert list((home.parent / "other").iterdir()) == []
+    assert opened.root == home.parent / "real"
+
+
+def test_what_a_command_writes_is_its_owners_whatever_the_umask_is(home):
+    script = "import os, sys; os.umask(0); from gpucloud.__main__ import main; main()"
+    env = {**os.environ, "GPUCLOUD_HOME": str(home)}
+
+    subprocess.run([sys.executable, "-c", script, "keys"], env=env, check=True, capture_output=True)
+    answer = subprocess.run([sys.executable, "-c", script, "init"], env=env, check=True, capture_output=True, cwd=home)
+
+    made = list(home.rglob("*"))
+    assert answer.stdout
+    assert len(made) >= 3
+    assert [path for path in made if path.stat().st_mode & 0o077] == []
+
+
+def test_the_agents_folder_on_a_node_is_its_users_only_around_trees_that_are_alike_everywhere(tmp_path):
+    root = tmp_path / ".gpucloud"
+    root.mkdir(mode=0o755)
+    script = f"from gpucloud.adapters.receiver import main; main({str(root / 'code')!r}, '0' * 64)"
+
+    subprocess.run([sys.executable, "-c", script], input=b"", check=True, capture_output=True)
+
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    assert stat.S_IMODE((root / "code").stat().st_mode) == 0o755
+
+
+def _give(folder, user, group):
+    if os.geteuid() != 0:
+        pytest.skip("needs another user's files")
+    os.chown(folder, user, group)
+
+
+def test_what_processes_and_threads_write_at_once_is_one_of_what_they_wrote(tmp_path):
+    path = tmp_path / "file"
+    contents = [str(number) * 100_000 for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        for lasting in (False, True):
+            list(pool.map(lambda text, lasting=lasting: write_whole(path, text, lasting=lasting), contents * 4))
+            assert path.read_text() in contents
+    assert (list(tmp_path.iterdir()), path.stat().st_mode & 0o777) == ([path], 0o600)

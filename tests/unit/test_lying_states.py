@@ -1,0 +1,326 @@
+"""Whatever machines that drive a job write into its prefix, `down` ends them and shows that nothing is left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from gpucloud.adapters.home import KnownJob
+from gpucloud.cli import ending
+from gpucloud.domain import codec
+from gpucloud.domain.armings import arming
+from gpucloud.domain.bounds import RECORD_BYTES
+from gpucloud.domain.errors import CredentialsError, ProvisionError, ToolMissing
+from gpucloud.domain.state import ExitReason, JobState, NodeLife, Owner
+from gpucloud.usecases.jobstore import JobStore
+from tests.fakes.agent import Training
+from tests.faults.process import Ended, run
+from tests.faults.rig import GROUP, JOB, Outside
+from tests.faults.strikes import Blow, Strikes
+
+OWNER = Owner(
+    id="x", host="ip-10-0-0-7", pid=1, started="1", since=datetime.fromisoformat("2026-03-01T12:00Z"), node="i-1"
+)
+
+
+def left_to_its_machines(folder: Path, *, drive: bool = True) -> Outside:
+    """A job whose machines train, behind a shut-off of eight hours, and whose supervisor is gone."""
+    outside = Outside(folder, training=Training(nodes=2, steps=4000, every=100, step_s=0.5))
+    key = folder / "home" / "keys" / "made" / JOB
+    key.parent.mkdir(parents=True)
+    key.write_text("k")
+    for at in range(150, 550, 10):
+        strikes = Strikes(blow=Blow.KILL, at=at)
+        run(("train", str(outside.file)), outside.over(strikes), strikes)
+        attempt = state(outside).attempt
+        if attempt is not None and all(outside.fleet.machine(m.node_id).part for m in attempt.members):
+            break
+    now = outside.clock.now()
+    if drive:
+        jobs(outside).arm(arming(state(outside), at=now, machines=2, until=now + timedelta(hours=8)))
+    outside.pass_by(20)  # the supervisor's lease is over
+    return outside
+
+
+def jobs(outside: Outside) -> JobStore:
+    return JobStore(outside.store, JOB)
+
+
+def state(outside: Outside) -> JobState:
+    loaded = jobs(outside).load()
+    assert loaded is not None
+    return loaded[0]
+
+
+def down(outside: Outside) -> Ended:
+    strikes = Strikes()
+    return run(("down", JOB), outside.over(strikes), strikes)
+
+
+def life(own: JobState, **changes: object) -> JobState:
+    plain = NodeLife(node_id="i-9", pool=own.pool, launched_at=datetime.fromisoformat("2026-03-01T12:00Z"))
+    return replace(own, nodes=(*own.nodes, replace(plain, **changes)))  # type: ignore[arg-type]
+
+
+def written(change: Callable[[JobState], JobState]) -> Callable[[Outside], bytes]:
+    return lambda outside: codec.to_json(change(state(outside))).encode()
+
+
+LIES: dict[str, Callable[[Outside], bytes]] = {
+    "nothing readable": lambda _: b"{",
+    "nothing": lambda _: b"",
+    "more than is read": lambda _: b"[" * (RECORD_BYTES + 1),
+    "depths without an end": lambda _: b"[" * 1000000,
+    "another version": lambda _: b'{"version":99}',
+    "a lease for ever": written(lambda own: replace(own, lease_s=1e9, owner=OWNER)),
+    "a lease beyond all numbers": written(lambda own: replace(own, lease_s=1e300, owner=OWNER)),
+    "a machine from the end of time": lambda outside: written(
+        lambda own: life(own, launched_at=datetime.fromisoformat("2100-01-01T00:00:00Z"))
+    )(outside).replace(b"2100-01-01T00:00:00", b"9999-12-31T23:59:59"),
+    "a machine of a type that nobody has": written(
+        lambda own: life(own, pool=replace(own.pool, instance_type="nope.1"))
+    ),
+    "members that no group has": written(
+        lambda own: replace(
+            own,
+            attempts=tuple(
+                replace(one, members=tuple(replace(m, rank=10**9) for m in one.members)) for one in own.attempts
+            ),
+        )
+    ),
+    "a job that has ended and left nothing": written(
+        lambda own: replace(own, group=None, torn_down=True, drives_itself=False)
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_state_that_its_machines_wrote_keeps_nobody_from_ending_them(tmp_path: Path, lie: str) -> None:
+    outside = left_to_its_machines(tmp_path)
+    assert len(outside.cloud.describe(GROUP).alive) == 2
+    outside.store.put(f"jobs/{JOB}/state.json", LIES[lie](outside))
+    ended = down(outside)
+    assert (outside.cloud.describe(GROUP).alive, ended.code) == ((), 0), ended.stderr
+    assert (state(outside).exit_reason, state(outside).torn_down) == (ExitReason.STOPPED, True)
+    assert jobs(outside).armings()[-1].machines == 0
+
+
+def test_what_was_unreadable_is_put_aside_and_not_lost(tmp_path: Path) -> None:
+    outside = left_to_its_machines(tmp_path)
+    outside.store.put(f"jobs/{JOB}/state.json", b"{?")
+    down(outside)
+    [kept] = outside.store.list(f"jobs/{JOB}/control/put-aside/")
+    found = outside.store.get(kept)
+    assert found is not None
+    assert found.data == b"{?"
+
+
+class Stuck(BaseException):
+    """The command asks and asks."""
+
+
+@pytest.mark.parametrize("names", [("i-1",), ("i-1", "i-2")], ids=["one name", "a new name each time"])
+def test_a_machine_that_keeps_the_job_and_does_not_end_it_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    """It renews its lease for as long as it lives, whatever the order says."""
+    monkeypatch.setattr(ending, "_MACHINE_ENDS_WITHIN", timedelta(minutes=1))
+    outside = left_to_its_machines(tmp_path)
+    holds, look, turns = state(outside), outside.look, count()
+    looks = count()
+
+    def renews(call: str) -> None:
+        look(call)
+        if outside.cloud.describe(GROUP).alive:
+            owner = replace(OWNER, node=names[next(turns) // 7 % len(names)])
+            outside.store.put(f"jobs/{JOB}/state.json", codec.to_json(replace(holds, owner=owner)).encode())
+            if next(looks) > 20000:
+                raise Stuck
+
+    began = outside.clock.now()
+    outside.look = renews  # type: ignore[method-assign]
+    renews("")
+    ended = down(outside)
+    assert ended.code == 0, ended.stderr
+    assert outside.cloud.describe(GROUP).alive == ()
+    assert outside.clock.now() - began < timedelta(minutes=3)
+
+
+def test_a_damaged_state_that_no_machine_could_write_is_said_and_nothing_is_ended(tmp_path: Path) -> None:
+    outside = left_to_its_machines(tmp_path, drive=False)
+    outside.store.put(f"jobs/{JOB}/state.json", b"{")
+    ended = down(outside)
+    assert ended.code == 15
+    assert len(outside.cloud.describe(GROUP).alive) == 2
+
+
+def test_one_jobs_lie_keeps_nobody_from_the_next_job(tmp_path: Path) -> None:
+    outside = left_to_its_machines(tmp_path)
+    outside.store.put(f"jobs/{JOB}/state.json", LIES["a lease beyond all numbers"](outside))
+    outside.home.remember(KnownJob(name="zebra", store=outside.store.url, file=outside.file))
+    strikes = Strikes()
+    ended = run(("reconcile", "--all", "--json"), outside.over(strikes), strikes)
+    assert {one["job"] for one in json.loads(ended.stdout)["jobs"]} >= {"zebra"}
+
+
+@pytest.mark.parametrize(
+    "order", [b"garbage", b'{"order":"{\\"version\\":1}"}', None], ids=["damaged", "no order", "gone"]
+)
+@pytest.mark.parametrize("file", [True, False], ids=["with its file", "without"])
+def test_a_job_whose_order_nobody_can_read_is_ended_all_the_same(
+    tmp_path: Path, order: bytes | None, *, file: bool
+) -> None:
+    outside = left_to_its_machines(tmp_path, drive=False)
+    key = f"jobs/{JOB}/control/order.json"
+    outside.store.delete(key)
+    if order is not None:
+        outside.store.put(key, order)
+    if not file:
+        outside.file.unlink()
+    ended = down(outside)
+    assert (outside.cloud.describe(GROUP).alive, ended.code) == ((), 0), ended.stderr
+    assert "ending the job by an order of your own in its place" in ended.stderr
+    assert state(outside).torn_down
+
+
+@pytest.mark.parametrize(
+    "words", [("train", "FILE"), ("train", JOB), ("budget", JOB), ("reconcile", JOB)], ids=" ".join
+)
+@pytest.mark.parametrize("order", [b"{", None], ids=["damaged", "gone"])
+def test_no_second_run_begins_beside_machines_whose_order_nobody_can_read(
+    tmp_path: Path, order: bytes | None, words: tuple[str, str]
+) -> None:
+    outside = left_to_its_machines(tmp_path, drive=False)
+    key, strikes = f"jobs/{JOB}/control/order.json", Strikes()
+    outside.store.delete(key)
+    if order is not None:
+        outside.store.put(key, order)
+    ended = run(tuple(str(outside.file) if word == "FILE" else word for word in words), outside.over(strikes), strikes)
+    assert (ended.code, ended.stderr.splitlines()[-1]) == (15, f"hint: gpucloud down {JOB}")
+    assert [name for name in outside.store.list("jobs/") if not name.startswith(f"jobs/{JOB}/")] == []
+    assert len(outside.cloud.describe(GROUP).alive) == 2
+
+
+def test_an_order_of_a_newer_gpucloud_is_not_written_over(tmp_path: Path) -> None:
+    outside = left_to_its_machines(tmp_path, drive=False)
+    stored = outside.store.get(f"jobs/{JOB}/control/order.json")
+    assert stored is not None
+    newer = json.loads(stored.data)
+    newer["order"] = json.dumps({**json.loads(newer["order"]), "version": 99})
+    outside.store.put(f"jobs/{JOB}/control/order.json", json.dumps(newer).encode())
+    assert down(outside).code == 15
+    assert len(outside.cloud.describe(GROUP).alive) == 2
+
+
+def attended_again(outside: Outside) -> None:
+    """The machines drove the job for a while; it was taken back since."""
+    at, until = outside.clock.now() - timedelta(hours=2), outside.clock.now() - timedelta(hours=1)
+    jobs(outside).arm(arming(state(outside), at=at, machines=2, until=until))
+    jobs(outside).arm(arming(state(outside), at=at + timedelta(minutes=1), machines=0, until=at))
+
+
+class Failing:
+    """A call of the cloud that fails so many times."""
+
+    def __init__(self, error: Exception, call: Callable[..., object], times: int) -> None:
+        self._error, self._call, self._left = error, call, times
+
+    def __call__(self, *given: object, **named: object) -> object:
+        self._left -= 1
+        if self._left >= 0:
+            raise self._error
+        return self._call(*given, **named)
+
+
+@pytest.mark.parametrize("driven", ["never", "before", "now"])
+@pytest.mark.parametrize(
+    "error",
+    [ProvisionError("terraform: DependencyViolation"), ToolMissing("terraform is not on PATH"), CredentialsError("no")],
+)
+def test_what_fails_on_the_users_side_puts_no_good_state_aside(tmp_path: Path, driven: str, error: Exception) -> None:
+    outside = left_to_its_machines(tmp_path, drive=driven == "now")
+    if driven == "before":
+        attended_again(outside)
+    destroy = outside.provisioner.destroy
+    outside.provisioner.destroy = Failing(error, destroy, 1000)  # type: ignore[method-assign]
+    first = down(outside)
+    assert first.code != 0, first.stderr
+    outside.provisioner.destroy = destroy  # type: ignore[method-assign]
+    again = down(outside)
+    assert (outside.cloud.describe(GROUP).alive, again.code) == ((), 0), again.stderr
+    assert len(state(outside).attempts) == 1
+    assert outside.store.list(f"jobs/{JOB}/control/put-aside/") == ()
+
+
+def test_no_machine_is_forgotten_that_lives_in_another_region_than_the_last_arming(tmp_path: Path) -> None:
+    """The job moved since its machines drove it, and its cloud refuses there."""
+    outside = left_to_its_machines(tmp_path, drive=False)
+    attended_again(outside)
+    elsewhere = f"r2/{GROUP}"
+    outside.cloud.create(elsewhere)
+    outside.cloud.arm(elsewhere, outside.clock.now() + timedelta(minutes=29))
+    outside.cloud.resize(elsewhere, 2, state(outside).pool)
+    current, stored = jobs(outside).load() or (None, None)
+    assert current is not None
+    assert stored is not None
+    closed = replace(current.attempts[0], reason=ExitReason.INTERRUPTED, ended_at=outside.clock.now())
+    jobs(outside).replace(replace(current, group=elsewhere, attempts=(closed,)), stored.version)
+    outside.cloud.purge(GROUP)
+    purge = outside.cloud.purge
+
+    def refusing(group: str) -> None:
+        if group == elsewhere:
+            raise ProvisionError("autoscaling: AccessDenied in r2")
+        purge(group)
+
+    outside.cloud.purge = refusing  # type: ignore[method-assign]
+    ended = down(outside)
+    assert ended.code != 0
+    assert (state(outside).group, state(outside).torn_down) == (elsewhere, False)
+
+
+def test_what_machines_write_while_they_lose_the_right_to_is_believed_no_longer(tmp_path: Path) -> None:
+    """Terraform takes a minute to take it away: until then they may write whatever they like."""
+    outside = left_to_its_machines(tmp_path)
+    current, stored = jobs(outside).load() or (None, None)
+    assert current is not None
+    assert stored is not None
+    jobs(outside).replace(replace(current, drives_itself=True), stored.version)
+    lie = codec.to_json(replace(state(outside), lease_s=1e9, owner=OWNER, drives_itself=False)).encode()
+    ensure, lies = outside.provisioner.ensure, iter([lie])
+
+    def ensuring(*given: object, **named: object) -> object:
+        for one in lies:
+            outside.store.put(f"jobs/{JOB}/state.json", one)
+        return ensure(*given, **named)  # type: ignore[arg-type]
+
+    outside.provisioner.ensure = ensuring  # type: ignore[assignment,method-assign]
+    strikes = Strikes()
+    held = run(("train", str(outside.file)), outside.over(strikes), strikes)
+    assert (held.code, "1000000000 s" in held.stderr) == (4, False), held.stderr
+    outside.pass_by(60)
+    ended = down(outside)
+    assert (outside.cloud.describe(GROUP).alive, ended.code) == ((), 0), ended.stderr
+    assert jobs(outside).armings()[-1].machines == 0
+
+
+@pytest.mark.parametrize("at", range(11, 16))
+def test_a_budget_that_was_ordered_and_not_yet_armed_is_armed_by_the_same_command_again(
+    tmp_path: Path, at: int
+) -> None:
+    outside = left_to_its_machines(tmp_path, drive=False)
+    strikes = Strikes(blow=Blow.KILL, at=at)
+    run(("budget", JOB, "0.20 USD"), outside.over(strikes), strikes)
+    strikes = Strikes()
+    again = run(("budget", JOB, "0.20 USD"), outside.over(strikes), strikes)
+    armed = outside.cloud.describe(GROUP).armed_until
+    assert again.code == 0, again.stderr
+    assert armed is not None
+    assert armed - outside.clock.now() < timedelta(minutes=3)
+    assert state(outside).order_number == 2

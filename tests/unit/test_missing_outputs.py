@@ -1,0 +1,122 @@
+"""An output of the job file that does not come home is said where nobody can overlook it, and ends nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpucloud.adapters.outputs import OutputsFolder
+from gpucloud.cli.reports import report_json, report_text
+from gpucloud.domain.errors import LandingRefused
+from gpucloud.domain.job import Job
+from gpucloud.domain.ledger import Spend
+from gpucloud.domain.node import NO_GROUP, Node
+from gpucloud.domain.state import Attempt, ExitReason, MissingOutput
+from gpucloud.ports import Brought, Completed
+from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.report import report
+from gpucloud.usecases.story import missing_line
+from gpucloud.usecases.world import World
+from tests.fakes.nodes import node_at
+from tests.faults.process import Ended, run
+from tests.faults.rig import JOB, NoOutputs, Outside, Rigged
+from tests.faults.strikes import Strikes
+from tests.unit.worlds import opened, state
+
+METRICS = MissingOutput(path="metrics/", why="is not there", nearest="metric")
+LINE = "outputs: metrics/ is not there; nearest: metric"
+
+
+class Whole(Rigged):
+    """gpucloud over fakes, for a job with outputs."""
+
+    def __init__(self, outside: Outside, strikes: Strikes, bring: Any) -> None:
+        super().__init__(outside, strikes)
+        self._bring = bring
+
+    def world(self, job: Job, name: str, **named: Any) -> World:
+        outputs = NoOutputs()
+        outputs.bring_home = self._bring  # type: ignore[method-assign]
+        return replace(super().world(job, name, **named), outputs=outputs)
+
+    def bring_stored_home(self, job: Job, name: str) -> tuple[str, ...]:
+        del job, name
+        return ()
+
+
+def trained(folder: Path, bring: Any) -> tuple[Ended, tuple[MissingOutput, ...]]:
+    """Return how `train` ended, and what its state says is missing."""
+    outside = Outside(folder)
+    outside.job = replace(outside.job, outputs=("results/", "metrics/"))
+    ended = run(("train", str(outside.file), "--json"), Whole(outside, Strikes(), bring), Strikes())
+    loaded = JobStore(outside.store, JOB).load()
+    assert loaded is not None
+    return ended, loaded[0].missing_outputs
+
+
+def test_a_job_succeeds_all_the_same_and_story_state_and_answer_name_what_is_missing(tmp_path: Path) -> None:
+    home = tmp_path / "results"
+    home.mkdir()
+    ended, missing = trained(tmp_path, lambda *_: Brought(paths=(str(home),), missing=(METRICS,)))
+    assert (ended.code, missing) == (0, (METRICS,))
+    assert json.loads(ended.stdout)["missing_outputs"] == [
+        {"path": "metrics/", "why": "is not there", "nearest": "metric"}
+    ]
+    told = [line.partition(" ")[2] for line in ended.stderr.splitlines()]
+    assert told[told.index(f"brought home: {home}") + 1] == LINE
+
+
+def test_outputs_that_may_lie_nowhere_are_missing_with_the_reason(tmp_path: Path) -> None:
+    def refused(*_: object) -> Brought:
+        raise LandingRefused("'../x' leads out")
+
+    ended, missing = trained(tmp_path, refused)
+    assert ended.code == 0
+    assert missing == tuple(
+        MissingOutput(path=path, why="could not be brought home: '../x' leads out") for path in ("results/", "metrics/")
+    )
+
+
+def test_the_report_is_about_the_last_attempt() -> None:
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
+    first: Attempt = replace(opened("a"), reason=ExitReason.STOPPED, missing_outputs=(METRICS,))
+    over = report(state(attempts=(first,)), spend, (), NO_GROUP, None)
+    again = report(state(attempts=(first, replace(opened("a"), number=2))), spend, (), NO_GROUP, None)
+    assert (report_json(over)["missing_outputs"] == [], report_json(again)["missing_outputs"]) == (False, [])
+    assert LINE in report_text(over)
+    assert LINE not in report_text(again)
+
+
+class Naming:
+    """A node that has nothing of what it is asked for, and names something else."""
+
+    def __init__(self, nearest: object, outside: tuple[tuple[int, str], ...] = ()) -> None:
+        self.node: Node = node_at(22, None)
+        found = [[0, "results"]] if outside else []
+        rows = {"found": found, "files": [], "links": [], "folders": [], "outside": outside}
+        self._said = {"base": "/", **rows, "missing": [["results/", nearest], ["/etc/shadow", "x"]]}
+
+    def run(self, argv: tuple[str, ...], *, stdin: bytes = b"", timeout_s: float = 30.0) -> Completed:
+        del argv, stdin, timeout_s
+        return Completed(exit_code=0, stdout=json.dumps(self._said).encode(), stderr=b"")
+
+
+@pytest.mark.parametrize("nearest", ["a\x1b[2Jb", "a\nb", "\ud800", "\u202ea", "x" * 5000, None])
+def test_a_name_that_cannot_be_told_is_no_hint_and_what_was_not_asked_for_is_not_missing(
+    tmp_path: Path, nearest: str | None
+) -> None:
+    brought = OutputsFolder(("results/",), tmp_path).bring_home(Naming(nearest), "code")  # type: ignore[arg-type]
+    assert brought == Brought(missing=(MissingOutput(path="results/", why="is not there"),))
+
+
+def test_a_name_that_was_left_out_is_escaped(tmp_path: Path) -> None:
+    node: Any = Naming(None, ((0, "a\x1b[2J"),))
+    (missing,) = OutputsFolder(("results/",), tmp_path).bring_home(node, "code").missing
+    assert missing_line(missing) == (
+        "outputs: results/ came without 'results/a\\x1b[2J', which leads elsewhere or is no file"
+    )

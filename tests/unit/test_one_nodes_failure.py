@@ -1,0 +1,128 @@
+"""What one machine answers, or does not, is something seen of that machine: no supervisor ends for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gpucloud.domain.errors import HostUnreachable, NodeError
+from gpucloud.domain.supervision.action import Inspect
+from gpucloud.ports import Completed
+from gpucloud.usecases.inspection import Inspector
+from gpucloud.usecases.prepare import free_port
+from gpucloud.usecases.witnesses import Witnesses
+from tests.fakes import fleet_shell
+from tests.fakes.agent import Training
+from tests.faults.process import run
+from tests.faults.rig import JOB, Outside
+from tests.faults.strikes import Strikes
+from tests.unit.worlds import node, seen
+
+Fault = Callable[[str], Completed]
+
+
+def unreachable(node_id: str) -> Completed:
+    raise HostUnreachable(f"{node_id}: connection refused")
+
+
+def answers(exit_code: int, stdout: bytes, stderr: bytes = b"") -> Fault:
+    return lambda _: Completed(exit_code=exit_code, stdout=stdout, stderr=stderr)
+
+
+def is_port(argv: tuple[str, ...]) -> bool:
+    return len(argv) == 3 and argv[1] == "-c" and "socket" in argv[2]
+
+
+def is_order(argv: tuple[str, ...]) -> bool:
+    return argv[:2] == ("sh", "-c") and argv[-1].endswith("/agent/desired.json")
+
+
+FAULTS = {
+    "no answer when asked for a port": (is_port, unreachable),
+    "no port is free": (is_port, answers(1, b"", b"OSError: no more")),
+    "a port that is none": (is_port, answers(0, b"ready\n")),
+    "an order that it cannot write": (is_order, answers(1, b"", b"No space left on device")),
+}
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "one machine for ever"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_job_is_done_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, lasting: bool) -> None:
+    outside = Outside(tmp_path, training=Training(nodes=2, steps=40, every=5, step_s=0.5))
+    key = tmp_path / "home" / "keys" / "made" / JOB
+    key.parent.mkdir(parents=True)
+    key.write_text("k")
+    asks, answer = FAULTS[fault]
+    struck: list[str] = []
+
+    def hit(host: fleet_shell.FleetHost, argv: tuple[str, ...], **options: object) -> Completed:
+        if asks(argv) and (not struck or (lasting and struck[0] == host.node.id)):
+            struck.append(host.node.id)
+            return answer(host.node.id)
+        return real(host, argv, **options)
+
+    real = fleet_shell.FleetHost.run
+    monkeypatch.setattr(fleet_shell.FleetHost, "run", hit)
+    strikes = Strikes()
+    ended = run(("train", str(outside.file)), outside.over(strikes), strikes)
+    assert struck
+    assert ended.code == 0, ended.stderr
+
+
+@pytest.mark.parametrize("said", [b"", b"0", b"65536", b"-1", b"1_0", b"9" * 5000, b"80 80", "٣".encode()])
+def test_a_port_is_a_number_that_a_port_may_have(said: bytes) -> None:
+    shell = SimpleNamespace(host=lambda _: SimpleNamespace(run=lambda _: answers(0, said)("a")))
+    with pytest.raises(NodeError) as refused:
+        free_port(shell, node("a"), "python3")
+    assert len(str(refused.value)) < 400
+    assert "\n" not in str(refused.value)
+
+
+class Later:
+    """An executor whose work is done when it is asked for."""
+
+    def __init__(self) -> None:
+        self.given: list[Callable[[], object]] = []
+
+    def submit(self, work: Callable[..., object], *arguments: object) -> Future[object]:
+        self.given.append(lambda: work(*arguments))
+        return Future()
+
+
+class Forgetful:
+    """A preparer that forgets what it made of a node once it was asked."""
+
+    def __init__(self) -> None:
+        self.made = {"a": SimpleNamespace(base_python="python3", package_path="p", root="r", python="python3")}
+
+    def made_of(self, node_id: str) -> object:
+        return self.made.pop(node_id)
+
+    def node(self, node_id: str) -> object:
+        return node(node_id)
+
+
+def silent_world() -> SimpleNamespace:
+    def run(*_: object, **__: object) -> Completed:
+        raise HostUnreachable("gone")
+
+    job = SimpleNamespace(resources=SimpleNamespace(gpu=("T4",), vram_gib=None, gpus=1), image=None, gate=None, run="x")
+    return SimpleNamespace(shell=SimpleNamespace(host=lambda _: SimpleNamespace(run=run)), job=job)
+
+
+@pytest.mark.parametrize("who", ["the look before an attempt", "a knock by its peer"])
+def test_a_machine_that_is_forgotten_while_others_work_with_it_breaks_nothing(who: str) -> None:
+    pool, preparer = Later(), Forgetful()
+    if who == "a knock by its peer":
+        Witnesses(world=silent_world(), preparer=preparer, pool=pool)._ask(node("b"), [node("a")])
+    else:
+        Inspector(world=silent_world(), preparer=preparer, pool=pool).start(
+            Inspect(number=1, node_ids=("a",)), seen(group_size=1)
+        )
+    preparer.made.clear()
+    (work,) = pool.given
+    work()  # raises nothing

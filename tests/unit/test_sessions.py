@@ -1,0 +1,236 @@
+"""One job and many entrances, over fakes: each goes by the order and the state alone, whoever came before."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from gpucloud.adapters.home import KnownJob
+from gpucloud.adapters.jobfile import read_job
+from gpucloud.domain.errors import LeaseHeld
+from gpucloud.domain.ledger import ChargeKind, Terms
+from gpucloud.domain.order import with_budget
+from gpucloud.domain.rates import Rates
+from gpucloud.domain.state import ExitReason, Owner
+from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.orders import Orders
+from tests.fakes.agent import Training
+from tests.faults.process import Ended, run
+from tests.faults.rig import GROUP, JOB, Outside, Rigged, _Cloud
+from tests.faults.strikes import Strikes
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Outside:
+    return Outside(tmp_path)
+
+
+def give(outside: Outside, *words: str, at: int | None = None) -> Ended:
+    """Give a command as a process of its own; with `at`, killed at that call."""
+    strikes = Strikes(at=at)
+    named = tuple(str(outside.file) if word == outside.file.name else word for word in words)
+    return run(named, outside.over(strikes), strikes)
+
+
+def jobs(outside: Outside) -> JobStore:
+    return JobStore(outside.store, JOB)
+
+
+def state(outside: Outside):
+    loaded = jobs(outside).load()
+    assert loaded is not None
+    return loaded[0]
+
+
+def orders(outside: Outside) -> Orders:
+    return Orders(jobs=jobs(outside), clock=outside.clock)
+
+
+def alive(outside: Outside) -> int:
+    return len(outside.cloud.describe(GROUP).alive)
+
+
+def test_machines_that_are_kept_stay_up_whoever_comes_by_until_their_time_is_over(outside: Outside) -> None:
+    assert give(outside, "train", "small.yaml", "--keep").code == 0
+    armed = outside.cloud.describe(GROUP).armed_until
+    assert (alive(outside), state(outside).torn_down) == (2, False)
+
+    for words in (("reconcile", JOB), ("reconcile", "--all"), ("budget", JOB, "2 USD"), ("reconcile", JOB)):
+        ended = give(outside, *words)
+        assert ended.code == 0, (words, ended.stderr)
+        assert (alive(outside), outside.cloud.describe(GROUP).armed_until) == (2, armed), words
+    lowered = give(outside, "budget", JOB, "0.5 USD")
+    assert lowered.code == 0, lowered.stderr
+    closer = outside.cloud.describe(GROUP).armed_until
+    assert closer is not None
+    assert armed is not None
+    assert outside.clock.now() < closer < armed
+    assert (alive(outside), state(outside).torn_down) == (2, False)
+
+    outside.pass_by(timedelta(hours=1).total_seconds())
+    assert alive(outside) == 0
+    assert give(outside, "reconcile", "--all").code == 0
+    assert (state(outside).torn_down, outside.cloud.describe(GROUP).exists) == (True, False)
+
+
+def test_a_second_train_after_one_that_kept_its_machines_is_a_run_of_its_own(outside: Outside) -> None:
+    give(outside, "train", "small.yaml", "--keep")
+    again = give(outside, "train", "small.yaml")
+    assert JobStore(outside.store, f"{JOB}-2").load() is not None, again.stderr
+    assert (alive(outside), state(outside).torn_down) == (2, False)
+
+
+def test_a_pass_over_machines_that_are_up_trains_nothing(outside: Outside) -> None:
+    assert give(outside, "up", "small.yaml").code == 0
+    for words in (("reconcile", JOB), ("reconcile", "--all"), ("reconcile", JOB)):
+        assert give(outside, *words).code == 0
+        assert state(outside).attempts == ()
+    assert alive(outside) == 2
+    assert give(outside, "train", "small.yaml").code == 0
+    assert state(outside).exit_reason is ExitReason.SUCCEEDED
+
+
+def test_whoever_goes_on_with_a_drill_or_a_lowered_budget_goes_by_what_was_ordered(outside: Outside) -> None:
+    give(outside, "train", "small.yaml", "--drill", "--budget", "0.9USD", at=60)
+    order = orders(outside).newest().order
+    assert (order.drill, order.budget_usd, order.file_budget_usd) == (True, Decimal("0.9"), 1)
+    for _ in range(200):
+        assert give(outside, "reconcile", JOB).code in (0, 4)
+        outside.pass_by(1.0)
+        if state(outside).torn_down:
+            break
+    assert state(outside).exit_reason is ExitReason.SUCCEEDED
+    assert [attempt.reason for attempt in state(outside).attempts] == [ExitReason.INTERRUPTED, ExitReason.SUCCEEDED]
+
+
+def test_a_down_that_comes_while_a_start_makes_its_machines_ends_the_job(outside: Outside) -> None:
+    ensure = outside.provisioner.ensure
+    outside.provisioner.ensure = lambda *a, **b: (orders(outside).end(), ensure(*a, **b))[1]  # type: ignore[method-assign]
+    ended = give(outside, "train", "small.yaml")
+
+    assert (ended.code, state(outside).exit_reason, state(outside).torn_down) == (130, ExitReason.STOPPED, True)
+    assert state(outside).attempts == ()
+    assert alive(outside) == 0
+
+
+def test_a_budget_that_is_lowered_while_a_job_runs_is_acted_on_by_whoever_runs_it(outside: Outside) -> None:
+    give(outside, "train", "small.yaml", at=130)
+    before = outside.cloud.describe(GROUP).armed_until
+    orders(outside).change(lambda newest: with_budget(newest, Decimal("0.3")))
+    outside.pass_by(1.0)
+    assert give(outside, "reconcile", JOB).code == 0
+    after = outside.cloud.describe(GROUP).armed_until
+
+    assert before is not None
+    assert after is not None
+    assert after < before
+    assert (state(outside).order_number, state(outside).paid_until) == (2, after)
+
+
+def test_a_job_file_that_was_edited_since_the_start_is_not_obeyed_by_a_pass_and_that_is_said(outside: Outside) -> None:
+    give(outside, "train", "small.yaml", at=130)
+    outside.file.write_text(outside.file.read_text().replace("nodes: 2", "nodes: 1"))
+    ended = give(outside, "reconcile", JOB)
+
+    assert "was changed since the job was started: its order 1 counts" in ended.stderr
+    assert alive(outside) == 2
+
+
+def test_a_drill_is_billed_once_and_not_to_the_budget(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = Rates(region="us-east-2", drill_usd=Decimal("0.2"))
+    monkeypatch.setattr(_Cloud, "manners", replace(_Cloud.manners, terms=Terms(rates=(rates,))))
+    give(outside, "train", "small.yaml", "--drill")
+    give(outside, "reconcile", JOB)
+    assert [one.reason for one in state(outside).attempts] == [ExitReason.INTERRUPTED, ExitReason.SUCCEEDED]
+    drills = [one for one in jobs(outside).charges() if one.kind is ChargeKind.DRILL]
+    assert [(one.usd, one.attempt, one.node_id) for one in drills] == [(Decimal("0.2"), 1, "")]
+
+
+@pytest.mark.parametrize(("use", "reason"), [(5, ExitReason.IDLE), (90, None)])
+def test_a_job_that_leaves_its_gpus_idle_ends_though_nobody_supervises_it_for_long(tmp_path, use, reason) -> None:
+    outside = Outside(tmp_path, Training(steps=10_000, gpu_use=use))
+    outside.file.write_text(outside.file.read_text() + "idle: {below: 30, for: 1 min}\n")
+    outside.job = read_job(outside.file)
+    give(outside, "train", "small.yaml", at=130)
+    for _ in range(40):
+        assert give(outside, "reconcile", JOB).code in (0, 4, ExitReason.IDLE.exit_code)
+        outside.pass_by(3.0)
+    assert state(outside).exit_reason is reason
+
+
+def test_a_pass_over_all_jobs_is_no_failure_where_one_is_well_supervised(outside: Outside) -> None:
+    """A schedule calls it every few minutes: it may not be red for as long as all is well."""
+    give(outside, "up", "small.yaml")
+    owner = Owner(id="1", host="elsewhere", pid=1, started="1", since=outside.clock.now())
+    loaded = jobs(outside).load()
+    assert loaded is not None
+    jobs(outside).replace(replace(loaded[0], owner=owner), loaded[1].version)
+
+    alone = give(outside, "reconcile", JOB)
+    assert (alone.code, "supervised by process 1 on elsewhere" in alone.stderr) == (LeaseHeld.exit_code, True)
+    every = give(outside, "reconcile", "--all", "--json")
+    assert every.code == 0, every.stderr
+    (found,) = json.loads(every.stdout)["jobs"]
+    assert (found["job"], found["status"], found["exit_code"]) == (JOB, "supervised", 0)
+    assert "elsewhere" in found["message"]
+
+
+def test_a_run_that_another_process_ends_while_a_start_looks_at_it_is_followed_by_a_new_one(outside: Outside) -> None:
+    give(outside, "train", "small.yaml", at=130)
+    taken: list[str] = []
+
+    def remember(known: KnownJob) -> None:
+        """Between the start's look at the run and its lease, another process brings it to its end."""
+        real(known)
+        if not taken:
+            taken.append(known.name)
+            assert give(outside, "train", "small.yaml").code == 0
+
+    real = outside.home.remember
+    object.__setattr__(outside, "home", _Remembering(outside.home, remember))
+    ended = give(outside, "train", "small.yaml")
+    assert taken == [JOB]
+    assert f"{JOB} ended just now" in ended.stderr
+    assert JobStore(outside.store, f"{JOB}-2").load() is not None
+
+
+class _Remembering:
+    """A home that tells when it is to remember a job."""
+
+    def __init__(self, home: object, remember: object) -> None:
+        self._home = home
+        self.remember = remember
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._home, name)
+
+
+@pytest.fixture
+def drives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rigged, "unable", lambda *_: None)
+
+
+@pytest.mark.usefixtures("drives")
+def test_who_leaves_a_job_to_its_machines_leaves_when_one_has_shown_that_it_can_drive(outside: Outside) -> None:
+    ended = give(outside, "train", "small.yaml", "--detach", "--unattended", "2h")
+    assert ended.code == 0
+    assert not state(outside).status.ended
+    assert orders(outside).newest().order.unattended == timedelta(hours=2)
+
+
+@pytest.mark.usefixtures("drives")
+def test_a_right_that_machines_lack_is_named_and_the_job_is_supervised_to_its_end(tmp_path: Path) -> None:
+    outside = Outside(tmp_path, training=Training(nodes=2, steps=400, every=100, step_s=0.5))
+    outside.refused = "AccessDenied: s3:PutObject on jobs/small/state.json"
+    ended = give(outside, "train", "small.yaml", "--detach", "--unattended", "2h")
+    assert ended.code == 0
+    assert state(outside).exit_reason is ExitReason.SUCCEEDED
+    assert orders(outside).newest().order.unattended is None
+    said = ended.stderr
+    assert "small cannot drive itself: " in said
+    assert "may not do what driving the job needs: AccessDenied: s3:PutObject on jobs/small/state.json" in said

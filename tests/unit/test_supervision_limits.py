@@ -1,0 +1,589 @@
+"""That every state of a job has a time limit, that none is set on what may rightly last, and that processes agree."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from types import SimpleNamespace
+
+import pytest
+
+from gpucloud.domain.agentstatus import UNTOLD, Outcome, Status, Stop
+from gpucloud.domain.errors import NodeError
+from gpucloud.domain.hardware.gpus import GpuSample
+from gpucloud.domain.node import Fault
+from gpucloud.domain.offer import PricePoint
+from gpucloud.domain.order import is_closed
+from gpucloud.domain.state import ExitReason, MissingOutput, NodeLife
+from gpucloud.domain.supervision import books
+from gpucloud.domain.supervision.action import Arm, BringHome, CloseAttempt, CoolDown, EndAttempt, Finish, Replace, Wait
+from gpucloud.domain.supervision.capacity import cooled
+from gpucloud.domain.supervision.hang import hang_limit, hung
+from gpucloud.domain.supervision.reconcile import decide
+from gpucloud.domain.supervision.seen import Goal, Homecoming, Limits, Readiness, Rules
+from gpucloud.ports import Brought
+from gpucloud.usecases.act import Actor
+from gpucloud.usecases.cashier import Cashier
+from gpucloud.usecases.closing import OutputsHome
+from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.prepare import Preparer
+from gpucloud.usecases.usage import UsageMeter
+from tests.fakes.clock import JumpingClock
+from tests.fakes.memory_store import MemoryStore
+from tests.faults.process import InlinePool
+from tests.unit.worlds import LATER, NOW, POOL, cooldown, gone, opened, order, part, progress, seen, state, up
+
+GOAL, RULES = Goal(nodes=2, budget_usd=Decimal(1)), Rules()
+AWAY = timedelta(seconds=9)
+MISSING = (MissingOutput(path="results/", why="is not there", nearest="result"),)
+
+
+def world(*nodes, attempt=None, **changes):
+    """Attempt 1 is open on a and b; what has lasted is written down as an observer does."""
+    one = seen(*nodes, state=state(attempts=(attempt or opened("a", "b"),)), **changes)
+    return replace(one, state=books.since(one.state, one, 2))
+
+
+def lasted(one, span):
+    """The same world later, with the times that are in the books."""
+    now = one.now + span
+    attempt = one.state.attempts[-1]
+
+    def ago(since):
+        return now - since if since is not None else None
+
+    return replace(one, now=now, failed_for=ago(attempt.failed_at), uneven_for=ago(attempt.broken_at))
+
+
+# What may rightly last
+
+
+@pytest.mark.parametrize("minutes", [2, 10, 600])
+def test_a_member_that_is_done_is_no_reason_to_end_one_that_still_evaluates(minutes):
+    one = world(up("a", part(1, step=100, phase="evaluate")), up("b", part(1, Outcome.DONE)))
+    later = lasted(one, timedelta(minutes=minutes))
+    assert not isinstance(decide(GOAL, replace(later, group=replace(later.group, armed_until=None)), RULES), EndAttempt)
+    assert one.state.attempts[-1].broken_at is None
+
+
+@pytest.mark.parametrize("how", [Outcome.LEFT])
+def test_members_that_left_are_followed_by_the_others_within_a_minute(how):
+    one = world(up("a", part(1, step=100)), up("b", part(1, how)))
+    assert isinstance(decide(GOAL, lasted(one, timedelta(seconds=59)), RULES), Wait)
+    assert decide(GOAL, lasted(one, timedelta(seconds=60)), RULES) == EndAttempt(how=Stop.KILL, reason=ExitReason.LOST)
+
+
+def test_a_machine_that_goes_after_its_part_was_done_interrupts_nobody():
+    before = world(up("a", part(1, step=100)), up("b", part(1, Outcome.DONE)))
+    after = replace(world(up("a", part(1, step=100)), gone("b")), state=before.state)
+    assert decide(GOAL, after, RULES) == Wait(why="running")
+    over = replace(world(up("a", part(1, Outcome.DONE)), gone("b")), state=before.state)
+    over = replace(over, state=books.since(over.state, over, 2))
+    assert decide(GOAL, over, RULES) == CloseAttempt(reason=ExitReason.SUCCEEDED)
+
+
+def test_nothing_after_done_is_a_hang_nor_is_the_last_word_of_a_part_that_is_over():
+    after_done = seen(up("a", part(1, step=40, phase="done", age_s=4000.0)), state=state(attempts=(opened("a"),)))
+    assert hung(opened("a"), after_done, RULES.limits) is None
+    over = seen(up("a", part(1, Outcome.DONE, step=40, age_s=4000.0)), state=state(attempts=(opened("a", "b"),)))
+    assert hung(opened("a", "b"), over, RULES.limits) is None
+
+
+def test_a_step_may_take_again_as_long_as_one_took_that_came_whatever_ended_its_attempt():
+    before = (
+        opened("a", number=1, reason=ExitReason.HUNG, ended_at=NOW),
+        opened("a", number=2, reason=ExitReason.INTERRUPTED, ended_at=NOW, longest_step_s=200.0),
+    )
+    assert hang_limit(0.4, before, Limits()) == timedelta(seconds=300)
+    assert hang_limit(0.4, (*before, replace(before[0], number=3)), Limits()) == timedelta(seconds=600)
+
+
+def test_the_longest_step_is_in_the_books_and_stays_there():
+    one = world(up("a", part(1, step=9, longest_s=70.0)), up("b", part(1)))
+    kept = books.record(one)
+    assert kept.attempts[-1].longest_step_s == 70.0
+    again = replace(world(up("a", part(1, step=10)), up("b", part(1))), state=kept)
+    assert books.record(again).attempts[-1].longest_step_s == 70.0
+
+
+def test_the_line_of_a_hang_says_what_to_do_about_a_long_evaluation():
+    one = seen(up("a", part(1, step=9, age_s=99.0)), state=state(attempts=(opened("a"),)))
+    assert "what takes longer belongs in `with run.phase(...)`" in (hung(opened("a"), one, RULES.limits) or "")
+
+
+# The user's wish
+
+
+def condemned(reason, how=Stop.SAVE, ago=25.0):
+    return opened("a", "b", condemned=reason, condemned_at=NOW - timedelta(minutes=ago), ordered=how)
+
+
+@pytest.mark.parametrize("reason", [ExitReason.MOVED, ExitReason.GROWN, ExitReason.LOST, ExitReason.HUNG])
+@pytest.mark.parametrize("how", [Stop.SAVE, Stop.KILL])
+def test_who_asks_for_the_end_of_an_attempt_that_is_ending_is_not_kept_waiting_where_nobody_answers(reason, how):
+    attempt = condemned(reason, how)
+    silent = [up(i, part(1, step=5), silent=1500.0) for i in "ab"]
+    one = world(*silent, attempt=attempt, wanted_end=ExitReason.STOPPED)
+    action = decide(GOAL, one, RULES)
+    assert isinstance(action, EndAttempt)
+    ordered = books.order_end(one.state, action, NOW)
+    assert ordered.attempts[-1].condemned_at is not None
+    for _ in range(3):  # firmer and firmer, and then it is over
+        later = replace(one, now=one.now + timedelta(minutes=1), state=ordered)
+        one, action = later, decide(GOAL, later, RULES)
+        if isinstance(action, EndAttempt):
+            ordered = books.order_end(ordered, action, later.now)
+    assert action == CloseAttempt(reason=ExitReason.STOPPED)
+
+
+def test_the_first_wish_to_end_stays():
+    attempt = condemned(ExitReason.DEADLINE)
+    again = books.order_end(
+        state(attempts=(attempt,)), EndAttempt(how=Stop.KILL, reason=ExitReason.STOPPED), NOW
+    ).attempts[-1]
+    assert (again.condemned, again.condemned_at) == (attempt.condemned, attempt.condemned_at)
+
+
+# Counters and flags
+
+
+def refused_at(now, before):
+    action = CoolDown(
+        pool=POOL,
+        fault=Fault.CAPACITY,
+        code="x",
+        message="y",
+        length=timedelta(minutes=5),
+        longest=timedelta(minutes=30),
+    )
+    return cooled(state(cooldowns=before), action, now)[-1]
+
+
+def test_refusals_of_last_week_do_not_lengthen_the_cooldown_of_today():
+    old = cooldown(left=-7 * 24 * 3600, tries=6)
+    fresh = refused_at(NOW, (old,))
+    assert (fresh.tries, fresh.first_at, fresh.until) == (1, NOW, NOW + timedelta(minutes=5))
+    lately = refused_at(NOW, (cooldown(left=-60, tries=2),))
+    assert (lately.tries, lately.until) == (3, NOW + timedelta(minutes=20))
+
+
+def test_a_job_that_ended_because_machines_could_not_be_prepared_goes_on_from_its_checkpoint():
+    failed = books.finish(
+        state(), Finish(reason=ExitReason.USER_ERROR, message="no pip", exit_code=14), NOW, Decimal(1)
+    )
+    assert not is_closed(order(), replace(failed, torn_down=True))
+    script = books.finish(state(), Finish(reason=ExitReason.USER_ERROR), NOW, Decimal(1))
+    assert is_closed(order(), replace(script, torn_down=True))
+
+
+# Idle
+
+
+@pytest.mark.parametrize("phase", [UNTOLD, "train", "done"])
+def test_a_script_that_tells_of_nothing_but_its_saves_is_judged_idle_too(phase):
+    meter = UsageMeter(lasting=timedelta(minutes=15))
+    attempt = opened("a")
+    for second in range(0, 3600, 5):
+        at = NOW + timedelta(seconds=second)
+        sample = GpuSample(at=at, index=0, use=2, memory_used_mib=1, memory_mib=9, temperature=40, power=50.0)
+        node = up("a", replace(part(1), progress=progress(step=9, phase=phase)))
+        status = node.status
+        assert isinstance(status, Status)
+        node = replace(node, status=replace(status, gpus=(sample,)))
+        use = meter.take(attempt, seen(node, state=state(attempts=(attempt,)), now=at))
+    assert use is not None
+    assert use.covered >= timedelta(minutes=15)
+
+
+# What the cloud lists no longer
+
+
+class OneUsdAnHour:
+    def prices(self, pool, start, end):
+        return (PricePoint(since=start, usd_per_hour=Decimal(1)),)
+
+
+def forgotten(**changes):
+    """A job whose machine ran for 35 minutes, up to the time that was armed; asked after ten hours."""
+    life = NodeLife(node_id="a", pool=POOL, launched_at=NOW - timedelta(hours=10), **changes)
+    return state(nodes=(life,), paid_until=NOW - timedelta(hours=10) + timedelta(minutes=35))
+
+
+def test_a_machine_that_the_cloud_has_forgotten_costs_what_was_paid_for_and_no_more():
+    stored = forgotten()
+    cashier = Cashier(JobStore(MemoryStore(JumpingClock(NOW)), "digits"), OneUsdAnHour())
+    one = seen(group_size=0, armed=None, state=stored)
+    wall = RULES.wall
+    assert round(cashier.payable(stored, one.group, 2, NOW, Decimal(5), wall).spent_usd, 3) == Decimal("0.583")
+    kept = cashier.settle(books.record(one), NOW)
+    assert (kept.nodes[0].ended_at, kept.nodes[0].charged) == (stored.paid_until, True)
+    assert round(cashier.spend(kept, NOW, Decimal(5)).spent_usd, 3) == Decimal("0.583")
+
+
+def test_a_machine_that_is_listed_late_lives_on_in_the_books_and_one_that_stays_away_ended_when_it_was_missed():
+    stored = replace(forgotten(), paid_until=NOW + timedelta(hours=5))
+    missed = books.record(seen(group_size=1, state=stored, armed=stored.paid_until))
+    assert (missed.nodes[0].ended_at, missed.nodes[0].missing_at) == (None, NOW)
+    back = books.record(seen(up("a"), group_size=1, state=missed, now=NOW + timedelta(seconds=59)))
+    assert (back.nodes[0].ended_at, back.nodes[0].missing_at) == (None, None)
+    away = books.record(seen(group_size=1, state=missed, now=NOW + timedelta(seconds=60)))
+    assert away.nodes[0].ended_at == NOW
+
+
+# Members that cannot be prepared
+
+
+def taken_over(b, minutes, **changes):
+    """A supervisor took the job over, and b cannot be prepared: for so many minutes now."""
+    since = NOW - timedelta(minutes=minutes)
+    lives = (
+        NodeLife(node_id="a", pool=POOL, launched_at=NOW - timedelta(hours=1)),
+        NodeLife(node_id="b", pool=POOL, launched_at=NOW - timedelta(hours=1), unprepared_at=since),
+    )
+    attempt = opened("a", "b", **changes)
+    return seen(up("a", part(1, step=9)), b, state=state(attempts=(attempt,), nodes=lives))
+
+
+def unready(status_of):
+    return replace(status_of, readiness=Readiness.FAILED, error="no pip", told=False)
+
+
+def test_a_job_ends_when_its_ranks_do_though_a_machine_could_not_be_prepared():
+    one = taken_over(unready(up("b", part(1, Outcome.DONE))), 3)
+    one = replace(one, nodes=(up("a", part(1, Outcome.DONE)), one.nodes[1]))
+    assert decide(GOAL, one, RULES) == CloseAttempt(reason=ExitReason.SUCCEEDED)
+
+
+def test_an_attempt_of_which_a_member_cannot_be_prepared_has_ten_minutes():
+    working = unready(up("b", part(1)))
+    assert decide(GOAL, taken_over(working, 9), RULES) == Wait(why="running")
+    ordered = decide(GOAL, taken_over(working, 10), RULES)
+    assert isinstance(ordered, EndAttempt)
+    assert (ordered.how, ordered.reason) == (Stop.SAVE, ExitReason.LOST)
+    assert ordered.message == "b could not be prepared for 10 min: no pip"
+    since = NOW - timedelta(minutes=2)
+    deaf = taken_over(working, 12, condemned=ExitReason.LOST, condemned_at=since, ordered=Stop.KILL)
+    assert decide(GOAL, deaf, RULES) == Replace(node_ids=("b",))
+
+
+# Outputs
+
+
+def over(home, minutes=0, armed=LATER, **changes):
+    since = NOW - timedelta(minutes=minutes) if minutes else None
+    attempt = opened("a", "b", unbrought_at=since)
+    nodes = [up(i, part(1, Outcome.DONE)) for i in "ab"]
+    return seen(*nodes, state=state(attempts=(attempt,)), homecoming=home, armed=armed, **changes)
+
+
+def test_nothing_is_closed_before_the_outputs_are_home():
+    assert decide(GOAL, over(Homecoming.NO), RULES) == BringHome()
+    assert isinstance(decide(GOAL, over(Homecoming.ON_THE_WAY), RULES), Wait)
+    assert isinstance(decide(GOAL, over(Homecoming.FAILED, 9), RULES), Wait)
+    assert decide(GOAL, over(Homecoming.DONE), RULES) == CloseAttempt(reason=ExitReason.SUCCEEDED)
+
+
+def test_the_machines_are_paid_while_outputs_are_on_their_way_and_for_ten_minutes_where_none_can_be_brought():
+    soon = NOW + timedelta(minutes=3)
+    for home, minutes in ((Homecoming.NO, 0), (Homecoming.ON_THE_WAY, 0), (Homecoming.FAILED, 9)):
+        assert decide(GOAL, over(home, minutes, armed=soon), RULES) == Arm(until=LATER)
+    assert isinstance(decide(GOAL, over(Homecoming.FAILED, 10, armed=soon), RULES), Wait)
+    assert decide(GOAL, over(Homecoming.NO, 10, armed=soon), RULES) == BringHome()
+
+
+def test_who_asks_for_the_end_waits_ten_minutes_for_outputs_that_can_be_brought_nowhere():
+    asked = {"wanted_end": ExitReason.STOPPED}
+    assert isinstance(decide(GOAL, over(Homecoming.FAILED, 9, **asked), RULES), Wait)
+    assert isinstance(decide(GOAL, over(Homecoming.FAILED, 10, **asked), RULES), CloseAttempt)
+
+
+class Outputs:
+    """Fails so many times, then brings."""
+
+    def __init__(self, fails):
+        self.fails = fails
+
+    def bring_home(self, host, code, moves):
+        if self.fails:
+            self.fails -= 1
+            raise NodeError("a: connection reset")
+        return Brought(paths=("/home/me/outputs/model.pt",), missing=MISSING)
+
+
+def homecoming(fails, stored=None):
+    told = []
+    job = SimpleNamespace(outputs=("results/",))
+    shell = SimpleNamespace(host=lambda node: None)
+    parts = {"job": job, "shell": shell, "outputs": Outputs(fails), "stored_outputs": stored}
+    world = SimpleNamespace(name="digits", rules=RULES, **parts)
+    preparer = SimpleNamespace(code_on=lambda _: "/code", readiness=lambda _: Readiness.READY)
+    watcher = SimpleNamespace(story=told.append)
+    return OutputsHome(world=world, preparer=preparer, pool=InlinePool(), watcher=watcher), told
+
+
+def test_outputs_whose_way_is_cut_off_are_tried_again_half_a_minute_later():
+    home, told = homecoming(1)
+    one = over(Homecoming.NO)
+    assert home.stands(one.state, one.group, NOW) is Homecoming.NO
+    home.start(one)
+    assert home.stands(one.state, one.group, NOW) is Homecoming.FAILED
+    assert told == ["the outputs could not be brought home: a: connection reset"]
+    assert home.stands(one.state, one.group, NOW + timedelta(seconds=30)) is Homecoming.NO
+    home.start(one)
+    assert home.stands(one.state, one.group, NOW) is Homecoming.DONE
+    assert home.brought(one.state.attempts[-1], ExitReason.SUCCEEDED).paths == ("/home/me/outputs/model.pt",)
+
+
+@pytest.mark.parametrize(
+    ("tree", "looked_in"),
+    [("a" * 64, f"/node/code/{'a' * 64}"), ("", "/node/code/now"), ("../../etc", "/node/code/now")],
+)
+def test_outputs_are_looked_for_in_the_tree_that_the_attempt_runs(tree, looked_in):
+    home, _ = homecoming(0)
+    asked = []
+    home.world.outputs = SimpleNamespace(bring_home=lambda host, code, moves: asked.append(code) or Brought())
+    home.preparer.code_on = lambda _: "/node/code/now"
+    one = over(Homecoming.NO)
+    attempt = replace(one.state.attempts[-1], tree=tree)
+    home.start(replace(one, state=replace(one.state, attempts=(attempt,))))
+
+    assert asked == [looked_in]
+
+
+def test_ranks_of_one_attempt_run_one_code_and_a_change_is_said():
+    told = []
+    work = {
+        name: SimpleNamespace(result=lambda tree=tree: SimpleNamespace(code=f"/node/code/{tree}"))
+        for name, tree in (("a", "1"), ("b", "1"), ("c", "2"))
+    }
+    parts = dict.fromkeys(("world", "pool", "syncs", "data", "records"))
+    preparer = Preparer(
+        **parts, teller=SimpleNamespace(forget=lambda _: None), watcher=SimpleNamespace(story=told.append)
+    )
+    preparer._work.update(work)
+
+    assert preparer.one_tree(("a", "b")) == "1"
+    assert told == []
+    assert preparer.one_tree(("a", "c")) is None
+    assert "the code was changed" in told[0]
+    assert set(preparer._work) == {"b"}
+
+
+def test_outputs_that_find_no_room_at_home_are_put_into_the_store():
+    home, told = homecoming(9, stored=Outputs(0))
+    one = over(Homecoming.NO)
+    home.start(one)
+    assert home.stands(one.state, one.group, NOW) is Homecoming.DONE
+    assert told[-2:] == [
+        "1 outputs are in the store instead, and come home when the job has ended;"
+        " where they cannot yet, `gpucloud down digits` tries again",
+        "outputs: results/ is not there; nearest: result",
+    ]
+    assert home.brought(one.state.attempts[-1], ExitReason.SUCCEEDED) == Brought(missing=MISSING)
+
+
+def test_outputs_of_a_machine_that_is_gone_are_not_waited_for():
+    home, _ = homecoming(1)
+    one = over(Homecoming.NO)
+    away = replace(one.group, nodes=(gone("a").node, one.group.nodes[1]))
+    assert home.stands(one.state, away, NOW) is Homecoming.DONE
+
+
+def test_outputs_that_are_lost_with_their_machine_are_missing_unless_another_attempt_follows():
+    home, told = homecoming(1)
+    attempt = over(Homecoming.NO).state.attempts[-1]
+    assert home.brought(attempt, ExitReason.INTERRUPTED) == Brought()
+    assert told == []
+    lost = MissingOutput(path="results/", why="could not be brought home")
+    assert home.brought(attempt, ExitReason.SUCCEEDED) == Brought(missing=(lost,))
+    assert told == ["the outputs of attempt 1 could not be brought home"]
+
+
+def test_what_stayed_on_machines_is_written_down_when_the_job_ends_between_two_attempts():
+    before = state(attempts=(replace(opened("a"), reason=ExitReason.INTERRUPTED, ended_at=NOW),))
+    written = []
+    lease = SimpleNamespace(state=before, write=written.append)
+    world = SimpleNamespace(job=SimpleNamespace(outputs=("results/",)), rules=RULES)
+    parts = dict.fromkeys(("preparer", "inspector", "renter", "closing"))
+    actor = Actor(world=world, lease=lease, watcher=SimpleNamespace(story=lambda _: None), **parts)
+    actor.act(Finish(reason=ExitReason.NO_CAPACITY), seen(state=before), GOAL)
+
+    assert [(one.exit_reason, len(one.missing_outputs)) for one in written] == [(ExitReason.NO_CAPACITY, 1)]
+
+
+class Stalling:
+    """A connection over which a little comes, and then nothing, with no error either; then it comes to life again."""
+
+    def __init__(self):
+        self.on_the_way = []
+
+    def bring_home(self, host, code, moves):
+        self.on_the_way.append(moves)
+        moves()
+        return Brought(paths=("/home/me/outputs/model.pt",), missing=MISSING)
+
+
+class Begun:
+    """A pool whose work has begun, and does not end before it is told to."""
+
+    def __init__(self):
+        self.futures = []
+
+    def submit(self, do, *arguments):
+        done = Future()
+        self.futures.append((done, lambda: do(*arguments)))
+        return done
+
+
+def test_outputs_of_which_nothing_comes_for_ten_minutes_have_failed_and_that_is_said_once():
+    home, told = homecoming(0)
+    home.world.outputs, home.pool = Stalling(), Begun()
+    one = over(Homecoming.NO)
+    home.start(one)
+    assert home.stands(one.state, one.group, NOW) is Homecoming.ON_THE_WAY
+    home.pool.futures[0][1]()  # some bytes, and the copy still goes on
+    later = NOW + timedelta(minutes=8)
+    assert home.stands(one.state, one.group, later) is Homecoming.ON_THE_WAY
+    assert home.stands(one.state, one.group, later + timedelta(minutes=9)) is Homecoming.ON_THE_WAY
+    assert home.busy
+    for seconds in (600, 601):
+        assert home.stands(one.state, one.group, later + timedelta(seconds=seconds)) is Homecoming.FAILED
+    assert not home.busy
+    (line,) = [line for line in told if "stand still" in line]
+    assert "gpucloud cp -r digits:results/ ." in line
+    assert home.stands(one.state, one.group, later + timedelta(minutes=11)) is Homecoming.NO
+
+
+def ticks(copies, *, minutes, apart=0):
+    """Supervise each for so many minutes, one after the other, as a schedule does that ends them; return the last."""
+    now, one = NOW, over(Homecoming.NO, wanted_end=ExitReason.STOPPED)
+    for home in copies:
+        for second in range(0, 60 * minutes + 1, 10):
+            at = now + timedelta(seconds=second)
+            stands = home.stands(one.state, one.group, at)
+            one = replace(one, now=at, homecoming=stands, outputs_still_at=home.still_at)
+            one = replace(one, state=books.since(one.state, one, 2))
+            action = decide(GOAL, one, RULES)
+            if isinstance(action, BringHome):
+                home.start(one)
+        now = at + timedelta(minutes=apart)
+    return one, action
+
+
+def stalling():
+    home, told = homecoming(0)
+    home.world.outputs, home.pool = Stalling(), Begun()
+    return home, told
+
+
+def test_outputs_that_stand_still_have_failed_though_each_supervisor_looks_for_nine_minutes():
+    copies = [stalling() for _ in range(4)]
+    one, action = ticks([home for home, _ in copies], minutes=9)
+    begun = NOW + timedelta(seconds=10)
+    assert one.state.attempts[-1].unbrought_at == begun + timedelta(minutes=10)
+    assert [len([line for line in told if "stand still" in line]) for _, told in copies[:2]] == [0, 1]
+    assert isinstance(action, CloseAttempt)
+
+
+def test_what_stood_still_for_a_supervisor_of_long_ago_is_brought_by_the_next_one():
+    one, action = ticks([stalling()[0], stalling()[0]], minutes=9, apart=11)
+    assert one.state.attempts[-1].unbrought_at is None
+    assert isinstance(action, Wait)
+
+
+def test_what_comes_for_the_next_supervisor_stands_still_no_longer():
+    first, (second, told) = stalling()[0], stalling()
+
+    def begun(do, *arguments):
+        at_work = Begun.submit(second.pool, do, *arguments)
+        second.pool.futures[-1][1]()
+        return at_work
+
+    second.pool.submit = begun
+    ticks([first, second], minutes=9)
+    assert not [line for line in told if "stand still" in line]
+
+
+def test_a_copy_that_comes_to_life_beside_the_next_try_ends():
+    home, _ = homecoming(0)
+    home.world.outputs, home.pool = Stalling(), Begun()
+    one = over(Homecoming.NO)
+    home.start(one)
+    home.pool.futures[0][1]()
+    home.stands(one.state, one.group, NOW)
+    home.stands(one.state, one.group, NOW + timedelta(minutes=10))
+    home.start(one)
+    with pytest.raises(NodeError, match="another try"):
+        home.world.outputs.on_the_way[0]()
+    home.pool.futures[1][1]()
+
+
+def test_a_shut_off_that_somebody_removed_is_armed_anew_by_whoever_may():
+    working = [up(i, part(1)) for i in "ab"]
+    bare = seen(*working, state=state(attempts=(opened("a", "b"),)), armed=None)
+    assert decide(GOAL, bare, RULES) == Arm(until=LATER)
+    assert decide(GOAL, replace(bare, payable_until=None, lasts_until=NOW + timedelta(minutes=2)), RULES) == Arm(
+        until=NOW + timedelta(minutes=2)
+    )
+    assert decide(replace(GOAL, self_driving=True), bare, RULES) == Wait(why="running")
+    ended = over(Homecoming.ON_THE_WAY, armed=None)
+    assert decide(GOAL, ended, RULES) == Arm(until=LATER)
+
+
+def test_outputs_wait_for_a_node_that_is_being_prepared_and_come_as_soon_as_it_is():
+    """At a take-over when the script is done: a try before would fail, and the next one be half a minute away."""
+    home, _ = homecoming(0)
+    one = over(Homecoming.NO)
+    home.preparer.readiness = lambda _: Readiness.PREPARING
+    assert home.stands(one.state, one.group, NOW) is Homecoming.ON_THE_WAY
+    home.preparer.readiness = lambda _: Readiness.READY
+    assert home.stands(one.state, one.group, NOW) is Homecoming.NO
+
+
+@pytest.mark.parametrize(("tree", "looked_in"), [("a" * 64, f"~/.gpucloud/code/{'a' * 64}"), ("", None)])
+def test_outputs_of_a_machine_that_nobody_prepares_again_are_brought_all_the_same(tree, looked_in):
+    """One with a notice, or relieved, after a take-over: there is no time to wait for what does not come."""
+    home, _ = homecoming(0)
+    asked = []
+    home.world.outputs = SimpleNamespace(bring_home=lambda host, code, moves: asked.append(code) or Brought())
+    home.preparer.code_on = lambda _: None
+    one = over(Homecoming.NO)
+    attempt = replace(one.state.attempts[-1], tree=tree)
+    home.start(replace(one, state=replace(one.state, attempts=(attempt,))))
+
+    assert asked == ([looked_in] if looked_in else [])
+    assert home.stands(one.state, one.group, NOW) is (Homecoming.DONE if looked_in else Homecoming.FAILED)
+
+
+# Ranks that no signal reaches
+
+
+def outlived(reason, seconds, *nodes):
+    """Both were ordered to be killed so long ago, and these are what is seen of them."""
+    since = NOW - timedelta(seconds=seconds)
+    attempt = opened("a", "b", condemned=reason, condemned_at=since, ordered=Stop.KILL, killed_at=since)
+    return world(*nodes, attempt=attempt)
+
+
+@pytest.mark.parametrize("reason", [reason for reason in ExitReason if reason.retried])
+def test_machines_whose_ranks_outlive_their_end_are_ended_themselves(reason):
+    nodes = (up("a", part(1, step=30)), up("b", part(1, Outcome.KILLED)))
+    assert not isinstance(decide(GOAL, outlived(reason, 119, *nodes), RULES), Replace)
+    assert decide(GOAL, outlived(reason, 120, *nodes), RULES) == Replace(node_ids=("a",))
+
+
+def test_silence_is_no_sign_that_ranks_outlive_their_end():
+    nodes = [up(i, part(1, step=30), silent=60.0) for i in "ab"]
+    assert decide(GOAL, outlived(ExitReason.LOST, 400, *nodes), RULES) == Wait(why="no machine answers")
+
+
+def test_an_end_counts_from_the_first_order_to_kill():
+    kill = EndAttempt(how=Stop.KILL, reason=ExitReason.LOST)
+    before = state(attempts=(opened("a", "b"),))
+    saving = books.order_end(before, replace(kill, how=Stop.SAVE), NOW)
+    assert saving.attempts[-1].killed_at is None
+    killed = books.order_end(saving, kill, NOW + timedelta(hours=6))
+    again = books.order_end(killed, replace(kill, reason=ExitReason.STOPPED), NOW + timedelta(hours=7))
+    assert again.attempts[-1].killed_at == killed.attempts[-1].killed_at == NOW + timedelta(hours=6)
