@@ -211,7 +211,8 @@ def test_data_that_nobody_reads_is_kept_up_to_the_window_alone(tmp_path: Path) -
     ):
         connection = shell.host(node).connect()
         with little_memory(), connection.channel(LIMIT_S) as channel:
-            channel.exec_command("true")
+            with contextlib.suppress(EOFError, paramiko.SSHException):  # the line may be cut before the answer is read
+                channel.exec_command("true")
             deadline = time.monotonic() + SOON_S
             while connection.alive and time.monotonic() < deadline:
                 time.sleep(0.05)
