@@ -92,6 +92,8 @@ def _word(node: NodeSeen, seen: Seen) -> str:
         return f"notice: goes at {node.status.notice.at:%H:%M:%S}"
     if node.silent_for:
         return f"silent for {node.silent_for.total_seconds():.0f} s"
+    if node.mute_for:
+        return f"answers, and its agent says nothing for {node.mute_for.total_seconds():.0f} s"
     if node.node.state is NodeState.PENDING:
         return "booting"
     if node.node.id in members:

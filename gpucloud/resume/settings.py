@@ -43,7 +43,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
         )
     folder = env.get("GPUCLOUD_ATTEMPT_DIR")
     return Settings(
-        store=env.get("GPUCLOUD_STORE", _ALONE),
+        store=_wherever(env.get("GPUCLOUD_STORE", _ALONE)),
         prefix=env.get("GPUCLOUD_CHECKPOINTS", ""),
         attempt=_number(env, "GPUCLOUD_ATTEMPT", 1),
         folder=Path(folder) if folder else None,
@@ -53,6 +53,11 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
         trial=read_trial(env.get("GPUCLOUD_TRIAL", "")),
         worlds=tuple(map(int, env.get("GPUCLOUD_WORLDS", "").split())),
     )
+
+
+def _wherever(store: str) -> str:
+    """Return the store's URL or path such that it is the same after the script has gone to another folder."""
+    return store if "://" in store else str(Path(store).absolute())
 
 
 def _number(env: Mapping[str, str], name: str, default: int) -> int:

@@ -40,6 +40,9 @@ from gpucloud.store.contract import ObjectStore, get_small, put_once
 from gpucloud.store.crc import crc32_of
 from gpucloud.store.together import all_done
 
+HURRIED_S = 1.0
+"""So long old checkpoints are deleted although a save waits: without that there would be more and more of them."""
+
 _START = timedelta(hours=1)
 """So long what an attempt that starts may begin from stays; one that began no generation by then has died."""
 _END: tuple[int, tuple[None]] = (0, (None,))
@@ -185,11 +188,13 @@ class Checkpoints:
             raise self._fenced(self.generation)
         self._see_that_none_is_newer()  # one that came in between may have begun without this commit
 
-    def collect(self) -> None:
+    def collect(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """Delete what is no longer needed, and what was never committed; nothing once a newer attempt starts.
 
-        What cannot be read stays, with its data.
+        What cannot be read stays, with its data. Hundreds of ranks have as many objects: once `hurried`, and after
+        `HURRIED_S`, the rest is left to the next call.
         """
+        began = time.monotonic()
         keys = self._store.list(self._key(""))
         names = tuple(key[len(self._key("")) :] for key in keys)
         if any(newer > self.generation and self._still_starts(newer) for newer in starting(names)):
@@ -198,6 +203,8 @@ class Checkpoints:
         doomed = collectable(names, generation=self.generation, base=self.base, keep=self._keep)
         owners = dict(data_of(doomed))
         for name in doomed:  # manifests come before data
+            if time.monotonic() - began > HURRIED_S and hurried():
+                return
             if (commit := commit_of(name)) is not None and not self._is_read(commit):
                 unread.add(commit)
             elif owners.get(name) not in unread:

@@ -15,8 +15,8 @@ in lines on standard output. The bytes to write lie in the memory behind the des
 Before it writes an object it puts the fingerprints of its tensors into its header (`gpucloud.domain.fingerprints`).
 
 A save that carries `"alone": {"level": …, "reason": …, "why": …, "base": …}` is that of the only rank: it is committed
-at once, and both answers follow. After a commit it deletes what is no longer needed; what goes wrong with that is
-`{"note": "…"}`.
+at once, and both answers follow. After a commit it deletes what is no longer needed, and goes on with that after the
+next one when a save waits; what goes wrong with that is `{"note": "…"}`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpucloud.domain.errors import CredentialsError, StoreError
@@ -51,8 +51,10 @@ def main(arguments: list[str]) -> int:
     """Carry out commands until there are no more; the rank's end ends this process wherever it is."""
     answers = _settle()
     url, prefix, keep, descriptor = arguments
-    writer = _Writer(Checkpoints(open_store(url), prefix, keep=int(keep)), int(descriptor))
-    for command in _commands():
+    commands = _Commands()
+    checkpoints = Checkpoints(open_store(url), prefix, keep=int(keep))
+    writer = _Writer(checkpoints, int(descriptor), hurried=commands.have_a_save)
+    for command in commands:
         for answer in writer.answers(command):
             answers.write(json.dumps(answer).encode() + b"\n")
             answers.flush()
@@ -64,9 +66,10 @@ class Torn(Exception):
 
 
 class _Writer:
-    def __init__(self, checkpoints: Checkpoints, descriptor: int) -> None:
+    def __init__(self, checkpoints: Checkpoints, descriptor: int, hurried: Callable[[], bool]) -> None:
         self._checkpoints = checkpoints
         self._descriptor = descriptor
+        self._hurried = hurried
         self._memory: mmap.mmap | None = None
 
     def answers(self, command: Command) -> Iterator[Command]:
@@ -103,7 +106,7 @@ class _Writer:
         self._checkpoints.commit(manifest)
         yield {"committed": True, "seconds": time.monotonic() - began}
         try:
-            self._checkpoints.collect()
+            self._checkpoints.collect(self._hurried)
         except (StoreError, CredentialsError) as error:
             yield {"note": f"older checkpoints could not be deleted, the next save tries again: {error}"}
 
@@ -143,21 +146,31 @@ def _settle() -> Any:
     return answers
 
 
-def _commands() -> Iterator[Command]:
-    """Yield the commands up to `{"end": true}`. Without it, the end of the input means that the rank is dead."""
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+class _Commands:
+    """The commands up to `{"end": true}`. Without it, the end of the input means that the rank is dead."""
 
-    def read() -> None:
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._heard = self._begun = 0  # saves; each is counted by one thread alone
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def __iter__(self) -> Iterator[Command]:
+        while "end" not in (command := json.loads(self._lines.get())):
+            self._begun += "save" in command
+            yield command
+
+    def have_a_save(self) -> bool:
+        """Whether a save waits to be begun."""
+        return self._heard > self._begun
+
+    def _read(self) -> None:
         heard = b""
         while data := os.read(0, 65536):
             *whole, heard = (heard + data).split(b"\n")
             for line in whole:
-                lines.put(line)
+                self._heard += line.startswith(b'{"save"')
+                self._lines.put(line)
         os._exit(0)
-
-    threading.Thread(target=read, daemon=True).start()
-    while "end" not in (command := json.loads(lines.get())):
-        yield command
 
 
 def described(manifest: Manifest) -> str:

@@ -50,7 +50,8 @@ _BEAT = timedelta(seconds=4)  # an agent that writes nothing for so long is dead
 class _Memory:
     """What is known of one node from earlier passes; `lost_at` is when it last could not be reached to be prepared.
 
-    `silent_at` is since when it did not answer an earlier supervisor: that counts once it does not answer this one.
+    `silent_at` is since when it told an earlier supervisor nothing: that counts once it tells this one nothing.
+    `mute_at` is since when it answers, and its agent tells nothing new; `prepared_again`: it was, for that.
     """
 
     answered_at: datetime
@@ -60,11 +61,27 @@ class _Memory:
     lost_at: datetime | None = None
     failed_at: datetime | None = None
     silent_at: datetime | None = None
+    mute_at: datetime | None = None
+    prepared_again: bool = False
 
     def lost(self) -> None:
         """It did not answer."""
         if self.silent_at is not None:
             self.answered_at, self.silent_at = min(self.answered_at, self.silent_at), None
+
+    def told(self, status: Status | None, now: datetime) -> None:
+        """It answered; None: nothing that can be read."""
+        self.answered_at = now
+        if status is not None and (self.status is None or status.beat != self.status.beat):
+            self.status, self.beat_at = status, now
+            self.silent_at, self.mute_at, self.prepared_again = None, None, False
+        elif self.mute_at is None:
+            self.mute_at, self.silent_at = min(now, self.silent_at or now), None
+
+    def mute_for(self, now: datetime) -> timedelta:
+        """Return for how long its agent has told nothing new; agents write now and then: zero while that may be all."""
+        length = now - self.mute_at if self.mute_at is not None else timedelta(0)
+        return length if length > _BEAT else timedelta(0)
 
 
 @dataclass(slots=True)
@@ -234,7 +251,7 @@ class Observer:
                 self.preparer.try_again(node_id)
                 memory.failed_at = None
         elif memory.lost_at is None and not works:
-            memory.answered_at = now
+            memory.answered_at, memory.mute_at = now, None
 
     def _somebody_answers(self, now: datetime) -> bool:
         lately = now - self.world.rules.limits.silent
@@ -250,21 +267,19 @@ class Observer:
     def _take(self, memory: _Memory, answer: Future[Status | None], now: datetime) -> None:
         if isinstance(answer.exception(), NodeError):
             memory.lost()
-            return
-        status = answer.result()
-        memory.answered_at, memory.silent_at = now, None
-        if status is not None and (memory.status is None or status.beat != memory.status.beat):
-            memory.beat_at = now
-            memory.status = status
+        else:
+            memory.told(answer.result(), now)
 
     def _node(self, node: Node, state: JobState, now: datetime) -> NodeSeen:
         memory = self._memory[node.id]
         readiness = self.preparer.readiness(node.id)
         silence = max(timedelta(0), now - memory.answered_at)
-        if readiness is Readiness.READY and not silence and memory.beat_at and now - memory.beat_at > _BEAT:
+        mute = memory.mute_for(now) if not silence else timedelta(0)
+        dead = mute > (_BEAT if memory.beat_at is not None else _TRY_AGAIN)
+        if readiness is Readiness.READY and dead and not memory.prepared_again:
             self.preparer.forget(node.id)  # the node answers, and its agent is dead: prepare it again
-            memory.beat_at = None
-            readiness = Readiness.NO
+            memory.prepared_again, memory.mute_at = True, None
+            readiness, mute = Readiness.NO, timedelta(0)
         heard = self.preparer.has_heard(node, memory.status, state)
         told = heard or self.preparer.is_being_told(node, state)
         return NodeSeen(
@@ -273,6 +288,7 @@ class Observer:
             error=self.preparer.error(node.id),
             status=memory.status,
             silent_for=silence if silence > timedelta(seconds=_ANSWER_S / 2) else timedelta(0),
+            mute_for=mute,
             told=told,
             heard=heard,
             refused=self.preparer.refused(node.id),

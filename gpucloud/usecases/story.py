@@ -143,7 +143,7 @@ def _interrupted(interruption: Interruption) -> str:
         case InterruptionKind.LOST:
             return f"{interruption.node_id} is gone without notice"
         case InterruptionKind.FROZEN:
-            return f"{interruption.node_id} does not answer, nor does a second witness speak for it: it is given up"
+            return f"{interruption.node_id} says nothing that we can read, nor does a second witness: it is given up"
 
 
 def _closed(reason: ExitReason, seen: Seen) -> str:

@@ -352,7 +352,7 @@ def test_the_shut_off_ends_every_node_by_itself_and_keeps_the_group_down_until_i
     relieved = cloud.started(2)[0]
     cloud.nodes.relieve(cloud.group, relieved.id)
     until = cloud.soon(0.3)
-    view = cloud.until(lambda view: view.alive == () and view.size == 0)  # a group and its nodes are asked for one by one
+    view = cloud.until(lambda view: not view.alive and view.size == 0)  # a group and its nodes are asked for apart
     assert {node.end_cause for node in view.nodes} == {EndCause.SCHEDULE}
     assert all(node.ended_at is not None and node.ended_at <= until + cloud.lag for node in view.nodes)
     with pytest.raises(ProvisionError):

@@ -675,9 +675,13 @@ def test_outside_gpucloud_checkpoints_lie_in_the_working_folder(tmp_path, monkey
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.chdir(tmp_path)
     run, model, optimizer = begin(total_steps=2)
+    (tmp_path / "hydra").mkdir()
+    monkeypatch.chdir(tmp_path / "hydra")  # as Hydra does
+    run._keeper._saver._dispatch._writer.kill()  # another comes in its place
     train(run, model, optimizer)
     run.done()
     assert (tmp_path / ".gpucloud-checkpoints" / "commit" / "000001" / "000000002.json").exists()
+    monkeypatch.chdir(tmp_path)
     assert begin(total_steps=2)[0].steps_done == 2
 
 

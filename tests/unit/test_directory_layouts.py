@@ -164,6 +164,8 @@ def test_the_newest_of_several_is_first():
             ("checkpoint-6/trainer_state.json",),
         ),
         (Rule(), ("ckpt.pt", "log.txt"), (), ("ckpt.pt",)),
+        (Rule(), ("logs/run.log", "metrics_7.csv"), (), ()),
+        (Rule(done_file="DONE"), ("ep_6/a.bin", "last.pt", "logs/run.log"), (), ("ep_6/a.bin", "last.pt")),
         (Rule(), ("ckpt.pt",), ("ckpt.pt",), ()),
         (Rule(), ("ckpt_4.pt", "ckpt_6.pt"), ("ckpt_5.pt",), ("ckpt_6.pt",)),
         (Rule(done_file="DONE"), ("ep_6/a.bin", "other/a.bin"), ("ep_5/a.bin", "ep_5/DONE"), ("ep_6/a.bin",)),

@@ -7,7 +7,7 @@ import pytest
 from gpucloud.domain.job import Layout
 from gpucloud.domain.keeping.layouts import Rule, checkpoints_of, find_sets
 from gpucloud.domain.keeping.listing import Signature
-from gpucloud.domain.keeping.pointers import at_path, beside, named_by, readdressed, with_pointers
+from gpucloud.domain.keeping.pointers import at_path, beside, inside, named_by, readdressed, with_pointers
 from gpucloud.domain.keeping.settling import Settling
 
 FILE, DCP = Rule(layout=Layout.FILE), Rule(layout=Layout.DCP)
@@ -63,6 +63,39 @@ def test_a_checkpoint_that_is_named_and_is_not_the_newest_is_kept_too():
     also = ("step-400/.metadata", "step-400/__0_0.distcp")
     assert kept(DCP, {"latest": "step-600", "best.txt": "step-400"}, *shards) == (("best.txt", "latest"), also)
     assert kept(FILE, {"last": "a_1.pt"}, "a_1.pt", "a_2.pt") == (("last",), ("a_1.pt",))
+
+
+@pytest.mark.parametrize(
+    ("best", "also"),
+    [
+        (
+            '"best_model_checkpoint": "out/checkpoint-400"',
+            ("checkpoint-400/model.bin", "checkpoint-400/trainer_state.json"),
+        ),
+        ('"log": "x", "best_model_checkpoint":"/old/out/checkpoint-400"', None),
+        ('"best_model_checkpoint": "out/checkpoint-600"', ()),
+        ('"best_model_checkpoint": "out/checkpoint-300"', ()),
+        ('"best_model_checkpoint": null', ()),
+        ('"best_model_checkpoint": "../checkpoint-400"', ()),
+        ('"best_model_checkpoint": "\\ud8"', ()),
+    ],
+)
+def test_the_checkpoint_that_trainer_calls_the_best_is_kept_with_the_newest(best, also):
+    paths = [f"checkpoint-{n}/{name}" for n in (400, 500, 600) for name in ("model.bin", "trainer_state.json")]
+    listing = {path: Signature(size=1 << 20, mtime_ns=n, inode=n) for n, path in enumerate(paths)}
+    sets = find_sets(Rule(), listing).sets
+    states = inside(sets, listing)
+    assert states == tuple(path for path in paths if path.endswith(".json"))
+    texts = dict.fromkeys(states, f"{{{best}}}")
+    newest = max(sets, key=lambda one: one.written_ns(listing))
+    found = with_pointers(newest, texts, listing, checkpoints_of(sets, listing))
+    expected = ("checkpoint-400/model.bin", "checkpoint-400/trainer_state.json") if also is None else also
+    assert (found.name, found.also, found.pointers) == ("checkpoint-600", expected, ())
+
+
+def test_a_state_of_trainer_that_is_no_text_of_a_sane_length_is_not_looked_into():
+    listing = {"checkpoint-6/trainer_state.json": Signature(size=(16 << 20) + 1, mtime_ns=1, inode=1)}
+    assert inside(find_sets(Rule(), listing).sets, listing) == ()
 
 
 @pytest.mark.parametrize(

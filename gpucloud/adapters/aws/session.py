@@ -28,7 +28,7 @@ _CONFIG = botocore.config.Config(
     user_agent_extra="gpucloud",
 )
 # Whoever is not known must hear it within 3 seconds: no metadata service is waited for on a laptop.
-_QUICK = botocore.config.Config(connect_timeout=1.4, read_timeout=1.4, retries={"total_max_attempts": 1})
+_QUICK = botocore.config.Config(connect_timeout=1.4, read_timeout=2.5, retries={"total_max_attempts": 1})
 
 
 # What a clock may differ before the difference counts: AWS tells whole seconds, and an answer takes its time.

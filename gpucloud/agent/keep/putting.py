@@ -20,7 +20,7 @@ from gpucloud.agent.keep.disk import Texts, look, move, put_time
 from gpucloud.domain.keeping.keys import files_for, written_before
 from gpucloud.domain.keeping.layouts import Rule, checkpoints_of, find_sets, leftovers
 from gpucloud.domain.keeping.listing import OURS, Listing, Signature, above, folder_of
-from gpucloud.domain.keeping.pointers import beside, named_by, readdressed
+from gpucloud.domain.keeping.pointers import beside, inside, named_by, readdressed
 from gpucloud.domain.manifest import Commit, Manifest, Piece
 from gpucloud.domain.parts import PART_BYTES
 from gpucloud.store.checkpoints import all_damaged
@@ -49,7 +49,6 @@ class Directory:
     def __init__(self, path: Path, code: Path, rule: Rule) -> None:
         self.path = path
         self.rule = rule
-        self._apart = path.resolve() != code.resolve()
         self._own = code / f"{OURS}kept"
         self._before = self._own / "before.json"
         self._incoming = self._own / "incoming"
@@ -96,8 +95,8 @@ class Directory:
     def place(self, found: Fetched | None, say: Say) -> Commit | None:
         """Put into the directory what was fetched and return its commit. Raises OSError.
 
-        What an earlier attempt left there and never was committed is set aside: a script would resume from it. What
-        came with the code stays, and so does everything that is no checkpoint.
+        What an earlier attempt left there and never was committed is set aside: a script would resume from it, and
+        other nodes do not have it. What came with the code stays, and so does everything that is no checkpoint.
         """
         paths = found.paths if found else ()
         self._set_aside(paths, self._shipped(), say)
@@ -126,9 +125,7 @@ class Directory:
     def _set_aside(self, restored: tuple[str, ...], shipped: dict[str, Signature], say: Say) -> None:
         listing = look(self.path)
         own = {path for path, signature in listing.items() if shipped.get(path) == signature}
-        # Without anything to put back, the script finds what came with the code, as it would on another node.
-        found = leftovers(self.rule, listing, restored) if restored or not self._apart else tuple(listing)
-        left = set(found) - own
+        left = set(leftovers(self.rule, listing, restored)) - own  # logs stay, and all else that is no checkpoint
         doomed = sorted(left | (self._pointing_only_at(left, listing) - own - set(restored)))
         if doomed:
             shutil.rmtree(self._aside, ignore_errors=True)
@@ -152,7 +149,8 @@ class Directory:
         listing = {path: about for path, about in look(self.path).items() if path in set(paths)}
         sets = find_sets(self.rule, listing).sets
         checkpoints = checkpoints_of(sets, listing)
-        for path, text in Texts().of(self.path, beside(sets, listing, checkpoints), listing).items():
+        near = (*beside(sets, listing, checkpoints), *inside(sets, listing))
+        for path, text in Texts().of(self.path, near, listing).items():
             now = readdressed(text, folder_of(path), str(self.path), checkpoints)
             if now != text:
                 (self.path / path).write_bytes(now.encode())

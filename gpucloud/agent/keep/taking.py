@@ -18,7 +18,7 @@ from gpucloud.agent.keep.disk import Texts, copy, is_whole, put_time
 from gpucloud.domain.keeping.keys import PROMISE, object_name
 from gpucloud.domain.keeping.layouts import Found, Rule, checkpoints_of, find_sets
 from gpucloud.domain.keeping.listing import FileSet, Listing, Signature, folder_of
-from gpucloud.domain.keeping.pointers import beside, with_pointers
+from gpucloud.domain.keeping.pointers import beside, inside, with_pointers
 from gpucloud.domain.keeping.rounds import metadata_among, shards_missing
 from gpucloud.domain.manifest import Commit, Manifest, Piece, Why
 
@@ -60,7 +60,8 @@ class Taking:
         """Return the checkpoints in the directory, with what beside them names them and what they name."""
         found = find_sets(self._rule, listing)
         checkpoints = checkpoints_of(found.sets, listing)
-        texts = self._texts.of(directory, beside(found.sets, listing, checkpoints), listing)
+        near = (*beside(found.sets, listing, checkpoints), *inside(found.sets, listing))
+        texts = self._texts.of(directory, near, listing)
         return replace(found, sets=tuple(with_pointers(one, texts, listing, checkpoints) for one in found.sets))
 
     def take(self, directory: Path, one: FileSet, content: Content, *, proven: bool, why: Why = Why.DUE) -> Took:

@@ -117,7 +117,8 @@ def leftovers(rule: Rule, listing: Listing, restored: Iterable[str]) -> tuple[st
         kind, number = (folder_of(top), family(_name(top))), last_number(top)
         there[kind] = max(filter(None, (there.get(kind), number)), default=number)
     found = {path for one in find_sets(rule, listing).sets for path in below_or_self(one, listing)}
-    found |= {path for path in listing if rule.done_file is None and _could_be(rule, path, listing)}
+    if rule.done_file is None or not kept:
+        found |= {path for path in listing if _could_be(rule, path, listing)}
     for top in _tops(listing):
         if (folder_of(top), family(top.rpartition("/")[2])) in there:
             found |= {path for path in listing if path == top or path.startswith(f"{top}/")}
@@ -135,6 +136,8 @@ def is_last(marker: str, paths: Iterable[str], listing: Listing) -> bool:
 
 
 def _could_be(rule: Rule, path: str, listing: Listing) -> bool:
+    if rule.done_file is not None:
+        return path.endswith(_SINGLE) or any(last_number(top) is not None for top in above(path))
     layout = rule.layout if rule.layout is not Layout.AUTO else layout_of(listing)
     return layout in (Layout.LIGHTNING, Layout.FILE) and path.endswith(_SINGLE)
 

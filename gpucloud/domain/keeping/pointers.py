@@ -13,7 +13,11 @@ from dataclasses import replace
 from gpucloud.domain.keeping.listing import FileSet, Listing, Pointer, above, folder_of, last_number
 
 MOST_BYTES = 4096
-"""No longer text is looked into."""
+"""No longer text beside a set is looked into."""
+
+_STATE = "trainer_state.json"  # Hugging Face's Trainer names the best checkpoint in each one's state
+_STATE_BYTES = 16 << 20
+_BEST = re.compile(r'"best_model_checkpoint"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 _MOST_FILES = 64  # of those beside one set, the newest: a folder of samples is none of pointers
 _MOST_LINES = 16  # detectron2, mmengine and Megatron-LM write one
@@ -36,8 +40,23 @@ def beside(sets: Iterable[FileSet], listing: Listing, checkpoints: Checkpoints) 
     return tuple(sorted(path for paths in found.values() for path in paths[-_MOST_FILES:]))
 
 
+def inside(sets: Iterable[FileSet], listing: Listing) -> tuple[str, ...]:
+    """Return the paths of those files of the sets themselves that may name another: Trainer's, the best one."""
+    paths = (path for one in sets for path in one.paths if path.rpartition("/")[2] == _STATE)
+    return tuple(path for path in paths if listing[path].size <= _STATE_BYTES)
+
+
+def best_of(text: str, folder: str, checkpoints: Checkpoints) -> str | None:
+    """Return the best checkpoint as the state of Trainer in a checkpoint of that folder names it; None: none there."""
+    found = _BEST.search(text)
+    try:
+        return at_path(json.loads(found[1]), folder, checkpoints) if found else None
+    except ValueError:
+        return None
+
+
 def with_pointers(one: FileSet, texts: Mapping[str, str], listing: Listing, checkpoints: Checkpoints) -> FileSet:
-    """Return the set with the files beside it that name a checkpoint, and with the others that they name.
+    """Return the set with the files beside it that name a checkpoint, and with the others that it or they name.
 
     One that a script has not moved on yet names the checkpoint before: that is kept too, as the script would go on from
     it, and so is the best one.
@@ -47,6 +66,8 @@ def with_pointers(one: FileSet, texts: Mapping[str, str], listing: Listing, chec
         if folder_of(path) in _folders(one) and (names := named_by(text, folder_of(path), checkpoints)):
             pointers.append(Pointer(path=path, text=text, mtime_ns=listing[path].mtime_ns, names=names))
             also |= {inner for top in names for inner in checkpoints[top]}
+        elif path in one.paths and (best := best_of(text, folder_of(one.name), checkpoints)) is not None:
+            also |= set(checkpoints[best])
     return replace(one, also=tuple(sorted(also - set(one.paths))), pointers=tuple(pointers))
 
 

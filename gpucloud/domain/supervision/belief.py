@@ -1,4 +1,4 @@
-"""When a machine that does not answer us is believed to be dead: when a second witness agrees (DESIGN §7)."""
+"""When a machine that tells us nothing is believed to be dead: a second witness agrees (DESIGN §7), or nobody can."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from gpucloud.domain.witness import Word
 
 
 def believed_dead(node: NodeSeen, seen: Seen, limits: Limits) -> bool:
-    """Whether the silent machine is given up.
+    """Whether the silent machine is given up, or the one that answers and has said nothing for `alone`.
 
-    The cloud says that it is impaired, or another machine knocked in vain. Where nobody can tell: after `alone`. All
-    machines silent at once means that we are offline: then only the cloud is believed, unless there is but one machine.
+    Of a silent one the cloud says that it is impaired, or another machine knocked in vain; where nobody can tell, it is
+    given up after `alone`. All machines silent at once means that we are offline: then only the cloud is believed,
+    unless there is but one machine.
     """
-    if is_gone(node) or node.silent_for < limits.silent:
+    if is_gone(node):
+        return False
+    if node.mute_for >= limits.alone:
+        return True
+    if node.silent_for < limits.silent:
         return False
     if node.node.impaired:
         return True

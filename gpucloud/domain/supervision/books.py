@@ -221,7 +221,8 @@ def since(state: JobState, seen: Seen, needed: int) -> JobState:
     """Return the state that says since when what has a time limit has been so: any process goes on from there."""
     short = 0 < len(seen.group.counted) < needed
     bare = seen.group.exists and seen.group.size > 0 and not seen.group.counted
-    silent = {node.node.id: seen.now - node.silent_for for node in seen.nodes if node.silent_for}
+    untold = {node.node.id: max(node.silent_for, node.mute_for) for node in seen.nodes}
+    silent = {node_id: seen.now - length for node_id, length in untold.items() if length}
     heard = {node.node.id for node in seen.nodes if node.heard}
     state = replace(
         state,

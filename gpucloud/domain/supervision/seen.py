@@ -99,7 +99,8 @@ class Limits:
     none and does not say why; such a pool is one that refuses. `patience`: for any machine, where all pools refuse.
     `boot`: for a machine's host key. `quarantines`: bad nodes in a row, after which it is the pool that is bad;
     `bad_pools`: bad pools in a row, after which it is none of the machines. `alone`: for a silent machine of which
-    nobody can tell, because there is no other that answers, or it cannot say. `hang_at_least`, `hang_steps`: without
+    nobody can tell, because there is no other that answers, or it cannot say, and for one whose agent tells nothing
+    though it was prepared again. `hang_at_least`, `hang_steps`: without
     a step, `hang_steps` in median steps; doubled with every hang in a row. `stacks`: for ranks to tell where they are.
     `soon`: an attempt that ends so soon and saved nothing new is followed by a pause, `pause` at first, doubled each
     time up to `pause_longest`. `storm_attempts`, `storm_paid`: attempts and machine time from which on the cost of a
@@ -167,10 +168,11 @@ class DriveTrial:
 class NodeSeen:
     """One node as the cloud lists it and as it answers.
 
-    `silent_for` is zero when it answered at this tick; `told` is whether its agent has read what we want of it, or
-    that is on its way, and `heard` whether it said so; `refused` is why the gate refused it. `word` is what a second
-    witness says of it while it is silent, and `witness` who that is. `trial` is whether it can drive the job, as far as
-    it has tried; looked at only while somebody is to leave the job to its machines.
+    `silent_for` is zero when it answered at this tick; `mute_for` is for how long it has answered and its agent told
+    nothing new that can be read, zero while that may be chance. `told` is whether its agent has read what we want of
+    it, or that is on its way, and `heard` whether it said so; `refused` is why the gate refused it. `word` is what a
+    second witness says of it while it is silent, and `witness` who that is. `trial` is whether it can drive the job, as
+    far as it has tried; looked at only while somebody is to leave the job to its machines.
     """
 
     node: Node
@@ -178,6 +180,7 @@ class NodeSeen:
     error: str | None = None
     status: Status | None = None
     silent_for: timedelta = timedelta(0)
+    mute_for: timedelta = timedelta(0)
     told: bool = False
     heard: bool = False
     refused: str | None = None

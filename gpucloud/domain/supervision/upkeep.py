@@ -138,8 +138,8 @@ def worth_a_start(seen: Seen, wall: Wall) -> bool:
 
 def _is_unfit(node: NodeSeen, seen: Seen, limits: Limits) -> bool:
     silent = node.readiness is Readiness.READY and is_out_of_reach(node, seen, limits)
-    mute = node.node.host_key is None and seen.now - node.node.launched_at >= limits.boot
-    broken = node.readiness is Readiness.FAILED or silent or mute
+    keyless = node.node.host_key is None and seen.now - node.node.launched_at >= limits.boot
+    broken = node.readiness is Readiness.FAILED or silent or keyless
     return not is_gone(node) and not node.node.relieved and broken
 
 
