@@ -56,6 +56,11 @@ class Agreement:
             news=News(*rest),
         )
 
+    def stop(self) -> Why | None:
+        """Return why to stop, as any node's agent has said by now."""
+        (found,) = self._ranks.highest(_STOPS.index(self._folder.stop_asked()))
+        return _STOPS[found]
+
     def granted(self) -> None:
         """Every wish so far is met by the save that begins now."""
         self._granted = max(self._granted, self._wished)

@@ -17,7 +17,7 @@ from gpucloud.resume.layout import size_of
 from gpucloud.resume.memory import Ask, NoMemory, asked, free_memory, sharing, shortage
 from gpucloud.resume.plan import Plan
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.sharded import Shares
+from gpucloud.resume.sharded import Shares, Unplanned
 from gpucloud.resume.state import Collected, Groups, Homes, TrainingState
 from gpucloud.resume.sums import Sums
 from gpucloud.resume.tree import Tensors
@@ -81,15 +81,18 @@ class Capture:
         """Make memory ready for a state like the present one, beside the training. Raises NoMemory."""
         self._planned(self._collected(extra))
 
-    def begin(self, extra: dict[str, Any], *, steps_are_seen: bool = True) -> None:
+    def begin(self, extra: dict[str, Any], *, steps_are_seen: bool = True, alone: bool = False) -> None:
         """Copy the state as it is now; `extra`, which nobody else has, joins the rank's own part.
 
-        `steps_are_seen`: an optimizer's step was seen to end this one, and will be seen again. Raises UsageError for
-        what has no form, NoMemory where the state has no place.
+        `steps_are_seen`: an optimizer's step was seen to end this one, and will be seen again. With `alone` no other
+        rank is asked anything, nor told. Raises UsageError for what has no form, NoMemory where the state has no place;
+        Unplanned where the ranks would have to agree first.
         """
+        if alone and not (self._compared and self._sharing):
+            raise Unplanned
         self._rest, self._replaced = None, False
         if not (steps_are_seen and self._begun_as_before(extra)):
-            self._begin_anew(extra, steps_are_seen=steps_are_seen)
+            self._begin_anew(extra, steps_are_seen=steps_are_seen, alone=alone)
 
     def under_way(self) -> bool:
         """Whether a GPU still copies; never waits."""
@@ -129,8 +132,8 @@ class Capture:
         self._copier.copy(route(plan.pairs(own)), known.route, known.sums)
         return True
 
-    def _begin_anew(self, extra: dict[str, Any], *, steps_are_seen: bool) -> None:
-        found = self._collected(extra)
+    def _begin_anew(self, extra: dict[str, Any], *, steps_are_seen: bool, alone: bool) -> None:
+        found = self._collected(extra, alone=alone)
         plan = self._planned(found)
         plan.head(found.metadata)
         shared = route(plan.pairs(found.shared))
@@ -150,8 +153,8 @@ class Capture:
             )
         self._copier.copy(route(plan.pairs(found.own)), shared, sums, steps_are_seen=steps_are_seen)
 
-    def _collected(self, extra: dict[str, Any]) -> Collected:
-        found = self._state.collect(self._ranks.rank, self._ranks.world, extra, self._shares)
+    def _collected(self, extra: dict[str, Any], *, alone: bool = False) -> Collected:
+        found = self._state.collect(self._ranks.rank, self._ranks.world, extra, self._shares, alone=alone)
         if not self._compared:
             self._compared = True
             self._compare(found.names)

@@ -57,6 +57,7 @@ class Keeper:
         self._folder = folder
         self._agreement = Agreement(ranks, folder)
         self._prepared = self._told_waits = self._told_lacks = False
+        self._generation: int | None = None
 
     @property
     def committed(self) -> int:
@@ -98,6 +99,31 @@ class Keeper:
                 self._finish(left)
         return self.committed == step
 
+    def hold(self, step: int, now: Callable[[], Moment]) -> int | None:
+        """Copy this step ahead of a pause, unless another is being saved; return which one `land` would have count.
+
+        None without any. Each rank may do so by itself. Raises UsageError.
+        """
+        if self.committed >= step or not self._prepared or self._generation is None:
+            return None
+        if not self._saver.in_flight:
+            at = now()
+            commit = Commit(self._generation, step)
+            self._saver.hold(commit, at.promise, at.own, Why.STOP, steps_are_seen=at.steps_are_seen)
+        return self._saver.step
+
+    def land(self, step: int) -> None:
+        """Have the save of that step count, if there is time and all ranks have it: all call this. Raises Fenced."""
+        if self._ranks.highest(step, -step) == (step, -step):
+            why = self._agreement.stop()
+            self._saver.release(Why.TRIAL if self.of_a_trial else why)
+            self._finish(self._agreement.seconds_left())
+            self.progress.write()
+
+    def drop(self) -> None:
+        """Forget what is held for `land`."""
+        self._saver.drop()
+
     def settle(self) -> None:
         """Wait until no save is under way. Raises Fenced."""
         self._finish()
@@ -113,6 +139,7 @@ class Keeper:
         agreed = self._agreement.reach(
             due=due, generation=self._checkpoints.generation, news=self._saver.news(), window=window
         )
+        self._generation = agreed.generation
         self._told(lambda: self._saver.advance(agreed.news))
         return agreed
 

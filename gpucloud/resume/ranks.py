@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from gpucloud.domain.errors import UsageError
+from gpucloud.resume.meeting import Meeting
 
 _TIMEOUT = timedelta(minutes=30)  # rank 0 may evaluate for a while before it comes to the next step
 
@@ -24,6 +26,7 @@ class Ranks:
         self.rank, self.world = 0, 1
         self.device = torch.device("cpu")
         self._group: dist.ProcessGroup | None = None
+        self._store: Any = None
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
         elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -66,12 +69,30 @@ class Ranks:
         dist.all_gather(parts, padded, group=self._group)
         return tuple(_unpadded(_bytes(part)) for part in parts)
 
+    def meeting(self, name: str) -> Meeting | None:
+        """Return the occasion of that name, the same for all ranks of this attempt; None where they have no store."""
+        if self._group is not None and self._store is None:
+            self._store = _own_store()
+            if self._store is None:
+                return None
+        return Meeting(f"gpucloud-{name}", self.world, self._store)
+
     def close(self) -> None:
         """Give the side group back; every rank must have come here."""
         if self._group is not None:
             self.highest(0)
             dist.destroy_process_group(self._group)
             self._group = None
+
+
+def _own_store() -> Any:
+    """Return the store at which the ranks found each other, by a line of its own where this torch can make one.
+
+    Its own, because the script may wait at the other for long. None where this torch has it elsewhere.
+    """
+    found = getattr(dist.distributed_c10d, "_get_default_store", None)
+    store: Any = found() if found is not None else None
+    return store.clone() if hasattr(store, "clone") else store
 
 
 def _bytes(values: torch.Tensor) -> bytes:

@@ -26,6 +26,7 @@ from gpucloud.resume.keeping import Keeper, Moment
 from gpucloud.resume.loader import Loader, require_split
 from gpucloud.resume.memory import HINT
 from gpucloud.resume.naming import rebuckets
+from gpucloud.resume.pauses import Pauses
 from gpucloud.resume.profiling import Profiling
 from gpucloud.resume.progress import Progress
 from gpucloud.resume.promise import promised, surroundings, tuned
@@ -89,6 +90,9 @@ _NO_LOADER = Promise(Level.BEST_EFFORT, "without `run.loader`, which samples com
 class Run:
     """One attempt's part of a job, on this rank. Steps count from 1; `steps_done` is the last one done."""
 
+    _batches_done = 0  # those handed out up to the last step
+    _randomness_set = False
+
     def __init__(
         self, settings: Settings, state: TrainingState, *, total_steps: int | None, seed: int, rebuckets: bool
     ) -> None:
@@ -117,12 +121,12 @@ class Run:
         self._restored = restored if rebuckets else None
         self._vain_steps = _vain_steps(self._ranks)
         self._windows = Windows(state.optimizers, state.modules, self._own.get("longest_window", 0))
-        self._randomness_set = False
         saver = Saver(self._checkpoints, writer, capture, self._ranks, committed=self.steps_done)
         self._keeper = Keeper(settings.cadence, self._checkpoints, saver, self._ranks, self._folder)
         self._keeper.of_a_trial = settings.trial is not None
         self._progress = Progress(self._folder if self._ranks.rank == 0 else AttemptFolder(None), self)
         self._keeper.progress = self._progress
+        self._pauses = Pauses(self._keeper, self._ranks, self._folder)
         self._profiling = Profiling(self._folder, settings.profile_steps, self._ranks.rank)
         _newest[settings.attempt] = self
         if self._ranks.rank == 0:
@@ -162,6 +166,7 @@ class Run:
         ranks disagree on the order of samples, and when it cannot be split: neither over these ranks nor, in a job on a
         range of nodes, over any number of them that it may come to.
         """
+        self._pauses.over()
         if self._loader is not None:
             raise UsageError("a run has one loader", hint="use torch's DataLoader for evaluation data")
         for name, instead in _OURS.items():
@@ -211,12 +216,14 @@ class Run:
                 "resume.init was called again in this process, and only the newest run can save",
                 hint="call it once, with all that has a state: resume.init(model=…, other=…)",
             )
+        self._pauses.over()
         if self._loader is None:
             self._go_on_without_loader()
         window = self._windows.now()
         if self._in_vain(window):
             return
         self.steps_done += 1
+        self._batches_done = self._loader.batches if self._loader else 0
         self._progress.stepped(loss)
         self._trying.stepped(loss)
         if not self._profiling.over:
@@ -232,12 +239,25 @@ class Run:
         """What a resume from what is saved now can promise, as far as is known."""
         return self._promise.level
 
-    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Report that something else than training goes on inside (`evaluate`), so that nobody takes it for a hang."""
-        return self._progress.phase(name)
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Report that something else than training goes on inside (`evaluate`), so that nobody takes it for a hang.
+
+        A notice that comes meanwhile is heeded: the last step is saved, where all ranks are in a phase after it, also
+        those that only wait for the one that evaluates. Raises what `step` does.
+        """
+        with self._progress.phase(name), self._pause():
+            yield
+
+    def _pause(self) -> contextlib.AbstractContextManager[None]:
+        begun = self._loader is not None and self._loader.batches != self._batches_done
+        if begun or not self._windows.rests or _newest.get(self._settings.attempt) is not self:
+            return contextlib.nullcontext()  # in the midst of a step
+        return self._pauses.during(self.steps_done, self._moment)
 
     def done(self) -> None:
         """Commit the final state, then say that the job is done: nothing else counts as success. Raises StoreError."""
+        self._pauses.over()
         self._profiling.close()
         if not self._keeper.last(self.steps_done, self._moment, Why.LAST):
             lacking = self._keeper.no_memory

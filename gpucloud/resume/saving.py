@@ -22,6 +22,7 @@ from gpucloud.resume.dispatch import FAILED, Dispatch, Flight, Outcome
 from gpucloud.resume.folder import say
 from gpucloud.resume.memory import HINT, NoMemory
 from gpucloud.resume.ranks import Ranks
+from gpucloud.resume.sharded import Unplanned
 from gpucloud.resume.writer import Writer
 from gpucloud.store.checkpoints import Checkpoints, Fenced
 
@@ -74,6 +75,12 @@ class Saver:
         self._flight: Flight | None = None
         self._started_at = self._saved_at = time.monotonic()
         self._warned = False
+        self._held = False
+
+    @property
+    def step(self) -> int | None:
+        """The step that is being saved, None without one."""
+        return self._flight.commit.step if self._flight is not None else None
 
     @property
     def in_flight(self) -> bool:
@@ -104,21 +111,66 @@ class Saver:
         self, commit: Commit, promise: Promise, extra: dict[str, Any], why: Why, *, steps_are_seen: bool = True
     ) -> None:
         """Copy this rank's share and have it written. The save before must be over. Raises UsageError."""
+        flight = self._copy(commit, promise, extra, why, steps_are_seen=steps_are_seen)
+        if not flight.told and not self._capture.under_way():
+            self._tell(flight)
+        self._saved_at = time.monotonic()
+        flight.stall_s = self._saved_at - flight.began
+
+    def hold(
+        self, commit: Commit, promise: Promise, extra: dict[str, Any], why: Why, *, steps_are_seen: bool = True
+    ) -> None:
+        """Copy this rank's share, and wait until it is copied; nothing is written of it before `release`.
+
+        Each rank does so by itself; nothing is held where they would have to agree first. The save before must be over.
+        Raises UsageError.
+        """
+        self._held = True
+        try:
+            flight = self._copy(commit, promise, extra, why, steps_are_seen=steps_are_seen, alone=True)
+        except Unplanned:
+            self.drop()
+            return
+        if not flight.told:
+            self._capture.wait()
+        if flight.told or self._capture.spoilt():
+            self.drop()
+
+    def release(self, why: Why | None) -> None:
+        """Have what is held written, because of that if it is told; all ranks do so, or none."""
+        flight = self._flight
+        if self._held and flight is not None:
+            self._held = False
+            flight.began, flight.why = time.monotonic(), why or flight.why
+            self._tell(flight)
+
+    def drop(self) -> None:
+        """Forget what is held, if anything is."""
+        if self._held:
+            self._flight, self._stage, self._held = None, _Stage.IDLE, False
+
+    def _copy(
+        self,
+        commit: Commit,
+        promise: Promise,
+        extra: dict[str, Any],
+        why: Why,
+        *,
+        steps_are_seen: bool,
+        alone: bool = False,
+    ) -> Flight:
         began = time.monotonic()
         flight = self._flight = Flight(commit, promise, why, began)
         self._stage = _Stage.WRITING
         try:
-            self._capture.begin(extra, steps_are_seen=steps_are_seen)
+            self._capture.begin(extra, steps_are_seen=steps_are_seen, alone=alone)
         except UsageError:
-            self._flight, self._stage = None, _Stage.IDLE
+            self._flight, self._stage, self._held = None, _Stage.IDLE, False
             raise
         except (NoMemory, torch.OutOfMemoryError) as error:
             self._lacks_memory(error)
             flight.told, flight.entry = True, FAILED
-        if not flight.told and not self._capture.under_way():
-            self._tell(flight)
-        self._saved_at = time.monotonic()
-        flight.stall_s = self._saved_at - began
+        return flight
 
     def news(self, wait_s: float = 0.0) -> News:
         """Return what the other ranks must know; waits at most so long for the writer to say something."""

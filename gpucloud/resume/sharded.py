@@ -87,6 +87,10 @@ def fitted(value: Any, target: Any) -> Any:
     return layout.held(layout.empty(value.dtype).copy_(value[layout.box.within(whole)]))
 
 
+class Unplanned(Exception):
+    """The ranks would have to agree anew on who writes what."""
+
+
 class Shares:
     """What this rank writes of sharded tensors: planned by all ranks together, once while names and shapes stay."""
 
@@ -96,10 +100,15 @@ class Shares:
         self._signature: Any = None
         self._mine: tuple[frozenset[str], str] = frozenset(), "{}"
 
-    def mine(self, tensors: Tensors) -> Mine:
-        """Return this rank's part; all ranks ask together."""
+    def mine(self, tensors: Tensors, *, alone: bool = False) -> Mine:
+        """Return this rank's part; all ranks ask together.
+
+        With `alone` each does by itself, as it was planned before. Raises Unplanned where that does not hold any more.
+        """
         signature = [(name, t.dtype, t.shape, getattr(t, "placements", None)) for name, t in tensors.items()]
-        (changed,) = self._ranks.highest(int(signature != self._signature))
+        if alone and signature != self._signature:
+            raise Unplanned
+        (changed,) = (0,) if alone else self._ranks.highest(int(signature != self._signature))
         if changed:
             self._mine = self._planned(tensors)
             self._signature = signature

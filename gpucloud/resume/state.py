@@ -100,10 +100,12 @@ class TrainingState:
         """Those whose steps change what is shared."""
         return tuple(self._optimizers.values())
 
-    def collect(self, rank: int, world: int, extra: dict[str, Any], shares: Shares | None = None) -> Collected:
+    def collect(
+        self, rank: int, world: int, extra: dict[str, Any], shares: Shares | None = None, *, alone: bool = False
+    ) -> Collected:
         """Return what this rank writes of a checkpoint, not copied; `extra` joins the rank's own part.
 
-        `shares` says which parts of sharded tensors are this rank's.
+        `shares` says which parts of sharded tensors are this rank's, without a word to the others if `alone`.
         """
         entries = {n: _entries(m) for n, m in self._modules.items()}
         homes = self.homes()
@@ -118,7 +120,7 @@ class TrainingState:
             _check_whole(shared)
             mine = share(shared, rank, world)
         else:
-            mine, metadata["shards"] = shares.mine(shared)
+            mine, metadata["shards"] = shares.mine(shared, alone=alone)
         return Collected(shared=mine, own=own, metadata=metadata, names=tuple(shared))
 
     def present(self) -> Present:

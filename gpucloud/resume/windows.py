@@ -52,6 +52,11 @@ class Windows:
         )
         return f"gradients may be gathered that no checkpoint has: {seen}"
 
+    @property
+    def rests(self) -> bool:
+        """Whether nothing of a next step has begun, as far as is seen: the last one stepped, and was told of."""
+        return self.seen and not self._stepped and not self._open
+
     def now(self) -> Window:
         """Return how this step ends; called once for each."""
         if self._stepped:

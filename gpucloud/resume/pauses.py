@@ -1,0 +1,85 @@
+"""What is saved while a script does something else than training: evaluates for longer than a notice leaves.
+
+The state is copied as such a pause begins, before the script swaps in averaged weights or draws numbers. Nothing is
+written of it until somebody asks for a stop, and only where every rank is in a pause at the same step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from gpucloud.resume.folder import AttemptFolder
+from gpucloud.resume.keeping import Keeper, Moment
+from gpucloud.resume.ranks import Ranks
+
+_LOOK_S = 0.5
+
+
+class Pauses:
+    """A thread looks for a wish to stop during a pause; `over` waits for it, and is called before ranks agree again."""
+
+    def __init__(self, keeper: Keeper, ranks: Ranks, folder: AttemptFolder) -> None:
+        self._keeper = keeper
+        self._ranks = ranks
+        self._folder = folder
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failed: BaseException | None = None
+        self._at: tuple[int, int] = 0, 0  # the step, and how many pauses there were at it
+
+    @contextlib.contextmanager
+    def during(self, step: int, now: Callable[[], Moment]) -> Iterator[None]:
+        """What is inside is a pause after that step. Raises what `over` does, UsageError for what has no form."""
+        self._begin(step, now)
+        try:
+            yield
+        finally:
+            self.over()
+
+    def over(self) -> None:
+        """End the pause, if this is one: at once, or when a save that all ranks began in it is over. Raises Fenced."""
+        if self._thread is None:
+            return
+        self._ended.set()
+        self._thread.join()
+        self._thread = None
+        self._keeper.drop()
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    def _begin(self, step: int, now: Callable[[], Moment]) -> None:
+        self._at = step, self._at[1] + 1 if self._at[0] == step else 0
+        saving = self._keeper.hold(step, now)
+        if saving is None:
+            return
+        self._ended.clear()
+        thread = threading.Thread(target=self._watch, args=(saving,), name="gpucloud pause", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread to be had: the next step heeds the wish
+            self._keeper.drop()
+        else:
+            self._thread = thread
+
+    def _watch(self, saving: int) -> None:
+        try:
+            if self._meets():
+                self._keeper.land(saving)
+        except RuntimeError:  # no store: another rank is gone
+            pass
+        except Exception as error:  # noqa: BLE001  (raised where the script can hear it)
+            self._failed = error
+
+    def _meets(self) -> bool:
+        meeting = self._ranks.meeting("pause-{}-{}".format(*self._at))
+        if meeting is None:
+            return False
+        while not self._ended.wait(_LOOK_S):
+            if self._folder.stop_asked() is not None or meeting.called():
+                meeting.call()
+            if (stands := meeting.stands()) is not None:
+                return stands
+        return meeting.leave()
