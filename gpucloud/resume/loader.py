@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -56,6 +57,7 @@ class Loader:
         self.begin: Callable[[], None] = lambda: None
         self.ended: Callable[[], bool] = lambda: False
         self.waited: Callable[[float], None] = lambda _seconds: None
+        self.wait: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         self._again = False
 
     @property
@@ -88,7 +90,8 @@ class Loader:
         while True:
             asked = time.monotonic()
             try:
-                batch = next(batches)
+                with self.wait:
+                    batch = next(batches)
             except StopIteration:
                 return
             self.waited(time.monotonic() - asked)

@@ -6,11 +6,23 @@ import contextlib
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 _WORD = 2**64 - 1
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The `kept` that are under way, by the CPU generators' states as they began; `begun` counts all that ever were."""
+
+    begun: int = 0
+    outside: list[dict[str, Any]] = field(default_factory=list)
+
+
+_kept = _Kept()
 
 
 def seed_all(seed: int, rank: int) -> None:
@@ -33,7 +45,18 @@ def seed_sample(mixed: int) -> None:
 
 
 def capture() -> dict[str, Any]:
-    """Return the state of every generator."""
+    """Return the state of every generator; of those that are `kept`, as they will be again.
+
+    Another thread may ask, while this one waits for something.
+    """
+    while True:
+        begun, outside = _kept.begun, _kept.outside[:1]
+        state = _now() | (outside[0] if outside else {})
+        if begun == _kept.begun:
+            return state
+
+
+def _now() -> dict[str, Any]:
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
@@ -62,15 +85,19 @@ def put_back(state: dict[str, Any]) -> None:
 def kept() -> Iterator[None]:
     """Leave the CPU generators as they were, whatever happens inside."""
     numpy = _numpy()
-    torch_state, python_state = torch.get_rng_state(), random.getstate()
-    numpy_state = numpy.get_state() if numpy is not None else None
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if numpy is not None:
+        state["numpy"] = numpy.get_state()
+    _kept.outside.append(state)
+    _kept.begun += 1
     try:
         yield
     finally:
-        torch.set_rng_state(torch_state)
-        random.setstate(python_state)
+        torch.set_rng_state(state["torch"])
+        random.setstate(state["python"])
         if numpy is not None:
-            numpy.set_state(numpy_state)
+            numpy.set_state(state["numpy"])
+        _kept.outside.pop()
 
 
 def mix(*numbers: int) -> int:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.meeting import Meeting
 
-_TIMEOUT = timedelta(minutes=30)  # rank 0 may evaluate for a while before it comes to the next step
+_TIMEOUT = timedelta(days=1)  # one rank may evaluate for hours while the others wait
 
 
 class Ranks:

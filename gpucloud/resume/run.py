@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -195,6 +195,7 @@ class Run:
             self._lower(Promise(Level.BEST_EFFORT, ", ".join(changed)))
         loader.begin = self._begin_batches
         loader.waited = self._progress.waited
+        loader.wait = self._pauses.stalls(self._at_rest)
         last = self.total_steps
         loader.ended = lambda: self.steps_done >= last
         self._loader = loader
@@ -250,10 +251,15 @@ class Run:
             yield
 
     def _pause(self) -> contextlib.AbstractContextManager[None]:
+        at = self._at_rest()
+        return self._pauses.during(*at) if at is not None else contextlib.nullcontext()
+
+    def _at_rest(self) -> tuple[int, Callable[[], Moment]] | None:
+        """Return after which step the state is as a save needs it, and what beside it; None in the midst of a step."""
         begun = self._loader is not None and self._loader.batches != self._batches_done
         if begun or not self._windows.rests or _newest.get(self._settings.attempt) is not self:
-            return contextlib.nullcontext()  # in the midst of a step
-        return self._pauses.during(self.steps_done, self._moment)
+            return None
+        return self.steps_done, self._moment
 
     def done(self) -> None:
         """Commit the final state, then say that the job is done: nothing else counts as success. Raises StoreError."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpucloud import resume
 from gpucloud.domain.errors import UsageError
-from gpucloud.resume import pauses
+from gpucloud.resume import pauses, randomness
 from gpucloud.resume.run import Run
 from tests.functional.resuming import DATA, begin, job, train
 from tests.functional.test_resume_run import committed, reasons
@@ -153,6 +155,89 @@ def test_what_a_phase_raises_is_what_comes_out_of_it(job):
     with pytest.raises(UsageError, match="of the script"), run.phase("evaluate"):
         raise UsageError("of the script", hint="")
     assert run._pauses._thread is None
+
+
+# A script that waits for a batch
+
+
+class Stalling(torch.utils.data.Dataset):
+    """Draws for every sample; while `stall` is there, and a stop was not saved for, the sample of that batch waits."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor]:
+        drawn = torch.rand(2)
+        while (self.folder / "stall").exists() and not (self.folder / "over").exists():
+            time.sleep(0.01)
+        return (torch.tensor([2.0 * index, 1.0]) + drawn,)
+
+
+def fed(run, model, optimizer, job, steps=None):
+    """Train, stalling after so many steps until the last one is saved; return the losses."""
+    losses = []
+    for (batch,) in run.loader(Stalling(job), global_batch=4):
+        loss = model(batch).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        run.step(loss=loss)
+        run._keeper._finish()
+        if run.steps_done == steps:
+            (job / "stall").touch()
+            ask_to_stop()
+            threading.Thread(target=goes_on_when_saved, args=(job, steps)).start()
+        elif (job / "over").exists():
+            break
+    return losses
+
+
+def goes_on_when_saved(job: Path, step: int) -> None:
+    with contextlib.suppress(AssertionError):
+        until(lambda: step in committed(job))
+    (job / "over").touch()
+
+
+def test_the_last_step_is_saved_while_the_script_waits_for_a_batch(job, monkeypatch):
+    monkeypatch.setattr(pauses, "_STALL_S", 0.2)
+    monkeypatch.setenv("GPUCLOUD_CHECKPOINT_EVERY", "steps:100")
+    run, model, optimizer = begin(total_steps=9)
+    whole = fed(run, model, optimizer, job)
+    run.done()
+    for path in sorted((job / "store").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    run, model, optimizer = begin(total_steps=9)
+    with pytest.raises(SystemExit):
+        fed(run, model, optimizer, job, steps=5)
+    assert committed(job)[0] == 5
+    for path in (job / "store").glob("jobs/x/checkpoints/commit/*/*.json"):
+        if int(path.stem) > 5:  # that of the step that was done after all
+            path.unlink()
+    for name in ("attempt/stop.json", "stall", "over"):
+        (job / name).unlink()
+    run, model, optimizer = begin(total_steps=9)
+    assert (run.steps_done, fed(run, model, optimizer, job)) == (5, whole[5:])
+
+
+def test_what_is_kept_is_captured_as_it_will_be_again_by_whoever_asks():
+    torch.manual_seed(1)
+    before = randomness.capture()
+    with randomness.kept():
+        torch.rand(3)
+        with randomness.kept():
+            torch.rand(3)
+            found: list[dict[str, object]] = []
+            thread = threading.Thread(target=lambda: found.append(randomness.capture()))
+            thread.start()
+            thread.join()
+    assert torch.equal(found[0]["torch"], before["torch"])
+    assert found[0]["python"] == before["python"]
+    torch.rand(1)
+    assert not torch.equal(randomness.capture()["torch"], before["torch"])
 
 
 # Several ranks
