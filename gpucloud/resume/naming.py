@@ -36,6 +36,10 @@ def plain(name: str) -> str:
     return name
 
 
+class GroupsLater(ValueError):
+    """The optimizer was given further groups of parameters after `init`."""
+
+
 def parameter_names(modules: Mapping[str, torch.nn.Module], optimizer: torch.optim.Optimizer) -> list[str] | None:
     """Return names of the optimizer's parameters, in its order; None when one of them is in none of the modules."""
     names: dict[int, str] = {}
@@ -59,7 +63,8 @@ def by_name(state: dict[str, Any], names: list[str] | None) -> dict[str, Any]:
 def in_order(state: dict[str, Any], names: list[str] | None) -> dict[str, Any]:
     """Return what `load_state_dict` takes of what `by_name` returned, for an optimizer with parameters of these names.
 
-    It goes by their order, and takes names as well as numbers. ValueError when the optimizer was one for others.
+    It goes by their order, and takes names as well as numbers. ValueError when the optimizer was one for others,
+    GroupsLater when it had more groups.
     """
     if names is None:
         return state
@@ -67,6 +72,10 @@ def in_order(state: dict[str, Any], names: list[str] | None) -> dict[str, Any]:
     for group in state["param_groups"]:
         now = names[at : at + len(group["params"])]
         at += len(now)
+        if not now and group["params"]:
+            raise GroupsLater(
+                f"the optimizer had got another group later, of {', '.join(map(str, group['params'][:4]))}"
+            )
         others = set(map(str, group["params"])) ^ set(now)
         if others:
             raise ValueError(f"the optimizer had other parameters: {', '.join(sorted(others)[:4])}")

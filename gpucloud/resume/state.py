@@ -18,12 +18,17 @@ import torch
 from gpucloud.domain.chunks import OWN
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.layout import size_of
-from gpucloud.resume.naming import by_name, in_order, parameter_names, plain, replicated
+from gpucloud.resume.naming import GroupsLater, by_name, in_order, parameter_names, plain, replicated
 from gpucloud.resume.sharded import REPLICATED, Layout, Shares, arrangement, fitted, layout_of, local
 from gpucloud.resume.tree import Tensors, encode, is_sharded, leaves, renamed
 
 Groups = dict[str, list[dict[str, Any]]]
 """For each optimizer, the settings of its groups of parameters."""
+
+_ALL_GROUPS = (
+    "give the optimizer all groups before resume.init: what is frozen until later (requires_grad=False) is left alone; "
+    "and unfreeze by run.steps_done, which a resumed run has at once"
+)
 
 Homes = dict[str, list[tuple[str, torch.nn.Module]]]
 """For each module, those in it that have buffers, with their names there."""
@@ -226,9 +231,10 @@ class TrainingState:
         try:
             self.apply(content)
         except (KeyError, ValueError, RuntimeError, TypeError) as error:
+            later = isinstance(error, GroupsLater)
             raise UsageError(
                 f"the checkpoint of step {step} does not fit this script: {error}",
-                hint="undo the change of model, optimizer or scheduler, or start a new run",
+                hint=_ALL_GROUPS if later else "undo the change of model, optimizer or scheduler, or start a new run",
             ) from error
 
     def _trees(

@@ -644,6 +644,50 @@ def test_a_checkpoint_of_another_model_is_refused_with_its_step(job):
     assert "new run" in refused.value.hint
 
 
+@pytest.mark.parametrize("from_the_first", [False, True])
+def test_who_unfreezes_later_hears_to_give_the_optimizer_all_groups_at_first(job, from_the_first):
+    """Gradual unfreezing: the second layer is trained from step 3 on."""
+
+    def attempt(steps):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+        head, rest = ({"params": list(part.parameters())} for part in model)
+        for parameter in rest["params"]:
+            parameter.requires_grad_(False)
+        optimizer = torch.optim.AdamW([head, rest] if from_the_first else [head])
+        run = resume.init(model=model, optimizer=optimizer, total_steps=8)
+        losses = []
+        for (batch,) in run.loader(DATA, global_batch=4):
+            if run.steps_done >= 3 and not rest["params"][0].requires_grad:
+                for parameter in rest["params"]:
+                    parameter.requires_grad_(True)
+                if not from_the_first:
+                    optimizer.add_param_group(rest)
+            loss = model(batch).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            run.step(loss=loss)
+            if run.steps_done == steps:
+                break
+        run.done() if run.steps_done == 8 else run._keeper._finish()
+        return losses
+
+    if from_the_first:
+        whole = attempt(8)
+        for path in sorted((job / "store").rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        assert attempt(6) + attempt(8) == whole
+    else:
+        attempt(6)
+        with pytest.raises(
+            UsageError, match=r"step 6 does not fit .* another group later, of model.1.weight"
+        ) as refused:
+            attempt(8)
+        assert "requires_grad=False" in refused.value.hint
+
+
 def test_what_has_no_state_is_refused_by_name(job):
     with pytest.raises(UsageError, match=r"init\(metric=…\) was given a list"):
         begin(metric=[])
