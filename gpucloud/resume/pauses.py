@@ -40,20 +40,34 @@ class Pauses:
     @contextlib.contextmanager
     def during(self, step: int, now: Callable[[], Moment]) -> Iterator[None]:
         """What is inside is a pause after that step. Raises what `over` does, UsageError for what has no form."""
-        self.begin(step, now)
+        begun = self.begin(step, now)
         try:
             yield
         finally:
-            self.over()
+            if begun:  # not by a phase around this one
+                self.over()
 
     def stalls(self, at: Callable[[], tuple[int, Callable[[], Moment]] | None]) -> Stalls:
         """Return what a script waits for batches in; `at` says after which step, None in the midst of one."""
         return Stalls(self, at)
 
-    def begin(self, step: int, now: Callable[[], Moment]) -> None:
-        """Begin a pause, which the script's own thread ends by `over`. Raises UsageError for what has no form."""
-        if self._thread is None:
-            self._begin(step, now)
+    def begin(self, step: int, now: Callable[[], Moment]) -> bool:
+        """Begin a pause, which the script's own thread ends by `over`, and return whether this is the begin of one.
+
+        Raises UsageError for what has no form.
+        """
+        if self._thread is not None or (saving := self._keeper.hold(step, now)) is None:
+            return False
+        self._at = step, self._at[1] + 1 if self._at[0] == step else 0
+        self._ended.clear()
+        thread = threading.Thread(target=self._watch, args=(saving,), name="gpucloud pause", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread to be had: the next step heeds the wish
+            self._keeper.drop()
+            return False
+        self._thread = thread
+        return True
 
     def settle_here(self) -> None:
         """Wait, in another thread than the script's, until the GPU is done: only the script knows its streams."""
@@ -73,40 +87,25 @@ class Pauses:
         if failed is not None:
             raise failed
 
-    def _begin(self, step: int, now: Callable[[], Moment]) -> None:
-        self._at = step, self._at[1] + 1 if self._at[0] == step else 0
-        saving = self._keeper.hold(step, now)
-        if saving is None:
-            return
-        self._ended.clear()
-        thread = threading.Thread(target=self._watch, args=(saving,), name="gpucloud pause", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no thread to be had: the next step heeds the wish
-            self._keeper.drop()
-        else:
-            self._thread = thread
-
     def _watch(self, saving: int) -> None:
         try:
             if self._meets():
                 self.settle_here()
                 self._keeper.land(saving)
-        except RuntimeError:  # no store: another rank is gone
-            pass
         except Exception as error:  # noqa: BLE001  (raised where the script can hear it)
             self._failed = error
 
     def _meets(self) -> bool:
-        meeting = self._ranks.meeting("pause-{}-{}".format(*self._at))
-        if meeting is None:
-            return False
-        while not self._ended.wait(_LOOK_S):
-            if self._folder.stop_asked() is not None or meeting.called():
-                meeting.call()
-            if (stands := meeting.stands()) is not None:
-                return stands
-        return meeting.leave()
+        with contextlib.suppress(RuntimeError):  # no store, as where another rank is gone
+            meeting = self._ranks.meeting("pause-{}-{}".format(*self._at))
+            while meeting is not None:
+                ended = self._ended.wait(_LOOK_S)
+                if not ended and (self._folder.stop_asked() is not None or meeting.called()):
+                    meeting.call()
+                stands = meeting.leave() if ended else meeting.stands()
+                if stands is not None:
+                    return stands
+        return False
 
 
 class Stalls:

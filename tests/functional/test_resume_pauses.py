@@ -121,6 +121,16 @@ def test_what_lies_between_two_steps_is_saved_as_neither(job, monkeypatch, begun
     assert committed(job) == ([] if begun == "nothing is saved yet" else [2])
 
 
+def test_a_phase_within_a_phase_ends_no_pause_but_its_own(job):
+    run, model, optimizer = begin(total_steps=9)
+    train(run, model, optimizer, steps=3)
+    with run.phase("evaluate"):
+        with run.phase("sample"):
+            pass
+        ask_to_stop()
+        until(lambda: committed(job) == [2, 3])
+
+
 def test_a_save_under_way_when_a_phase_begins_counts_before_it_ends(job):
     run, model, optimizer = begin(total_steps=9)
     for (batch,) in run.loader(DATA, global_batch=4):
