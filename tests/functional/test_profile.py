@@ -34,7 +34,7 @@ def test_a_profile_of_every_rank_comes_home_with_the_steps_that_were_asked_for(l
         summary = json.loads((home / f"rank-{rank}.summary.json").read_text())
         assert (summary["rank"], summary["steps"], summary["gpu_busy"]) == (rank, 4, None)
         assert summary["seconds"] >= 4 * 0.02
-        assert 0 < summary["data_loading"] < 0.5
+        assert 0 < summary["data_loading"] < 1  # a busy machine has it wait for longer
         assert len(summary["operators"]) == 10
     assert "brought home: 2 profiles in" in answer.stderr
     assert "profile of rank 0: 4 steps of " in answer.stderr
