@@ -167,7 +167,7 @@ def test_the_end_leaves_nothing_alive_whatever_the_tree_does(node, how):
     if how != "next attempt":
         attempt = node.wait_exited(1).attempt
         assert (attempt.outcome, attempt.failed_rank) == (Outcome.KILLED, None)
-    assert time.monotonic() - begun < 1.0  # 0.3 s on an idle machine
+    assert time.monotonic() - begun < 4.0  # 0.3 s on an idle machine
     assert node.alive(1) == ()
     assert [pid for pid in tree if processes.started(pid)] == []
 

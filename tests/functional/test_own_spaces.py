@@ -80,7 +80,7 @@ def test_the_metadata_service_is_at_its_true_address_without_a_variable(pair):
 
 def test_a_stranger_among_addresses_is_looked_up_without_waiting(pair):
     two, one, _ = pair
-    asked = "import socket, time; t = time.monotonic(); print(socket.getfqdn('10.88.77.77'), time.monotonic() - t < 1)"
+    asked = "import socket, time; t = time.monotonic(); print(socket.getfqdn('10.88.77.77'), time.monotonic() - t < 4)"
     assert two.python(one, asked) == "10.88.77.77 True"
 
 

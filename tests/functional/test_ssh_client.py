@@ -141,7 +141,7 @@ def test_machine_that_is_switched_off_ends_a_blocked_command_at_once(server: Ser
     before = time.monotonic()
     with pytest.raises(HostUnreachable):
         host.run(("sleep", "60"))
-    assert time.monotonic() - before < 3
+    assert time.monotonic() - before < 6
     timer.join()
 
 

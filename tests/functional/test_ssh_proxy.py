@@ -102,7 +102,7 @@ def test_a_lost_program_is_a_lost_connection_and_is_started_again(server: Server
     before = time.monotonic()
     with pytest.raises(HostUnreachable):
         host.run(("sleep", "60"))
-    assert time.monotonic() - before < 3
+    assert time.monotonic() - before < 6
     timer.join()
     assert host.run(("echo", "again")).stdout == b"again\n"
     assert len(bridges()) == 1
@@ -118,7 +118,7 @@ def test_a_program_that_fails_is_quoted(server: Server, shell: SshShell) -> None
     before = time.monotonic()
     with pytest.raises(HostUnreachable, match="sh ended with exit code 4: TargetNotConnected: i-0abc"):
         shell.host(behind(server, "sh", "-c", "echo TargetNotConnected: i-0abc >&2; exit 4"))
-    assert time.monotonic() - before < 6
+    assert time.monotonic() - before < 9
 
 
 def test_a_program_that_is_not_there_is_named_at_once(server: Server, shell: SshShell) -> None:
@@ -131,4 +131,4 @@ def test_a_program_that_never_answers_is_given_up(server: Server, shell: SshShel
     before = time.monotonic()
     with pytest.raises(HostUnreachable):
         shell.host(behind(server, "sleep", "1000"))
-    assert time.monotonic() - before < 6
+    assert time.monotonic() - before < 9
