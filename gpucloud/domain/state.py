@@ -221,7 +221,7 @@ class NodeLife:
     missing_at: datetime | None = None
     """Since when the cloud lists it no longer, though no end of it is known."""
     silent_at: datetime | None = None
-    """Since when it does not answer, None while it does."""
+    """Since when it does not answer, or its agent tells nothing that can be read; None while it does."""
     prepared: bool = False
     """Whether it was ever ready for attempts."""
     unprepared_at: datetime | None = None
