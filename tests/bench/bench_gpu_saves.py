@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import re
@@ -24,7 +25,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ from tests.bench.figures import figure
 ROOT = Path(__file__).resolve().parents[2]
 COPY_STEPS_LIMIT = 0.05
 SLOWDOWN_LIMIT = 1 / 0.998
+EXCESS_LIMIT = 0.2
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""The 97.5 % quantiles of Student's t from 1 to 10 degrees of freedom; of more, that of 10 is a little too wide."""
 KILLS, JOBS_AT_ONCE, JOB_LIMIT_S = 10, 12, 100
 AFTERWARDS_S = 60.0  # what the load takes, and the torch.save and dcp.save before it
 PARTS = ("state", "copy", "block", "other", "saved", "loaded")
@@ -70,7 +74,8 @@ def main() -> int:
         if args.part != "cost":
             good &= exactness(Path(folder), world, scale, args.kills)
         if args.part != "exact":
-            good &= cost(Path(folder), world, scale, until)
+            more = f" --rounds {args.rounds}" if args.rounds else ""
+            good &= cost(Path(folder), world, replace(scale, run=scale.run + more), until)
     return 0 if good else 1
 
 
@@ -145,6 +150,7 @@ def cost(folder: Path, world: int, scale: Scale, until: float) -> bool:
         kept.append(_copy_told(by["copy"]))
     if by["block"]:
         kept.append(_throughput_told(by["block"]))
+        kept.append(_excess_told(by["block"]))
     for way in ("torch_save", "dcp_save"):
         tries = [one for one in by["other"] if one["way"] == way]
         if tries:
@@ -189,6 +195,27 @@ def _throughput_told(blocks: Found) -> bool:
     late = sum(not block["over"] for one in rounds for block in one)
     kept = figure("gpu_saves_not_committed_within_their_block", late, 0)
     return figure("gpu_saves_slowdown", statistics.median(ratios["saving"]), SLOWDOWN_LIMIT) and kept
+
+
+def _excess_told(blocks: Found) -> bool:
+    """The mean over the blocks after the first round, with its interval; beside it that of blocks without a save."""
+    found = {kind: [one["excess"] for one in blocks[3:] if one["kind"] == kind] for kind in ("stepping", "saving")}
+    of = {kind: [100 * value for value in some if value is not None] for kind, some in found.items()}
+    figure("gpu_saves_steps_until_commit", statistics.median(one["span"] for one in blocks if one["kind"] == "saving"))
+    for kind, name in {"stepping": "without_save_", "saving": ""}.items():
+        if len(of[kind]) > 1:
+            low, high = _interval(of[kind])
+            figure(f"gpu_saves_excess_{name}low_percent", low)
+            figure(f"gpu_saves_excess_{name}high_percent", high)
+    if of["stepping"]:
+        figure("gpu_saves_excess_without_save_percent", statistics.mean(of["stepping"]))
+    return bool(of["saving"]) and figure("gpu_saves_excess_percent", statistics.mean(of["saving"]), EXCESS_LIMIT)
+
+
+def _interval(values: list[float]) -> tuple[float, float]:
+    """Return the ends of Student's 95 % interval of their mean."""
+    half = STUDENT[min(len(values) - 1, len(STUDENT)) - 1] * statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.mean(values) - half, statistics.mean(values) + half
 
 
 def _measured(world: int, arguments: list[str], limit_s: float) -> Found:
@@ -271,6 +298,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=480, help="that all of it may take")
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--part", choices=("all", "exact", "cost"), default="all")
+    parser.add_argument("--rounds", type=int, default=0, help="of three blocks each, where there is time; else 7")
     parser.add_argument("--tiny", action="store_true")
     return parser.parse_args(sys.argv[1:] if sys.argv[0].endswith("bench_gpu_saves.py") else [])
 

@@ -7,6 +7,7 @@ What saving costs a GPT under DDP and bf16 autocast, over NCCL, or gloo where th
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -78,20 +79,55 @@ def copies(work: Work, count: int) -> None:
 
 
 def block(work: Work, kind: str, steps: int) -> None:
-    """So many steps: of a bare loop, with `run.step`, or so and with one save that is over before they are."""
+    """So many steps: of a bare loop, with `run.step`, or so and with one save that is over before they are.
+
+    Told beside: the excess of the steps between the save and its commit over the block's other steps. Without a save
+    the same steps as of the last one tell how much of that is noise.
+    """
     work.level()
     began = time.perf_counter()
-    wished = 0
+    wished, start, end = 0, steps // 10, None
+    marks = [work.mark()]
     for number in range(steps):
-        if kind == "saving" and number == steps // 10:
+        if kind == "saving" and number == start:
             wished = work.wish()
         work.step(stepping=kind != "plain")
+        marks.append(work.mark())
+        if wished and end is None and work.run.committed_step >= wished:
+            end = number + 1
     work.level()
     seconds = time.perf_counter() - began
-    over = kind != "saving" or work.run.committed_step >= wished
+    over = kind != "saving" or end is not None
     if not over:
         work.wait_for(wished)
-    work.tell("block", kind=kind, seconds=seconds, over=over)
+    if end is not None:
+        work.span = end - start
+    each = [before.seconds(after) for before, after in itertools.pairwise(marks)]
+    found = excess(each, start, work.span) if work.span and over else None
+    work.tell("block", kind=kind, seconds=seconds, over=over, span=work.span, excess=found)
+
+
+def excess(each: list[float], start: int, span: int) -> float:
+    """Return what `span` steps from `start` on took more than the others' median, as a share of all that median."""
+    within, others = each[start : start + span], [*each[:start], *each[start + span :]]
+    usual = statistics.median(others)
+    return (sum(within) - len(within) * usual) / (len(each) * usual)
+
+
+class Mark:
+    """A moment between two steps: where they run, which on a GPU is later than where they are asked for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
+        self._at = time.perf_counter()
+        if self._event is not None:
+            self._event.record()
+
+    def seconds(self, later: Mark) -> float:
+        """Return the time between both; what is queued must have run."""
+        if self._event is None or later._event is None:
+            return later._at - self._at
+        return self._event.elapsed_time(later._event) / 1000
 
 
 def others(work: Work) -> None:
@@ -130,6 +166,7 @@ class Work:
         self.model: DistributedDataParallel = wrapped(Gpt(args.width, args.layers), self.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 3e-4, fused=True)
         self.call_s = 0.0
+        self.span = 0  # steps between the last measured save and its commit
         began = time.perf_counter()
         self.run = resume.init(model=self.model, optimizer=self.optimizer, total_steps=10**9)
         self.init_s = time.perf_counter() - began
@@ -150,6 +187,9 @@ class Work:
             began = time.perf_counter()
             self.run.step(loss=loss)
             self.call_s = time.perf_counter() - began
+
+    def mark(self) -> Mark:
+        return Mark(self.device)
 
     def timed_step(self) -> float:
         """Return what `run.step` takes with the step that follows it: of a save, all that the training feels."""
