@@ -20,7 +20,7 @@ from tests.prove.goal import Figure, Form, Goal
 from tests.prove.kinds import OUTSIDE, Wish, kind_of, phase_of, wish_of
 from tests.sim.many import each
 
-_RUNS = {Form.SHORT: 10, Form.LONG: 60}
+_RUNS = {Form.SHORT: 10, Form.LONG: 64}
 _STATES = {Form.SHORT: 1_000, Form.LONG: 10_000}
 _KINDS = {Form.SHORT: 100, Form.LONG: 200}
 _ROUND = 60
