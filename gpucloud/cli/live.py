@@ -16,6 +16,7 @@ from gpucloud.cli.use import headline, use_rows
 from gpucloud.domain.agentstatus import UNTOLD
 from gpucloud.domain.ledger import Spend
 from gpucloud.domain.quantities import format_span, format_usd
+from gpucloud.domain.raised import without_code_folder
 from gpucloud.domain.shown import coloured, in_one_line, lines_of, set_off
 from gpucloud.domain.supervision.action import Action
 from gpucloud.domain.supervision.seen import Seen
@@ -58,7 +59,7 @@ class LiveOnlooker:
         """Print rank 0's lines above the panel."""
         del attempt
         if rank == 0:
-            for line in text.splitlines():
+            for line in without_code_folder(text).splitlines():
                 self._console.print(Text("  | ", style="dim") + Text.from_ansi(coloured(line)))
 
 

@@ -12,6 +12,7 @@ from gpucloud.cli.progress import Snapshot, snapshot
 from gpucloud.cli.render import silence, tell
 from gpucloud.domain.agentstatus import UNTOLD
 from gpucloud.domain.quantities import format_span, format_usd
+from gpucloud.domain.raised import without_code_folder
 
 if TYPE_CHECKING:
     from gpucloud.domain.ledger import Spend
@@ -165,7 +166,7 @@ class PlainOnlooker:
         """Write rank 0's lines; the others' are kept for `gpucloud logs`."""
         del attempt
         if rank == 0:
-            tell("\n".join(f"  | {line}" for line in text.splitlines()))
+            tell("\n".join(f"  | {line}" for line in without_code_folder(text).splitlines()))
 
 
 def line_of(now: Snapshot) -> str:

@@ -13,8 +13,9 @@ from gpucloud.domain import codec
 from gpucloud.domain.node import Node
 from gpucloud.domain.plan import Plan
 from gpucloud.domain.quantities import format_span, format_usd
+from gpucloud.domain.raised import advice_for
 from gpucloud.domain.shown import in_one_line, set_off
-from gpucloud.domain.state import Attempt, Cooldown, Course, Interruption
+from gpucloud.domain.state import Attempt, Cooldown, Course, ExitReason, Interruption
 from gpucloud.usecases.report import JobReport
 from gpucloud.usecases.story import course_line, missing_line
 
@@ -67,7 +68,8 @@ def report_text(report: JobReport) -> str:
     head += f", supervised by {report.supervisor}" if report.supervisor else ""
     parts = [in_one_line(head)]
     parts.append(_signature_text(report.signed_by))
-    if report.message:
+    failed = _failure_text(report)
+    if report.message and failed is None:
         parts.append(set_off(report.message))
     if report.missing_outputs:
         parts.append("\n".join(in_one_line(missing_line(output)) for output in report.missing_outputs))
@@ -96,7 +98,19 @@ def report_text(report: JobReport) -> str:
         parts.append(table(use_rows(report)))
     parts.append(spend_text(report.spend))
     parts.append(_nodes_text(report))
+    if failed is not None:
+        parts.append(failed)
     return "\n\n".join(parts)
+
+
+def _failure_text(report: JobReport) -> str | None:
+    """Return the last line about a script that failed by itself: its exception, where to read on, how to go on."""
+    if report.exit_code != ExitReason.USER_ERROR.exit_code:
+        return None
+    said = f"{report.job}: failed" + (f": {report.message}" if report.message else " by its own error")
+    advice = advice_for(report.message or "")
+    helps = [f"gpucloud logs {report.job}", *([advice] if advice else []), "mend it and run the same command"]
+    return " · ".join(in_one_line(part) for part in (said, *helps))
 
 
 def _signature_text(name: str | None) -> str:

@@ -109,8 +109,9 @@ class Actor:
             case TakeOver():
                 self.lease.write(books.take_over(state, seen.now))
             case CloseAttempt():
-                missing = self.closing.bring(action, seen)
-                self.lease.write(books.close_attempt(state, action, seen.now, goal.budget_usd, missing))
+                left = self.closing.bring(action, seen)
+                closed = books.close_attempt(state, action, seen.now, goal.budget_usd, left.missing, left.failure)
+                self.lease.write(closed)
             case Finish():
                 ended = books.finish(state, action, seen.now, goal.budget_usd)
                 self.lease.write(books.left_behind(ended, self.world.job.outputs))

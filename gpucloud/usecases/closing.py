@@ -17,7 +17,7 @@ from gpucloud.domain.supervision.action import CloseAttempt
 from gpucloud.domain.supervision.seen import Homecoming, Readiness, Seen
 from gpucloud.domain.tree import beside, is_name
 from gpucloud.ports import Brought, Host
-from gpucloud.usecases.failure import last_words
+from gpucloud.usecases.failure import LastWords, last_words
 from gpucloud.usecases.history import HistoryKeeper
 from gpucloud.usecases.lookout import LogReader, read_node
 from gpucloud.usecases.prepare import Preparer
@@ -193,6 +193,14 @@ def _first(attempt: Attempt, group: GroupView) -> Node | None:
     return next((node for node in group.alive if node.id == attempt.members[0].node_id), None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftBehind:
+    """What an attempt leaves in the books: outputs that did not come home, and its script's exception in one line."""
+
+    missing: tuple[MissingOutput, ...] = ()
+    failure: str | None = None
+
+
 @dataclass(slots=True)
 class Closing:
     """Brings home what an attempt leaves on its nodes; of a node that is gone, what had been read of it is kept."""
@@ -203,19 +211,19 @@ class Closing:
     history: HistoryKeeper
     watcher: Watcher
 
-    def bring(self, action: CloseAttempt, seen: Seen) -> tuple[MissingOutput, ...]:
-        """Bring all there is, tell what became of it, and return which outputs are missing.
+    def bring(self, action: CloseAttempt, seen: Seen) -> LeftBehind:
+        """Bring all there is, tell what became of it, and return which outputs are missing and what failed.
 
         Raises StoreError when what the script wrote cannot be kept.
         """
         attempt = seen.state.attempt
         self._read_to_the_end(seen)
-        self._explain(action, seen)
+        said = self._explain(action, seen)
         brought = self.home.brought(attempt, action.reason) if attempt is not None else Brought()
         self._bring_profiles(seen)
         if attempt is not None:
             SundryBook(world=self.world).bill(seen.state, attempt, brought.paths)
-        return brought.missing
+        return LeftBehind(missing=brought.missing, failure=said.failure)
 
     def _read_to_the_end(self, seen: Seen) -> None:
         attempt = seen.state.attempt
@@ -241,19 +249,20 @@ class Closing:
                 self.watcher.story(f"{node_id} says more than can be waited for: the rest of its output is left out")
                 return
 
-    def _explain(self, action: CloseAttempt, seen: Seen) -> None:
+    def _explain(self, action: CloseAttempt, seen: Seen) -> LastWords:
         attempt = seen.state.attempt
         if attempt is None:
-            return
+            return LastWords()
         barred = any(member.outcome is Outcome.BARRED for member in attempt.members)
         if action.reason is not ExitReason.USER_ERROR and not barred:
-            return
+            return LastWords()
         try:
             words = last_words(attempt, seen, self.world.jobs, self.world.shell)
         except NodeError:
-            return
-        if words:
-            self.watcher.story(words)
+            return LastWords()
+        if words.shown:
+            self.watcher.story(words.shown)
+        return words
 
     def _bring_profiles(self, seen: Seen) -> None:
         attempt = seen.state.attempt

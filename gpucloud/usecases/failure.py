@@ -1,12 +1,14 @@
-"""What a failed script said, where the person who looks on has not seen it already."""
+"""What a failed script said: its exception in one line, and its output where nobody has seen that already."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from gpucloud.domain.agentstatus import Outcome
 from gpucloud.domain.launch import attempt_folder
+from gpucloud.domain.raised import failure_of, without_code_folder
 from gpucloud.domain.state import Attempt
 from gpucloud.domain.supervision.membership import members_of, part_of
 from gpucloud.domain.supervision.seen import NodeSeen, Seen
@@ -21,20 +23,33 @@ _PEER_LOST = re.compile(
 )
 
 
-def last_words(attempt: Attempt, seen: Seen, jobs: JobStore, shell: Shell) -> str | None:
-    """Return the end of the output of the rank that failed first; None when that is rank 0's, shown as it came.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastWords:
+    """What the rank that failed first said.
+
+    `shown` is the end of its output, None where it was shown as it came. `failure` is its exception in one line.
+    """
+
+    shown: str | None = None
+    failure: str | None = None
+
+
+def last_words(attempt: Attempt, seen: Seen, jobs: JobStore, shell: Shell) -> LastWords:
+    """Return what the rank that failed first said last; rank 0's output was shown as it came.
 
     Where no script wrote anything, the launcher's own output tells why it could not start.
     """
     failed = {_rank_of(attempt, node): node for node in members_of(attempt, seen) if node and _failed(attempt, node)}
     if not failed:
-        return None
+        return LastWords()
     texts = {rank: _kept(jobs, attempt.number, rank) for rank in failed}
     rank = first_to_fail(texts)
     if not texts[rank]:
         node = failed[rank].node
-        return _tail(f"the launcher on {node.id}", _launcher(shell.host(node), attempt.number))
-    return None if rank == 0 else _tail(f"rank {rank}", texts[rank])
+        said = _launcher(shell.host(node), attempt.number)
+        return LastWords(shown=_tail(f"the launcher on {node.id}", said))
+    shown = None if rank == 0 else _tail(f"rank {rank}", texts[rank])
+    return LastWords(shown=shown, failure=failure_of(texts[rank], rank))
 
 
 def first_to_fail(texts: Mapping[int, str]) -> int:
@@ -63,5 +78,5 @@ def _launcher(host: Host, attempt: int) -> str:
 
 
 def _tail(who: str, text: str) -> str:
-    lines = text.rstrip().splitlines()[-_LINES:]
+    lines = without_code_folder(text).rstrip().splitlines()[-_LINES:]
     return "\n".join([f"{who} failed:", *(f"  | {line}" for line in lines)])

@@ -108,6 +108,7 @@ def test_a_script_that_raises_ends_the_job_with_its_traceback_once(line):
     assert answer.code == 20
     assert answer.json["status"] == "failed"
     assert answer.json["exit_reason"] == "user_error"
+    assert re.fullmatch(r"ValueError: the data has a hole \(\w+\.py:\d+, rank 1\)", answer.json["message"])
     assert len(answer.json["attempts"]) == 1
     assert answer.stderr.count("ValueError: the data has a hole") == 1
     assert line.run("cost", "small", "--json").json["spend"]["promised_usd"] == "0"

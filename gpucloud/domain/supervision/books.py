@@ -83,14 +83,18 @@ def order_end(state: JobState, action: EndAttempt, now: datetime) -> JobState:
     return _with_attempt(replace(state, message=action.message or state.message), attempt)
 
 
-def close_attempt(
+def close_attempt(  # noqa: PLR0913, PLR0917  each is a fact of its own
     state: JobState,
     action: CloseAttempt,
     now: datetime,
     budget_usd: Decimal,
     missing_outputs: tuple[MissingOutput, ...] = (),
+    failure: str | None = None,
 ) -> JobState:
-    """Return the state with the attempt closed, and the job ended too where its reason is not retried."""
+    """Return the state with the attempt closed, and the job ended too where its reason is not retried.
+
+    `failure` is the exception of its script, in one line.
+    """
     attempt = replace(
         state.attempts[-1],
         members=tuple(replace(member, use=(), used_until=None) for member in state.attempts[-1].members),
@@ -103,6 +107,8 @@ def close_attempt(
     message = state.message if action.reason is state.attempts[-1].condemned else None
     if action.reason.retried:
         return waiting
+    if action.reason is ExitReason.USER_ERROR:
+        message = message or failure
     return finish(waiting, Finish(reason=action.reason, message=message), now, budget_usd)
 
 

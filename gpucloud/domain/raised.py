@@ -1,0 +1,107 @@
+"""What a script's output says of the exception that ended it: its words, its place in the job's code, and what helps.
+
+The output is written by whatever ran on a machine: what is made of it is one line, and short.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from gpucloud.domain.shown import in_one_line
+
+_READ = 1 << 16
+"""Characters of the output's end that are looked at."""
+_LONGEST = 200
+"""Characters of the exception's words that are kept."""
+_LONGEST_PATH = 80
+
+_RANK = re.compile(r"^(?:\[rank\d+\]: ?)")  # torch writes it before each line of a traceback
+_HEADER = "Traceback (most recent call last):"
+_FRAME = re.compile(r'^\s+File "([^"]+)", line (\d{1,9})')
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:: .*|:?)")
+_SYNTAX = re.compile(r"(?:SyntaxError|IndentationError|TabError): .*")
+_CODE = re.compile(r"/code/[0-9a-f]{40,64}/(?=[^/])")
+_LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3")
+_MODULE = re.compile(r"ModuleNotFoundError: No module named '([A-Za-z_]\w{0,63})(?:\.[\w.]*)?'")
+_PACKAGES = {
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""Modules whose package on PyPI has another name."""
+
+
+def failure_of(output: str, rank: int) -> str | None:
+    """Return what ended a script in one line, such as `ValueError: no such rate (train.py:3, rank 0)`.
+
+    None where the output ends with no exception of Python.
+    """
+    lines = [_RANK.sub("", line) for line in output[-_READ:].splitlines()]
+    start = _last_traceback(lines)
+    if start is None:
+        return None
+    end = next((at for at in range(start, len(lines)) if lines[at].strip() and not lines[at][0].isspace()), None)
+    if end is None or not _EXCEPTION.fullmatch(lines[end]):
+        return None
+    words = _cut(in_one_line(lines[end]).rstrip(":"), _LONGEST)
+    frames = [(found[1], found[2]) for line in lines[start:end] if (found := _FRAME.match(line))]
+    place = _place(frames)
+    return f"{words} ({place}, rank {rank})" if place else f"{words} (rank {rank})"
+
+
+def advice_for(failure: str) -> str | None:
+    """Return the edit of the job file that may help a script that failed so; None where none is known."""
+    missing = _MODULE.match(failure)
+    return f"setup: pip install {_PACKAGES.get(missing[1], missing[1])}" if missing else None
+
+
+def without_code_folder(text: str) -> str:
+    """Return output with files of the job's code by their paths in it: a machine keeps them below two long hashes."""
+    return re.sub(r"/[^\s\"':]*/code/[0-9a-f]{40,64}/(?=[^/])", "", text) if "/code/" in text else text
+
+
+def _last_traceback(lines: Sequence[str]) -> int | None:
+    """Return where the frames of the last traceback begin; a script with a syntax error has no header before them."""
+    for at in range(len(lines) - 1, -1, -1):
+        if lines[at].strip() == _HEADER and not (at and lines[at - 1].startswith("Exception ignored in")):
+            return at + 1
+        if _SYNTAX.fullmatch(lines[at]):
+            first = _frame_before(lines, at)
+            if first is not None and (not first or lines[first - 1].strip() != _HEADER) and not _in_block(lines, first):
+                return first
+    return None
+
+
+def _frame_before(lines: Sequence[str], at: int) -> int | None:
+    frames = (k for k in range(at - 1, max(-1, at - 5), -1) if _FRAME.match(lines[k]))
+    return next(frames, None)
+
+
+def _in_block(lines: Sequence[str], at: int) -> bool:
+    """Whether that frame is one of a traceback's: then this has a header, and all before it counts."""
+    return next((line.strip() == _HEADER for line in reversed(lines[:at]) if not line[:1].isspace()), False)
+
+
+def _place(frames: Sequence[tuple[str, str]]) -> str | None:
+    """Return the innermost place in the job's own code, else outside of libraries, else any."""
+    own = [frame for frame in frames if _CODE.search(frame[0]) and not _LIBRARY.search(_relative(frame[0]))]
+    ours = own or [frame for frame in frames if not _LIBRARY.search(frame[0])] or list(frames)
+    if not ours:
+        return None
+    path, line = ours[-1]
+    relative = _relative(path) if own else path.rsplit("/", 1)[-1]
+    return f"{_cut(in_one_line(relative), _LONGEST_PATH)}:{line}"
+
+
+def _relative(path: str) -> str:
+    return _CODE.split(path)[-1]
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -1,0 +1,142 @@
+"""What is made of a failed script's output."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+
+from gpucloud.cli.reports import report_text
+from gpucloud.domain.ledger import Spend
+from gpucloud.domain.node import NO_GROUP
+from gpucloud.domain.raised import advice_for, failure_of, without_code_folder
+from gpucloud.domain.state import ExitReason, JobStatus
+from gpucloud.usecases.report import JobReport, report
+from tests.unit.worlds import state
+
+CODE = "/home/ubuntu/.gpucloud/code/" + "72ef9c8d" * 8
+
+PLAIN = f"""hello
+Traceback (most recent call last):
+  File "{CODE}/boom.py", line 3, in <module>
+    raise ValueError("my bad learning rate")
+ValueError: my bad learning rate
+"""
+DEEP = f"""[rank1]: Traceback (most recent call last):
+[rank1]:   File "{CODE}/src/train.py", line 12, in <module>
+[rank1]:     main()
+[rank1]:   File "{CODE}/src/model/net.py", line 40, in main
+[rank1]:     loss.backward()
+[rank1]:   File "/venv/lib/python3.11/site-packages/torch/_tensor.py", line 521, in backward
+[rank1]:     torch.autograd.backward(
+[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB
+[rank1]:W1124 destroy_process_group() was not called
+"""
+CHAINED = f"""Traceback (most recent call last):
+  File "{CODE}/a.py", line 1, in <module>
+    {{}}["x"]
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "{CODE}/a.py", line 3, in <module>
+    raise AssertionError
+AssertionError
+Exception ignored in: <function f at 0x7f>
+Traceback (most recent call last):
+  File "{CODE}/b.py", line 9, in f
+ZeroDivisionError: division by zero
+"""
+SYNTAX = f"""  File "{CODE}/boom.py", line 3
+    def (
+        ^
+SyntaxError: invalid syntax
+"""
+IMPORTED_SYNTAX = f"""Traceback (most recent call last):
+  File "{CODE}/train.py", line 1, in <module>
+    import boom
+  File "{CODE}/boom.py", line 3
+    def (
+        ^
+SyntaxError: invalid syntax
+"""
+ELSEWHERE = """Traceback (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+  File "/opt/tool/run.py", line 7, in <module>
+RuntimeError: stuck
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (PLAIN, "ValueError: my bad learning rate (boom.py:3, rank 1)"),
+        (
+            DEEP,
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB (src/model/net.py:40, rank 1)",
+        ),
+        (CHAINED, "AssertionError (a.py:3, rank 1)"),
+        (SYNTAX, "SyntaxError: invalid syntax (boom.py:3, rank 1)"),
+        (IMPORTED_SYNTAX, "SyntaxError: invalid syntax (boom.py:3, rank 1)"),
+        (ELSEWHERE, "RuntimeError: stuck (run.py:7, rank 1)"),
+        ("no traceback at all\n", None),
+        ("Traceback (most recent call last):\n", None),
+        ('Traceback (most recent call last):\n  File "x.py", line 1\n== not an exception ==\n', None),
+        ("", None),
+    ],
+)
+def test_the_last_exception_is_named_with_its_place_in_the_jobs_code(output: str, expected: str | None) -> None:
+    assert failure_of(output, 1) == expected
+
+
+def test_hostile_words_are_one_short_line_that_no_terminal_obeys() -> None:
+    said = failure_of(PLAIN.replace("ValueError: my", "ValueError: \x1b]52;c;AAAA\x07" + "a" * 5000), 0)
+    assert said == "ValueError: " + "a" * 187 + "… (boom.py:3, rank 0)"
+
+
+def test_a_hostile_path_is_cut() -> None:
+    assert failure_of(PLAIN.replace("/boom.py", f"/\x1b[31m{'b' * 500}.py"), 0) == (
+        f"ValueError: my bad learning rate ({'b' * 79}…:3, rank 0)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (
+            "ModuleNotFoundError: No module named 'apex_of_nothing' (a.py:1, rank 0)",
+            "setup: pip install apex_of_nothing",
+        ),
+        ("ModuleNotFoundError: No module named 'yaml.cyaml' (a.py:1, rank 0)", "setup: pip install pyyaml"),
+        ("ModuleNotFoundError: No module named 'x; rm -r ~' (a.py:1, rank 0)", None),
+        ("ValueError: my bad learning rate (a.py:1, rank 0)", None),
+    ],
+)
+def test_a_missing_module_is_to_be_set_up(failure: str, expected: str | None) -> None:
+    assert advice_for(failure) == expected
+
+
+def test_files_of_the_code_are_shown_by_their_paths_in_it() -> None:
+    shown = without_code_folder(f'  File "{CODE}/src/boom.py", line 3, in <module>')
+    assert shown == '  File "src/boom.py", line 3, in <module>'
+    assert without_code_folder("see https://x.org/code/main/a.py") == "see https://x.org/code/main/a.py"
+
+
+def failed_report(message: str | None) -> JobReport:
+    failed = state(
+        job="boom", status=JobStatus.FAILED, exit_reason=ExitReason.USER_ERROR, exit_code=20, message=message
+    )
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
+    return report(failed, spend, (), NO_GROUP, None)
+
+
+def test_a_failed_job_ends_with_one_line_that_says_what_to_do() -> None:
+    failed = failed_report(message="ModuleNotFoundError: No module named 'apex' (boom.py:3, rank 0)")
+    assert report_text(failed).splitlines()[-1] == (
+        "boom: failed: ModuleNotFoundError: No module named 'apex' (boom.py:3, rank 0) · gpucloud logs boom"
+        " · setup: pip install apex · mend it and run the same command"
+    )
+    assert report_text(failed_report(message=None)).splitlines()[-1] == (
+        "boom: failed by its own error · gpucloud logs boom · mend it and run the same command"
+    )
