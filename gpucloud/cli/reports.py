@@ -62,13 +62,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 def report_text(report: JobReport) -> str:
     """Return a job's report: status, attempts, interruptions, machines and money."""
-    head = f"{report.job}: {report.status.value}"
-    if report.exit_reason and report.exit_reason.value != report.status.value:
-        head += f" ({report.exit_reason.value})"
-    head += f", supervised by {report.supervisor}" if report.supervisor else ""
-    parts = [in_one_line(head)]
-    parts.append(_signature_text(report.signed_by))
     failed = _failure_text(report)
+    parts = [in_one_line(_headline(report)), _signature_text(report.signed_by)]
     if report.message and failed is None:
         parts.append(set_off(report.message))
     if report.missing_outputs:
@@ -78,6 +73,23 @@ def report_text(report: JobReport) -> str:
         parts.append(
             "\n".join(in_one_line(said) for said in (course_line(report.course), report.course.warning) if said)
         )
+    parts += _tables(report)
+    parts.append(spend_text(report.spend))
+    parts.append(_nodes_text(report))
+    if failed is not None:
+        parts.append(failed)
+    return "\n\n".join(parts)
+
+
+def _headline(report: JobReport) -> str:
+    head = f"{report.job}: {report.status.value}"
+    if report.exit_reason and report.exit_reason.value != report.status.value:
+        head += f" ({report.exit_reason.value})"
+    return head + (f", supervised by {report.supervisor}" if report.supervisor else "")
+
+
+def _tables(report: JobReport) -> list[str]:
+    parts = []
     if report.attempts:
         rows = [("attempt", "nodes", "steps", "ended", "took"), *map(_attempt_row, report.attempts)]
         parts.append(table(rows))
@@ -96,11 +108,7 @@ def report_text(report: JobReport) -> str:
         parts.append(table(rows))
     if report.standing:
         parts.append(table(use_rows(report)))
-    parts.append(spend_text(report.spend))
-    parts.append(_nodes_text(report))
-    if failed is not None:
-        parts.append(failed)
-    return "\n\n".join(parts)
+    return parts
 
 
 def _failure_text(report: JobReport) -> str | None:

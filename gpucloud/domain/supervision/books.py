@@ -83,7 +83,7 @@ def order_end(state: JobState, action: EndAttempt, now: datetime) -> JobState:
     return _with_attempt(replace(state, message=action.message or state.message), attempt)
 
 
-def close_attempt(  # noqa: PLR0913, PLR0917  each is a fact of its own
+def close_attempt(
     state: JobState,
     action: CloseAttempt,
     now: datetime,
