@@ -49,6 +49,13 @@ def alive(pid: int, start: str) -> bool:
     return started(pid) == start
 
 
+def cpus() -> int:
+    """Return how many CPUs this process may use: a container, a batch system or `taskset` may leave it some only."""
+    if _LINUX:
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def space() -> str:
     """Return what tells the pids here from those of another boot, machine or container with the same host name.
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpucloud import processes
 from gpucloud.agent.interface import carrying
 from gpucloud.agent.runtime import chosen_runtime
 from gpucloud.domain.agentstatus import Launch
-from gpucloud.domain.collectives import INTERFACE_VARIABLES, gpu_defaults
-from gpucloud.domain.container import ContainerRun, Inside, container_argv, end_argv
+from gpucloud.domain.collectives import gpu_defaults, on_interface, threads
+from gpucloud.domain.container import OF_THE_CLIENT, ContainerRun, Inside, Passed, container_argv, end_argv, identity
 from gpucloud.domain.job import ContainerRuntime
 
 MARK = "GPUCLOUD_ATTEMPT_DIR"
@@ -48,6 +50,7 @@ def compose(launch: Launch, folder: Path) -> Composed:
     nvidia, fabric = _NVIDIA.exists(), _fabric()
     proposed = {
         **_interfaces(launch),
+        **threads(launch.sharing, processes.cpus()),
         **(gpu_defaults(str(folder), efa=bool(fabric)) if nvidia else {}),
     }
     given = {
@@ -63,6 +66,7 @@ def compose(launch: Launch, folder: Path) -> Composed:
         fabric=fabric,
         user=os.getuid(),
         group=os.getgid(),
+        login=_login(),
     )
     return _contained(launch, launch.container, inside, folder, given)
 
@@ -77,17 +81,30 @@ def end_recorded(folder: Path) -> tuple[str, ...]:
 
 def _contained(launch: Launch, run: ContainerRun, inside: Inside, folder: Path, given: Mapping[str, str]) -> Composed:
     names = {*given, *(name for name in _MARKS if name in os.environ)}
-    if inside.runtime is ContainerRuntime.DOCKER and given.get("CUDA_VISIBLE_DEVICES") == ",".join(run.devices):
-        names.discard("CUDA_VISIBLE_DEVICES")  # inside, the devices that were handed in are counted from 0
+    values: dict[str, str] = {}
+    if inside.runtime is ContainerRuntime.DOCKER:
+        if given.get("CUDA_VISIBLE_DEVICES") == ",".join(run.devices):
+            names.discard("CUDA_VISIBLE_DEVICES")  # inside, the devices that were handed in are counted from 0
+        open_ones = {name: value for name, value in given.items() if name not in launch.hidden}
+        ours = {name: value for name, value in identity(run, inside.login).items() if name not in given}
+        values = {**ours, **{name: value for name, value in open_ones.items() if name in OF_THE_CLIENT}}
     argv = container_argv(
         run,
         inside,
         folder=str(folder),
         directory=launch.directory,
-        names=tuple(sorted(names)),
+        passed=Passed(names=tuple(sorted(names - values.keys())), values=tuple(sorted(values.items()))),
         argv=launch.argv,
     )
-    return Composed(argv=(*launch.keeper, *argv), given=given, end=end_argv(run, inside.runtime))
+    rest = {name: value for name, value in given.items() if name not in values}
+    return Composed(argv=(*launch.keeper, *argv), given=rest, end=end_argv(run, inside.runtime))
+
+
+def _login() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid{os.getuid()}"
 
 
 def _interfaces(launch: Launch) -> dict[str, str]:
@@ -96,7 +113,7 @@ def _interfaces(launch: Launch) -> dict[str, str]:
     Without them gloo takes what the host's name resolves to, which on many images is 127.0.1.1.
     """
     interface = carrying(launch.address) if launch.address else None
-    return dict.fromkeys(INTERFACE_VARIABLES, interface) if interface else {}
+    return on_interface(interface) if interface else {}
 
 
 def _fabric() -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from datetime import datetime, timezone
@@ -39,7 +38,7 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         root=str(root),
         package=package_sha256(package),
         free_bytes=shutil.disk_usage(root).free,
-        cpus=os.cpu_count() or 1,
+        cpus=processes.cpus(),
         time=datetime.now(timezone.utc),
         boot_id=processes.boot_id(),
         gpus=gpus,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from pathlib import Path
 
 from gpucloud import processes
 from gpucloud.agent.attemptfolder import AttemptFolder
@@ -67,6 +68,8 @@ class RunningAttempt:
         )
 
     def _start(self, launch: Launch) -> subprocess.Popen[bytes] | None:
+        if launch.container is not None and launch.container.home:
+            Path(launch.container.home).mkdir(mode=0o700, parents=True, exist_ok=True)  # else Docker does, as root
         composed = compose(launch, self.folder.path)
         write_whole(self.folder.path / "launch.json", composed.shown(launch))
         log_path = self.folder.path / "launcher.log"

@@ -46,6 +46,7 @@ class Launch:
     `address` is the node's own private one: where `env` names no interface for collectives, the agent finds it by it.
     The values of the `hidden` variables are shown nowhere. With `container`, `argv` runs in one. `keeper` are words
     before it all: the process that keeps the directory of a script that saves by itself, and starts the rest.
+    `sharing` is how many processes share the node's CPUs, 0 where one has them all.
     """
 
     attempt: int
@@ -56,6 +57,7 @@ class Launch:
     hidden: tuple[str, ...] = ()
     container: ContainerRun | None = None
     keeper: tuple[str, ...] = ()
+    sharing: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,16 @@
-"""What gloo and NCCL are told by variables."""
+"""What gloo, NCCL and OpenMP are told by variables."""
 
 from __future__ import annotations
 
-INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Where collectives listen; the agent fills in what the cloud did not say."""
+
+def on_interface(name: str) -> dict[str, str]:
+    """Return what makes collectives use this network interface and no other.
+
+    NCCL takes a bare name for the beginning of names: `eth1` would be `eth10` too, and `bond0` a VLAN on it that the
+    peers cannot reach; `=` in front asks for exactly that one (NCCL's guide, "NCCL_SOCKET_IFNAME"). Gloo knows no `=`.
+    """
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+
 
 # A rank that waits so long in a collective has lost another one; the supervisor's own watch is quicker, so this is for
 # a supervisor that is away. PyTorch's default is 480 s (8 min; docs, "ProcessGroupNCCL Environment Variables").
@@ -27,3 +34,11 @@ def gpu_defaults(attempt_folder: str, *, efa: bool) -> dict[str, str]:
     }
     fabric = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
     return {**nccl, **(fabric if efa else {})}
+
+
+def threads(processes: int, cpus: int) -> dict[str, str]:
+    """Return what keeps the `processes` of a launch from starting a thread for every one of the same `cpus` each.
+
+    Nothing for a process that has them to itself: torchrun too sets the variable for several workers only, but to 1.
+    """
+    return {"OMP_NUM_THREADS": str(max(1, cpus // processes))} if processes else {}

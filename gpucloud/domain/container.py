@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from gpucloud.domain.job import ContainerRuntime
 
+OF_THE_CLIENT = frozenset({"HOME", "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"})
+"""Variables by which the engine's own program is found, started and set up: a job's values of them are for its own."""
+
 LABEL = "gpucloud.attempt"
 """The label of every container of ours; its value is the attempt's folder."""
 
@@ -40,7 +43,8 @@ class Mount:
 class ContainerRun:
     """The container of one member: what the node's agent needs to make its command line.
 
-    `devices` are the node's GPUs that are the job's, empty for the first `gpus` of all.
+    `devices` are the node's GPUs that are the job's, empty for the first `gpus` of all. `home` is a folder of the node
+    for what libraries keep, one of the `mounts`.
     """
 
     name: str
@@ -49,29 +53,51 @@ class ContainerRun:
     devices: tuple[str, ...]
     gpus: int
     mounts: tuple[Mount, ...]
+    home: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """What only the node knows: its runtime, whether it has NVIDIA's and EFA's devices, and the login's numbers."""
+    """What only the node knows: its runtime, whether it has NVIDIA's and EFA's devices, the login's ids and name."""
 
     runtime: ContainerRuntime
     nvidia: bool
     fabric: tuple[str, ...]
     user: int
     group: int
+    login: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """The variables that are in the container: the `names` with the values that the engine's program has, and others.
+
+    What is in `values` shows in the engine's command line: no secret.
+    """
+
+    names: tuple[str, ...]
+    values: tuple[tuple[str, str], ...] = ()
+
+
+def identity(run: ContainerRun, login: str) -> dict[str, str]:
+    """Return what an image lacks that does not know the login's number: a home that may be written, and a name.
+
+    Without them Docker says that HOME is `/`, where Hugging Face, torch.hub and Triton cannot keep anything, and
+    `getpass.getuser`, which torch.compile asks for its cache, fails.
+    """
+    return {"HOME": run.home, "USER": login, "LOGNAME": login} if run.home else {}
 
 
 def container_argv(
-    run: ContainerRun, inside: Inside, *, folder: str, directory: str, names: tuple[str, ...], argv: tuple[str, ...]
+    run: ContainerRun, inside: Inside, *, folder: str, directory: str, passed: Passed, argv: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return the command that runs `argv` in the container; of the variables only the `names` are in it.
+    """Return the command that runs `argv` in the container; `folder` is the attempt's, it starts in `directory`.
 
-    `folder` is the attempt's, `directory` where the command starts.
+    Apptainer passes all variables, the login's home and its name by itself.
     """
     if inside.runtime is ContainerRuntime.APPTAINER:
         return _apptainer(run, inside, directory, argv)
-    return _docker(run, inside, folder, directory, names, argv)
+    return _docker(run, inside, folder, directory, passed, argv)
 
 
 def end_argv(run: ContainerRun, runtime: ContainerRuntime) -> tuple[str, ...]:
@@ -80,7 +106,7 @@ def end_argv(run: ContainerRun, runtime: ContainerRuntime) -> tuple[str, ...]:
 
 
 def _docker(
-    run: ContainerRun, inside: Inside, folder: str, directory: str, names: tuple[str, ...], argv: tuple[str, ...]
+    run: ContainerRun, inside: Inside, folder: str, directory: str, passed: Passed, argv: tuple[str, ...]
 ) -> tuple[str, ...]:
     return (
         *("docker", "run", "--rm", "--pull", "never"),
@@ -90,7 +116,8 @@ def _docker(
         *(word for device in inside.fabric for word in ("--device", device)),
         *(word for mount in run.mounts for word in ("--volume", _volume(mount))),
         *("--workdir", directory),
-        *(word for name in names for word in ("--env", name)),
+        *(word for name in passed.names for word in ("--env", name)),
+        *(word for name, value in passed.values for word in ("--env", f"{name}={value}")),
         *("--entrypoint", argv[0], run.image, *argv[1:]),
     )
 

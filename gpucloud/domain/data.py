@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from gpucloud.domain.bounds import DATA_SET_BYTES, unpacked
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Cloud
+from gpucloud.domain.quoting import brief
 
 HEADROOM = 1.05
 """A disk must have this much of what is still to come: file systems keep a share for themselves."""
@@ -18,6 +19,7 @@ HEADROOM = 1.05
 RESERVED = ".gpucloud-"
 """How the names begin of what a node keeps beside a set's files: what is under way, and the mark of a whole set."""
 
+_LONGEST_NAME, _LONGEST_PATH = 255, 3500  # bytes: Linux's NAME_MAX, and PATH_MAX with room for the set's folder
 _FIRST_STAMP_S = 946_684_800  # 2000-01-01: no file of a data set looks older, none younger than 2008
 
 
@@ -99,12 +101,22 @@ def data_set(source: str, files: Iterable[DataFile], region: str | None = None) 
             raise UsageError(
                 f"data: {source}: the key {file.key or file.path!r} cannot be a file's path", hint="rename it"
             )
+        if _bytes(file.path) > _LONGEST_PATH or any(_bytes(part) > _LONGEST_NAME for part in parts):
+            raise UsageError(
+                f"data: {source}: {brief(file.path, 60)} is longer than a file's name can be on Linux: {_LONGEST_NAME}"
+                f" bytes, {_LONGEST_PATH} with its folders",
+                hint="rename it",
+            )
         above = next((p for p in ("/".join(parts[:n]) for n in range(1, len(parts))) if p in names), None)
         if above is not None:
             raise UsageError(f"data: {source}: {above!r} is a file and a folder at once", hint="rename one of them")
     if not ordered:
         raise UsageError(f"data: there is nothing at {source}", hint="correct the source under `data:`")
     return DataSet(source=source, files=ordered, region=region)
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogateescape"))
 
 
 def wanted(found: DataSet, target: str, cloud: Cloud) -> DataWanted:

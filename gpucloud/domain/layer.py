@@ -8,6 +8,7 @@ import posixpath
 import re
 import shlex
 from dataclasses import dataclass
+from itertools import pairwise
 
 BOTO3 = "boto3>=1.36"
 """What a store in S3 needs: the first with conditional writes (IfMatch on PutObject)."""
@@ -17,10 +18,36 @@ ISAL = "isal>=1.7"
 
 # Lines of a requirements file (pip's reference, requirements file format), which conda's files hold as a list's.
 _NESTED = re.compile(r"^[ \t]*(?:- +[\"']?)?(?:-r|-c|--requirement|--constraint)[ \t=]*([^\s#\"']+)", re.MULTILINE)
-_INSTALLS_TREE = re.compile(
-    rb"^[ \t]*(?:- +[\"']?)?(?:(?:-e|--editable)(?![ \t=]*\S*://)|\.{1,2}(?:[/\[\s]|$))", re.MULTILINE
-)
 _OF_THE_TREE = ("pyproject.toml", "setup.cfg", "setup.py")
+_FILE_OPTIONS = ("-r", "-c", "--requirement", "--requirements", "--constraint", "--constraints")
+_FILE_IN_OPTION = re.compile(r"(?:-[rc]|--requirements?=|--constraints?=)(.+)")
+_LOCAL_OPTIONS = ("-e", "-f", "--editable", "--find-links")
+_LOCAL_IN_OPTION = re.compile(r"(?:-[ef](?=[^=\s])|--editable=|--find-links=)(.+)")
+_LISTED = re.compile(r"^\s*- +")
+_DOTTED = re.compile(r"\.{1,2}(?:[/\[]|$)")
+_ARCHIVE = re.compile(r"\.(?:whl|zip|tar|tgz|tar\.\w+)$")
+
+# A line of `sh`, as far as it takes to tell what is called with which words.
+_SHELL = re.compile(
+    r"""(?:[ \t\r]|\\\n)+ | \#[^\n]*
+    | (?P<end>&&|\|\||[;&|\n()])
+    | (?P<into>\d*(?:>>|>&|<&|>|<(?!<))[ \t]*)
+    | (?P<word>(?:[^\s;&|()<>"'\\`] | \\. | '[^']*' | "(?:[^"\\`]|\\.)*")+)""",
+    re.DOTALL | re.VERBOSE,
+)
+_ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
+_NO_PART = frozenset({"sudo", "exec", "time", "command", "nice", "-n", "-E", "-y", "!"})
+# What these do does not depend on the tree, whatever their words are, as long as none is a path in it.
+_OF_NO_TREE = frozenset(
+    {"apt", "apt-get", "dnf", "yum", "apk", "conda", "mamba", "micromamba", "echo", "printf", "true", ":", "set"}
+    | {"export", "unset", "mkdir", "curl", "wget", "cat", "ls", "which", "date", "nvidia-smi", "sleep", "test", "["}
+)
+_MODULES = frozenset({"ensurepip", "spacy", "nltk.downloader"})
+# Of the job's variables, those that builds of packages read and that say where packages come from.
+_BUILD_VARIABLES = re.compile(
+    r"PIP_|UV_|CONDA_|MAMBA_|CMAKE|SKBUILD|CC$|CXX$|NVCC|\w*(?:FLAGS|BUILD|CUDA|ROCM|ARCH|FORCE|SKIP|COMPILE)"
+)
+_NAMED_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +92,9 @@ def suffices(version: str | None) -> bool:
 
 def setup_files(setup: str) -> tuple[str, ...]:
     """Return the files that a setup text names and whose content decides what it installs, such as requirements.txt."""
-    return tuple(dict.fromkeys(re.findall(r"[\w./-]+\.(?:txt|toml|lock|in|cfg|ya?ml)\b", setup)))
+    found = re.findall(r"(?<![\w./-])(?:-[rc])?([\w./][\w./-]*\.(?:txt|toml|lock|in|cfg|ya?ml))\b", setup)
+    named = (name for words in _commands(setup) or () for name in _files_of(words))
+    return tuple(dict.fromkeys((*found, *named)))
 
 
 def nested_files(name: str, text: str) -> tuple[str, ...]:
@@ -80,18 +109,123 @@ def requirement_files(setup: str) -> tuple[str, ...]:
 
 
 def setup_uses_tree(setup: str) -> bool:
-    """Whether a setup text installs from the synced tree itself (`pip install -e .`, `./install.sh`)."""
-    try:
-        words = shlex.split(setup, comments=True)
-    except ValueError:
+    """Whether anything in the synced tree may count for what a setup text makes, beside the files that it names.
+
+    It does (`pip install -e .`, `bash install.sh`, `uv sync`, `make`), unless every command is known to install by
+    names and by such files: a layer made once too often costs minutes, one that is taken though the tree has changed
+    trains on the old packages.
+    """
+    commands = _commands(setup)
+    return commands is None or any(map(_may_use_tree, commands))
+
+
+def setup_variables(setup: str, env: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """Return those of the job's variables on which it depends what a setup makes.
+
+    All where it runs what cannot be told; else those that it names, and those that builds read (`CMAKE_ARGS`,
+    `TORCH_CUDA_ARCH_LIST`, `PIP_EXTRA_INDEX_URL`). A learning rate makes no new layer.
+    """
+    if setup_uses_tree(setup):
+        return env
+    named = frozenset(_NAMED_VARIABLE.findall(setup))
+    return tuple((name, value) for name, value in env if name in named or _BUILD_VARIABLES.match(name))
+
+
+def _commands(setup: str) -> tuple[tuple[str, ...], ...] | None:
+    """Return the words of each command of a shell text, unquoted; None where this is not enough of a shell for it."""
+    commands: list[list[str]] = [[]]
+    if re.search(r'"[^"]*\$\(', setup):
+        return None  # a command within a word
+    at, into = 0, False
+    while at < len(setup):
+        found = _SHELL.match(setup, at)
+        if found is None:
+            return None
+        at = found.end()
+        if found["end"]:
+            commands.append([])
+        elif found["word"] and not into:
+            try:
+                commands[-1] += shlex.split(found["word"])
+            except ValueError:
+                return None
+        into = found["into"] is not None
+    return tuple(tuple(words) for words in map(_called, commands) if words)
+
+
+def _called(words: list[str]) -> list[str]:
+    """Return a command without what stands before its name."""
+    while words and (words[0] in _NO_PART or _ASSIGNED.match(words[0])):
+        words = words[1:]
+    return words
+
+
+def _may_use_tree(words: tuple[str, ...]) -> bool:
+    asked = _asked_of_pip(words)
+    if asked is not None:
+        named = frozenset(_files_of(words))
+        return _installs_tree(tuple(word for word in asked if word not in named))
+    match words:
+        case ("python" | "python3", "-m", module, *rest) if module in _MODULES:
+            return any(map(_is_in_tree, rest))
+        case ("git", "clone" | "lfs" | "config", *rest):
+            return any(map(_is_in_tree, rest))
+        case _:
+            return words[0] not in _OF_NO_TREE or any(map(_is_in_tree, words[1:]))
+
+
+def _asked_of_pip(words: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return the words behind `pip install`, in whatever spelling; None for what is none."""
+    match words:
+        case ("python" | "python3", "-m", "pip", *rest) | ("uv", "pip", *rest) | ("pip" | "pip3", *rest):
+            left = list(rest)
+        case _:
+            return None
+    while left and left[0].startswith("-"):
+        left = left[1:]
+    return tuple(left[1:]) if left and left[0] in ("install", "sync", "uninstall", "list", "freeze", "check") else None
+
+
+def _files_of(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the files of the tree in which a call of pip, or of uv for it, finds more to install."""
+    asked = _asked_of_pip(words)
+    if asked is None:
+        return ()
+    found = [word for before, word in pairwise(("", *asked)) if before in _FILE_OPTIONS]
+    found += [match[1] for word in asked if (match := _FILE_IN_OPTION.fullmatch(word))]
+    if "sync" in words[:4]:
+        found += [word for word in asked if not word.startswith("-")]
+    return tuple(name for name in found if "://" not in name and "$" not in name and not name.startswith("/"))
+
+
+def _installs_tree(asked: tuple[str, ...]) -> bool:
+    """Whether pip is asked for a folder or an archive of the tree, or told to look for some there."""
+    for before, word in pairwise(("", *asked)):
+        local = _LOCAL_IN_OPTION.fullmatch(word)
+        value = local[1] if local else word if before in _LOCAL_OPTIONS else ""
+        if value and "://" not in value and not value.startswith("/"):
+            return True
+        if not word.startswith("-") and _is_in_tree(word):
+            return True
+    return False
+
+
+def _is_in_tree(word: str) -> bool:
+    """Whether a word is a path in the tree, or may be one once the shell has put a variable's value in."""
+    if "file:" in word:
         return True
-    return any(map(_is_of_the_tree, words))
+    if "://" in word or word.startswith(("/", "-")):
+        return False
+    return "/" in word or word.startswith("$") or bool(_DOTTED.match(word) or _ARCHIVE.search(word))
 
 
-def _is_of_the_tree(word: str) -> bool:
-    """Whether a word is a program or a package of the tree's own, in which more may count than can be told."""
-    told = word in (".", "-e", "--editable", "make") or word.startswith(("./", "../", ".["))
-    return told or (":" not in word and word.endswith((".sh", ".py", "/")))
+def _names_tree(name: str, data: bytes) -> bool:
+    """Whether a file that a setup reads installs from the tree: the lines of a requirements file, or of conda's."""
+    text = data.decode("utf-8", errors="replace")
+    if name.endswith((".toml", ".lock", ".cfg")):
+        return False  # they say how a project is made, and whoever makes that has named the tree
+    lines = (re.sub(r"(?:^|\s)#.*|\s;.*", "", line) for line in text.splitlines())
+    return any(_installs_tree(tuple(_LISTED.sub("", line).replace('"', "").replace("'", "").split())) for line in lines)
 
 
 def setup_digest(
@@ -99,18 +233,19 @@ def setup_digest(
     files: tuple[tuple[str, bytes], ...],
     code: str,
     *,
+    env: tuple[tuple[str, str], ...] = (),
     requirements: tuple[str, ...] = (),
     conda: bytes | None = None,
 ) -> str:
     """Return the hash of all that a layer depends on, save what is the node's own; `code` counts if the tree is used.
 
-    `requirements` is what the layer must have beside what the setup installs; `conda` an environment file's content.
-    Mirrors do not count: the same packages come from them.
+    `env` are the job's variables without its secrets; `requirements` is what the layer must have beside what the setup
+    installs; `conda` an environment file's content. Mirrors do not count: the same packages come from them.
     """
-    uses_tree = setup_uses_tree(setup) or any(
-        _INSTALLS_TREE.search(data) for data in (*dict(files).values(), conda or b"")
-    )
+    read = (*files, ("conda.yml", conda or b""))
+    uses_tree = setup_uses_tree(setup) or any(_names_tree(name, data) for name, data in read)
     parts = [setup, code if uses_tree else ""]
+    parts += [f"{name}: {value}" for name, value in setup_variables(setup, env)]
     parts += [f"{name}={hashlib.sha256(data).hexdigest()}" for name, data in files]
     parts += requirements
     if conda is not None:

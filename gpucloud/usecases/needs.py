@@ -65,7 +65,7 @@ def _digest(job: Job, code: str, *, boto3: bool, torch: bool) -> str:
     conda = (job.code / job.conda).read_bytes() if job.conda else None
     by_conda = nested_files(job.conda, conda.decode(errors="replace")) if job.conda and conda else ()
     files = _files(job, (*setup_files(setup), *by_conda))
-    return setup_digest(setup, files, code, requirements=requirements, conda=conda)
+    return setup_digest(setup, files, code, env=job.env, requirements=requirements, conda=conda)
 
 
 def _image(job: Job, secrets: Mapping[str, str]) -> ImageWanted | None:

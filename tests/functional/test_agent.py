@@ -381,9 +381,9 @@ def test_a_node_told_to_power_off_later_than_its_paid_time_does_so(node):
 def test_collectives_listen_where_the_nodes_own_address_is_unless_the_launch_says_where(node):
     node.start()
     show = 'echo "$GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME"'
-    node.want(replace(node.launch(1, "/bin/sh", "-c", show, NCCL_SOCKET_IFNAME="ens5"), address="127.3.2.1"))
+    node.want(replace(node.launch(1, "/bin/sh", "-c", show, GLOO_SOCKET_IFNAME="ens5"), address="127.3.2.1"))
     node.wait_exited(1)
-    assert (node.folder(1) / "launcher.log").read_text() == "lo ens5\n"
+    assert (node.folder(1) / "launcher.log").read_text() == "ens5 =lo\n"
 
 
 def test_a_longer_lease_keeps_the_attempt_running(node):

@@ -262,6 +262,35 @@ def test_errors_in_the_kernel_log_are_seen_from_now_on(tmp_path):
     log.close()
 
 
+@pytest.mark.parametrize(
+    ("answer", "readable"), [("echo a line of the kernel", True), ("exit 0", False), ("exit 1", False)]
+)
+def test_a_journal_that_tells_nothing_may_not_be_read(tmp_path, monkeypatch, answer, readable):
+    journal = tmp_path / "journalctl"
+    journal.write_text(f"#!/bin/sh\n{answer}\n")
+    journal.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    log = KernelLog(tmp_path / "kmsg")
+    assert (log.readable, log.pid is not None) == (readable, readable)
+    log.close()
+
+
+def test_what_goes_over_a_bond_or_a_bridge_is_counted_at_the_cards_alone(tmp_path):
+    counts = {"lo": 9, "eth0": 100, "eth1": 200, "bond0": 300, "bond0.120": 300, "docker0": 50, "veth1": 50}
+    rows = "".join(f"{name:>6}: {count} 0 0 0 0 0 0 0 {count * 2} 0 0 0 0 0 0 0\n" for name, count in counts.items())
+    proc, net = tmp_path / "proc", tmp_path / "class"
+    (proc / "net").mkdir(parents=True)
+    (proc / "net/dev").write_text(f"Inter-|   Receive\n face |bytes\n{rows}")
+    for name in ("stat", "meminfo"):
+        (proc / name).write_bytes(Path("/proc", name).read_bytes())
+    container = Machine(tmp_path, proc, net).look()
+    (net / "eth0/device").mkdir(parents=True)
+    (net / "eth1/device").mkdir(parents=True)
+    machine = Machine(tmp_path, proc, net).look()
+    assert (machine.received, machine.sent) == (300, 600)
+    assert (container.received, container.sent) == (1000, 2000)
+
+
 def test_the_machines_cores_are_counted_between_two_looks(tmp_path):
     machine = Machine(tmp_path)
     first = machine.look()

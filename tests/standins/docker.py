@@ -43,7 +43,8 @@ def run(words: list[str]) -> int:
         option = words.pop(0)
         if option in NAMED:
             options.setdefault(option, []).append(words.pop(0))
-    env = {name: os.environ[name] for name in options["--env"] if name in os.environ}
+    passed = [word.partition("=") for word in options["--env"]]
+    env = {name: value if given else os.environ[name] for name, given, value in passed if given or name in os.environ}
     command = [options["--entrypoint"][0], *words[1:]]
     pid = STATE / options["--name"][0]
     reader, writer = os.pipe()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -11,6 +12,7 @@ import pytest
 from gpucloud.agent.composing import compose
 from gpucloud.domain.codec import from_json
 from gpucloud.domain.collectives import gpu_defaults
+from gpucloud.domain.collectives import threads as threads_of
 from gpucloud.domain.container import ContainerRun, Mount
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import (
@@ -133,6 +135,7 @@ def test_a_script_finds_its_node_its_store_and_its_package_in_the_environment():
         secrets={"HF_TOKEN": "hf_x"},
     )
     assert dict(second.env) == {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "GLOO_SOCKET_IFNAME": "ens2",
         "GPUCLOUD_ATTEMPT": "3",
         "GPUCLOUD_ATTEMPT_DIR": "/home/u2/.gpucloud/attempts/0003",
@@ -144,8 +147,7 @@ def test_a_script_finds_its_node_its_store_and_its_package_in_the_environment():
         "GPUCLOUD_STORE": "s3://b/p",
         "HF_TOKEN": "hf_x",
         "LR": "0.1",
-        "NCCL_SOCKET_IFNAME": "ens2",
-        "OMP_NUM_THREADS": "1",
+        "NCCL_SOCKET_IFNAME": "=ens2",
         "PET_SHUTDOWN_TIMEOUT": "5",
         "PYTHONPATH": "/home/u2/.gpucloud/lib/g.zip:src",
         "PYTHONFAULTHANDLER": "1",
@@ -294,6 +296,42 @@ def test_a_job_sees_the_devices_that_are_its_nodes_and_no_more_than_it_asked_for
     assert dict(only.env).get("CUDA_VISIBLE_DEVICES") == visible
 
 
+@pytest.mark.parametrize(
+    ("run", "launcher", "gpus", "cloud", "sharing"),
+    [
+        ("train.py", Launcher.AUTO, 8, Cloud.AWS, 8),
+        ("train.py", Launcher.TORCHRUN, 1, Cloud.AWS, 0),
+        ("train.py", Launcher.MPI, 4, Cloud.SSH, 4),
+        ("train.py", Launcher.MPI, 1, Cloud.SSH, 0),
+        ("python train.py", Launcher.AUTO, 8, Cloud.AWS, 0),
+        ("train.py", Launcher.PLAIN, 8, Cloud.AWS, 0),
+        ("train.py", Launcher.TENSORFLOW, 8, Cloud.AWS, 0),
+        ("train.py", Launcher.AUTO, 2, Cloud.LOCAL, 5),
+        ("python train.py", Launcher.AUTO, 2, Cloud.LOCAL, 3),
+    ],
+)
+def test_only_processes_that_share_a_nodes_cpus_are_held_to_a_part_of_them(run, launcher, gpus, cloud, sharing):
+    resources = Resources(nodes=2, gpus=gpus)
+    first, _ = two(run, launcher=launcher, cloud=cloud, resources=resources)
+    assert first.sharing == sharing
+    assert "OMP_NUM_THREADS" not in dict(first.env)
+
+
+def test_threads_are_the_cpus_of_a_process_and_never_none():
+    assert threads_of(8, 192) == {"OMP_NUM_THREADS": "24"}
+    assert threads_of(8, 2) == {"OMP_NUM_THREADS": "1"}
+    assert threads_of(0, 192) == {}
+
+
+@pytest.mark.parametrize(("of_the_node", "threads"), [(None, "1"), ("6", "6")])
+def test_what_a_node_itself_says_of_threads_beats_what_is_proposed(monkeypatch, of_the_node, threads):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if of_the_node:
+        monkeypatch.setenv("OMP_NUM_THREADS", of_the_node)
+    shared = replace(two()[0], sharing=10_000)
+    assert {**os.environ, **compose(shared, Path("/a")).given}["OMP_NUM_THREADS"] == threads
+
+
 def test_the_users_own_variables_win_over_what_we_propose():
     here = place(1)
     here = replace(here, node=replace(here.node, devices=("0", "1")))
@@ -334,11 +372,13 @@ def test_an_image_runs_torchrun_by_its_own_python_with_code_attempt_package_and_
         gpus=1,
         mounts=(
             Mount(path=f"{home}/code/c"),
+            Mount(path=f"{home}/home"),
             Mount(path=f"{home}/attempts/0003"),
             Mount(path=f"{home}/lib/g.zip", read_only=True),
             Mount(path="/data"),
             Mount(path="/my store"),
         ),
+        home=f"{home}/home",
     )
 
 

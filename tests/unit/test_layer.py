@@ -14,6 +14,7 @@ from gpucloud.domain.layer import (
     setup_digest,
     setup_files,
     setup_uses_tree,
+    setup_variables,
     suffices,
 )
 from gpucloud.usecases.needs import wanted_for
@@ -25,6 +26,9 @@ from gpucloud.usecases.needs import wanted_for
         ("pip install torch", ()),
         ("pip install -r requirements.txt", ("requirements.txt",)),
         ("pip install -r a/dev.txt -c 'b.lock' && cat a/dev.txt", ("a/dev.txt", "b.lock")),
+        ("pip install -rdev.txt --constraint=pins.txt -r names", ("dev.txt", "pins.txt", "names")),
+        ("uv pip sync locked", ("locked",)),
+        ("pip install -r https://a.example/requirements -r /etc/names", ()),
     ],
 )
 def test_the_files_that_a_setup_names_are_found(setup, files):
@@ -46,6 +50,36 @@ def test_the_files_that_a_setup_names_are_found(setup, files):
         ("pip install --index-url https://a.example/simple/ torch", False),
         ("pip install make-it", False),
         ("echo 'open", True),
+        ("uv sync", True),
+        ("poetry install --no-root", True),
+        ("make install", True),
+        ("bash install.sh", True),
+        ("pip install --editable=.", True),
+        ("pip install -e.", True),
+        ("pip install -e libs", True),
+        ("pip install -e git+https://a.example/x.git", False),
+        ("pip install --find-links wheels mine", True),
+        ("pip install --find-links=https://a.example/wheels mine", False),
+        ("pip install dist/mine-1.0-py3-none-any.whl", True),
+        ("pip install mine.whl", True),
+        ("pip install 'mine @ file:libs/mine'", True),
+        ("pip install 'mine @ git+https://a.example/x.git@v1'", False),
+        ("pip install $WHAT", True),
+        ("pip install torch==$VERSION", False),
+        ("python -m pip install -q -U numpy; uv pip install 'a[b]>=1'", False),
+        ("sudo apt-get install -y libgl1 && pip install -r requirements.txt # don't ask", False),
+        ("apt-get install -y ./mine.deb", True),
+        ("pip install a # names only\nmake", True),
+        ("pip install a \\\n  b >/dev/null 2>&1 || true", False),
+        ("CMAKE_ARGS='-DX=on' pip install --no-binary :all: llama", False),
+        ("cd libs && pip install .", True),
+        ('pip install "$(python names.py)"', True),
+        ("pip install $(cat names.txt)", True),
+        ("python -m spacy download en_core_web_sm", False),
+        ("python -c 'import mine'", True),
+        ("sh <<END\nmake\nEND", True),
+        ("pip", True),
+        ("", False),
     ],
 )
 def test_a_setup_that_installs_from_the_tree_is_told_apart(setup, uses):
@@ -68,15 +102,19 @@ def test_the_files_that_a_requirements_file_names_are_found(name, text, files):
 
 
 @pytest.mark.parametrize(
-    "line", ["-e .", "--editable=./lib", ".", ".[dev]", "./libs/mine", "../mine", "  -e libs/mine"]
-)
+    "line",
+    ["-e .", "--editable=./lib", ".", ".[dev]", "./libs/mine", "../mine", "  -e libs/mine", "libs/mine", "mine.whl",
+     "--find-links wheels", "mine @ file:libs/mine", "-e."],
+)  # fmt: skip
 def test_a_requirements_file_may_install_from_the_tree(line):
     files = (("r.txt", f"numpy\n{line}\n".encode()),)
     assert setup_digest("pip install -r r.txt", files, "/1") != setup_digest("pip install -r r.txt", files, "/2")
 
 
 def test_what_a_requirements_file_installs_from_elsewhere_is_not_of_the_tree():
-    files = (("r.txt", b"-e git+https://a.example/x.git\n--editable=git+ssh://a.example/y\n.hidden\n...\n"),)
+    data = b"-e git+https://a.example/x.git\n--editable=git+ssh://a.example/y\n.hidden\n...\n"
+    data += b"--find-links https://a.example/w\na==1 ; python_version < '4' # see libs/x\n/mnt/wheels/b.whl\n"
+    files = (("r.txt", data),)
     assert setup_digest("pip install -r r.txt", files, "/1") == setup_digest("pip install -r r.txt", files, "/2")
 
 
@@ -89,6 +127,23 @@ def test_a_layer_depends_on_text_files_and_interpreter_and_on_the_tree_only_if_u
     assert setup_digest("pip install a", (), "/code/1", requirements=("boto3",)) != plain
     assert setup_digest("pip install a", (), "/code/1", conda=b"name: x") != plain
     assert setup_digest("", (), "", conda=b"name: x") != setup_digest("", (), "", conda=b"name: y")
+
+
+RATE, BUILD, NAMED = ("LR", "0.1"), ("CMAKE_ARGS", "-DCUDA=on"), ("VERSION", "2.5")
+
+
+@pytest.mark.parametrize(
+    ("setup", "counted"),
+    [
+        ("pip install torch", (BUILD,)),
+        ("pip install torch==$VERSION", (BUILD, NAMED)),
+        ("pip install torch==${VERSION}", (BUILD, NAMED)),
+        ("bash install.sh", (RATE, BUILD, NAMED)),
+    ],
+)
+def test_the_jobs_variables_count_for_a_layer_as_far_as_its_making_may_read_them(setup, counted):
+    assert setup_variables(setup, (RATE, BUILD, NAMED)) == counted
+    assert setup_digest(setup, (), "", env=(BUILD,)) != setup_digest(setup, (), "", env=())
 
 
 def test_a_layers_name_depends_on_interpreter_platform_and_torch_index():

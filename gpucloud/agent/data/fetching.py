@@ -12,6 +12,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpucloud import processes
 from gpucloud.agent.data.parts import Parts, beside
 from gpucloud.domain.data import DataFile
 from gpucloud.domain.errors import StoreError
@@ -47,10 +48,10 @@ def fetch(url: str, region: str | None, files: Sequence[DataFile], folder: Path)
 
     Python's interpreter lock holds one process at a few hundred MB/s, so that there is one for each core.
     """
-    cores = os.cpu_count() or 1
-    processes = 1 if sum(file.size for file in files) < _SMALL_JOB_BYTES else min(cores, _MOST_PROCESSES)
+    cores = processes.cpus()
+    count = 1 if sum(file.size for file in files) < _SMALL_JOB_BYTES else min(cores, _MOST_PROCESSES)
     total = Fetched()
-    with _workers(processes, url, region) as pool:
+    with _workers(count, url, region) as pool:
         for done in _done(pool, files, folder):
             total += done
     return total
@@ -86,13 +87,13 @@ def _batches(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
         yield batch
 
 
-def _workers(processes: int, url: str, region: str | None) -> Executor:
-    if processes == 1:
+def _workers(count: int, url: str, region: str | None) -> Executor:
+    if count == 1:
         _begin(url, region, os.getpid())
         return ThreadPoolExecutor(max_workers=1)
     # Forked: nothing here has threads yet, and a spawned process cannot find its main module in a zip.
     fork = multiprocessing.get_context("fork")
-    return ProcessPoolExecutor(processes, mp_context=fork, initializer=_begin, initargs=(url, region, os.getpid()))
+    return ProcessPoolExecutor(count, mp_context=fork, initializer=_begin, initargs=(url, region, os.getpid()))
 
 
 class _Worker:

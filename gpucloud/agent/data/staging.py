@@ -145,7 +145,11 @@ def _siblings(folder: Path) -> dict[str, tuple[Path, str]]:
 
 
 def _take_over(file: DataFile, folder: Path, siblings: dict[str, tuple[Path, str]]) -> bool:
-    """Whether the file could be made from one that another set has: a second name for the same bytes."""
+    """Whether the file could be made from one that another set has: a second name for the same bytes.
+
+    A file system bounds the names of one file (ext4: 65,000, which empty labels reach), and the kernel lets nobody link
+    a file of somebody else (`protected_hardlinks`): whatever cannot be linked is fetched like any other.
+    """
     other, path = siblings.get(file.identity, (folder, ""))
     if not path or not is_whole(other, replace(file, path=path)):
         return False
@@ -153,7 +157,10 @@ def _take_over(file: DataFile, folder: Path, siblings: dict[str, tuple[Path, str
     place.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         place.unlink()
-    os.link(other / path, place)
+    try:
+        os.link(other / path, place)
+    except OSError:
+        return False
     return True
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpucloud import smi
 from gpucloud.agent.gate.workers import work
 from gpucloud.agent.interface import carrying
-from gpucloud.domain.collectives import INTERFACE_VARIABLES
+from gpucloud.domain.collectives import on_interface
 from gpucloud.domain.gate.gang import GangOrder, GangSeen
 from gpucloud.domain.gate.probing import GANG, ProbeOrder
 
@@ -39,6 +39,6 @@ def take_part(order: GangOrder) -> GangSeen:
 
 def _env(order: GangOrder) -> dict[str, str]:
     interface = order.interface or carrying(order.own_address)
-    found = dict.fromkeys(INTERFACE_VARIABLES, interface) if interface else {}
+    found = on_interface(interface) if interface else {}
     chosen = {"CUDA_VISIBLE_DEVICES": ",".join(order.devices)} if order.devices else {}
-    return {**found, **chosen, **dict(order.env), "OMP_NUM_THREADS": "1"}
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **found, **chosen, **dict(order.env), "OMP_NUM_THREADS": "1"}

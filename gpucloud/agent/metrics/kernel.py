@@ -11,6 +11,7 @@ from pathlib import Path
 from gpucloud.domain.hardware.xids import Xid, find_xid
 
 _KMSG = Path("/dev/kmsg")
+_ASKED_S = 10.0
 
 
 class KernelLog:
@@ -56,7 +57,7 @@ class KernelLog:
 
     def _follow_journal(self) -> int | None:
         program = shutil.which("journalctl")
-        if program is None:
+        if program is None or not _tells(program):
             return None
         reader, writer = os.pipe()
         self._journal = subprocess.Popen(
@@ -85,3 +86,13 @@ class KernelLog:
             data += got
         *lines, self._rest = data.split(b"\n")
         return lines
+
+
+def _tells(program: str) -> bool:
+    """Whether the journal may be read: to who may not, it says nothing and goes on, and a kernel that ran has a log."""
+    argv = [program, "--dmesg", "--lines=1", "--output=cat", "--quiet"]
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASKED_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return bool(done.stdout.strip())

@@ -14,8 +14,9 @@ _MIB = 1 << 20
 class Machine:
     """Looks at /proc; remembers the look before, because the kernel counts from the boot on."""
 
-    def __init__(self, disk: Path, proc: Path = Path("/proc")) -> None:
+    def __init__(self, disk: Path, proc: Path = Path("/proc"), net: Path = Path("/sys/class/net")) -> None:
         """`disk` is a folder on the file system whose space counts."""
+        self._net = net
         self._disk = disk
         self._proc = proc
         self._before: tuple[int, int] | None = None
@@ -24,7 +25,7 @@ class Machine:
         """Return how it stands, None where there is no /proc (macOS)."""
         try:
             memory = _memory(self._proc / "meminfo")
-            received, sent = _network(self._proc / "net/dev")
+            received, sent = _network(self._proc / "net/dev", self._net)
             disk = os.statvfs(self._disk)
             return HostSample(
                 at=datetime.now(timezone.utc),
@@ -61,12 +62,18 @@ def _memory(path: Path) -> dict[str, int]:
     return found
 
 
-def _network(path: Path) -> tuple[int, int]:
-    received = sent = 0
+def _network(path: Path, net: Path) -> tuple[int, int]:
+    """Return bytes received and sent by the machine's network cards.
+
+    What goes over a bond, a VLAN, a bridge or a container's pair of ends goes over a card's port too, and would count
+    twice; only a card has a device. Where none has one, as in a container, whatever there is counts.
+    """
+    counts: dict[str, tuple[int, int]] = {}
     with path.open() as file:
         for line in file:
             name, colon, rest = line.partition(":")
             if colon and name.strip() != "lo":
-                counts = rest.split()
-                received, sent = received + int(counts[0]), sent + int(counts[8])
-    return received, sent
+                words = rest.split()
+                counts[name.strip()] = int(words[0]), int(words[8])
+    cards = [name for name in counts if (net / name / "device").exists()] or list(counts)
+    return sum(counts[name][0] for name in cards), sum(counts[name][1] for name in cards)

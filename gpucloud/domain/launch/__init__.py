@@ -9,7 +9,7 @@ from gpucloud.domain.agentstatus import Launch
 from gpucloud.domain.container import ContainerRun, Mount
 from gpucloud.domain.job import Job
 from gpucloud.domain.launch.argv import argv_of
-from gpucloud.domain.launch.environment import SECRET, env_of
+from gpucloud.domain.launch.environment import SECRET, env_of, sharing
 from gpucloud.domain.launch.form import CommandLine, Script, launcher_of, parse_run, workers_per_node
 from gpucloud.domain.launch.keeper import keeper_of
 from gpucloud.domain.launch.member import AttemptStart, Member, Place, attempt_folder, attempt_secret
@@ -56,6 +56,7 @@ def launch_of(
         hidden=tuple(sorted((*secrets, SECRET))),
         container=_container(member),
         keeper=keeper_of(member),
+        sharing=sharing(job, len(places)),
     )
 
 
@@ -64,6 +65,7 @@ def _container(member: Member) -> ContainerRun | None:
     if job.image is None:
         return None
     store = urlsplit(member.start.store_url)
+    home = f"{place.root}/home"  # of the node and not of the attempt: what was downloaded into it is there for the next
     local_store = (Mount(path=unquote(store.path)),) if store.scheme in ("", "file") else ()
     return ContainerRun(
         name=f"gpucloud-{job.name}-{number}-{member.rank}",
@@ -71,8 +73,10 @@ def _container(member: Member) -> ContainerRun | None:
         runtime=job.container.runtime,
         devices=place.node.devices[: job.resources.gpus],
         gpus=job.resources.gpus,
+        home=home,
         mounts=(
             Mount(path=place.code),
+            Mount(path=home),
             Mount(path=attempt_folder(place.root, number)),
             Mount(path=place.package, read_only=True),
             *(Mount(path=target) for _, target in job.data),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import PurePosixPath
 
-from gpucloud.domain.collectives import INTERFACE_VARIABLES
+from gpucloud.domain.collectives import on_interface
 from gpucloud.domain.data import variables
 from gpucloud.domain.job import CheckpointPolicy, Cloud, Job, Launcher, OnNotice, Resources
-from gpucloud.domain.launch.form import Script
+from gpucloud.domain.launch.form import Script, workers_per_node
 from gpucloud.domain.launch.member import Member, attempt_folder
 
 SECRET = "GPUCLOUD_ATTEMPT_SECRET"  # noqa: S105  the variable's name
@@ -44,14 +44,26 @@ def env_of(member: Member) -> tuple[tuple[str, str], ...]:
     return tuple(sorted({**wanted, **ours, **_ranks(member)}.items()))
 
 
+def sharing(job: Job, nodes: int) -> int:
+    """Return how many processes share the CPUs that a node's agent finds; 0 where one has them all.
+
+    All nodes of the embedded fleet are one machine, and what its user does besides has a share, too.
+    """
+    workers = workers_per_node(job)
+    if job.cloud is Cloud.LOCAL:
+        return nodes * workers + 1
+    return workers if workers > 1 else 0
+
+
 def _defaults(member: Member) -> dict[str, str]:
     node = member.place.node
     devices = node.devices[: member.job.resources.gpus]
     return {
-        "OMP_NUM_THREADS": "1",
+        # CUDA counts devices from the fastest on, nvidia-smi, the gate and the metrics by their place on the bus.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",  # a rank that hangs is made to tell where (agent.stacks), and one that crashes does
-        **(dict.fromkeys(INTERFACE_VARIABLES, node.interface) if node.interface else {}),
+        **(on_interface(node.interface) if node.interface else {}),
         **({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}),
         # boto3 finds no region on a machine by itself.
         **({"AWS_DEFAULT_REGION": node.pool.region} if member.job.cloud is Cloud.AWS else {}),
