@@ -225,6 +225,7 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
         Optional[str],  # noqa: UP045
         typer.Option("--budget", metavar="SUM", help="Another budget than the job file's, such as 40USD."),
     ] = None,
+    adopt: Annotated[bool, typer.Option("--adopt", help="Go on with a run that another job file began.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run a job to its end, or continue it: machines, code, training, interruptions, teardown, cost."""
@@ -252,6 +253,7 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
         profile_steps=steps,
         unattended=unattended,
         budget_usd=budgeting.sum_of(budget),
+        adopts=adopt,
     )
     raise typer.Exit(training.train(target, asked, on=cloud, as_json=as_json))
 

@@ -55,7 +55,7 @@ def detach(begun: Begun, *, as_json: bool) -> int:
         child = subprocess.Popen(
             [
                 *(sys.executable, "-m", "gpucloud", "train", str(begun.read.file.resolve())),
-                *("--cloud", job.cloud.value, "--json", *flags),
+                *("--cloud", job.cloud.value, "--adopt", "--json", *flags),  # whose run it is was asked before
             ],
             stdin=subprocess.DEVNULL,
             stdout=out,

@@ -128,6 +128,6 @@ def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) ->
         asked=interrupts.wanted_end,
         left=say_what_lives,  # as it was known last: store and cloud may be what fails
     )
-    going_on = partial(adopt, plan=start.plan)
+    going_on = partial(adopt, plan=start.plan, drills=start.order.drill)
     session.run(Entering(order=start.order, over=start.over, spec=begun.read.spec, adopt=going_on))
     bring_stored_home(cloud, begun.job, begun.known)

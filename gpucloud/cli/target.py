@@ -11,7 +11,8 @@ from gpucloud.cli.render import tell
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Cloud, Job
 from gpucloud.usecases.report import JobReport
-from gpucloud.usecases.runs import current_run
+from gpucloud.usecases.runs import current_run, require_own
+from gpucloud.usecases.start import sha256_of
 from gpucloud.wiring import Gpucloud, KnownJob
 
 DEFAULT_FILE = "gpucloud.yaml"
@@ -52,6 +53,8 @@ def known_job(cloud: Gpucloud, target: str | None) -> KnownJob:
     found = current_run(cloud.store(read.job), read.job.name, cloud.clock)
     if found is None:
         raise UsageError(f"{read.job.name} was never started", hint=f"gpucloud train {target or ''}".strip())
+    way = f"{found.name} alone, without a file, is that run"
+    require_own(found, read.job, sha256_of(read.spec), cloud.home.identity, way)
     return cloud.known(read.job, found.name, read.file)
 
 

@@ -46,6 +46,7 @@ class Asked:
     profile_steps: int | None = None
     unattended: str | None = None
     budget_usd: Decimal | None = None
+    adopts: bool = False
 
 
 def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) -> int:
@@ -54,7 +55,13 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
     lasting = _time(asked.unattended)
     if lasting is not None:
         _require_able(cloud, read_target(cloud, target, on).job, lasting)
-    wishes = Wishes(keep=asked.keep, drill=asked.drill, unattended=lasting, budget_usd=asked.budget_usd)
+    wishes = Wishes(
+        keep=asked.keep,
+        drill=asked.drill,
+        unattended=lasting,
+        budget_usd=asked.budget_usd,
+        adopts=asked.adopts,
+    )
 
     def once() -> int:
         begun = _begin(cloud, target, on, wishes, asked.profile_steps)

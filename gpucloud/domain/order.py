@@ -143,6 +143,25 @@ def run_of(base: str, name: str) -> int | None:
     return int(number[1]) if number is not None else None
 
 
+def is_of_another_file(order: Order, job: Job, spec_sha256: str, *, is_there: bool) -> bool:
+    """Whether another job file than the job's began the run; `is_there`: that one is here, beside the job's own.
+
+    Paths mean something on one machine alone, and a file that is gone was moved: then what it said tells.
+    """
+    if order.resolved.source == job.source:
+        return False
+    return is_there or (order.spec_sha256 != spec_sha256 and order.resolved.run != job.run)
+
+
+def undrilled(order: Order, state: JobState) -> str | None:
+    """Return why the drill of a job that has succeeded did not take place; None where it did, or none was wanted."""
+    if not order.drill or state.drilled or state.exit_reason is not ExitReason.SUCCEEDED:
+        return None
+    told = any(attempt.first_step is not None for attempt in state.attempts)
+    why = "the script came to its end too soon" if told else "the script told no step, and was over within 30 s"
+    return f"the drill did not take place: {why}"
+
+
 def is_same_wish(one: Order, other: Order) -> bool:
     """Whether both want the same, whoever gave them when."""
     return replace(one, number=other.number, by=other.by, at=other.at, host=other.host) == other

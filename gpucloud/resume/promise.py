@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -19,9 +20,11 @@ def surroundings(world: int, arrangement: str, env: Mapping[str, str] = os.envir
     """Return what exactness depends on besides the checkpoint; `arrangement` says how ranks hold the state.
 
     `per_node` ranks share a machine, by which NCCL and gloo choose the order of their sums; on the CPU `threads` and
-    the width of its vectors choose that of a matrix product.
+    the width of its vectors choose that of a matrix product. The launcher tells what the script is made of: its code,
+    its command line, and what else of the job file reaches it.
     """
     told = {
+        **json.loads(env.get("GPUCLOUD_RECIPE", "{}")),
         "world": world,
         "per_node": env.get("LOCAL_WORLD_SIZE", str(world)),
         "arrangement": arrangement,

@@ -279,6 +279,7 @@ class Run:
         atexit.register(end_quickly)
 
     def _put_back(self, restored: Restored) -> dict[str, Any]:
+        self._require_steps_left(restored.commit.step)
         content = restored.content(self._ranks.rank)
         self._state.fit(content, restored.commit.step)
         self._trying.put_back(content.own)
@@ -290,6 +291,14 @@ class Run:
         if content.own_rank != self._ranks.rank or content.own["surroundings"]["world"] != self._ranks.world:
             del content.own["randomness"]
         return content.own
+
+    def _require_steps_left(self, step: int) -> None:
+        """UsageError for a checkpoint of a longer run than this one: it would be done before it begins."""
+        if self.total_steps is not None and step > self.total_steps:
+            raise UsageError(
+                f"the checkpoint is of step {step}, and this run has {self.total_steps} steps: it is over already",
+                hint="raise total_steps, or give the job file another `name:` to begin at step 0",
+            )
 
     def _begin(self, restored: Restored | None) -> None:
         base = restored.commit if restored else None

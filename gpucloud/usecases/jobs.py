@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.node import NO_GROUP, GroupView
-from gpucloud.domain.order import Order
-from gpucloud.domain.state import JobState
+from gpucloud.domain.order import Order, undrilled
+from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.domain.sundries import Sundries, charges_of
 from gpucloud.domain.supervision.lives import as_listed
 from gpucloud.domain.supervision.seen import Limits
@@ -64,6 +64,8 @@ class Asker:
         given = self._orders.newest()
         spend = cashier.spend(state, now, given.order.budget_usd, unproven_usd=unproven)
         told = report(state, spend, charges, listed, supervisor)
+        if (why := undrilled(given.order, state)) is not None:
+            told = replace(told, message=why, exit_code=ExitReason.USER_ERROR.exit_code)
         return replace(told, storm=standing(state, now, Limits()), signed_by=self._signed_by(given))
 
     def listed(self, state: JobState) -> GroupView:

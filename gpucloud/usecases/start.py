@@ -26,7 +26,7 @@ from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.jobstore import JobStore, job_names
 from gpucloud.usecases.orders import Given, Orders, Reader, caller
 from gpucloud.usecases.planning import Planner
-from gpucloud.usecases.runs import Found, current_run, next_run
+from gpucloud.usecases.runs import Found, current_run, next_run, require_own
 from gpucloud.usecases.storeclock import StoreClock
 from gpucloud.usecases.world import PackCode
 
@@ -38,7 +38,8 @@ _UNTRUSTED = "the last order is signed by nobody whom you trust: the job file's 
 class Asked:
     """What a start asks beside the job file.
 
-    `budget_usd` is None for the file's, `unattended` where a supervisor outside drives the job.
+    `budget_usd` is None for the file's, `unattended` where a supervisor outside drives the job. `adopts`: a run that
+    another job file began is this file's from now on.
     """
 
     until: Until = Until.FINISHED
@@ -46,6 +47,7 @@ class Asked:
     drill: bool = False
     unattended: timedelta | None = None
     budget_usd: Decimal | None = None
+    adopts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +124,13 @@ class Starter:
     def start(self, job: Job, spec: bytes, asked: Asked = Asked(), check: Check = _unchecked) -> Start:
         """Make the run's order and state, or find the unfinished one, and return it with its plan.
 
-        Raises PlanRefused, NoCapacity, BudgetTooSmall, and what `check` raises, before anything is written: whoever
-        reads an order may act on it at once.
+        Raises PlanRefused, NoCapacity, BudgetTooSmall, UsageError for a name that another job file has, and what
+        `check` raises, before anything is written: whoever reads an order may act on it at once.
         """
         found = current_run(self.store, job.name, self.clock)
+        if found is not None and not asked.adopts:
+            way = f"gpucloud train {job.source.name} --adopt takes that run over"
+            require_own(found, job, sha256_of(spec), self.host, way)
         if found is not None and not is_closed(found.given.order, found.state):
             return self._continue(job, spec, asked, found, check)
         last = found.given.order.run if found is not None else 0
@@ -267,16 +272,16 @@ class Starter:
         return StoreClock(self.clock, jobs, lambda _: None).now()
 
 
-def adopt(state: JobState, plan: Plan | None) -> JobState:
+def adopt(state: JobState, plan: Plan | None, *, drills: bool = False) -> JobState:
     """Return the state as it goes on under the order of a start, with the plan's offer if it has no group.
 
-    A run that ended for good, and was not torn down, stays as it is.
+    A run that ended for good, and was not torn down, stays as it is. A drill that is wanted now is another one.
     """
     if state.exit_code in CLOSED:
         return state
     going_on = books.reopen(state) if state.status.ended else state
     message = going_on.message if going_on.attempt is not None else None  # what stopped it before is over
-    adopted = replace(going_on, message=message)
+    adopted = replace(going_on, message=message, drilled=going_on.drilled and not drills)
     if adopted.group is not None or plan is None:
         return adopted
     offer = plan.offer
@@ -315,12 +320,20 @@ def _budget(before: Order, job: Job, asked: Asked) -> Decimal:
     return job.budget_usd if job.budget_usd != before.file_budget_usd else before.budget_usd
 
 
+def _how(before: Job, now: Job) -> str:
+    reaches = ("run", "launcher", "setup", "image", "conda", "env", "data")
+    told = [name for name in reaches if getattr(before, name) != getattr(now, name)]
+    return f" in what reaches the script ({', '.join(told)}): resuming is best effort, not exact" if told else ""
+
+
 def _changes(before: Order, order: Order) -> tuple[str, ...]:
     changes = []
     if order.spec_sha256 != before.spec_sha256:
-        changes.append("the job file differs from the one of the last start: resuming is best effort, not exact")
+        changes.append(f"the job file differs from the one of the last start{_how(before.resolved, order.resolved)}")
     if before.code_sha256 and order.code_sha256 != before.code_sha256:
-        changes.append("the code differs from that of the last start: the next attempt runs it")
+        changes.append(
+            "the code differs from that of the last start: the next attempt runs it, and resumes best effort, not exact"
+        )
     if order.budget_usd != before.budget_usd:
         changes.append(f"budget: {before.budget_usd} → {order.budget_usd} USD")
     return tuple(changes)

@@ -63,6 +63,14 @@ def test_a_run_continues_where_the_newest_commit_is(job):
     assert first[:6] + train(run, model, optimizer) == whole
 
 
+def test_a_checkpoint_of_a_longer_run_is_refused_instead_of_being_done_at_once(job):
+    train(*begin(total_steps=9), steps=7)
+    with pytest.raises(UsageError, match="of step 6, and this run has 5 steps: it is over already"):
+        begin(total_steps=5)
+    run, *_ = begin(total_steps=6)
+    assert run.steps_done == 6
+
+
 def test_a_wish_for_an_early_save_is_granted_once_at_the_next_step_and_training_goes_on(job, monkeypatch):
     monkeypatch.setenv("GPUCLOUD_CHECKPOINT_EVERY", "steps:1000")
     run, model, optimizer = begin(total_steps=9)

@@ -261,7 +261,8 @@ def test_a_script_that_ends_its_process_group_itself_leaves_with_the_code_of_who
     assert done.returncode == resume.run.SAVED_AND_LEFT, done.stderr
 
 
-HERE = surroundings(8, "whole", {"LOCAL_WORLD_SIZE": "8"})
+MADE_OF = '{"code": "a", "run": "train.py", "settings": "c"}'
+HERE = surroundings(8, "whole", {"LOCAL_WORLD_SIZE": "8", "GPUCLOUD_RECIPE": MADE_OF})
 
 
 @pytest.mark.parametrize(
@@ -273,6 +274,9 @@ HERE = surroundings(8, "whole", {"LOCAL_WORLD_SIZE": "8"})
         ({"threads": 96}, Level.SAME_SAMPLES, f"threads {torch.get_num_threads()} → 96"),
         ({"vectors": "NEON"}, Level.SAME_SAMPLES, f"vectors {HERE['vectors']} → NEON"),
         ({"device": "mps"}, Level.BEST_EFFORT, "device cpu → mps"),
+        ({"run": "train.py --epochs 1"}, Level.BEST_EFFORT, "run train.py → train.py --epochs 1"),
+        ({"code": "b"}, Level.BEST_EFFORT, "code a → b"),
+        ({"settings": "d"}, Level.BEST_EFFORT, "settings c → d"),
         ({"cudnn": 91002, "threads": 96}, Level.BEST_EFFORT, "cudnn None → 91002"),
     ],
 )
@@ -282,6 +286,7 @@ def test_what_rounds_otherwise_is_not_called_exact(changes, level, why):
 
 
 def test_ranks_spread_over_other_machines_are_seen(monkeypatch):
+    monkeypatch.setenv("GPUCLOUD_RECIPE", MADE_OF)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert promised(HERE, surroundings(8, "whole")).level is Level.SAME_SAMPLES
 

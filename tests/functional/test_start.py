@@ -96,6 +96,26 @@ def test_a_run_that_is_over_for_good_is_followed_by_a_new_one(starter, reason, c
     assert starter.start(JOB, SPEC).name == name
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+def test_two_job_files_of_one_name_do_not_go_on_with_each_others_weights(starter, tmp_path, is_over):
+    files = [tmp_path / folder / "digits.yaml" for folder in ("a", "b")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_bytes(SPEC)
+    mine, other = (replace(JOB, source=file) for file in files)
+    starter.start(mine, SPEC)
+    if is_over:
+        put(starter, "digits", **ended(ExitReason.SUCCEEDED, torn_down=True))
+
+    with pytest.raises(UsageError, match=f"digits is a run of {files[0]}, ") as refused:
+        starter.start(other, SPEC)
+    assert refused.value.hint == "name: digits-b in this file; gpucloud train digits.yaml --adopt takes that run over"
+    assert starter.start(other, SPEC, Asked(adopts=True)).name == ("digits-2" if is_over else "digits")
+
+    files[0].unlink()  # moved
+    assert starter.start(other, SPEC).name == ("digits-2" if is_over else "digits")
+
+
 def test_a_job_whose_name_ends_in_a_number_is_no_run_of_another(starter):
     theirs = starter.start(replace(JOB, name="gpt-2"), SPEC)
     ours = starter.start(replace(JOB, name="gpt"), SPEC)
@@ -177,7 +197,13 @@ def test_what_changed_since_the_last_start_is_said(starter):
 
     assert again.continues
     assert again.changed[1] == "budget: 1 → 3 USD"
-    assert "best effort" in again.changed[0]
+    assert again.changed[0] == "the job file differs from the one of the last start"
+
+    other = starter.start(replace(JOB, run="train.py --epochs 1", env=(("LR", "1"),)), b"name: digits\n\n")
+    assert other.changed[0] == (
+        "the job file differs from the one of the last start in what reaches the script (run, env):"
+        " resuming is best effort, not exact"
+    )
 
 
 class Ahead(SystemClock):
@@ -367,7 +393,8 @@ def test_edited_code_is_taken_by_the_next_start_which_says_so_and_keeps_the_tree
     for start, said in ((first, "print('old')\n"), (second, "print('new code')\n")):
         assert (tree_of(starter, start.order.code_sha256, tmp_path / "here") / "train.py").read_text() == said
     assert sorted(kept(starter)) == sorted([first.order.code_sha256, second.order.code_sha256])
-    assert second.changed == ("the code differs from that of the last start: the next attempt runs it",)
+    said = "the code differs from that of the last start: the next attempt runs it, and resumes best effort, not exact"
+    assert second.changed == (said,)
 
 
 def test_a_start_that_is_refused_takes_no_code_from_the_order_in_force(pinning, monkeypatch):

@@ -144,6 +144,7 @@ def test_a_script_finds_its_node_its_store_and_its_package_in_the_environment():
         "GPUCLOUD_CHECKPOINT_KEEP": "5",
         "GPUCLOUD_JOB": "digits",
         "GPUCLOUD_RANKS": "4 5 6 7",
+        "GPUCLOUD_RECIPE": '{"code": "c", "run": "train.py --epochs 10", "settings": "a3e1b3e4571b"}',
         "GPUCLOUD_STORE": "s3://b/p",
         "HF_TOKEN": "hf_x",
         "LR": "0.1",

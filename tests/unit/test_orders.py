@@ -6,14 +6,25 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
 from gpucloud.domain.codec import Malformed, to_json
 from gpucloud.domain.errors import OrderChanged, StoreError, UsageError
 from gpucloud.domain.job import Cloud, IdlePolicy, MarketPolicy, Resources
-from gpucloud.domain.order import Envelope, Until, is_closed, keeps, opened, sealed, with_budget
-from gpucloud.domain.state import ExitReason
+from gpucloud.domain.order import (
+    Envelope,
+    Until,
+    is_closed,
+    is_of_another_file,
+    keeps,
+    opened,
+    sealed,
+    undrilled,
+    with_budget,
+)
+from gpucloud.domain.state import Attempt, ExitReason, JobStatus
 from gpucloud.domain.supervision.action import Done, TearDown
 from gpucloud.domain.supervision.goal import OUTSIDE, Supervising, goal_of, rules_for
 from gpucloud.domain.supervision.reconcile import decide
@@ -145,6 +156,45 @@ def put_over(orders, envelope):
 
 
 # What an order means
+
+
+@pytest.mark.parametrize(
+    ("changes", "spec", "is_there", "other"),
+    [
+        ({}, "1", True, False),  # the same file, edited
+        ({"source": Path("/home/me/b/digits.yaml")}, "0", True, True),  # a copy beside the first
+        ({"source": Path("/home/me/b/digits.yaml")}, "0", False, False),  # moved
+        ({"source": Path("/home/me/b/digits.yaml")}, "1", False, False),  # moved and edited, or on another machine
+        ({"source": Path("/ci/digits.yaml"), "run": "other.py"}, "1", False, True),
+    ],
+)
+def test_a_run_belongs_to_the_job_file_that_began_it(changes, spec, is_there, other):
+    assert is_of_another_file(order(), job(**changes), spec * 64, is_there=is_there) is other
+
+
+def part_of(first_step):
+    return Attempt(number=1, members=(), port=1, started_at=NOW, first_step=first_step)
+
+
+@pytest.mark.parametrize(
+    ("drill", "drilled", "steps", "why"),
+    [
+        (True, False, None, "the drill did not take place: the script told no step, and was over within 30 s"),
+        (True, False, 1, "the drill did not take place: the script came to its end too soon"),
+        (True, True, 1, None),
+        (False, False, 1, None),
+    ],
+)
+def test_a_drill_that_did_not_take_place_is_said(drill, drilled, steps, why):
+    done = state(
+        status=JobStatus.SUCCEEDED,
+        exit_reason=ExitReason.SUCCEEDED,
+        exit_code=0,
+        drilled=drilled,
+        attempts=(part_of(steps),),
+    )
+    assert undrilled(order(drill=drill), done) == why
+    assert undrilled(order(drill=True), state()) is None
 
 
 def test_a_goal_says_what_the_order_says():

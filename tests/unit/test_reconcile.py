@@ -654,6 +654,43 @@ def test_scripts_that_save_by_themselves_are_all_asked_when_one_machine_has_a_no
     assert decide(goal, over, RULES) == CloseAttempt(reason=ExitReason.INTERRUPTED)
 
 
+def test_a_script_that_tells_no_step_is_drilled_after_a_while_all_the_same():
+    goal = replace(GOAL, drill=True)
+    nodes = (up("a", part()), up("b", part()))
+    early = replace(opened("a", "b"), started_at=NOW - timedelta(seconds=29))
+    assert decide(goal, running(*nodes, attempt=early), RULES) == Wait(why="running")
+    late = replace(early, started_at=NOW - timedelta(seconds=30))
+    assert decide(goal, running(*nodes, attempt=late), RULES) == Drill(node_id="b")
+
+
+@pytest.mark.parametrize(
+    ("steps", "saves_alone", "reason"),
+    [
+        ({"first_step": 1}, False, ExitReason.USER_ERROR),  # it counts its steps, and made none
+        ({"first_step": 331}, False, ExitReason.USER_ERROR),
+        ({"first_step": 1, "last_step": 330}, False, ExitReason.SUCCEEDED),
+        ({"first_step": 1}, True, ExitReason.SUCCEEDED),  # what is known of it is what was kept of its directory
+        ({}, False, ExitReason.SUCCEEDED),  # nothing is known of it
+    ],
+)
+def test_a_run_that_trained_no_step_is_not_called_succeeded(steps, saves_alone, reason):
+    done = (up("a", part(1, Outcome.DONE)), up("b", part(1, Outcome.DONE)))
+    world = running(*done, attempt=replace(opened("a", "b"), **steps), failed_for=timedelta(0))
+    closed = decide(replace(GOAL, saves_alone=saves_alone), world, RULES)
+    assert isinstance(closed, CloseAttempt)
+    assert closed.reason is reason
+    said = books.close_attempt(world.state, closed, NOW, Decimal(1)).message
+    assert said == ("the script ended without having trained a step" if reason is ExitReason.USER_ERROR else None)
+
+
+def test_an_attempt_that_resumes_at_the_last_step_has_nothing_left_to_train():
+    before = replace(opened("a", "b"), first_step=1, last_step=330, reason=ExitReason.INTERRUPTED)
+    now = replace(opened("a", "b", number=2), first_step=331)
+    done = (up("a", part(2, Outcome.DONE)), up("b", part(2, Outcome.DONE)))
+    world = seen(*done, state=state(attempts=(before, now)))
+    assert decide(GOAL, world, RULES) == CloseAttempt(reason=ExitReason.SUCCEEDED)
+
+
 def test_a_drill_takes_the_last_member_once_in_mid_run():
     nodes = (up("a", part(1, step=40)), up("b", part(1)))
     goal = replace(GOAL, drill=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import PurePosixPath
 
+from gpucloud.domain.codec import to_json
 from gpucloud.domain.collectives import on_interface
 from gpucloud.domain.data import variables
 from gpucloud.domain.job import CheckpointPolicy, Cloud, Job, Launcher, OnNotice, Resources
@@ -33,6 +35,7 @@ def env_of(member: Member) -> tuple[tuple[str, str], ...]:
         "GPUCLOUD_CHECKPOINTS": start.checkpoints,
         "GPUCLOUD_CHECKPOINT_EVERY": _cadence(job.checkpoint),
         "GPUCLOUD_CHECKPOINT_KEEP": str(job.checkpoint.keep),
+        "GPUCLOUD_RECIPE": recipe(job, place.code),
         "GPUCLOUD_JOB": job.name,
         "GPUCLOUD_ATTEMPT": str(start.number),
         "GPUCLOUD_ATTEMPT_DIR": attempt_folder(place.root, start.number),
@@ -84,6 +87,16 @@ def _ranks(member: Member) -> dict[str, str]:
             return _once(member)
         case Launcher.TENSORFLOW:
             return {**_once(member), "TF_CONFIG": _tf_config(member)}
+
+
+def recipe(job: Job, code: str) -> str:
+    """Return what a script is made of, as JSON: what a resume compares, for it is exact with the very same alone.
+
+    Its code by its tree's hash, its command line, and the rest of the job file that reaches it by a hash of that.
+    """
+    reaches = (job.launcher, job.setup, job.image, job.conda, job.env, tuple(target for _, target in job.data))
+    settings = hashlib.sha256(to_json(reaches).encode()).hexdigest()
+    return json.dumps({"code": PurePosixPath(code).name[:12], "run": job.run, "settings": settings[:12]})
 
 
 def _local_ranks(member: Member) -> str:

@@ -133,9 +133,13 @@ class EndAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseAttempt:
-    """The attempt is over on every member; a reason that is not retried ends the job too."""
+    """The attempt is over on every member; a reason that is not retried ends the job too.
+
+    `message` is for the user, where more is to be said than the reason.
+    """
 
     reason: ExitReason
+    message: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,7 +104,7 @@ def close_attempt(
     )
     closed = _with_attempt(state, attempt)
     waiting = replace(closed, status=JobStatus.WAITING, message=None)
-    message = state.message if action.reason is state.attempts[-1].condemned else None
+    message = action.message or (state.message if action.reason is state.attempts[-1].condemned else None)
     if action.reason.retried:
         return waiting
     if action.reason is ExitReason.USER_ERROR:

@@ -110,12 +110,23 @@ def _taken(attempt: Attempt, node: NodeSeen | None, seen: Seen, limits: Limits) 
 
 
 def _close(attempt: Attempt, members: tuple[NodeSeen | None, ...], goal: Goal, seen: Seen, rules: Rules) -> Action:
-    reason = _reason(attempt, members, seen, rules.wall)
-    if reason is ExitReason.USER_ERROR and not _is_settled(members, seen, rules.limits):
+    reason, message = _reason(attempt, members, seen, rules.wall), None
+    if reason is ExitReason.SUCCEEDED and _trained_nothing(attempt, goal, seen):
+        reason, message = ExitReason.USER_ERROR, UNTRAINED
+    elif reason is ExitReason.USER_ERROR and not _is_settled(members, seen, rules.limits):
         # A script also fails because a peer's machine went: give the cloud a moment to say so.
         return Wait(why="a script failed; asking the cloud whether a machine went first", briefly=True)
     home = None if reason.retried else _bring_home(attempt, goal, seen, rules)
-    return home or CloseAttempt(reason=reason)
+    return home or CloseAttempt(reason=reason, message=message)
+
+
+def _trained_nothing(attempt: Attempt, goal: Goal, seen: Seen) -> bool:
+    """Whether a script that counts its steps has ended without one, in this attempt and in all before it.
+
+    One that resumes at its last step has nothing left to train, and an earlier attempt has trained.
+    """
+    counts = attempt.first_step is not None and not goal.saves_alone
+    return counts and all(one.last_step is None for one in seen.state.attempts)
 
 
 def _bring_home(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action | None:
@@ -174,6 +185,8 @@ def _reason_of_interruptions(attempt: Attempt, seen: Seen) -> ExitReason | None:
         return None
     return ExitReason.INTERRUPTED if kinds == {InterruptionKind.NOTICE} else ExitReason.LOST
 
+
+UNTRAINED = "the script ended without having trained a step"
 
 _FIRMNESS = {Stop.NO: 0, Stop.SAVE: 1, Stop.ABORT: 2, Stop.KILL: 3}
 
@@ -354,8 +367,11 @@ def _is_overdue(attempt: Attempt, seen: Seen, limits: Limits) -> bool:
 
 def _drill(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> Drill | None:
     progress = progress_of(attempt, seen)
-    if not goal.drill or seen.state.drilled or progress is None:
+    if not goal.drill or seen.state.drilled:
         return None
+    if progress is None:
+        blind = seen.now - attempt.started_at >= limits.drill_blind
+        return Drill(node_id=attempt.members[-1].node_id) if blind else None
     # What is known of a script that saves by itself are its saves alone: the first is the moment.
     at: float = progress.first_step + (0 if progress.phase == UNTOLD else 20)
     at = limits.drill_at * progress.total_steps if progress.total_steps else at

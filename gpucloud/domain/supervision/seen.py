@@ -118,6 +118,8 @@ class Limits:
     bootstrap_tries: int = 2
     boot: timedelta = timedelta(minutes=10)
     drill_at: float = 0.4
+    drill_blind: timedelta = timedelta(seconds=30)
+    """After how long a script that tells no step is drilled all the same."""
     gang: timedelta = timedelta(seconds=120)
     bare: timedelta = timedelta(minutes=10)
     ask_again: timedelta = timedelta(seconds=10)
