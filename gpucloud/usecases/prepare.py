@@ -32,6 +32,7 @@ from gpucloud.usecases.world import Watcher, World
 
 _FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
 _PORT = re.compile(rb"[0-9]{1,5}")
+_NOWHERE = "unlisted.invalid"  # a name that leads to no machine (RFC 2606)
 _SHOWN_BYTES = 300
 _UNANSWERED_FOR = timedelta(seconds=10)
 _WORTH_TELLING_S = 2.0
@@ -290,11 +291,13 @@ class Preparer:
     def _place(self, member: str, reader: str, tree: str) -> Place:
         """Return where a member of an attempt of that tree is; what was synced since is another attempt's.
 
-        Paths differ from node to node; of the others, which may be gone, only the address matters to the reader.
+        Paths differ from node to node; of the others, which may be gone, only the address matters to the reader. One
+        that ended long before this supervisor came is listed no more: nobody knows its address then, or needs it.
         """
         ready = self._ready(member) or self._work[reader].result()
+        unlisted = replace(self._nodes[reader], id=member, private_address=_NOWHERE)
         return Place(
-            node=self._nodes[member],
+            node=self._nodes.get(member, unlisted),
             python=ready.bootstrapped.python,
             package=ready.bootstrapped.package_path,
             code=beside(ready.code, tree),

@@ -53,6 +53,11 @@ class FakeNodeGroup:
         """Remove the group, as a provisioner does."""
         self._groups.pop(group, None)
 
+    def forget(self, group: str, node_id: str) -> None:
+        """List the node no longer, as clouds do with what ended some time ago."""
+        state = self._groups[group]
+        state.nodes = [node for node in state.nodes if node.id != node_id]
+
     def notice(self, group: str, node_id: str) -> datetime | None:
         """Return when the node will be taken, as its metadata service would tell."""
         return self._groups[group].taken_at.get(node_id)

@@ -29,9 +29,9 @@ OWNER = Owner(
 )
 
 
-def left_to_its_machines(folder: Path, *, drive: bool = True) -> Outside:
+def left_to_its_machines(folder: Path, *, drive: bool = True, steps: int = 4000) -> Outside:
     """A job whose machines train, behind a shut-off of eight hours, and whose supervisor is gone."""
-    outside = Outside(folder, training=Training(nodes=2, steps=4000, every=100, step_s=0.5))
+    outside = Outside(folder, training=Training(nodes=2, steps=steps, every=100, step_s=0.5))
     key = folder / "home" / "keys" / "made" / JOB
     key.parent.mkdir(parents=True)
     key.write_text("k")

@@ -18,8 +18,9 @@ from gpucloud.usecases.witnesses import Witnesses
 from tests.fakes import fleet_shell
 from tests.fakes.agent import Training
 from tests.faults.process import run
-from tests.faults.rig import JOB, Outside
+from tests.faults.rig import GROUP, JOB, Outside
 from tests.faults.strikes import Strikes
+from tests.unit.test_lying_states import left_to_its_machines, state
 from tests.unit.worlds import node, seen
 
 Fault = Callable[[str], Completed]
@@ -71,6 +72,25 @@ def test_a_job_is_done_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ended = run(("train", str(outside.file)), outside.over(strikes), strikes)
     assert struck
     assert ended.code == 0, ended.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("command", ["train", "down"])
+def test_a_machine_that_is_listed_no_more_when_somebody_comes_keeps_nobody_from_its_job(
+    tmp_path: Path, rank: int, command: str
+) -> None:
+    """A laptop slept while it was taken, for longer than the cloud lists what has ended; the other one lives."""
+    outside = left_to_its_machines(tmp_path, drive=False, steps=200)
+    attempt = state(outside).attempt
+    assert attempt is not None
+    taken = attempt.members[rank].node_id
+    outside.cloud.interrupt(GROUP, taken, notice=False)
+    outside.cloud.forget(GROUP, taken)
+    strikes = Strikes()
+    asked = str(outside.file) if command == "train" else JOB
+    ended = run((command, asked), outside.over(strikes), strikes)
+    assert (ended.code, outside.cloud.describe(GROUP).alive) == (0, ()), ended.stderr
+    assert state(outside).attempts[0].reason is not None
 
 
 @pytest.mark.parametrize("said", [b"", b"0", b"65536", b"-1", b"1_0", b"9" * 5000, b"80 80", "٣".encode()])
