@@ -236,6 +236,13 @@ class Catalog:
         taken = [name for name in sorted(set(regions)) if name in self.prices and self.prices[name].taken_from]
         return f"{', '.join(taken)} taken to be priced as {self.prices[taken[0]].taken_from}" if taken else ""
 
+    def with_prices(self, region: str, usd_per_hour: Mapping[str, Decimal]) -> Catalog:
+        """Return this catalog with on-demand prices of the region that are known otherwise over its own."""
+        own = self.prices.get(region) or PriceList(as_of=self.priced_on((region,)), usd_per_hour={})
+        bounds = own.bounds - usd_per_hour.keys()
+        told = replace(own, usd_per_hour={**own.usd_per_hour, **usd_per_hour}, bounds=bounds)
+        return replace(self, prices={**self.prices, region: told})
+
     def with_news(self, news: Catalog) -> Catalog:
         """Return this catalog with the machines and the regions of a newer one over it."""
         newer = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
+from decimal import Decimal
 
 from gpucloud.domain.bootstrap.noderecord import LARGEST_CODE_BYTES
 from gpucloud.domain.codec import Malformed, from_json
@@ -12,7 +13,7 @@ from gpucloud.domain.ledger import Terms
 from gpucloud.domain.quantities import format_span
 from gpucloud.domain.supervision.seen import Rules
 
-VERSION = 2
+VERSION = 3
 USUAL_TIME = timedelta(hours=8)
 """For how long a job drives itself where nobody says."""
 
@@ -26,7 +27,8 @@ class DriveOrder:
     It holds the cluster's private SSH key: the object is for its owner's eyes (mode 0600 in a folder), and for the
     machines of this one cluster, whose own code could read it there and open no other machine with it. `tree` is the
     job's code, `package` our zip, both keys below the store; `tree_name` is how the code's folder is called. `records`
-    is the embedded cloud's folder, empty elsewhere.
+    is the embedded cloud's folder, empty elsewhere. `on_demand` is what types of its machines cost on demand in its
+    region, as it is known outside: machines may not ask, and of most regions have a bound alone.
     """
 
     version: int
@@ -47,6 +49,7 @@ class DriveOrder:
     node_python: str
     power_off: tuple[str, ...] = ()
     records: str = ""
+    on_demand: tuple[tuple[str, Decimal], ...] = ()
     key: bytes = field(default=b"", repr=False)
 
 

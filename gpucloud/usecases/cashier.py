@@ -19,6 +19,7 @@ from gpucloud.ports import MarketData
 from gpucloud.usecases.jobstore import JobStore
 
 _RECKONED_FOR = timedelta(seconds=60)
+_CLOCKS_DIFFER = timedelta(hours=1)
 PAGE = 256
 """How many nodes' bills are copied into one object."""
 
@@ -170,6 +171,9 @@ class Cashier:
         return self._billed[life.node_id]
 
     def _meter(self, life: NodeLife, state: JobState, now: datetime) -> tuple[Charge, ...]:
+        """An end in the future was seen by nobody: a machine wrote it, and a bill of centuries could not be read."""
+        if life.ended_at is not None:
+            life = replace(life, ended_at=min(life.ended_at, now + _CLOCKS_DIFFER))
         prices = self._market.prices(life.pool, life.launched_at, life.ended_at or now)
         return meter(life, prices, state.attempts, now, self._terms)
 

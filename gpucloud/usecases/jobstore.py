@@ -90,9 +90,8 @@ class JobStore:
             raise StateUnreadable(f"{where} is of {error} of it: nothing is done", hint=UPGRADE) from error
         except ValueError as error:
             raise StateUnreadable(f"{where} is damaged: {error}", hint=self._way_on()) from error
-        counts = (state.epoch, state.seq, *(attempt.number for attempt in state.attempts))
-        if not all(0 <= count < COUNTED for count in counts):  # what machines wrote beyond could not be counted on from
-            raise StateUnreadable(f"{where} counts further than any job does", hint=self._way_on())
+        if (fault := _impossible(state)) is not None:
+            raise StateUnreadable(f"{where} {fault}", hint=self._way_on())
         if state.job != self.job or not is_own_group(state.group, self.job):
             raise StateUnreadable(f"{where} is another job's: it names {state.job[:80]!r} and {state.group!r:.80}")
         return state, stored
@@ -358,6 +357,17 @@ def job_names(store: ObjectStore) -> tuple[str, ...]:
     """Return the names of all jobs in the store; what has a name that no job can have is none."""
     found = (re.fullmatch(r"jobs/([a-z0-9][a-z0-9-]{0,62})/state\.json", key) for key in store.list("jobs/"))
     return tuple(m[1] for m in found if m)
+
+
+def _impossible(state: JobState) -> str | None:
+    """Return what no supervisor has written of a state, None for a possible one: machines may write what they like."""
+    counts = (state.epoch, state.seq, *(attempt.number for attempt in state.attempts))
+    if not all(0 <= count < COUNTED for count in counts):  # nobody could count on from there
+        return "counts further than any job does"
+    ranks = [[member.rank for member in attempt.members] for attempt in state.attempts]
+    if not all(found and found == list(range(len(found))) for found in ranks):
+        return "has an attempt whose machines are not ranked from 0 on"
+    return None
 
 
 def _counting(charges: tuple[Charge, ...]) -> tuple[Charge, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 
 from gpucloud.domain.bootstrap.noderecord import (
     LARGEST_CODE_BYTES,
@@ -23,7 +24,9 @@ from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.driving import order_key
 from gpucloud.domain.errors import UsageError
+from gpucloud.domain.job import Market
 from gpucloud.domain.node import Node
+from gpucloud.domain.offer import Pool
 from gpucloud.store import put_once
 from gpucloud.usecases.gate import of_any_node
 from gpucloud.usecases.needs import builds_in_code
@@ -38,28 +41,31 @@ class NodeRecords:
     """The record of one cluster. Objects that are named by their content are written once."""
 
     world: World
-    _written: bytes = b""
+    _written: tuple[bytes, bytes] = (b"", b"")
+    _on_demand: dict[str, Decimal] = field(default_factory=dict)
     _told: Left | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def publish(
-        self, needs: Callable[[str], Wanted], region: str | None, gpu: str | None, story: Callable[[str], None]
+        self, needs: Callable[[str], Wanted], pool: Pool, gpu: str | None, story: Callable[[str], None]
     ) -> None:
         """Write the record, unless that very one is there; nothing where machines do not make themselves fit.
 
-        `needs` says what is wanted where the code lies at a path. Raises StoreError, UsageError.
+        `needs` says what is wanted where the code lies at a path; machines come from `pool`. Raises StoreError,
+        UsageError.
         """
         if self.world.self_boot is None:
             return
         with self._lock:
-            record = self._record(self.world.self_boot, needs, region, gpu)
-            data = to_json(record).encode()
-            if data == self._written:
+            record = self._record(self.world.self_boot, needs, pool.region, gpu)
+            data, order = to_json(record).encode(), self._order(record, pool)
+            if (data, order) == self._written:
                 return
             self._once(record.package.key, self.world.package.data)
-            self._order(record, region)  # before the record, by which a machine starts its driver
+            if order:  # before the record, by which a machine starts its driver
+                self.world.store.put(order_key(self.world.cluster), order, private=True)
             self.world.store.put(record_key(self.world.cluster), data)
-            self._written = data
+            self._written = (data, order)
             if record.left is not None and record.left != self._told:
                 story(f"machines do not make {record.left.step} themselves: {record.left.why}")
             self._told = record.left
@@ -78,25 +84,30 @@ class NodeRecords:
             store.delete(record_key(cluster))
             for key in store.list(package_key(cluster, "").removesuffix(".zip")):
                 store.delete(key)
-            self._written = b""
+            self._written = (b"", b"")
 
-    def _order(self, record: NodeRecord, region: str | None) -> None:
+    def _order(self, record: NodeRecord, pool: Pool) -> bytes:
+        """Return what machines that drive their job go by; nothing where none does."""
         world = self.world
         if world.order is None:
-            return
+            return b""
         if record.code is None:
             size = LARGEST_CODE_BYTES >> 20
             raise UsageError(f"the code has grown beyond {size} MiB, and machines take it from the store", hint=_LEANER)
+        now = world.clock.now()
+        on_demand = world.market.prices(replace(pool, market=Market.ON_DEMAND), now, now)
+        self._on_demand[pool.instance_type] = on_demand[-1].usd_per_hour
         order = replace(
             world.order,
-            group=world.provisioner.group(world.cluster, region or ""),
-            region=region,
+            group=world.provisioner.group(world.cluster, pool.region),
+            region=pool.region,
+            on_demand=tuple(sorted(self._on_demand.items())),
             tree=record.code.key,
             tree_name=record.code.tree,
             package=record.package.key,
             package_sha256=record.package.sha256,
         )
-        world.store.put(order_key(world.cluster), to_json(order).encode(), private=True)
+        return to_json(order).encode()
 
     def _record(
         self, boots: SelfBoot, needs: Callable[[str], Wanted], region: str | None, gpu: str | None

@@ -15,6 +15,7 @@ from gpucloud.domain.bootstrap.wanted import Wanted, with_driver
 from gpucloud.domain.errors import GateRefused, GpucloudError, HostUnreachable, NodeError, StoreError
 from gpucloud.domain.launch import Place
 from gpucloud.domain.node import GroupView, Node
+from gpucloud.domain.offer import Pool
 from gpucloud.domain.state import JobState
 from gpucloud.domain.supervision.bootstraps import BootstrapTry
 from gpucloud.domain.supervision.bootstraps import Prepared as Ended
@@ -211,9 +212,9 @@ class Preparer:
         self._work[node_id] = failed
         self._note(node_id, Ended.SILENT if isinstance(error, HostUnreachable) else Ended.FAILED)
 
-    def publish(self, region: str | None, gpu: str | None) -> None:
+    def publish(self, pool: Pool, gpu: str | None) -> None:
         """Write down for machines that make themselves fit what is wanted of them now, where the cloud has such."""
-        self.records.publish(self.needs, region, gpu, self.watcher.story)
+        self.records.publish(self.needs, pool, gpu, self.watcher.story)
 
     def needs(self, code: str) -> Wanted:
         """Return what the job needs of any node where its code lies at `code`."""
@@ -249,7 +250,7 @@ class Preparer:
                 sets=self.world.data_sets,
                 story=self.watcher.story,
             )
-            self._keep(done, node.pool.region, gpu)
+            self._keep(done, node.pool, gpu)
             code = syncing.result()
         except GateRefused:
             raise  # the node's own fault, which another one need not have
@@ -271,12 +272,12 @@ class Preparer:
         over = self.world.clock.now()
         self.tries.append(BootstrapTry(node_id=node_id, begun_at=self._begun[node_id], over_at=over, how=how))
 
-    def _keep(self, done: Bootstrapped, region: str | None, gpu: str | None) -> None:
+    def _keep(self, done: Bootstrapped, pool: Pool, gpu: str | None) -> None:
         """The first machine's record is the job's: a later one gets the same driver, where it can still be had."""
         if done.lock["machine"] is not None:
             with contextlib.suppress(StoreError):  # whoever supervises the job meets the store's faults
                 self.world.jobs.keep_lock(done.lock)
-                self.publish(region, gpu)
+                self.publish(pool, gpu)
 
     def _driver(self) -> str:
         with contextlib.suppress(StoreError):

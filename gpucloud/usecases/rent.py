@@ -88,7 +88,7 @@ class Renter:
             images[region] = image
         group = provisioner.group(self.world.cluster, region)
         self.lease.write(replace(state, group=group, images=tuple(sorted(images.items()))))
-        self.preparer.publish(region, self.lease.state.gpu)  # the first machine may read it as soon as it is there
+        self.preparer.publish(state.pool, self.lease.state.gpu)  # the first machine may read it as soon as it is there
         provisioner.ensure(self._cluster(image), story=self.watcher.story)
 
     def _arm(self, group: str, until: datetime) -> None:
@@ -154,7 +154,7 @@ class Renter:
         if kept is not None and self.lease.state.efa != state.efa:
             self.provision()  # machines of another shape need a template of their own
         elif kept is not None:
-            self.preparer.publish(action.offer.pool.region, self.lease.state.gpu)
+            self.preparer.publish(action.offer.pool, self.lease.state.gpu)
 
     def _tear_down(self) -> None:
         name = self.lease.state.group

@@ -41,11 +41,13 @@ def own_nodes(order: DriveOrder, store: ObjectStore) -> AwsNodeGroup:
 
 def own_market(order: DriveOrder) -> MarketData:
     """Return what machines of the order's region cost; none is offered, for a machine buys none elsewhere."""
+    from gpucloud.adapters.aws.prices.catalog import load
     from gpucloud.adapters.aws.prices.market import AwsMarket
     from gpucloud.usecases.owngroup import OwnMarket
 
     aws = _own_session(order)
-    return OwnMarket(AwsMarket(aws, (aws.region,)))
+    catalog = load().with_prices(aws.region, dict(order.on_demand))
+    return OwnMarket(AwsMarket(aws, (aws.region,), catalog=catalog))
 
 
 def _own_session(order: DriveOrder) -> Aws:

@@ -20,6 +20,8 @@ from cryptography.hazmat.primitives.serialization import (
 from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.adapters.ssh.keys import derive_key, generate_key
 from gpucloud.domain.errors import CredentialsError
+from gpucloud.domain.job import Market
+from gpucloud.domain.offer import Pool
 from gpucloud.usecases.datasets import JobData
 from gpucloud.usecases.noderecords import NodeRecords
 from gpucloud.usecases.prepare import Preparer
@@ -105,7 +107,8 @@ def test_no_object_of_a_self_driving_job_holds_the_users_key(tmp_path, monkeypat
     data = JobData(job=job, jobs=world.jobs, sets=None, story=print)
     preparer = Preparer(world=world, watcher=None, pool=None, syncs=None, data=data, records=None, teller=None)
 
-    NodeRecords(world).publish(preparer.needs, None, None, lambda _: None)
+    pool = Pool(instance_type="local.p3.2xlarge", zone="us-east-2a", market=Market.SPOT)
+    NodeRecords(world).publish(preparer.needs, pool, None, lambda _: None)
 
     stored = [path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()]
     raw = load_ssh_private_key(own.read_bytes(), password=None).private_bytes_raw()

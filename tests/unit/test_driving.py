@@ -97,6 +97,7 @@ ORDER = DriveOrder(
     period_s=0.1,
     flush_s=1.0,
     node_python="python3",
+    on_demand=(("g4dn.xlarge", Decimal("0.579")),),
     key=b"-----BEGIN OPENSSH PRIVATE KEY-----\n",
 )
 
@@ -382,8 +383,8 @@ def test_an_order_shows_no_key_to_who_prints_it():
 
 
 def test_an_order_of_another_version_is_refused():
-    with pytest.raises(Malformed, match="version 3"):
-        parse_order(to_json(replace(ORDER, version=3)))
+    with pytest.raises(Malformed, match="version 4"):
+        parse_order(to_json(replace(ORDER, version=4)))
 
 
 def test_spans_and_paths_are_read_strictly():

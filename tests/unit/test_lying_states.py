@@ -86,6 +86,11 @@ LIES: dict[str, Callable[[Outside], bytes]] = {
     "a machine of a type that nobody has": written(
         lambda own: life(own, pool=replace(own.pool, instance_type="nope.1"))
     ),
+    "a machine that ends at the end of time": written(
+        lambda own: replace(
+            own, nodes=tuple(replace(one, ended_at=datetime.fromisoformat("2500-12-31T00:00Z")) for one in own.nodes)
+        )
+    ),
     "members that no group has": written(
         lambda own: replace(
             own,
@@ -93,6 +98,9 @@ LIES: dict[str, Callable[[Outside], bytes]] = {
                 replace(one, members=tuple(replace(m, rank=10**9) for m in one.members)) for one in own.attempts
             ),
         )
+    ),
+    "an attempt of nobody": written(
+        lambda own: replace(own, attempts=tuple(replace(one, members=()) for one in own.attempts))
     ),
     "a job that has ended and left nothing": written(
         lambda own: replace(own, group=None, torn_down=True, drives_itself=False)
@@ -109,6 +117,22 @@ def test_a_state_that_its_machines_wrote_keeps_nobody_from_ending_them(tmp_path:
     assert (outside.cloud.describe(GROUP).alive, ended.code) == ((), 0), ended.stderr
     assert (state(outside).exit_reason, state(outside).torn_down) == (ExitReason.STOPPED, True)
     assert jobs(outside).armings()[-1].machines == 0
+
+
+@pytest.mark.parametrize("lie", ["members that no group has", "an attempt of nobody"])
+def test_a_state_that_no_supervisor_writes_is_damaged_and_the_command_that_helps_is_named(
+    tmp_path: Path, lie: str
+) -> None:
+    outside = left_to_its_machines(tmp_path)
+    outside.store.put(f"jobs/{JOB}/state.json", LIES[lie](outside))
+    strikes = Strikes()
+    ended = run(("reconcile", JOB), outside.over(strikes), strikes)
+    where = f"memory:///store/jobs/{JOB}/state.json"
+    said = [f"error: {where} has an attempt whose machines are not ranked from 0 on"]
+    assert (ended.code, ended.stderr.splitlines()[-2:]) == (
+        15,
+        [*said, f"hint: gpucloud down {JOB} ends the job all the same"],
+    )
 
 
 def test_what_was_unreadable_is_put_aside_and_not_lost(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ STORE = "s3://gpucloud-123456789012-us-east-1/team"
 CLUSTER = "gpucloud-digits"
 USER_DATA = user_data(store_url=STORE, cluster=CLUSTER, region="us-east-1")
 GPU = "T4"
+POOL = Pool(instance_type="g4dn.xlarge", zone="us-east-1a", market=Market.SPOT)
 POWER_OFF = ("sudo", "shutdown", "-h", "now")
 FILE = """\
 name: digits
@@ -78,7 +79,7 @@ class Rig:
         return NodeRecords(world=self.world)
 
     def publish(self) -> None:
-        self.records.publish(self.needs, "us-east-1", GPU, lambda line: None)
+        self.records.publish(self.needs, POOL, GPU, lambda line: None)
 
     def needs(self, code: str) -> Wanted:
         package, store = self.world.package.sha256, self.store.url
@@ -107,7 +108,7 @@ class Rig:
     def node(self, id_: str) -> Node:
         return Node(
             id=id_,
-            pool=Pool(instance_type="g4dn.xlarge", zone="us-east-1a", market=Market.SPOT),
+            pool=POOL,
             state=NodeState.RUNNING,
             launched_at=datetime.now(timezone.utc),
             address=self.at[id_].address,
@@ -267,7 +268,7 @@ def test_the_record_holds_no_secret_and_stays_the_same_for_the_same_job(rig: Rig
     told: list[str] = []
     records = rig.records
     for _ in range(2):
-        records.publish(rig.needs, "us-east-1", GPU, told.append)
+        records.publish(rig.needs, POOL, GPU, told.append)
     written = rig.store.get(f"clusters/{CLUSTER}/node.json")
     assert written is not None
     assert secret.encode() not in written.data
@@ -283,7 +284,7 @@ def test_the_record_holds_no_secret_and_stays_the_same_for_the_same_job(rig: Rig
 
 def test_what_stood_in_the_store_for_machines_goes_with_the_cluster(rig: Rig) -> None:
     records = rig.records
-    records.publish(rig.needs, "us-east-1", GPU, lambda line: None)
+    records.publish(rig.needs, POOL, GPU, lambda line: None)
     assert len(rig.store.list(f"clusters/{CLUSTER}/")) == 2
     records.withdraw()
     assert rig.store.list(f"clusters/{CLUSTER}/") == ()
