@@ -262,12 +262,13 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
 def status(
     target: Target = None,
     metrics: Annotated[bool, typer.Option("--metrics", help="How the job's machines were used, all attempts.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List the rehearsals of --verify-resume too.")] = False,
     as_json: Json = False,
 ) -> None:
     """Say where a job stands and how it uses its GPUs; without a job, list all."""
     from gpucloud.cli import asking
 
-    raise typer.Exit(asking.status(target, history=metrics, as_json=as_json))
+    raise typer.Exit(asking.status(target, history=metrics, every=every, as_json=as_json))
 
 
 @app.command()
@@ -382,11 +383,11 @@ def ssh(
     target: Target = None,
     command: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Argument(metavar="[-- COMMAND...]", help="A command instead of a shell."),
+        typer.Argument(metavar="COMMAND...", help="Run this: `hostname`, -- nvidia-smi -L, or 'cd /data; ls'."),
     ] = None,
     node: Annotated[Optional[str], typer.Option(help="Which node; the first if left out.")] = None,  # noqa: UP045
 ) -> None:
-    """Open a shell on one of the job's machines."""
+    """Open a shell on a machine, or run a command."""
     from gpucloud.cli import asking
 
     raise typer.Exit(asking.ssh(target, node, tuple(command or ())))

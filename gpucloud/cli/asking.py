@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import sys
 
 from gpucloud.cli.machines import one_node
 from gpucloud.cli.render import say, say_json, table, tell
-from gpucloud.cli.reports import jobs_text, report_json, report_text, standing_json
+from gpucloud.cli.reports import jobs_text, newest_first, report_json, report_text, standing_json
 from gpucloud.cli.target import known_job, report_or_line
 from gpucloud.cli.use import history_json, history_rows
 from gpucloud.domain.errors import NodeError, StoreError, UsageError
@@ -23,6 +24,8 @@ from gpucloud.wiring import Gpucloud, KnownJob
 _RUNNERS = ("GITHUB_ACTIONS", "TF_BUILD")
 """What runners that take commands from their steps' logs set: GitHub's and Azure's."""
 
+_PROGRAM = re.compile(r"[\w@%+=:,./-]+")
+
 # The package that the agent runs from answers; which one that is the agent has written down.
 _METRICS = """\
 py="${GPUCLOUD_PYTHON:-python3}"
@@ -31,21 +34,17 @@ exec "$py" -I "$1/lib/gpucloud-$sha.zip" metrics --root "$1"
 """
 
 
-def status(target: str | None, *, history: bool, as_json: bool) -> int:
+def status(target: str | None, *, history: bool, every: bool, as_json: bool) -> int:
     """Say where one job stands, or all that are known; return the exit code.
 
-    With `history`, how its machines were used from the first attempt on.
+    With `history`, how its machines were used from the first attempt on. The short runs of `--verify-resume` are listed
+    with `every` alone.
     """
     cloud = Gpucloud()
     if history:
         return _history(cloud, known_job(cloud, target), as_json=as_json)
     if target is None:
-        reports = [report for known in cloud.home.known() if (report := report_or_line(cloud, known))]
-        if as_json:
-            say_json({"jobs": [report_json(report) for report in reports]})
-        else:
-            say(jobs_text(reports))
-        return 0
+        return _status_of_all(cloud, every=every, as_json=as_json)
     known = known_job(cloud, target)
     report = cloud.visited(known, cloud.asker(known).report())
     if as_json:
@@ -54,6 +53,18 @@ def status(target: str | None, *, history: bool, as_json: bool) -> int:
         say(report_text(report))
     if report.status.ended and cloud.has_stored_outputs(known):
         tell(f"outputs are in the job's store: `gpucloud down {known.name}` brings them home")
+    return 0
+
+
+def _status_of_all(cloud: Gpucloud, *, every: bool, as_json: bool) -> int:
+    found = [report for known in cloud.home.known() if (report := report_or_line(cloud, known))]
+    reports = newest_first([report for report in found if every or not report.rehearses])
+    if as_json:
+        say_json({"jobs": [report_json(report) for report in reports]})
+    else:
+        say(jobs_text(reports))
+    if hidden := len(found) - len(reports):
+        tell(f"{hidden} rehearsals of --verify-resume are not shown: gpucloud status --all")
     return 0
 
 
@@ -131,15 +142,21 @@ def launches(target: str | None, *, attempt: int | None) -> int:
 
 
 def ssh(target: str | None, node_id: str | None, command: tuple[str, ...]) -> int:
-    """Open a shell on a node, or run a command there; return its exit code."""
+    """Open a shell on a node, or run a command there; return its exit code. One word may be a whole shell line."""
     cloud = Gpucloud()
     known = known_job(cloud, target)
     node = one_node(cloud, known, node_id)
     shell = cloud.shell(known.name, cloud.cloud_of(known).manners)
     try:
-        return shell.host(node).interact(command)
+        return shell.host(node).interact(shell_line(command))
     finally:
         shell.close()
+
+
+def shell_line(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words to run on a node: a single one that is more than a program's name is a line for its shell."""
+    is_line = len(command) == 1 and not _PROGRAM.fullmatch(command[0])
+    return ("sh", "-c", *command) if is_line else command
 
 
 def _history(cloud: Gpucloud, known: KnownJob, *, as_json: bool) -> int:

@@ -113,7 +113,7 @@ def _tables(report: JobReport) -> list[str]:
 
 def _failure_text(report: JobReport) -> str | None:
     """Return the last line about a script that failed by itself: its exception, where to read on, how to go on."""
-    if report.exit_code != ExitReason.USER_ERROR.exit_code:
+    if not report.attempts or report.attempts[-1].reason is not ExitReason.USER_ERROR:
         return None
     said = f"{report.job}: failed" + (f": {report.message}" if report.message else " by its own error")
     advice = advice_for(report.message or "")
@@ -137,6 +137,8 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "status": report.status.value,
         "exit_reason": report.exit_reason.value if report.exit_reason else None,
         "message": report.message,
+        "started_at": codec.plain(report.started_at),
+        "ended_at": codec.plain(report.ended_at),
         "supervisor": report.supervisor,
         "signed_by": report.signed_by,
         "attempts": [_attempt_json(attempt) for attempt in report.attempts],
@@ -158,20 +160,25 @@ def standing_json(report: JobReport) -> dict[str, Any]:
     return {**report_json(report), "storm": list(report.storm), "use": use_json(report)}
 
 
+def newest_first(reports: Sequence[JobReport]) -> list[JobReport]:
+    """Return the jobs by the time of their first order, the newest first."""
+    return sorted(reports, key=lambda r: (r.started_at is not None, r.started_at), reverse=True)
+
+
 def jobs_text(reports: Sequence[JobReport]) -> str:
-    """Return one line a job."""
+    """Return one line a job, times in UTC."""
     if not reports:
         return "no jobs yet"
-    rows = [("job", "status", "attempts", "step", "machines", "spent", "left")]
+    rows = [("job", "status", "started (UTC)", "ended", "step", "machines", "spent")]
     rows += [
         (
             r.job,
             r.status.value,
-            str(len(r.attempts)),
+            f"{r.started_at:%m-%d %H:%M}" if r.started_at else "-",
+            f"{r.ended_at:%m-%d %H:%M}" if r.ended_at else "-",
             str(r.last_step if r.last_step is not None else "-"),
             str(len(r.nodes)),
-            format_usd(r.spend.spent_usd),
-            format_usd(r.spend.left_usd),
+            f"{format_usd(r.spend.spent_usd)} of {format_usd(r.spend.budget_usd)}",
         )
         for r in reports
     ]

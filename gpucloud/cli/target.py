@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
 from gpucloud.cli.faults import known_error
 from gpucloud.cli.render import tell
-from gpucloud.domain.errors import UsageError
+from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job import Cloud, Job
+from gpucloud.domain.order import run_of
 from gpucloud.usecases.report import JobReport
 from gpucloud.usecases.runs import current_run, require_own
 from gpucloud.usecases.start import sha256_of
@@ -32,7 +34,7 @@ def read_target(cloud: Gpucloud, target: str | None, on: Cloud | None = None) ->
 
     UsageError when there is no file, JobFileError when it is wrong.
     """
-    known = _named(cloud, target) if target is not None and not _is_file(target) else None
+    known = _run_named(cloud, target) if target is not None and not _is_file(target) else None
     path = known.file if known is not None else Path(target or DEFAULT_FILE)
     on = on or (known.cloud if known is not None else None)
     if not path.is_file():
@@ -43,9 +45,12 @@ def read_target(cloud: Gpucloud, target: str | None, on: Cloud | None = None) ->
 
 
 def known_job(cloud: Gpucloud, target: str | None) -> KnownJob:
-    """Return the run that is meant: the one of that name, or the newest of the job file's. UsageError if unknown."""
+    """Return the run that is meant: a job's newest, `JOB@1` its first, or the one of that name. UsageError if unknown.
+
+    A file means the newest run of the job that it names.
+    """
     if target is not None and not _is_file(target):
-        return _named(cloud, target)
+        return _newest(cloud, _run_named(cloud, target), target)
     read = read_target(cloud, target)
     elsewhere = _started_elsewhere(cloud, read)
     if elsewhere is not None:
@@ -70,17 +75,38 @@ def report_or_line(cloud: Gpucloud, known: KnownJob) -> JobReport | None:
 def _started_elsewhere(cloud: Gpucloud, read: Target) -> KnownJob | None:
     """Return the newest known run of this very file that was started on another cloud than the file names."""
     runs = [known for known in cloud.home.known() if known.file == read.file.resolve()]
-    return runs[-1] if runs and all(known.cloud is not read.job.cloud for known in runs) else None
+    if not runs or any(known.cloud is read.job.cloud for known in runs):
+        return None
+    return max(runs, key=lambda known: run_of(read.job.name, known.name) or 0)
 
 
 def _is_file(target: str) -> bool:
     return "/" in target or target.endswith((".yaml", ".yml"))
 
 
-def _named(cloud: Gpucloud, name: str) -> KnownJob:
-    known = cloud.home.find(name)
+def _run_named(cloud: Gpucloud, name: str) -> KnownJob:
+    """Return the run of exactly that name; `digits@1` is the first run of `digits`."""
+    base, _, number = name.partition("@")
+    exact = name if not number.isdigit() else base if int(number) == 1 else f"{base}-{int(number)}"
+    known = cloud.home.find(exact)
     if known is not None:
         return known
     near = get_close_matches(name, [job.name for job in cloud.home.known()], n=1)
     hint = f"did you mean {near[0]}?" if near else "gpucloud status lists known jobs; a file name ends in .yaml"
     raise UsageError(f"no job is called {name!r}", hint=hint)
+
+
+def _newest(cloud: Gpucloud, first: KnownJob, name: str) -> KnownJob:
+    """Return the newest run of the job whose first run was named so; any other run is meant by its own name alone.
+
+    A name proves nothing: the order of a run says of which job it is.
+    """
+    runs = [(run_of(name, one.name) or 0, one) for one in cloud.home.known() if one.store == first.store]
+    for number, one in sorted(runs, key=lambda run: run[0], reverse=True):
+        if number <= 1:
+            break
+        with suppress(GpucloudError):
+            if cloud.asker(one).order().base == name:
+                tell(f"{name}: its newest run, {one.name}; its first is {name}@1")
+                return one
+    return first

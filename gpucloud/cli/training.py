@@ -145,6 +145,8 @@ def begin(cloud: Gpucloud, read: Target, wishes: Wishes) -> Begun:
 
     def check(prospect: Prospect) -> None:
         _require_able_to_begin(cloud, read, prospect.name, prospect.state)
+        if prospect.after is not None:
+            tell(f"{prospect.after.job} has {prospect.after.status.value}: this is a new run, {prospect.name}")
         if prospect.plan is not None:
             for line in plan_text(prospect.plan).splitlines():
                 tell(line)

@@ -66,7 +66,13 @@ class Asker:
         told = report(state, spend, charges, listed, supervisor)
         if (why := undrilled(given.order, state)) is not None:
             told = replace(told, message=why, exit_code=ExitReason.USER_ERROR.exit_code)
-        return replace(told, storm=standing(state, now, Limits()), signed_by=self._signed_by(given))
+        return replace(
+            told,
+            storm=standing(state, now, Limits()),
+            signed_by=self._signed_by(given),
+            started_at=given.order.first_at,
+            rehearses=bool(given.order.resolved.trial),
+        )
 
     def listed(self, state: JobState) -> GroupView:
         """Return the job's group as the cloud lists it now."""

@@ -61,6 +61,11 @@ class JobReport:
     signed_by: str | None = None
     course: Course | None = None
     missing_outputs: tuple[MissingOutput, ...] = ()
+    started_at: datetime | None = None
+    """When its first order was given."""
+    ended_at: datetime | None = None
+    rehearses: bool = False
+    """Whether it is one of the short runs of `--verify-resume`."""
 
 
 def report(
@@ -88,4 +93,5 @@ def report(
         tags=state.tags,
         course=None if state.status.ended else state.course,
         missing_outputs=state.missing_outputs,
+        ended_at=state.ended_at,
     )

@@ -52,11 +52,15 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
-    """A start as it would be: of which run, on what plan; `state` is None for a run that does not exist yet."""
+    """A start as it would be: of which run, on what plan; `state` is None for a run that does not exist yet.
+
+    `after` is how the ended run stands that a new one comes after.
+    """
 
     name: str
     plan: Plan | None
     state: JobState | None
+    after: JobState | None = None
 
 
 class Check(Protocol):
@@ -69,6 +73,17 @@ class Check(Protocol):
 
 def _unchecked(prospect: Prospect) -> None:
     del prospect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Coming:
+    """The check of a new run, which is told what it comes after."""
+
+    check: Check
+    after: JobState | None
+
+    def __call__(self, prospect: Prospect, /) -> None:
+        self.check(replace(prospect, after=self.after))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +149,8 @@ class Starter:
         if found is not None and not is_closed(found.given.order, found.state):
             return self._continue(job, spec, asked, found, check)
         last = found.given.order.run if found is not None else 0
-        start = self._create(job, spec, asked, *next_run(job.name, last, job_names(self.store)), check)
+        after = _Coming(check=check, after=found.state if found is not None else None)
+        start = self._create(job, spec, asked, *next_run(job.name, last, job_names(self.store)), after)
         if found is None or not self._orders(JobStore(self.store, found.name)).is_trusted(found.given):
             return start
         return replace(start, last=found.given.order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -12,7 +13,7 @@ from gpucloud.domain.node import NO_GROUP
 from gpucloud.domain.raised import advice_for, failure_of, without_code_folder
 from gpucloud.domain.state import ExitReason, JobStatus
 from gpucloud.usecases.report import JobReport, report
-from tests.unit.worlds import state
+from tests.unit.worlds import opened, state
 
 CODE = "/home/ubuntu/.gpucloud/code/" + "72ef9c8d" * 8
 
@@ -125,7 +126,12 @@ def test_files_of_the_code_are_shown_by_their_paths_in_it() -> None:
 
 def failed_report(message: str | None) -> JobReport:
     failed = state(
-        job="boom", status=JobStatus.FAILED, exit_reason=ExitReason.USER_ERROR, exit_code=20, message=message
+        job="boom",
+        status=JobStatus.FAILED,
+        exit_reason=ExitReason.USER_ERROR,
+        exit_code=20,
+        message=message,
+        attempts=(replace(opened(), reason=ExitReason.USER_ERROR),),
     )
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
     return report(failed, spend, (), NO_GROUP, None)
