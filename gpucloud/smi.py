@@ -6,18 +6,21 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol, TypeVar
 from xml.etree import ElementTree
 
-from gpucloud.domain.hardware.gpus import Gpu
+from gpucloud.commands import answered
+from gpucloud.domain.hardware.gpus import Gpu, GpuProcess
 
 _STAND_IN = "GPUCLOUD_STAND_IN_GPUS"
-_TIMEOUT_S = 30.0  # a driver that hangs must not hang whoever asks
+_TIMEOUT_S = 60.0  # the first answer of eight GPUs that no service holds open takes half a minute on a good machine
 _CHOSEN = ("idle", "applications_clocks_setting", "display_clocks_setting", "sync_boost")
 
 
-def gpus(environ: Mapping[str, str] = os.environ) -> tuple[tuple[Gpu, ...] | None, str | None]:
+def gpus(
+    environ: Mapping[str, str] = os.environ, *, timeout_s: float = _TIMEOUT_S
+) -> tuple[tuple[Gpu, ...] | None, str | None]:
     """Return the devices, or None where there is no `nvidia-smi`; and what it said when it failed.
 
     CUDA_VISIBLE_DEVICES counts: devices that a job here cannot see are not listed.
@@ -26,21 +29,26 @@ def gpus(environ: Mapping[str, str] = os.environ) -> tuple[tuple[Gpu, ...] | Non
     if program is None:
         return None, None
     try:
-        answer = subprocess.run(
-            [program, "-q", "-x"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-        if answer.returncode == 0:
+        answer = answered((program, "-q", "-x"), timeout_s=timeout_s)
+        if answer.exit_code == 0:
             return visible(parse(answer.stdout), environ.get("CUDA_VISIBLE_DEVICES")), None
     except subprocess.TimeoutExpired:
-        return (), f"no answer within {_TIMEOUT_S:.0f} s"
+        return (), f"no answer within {timeout_s:.0f} s"
     except (OSError, ValueError) as error:
         return (), str(error)
-    return (), f"exit code {answer.returncode}: {(answer.stdout + answer.stderr).strip()[:200]}"
+    return (), f"exit code {answer.exit_code}: {(answer.stdout + answer.stderr).strip()[:200]}"
+
+
+def said(*words: str, timeout_s: float = _TIMEOUT_S) -> str:
+    """Return what nvidia-smi answers, empty when it fails: older ones and virtual machines know less."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    try:
+        answer = answered((program, *words), timeout_s=timeout_s)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout if answer.exit_code == 0 else ""
 
 
 def are_stand_ins(environ: Mapping[str, str] = os.environ) -> bool:
@@ -91,7 +99,7 @@ def _gpu(index: int, gpu: ElementTree.Element, driver: str) -> Gpu:
         index=index,
         uuid=_text(gpu, "uuid") or "",
         name=_text(gpu, "product_name") or "",
-        memory_mib=_whole(gpu, "fb_memory_usage/total") or 0,
+        memory_mib=_whole(gpu, "fb_memory_usage/total"),
         driver=driver,
         pci=gpu.get("id", ""),
         memory_used_mib=_whole(gpu, "fb_memory_usage/used"),
@@ -110,10 +118,13 @@ def _gpu(index: int, gpu: ElementTree.Element, driver: str) -> Gpu:
         repair_pending=any(_text(gpu, path) == "Yes" for path in _PENDING),
         repair_failed=any(_text(gpu, path) == "Yes" for path in _FAILED),
         recovery=_text(gpu, "gpu_recovery_action"),
+        recovery_told=(gpu.findtext("gpu_recovery_action") or "").strip() not in ("", *_UNTOLD),
         slowdowns=_slowdowns(gpu),
         mig=_text(gpu, "mig_mode/current_mig") == "Enabled",
         persistence=_text(gpu, "persistence_mode") == "Enabled",
         fabric=_text(gpu, "fabric/state"),
+        virtualization=_text(gpu, "gpu_virtualization_mode/virtualization_mode"),
+        processes=tuple(_processes(gpu)),
     )
 
 
@@ -129,11 +140,21 @@ _FAILED = ("remapped_rows/remapped_row_failure", "ecc_errors/unrepairable_memory
 
 
 def _uncorrected(gpu: ElementTree.Element) -> int | None:
-    """Ampere and later count by memory, older GPUs by kind."""
+    """Turing and later count by memory; Volta and Pascal by kind, and theirs that nothing corrects are of two bits."""
     volatile = gpu.find("ecc_errors/volatile")
     counts = [] if volatile is None else [_whole(volatile, child.tag) for child in volatile if "uncorr" in child.tag]
     known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+    return sum(known) if known else _whole(gpu, "ecc_errors/volatile/double_bit/total")
+
+
+def _processes(gpu: ElementTree.Element) -> Iterator[GpuProcess]:
+    """Yield the programs that hold it, as far as they can be seen from here: other containers' are not there."""
+    for process in gpu.iterfind("processes/process_info"):
+        pid = _whole(process, "pid")
+        if pid is not None:
+            name = _text(process, "process_name") or ""
+            used = _whole(process, "used_memory")
+            yield GpuProcess(pid=pid, name=name, kind=_text(process, "type") or "", used_mib=used)
 
 
 def _slowdowns(gpu: ElementTree.Element) -> tuple[str, ...]:
@@ -149,7 +170,10 @@ def _slowdowns(gpu: ElementTree.Element) -> tuple[str, ...]:
 
 def _text(element: ElementTree.Element, path: str) -> str | None:
     text = (element.findtext(path) or "").strip()
-    return None if text in ("", "N/A", "[N/A]", "None", "Unknown Error", "GPU is lost") else text
+    return None if text in ("", "None", *_UNTOLD) else text
+
+
+_UNTOLD = ("N/A", "[N/A]", "Unknown Error", "GPU is lost")
 
 
 def _says(element: ElementTree.Element, path: str, word: str) -> bool | None:

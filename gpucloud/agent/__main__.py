@@ -166,11 +166,12 @@ def _data(root: Path, _: argparse.Namespace) -> int:
 
 
 def _gate(root: Path, _: argparse.Namespace) -> int:
+    from gpucloud.agent.facts import is_busy
     from gpucloud.agent.gate.check import check
     from gpucloud.domain.gate.findings import REFUSED, failures
     from gpucloud.domain.gate.wanted import GateOrder
 
-    done = check(root, from_json(GateOrder, sys.stdin.read()))
+    done = check(root, from_json(GateOrder, sys.stdin.read()), busy=is_busy(root))
     return _say(to_json(done), code=REFUSED if failures(done.findings) else 0)
 
 

@@ -45,7 +45,7 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         gpu_fault=fault,
         stand_in=smi.are_stand_ins(),
         agent_package=agent_seat(root).taken_by(),
-        agent_busy=_is_busy(root),
+        agent_busy=is_busy(root),
         layer=layer_fact(places(), asked.layer, base, index_for(gpus)),
         boto3=base.boto3,
         torch_cuda=base.torch_cuda,
@@ -59,7 +59,8 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
     )
 
 
-def _is_busy(root: Path) -> bool:
+def is_busy(root: Path) -> bool:
+    """Whether an attempt runs here."""
     try:
         attempt = status_from_json(read_text(root / "agent" / "status.json") or "").attempt
     except Malformed:

@@ -50,7 +50,9 @@ def _row(gpu: Gpu) -> tuple[str, ...]:
         str(gpu.index),
         gpu.name.removeprefix("NVIDIA "),
         gpu.driver,
-        f"{(gpu.memory_used_mib or 0) / 1024:.1f}/{gpu.memory_mib / 1024:.1f} GiB",
+        f"{(gpu.memory_used_mib or 0) / 1024:.1f}/{gpu.memory_mib / 1024:.1f} GiB"
+        if gpu.memory_mib
+        else "the machine's",
         _or_dash(gpu.temperature, " °C"),
         _or_dash(round(gpu.power) if gpu.power is not None else None, " W"),
         f"gen {_or_dash(gpu.pcie_generation)} ×{_or_dash(gpu.pcie_width)}",

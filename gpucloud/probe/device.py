@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 
@@ -13,6 +16,10 @@ Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _GIB = 1 << 30
 _FILLED = 0.85  # of the free memory: the driver and other programs keep some
+_FILLED_OF_SHARED = 0.25  # where it is the machine's (GB10, Jetson), the kernel ends whoever takes the rest
+_COPYING = Path("copying.lock")  # in the folder that the workers of one machine have in common
+_TURN_S = 30.0
+_LOOK_S = 0.02
 
 
 def probe(device: torch.device, index: int, multiply: Multiply = torch.matmul) -> DeviceProbe:
@@ -26,9 +33,11 @@ def probe(device: torch.device, index: int, multiply: Multiply = torch.matmul) -
     right, _ = product_is_right(device, 4096, multiply)
     again = is_repeatable(device, 4096, torch.float16, multiply)
     tflops = _tflops(device, multiply)
-    to_device, from_device = _copies(device)
+    with _turn(_COPYING):
+        to_device, from_device = _copies(device)
     memory_gbps = _memory_gbps(device)
-    kept, gigabytes = memory_keeps(device, int(torch.cuda.mem_get_info(device)[0] * _FILLED))
+    free, total = torch.cuda.mem_get_info(device)
+    kept, gigabytes = memory_keeps(device, filled(free, shared=_is_shared(device)))
     return DeviceProbe(
         index=index,
         right=right,
@@ -39,7 +48,13 @@ def probe(device: torch.device, index: int, multiply: Multiply = torch.matmul) -
         to_device_gbps=to_device,
         from_device_gbps=from_device,
         memory_gbps=memory_gbps,
+        total_mib=total >> 20,
     )
+
+
+def filled(free: int, *, shared: bool) -> int:
+    """Return how many bytes of the free memory are filled; of memory that is the machine's own, a part."""
+    return int(free * _FILLED_OF_SHARED) if shared else int(free * _FILLED)
 
 
 def product_is_right(device: torch.device, size: int, multiply: Multiply) -> tuple[bool, torch.Tensor]:
@@ -70,15 +85,34 @@ def memory_keeps(device: torch.device, size: int) -> tuple[bool, float]:
     return kept, count * chunk / 1e9
 
 
+def _is_shared(device: torch.device) -> bool:
+    return bool(getattr(torch.cuda.get_device_properties(device), "is_integrated", 0))
+
+
+@contextlib.contextmanager
+def _turn(lock: Path) -> Iterator[None]:
+    """Wait until no other worker is at it: devices below one switch share its way. One that hangs is not waited for."""
+    until = time.monotonic() + _TURN_S
+    with lock.open("w") as file:
+        while time.monotonic() < until:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(_LOOK_S)
+        yield
+
+
 def _tflops(device: torch.device, multiply: Multiply) -> float:
+    """The best of three rounds: whatever else the machine does, a device that is able shows it once."""
     size, times = 8192, 5
     a, b = (torch.randn(size, size, device=device, dtype=torch.float16) for _ in range(2))
     multiply(a, b)
-    return 2 * size**3 * times / _seconds(device, lambda: multiply(a, b), times) / 1e12
+    seconds = min(_seconds(device, lambda: multiply(a, b), times) for _ in range(3))
+    return 2 * size**3 * times / seconds / 1e12
 
 
 def _copies(device: torch.device) -> tuple[float, float]:
-    size, times = 1 << 28, 10
+    size, times = 1 << 28, 4
     here = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(size, dtype=torch.uint8, device=device)
     there.copy_(here)

@@ -23,7 +23,7 @@ from gpucloud.domain.bootstrap.gate_step import GATE
 from gpucloud.domain.bootstrap.image_step import IMAGE_HINT
 from gpucloud.domain.bootstrap.layer_step import LAYER, layer_hint
 from gpucloud.domain.bootstrap.machine_step import MACHINE
-from gpucloud.domain.bootstrap.probing import awaiting, package_path, probe, question, ship
+from gpucloud.domain.bootstrap.probing import PROBE_LIMIT_S, awaiting, package_path, probe, question, ship
 from gpucloud.domain.bootstrap.record import lock_record
 from gpucloud.domain.bootstrap.step import REBOOT_WANTED, Command, Step
 from gpucloud.domain.bootstrap.steps import STEPS
@@ -237,6 +237,7 @@ class _Work:
         self._answer = self._host.run(
             self._with_devices(probe(self._wanted.package, self._host.node.root)),
             stdin=question(self._wanted, visit=not self._conduct.own),
+            timeout_s=PROBE_LIMIT_S,
         )
         after = self._clock.now()
         try:

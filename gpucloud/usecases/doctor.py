@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from gpucloud.domain.bootstrap.checks import job_python, require_python
 from gpucloud.domain.bootstrap.facts import Bare, Facts, parse_facts
-from gpucloud.domain.bootstrap.gate_step import endpoints, gate_command
-from gpucloud.domain.bootstrap.probing import package_path, probe, question, ship
+from gpucloud.domain.bootstrap.gate_step import endpoints, gate_command, may_ask_root
+from gpucloud.domain.bootstrap.probing import PROBE_LIMIT_S, package_path, probe, question, ship
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.codec import Malformed
 from gpucloud.domain.errors import NodeError
@@ -74,7 +74,7 @@ def _facts(host: Host, wanted: Wanted, world: World) -> Facts:
 
 
 def _probed(host: Host, wanted: Wanted) -> Facts | Bare:
-    done = host.run(probe(wanted.package, host.node.root), stdin=question(wanted))
+    done = host.run(probe(wanted.package, host.node.root), stdin=question(wanted), timeout_s=PROBE_LIMIT_S)
     try:
         return parse_facts(done.stdout)
     except Malformed as error:
@@ -90,6 +90,7 @@ def _check(host: Host, facts: Facts, wanted: Wanted, *, full: bool) -> Checked:
         devices=wanted.devices,
         store=wanted.store_endpoint,
         env=endpoints(wanted),
+        sudo=may_ask_root(wanted),
     )
     command = gate_command(facts.python, package_path(facts.root, wanted.package), order)
     done = host.run(command.argv, stdin=command.stdin, timeout_s=command.timeout_s)

@@ -12,6 +12,7 @@ from gpucloud.domain.errors import NodeError
 from gpucloud.domain.gate.findings import why
 from gpucloud.domain.gate.gang import GangOrder, GangSeen, blame
 from gpucloud.domain.gate.wanted import GateOrder, GateWanted
+from gpucloud.domain.machine.wanting import machine_wanted
 from gpucloud.domain.supervision.action import Inspect
 from gpucloud.domain.supervision.seen import Inspection, Seen
 from gpucloud.usecases.bootstrap import Bootstrapped
@@ -85,7 +86,14 @@ class Inspector:
     def _alone(self, node_id: str, made: Bootstrapped, wanted: GateWanted) -> str | None:
         """Return why the node's GPUs are bad now; None too where it does not answer: that is seen elsewhere."""
         node = self.preparer.node(node_id)
-        order = GateOrder(wanted=replace(wanted, full=False), digest="", python=made.python, devices=node.devices)
+        machine = machine_wanted(self.world.job)
+        order = GateOrder(
+            wanted=replace(wanted, full=False),
+            digest="",
+            python=made.python,
+            devices=node.devices,
+            sudo=machine is not None and machine.install,
+        )
         command = gate_command(made.base_python, made.package_path, order)
         try:
             done = self.world.shell.host(node).run(command.argv, stdin=command.stdin, timeout_s=command.timeout_s)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 
 from gpucloud.agent.gate.look import look
 from gpucloud.agent.gate.member import take_part
+from gpucloud.agent.gate.record import gate_fact
 from gpucloud.agent.gate.surroundings import reach, write_mbps
 from gpucloud.agent.gate.try_out import try_out
 from gpucloud.agent.gate.workers import free_port, work
@@ -74,6 +76,36 @@ def test_a_stand_in_of_four_good_gpus_passes_and_is_remembered_for_this_boot(tmp
     assert json.loads(subprocess.run(argv, input="", cwd=ROOT, capture_output=True, text=True).stdout)["gate"] is None
 
 
+def test_what_the_kernel_tells_of_a_device_after_a_check_makes_a_new_one(tmp_path, stand_in, monkeypatch):
+    gate(tmp_path, order(full=True))
+    newest = "gpucloud.agent.gate.record.newest_event"
+    monkeypatch.setattr(newest, lambda: None)
+    assert gate_fact(tmp_path).newest is None
+    monkeypatch.setattr(newest, lambda: 12.5)
+    assert gate_fact(tmp_path) is None
+    record = json.loads((tmp_path / "gate.json").read_text())
+    (tmp_path / "gate.json").write_text(json.dumps({**record, "newest": 12.5}))
+    assert gate_fact(tmp_path).newest == 12.5
+
+
+def test_a_gpu_that_somebody_holds_is_looked_at_again_before_it_is_refused(tmp_path, stand_in, monkeypatch):
+    monkeypatch.setattr("gpucloud.agent.gate.look._LOOK_S", 0.01)
+    looks = tmp_path / "looks"
+    stand_in.write_text(
+        f'#!/bin/sh\ncase "$1" in topo|nvlink) exit 3;; esac\necho >>{looks}\n'
+        f"[ $(wc -l <{looks}) -gt 2 ] && exec cat {DATA}/h100x1-idle.xml\n"
+        f"sed 's/>1267 MiB/>71267 MiB/' {DATA}/h100x1-busy.xml\n"
+    )
+    seen = look(order(gpus=1))
+    assert (len(looks.read_text().splitlines()), seen.holders) == (3, ())
+    looks.unlink()
+    monkeypatch.setattr("gpucloud.agent.gate.look._RELEASES_WITHIN_S", 0.0)
+    assert [(one.pid, one.name, one.computes) for one in look(order(gpus=1)).holders] == [(470, "python3", True)]
+    looks.unlink()
+    look(order(gpus=1), busy=True)
+    assert len(looks.read_text().splitlines()) == 1
+
+
 def test_a_quick_look_before_an_attempt_takes_no_time_and_leaves_no_record(tmp_path, stand_in):
     code, checked = gate(tmp_path, order(digest=""))
     assert (code, checked.report.seconds < 2) == (0, True)
@@ -89,8 +121,8 @@ def test_a_gpu_hidden_from_a_stand_in_machine_is_refused(tmp_path, stand_in, mon
 
 
 def test_only_the_nodes_own_gpus_of_a_stand_in_machine_count(stand_in):
-    assert [gpu.index for gpu in look(("2", "3")).gpus] == [2, 3]
-    assert look(("2", "3")).listed == 4
+    seen = look(replace(order(), devices=("2", "3")))
+    assert ([gpu.index for gpu in seen.gpus], seen.listed) == ([2, 3], 4)
 
 
 def test_a_torch_for_cpus_on_a_stand_in_machine_is_refused_and_not_run_on_silently(tmp_path, stand_in):
@@ -109,14 +141,15 @@ def test_a_python_without_torch_says_so(tmp_path, stand_in):
     (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     (tmp_path / "python").chmod(0o755)
     asked = GateOrder(wanted=GateWanted(gpus=1), digest="", python=str(tmp_path / "python"))
-    seen = try_out(asked, look())
+    seen = try_out(asked, look(asked))
     assert seen.torch.version is None
     assert seen.torch.error == "ModuleNotFoundError: No module named 'torch'"
 
 
 def test_two_ranks_on_the_cpu_compute_and_add_up_right(monkeypatch):
     monkeypatch.setattr("gpucloud.agent.gate.try_out._MEGABYTES", 8)
-    seen = try_out(GateOrder(wanted=GateWanted(gpus=2), digest="", python=sys.executable), look(), device="cpu")
+    asked = GateOrder(wanted=GateWanted(gpus=2), digest="", python=sys.executable)
+    seen = try_out(asked, look(asked), device="cpu")
     assert [(one.index, one.right, one.repeatable, one.memory_right, one.error) for one in seen.probes] == [
         (0, True, True, True, None),
         (1, True, True, True, None),

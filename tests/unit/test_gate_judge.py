@@ -17,9 +17,11 @@ from gpucloud.domain.gate.judge import judge
 from gpucloud.domain.gate.report import (
     CollectiveProbe,
     DeviceProbe,
+    Holder,
     Links,
     Report,
     StoreSeen,
+    SwitchError,
     TorchSeen,
     UnderLoad,
     XidSeen,
@@ -80,8 +82,8 @@ def probe(**changes):
     return report(probes=(replace(GOOD_PROBE, **changes), *report().probes[1:]))
 
 
-def xid(number, pci=GPUS[1].pci):
-    return report(xids=(XidSeen(number=number, pci=f"PCI:{pci}".removeprefix("PCI:")[:-2], text="NVRM: Xid"),))
+def xid(number, pci=GPUS[1].pci, age_s=None):
+    return report(xids=(XidSeen(number=number, pci=pci[:-2], text="NVRM: Xid", age_s=age_s),))
 
 
 def test_the_genuine_machine_is_fit() -> None:
@@ -232,10 +234,49 @@ FAILS = {
         "compute",
         "GPU 0: it fails at work: AcceleratorError: CUDA error: unspecified launch failure",
     ),
-    "copies are slow": (
+    "copies are slower than its neighbours'": (
         probe(to_device_gbps=6.2),
         "copy-slow",
-        "GPU 0: copies to it reach 6.2 GB/s, 22.0 expected",
+        "GPU 0: copies to it reach 6.2 GB/s, its neighbours reach 55.0",
+    ),
+    "it multiplies far below its data sheet": (
+        replace(
+            probe(tflops=60.0),
+            under_load=(
+                UnderLoad(index=0, generation=5, width=16, sm_clock=210),
+                *(UnderLoad(index=i, generation=5, width=16, sm_clock=1980) for i in range(1, 4)),
+            ),
+        ),
+        "compute-slow",
+        "GPU 0: it multiplies at 60 TFLOP/s, 297 expected (210 of 1980 MHz, power limit 700 W)",
+    ),
+    "it multiplies slower than its neighbours": (
+        probe(tflops=400.0),
+        "compute-slow",
+        "GPU 0: it multiplies at 400 TFLOP/s, its neighbours reach 600 (power limit 700 W)",
+    ),
+    "the hardware slows it down under load": (
+        report(under_load=(UnderLoad(index=2, generation=5, width=16, slowdowns=("hw_slowdown", "sw_power_cap")),)),
+        "slowdown",
+        "GPU 2: slowed down by the hardware under load: hw_slowdown",
+    ),
+    "a switch failed": (
+        report(switch_errors=(SwitchError(number=20034, text="SXid", age_s=7300.0),)),
+        "sxid",
+        "a fatal error of an NVSwitch (SXid 20034) in the kernel's log 2 h ago",
+    ),
+    "somebody else computes on it": (
+        replace(
+            planted("<used>0 MiB<", "<used>80900 MiB<"),
+            holders=(Holder(gpu=0, pid=4711, name="/usr/bin/python3 train.py", owner="alice", used_mib=80_800),),
+        ),
+        "in-use",
+        "GPU 0: 80900 of 143771 MiB are in use by python3 (pid 4711, of alice)",
+    ),
+    "nobody who can be seen holds its memory": (
+        planted("<used>0 MiB<", "<used>80900 MiB<"),
+        "held",
+        "GPU 0: 80900 of 143771 MiB are in use by a program that cannot be seen from here (in a container, or dead)",
     ),
     "its memory is slow": (
         probe(memory_gbps=900.0),
@@ -318,6 +359,24 @@ WARNS = {
     "hot": (planted("<gpu_temp>42 C<", "<gpu_temp>88 C<"), "hot"),
     "error correction is off": (planted("<current_ecc>Enabled<", "<current_ecc>Disabled<"), "ecc-off"),
     "a row was remapped": (xid(63), "xid"),
+    "a driver that tells of recovery asks for nothing, an hour after the error": (xid(79, age_s=3700.0), "xid"),
+    "a switch failed days ago, and the machine went on": (
+        report(switch_errors=(SwitchError(number=20034, text="SXid", age_s=200_000.0),)),
+        "sxid",
+    ),
+    "the driver slows it down under load": (
+        report(under_load=(UnderLoad(index=1, generation=5, width=16, slowdowns=("sw_thermal_slowdown",)),)),
+        "slowdown",
+    ),
+    "somebody's notebook holds a little of it": (
+        report(holders=(Holder(gpu=1, pid=7, name="python3", owner="bob", used_mib=300),)),
+        "in-use",
+    ),
+    "little memory may be locked": (report(memlock=64 << 10), "memlock"),
+    "copies are alike slow on all its GPUs": (
+        report(probes=tuple(replace(GOOD_PROBE, index=i, to_device_gbps=10.0 + i / 10) for i in range(4))),
+        "copies-slow",
+    ),
     "a contained error": (xid(94), "xid"),
     "the kernel's log is closed": (report(kernel_log="Operation not permitted"), "kernel-log"),
     "nobody keeps the clock": (report(clock_kept=False), "clock"),
@@ -387,8 +446,10 @@ def test_figures_are_those_of_the_slowest_device() -> None:
 
 
 def test_another_driver_python_or_set_of_devices_is_checked_anew() -> None:
-    plain = gate_digest(WANTED, "/p", "580.1")
-    others = {gate_digest(WANTED, "/q", "580.1"), gate_digest(WANTED, "/p", "590.1")}
-    others |= {gate_digest(WANTED, "/p", "580.1", ("1",)), gate_digest(replace(WANTED, full=False), "/p", "580.1")}
-    assert len({plain, *others}) == 5
-    assert gate_digest(WANTED, "/p", "580.1") == plain
+    newer = tuple(replace(gpu, driver="590.1") for gpu in GPUS)
+    other = (*GPUS[:3], replace(GPUS[3], uuid="GPU-9"))
+    plain = gate_digest(WANTED, "/p", GPUS)
+    others = {gate_digest(WANTED, "/q", GPUS), gate_digest(WANTED, "/p", newer), gate_digest(WANTED, "/p", GPUS[:3])}
+    others |= {gate_digest(WANTED, "/p", GPUS, ("1",)), gate_digest(replace(WANTED, full=False), "/p", GPUS)}
+    assert len({plain, gate_digest(WANTED, "/p", other), *others}) == 7
+    assert gate_digest(WANTED, "/p", GPUS[::-1]) == plain

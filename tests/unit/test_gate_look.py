@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.agent.gate.kernel_log import found, xids
+from gpucloud.agent.gate.kernel_log import found, kernel_log, record_of, stamped
 from gpucloud.agent.gate.links import pairs, ports
 from gpucloud.agent.gate.look import on_the_bus
 from gpucloud.domain.gate.models import spec_of
@@ -49,24 +49,65 @@ NVRM: Xid (0000:01:00): 31, Ch 0000000b, engmask 00000120, intr 10000000
 
 
 def test_xids_are_found_in_the_kernels_log():
-    assert [(one.number, one.pci) for one in found(LOG.splitlines())] == [
-        (13, "0000:cb:00"),
-        (79, "0000:3b:00"),
-        (31, "0000:01:00"),
+    seen = found(map(stamped, LOG.splitlines()), now=2000.0)
+    assert [(one.number, one.pci, one.age_s) for one in seen.xids] == [
+        (13, "0000:cb:00", None),
+        (79, "0000:3b:00", 765.5),
+        (31, "0000:01:00", None),
     ]
+    assert seen.newest == 1234.5
+
+
+BROKE = "[10.0] NVRM: Xid (PCI:0000:3b:00): 119, pid=1, name=python, Timeout after 6s of waiting for RPC response"
+RESET = (
+    "[20.0] NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+)
+WANTED = RESET.replace("from 0x1 (GPU Reset Required) to 0x0 (None)", "from 0x0 (None) to 0x1 (GPU Reset Required)")
+LOADED = "[30.0] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.159.04"
+
+
+@pytest.mark.parametrize(
+    ("lines", "left", "newest"),
+    [
+        ((BROKE,), [119], 10.0),
+        ((BROKE, WANTED), [119, 154], 10.0),
+        ((BROKE, RESET), [], 20.0),
+        ((BROKE, RESET.replace(":3b:", ":5e:")), [119], 20.0),
+        ((BROKE, LOADED), [], 30.0),
+        ((LOADED, BROKE.replace("10.0", "40.0")), [119], 40.0),
+    ],
+)
+def test_what_came_before_a_reset_or_a_new_driver_is_over(lines, left, newest):
+    seen = found(map(stamped, lines), now=100.0)
+    assert ([one.number for one in seen.xids], seen.newest) == (left, newest)
+
+
+def test_only_fatal_errors_of_a_switch_count():
+    # As systems with NVSwitches wrote them (NVIDIA's Fabric Manager guide has the same form).
+    fatal = "[5.0] nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Fatal, Link 28 LTSSM Fault Up"
+    mild = (
+        "[6.0] nvidia-nvswitch4: SXid (PCI:0000:c6:00.0): 19084, Non-fatal, Link 29 AN1 Heartbeat Timeout Error (First)"
+    )
+    seen = found(map(stamped, (fatal, mild)), now=65.0)
+    assert [(one.number, one.age_s) for one in seen.switch_errors] == [(20034, 60.0)]
+
+
+def test_a_record_of_the_kernel_has_its_time_in_microseconds():
+    assert record_of("6,1234,5678901,-;NVRM: loading\n SUBSYSTEM=pci") == (5.678901, "NVRM: loading")
 
 
 def test_a_log_that_cannot_be_read_is_said_and_not_taken_for_clean():
     def closed():
         raise PermissionError(1, "Operation not permitted")
 
-    assert xids(closed) == ((), "Operation not permitted")
+    seen = kernel_log(closed)
+    assert (seen.xids, seen.unread) == ((), "Operation not permitted")
 
 
 def test_the_log_of_this_machine_is_read():
-    seen, unread = xids()
-    assert unread is None, unread
-    assert seen == ()  # a machine without NVIDIA's driver has no Xid
+    seen = kernel_log()
+    assert seen.unread is None, seen.unread
+    assert seen.xids == ()  # a machine without NVIDIA's driver has no Xid
 
 
 @pytest.mark.parametrize(
@@ -89,7 +130,7 @@ def test_a_line_without_an_xid_is_none():
 @pytest.mark.parametrize(
     ("numbers", "kind"),
     [
-        ((48, 62, 64, 74, 79, 95, 119, 120, 140), XidClass.BROKEN),
+        ((48, 54, 62, 64, 74, 79, 95, 119, 120, 140), XidClass.BROKEN),
         ((63, 92, 94), XidClass.WEAK),
         ((8, 13, 31, 32, 43, 45, 68, 69), XidClass.APPLICATION),
     ],
@@ -125,6 +166,9 @@ def test_nvidia_devices_are_found_by_vendor_and_class(tmp_path):
         ("Tesla V100-SXM2-16GB", "V100", 1, 15),
         ("NVIDIA L40S", "L40S", 0, 3),
         ("NVIDIA B200", "B200", 18, 360),
+        ("NVIDIA B300 SXM6 AC", "B300", 18, 360),
+        ("NVIDIA T4G", "T4g", 0, 1),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000", 0, 3),
     ],
 )
 def test_models_are_known_as_nvidia_smi_names_them(name, model, nvlink, floor):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.domain.errors import HostUnreachable, NodeError
+from gpucloud.domain.job import Cloud
 from gpucloud.domain.supervision.action import Inspect
 from gpucloud.ports import Completed
 from gpucloud.usecases.inspection import Inspector
@@ -130,7 +131,8 @@ def silent_world() -> SimpleNamespace:
     def run(*_: object, **__: object) -> Completed:
         raise HostUnreachable("gone")
 
-    job = SimpleNamespace(resources=SimpleNamespace(gpu=("T4",), vram_gib=None, gpus=1), image=None, gate=None, run="x")
+    resources = SimpleNamespace(gpu=("T4",), vram_gib=None, gpus=1)
+    job = SimpleNamespace(cloud=Cloud.LOCAL, resources=resources, image=None, gate=None, run="x")
     return SimpleNamespace(shell=SimpleNamespace(host=lambda _: SimpleNamespace(run=run)), job=job)
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.domain.hardware.gpus import model_of
+from gpucloud.domain.hardware.gpus import GpuProcess, model_of
 from gpucloud.smi import parse, visible
 
-RECORDED = (Path(__file__).parent.parent / "data" / "nvidia_smi" / "h200x4.xml").read_text()
+DATA = Path(__file__).parent.parent / "data" / "nvidia_smi"
+RECORDED = (DATA / "h200x4.xml").read_text()
 
 
 def test_a_genuine_recording_gives_every_device() -> None:
@@ -65,6 +66,32 @@ def test_one_changed_word_is_seen_in_the_first_device(old: str, new: str, seen: 
 )
 def test_devices_that_a_job_cannot_see_are_not_listed(devices: str | None, indices: list[int]) -> None:
     assert [gpu.index for gpu in visible(parse(RECORDED), devices)] == indices
+
+
+def test_the_programs_that_hold_a_device_are_seen_in_a_genuine_recording() -> None:
+    (idle,), (busy,) = (parse((DATA / f"h100x1-{name}.xml").read_text()) for name in ("idle", "busy"))
+    assert idle.processes == ()
+    assert busy.processes == (GpuProcess(pid=470, name="python3", kind="C", used_mib=1258),)
+    assert (busy.memory_used_mib, busy.slowdowns, busy.sm_clock) == (1267, ("sw_power_cap",), 1275)
+    assert (busy.virtualization, busy.recovery, busy.recovery_told, busy.fabric) == ("Pass-Through", None, True, None)
+
+
+def test_double_bit_errors_of_older_models_are_counted() -> None:
+    # Volta and Pascal, as the manual of nvidia-smi and its data type definition have it.
+    kinds = "<single_bit><total>4</total></single_bit><double_bit><dram>17</dram><total>17</total></double_bit>"
+    volatile = RECORDED.partition("<volatile>")[2].partition("</volatile>")[0]
+    assert parse(RECORDED.replace(volatile, kinds, 1))[0].ecc_uncorrected == 17
+
+
+def test_a_device_that_shares_the_machines_memory_has_none_of_its_own() -> None:
+    gpu = parse(RECORDED.replace("<total>143771 MiB</total>", "<total>N/A</total>", 1))[0]
+    assert gpu.memory_mib is None
+
+
+@pytest.mark.parametrize("word", ["", "N/A"])
+def test_a_driver_that_does_not_know_of_recovery_is_told_from_one_that_asks_for_none(word: str) -> None:
+    old = RECORDED.replace("<gpu_recovery_action>None<", f"<gpu_recovery_action>{word}<", 1)
+    assert [gpu.recovery_told for gpu in parse(old)] == [False, True, True, True]
 
 
 @pytest.mark.parametrize("text", ["", "No devices were found", "<nvidia_smi_log>"])

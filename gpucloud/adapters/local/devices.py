@@ -39,7 +39,7 @@ def of(gpus: tuple[Gpu, ...]) -> Devices:
     return Devices(
         uuids=tuple(gpu.uuid for gpu in equal),
         model=model_of(gpus[0].name),
-        vram_gib=round(gpus[0].memory_mib / 1024),
+        vram_gib=round(gpus[0].memory_mib / 1024) if gpus[0].memory_mib is not None else None,
     )
 
 

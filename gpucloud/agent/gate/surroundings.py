@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from gpucloud.commands import answered
 from gpucloud.domain.gate.report import StoreSeen
 
 _WRITTEN = 64 << 20
@@ -28,10 +29,8 @@ def clock_is_kept() -> bool | None:
         if shutil.which(argv[0]) is None:
             continue
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
-            )
-            if done.returncode == 0 and done.stdout.strip():
+            done = answered(argv, timeout_s=_PATIENCE_S)
+            if done.exit_code == 0 and done.stdout.strip():
                 return good in done.stdout
     return None
 

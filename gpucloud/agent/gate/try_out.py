@@ -13,6 +13,7 @@ from gpucloud.domain.hardware.gpus import Gpu
 
 _LIMIT_S = 240.0  # a cold disk needs a minute to import torch on eight ranks at once
 _MEGABYTES = 256
+_LOOK_LIMIT_S = 5.0  # beside workers that have a limit of their own
 
 
 def try_out(order: GateOrder, report: Report, *, device: str = "cuda", limit_s: float = _LIMIT_S) -> Report:
@@ -47,7 +48,7 @@ class _Watched:
     seen: dict[int, UnderLoad] = field(default_factory=dict)
 
     def look(self) -> None:
-        for gpu in smi.gpus({})[0] or () if self.uuids else ():
+        for gpu in smi.gpus({}, timeout_s=_LOOK_LIMIT_S)[0] or () if self.uuids else ():
             if gpu.uuid in self.uuids:
                 self.seen[gpu.index] = _better(self.seen.get(gpu.index), gpu)
 
@@ -62,6 +63,7 @@ def _better(before: UnderLoad | None, gpu: Gpu) -> UnderLoad:
         generation=max(filter(None, (old.generation, gpu.pcie_generation)), default=None),
         width=max(filter(None, (old.width, gpu.pcie_width)), default=None),
         slowdowns=tuple(sorted({*old.slowdowns, *gpu.slowdowns})),
+        sm_clock=max(filter(None, (old.sm_clock, gpu.sm_clock)), default=None),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import tempfile
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gpucloud
+from gpucloud.commands import leave
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.gate.probing import ProbeOrder, Said
 
@@ -88,9 +88,7 @@ class _Worker:
         return Heard(said=tuple(said), complaint=_last_line(_text(self._err)), ended=self._ended)
 
     def _end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        leave(self._process)
 
 
 def _parsed(line: str) -> Said | None:

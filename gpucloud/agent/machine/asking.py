@@ -7,6 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
+from gpucloud.commands import answered
+
 _TIMEOUT_S = 60.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/amazon/efa/bin"  # a user's may lack sbin
 
@@ -19,22 +21,12 @@ def environment() -> dict[str, str]:
 def ask(*argv: str, timeout_s: float = _TIMEOUT_S) -> tuple[int, str]:
     """Return the exit code and what the command said; 127 where there is no such command, 124 when it hangs."""
     try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            env=environment(),
-            check=False,
-        )
+        done = answered(argv, timeout_s=timeout_s, env=environment(), merged=True)
     except subprocess.TimeoutExpired:
         return 124, f"no answer within {timeout_s:g} s"
     except OSError as error:
         return 127, str(error)
-    return done.returncode, done.stdout
+    return done.exit_code, done.stdout
 
 
 def answer(*argv: str) -> str:

@@ -8,7 +8,7 @@ from gpucloud.domain.bootstrap.probing import package_path
 from gpucloud.domain.bootstrap.step import Command, Step
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.codec import to_json
-from gpucloud.domain.gate.wanted import ENDPOINTS, GateOrder, GateWanted, gate_digest
+from gpucloud.domain.gate.wanted import ENDPOINTS, LASTS, GateOrder, GateWanted, gate_digest
 
 GATE = "gate"
 _TIMEOUT_S = 400.0
@@ -19,6 +19,11 @@ def gate_command(python: str, package: str, order: GateOrder) -> Command:
     return Command(argv=(python, package, "gate"), stdin=to_json(order).encode(), timeout_s=_TIMEOUT_S)
 
 
+def may_ask_root(wanted: Wanted) -> bool:
+    """Whether the login may use sudo there: where gpucloud only looks, a refusal is reported to an administrator."""
+    return wanted.machine is not None and wanted.machine.install
+
+
 def endpoints(wanted: Wanted) -> tuple[tuple[str, str], ...]:
     """Return what the job itself says of the store's endpoint; of its environment nothing else, which has secrets."""
     return tuple(pair for pair in wanted.env if pair[0] in ENDPOINTS)
@@ -27,8 +32,13 @@ def endpoints(wanted: Wanted) -> tuple[tuple[str, str], ...]:
 def _needed(facts: Facts, wanted: Wanted) -> str | None:
     if wanted.gate is None:
         return None
-    passed = facts.gate is not None and facts.gate.digest == _digest(facts, wanted, wanted.gate)
-    return None if passed else "its GPUs were not checked on this boot"
+    if facts.gate is None:
+        return "its GPUs were not checked on this boot, or something was reported of them since"
+    if facts.gate.digest != _digest(facts, wanted, wanted.gate):
+        return "its GPUs, its driver or what the job wants of them are not those of the last check"
+    if facts.time - facts.gate.at > LASTS:
+        return f"its GPUs were checked {(facts.time - facts.gate.at).days} days ago"
+    return None
 
 
 def _commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
@@ -41,13 +51,13 @@ def _commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
         devices=wanted.devices,
         store=wanted.store_endpoint,
         env=endpoints(wanted),
+        sudo=may_ask_root(wanted),
     )
     return (gate_command(facts.python, package_path(facts.root, wanted.package), order),)
 
 
 def _digest(facts: Facts, wanted: Wanted, gate: GateWanted) -> str:
-    driver = facts.gpus[0].driver if facts.gpus else ""
-    return gate_digest(gate, job_python(facts), driver, wanted.devices)
+    return gate_digest(gate, job_python(facts), facts.gpus or (), wanted.devices)
 
 
 GATE_STEP = Step(name=GATE, needed=_needed, commands=_commands)

@@ -6,6 +6,9 @@ from gpucloud.domain.bootstrap.facts import Asked
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.codec import to_json
 
+PROBE_LIMIT_S = 120.0
+"""How long facts may take: an nvidia-smi that does not answer is a fact, and has a minute of its own (`smi`)."""
+
 # $1 is the package's SHA-256, $2 the agent's folder from the home; the question comes on standard input. One round trip
 # answers everything; a package that cannot run (a damaged disk) is as good as none.
 PROBE = """\

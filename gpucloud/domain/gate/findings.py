@@ -10,7 +10,7 @@ REFUSED = 14
 """The exit code of the node's `gate` command, and of the CLI, where a machine is not fit (DESIGN §10)."""
 
 # What the next machine would show as well: the job's Python, its environment, the ways out of its network.
-_NOT_THE_MACHINES = ("no-torch", "cpu-torch", "wheel-too-new", "torch-count", "store")
+_NOT_THE_MACHINES = ("no-torch", "cpu-torch", "wheel-too-new", "torch-count", "store", "choice")
 
 
 class Severity(str, Enum):

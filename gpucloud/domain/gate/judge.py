@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gpucloud.domain.gate.devices import device_findings
+from gpucloud.domain.gate.devices import device_findings, held_findings
 from gpucloud.domain.gate.findings import Finding, fail, warn
-from gpucloud.domain.gate.report import Report, TorchSeen
+from gpucloud.domain.gate.report import Report, TorchSeen, XidSeen
 from gpucloud.domain.gate.wanted import GateWanted
 from gpucloud.domain.gate.work import work_findings
 from gpucloud.domain.hardware.drivers import is_older, least_driver
-from gpucloud.domain.hardware.gpus import model_of
+from gpucloud.domain.hardware.gpus import Gpu, model_of
 from gpucloud.domain.hardware.xids import XidClass, same_device, xid_class, xid_means
 
 _LEAST_FREE = 5 << 30
 _LEAST_WRITE_MBPS = 50.0
+_LEAST_MEMLOCK = 1 << 30
+_FRESH_S = 3600.0
+_OLD_S = 24 * 3600.0
 REPLACE = "replace the machine"
 
 
@@ -25,7 +28,9 @@ def judge(report: Report, wanted: GateWanted) -> tuple[Finding, ...]:
         _stand_ins,
         _models,
         device_findings,
+        held_findings,
         _xids,
+        _switches,
         _torch,
         work_findings,
         _machine,
@@ -62,17 +67,35 @@ def _stand_ins(report: Report, wanted: GateWanted) -> Iterator[Finding]:  # noqa
 
 
 def _models(report: Report, wanted: GateWanted) -> Iterator[Finding]:
-    names = {model_of(gpu.name) for gpu in report.gpus or ()}
+    gpus = report.gpus or ()
+    used = gpus[: wanted.gpus] if wanted.gpus else gpus  # a job's ranks take the first ones
+    names = {model_of(gpu.name) for gpu in used}
     if len(names) > 1:
         yield warn("mixed", f"GPUs of several models: {', '.join(sorted(names))}", "the slowest sets the pace")
-    for gpu in report.gpus or ():
-        if wanted.models and not any(_is(model, gpu.name) for model in wanted.models):
+    right = [gpu for gpu in gpus if not wanted.models or any(_is(model, gpu.name) for model in wanted.models)]
+    if len(right) >= wanted.gpus and any(gpu not in right for gpu in used):
+        others = ", ".join(f"GPU {gpu.index} is a {gpu.name}" for gpu in used if gpu not in right)
+        text = f"{others}, {' or '.join(wanted.models)} expected: the job would get it, and not those that are there"
+        indices = ", ".join(str(gpu.index) for gpu in right)
+        yield fail("choice", text, f"name the right ones: `ssh: hosts: [{{gpus: [{indices}]}}]`")
+    elif len(right) < wanted.gpus:
+        for gpu in (gpu for gpu in gpus if gpu not in right):
             text = f"it is a {gpu.name}, {' or '.join(wanted.models)} expected"
             yield fail("model", text, "take another machine, or mend `resources.gpu`", gpu.index)
+    for gpu in used:
+        memory_mib = _usable_mib(gpu, report)
         # 24 GiB are sold where 22.5 can be used: ECC and the driver take their part.
-        if wanted.vram_gib is not None and gpu.memory_mib < wanted.vram_gib * 1024 * 0.92:
-            text = f"{gpu.memory_mib / 1024:.1f} GiB of memory, {wanted.vram_gib} expected"
+        if wanted.vram_gib is not None and memory_mib is not None and memory_mib < wanted.vram_gib * 1024 * 0.92:
+            text = f"{memory_mib / 1024:.1f} GiB of memory, {wanted.vram_gib} expected"
             yield fail("memory", text, "take another machine, or lower `vram_gib`", gpu.index)
+
+
+def _usable_mib(gpu: Gpu, report: Report) -> int | None:
+    """Return its memory; of one that has none of its own what CUDA says, None while CUDA was not asked."""
+    if gpu.memory_mib is not None:
+        return gpu.memory_mib
+    place = (report.gpus or ()).index(gpu)
+    return next((probe.total_mib for probe in report.probes if probe.index == place), None)
 
 
 def _is(model: str, name: str) -> bool:
@@ -97,12 +120,46 @@ def _xids(report: Report, wanted: GateWanted) -> Iterator[Finding]:  # noqa: ARG
         ):
             continue
         seen.add((xid.number, xid.pci))
-        text = f"Xid {xid.number} in the kernel's log since boot: {xid_means(xid.number)}"
-        gpu = mine[0] if mine else None
-        if kind is XidClass.BROKEN:
-            yield fail("xid", text, f"reset the GPU (nvidia-smi --gpu-reset), boot anew, or {REPLACE}", gpu)
+        text = f"Xid {xid.number} in the kernel's log{_ago(xid.age_s)}: {xid_means(xid.number)}"
+        gpu = next((one for one in report.gpus or () if one.index in mine), None)
+        if kind is XidClass.BROKEN and _counts(xid, gpu):
+            yield fail("xid", text, f"{_reset(gpu)}, boot anew, or {REPLACE}", gpu.index if gpu else None)
         else:
-            yield warn("xid", text, "watch it; a reset of the GPU mends it", gpu)
+            yield warn("xid", text, "watch it; a reset of the GPU mends it", gpu.index if gpu else None)
+
+
+def _counts(xid: XidSeen, gpu: Gpu | None) -> bool:
+    """Whether a device is still held to have what its Xid says.
+
+    Once it works again the line is still in the log, and after a reset too. A driver that tells of recovery (R555 and
+    later) and asks for nothing is believed after an hour, any other after a day in which the device went on.
+    """
+    if gpu is None or xid.age_s is None:
+        return True
+    return xid.age_s < (_FRESH_S if gpu.recovery_told else _OLD_S)
+
+
+def _reset(gpu: Gpu | None) -> str:
+    return f"sudo nvidia-smi --gpu-reset -i {gpu.index}" if gpu is not None else "sudo nvidia-smi --gpu-reset"
+
+
+def _ago(age_s: float | None) -> str:
+    if age_s is None:
+        return " since boot"
+    for seconds, word in ((86400, "d"), (3600, "h"), (60, "min")):
+        if age_s >= seconds:
+            return f" {age_s / seconds:.0f} {word} ago"
+    return f" {age_s:.0f} s ago"
+
+
+def _switches(report: Report, wanted: GateWanted) -> Iterator[Finding]:  # noqa: ARG001
+    """A fatal error of a switch is every GPU's; one that the fabric was made anew since is over (a new driver load)."""
+    for number in sorted({error.number for error in report.switch_errors}):
+        ages = [e.age_s for e in report.switch_errors if e.number == number]
+        youngest = min((age for age in ages if age is not None), default=None)
+        text = f"a fatal error of an NVSwitch (SXid {number}) in the kernel's log{_ago(youngest)}"
+        hint = f"reset all GPUs and restart nvidia-fabricmanager, boot anew, or {REPLACE}"
+        yield (fail if youngest is None or youngest < _OLD_S else warn)("sxid", text, hint)
 
 
 def _is_lost(report: Report, pci: str) -> bool:
@@ -155,6 +212,9 @@ def _machine(report: Report, wanted: GateWanted) -> Iterator[Finding]:  # noqa: 
     if report.write_mbps is not None and report.write_mbps < _LEAST_WRITE_MBPS:
         text = f"the disk writes {report.write_mbps:.0f} MB/s, {_LEAST_WRITE_MBPS:.0f} expected"
         yield warn("disk-slow", text, "`data:` and checkpoints will be slow: another disk, or another machine")
+    if report.memlock is not None and report.memlock < _LEAST_MEMLOCK:
+        text = f"{report.memlock // 1024} KiB of memory may be locked, 1 GiB expected: EFA may not register buffers"
+        yield warn("memlock", text, "raise memlock in /etc/security/limits.conf, and log in anew")
     if report.store is not None and report.store.error is not None:
         text = f"the store at {report.store.endpoint} cannot be reached: {report.store.error}"
         yield fail("store", text, "let the machine reach it (route, firewall, endpoint)")

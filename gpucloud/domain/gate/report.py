@@ -10,11 +10,55 @@ from gpucloud.domain.hardware.gpus import Gpu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XidSeen:
-    """One line of the kernel's log: the Xid's number, and the device's PCI address as written there."""
+    """One line of the kernel's log: the Xid's number, and the device's PCI address as written there.
+
+    `age_s` is how long ago it was written, None where the log does not say. What came before the driver was last
+    loaded, or before the driver said that its device needs nothing any more, is not seen.
+    """
 
     number: int
     pci: str
     text: str
+    age_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchError:
+    """A fatal error of an NVSwitch in the kernel's log (SXid), and how long ago; the switch is every GPU's."""
+
+    number: int
+    text: str
+    age_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLink:
+    """A device's way to the host's memory: the narrowest link that the ports of its own PCIe root and switches allow.
+
+    `slot_width` is the lanes that the port above the device has. None of it changes with load. On virtual machines the
+    ports are not the host's, and there is no such way.
+    """
+
+    index: int
+    generation: int
+    width: int
+    slot_width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A program that holds one of the devices: `owner` is its user's name, empty where it cannot be told.
+
+    `own`: it runs as the user that the job runs as.
+    """
+
+    gpu: int
+    pid: int
+    name: str
+    owner: str
+    own: bool = False
+    computes: bool = True
+    used_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +97,7 @@ class DeviceProbe:
     """One device at work, in the order in which torch numbers them. GB/s are 10^9 bytes a second.
 
     `right`: a product of matrices came out as it must; `repeatable`: twice the same bits; `memory_gb` was written and
-    read back, `memory_right` says whether unchanged.
+    read back, `memory_right` says whether unchanged. `total_mib` is the memory that CUDA can use.
     """
 
     index: int
@@ -65,6 +109,7 @@ class DeviceProbe:
     to_device_gbps: float | None = None
     from_device_gbps: float | None = None
     memory_gbps: float | None = None
+    total_mib: int | None = None
     error: str | None = None
 
 
@@ -85,12 +130,16 @@ class CollectiveProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnderLoad:
-    """The best PCIe link that a device showed while the probe ran: idle ones fall back to save power."""
+    """The best that a device showed while the probe ran: PCIe links and clocks fall back when they rest.
+
+    `sm_clock` is in MHz.
+    """
 
     index: int
     generation: int | None
     width: int | None
     slowdowns: tuple[str, ...] = ()
+    sm_clock: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +147,11 @@ class Report:
     """All that was seen. `gpus` are those that the job may use, None where there is no `nvidia-smi`.
 
     `on_the_bus` are the PCI addresses of NVIDIA's devices, `listed` how many nvidia-smi lists in all. `kernel_log` is
-    why the kernel's log could not be read. `clock_kept`: a time service keeps the clock, None: it is not known.
-    `stand_in`: the devices are named by an emulated machine and not there. What was not looked at is None or empty.
+    why the kernel's log could not be read, `newest` when it last told of a device or its driver, in seconds since boot.
+    `host_links` are empty on virtual machines. `holders` hold devices now; `busy`: a job of ours is expected to.
+    `clock_kept`: a time service keeps the clock, None: it is not known. `memlock` is how many bytes a process may lock
+    where an interface needs that (EFA), None elsewhere or without a limit. `stand_in`: the devices are named by an
+    emulated machine and not there. What was not looked at is None or empty.
     """
 
     at: datetime
@@ -109,11 +161,17 @@ class Report:
     listed: int = 0
     on_the_bus: tuple[str, ...] = ()
     links: Links = Links()
+    host_links: tuple[HostLink, ...] = ()
+    holders: tuple[Holder, ...] = ()
+    busy: bool = False
     xids: tuple[XidSeen, ...] = ()
+    switch_errors: tuple[SwitchError, ...] = ()
     kernel_log: str | None = None
+    newest: float | None = None
     clock_kept: bool | None = None
     free_bytes: int | None = None
     write_mbps: float | None = None
+    memlock: int | None = None
     store: StoreSeen | None = None
     torch: TorchSeen | None = None
     probes: tuple[DeviceProbe, ...] = ()

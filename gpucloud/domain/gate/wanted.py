@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gpucloud.domain.codec import to_json
+from gpucloud.domain.hardware.gpus import Gpu
 
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 """The variables by which boto3 is told of another endpoint, the first one first (AWS SDKs, service endpoints)."""
@@ -42,14 +43,23 @@ class GateOrder:
     devices: tuple[str, ...] = ()
     store: str = ""
     env: tuple[tuple[str, str], ...] = ()
+    sudo: bool = False
+
+
+LASTS = timedelta(days=7)
+"""How long a check counts on a machine that is not booted anew: own hosts run for months."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateFact:
-    """What the last full check on this boot passed: the digest of what was asked, when, its figures and remarks."""
+    """What the last full check on this boot passed: the digest of what was asked, when, its figures and remarks.
+
+    `newest` is what the kernel's log had told by then (`Report.newest`).
+    """
 
     digest: str
     at: datetime
+    newest: float | None = None
     figures: tuple[tuple[str, str], ...] = ()
     remarks: tuple[str, ...] = ()
 
@@ -61,7 +71,9 @@ def store_endpoint(order: GateOrder, environ: Mapping[str, str]) -> str:
     return (named or order.store) if order.store else ""
 
 
-def gate_digest(wanted: GateWanted, python: str, driver: str, devices: tuple[str, ...] = ()) -> str:
-    """Return the name of a check: another Python, driver or set of devices must pass it anew."""
-    text = "\n".join((to_json(wanted), python, driver, ",".join(devices)))
+def gate_digest(wanted: GateWanted, python: str, gpus: tuple[Gpu, ...], devices: tuple[str, ...] = ()) -> str:
+    """Return the name of a check: another Python or driver, other devices or fewer of them must pass it anew."""
+    driver = gpus[0].driver if gpus else ""
+    uuids = ",".join(sorted(gpu.uuid for gpu in gpus))
+    text = "\n".join((to_json(wanted), python, driver, uuids, ",".join(devices)))
     return hashlib.sha256(text.encode()).hexdigest()

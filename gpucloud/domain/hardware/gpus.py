@@ -11,19 +11,32 @@ _BUILD = re.compile(r"[- ]+(SXM[0-9]*|PCIe?|HBM[0-9]\w*|NVL|[0-9]+ ?GB)\b.*$", r
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A program that holds a device. `kind` is nvidia-smi's: `C` computes, `G` draws, `C+G` does both."""
+
+    pid: int
+    name: str
+    kind: str = ""
+    used_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One NVIDIA device as it stands now; None where the device does not say (`N/A`).
 
-    Memory in MiB, temperature in °C, power in W, clocks in MHz, use in percent. `ecc_uncorrected` counts errors since
-    the driver was loaded; `repair_pending`: a reset of the GPU would mend memory that failed; `repair_failed`: none
-    would. `slowdowns` are the reasons for which the hardware or the driver slows it down now, `idle` and set clocks
-    left out; `fabric` is the NVSwitch fabric's state, such as `Completed`.
+    Memory in MiB (it has none of its own where it shares the machine's: GB10, Jetson), temperature in °C, power in W,
+    clocks in MHz, use in percent. `ecc_uncorrected` counts errors since the driver was loaded; `repair_pending`: a
+    reset of the GPU would mend memory that failed; `repair_failed`: none would. `recovery` is what the driver asks for
+    to have the device work again; `recovery_told`: this driver tells of such a thing at all, and None is its word.
+    `slowdowns` are the reasons for which the hardware or the driver slows it down now, `idle` and set clocks left out;
+    `fabric` is the NVSwitch fabric's state, such as `Completed`. `virtualization` is how the device came into a virtual
+    machine: `Pass-Through`, or `VGPU` for a share of one.
     """
 
     index: int
     uuid: str
     name: str
-    memory_mib: int
+    memory_mib: int | None
     driver: str
     pci: str = ""
     memory_used_mib: int | None = None
@@ -42,10 +55,13 @@ class Gpu:
     repair_pending: bool = False
     repair_failed: bool = False
     recovery: str | None = None
+    recovery_told: bool = False
     slowdowns: tuple[str, ...] = ()
     mig: bool = False
     persistence: bool = False
     fabric: str | None = None
+    virtualization: str | None = None
+    processes: tuple[GpuProcess, ...] = ()
 
 
 def model_of(name: str) -> str:

@@ -13,10 +13,16 @@ from enum import Enum
 
 _LINE = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<number>\d+)\b")
 
+# NVIDIA, "Fabric Manager user guide", SXid errors: `nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Fatal, Link 28`.
+_SWITCH_LINE = re.compile(r"nvidia-nvswitch\d+: SXid \([^)]*\): (?P<number>\d+), Fatal\b")
+# What Xid 154 says when a device was reset, or needed nothing after all (NVIDIA's Xid catalog).
+_RECOVERED = re.compile(r"Xid \([^)]*\): 154\b.* to 0x0 \(None\)")
+
 # What the driver could not mend while it runs: the device, or its link, must be reset or replaced.
 _BROKEN = {
     46: "the GPU stopped processing",
     48: "an uncorrectable memory error (double bit)",
+    54: "its auxiliary power is not connected",
     62: "the GPU's controller halted",
     64: "a bad row of memory could not be remapped",
     74: "an NVLink error",
@@ -83,6 +89,17 @@ def find_xid(line: str) -> Xid | None:
     """Return the Xid in a line of the kernel's log, None for any other line."""
     m = _LINE.search(line)
     return Xid(number=int(m["number"]), pci=m["pci"]) if m else None
+
+
+def find_switch_error(line: str) -> int | None:
+    """Return the number of a fatal error of an NVSwitch in a line of the kernel's log, None for any other line."""
+    m = _SWITCH_LINE.search(line)
+    return int(m["number"]) if m else None
+
+
+def is_recovered(line: str) -> bool:
+    """Whether the line says that a device needs no recovery any more."""
+    return _RECOVERED.search(line) is not None
 
 
 def pci_address(text: str) -> tuple[int, ...]:
