@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gpucloud.domain.parts import PART_BYTES, Sums
 from gpucloud.store.commits import newest_commit
-from gpucloud.store.contract import Conflict, ObjectStore, Stored, TooLarge, get_small, put_once
+from gpucloud.store.contract import Conflict, ObjectStore, Stored, TooLarge, TooMany, get_small, put_once
 from gpucloud.store.opening import open_store
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Stored",
     "Sums",
     "TooLarge",
+    "TooMany",
     "get_small",
     "newest_commit",
     "open_store",

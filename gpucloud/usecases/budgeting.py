@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from decimal import ROUND_UP, Decimal
 
 from gpucloud.domain.armings import arming, most_machines
 from gpucloud.domain.order import Order
 from gpucloud.domain.state import JobState
-from gpucloud.domain.supervision.budget import Standing, least_to_lower_to, shut_off
+from gpucloud.domain.supervision.budget import Standing, in_cents, least_to_lower_to, shut_off
 from gpucloud.domain.supervision.prepaid import sooner
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.jobs import Asker
 from gpucloud.usecases.lease import Lease
-
-_CENT = Decimal("0.01")
 
 
 def standing(asker: Asker, state: JobState) -> Standing:
@@ -61,5 +58,4 @@ def obey_here(asker: Asker, lease: Lease, order: Order, rules: Rules) -> bool:
 
 def least_usd(asker: Asker, state: JobState, rules: Rules) -> str:
     """Return the least sum that the budget can be lowered to now, in USD, rounded up to cents."""
-    least = least_to_lower_to(state, standing(asker, state), rules)
-    return f"{least.quantize(_CENT, ROUND_UP):f}"
+    return in_cents(least_to_lower_to(state, standing(asker, state), rules))

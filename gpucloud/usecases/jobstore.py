@@ -22,7 +22,7 @@ from gpucloud.domain.ledger import Charge, joined
 from gpucloud.domain.order import Envelope, Order
 from gpucloud.domain.state import JobState
 from gpucloud.domain.supervision.seen import DriveTrial
-from gpucloud.store import Conflict, ObjectStore, Stored, TooLarge, get_small, put_once
+from gpucloud.store import Conflict, ObjectStore, Stored, TooLarge, TooMany, get_small, put_once
 from gpucloud.usecases.attemptrecords import AttemptRecords
 
 T = TypeVar("T")
@@ -260,7 +260,13 @@ class JobStore:
 
     def charges(self) -> tuple[Charge, ...]:
         """Return every charge in both ledgers: the user's, and what machines wrote of their own."""
-        return joined(self._charges_in(_USERS), self._charges_in(_MACHINES))
+        try:
+            theirs = self._charges_in(_MACHINES)
+        except TooMany:  # as a bill of theirs that cannot be read
+            if self.on_machine:
+                raise
+            theirs = ()
+        return joined(self._charges_in(_USERS), theirs)
 
     def arm(self, arming: Arming) -> None:
         """Write down a shut-off that the user's side arms for machines that drive their job."""

@@ -26,7 +26,7 @@ from gpucloud.domain.supervision.membership import is_over, members_of, progress
 from gpucloud.domain.supervision.seen import DriveTrial, Goal, NodeSeen, Readiness, Seen
 from gpucloud.domain.supervision.situation import lesson
 from gpucloud.domain.supervision.succession import appointed
-from gpucloud.store.commits import newest_commit
+from gpucloud.store import TooMany, newest_commit
 from gpucloud.usecases.cashier import Cashier, Payable
 from gpucloud.usecases.closing import OutputsHome
 from gpucloud.usecases.gate import gate_wanted
@@ -315,15 +315,21 @@ class Observer:
     def _newest(self, attempt: Attempt, seen: Seen, *, over: bool) -> CheckpointRef | None:
         """The manifest is read again when the script says that it has committed another step, and when it is over.
 
-        What it committed last it may not have lived to say.
+        What it committed last it may not have lived to say. Where a script filled the folder beyond what is listed,
+        what was known before stays: nobody is kept from the job by that.
         """
         progress = progress_of(attempt, seen)
         news = (progress.committed_step if progress else None, over)
         if news != (None, False) and news != self._checkpoint[0]:
-            newest = newest_commit(self.world.store, self.world.jobs.checkpoints)
-            ref = CheckpointRef(step=newest[0], sha256=newest[1]) if newest else None
-            self._checkpoint = (news, ref)
+            self._checkpoint = (news, self._committed(seen.state))
         return self._checkpoint[1]
+
+    def _committed(self, state: JobState) -> CheckpointRef | None:
+        try:
+            newest = newest_commit(self.world.store, self.world.jobs.checkpoints)
+        except TooMany:
+            return state.checkpoint
+        return CheckpointRef(step=newest[0], sha256=newest[1]) if newest else None
 
 
 def _wanted_end(goal: Goal, now: datetime) -> ExitReason | None:

@@ -17,7 +17,7 @@ from gpucloud.domain.order import CLOSED, Order, Until, is_closed, with_budget
 from gpucloud.domain.plan import Plan, make_plan
 from gpucloud.domain.state import JobState
 from gpucloud.domain.supervision import books
-from gpucloud.domain.supervision.budget import refusal
+from gpucloud.domain.supervision.budget import in_cents, least_to_lower_to, refusal
 from gpucloud.domain.supervision.goal import rules_for
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
@@ -279,7 +279,8 @@ class Starter:
         rules = rules_for(order.unattended, self.rules)
         why = refusal(state, before.budget_usd, order.budget_usd, standing, rules)
         if why is not None:
-            raise BudgetTooSmall(f"{state.job}: {why}", hint=f"gpucloud train {state.job} --budget SUM")
+            least = in_cents(least_to_lower_to(state, standing, rules))
+            raise BudgetTooSmall(f"{state.job}: {why}", hint=f"gpucloud train {state.job} --budget {least}USD")
 
     def _orders(self, jobs: JobStore) -> Orders:
         return Orders(jobs=jobs, clock=self.clock, signer=self.signer, reader=self.reader)

@@ -73,7 +73,7 @@ def end(store, cluster, region):
     while True:
         try:
             lower(store, cluster, region)
-        except (NotYet, OSError, http.client.HTTPException, ValueError, KeyError) as error:
+        except (NotYet, OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
             reason = str(error) if isinstance(error, NotYet) else type(error).__name__
             if time.monotonic() > deadline or isinstance(error, Torn):
                 print("gpucloud: the group is not lowered: " + reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -187,8 +188,11 @@ def test_an_attempt_that_runs_near_the_end_of_its_budget_can_be_supervised_again
 
     assert (again.name, again.continues, again.plan, again.order.budget_usd) == ("digits", True, None, 1)
     orders(starter).change(lambda newest: with_budget(newest, Decimal(40)))
-    with pytest.raises(BudgetTooSmall, match="less than what is spent"):
+    with pytest.raises(BudgetTooSmall, match="less than what is spent") as refused:
         starter.start(JOB, SPEC, Asked(budget_usd=Decimal("0.5")))
+    least = re.search(r"at least (\d+\.\d\d) USD", str(refused.value))
+    assert least is not None
+    assert refused.value.hint == f"gpucloud train digits --budget {least[1]}USD"  # as `gpucloud budget` says
 
 
 def test_what_changed_since_the_last_start_is_said(starter):

@@ -12,6 +12,7 @@ import pytest
 
 from gpucloud.agent.data import disks as module
 from gpucloud.agent.data.disks import FOLDER, disks
+from gpucloud.domain.errors import NodeError
 
 
 @pytest.fixture
@@ -88,6 +89,38 @@ def test_where_others_could_put_what_a_job_trains_on_no_set_lies(
     made(scratch / FOLDER)
     assert folders(tmp_path) == []
     assert sudo == []
+
+
+def open_above(folder: Path) -> None:
+    folder.parent.chmod(0o777)
+
+
+@pytest.mark.parametrize("made", [linked, open_to_all, open_to_a_group, a_file, open_above])
+def test_a_folder_that_is_named_and_that_others_may_fill_is_refused_with_what_helps(
+    scratch: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    made: Callable[[Path], None],
+    sudo: list[tuple[str, ...]],
+):
+    monkeypatch.setenv("GPUCLOUD_DATA_ROOT", str(scratch))
+    made(scratch / FOLDER)
+    with pytest.raises(NodeError, match="others may put or exchange") as refused:
+        disks(tmp_path, below_root=False)
+    own = "or have GPUCLOUD_DATA_ROOT name a folder of your own"
+    assert refused.value.hint == f"chmod go-w {scratch} {scratch / FOLDER}, {own}"
+    assert sudo == []
+
+
+def test_a_folder_that_is_named_is_made_and_the_only_one(
+    scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("GPUCLOUD_DATA_ROOT", str(scratch / "mine"))
+    before = os.umask(0o002)  # as where each user has a group of his own
+    try:
+        assert [one.folder for one in disks(tmp_path, below_root=False)] == [str(scratch / "mine" / FOLDER)]
+    finally:
+        os.umask(before)
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775])

@@ -7,6 +7,7 @@ import tracemalloc
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from gpucloud.adapters.receiver import main as receive
 from gpucloud.adapters.storedoutputs import StoredOutputs, bring_stored_home
 from gpucloud.adapters.sync import whole_code
 from gpucloud.adapters.worktree import HashCache, read_tree
+from gpucloud.agent.drive import driver as module
 from gpucloud.agent.drive.driver import Driver
 from gpucloud.domain.agentstatus import Outcome
 from gpucloud.domain.bootstrap.driver_step import DRIVER
@@ -307,6 +309,22 @@ def test_no_machine_ends_the_group_of_a_job_that_somebody_has_taken_or_goes_on_w
             driver._is_over(ORDER)
         lease.write(books.reopen(lease.state))
     assert not driver._end(ORDER, jobs)
+    assert ended == []
+
+
+def test_a_machine_that_stood_still_before_its_last_word_ends_nothing_of_whoever_followed_it(driver, monkeypatch):
+    driver, jobs, ended = driver
+    up, newest = iter([0.0, 60.0]), Orders.newest
+    monkeypatch.setattr(module, "take", partial(take, uptime=lambda: next(up, 60.0)))
+
+    def stands_still(self):
+        driver.machine.clock.sleep(60)
+        take(jobs, driver.machine.clock)
+        return newest(self)
+
+    monkeypatch.setattr(Orders, "newest", stands_still)
+    with pytest.raises(LeaseHeld):
+        driver._end(ORDER, jobs)
     assert ended == []
 
 

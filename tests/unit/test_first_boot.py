@@ -219,6 +219,20 @@ def test_a_machine_lowers_its_group_before_it_ends_unless_that_is_paid_for(
     assert all("/eu-west-1/autoscaling/aws4_request" in line for line in group.lowered)
 
 
+@pytest.mark.parametrize("until", ["2099-01-01T00:00:00", "tomorrow", "9999-99-99", ""])
+def test_a_time_that_cannot_be_read_lowers_no_group_and_keeps_no_machine_from_its_end(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, until: str
+) -> None:
+    """Machines of a job that drives itself may write its state."""
+    group = Group(json.dumps({"paid_until": until}))
+    monkeypatch.setenv("GPUCLOUD_END_S", "0")
+    monkeypatch.setattr(script, "send", group.send)
+    monkeypatch.setattr(script, "own_keys", lambda: (KEYS, ID))
+    monkeypatch.setattr(script.time, "sleep", lambda _: None)
+    said = script.end("s3://b", "gpucloud-digits", "eu-west-1")
+    assert (said, len(group.lowered)) == ((0, 1) if until == "" else (1, 0))
+
+
 def test_a_group_that_is_busy_is_lowered_later_and_a_refusal_is_final(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from gpucloud.adapters.home import KnownJob
 from gpucloud.cli import ending
-from gpucloud.domain import codec
+from gpucloud.domain import bounds, codec
 from gpucloud.domain.armings import arming
 from gpucloud.domain.bounds import RECORD_BYTES
 from gpucloud.domain.errors import CredentialsError, ProvisionError, ToolMissing
@@ -117,6 +117,22 @@ def test_a_state_that_its_machines_wrote_keeps_nobody_from_ending_them(tmp_path:
     assert (outside.cloud.describe(GROUP).alive, ended.code) == ((), 0), ended.stderr
     assert (state(outside).exit_reason, state(outside).torn_down) == (ExitReason.STOPPED, True)
     assert jobs(outside).armings()[-1].machines == 0
+
+
+@pytest.mark.parametrize(
+    ("folder", "drive"),
+    [("checkpoints/gen", False), ("checkpoints/commit", False), ("ledger", True), ("checkpoints/gen", True)],
+)
+def test_more_objects_than_any_job_has_keep_nobody_from_ending_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, drive: bool
+) -> None:
+    outside = left_to_its_machines(tmp_path, drive=drive)
+    for number in range(80):
+        outside.store.put(f"jobs/{JOB}/{folder}/{number:012d}", b"x")
+    monkeypatch.setattr(bounds, "LISTED_KEYS", 70)
+    ended = down(outside)
+    assert (outside.cloud.describe(GROUP).alive, ended.code) == ((), 0), ended.stderr
+    assert state(outside).torn_down
 
 
 @pytest.mark.parametrize("lie", ["members that no group has", "an attempt of nobody"])

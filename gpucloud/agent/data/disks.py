@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpucloud.domain.errors import NodeError
 from gpucloud.domain.hardware.disks import Disk, Speed
 
 FOLDER = "gpucloud-data"
@@ -24,15 +25,25 @@ def disks(root: Path, *, below_root: bool) -> tuple[Disk, ...]:
     """Return where sets may lie: the agent's own folder, and mounted disks of the machine unless `below_root`.
 
     GPUCLOUD_DATA_ROOT names the one folder instead. Network and memory file systems do not count, nor disks on which
-    somebody else could put or exchange what a job trains on.
+    somebody else could put or exchange what a job trains on: where that is so of the folder that is named, NodeError.
     """
     given = os.environ.get("GPUCLOUD_DATA_ROOT")
     if given:
-        return (_disk(Path(given) / FOLDER, Path(given)),)
+        return (_named(Path(given)),)
     own = _disk(root / "data" / "sets", root)
     if below_root:
         return (own,)
     return (*(_disk(point / FOLDER, point) for point, rented in _mounted() if _is_ours(point, rented=rented)), own)
+
+
+def _named(point: Path) -> Disk:
+    point.mkdir(0o755, parents=True, exist_ok=True)
+    if not _is_ours(point, rented=False):
+        raise NodeError(
+            f"others may put or exchange what lies in {point / FOLDER}",
+            hint=f"chmod go-w {point} {point / FOLDER}, or have GPUCLOUD_DATA_ROOT name a folder of your own",
+        )
+    return _disk(point / FOLDER, point)
 
 
 def _mounted() -> Iterator[tuple[Path, bool]]:

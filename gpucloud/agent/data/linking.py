@@ -41,7 +41,7 @@ def link(target: Path, folder: Path, *, below_root: bool) -> None:
     made = _run("sudo", "-n", "mkdir", "-p", str(target.parent)) and (
         target.is_symlink() or not target.exists() or _run("sudo", "-n", "rmdir", str(target))
     )
-    made = made and _run("sudo", "-n", "ln", "-s", str(folder), beside)
+    made = made and _run("sudo", "-n", "ln", "-s", "-T", str(folder), beside)
     if not made or not _run("sudo", "-n", "mv", "-T", beside, str(target)):
         raise NodeError(f"{target} cannot be made a link to {folder}", hint="name another folder under `data:`")
 

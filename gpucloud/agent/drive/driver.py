@@ -178,6 +178,7 @@ class Driver:
             if not state.status.ended and not untouched:
                 return False
             if not state.torn_down and not keeps(wanted, state):
+                lease.confirm()
                 tell(f"{order.name}: {state.message or state.status.value}; ending the machines")
                 self.machine.end_group(order, state)
         return True

@@ -48,8 +48,12 @@ def refusal(state: JobState, old_usd: Decimal, usd: Decimal, standing: Standing,
     least = least_to_lower_to(state, standing, rules)
     if usd >= old_usd or usd >= least:
         return None
-    cents = Decimal(math.ceil(least * 100)) / 100
-    return f"{usd} USD is less than what is spent and what saving and ending costs: at least {cents:.2f} USD"
+    return f"{usd} USD is less than what is spent and what saving and ending costs: at least {in_cents(least)} USD"
+
+
+def in_cents(usd: Decimal) -> str:
+    """Return the sum rounded up to cents."""
+    return f"{Decimal(math.ceil(usd * 100)) / 100:.2f}"
 
 
 def least_to_lower_to(state: JobState, standing: Standing, rules: Rules) -> Decimal:
