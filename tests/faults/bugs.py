@@ -1060,3 +1060,32 @@ def archives_unpacked_without_end(original: Any) -> Any:
 def terminal_obeys_machines(original: Any) -> Any:
     """Text of others reaches the terminal as it is."""
     return lambda text: text
+
+
+# The gate
+
+
+@seeded("domain.gate.work:_least_link", "gate")
+def hosts_taken_for_as_fast_as_their_gpus(original: Any) -> Any:
+    """A virtual machine's host is held to the generation of the GPU itself."""
+    from dataclasses import replace
+
+    return lambda gpu, spec: replace(original(gpu, spec), generation=spec.pcie_generation)
+
+
+@seeded("domain.gate.devices:has_switches", "gate")
+def boards_without_switches_not_known(original: Any) -> Any:
+    """Every two GPUs are to have all their links between them."""
+    return lambda report: True
+
+
+@seeded("domain.gate.work:_arithmetic", "gate")
+def arithmetic_measured_and_not_judged(original: Any) -> Any:
+    """A GPU whose clocks somebody locked takes part."""
+    return lambda report: iter(())
+
+
+@seeded("domain.gate.devices:_HELD", "gate")
+def gpus_of_others_taken(original: Any) -> Any:
+    """A GPU whose memory another program holds is as good as a free one."""
+    return 1.0

@@ -163,6 +163,12 @@ def test_an_old_error_of_a_driver_that_knows_no_recovery_counts_for_a_day():
     )
 
 
+def test_of_several_errors_alike_the_last_one_counts():
+    xids = tuple(XidSeen(number=119, pci="0000:10:00", text="NVRM: Xid", age_s=age) for age in (9e6, 60.0, 8e6))
+    (found,) = judge(report(*a100s(1), xids=xids), GateWanted(gpus=1))
+    assert (found.severity.value, "1 min ago" in found.text) == ("fail", True)
+
+
 def tree(root, path, speed, width):
     """A device of the kernel's tree, with what it can do."""
     place = root / path

@@ -110,7 +110,7 @@ def _xids(report: Report, wanted: GateWanted) -> Iterator[Finding]:  # noqa: ARG
         yield warn("kernel-log", text, "sudo sysctl kernel.dmesg_restrict=0")
     ours = {gpu.index: gpu.pci for gpu in report.gpus or () if gpu.pci}
     seen: set[tuple[int, str]] = set()
-    for xid in report.xids:
+    for xid in sorted(report.xids, key=lambda one: one.age_s or 0.0):  # of several alike, the last one counts
         kind, mine = xid_class(xid.number), [i for i, pci in ours.items() if same_device(pci, xid.pci)]
         # Of a device that the job does not use, nothing is said; of one that nobody lists any more, everything.
         if (
