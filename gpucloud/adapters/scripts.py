@@ -2,18 +2,111 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpucloud.domain.protection import Code
+
 _IMPORTS = re.compile(rb"^\s*(?:import\s+gpucloud\.resume|from\s+gpucloud(?:\.resume)?\s+import)\b", re.MULTILINE)
 _LARGEST = 2**20
+_MOST = 2000
+"""Files that are read of the code of one job."""
 
 
 def imports_resume(code: Path) -> bool:
     """Whether a Python file in the job's code imports `gpucloud.resume`."""
-    return any(_IMPORTS.search(path.read_bytes()) is not None for path in _scripts(code))
+    return next(_importing(code), None) is not None
+
+
+def look(code: Path, run: str) -> Code:
+    """Return what the job's code tells of how it saves: of the script of `run`, and of what it imports."""
+    script = _script_of(code, run)
+    if script is not None and _reaches(code, script):
+        return Code(script=str(script.relative_to(code)), reached=True)
+    other = next(_importing(code), None)
+    return Code(
+        script=str(script.relative_to(code)) if script is not None else None,
+        elsewhere=str(other.relative_to(code)) if other is not None else None,
+    )
+
+
+def _script_of(code: Path, run: str) -> Path | None:
+    """Return the first Python file of the code that a `run:` line names, by its path or with `-m`."""
+    try:
+        words = shlex.split(run)
+    except ValueError:
+        return None
+    for before, word in zip(["", *words], words, strict=False):
+        if before == "-m":
+            found = _module(word, (code, code / "src"))
+            found = found.with_name("__main__.py") if found is not None and found.name == "__init__.py" else found
+        else:
+            found = code / word if word.endswith(".py") and not Path(word).is_absolute() else None
+        if found is not None and ".." not in found.parts and found.is_file():
+            return found
+    return None
+
+
+def _reaches(code: Path, script: Path) -> bool:
+    """Whether the script imports `gpucloud.resume`, itself or by other files of the code."""
+    waiting, known = [script], {script}
+    while waiting and len(known) <= _MOST:
+        path = waiting.pop()
+        text = _read(path)
+        if _IMPORTS.search(text) is not None:
+            return True
+        new = {found for found in _imported(text, path, code, script.parent) if found not in known}
+        known |= new
+        waiting += sorted(new)
+    return False
+
+
+def _imported(text: bytes, path: Path, code: Path, beside: Path) -> Iterator[Path]:
+    """Yield the files of the code that one of them imports."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in ast.walk(tree):
+        names: list[str] = []
+        roots: tuple[Path, ...] = (beside, code, code / "src")
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                roots = (path.parents[min(node.level, len(path.parents)) - 1],)
+            base = f"{node.module}." if node.module else ""
+            names = [*([node.module] if node.module else []), *(f"{base}{alias.name}" for alias in node.names)]
+        for name in names:
+            parts = name.split(".")
+            for length in range(1, len(parts) + 1):  # a package's own code runs too
+                found = _module(".".join(parts[:length]), roots)
+                if found is not None:
+                    yield found
+
+
+def _module(name: str, roots: tuple[Path, ...]) -> Path | None:
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return None
+    places = (place for root in roots for place in (root.joinpath(*parts, "__init__.py"), root.joinpath(*parts)))
+    files = (place if place.suffix else place.with_suffix(".py") for place in places)
+    return next((file for file in files if file.is_file()), None)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes() if path.stat().st_size <= _LARGEST else b""
+    except OSError:
+        return b""
+
+
+def _importing(code: Path) -> Iterator[Path]:
+    return (path for path in _scripts(code) if _IMPORTS.search(_read(path)) is not None)
 
 
 def _scripts(code: Path) -> Iterator[Path]:

@@ -16,6 +16,7 @@ from gpucloud.domain.job import Job
 from gpucloud.domain.markets import RecordedMarket
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.plan import memory_needed
+from gpucloud.domain.protection import Protection
 from gpucloud.domain.quantities import format_span, format_usd
 from gpucloud.domain.simulation.outcome import Summary
 from gpucloud.usecases.estimate import QUICK, AtDeadline, Candidate, Estimate, Saves
@@ -25,11 +26,12 @@ _BARS = "▁▂▃▄▅▆▇█"
 _FAR = 2.0  # a budget further above everything else would press it flat
 
 
-def estimate_text(job: Job, estimate: Estimate, *, sparkline: bool) -> str:
+def estimate_text(job: Job, estimate: Estimate, *, sparkline: bool, protection: Protection | None = None) -> str:
     """Return the estimate: the plan, what is to be expected, what else there is; with a small curve on a terminal."""
     rows = plan_rows(estimate.plan)
     rows = {"machines": rows.pop("machines"), **dict(_memory_rows(job, estimate)), **rows}
     rows |= dict(_expected_rows(job, estimate))
+    rows |= {"saves": protection.row} if protection is not None else {}
     quotas = _quota_texts(estimate.quotas)
     parts = [labelled(f"plan for {estimate.plan.job}", rows), *quotas]
     parts.append(table([*_candidate_rows(estimate.candidates)]))
@@ -69,10 +71,11 @@ def deadline_chart(job: Job, estimate: Estimate) -> Chart:
     )
 
 
-def estimate_json(job: Job, estimate: Estimate) -> dict[str, Any]:
+def estimate_json(job: Job, estimate: Estimate, protection: Protection | None = None) -> dict[str, Any]:
     """Return the estimate as an object: the plan's keys, and what is to be expected."""
     return {
         **plan_json(estimate.plan),
+        **({"saves": protection.saving.value} if protection is not None else {}),
         "as_of": estimate.plan.offer.as_of.isoformat(),
         "memory": _memory_json(job),
         "work_s": estimate.work.span.total_seconds() if estimate.work else None,

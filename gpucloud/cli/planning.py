@@ -8,27 +8,30 @@ from pathlib import Path
 from gpucloud.cli.estimates import deadline_chart, estimate_json, estimate_text
 from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.target import read_target
-from gpucloud.cli.training import introduce, remark
+from gpucloud.cli.training import introduce, remark, warn
 from gpucloud.domain.errors import CredentialsError
 from gpucloud.domain.job import Cloud, Job
-from gpucloud.wiring import Gpucloud
+from gpucloud.domain.protection import protection_of
+from gpucloud.wiring import Gpucloud, look
 
 
 def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bool) -> int:
     """Say what would be rented and what it costs; nothing is made. Return the exit code."""
     cloud = Gpucloud()
     job = read_target(cloud, target, on).job
+    protection = protection_of(job, look(job.code, job.run))
     drawn = cloud.plot(plot) if plot is not None else None
     offline = not _is_known(cloud, job)
     estimate = cloud.estimator(job, offline=offline).estimate(job)
     if drawn is not None:
         drawn.save([deadline_chart(job, estimate)], title=f"{job.name}: cost against deadline")
     if as_json:
-        say_json(estimate_json(job, estimate))
+        say_json(estimate_json(job, estimate, protection))
     else:
-        say(estimate_text(job, estimate, sparkline=sys.stdout.isatty()))
+        say(estimate_text(job, estimate, sparkline=sys.stdout.isatty(), protection=protection))
     if plot is not None:
         tell(f"drawn: {plot}")
+    warn(protection)
     if not offline:
         remark(cloud, job, estimate.plan)
     return 0

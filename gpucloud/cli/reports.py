@@ -12,6 +12,7 @@ from gpucloud.cli.use import use_json, use_rows
 from gpucloud.domain import codec
 from gpucloud.domain.node import Node
 from gpucloud.domain.plan import Plan
+from gpucloud.domain.protection import Protection
 from gpucloud.domain.quantities import format_span, format_usd
 from gpucloud.domain.raised import advice_for
 from gpucloud.domain.shown import in_one_line, set_off
@@ -20,9 +21,9 @@ from gpucloud.usecases.report import JobReport
 from gpucloud.usecases.story import course_line, missing_line
 
 
-def plan_text(plan: Plan) -> str:
-    """Return the plan: what, at what price, and the ceiling."""
-    rows = plan_rows(plan)
+def plan_text(plan: Plan, protection: Protection) -> str:
+    """Return the plan: what, at what price, the ceiling, and how the script saves."""
+    rows = {**plan_rows(plan), "saves": protection.row}
     others = [f"{o.pool} {format_usd(o.usd_per_hour)}" for o in plan.others]
     if others:
         rows["next"] = f"{'; '.join(others)} a node"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -18,12 +19,13 @@ from gpucloud.domain.errors import RunIsOver, UsageError
 from gpucloud.domain.job import Cloud, Job
 from gpucloud.domain.order import CLOSED, Until
 from gpucloud.domain.plan import Plan
+from gpucloud.domain.protection import REMEDY, Protection, must_be_meant, protection_of
 from gpucloud.domain.quantities import format_span, parse_span
 from gpucloud.domain.state import JobState
 from gpucloud.usecases.start import Asked as Wishes
 from gpucloud.usecases.start import Prospect
 from gpucloud.usecases.supervise import CannotLeave
-from gpucloud.wiring import Gpucloud, KnownJob
+from gpucloud.wiring import Gpucloud, KnownJob, look
 
 
 def up(target: str | None, *, on: Cloud | None, as_json: bool) -> int:
@@ -139,17 +141,22 @@ def begin(cloud: Gpucloud, read: Target, wishes: Wishes) -> Begun:
     Whatever can refuse it here does so before anything is written: of a refused job no order counts anywhere.
     """
     introduce(cloud, read.job)
+    protection = protection_of(read.job, look(read.job.code, read.job.run))
     if cloud.first_plan(read.job) is not None:  # refused before anything is made, its own store included
         _require_able_to_begin(cloud, read, read.job.name, None)
         cloud.cloud(read.job).make_store()
 
     def check(prospect: Prospect) -> None:
         _require_able_to_begin(cloud, read, prospect.name, prospect.state)
+        if prospect.state is None and wishes.until is Until.FINISHED:
+            _require_meant(read.job, protection)
         if prospect.after is not None:
             tell(f"{prospect.after.job} has {prospect.after.status.value}: this is a new run, {prospect.name}")
         if prospect.plan is not None:
-            for line in plan_text(prospect.plan).splitlines():
+            for line in plan_text(prospect.plan, protection).splitlines():
                 tell(line)
+            if not read.job.trial:
+                warn(protection)
             remark(cloud, read.job, prospect.plan)
 
     start = cloud.starter(read.job).start(read.job, read.spec, wishes, check)
@@ -191,6 +198,20 @@ def introduce(cloud: Gpucloud, job: Job) -> None:
     account = cloud.cloud(job).account()
     if account is not None:
         tell(f"AWS {account.caller()}")
+
+
+def warn(protection: Protection) -> None:
+    """Say before any money is spent that the script saves nothing, and what can be done about it."""
+    if protection.warning is not None:
+        tell(f"warning: {protection.warning}")
+        tell(f"hint: {REMEDY}")
+
+
+def _require_meant(job: Job, protection: Protection) -> None:
+    """UsageError for a script that saves nothing, on machines that cost money, where nobody is there to be warned."""
+    somebody = sys.stdin.isatty() and sys.stderr.isatty()
+    if protection.warning is not None and not somebody and must_be_meant(job, protection):
+        raise UsageError(protection.warning, hint=REMEDY)
 
 
 def remark(cloud: Gpucloud, job: Job, plan: Plan) -> None:

@@ -248,7 +248,8 @@ class CheckpointPolicy:
     """When to save: at most one of `every` and `every_steps`; neither means auto.
 
     `give_up` is how many times its undisturbed cost a newly saved step may cost before the job stops; None: any.
-    `directory` is for a script that saves by itself; None: the script uses `gpucloud.resume`, or saves nothing.
+    `directory` is for a script that saves by itself; None: the script uses `gpucloud.resume`, or saves nothing, which
+    the user means with `none`.
     """
 
     every: timedelta | None = None
@@ -256,6 +257,7 @@ class CheckpointPolicy:
     keep: int = 3
     give_up: float | None = 20.0
     directory: CheckpointDirectory | None = None
+    none: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,8 @@ class Actor:
 
     def act(self, action: Action, seen: Seen, goal: Goal) -> None:
         """Do it. Errors of the cloud and of nodes come through as GpucloudError."""
-        for line in (*self._announced.news(action, seen, self.world.rules.limits), tell_story(action, seen)):
+        news = self._announced.news(action, seen, self.world.rules.limits, self.world.job.checkpoint)
+        for line in (*news, tell_story(action, seen)):
             if line:
                 self.watcher.story(line)
         if isinstance(action, OnTheCloud):

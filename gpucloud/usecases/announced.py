@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 
-from gpucloud.domain.job import Market
+from gpucloud.domain.job import CheckpointPolicy, Market
 from gpucloud.domain.node import Fault, Refusal
 from gpucloud.domain.shown import in_one_line
 from gpucloud.domain.supervision.action import Action, Wait
 from gpucloud.domain.supervision.belief import vouched_for
 from gpucloud.domain.supervision.elastic import AWAITING
-from gpucloud.domain.supervision.membership import all_silent, is_gone, somebody_answers
+from gpucloud.domain.supervision.membership import all_silent, is_gone, progress_of, somebody_answers
 from gpucloud.domain.supervision.seen import Limits, Seen
 from gpucloud.domain.supervision.storm import PAUSING
 from gpucloud.usecases.story import course_line, silence
+
+_FIRST_WORD = timedelta(minutes=1)
 
 
 @dataclass(slots=True)
@@ -23,11 +26,22 @@ class Announced:
     _told: set[str] = field(default_factory=set)
     _refusals: set[Refusal] = field(default_factory=set)
     _silent: bool = False
+    _protected: str | None = None
 
-    def news(self, action: Action, seen: Seen, limits: Limits) -> tuple[str, ...]:
-        """Return the lines that were not told yet."""
+    def news(
+        self, action: Action, seen: Seen, limits: Limits, policy: CheckpointPolicy | None = None
+    ) -> tuple[str, ...]:
+        """Return the lines that were not told yet; `policy` is what the job file says of checkpoints."""
         passing = (*self._passed_over(seen), *self._silence(seen, limits))
-        return (*passing, *_course(seen), *self._lasting(action, seen, limits))
+        return (*passing, *_course(seen), *self._protection(seen, policy), *self._lasting(action, seen, limits))
+
+    def _protection(self, seen: Seen, policy: CheckpointPolicy | None) -> tuple[str, ...]:
+        """Once how the script saves, by its own word, or after its first minute without one; again when it changes."""
+        told = _how_it_saves(seen, policy)
+        if told is None or told == self._protected:
+            return ()
+        self._protected = told
+        return (told,)
 
     def _passed_over(self, seen: Seen) -> tuple[str, ...]:
         """Which of the user's own hosts were passed over: another has taken their place, so no action tells it."""
@@ -53,6 +67,18 @@ class Announced:
         fresh = tuple(sorted(now - self._told))
         self._told = now
         return fresh
+
+
+def _how_it_saves(seen: Seen, policy: CheckpointPolicy | None) -> str | None:
+    """Return what an interruption would cost the script that runs; None while nobody can tell."""
+    attempt = seen.state.attempt
+    if attempt is None or (policy is not None and policy.directory is not None):
+        return None
+    if progress_of(attempt, seen) is not None:
+        return "the script saves with gpucloud.resume: an interruption costs a restart"
+    if (policy is not None and policy.none) or seen.now - attempt.started_at < _FIRST_WORD:
+        return None
+    return "the script has not called gpucloud.resume so far: an interruption starts it at the beginning"
 
 
 def _course(seen: Seen) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpucloud.domain.job import Market
 from gpucloud.domain.order import BudgetChange
 from gpucloud.domain.policy.observation import Mode
-from gpucloud.domain.quantities import format_usd
+from gpucloud.domain.quantities import format_span, format_usd
 from gpucloud.domain.state import Course, ExitReason, Interruption, InterruptionKind, MissingOutput
 from gpucloud.domain.supervision.action import (
     Action,
@@ -38,6 +38,7 @@ from gpucloud.domain.supervision.action import (
     Wait,
 )
 from gpucloud.domain.supervision.budget import plain_usd
+from gpucloud.domain.supervision.membership import progress_of
 from gpucloud.domain.supervision.seen import Seen
 
 
@@ -68,9 +69,9 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
         case Prepare(node_ids=node_ids):
             return f"preparing {', '.join(node_ids)}"
         case OpenAttempt(number=number, node_ids=node_ids):
-            return f"attempt {number} starts on {', '.join(node_ids)}"
+            return f"attempt {number} starts {_from(seen)}on {', '.join(node_ids)}{_lost(seen)}"
         case NoteInterruptions(interruptions=interruptions):
-            return "; ".join(_interrupted(i) for i in interruptions)
+            return "; ".join(_interrupted(i, seen) for i in interruptions)
         case Inspect(node_ids=node_ids):
             return f"looking at the GPUs of {', '.join(node_ids)}"
         case QuarantineNodes(nodes=nodes):
@@ -134,12 +135,34 @@ def _resized(size: int, seen: Seen) -> str:
     return f"asking for {new} × {state.successor.pool if state.successor is not None else state.pool}"
 
 
-def _interrupted(interruption: Interruption) -> str:
+def _from(seen: Seen) -> str:
+    """Return from which step an attempt after others goes on."""
+    saved = seen.checkpoint or seen.state.checkpoint
+    if not seen.state.attempts:
+        return ""
+    return f"after step {saved.step} " if saved is not None else "from the beginning "
+
+
+def _lost(seen: Seen) -> str:
+    """Return what the attempts before one have done in vain: without a checkpoint, all of the last one."""
+    attempts = seen.state.attempts
+    if not attempts or (seen.checkpoint or seen.state.checkpoint) is not None:
+        return ""
+    last = attempts[-1]
+    work = format_span((last.ended_at or seen.now) - last.started_at)
+    return f" (no checkpoint): {work} of work lost"
+
+
+def _interrupted(interruption: Interruption, seen: Seen) -> str:
     match interruption.kind:
         case InterruptionKind.NOTICE if interruption.attempt is None:
             return f"{interruption.node_id} has a notice: it has no part in an attempt"
         case InterruptionKind.NOTICE:
-            return f"{interruption.node_id} has a notice: saving"
+            attempt = seen.state.attempt
+            saves = attempt is None or progress_of(attempt, seen) is not None
+            return (
+                f"{interruption.node_id} has a notice: {'saving' if saves else 'its script has saved nothing so far'}"
+            )
         case InterruptionKind.LOST:
             return f"{interruption.node_id} is gone without notice"
         case InterruptionKind.FROZEN:

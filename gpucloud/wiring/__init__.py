@@ -3,7 +3,7 @@
 from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.adapters.localfiles import local_tree as local_folder
 from gpucloud.adapters.localfiles import sent as local_file
-from gpucloud.adapters.scripts import imports_resume
+from gpucloud.adapters.scripts import imports_resume, look
 from gpucloud.wiring.ci import install_pipeline
 from gpucloud.wiring.jobfile import job_schema, job_templates, sample_job, template_job
 from gpucloud.wiring.root import Gpucloud
@@ -18,6 +18,7 @@ __all__ = [
     "job_templates",
     "local_file",
     "local_folder",
+    "look",
     "sample_job",
     "template_job",
 ]

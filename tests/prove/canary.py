@@ -29,6 +29,7 @@ name: small
 code: code
 run: train.py
 launcher: plain
+checkpoint: none
 resources: {nodes: 1, gpus: 1}
 budget: 1 USD
 outputs: [seen]

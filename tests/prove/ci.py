@@ -138,7 +138,7 @@ launcher: plain
 resources: {{nodes: {nodes}, regions: [us-east-2]}}
 budget: {budget}
 """
-FAR = "cloud: aws\n"
+FAR = "cloud: aws\ncheckpoint: none\n"
 
 
 def run(form: Form) -> Iterator[Figure]:

@@ -73,6 +73,21 @@ def test_a_job_that_is_refused_for_want_of_a_secret_has_ordered_nothing(outside:
     assert alive(outside) == 0
 
 
+def test_a_script_that_saves_nothing_is_refused_in_ci_and_has_ordered_nothing(outside: Outside, monkeypatch) -> None:
+    """As on AWS, whose machines cost money; on the embedded fleet it is a warning."""
+    (outside.file.parent / "train.py").write_text("print('no import of the library')\n")
+    monkeypatch.setattr("gpucloud.cli.training.must_be_meant", lambda *_: True)
+    refused = give(outside, "train", "small.yaml")
+
+    assert refused.code == UsageError.exit_code, refused.stderr
+    assert "error: train.py does not save: an interruption starts it at the beginning" in refused.stderr
+    assert "`checkpoint: none` where it is meant so" in refused.stderr
+    assert (outside.store.list(""), outside.home.known()) == ((), ())
+
+    write(outside, "checkpoint: none\n")
+    assert give(outside, "train", "small.yaml").code == 0
+
+
 def test_a_start_that_is_refused_for_want_of_a_secret_leaves_the_order_as_it_was(outside: Outside) -> None:
     give(outside, "train", "small.yaml", at=130)
     before = outside.store.get(f"jobs/{JOB}/control/order.json")

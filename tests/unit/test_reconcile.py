@@ -293,7 +293,7 @@ def test_only_what_had_a_part_in_an_attempt_is_back_with_the_next_one():
 
 def test_story_and_report_tell_a_notice_beside_the_attempt_from_one_in_it():
     noted = (interruption("b"), interruption("c", attempt=None))
-    world = running(up("a", part(1)), up("b", part(1)), up("c"), interruptions=noted)
+    world = running(up("a", part(1, step=3)), up("b", part(1)), up("c"), interruptions=noted)
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(0))
     told = report(world.state, spend, (), world.group, None)
 

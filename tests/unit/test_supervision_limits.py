@@ -33,7 +33,7 @@ from gpucloud.usecases.usage import UsageMeter
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.faults.process import InlinePool
-from tests.unit.worlds import LATER, NOW, POOL, cooldown, gone, opened, order, part, progress, seen, state, up
+from tests.unit.worlds import LATER, NOW, POOL, cooldown, gone, job, opened, order, part, progress, seen, state, up
 
 GOAL, RULES = Goal(nodes=2, budget_usd=Decimal(1)), Rules()
 AWAY = timedelta(seconds=9)
@@ -405,7 +405,7 @@ def test_what_stayed_on_machines_is_written_down_when_the_job_ends_between_two_a
     before = state(attempts=(replace(opened("a"), reason=ExitReason.INTERRUPTED, ended_at=NOW),))
     written = []
     lease = SimpleNamespace(state=before, write=written.append)
-    world = SimpleNamespace(job=SimpleNamespace(outputs=("results/",)), rules=RULES)
+    world = SimpleNamespace(job=job(outputs=("results/",)), rules=RULES)
     parts = dict.fromkeys(("preparer", "inspector", "renter", "closing"))
     actor = Actor(world=world, lease=lease, watcher=SimpleNamespace(story=lambda _: None), **parts)
     actor.act(Finish(reason=ExitReason.NO_CAPACITY), seen(state=before), GOAL)

@@ -48,6 +48,11 @@ def _or_words(schema: dict[str, Any]) -> None:
     schema["items"] = {"anyOf": [schema["items"], {"type": "string", "minLength": 1}]}
 
 
+def _or_none(schema: dict[str, Any]) -> None:
+    """Say that the word `none` may stand in place of the mapping."""
+    schema["anyOf"] = [{"$ref": schema.pop("$ref")}, {"enum": ["none"]}]
+
+
 class _Keys(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -236,6 +241,18 @@ class CheckpointKeys(_Keys):
     )
 
 
+class NoCheckpoints(CheckpointKeys):
+    """`checkpoint: none`: the script saves nothing, and that is meant."""
+
+
+def _checkpoint(value: object) -> object:
+    if value == "none":
+        return NoCheckpoints()
+    if not isinstance(value, dict | BaseModel):
+        raise Wanted("a mapping of keys to values, or none")
+    return value
+
+
 class JobKeys(_Keys):
     """One gpucloud job."""
 
@@ -277,8 +294,10 @@ class JobKeys(_Keys):
     store: kinds.Store | None = Field(
         default=None, description="Where state, logs and checkpoints are kept: s3://bucket/prefix or a folder."
     )
-    checkpoint: Annotated[CheckpointKeys, BeforeValidator(_keys)] = Field(
-        default=CheckpointKeys(), description="When checkpoints are saved and how many stay."
+    checkpoint: Annotated[CheckpointKeys, BeforeValidator(_checkpoint)] = Field(
+        default=CheckpointKeys(),
+        description="When checkpoints are saved and how many stay; none: the script saves nothing, and that is meant.",
+        json_schema_extra=_or_none,
     )
     model: Annotated[ModelKeys | None, BeforeValidator(_keys)] = Field(
         default=None, description="The model that is trained: what GPUs and time are sized by."

@@ -14,7 +14,7 @@ from gpucloud.adapters.jobfile import document, messages, rules
 from gpucloud.adapters.jobfile.document import Document
 from gpucloud.adapters.jobfile.fault import Fault, Unreadable
 from gpucloud.adapters.jobfile.fault import Path as Key
-from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys, ModelKeys, SshKeys
+from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys, ModelKeys, NoCheckpoints, SshKeys
 from gpucloud.adapters.jobfile.values import NodeRange
 from gpucloud.domain.errors import JobFileError, Problem
 from gpucloud.domain.job import (
@@ -189,6 +189,7 @@ def _policy(keys: CheckpointKeys) -> CheckpointPolicy:
         keep=keys.keep,
         give_up=keys.give_up,
         directory=None if keys.directory is None else _directory(keys, keys.directory),
+        none=isinstance(keys, NoCheckpoints),
     )
 
 

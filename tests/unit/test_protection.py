@@ -1,0 +1,171 @@
+"""How a script saves: what its code tells before any money is spent, and what is said of it once it runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from gpucloud.adapters.jobfile import read_job
+from gpucloud.adapters.scripts import look
+from gpucloud.domain.errors import JobFileError
+from gpucloud.domain.job import CheckpointDirectory, CheckpointPolicy, Cloud, MarketPolicy, Resources
+from gpucloud.domain.protection import Code, Saving, must_be_meant, protection_of
+from gpucloud.domain.state import CheckpointRef, ExitReason, Interruption, InterruptionKind
+from gpucloud.domain.supervision.action import NoteInterruptions, OpenAttempt, Wait
+from gpucloud.domain.supervision.seen import Limits
+from gpucloud.usecases.announced import Announced
+from gpucloud.usecases.story import tell_story
+from tests.unit.worlds import NOW, job, opened, part, seen, state, up
+
+LIBRARY = "from gpucloud import resume\n"
+PLAIN = "import torch\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "run", "found"),
+    [
+        ({"train.py": LIBRARY}, "train.py --epochs 3", Code(script="train.py", reached=True)),
+        ({"train.py": "import engine\n", "engine.py": LIBRARY}, "train.py", Code(script="train.py", reached=True)),
+        (
+            {"src/train.py": "from lib.loop import fit\n", "src/lib/__init__.py": "", "src/lib/loop.py": LIBRARY},
+            "src/train.py",
+            Code(script="src/train.py", reached=True),
+        ),
+        (
+            {"pkg/__init__.py": "", "pkg/train.py": "from .loop import fit\n", "pkg/loop.py": LIBRARY},
+            "python -m pkg.train",
+            Code(script="pkg/train.py", reached=True),
+        ),
+        ({"train.py": PLAIN}, "train.py", Code(script="train.py")),
+        ({"train.py": PLAIN, "other.py": LIBRARY}, "train.py", Code(script="train.py", elsewhere="other.py")),
+        ({"train.py": PLAIN}, "accelerate launch train.py", Code(script="train.py")),
+        ({"train.py": PLAIN}, "bash run.sh", Code(script=None)),
+        ({"train.py": "def (:\n"}, "train.py", Code(script="train.py")),
+        ({}, "/opt/train.py", Code(script=None)),
+    ],
+)
+def test_what_the_code_tells_is_read_from_the_script_and_what_it_imports(tmp_path, files, run, found):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert look(tmp_path, run) == found
+
+
+DIRECTORY = CheckpointPolicy(directory=CheckpointDirectory(path="out"))
+NONE = CheckpointPolicy(none=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "policy", "saving", "row", "warning"),
+    [
+        (
+            Code(script="train.py", reached=True),
+            NONE,
+            Saving.RESUME,
+            "by gpucloud.resume; an interruption costs a restart",
+            None,
+        ),
+        (
+            Code(script="train.py"),
+            DIRECTORY,
+            Saving.DIRECTORY,
+            "what is whole in out/; an interruption costs the work since",
+            None,
+        ),
+        (
+            Code(script="train.py"),
+            NONE,
+            Saving.NONE,
+            "nothing, as the job file says; an interruption starts it at the beginning",
+            None,
+        ),
+        (
+            Code(script="train.py"),
+            CheckpointPolicy(),
+            Saving.NOTHING,
+            "NOTHING: an interruption starts it at the beginning",
+            "train.py does not save: an interruption starts it at the beginning",
+        ),
+        (
+            Code(script="train.py", elsewhere="old.py"),
+            CheckpointPolicy(),
+            Saving.UNKNOWN,
+            "not known before it runs: old.py uses gpucloud.resume, and it may be that train.py uses it",
+            None,
+        ),
+        (
+            Code(script=None),
+            CheckpointPolicy(),
+            Saving.UNKNOWN,
+            "not known before it runs: no script of the code folder is named in `run`",
+            None,
+        ),
+    ],
+)
+def test_a_plan_says_how_the_script_saves_and_what_an_interruption_costs(code, policy, saving, row, warning):
+    found = protection_of(job(checkpoint=policy), code)
+    assert (found.saving, found.row, found.warning) == (saving, row, warning)
+
+
+@pytest.mark.parametrize(
+    ("cloud", "market", "policy", "meant"),
+    [
+        (Cloud.AWS, MarketPolicy.SPOT, CheckpointPolicy(), True),
+        (Cloud.AWS, MarketPolicy.AUTO, CheckpointPolicy(), True),
+        (Cloud.AWS, MarketPolicy.ON_DEMAND, CheckpointPolicy(), False),
+        (Cloud.AWS, MarketPolicy.SPOT, NONE, False),
+        (Cloud.LOCAL, MarketPolicy.SPOT, CheckpointPolicy(), False),
+        (Cloud.SSH, MarketPolicy.SPOT, CheckpointPolicy(), False),
+    ],
+)
+def test_somebody_must_mean_it_where_machines_cost_money_and_may_be_interrupted(cloud, market, policy, meant):
+    wanted = job(cloud=cloud, resources=Resources(market=market), checkpoint=policy)
+    assert must_be_meant(wanted, protection_of(wanted, Code(script="train.py"))) is meant
+
+
+def test_the_job_file_says_that_nothing_is_saved(tmp_path):
+    file = tmp_path / "job.yaml"
+    text = "name: x\nrun: train.py\nbudget: 1 USD\ncheckpoint: "
+    (tmp_path / "train.py").write_text(PLAIN)
+    file.write_text(f"{text}none\n")
+    assert read_job(file).checkpoint == NONE
+    file.write_text(f"{text}never\n")
+    with pytest.raises(JobFileError, match="checkpoint: must be a mapping of keys to values, or none"):
+        read_job(file)
+
+
+def lines(attempt, *nodes, policy=None):
+    world = seen(*nodes, state=state(attempts=(attempt,)))
+    return Announced().news(Wait(why="running"), world, Limits(), policy)
+
+
+def test_the_first_minute_says_how_the_script_saves_by_its_own_word():
+    young = replace(opened("a"), started_at=NOW - timedelta(seconds=59))
+    told = ("the script saves with gpucloud.resume: an interruption costs a restart",)
+    silent = ("the script has not called gpucloud.resume so far: an interruption starts it at the beginning",)
+    assert lines(young, up("a", part(1, step=0))) == told
+    assert lines(young, up("a", part(1))) == ()
+    assert lines(opened("a"), up("a", part(1))) == silent
+    assert lines(opened("a"), up("a", part(1)), policy=CheckpointPolicy(none=True)) == ()
+    assert lines(opened("a"), up("a", part(1)), policy=DIRECTORY) == ()
+
+
+def test_a_restart_says_what_was_done_in_vain():
+    first = opened("a", reason=ExitReason.INTERRUPTED, ended_at=NOW - timedelta(seconds=44))
+    action = OpenAttempt(number=2, node_ids=("a", "b"))
+    assert tell_story(action, seen(state=state(attempts=(first,)))) == (
+        "attempt 2 starts from the beginning on a, b (no checkpoint): 16 s of work lost"
+    )
+    saved = state(attempts=(first,), checkpoint=CheckpointRef(step=153, sha256="0" * 64))
+    assert tell_story(action, seen(state=saved)) == "attempt 2 starts after step 153 on a, b"
+    assert tell_story(replace(action, number=1), seen()) == "attempt 1 starts on a, b"
+
+
+def test_a_notice_does_not_say_that_a_script_saves_which_does_not():
+    notice = Interruption(node_id="a", kind=InterruptionKind.NOTICE, attempt=1, noticed_at=NOW)
+    action, opening = NoteInterruptions(interruptions=(notice,)), state(attempts=(opened("a"),))
+    assert tell_story(action, seen(up("a", part(1, step=3)), state=opening)) == "a has a notice: saving"
+    told = tell_story(action, seen(up("a", part(1)), state=opening))
+    assert told == "a has a notice: its script has saved nothing so far"
