@@ -1085,7 +1085,7 @@ def arithmetic_measured_and_not_judged(original: Any) -> Any:
     return lambda report: iter(())
 
 
-@seeded("domain.gate.devices:_HELD", "gate")
+@seeded("domain.gate.devices:held_findings", "gate")
 def gpus_of_others_taken(original: Any) -> Any:
     """A GPU whose memory another program holds is as good as a free one."""
-    return 1.0
+    return lambda report, wanted: iter(())
