@@ -35,7 +35,6 @@ from gpucloud.domain.supervision.capacity import cooled
 from gpucloud.domain.supervision.lives import as_listed
 from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of
 from gpucloud.domain.supervision.pace import timed
-from gpucloud.domain.supervision.quarantine import QUARANTINED
 from gpucloud.domain.supervision.seen import Homecoming, Seen
 
 
@@ -203,7 +202,10 @@ def abandon(state: JobState, now: datetime, budget_usd: Decimal, outputs: tuple[
 
 
 def reopen(state: JobState) -> JobState:
-    """Return the state of an ended job that goes on: its attempts, money and checkpoints stay."""
+    """Return the state of an ended job that goes on: its attempts, money and checkpoints stay.
+
+    What it ended for may be mended by now, in the job file, in the account or at the cloud: no refusal counts on.
+    """
     return replace(
         state,
         status=JobStatus.WAITING,
@@ -215,7 +217,8 @@ def reopen(state: JobState) -> JobState:
         successor=None,
         reopened_after=len(state.attempts),
         forgiven=len(state.quarantined),
-        cooldowns=tuple(c for c in state.cooldowns if c.code != QUARANTINED),
+        cooldowns=(),
+        failed_bootstraps=(),
     )
 
 
