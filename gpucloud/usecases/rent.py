@@ -100,7 +100,7 @@ class Renter:
         promised = self.lease.state.paid_until
         if promised is not None and until < promised:
             self.lease.write(replace(self.lease.state, paid_until=until))
-        drives = self.world.order is not None
+        drives = self.world.order is not None or (self.lease.state.drives_itself and not self.world.on_machine)
         if drives and (promised is None or until >= promised):
             self._write_arming(until)
         self.world.group.arm(group, until)

@@ -49,7 +49,7 @@ def kind_of(wish: Wish, seen: Seen, limits: Limits) -> str:
     """Return the kind: the phase, who decides and what is wanted, then what is there."""
     phase = phase_of(wish, seen)
     if phase in ("over", "to end", "kept"):
-        return f"{phase} | {wish.who}"
+        return f"{phase} | {wish.who}{_unpaid(seen) if phase == 'kept' else ''}"
     if phase in ("works", "broken", "all over"):
         facts = _during(seen.state.attempts[-1], wish, seen, limits)
     else:
@@ -76,6 +76,14 @@ def _is_kept(wish: Wish, seen: Seen) -> bool:
     there = any(node.state is not NodeState.TERMINATED for node in seen.group.nodes)
     stay = there or (armed is not None and armed > seen.now)
     return wish.keep and seen.state.exit_reason is ExitReason.SUCCEEDED and stay
+
+
+def _unpaid(seen: Seen) -> str:
+    """Whether the cloud ends machines that live later than the budget pays for: at the most half an hour is told."""
+    paid, armed = seen.payable_until or seen.lasts_until or seen.now, seen.group.armed_until
+    there = any(node.state is not NodeState.TERMINATED for node in seen.group.nodes)
+    late = armed is not None and armed - paid > timedelta(seconds=1) and paid - seen.now < timedelta(minutes=30)
+    return " | not paid" if there and late else ""
 
 
 def _wanted(wish: Wish, seen: Seen) -> str:

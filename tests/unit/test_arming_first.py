@@ -50,6 +50,7 @@ def renter():
         jobs=jobs,
         job=job(),
         order="drives",
+        on_machine=False,
         terms=Terms(),
         cluster="gpucloud-digits",
         provisioner=SimpleNamespace(group=lambda cluster, region: cluster),
@@ -106,3 +107,18 @@ def test_a_job_that_is_looked_after_writes_down_none(renter):
     renter.act(Resize(size=2))
     assert renter.world.jobs.armings() == ()
     assert replace(renter.lease.state, seq=0).paid_until == UNTIL
+
+
+def test_a_sooner_shut_off_of_machines_that_are_kept_is_written_down_by_whoever_only_ends_the_job(renter):
+    """Else what they were paid for before would count in full, once the cloud lists them no more."""
+    renter.lease.write(replace(renter.lease.state, drives_itself=True))
+    renter.act(Arm(until=UNTIL))
+    renter.world.order = None
+    sooner = NOW + timedelta(minutes=20)
+    renter.act(Arm(until=sooner))
+
+    assert [one.until for one in renter.world.jobs.armings()] == [UNTIL, sooner]
+    assert renter.world.group.seen[-1][1] == UNTIL  # what was armed before counts until it is so
+    renter.world.on_machine = True
+    renter.act(Arm(until=NOW + timedelta(minutes=10)))
+    assert len(renter.world.jobs.armings()) == 2

@@ -11,7 +11,7 @@ import pytest
 from gpucloud.domain.agentstatus import Stop
 from gpucloud.domain.order import BudgetChange
 from gpucloud.domain.state import CheckpointRef, ExitReason, JobStatus
-from gpucloud.domain.supervision.action import Arm, EndAttempt, Finish, ObeyOrder, Wait
+from gpucloud.domain.supervision.action import Arm, Done, EndAttempt, Finish, ObeyOrder, Wait
 from gpucloud.domain.supervision.budget import Standing, least_to_lower_to, plain_usd, refusal, shut_off, used_up
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Rules
@@ -72,6 +72,42 @@ def test_a_machine_that_may_not_move_the_shut_off_leaves_that_to_whoever_gave_th
     assert decided(ordered("0.4", self_driving=True)) == Arm(until=NOW + timedelta(seconds=190))
 
 
+@pytest.mark.parametrize(
+    ("payable", "lasts", "until"),
+    [
+        (NOW + timedelta(seconds=190), None, NOW + timedelta(seconds=190)),
+        (None, NOW + timedelta(seconds=20), NOW + timedelta(seconds=20)),
+        (None, None, NOW),
+    ],
+)
+def test_machines_that_are_kept_are_shut_off_when_the_budget_says_whatever_was_said_of_the_order(payable, lasts, until):
+    """Whoever lowered it may have died before the cloud heard, and a machine have said that it goes by it."""
+    job = state(status=JobStatus.SUCCEEDED, exit_reason=ExitReason.SUCCEEDED, order_number=2)
+    world = seen(up("a"), up("b"), state=job, payable_until=payable, lasts_until=lasts)
+    kept = ordered("0.4", keep=True)
+
+    assert decide(kept, world, RULES) == Arm(until=until)
+    assert decide(kept, replace(world, group=replace(world.group, armed_until=NOW + timedelta(seconds=9))), RULES) == (
+        Arm(until=until) if until == NOW else Done()
+    )
+    assert decide(replace(kept, self_driving=True, within_rights=True), world, RULES) == Done()
+
+
+def test_machines_that_are_kept_stay_for_the_whole_time_that_they_were_paid_while_they_drove_their_job():
+    job = state(status=JobStatus.SUCCEEDED, exit_reason=ExitReason.SUCCEEDED, order_number=2)
+    world = seen(up("a"), up("b"), state=job, armed=NOW + timedelta(hours=8), payable_until=LATER)
+
+    assert decide(ordered("40", keep=True), world, RULES) == Done()
+
+
+@pytest.mark.parametrize("who", [{}, {"self_driving": True}, {"self_driving": True, "within_rights": True}])
+def test_whoever_supervises_ends_the_work_once_only_the_reserve_is_left_whatever_is_armed(who):
+    job = state(attempts=(opened("a", "b"),), order_number=2)
+    world = seen(*RUNNING, state=job, armed=LATER + timedelta(hours=8), spent_usd=Decimal("0.4"), payable_until=None)
+
+    assert decide(ordered("0.4", **who), world, RULES) == EndAttempt(how=Stop.SAVE, reason=ExitReason.BUDGET)
+
+
 def test_a_machine_that_drives_ends_its_work_once_only_the_reserve_is_left_whatever_is_armed():
     # 0.3 - 0.2 spent are less than the 0.105 of reserve: nothing can be promised any more.
     wanted = ordered("0.3", self_driving=True, within_rights=True)
@@ -82,7 +118,6 @@ def test_a_machine_that_drives_ends_its_work_once_only_the_reserve_is_left_whate
 
     assert saving == Wait(why="running")
     assert (ending.how, ending.reason) == (Stop.SAVE, ExitReason.BUDGET)
-    assert not isinstance(decide(ordered("0.3"), spent, RULES), EndAttempt)  # attended, the shut-off sees to it
     assert decide(wanted, replace(spent, state=replace(job, attempts=())), RULES) == Finish(reason=ExitReason.BUDGET)
 
 

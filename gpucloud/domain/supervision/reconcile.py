@@ -9,6 +9,7 @@ from __future__ import annotations
 from gpucloud.domain.state import ExitReason
 from gpucloud.domain.supervision.action import (
     Action,
+    Arm,
     Done,
     TearDown,
 )
@@ -16,6 +17,7 @@ from gpucloud.domain.supervision.between import between
 from gpucloud.domain.supervision.budget import obey
 from gpucloud.domain.supervision.during import during
 from gpucloud.domain.supervision.launched import leave
+from gpucloud.domain.supervision.prepaid import Wall, sooner
 from gpucloud.domain.supervision.seen import Goal, Rules, Seen
 
 
@@ -28,12 +30,26 @@ def decide(goal: Goal, seen: Seen, rules: Rules) -> Action:
     if obeyed is not None:
         return obeyed
     if seen.state.status.ended:
-        return Done() if goal.self_driving or seen.state.torn_down or _is_kept(goal, seen) else TearDown()
+        if goal.self_driving or seen.state.torn_down:
+            return Done()
+        return _keep(seen, rules.wall) if _is_kept(goal, seen) else TearDown()
     if (left := leave(goal, seen, rules)) is not None:
         return left
     if seen.state.attempt is not None:
         return during(seen.state.attempt, goal, seen, rules)
     return between(goal, seen, rules)
+
+
+def _keep(seen: Seen, wall: Wall) -> Arm | Done:
+    """Nobody renews their time; it ends sooner where the cloud has a later end than the budget pays for.
+
+    Whoever lowered it may have died before the cloud heard, though the order counts as acted on. What was paid for
+    longer than the horizon, while the machines drove their job, stays for as long as there is money.
+    """
+    payable = seen.payable_until or seen.lasts_until or seen.now
+    is_short = seen.group.alive and payable - seen.now < wall.horizon
+    closer = sooner(seen.group.armed_until, payable) if is_short else None
+    return Arm(until=closer) if closer is not None else Done()
 
 
 def _is_kept(goal: Goal, seen: Seen) -> bool:
