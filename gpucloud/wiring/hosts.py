@@ -77,14 +77,14 @@ class SshCloud:
         from gpucloud.adapters.hosts.group import SshNodeGroup
         from gpucloud.adapters.hosts.recollection import Recollection
 
-        return SshNodeGroup(Recollection(store), Asking(self._shell), lambda: self.places, SystemClock())
+        return SshNodeGroup(Recollection(store, SystemClock()), Asking(self._shell), lambda: self.places)
 
     def provisioner(self, store: ObjectStore) -> SshProvisioner:
         """Return what keeps the record of who has the hosts."""
         from gpucloud.adapters.hosts.provision import SshProvisioner
-        from gpucloud.adapters.hosts.recollection import Recollection
 
-        return SshProvisioner(Recollection(store), self.group(store))
+        group = self.group(store)
+        return SshProvisioner(group.records, group)
 
     def default_store(self) -> str:
         """Return this user's own folder, which the hosts must share."""

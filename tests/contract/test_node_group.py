@@ -165,9 +165,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnHosts]:
 
 
 def hosts(path: Path, servers: OwnHosts) -> Iterator[Cloud]:
-    records = Recollection(open_store(str(path / "store")))
+    records = Recollection(open_store(str(path / "store")), WallClock())
     asking = Asking(lambda: SshShell(servers.key))
-    nodes = SshNodeGroup(records, asking, servers.places, WallClock(), drill_s=0.5)
+    nodes = SshNodeGroup(records, asking, servers.places, drill_s=0.5)
     cloud = Cloud(nodes, WallClock(), pool=HOSTS, other_pool=HOSTS)
     SshProvisioner(records, nodes).ensure(spec_of(cloud.group), story=print)
     yield cloud

@@ -16,7 +16,6 @@ from gpucloud.adapters.hosts.records import Hosts, Place, Taken, candidates, end
 from gpucloud.domain.errors import GpucloudError, ProvisionError
 from gpucloud.domain.node import NO_GROUP, EndCause, GroupView
 from gpucloud.domain.offer import Pool
-from gpucloud.ports import Clock
 
 # A host is another's only some time after its paid time: clocks differ, and the last save may take a moment.
 _GRACE = timedelta(minutes=2)
@@ -35,7 +34,6 @@ class SshNodeGroup:
     records: Recollection
     hosts: Asking
     places: Callable[[], tuple[Place, ...]]
-    clock: Clock
     drill_s: float = 2.0
     _owner: str = field(default_factory=lambda: f"{getpass.getuser()}@{socket.gethostname()}")
 
@@ -44,16 +42,16 @@ class SshNodeGroup:
         record = self.records.read(group)
         if record is None:
             return NO_GROUP
-        now = self.clock.now()
+        now = self.records.now()
         seen = settled(record, now)
         if any(a.alive != b.alive and b.end_cause is EndCause.INTERRUPTED for a, b in _pairs(record, seen)):
             seen = self._follow(group)
-        return seen.view(self.clock.now())
+        return seen.view(self.records.now())
 
     def arm(self, group: str, until: datetime) -> None:
         """Set the shut-off, and tell the hosts how long they are taken; one that does not answer is told later."""
-        until = max(until, self.clock.now())
-        record = self.records.change(group, lambda r: replace(settled(r, self.clock.now()), armed_until=until))
+        until = max(until, self.records.now())
+        record = self.records.change(group, lambda r: replace(settled(r, self.records.now()), armed_until=until))
         self.hosts.ask([self._order("keep", node, record) for node in record.nodes if node.alive])
 
     def resize(
@@ -67,7 +65,7 @@ class SshNodeGroup:
         """Set the level; ProvisionError when it is above 0 and no shut-off lies ahead."""
 
         def change(record: Hosts) -> Hosts:
-            now = self.clock.now()
+            now = self.records.now()
             record = settled(record, now)
             if size > 0 and (record.armed_until is None or record.armed_until <= now):
                 raise ProvisionError(
@@ -96,11 +94,11 @@ class SshNodeGroup:
         """
 
         def change(node: Taken) -> Taken:
-            return replace(ended(node, self.clock.now(), EndCause.CHOICE), given_up=True)
+            return replace(ended(node, self.records.now(), EndCause.CHOICE), given_up=True)
 
         before = self._change_node(group, node_id, change)
         if before is not None and not before.relieved:
-            now = self.clock.now()
+            now = self.records.now()
             mark = passing.over(before.place.name, "was given back as unfit", now, last_until=now + _REST)
             mark = replace(mark, again_at=now + _NEVER_AGAIN, lasting=True) if bad else mark
             self.records.change(group, lambda record: passing.marked(record, (mark,), told=False))
@@ -112,7 +110,7 @@ class SshNodeGroup:
             return
 
         def change(record: Hosts) -> Hosts:
-            now = self.clock.now()
+            now = self.records.now()
             return levelled(replace(settled(record, now), size=0, nodes=_all_ended(record, now)), now)
 
         wanted = self.records.change(group, change)
@@ -127,7 +125,7 @@ class SshNodeGroup:
         """Take the host away, as a drill: own hosts give no notice, it is gone after `drill_s` or at once."""
 
         def change(node: Taken) -> Taken:
-            now = self.clock.now()
+            now = self.records.now()
             if not notice:
                 return ended(node, now, EndCause.INTERRUPTED)
             return replace(node, leaves_at=node.leaves_at or now + timedelta(seconds=self.drill_s))
@@ -145,7 +143,7 @@ class SshNodeGroup:
         before: list[Taken] = []
 
         def changed(record: Hosts) -> Hosts:
-            record = settled(record, self.clock.now())
+            record = settled(record, self.records.now())
             found = [node for node in record.nodes if node.id == node_id]
             if not found:
                 raise ProvisionError(f"{group} has no node {node_id}", hint="take an id from the group's list")
@@ -157,18 +155,18 @@ class SshNodeGroup:
 
     def _follow(self, group: str, pool: Pool | None = None) -> Hosts:
         """Make the hosts follow the record: clear what has ended, take what the level asks for."""
-        record = self.records.change(group, lambda r: levelled(settled(r, self.clock.now()), self.clock.now()))
+        record = self.records.change(group, lambda r: levelled(settled(r, self.records.now()), self.records.now()))
         if any(not node.alive and not node.cleared for node in record.nodes):
             self._clear(group)
         while (record := self._settled(group)).size > len(record.counted):
-            asked = candidates(record, self.places(), self.clock.now())[: record.size - len(record.counted)]
+            asked = candidates(record, self.places(), self.records.now())[: record.size - len(record.counted)]
             if not asked:
-                return self.records.change(group, lambda r: passing.fallen_short(r, self.places(), self.clock.now()))
+                return self.records.change(group, lambda r: passing.fallen_short(r, self.places(), self.records.now()))
             self._take(group, record, asked, pool)
         return record
 
     def _settled(self, group: str) -> Hosts:
-        return self.records.change(group, lambda r: settled(r, self.clock.now()))
+        return self.records.change(group, lambda r: settled(r, self.records.now()))
 
     def _take(self, group: str, record: Hosts, places: tuple[Place, ...], pool: Pool | None) -> None:
         """Ask the hosts, all at once, and write down who came. Numbers are drawn before: no id is ever used twice."""
@@ -181,9 +179,9 @@ class SshNodeGroup:
         for node, answer in zip(wanted, answers, strict=True):
             why = passing.why_not(answer)
             if why is None and not isinstance(answer, GpucloudError):
-                came.append(_arrived(node, answer["address"], self.clock.now()))
+                came.append(_arrived(node, answer["address"], self.records.now()))
             elif why is not None:
-                marks.append(passing.over(node.place.name, why[0], self.clock.now(), lasting=why[1]))
+                marks.append(passing.over(node.place.name, why[0], self.records.now(), lasting=why[1]))
         self.records.change(group, lambda r: passing.marked(replace(r, nodes=(*r.nodes, *came)), tuple(marks)))
 
     def _candidate(self, record: Hosts, place: Place, number: int, pool: Pool) -> Taken:
@@ -196,7 +194,7 @@ class SshNodeGroup:
             pool=pool,
             root=root,
             private_address=place.private_address or place.address,
-            launched_at=self.clock.now(),
+            launched_at=self.records.now(),
         )
 
     def _clear(self, group: str) -> list[str]:
@@ -208,7 +206,7 @@ class SshNodeGroup:
         asked = [node for node in gone if node.place.name not in again]
         left, clean = [], {node.id for node in gone if node.place.name in again}
         for node, answer in zip(asked, self.hosts.ask([self._order("release", n, record) for n in asked]), strict=True):
-            over = _is_over(node, record, self.clock.now())
+            over = _is_over(node, record, self.records.now())
             if isinstance(answer, GpucloudError):
                 left += [] if over or node.given_up else [answer.message]
             elif answer.get("left"):
@@ -222,7 +220,7 @@ class SshNodeGroup:
         return left
 
     def _order(self, do: str, node: Taken, record: Hosts) -> Order:
-        now = self.clock.now()
+        now = self.records.now()
         return Order(
             node=node.node(),
             order={

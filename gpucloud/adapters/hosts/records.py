@@ -111,6 +111,8 @@ class Hosts:
     nodes: tuple[Taken, ...] = ()
     passed_over: tuple[PassedOver, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    removed: bool = False
+    """The group is gone. A job that goes on later makes it anew, and must not take a node for one that has ended."""
 
     @property
     def counted(self) -> tuple[Taken, ...]:
