@@ -197,7 +197,7 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
     target: Target = None,
     cloud: OnCloud = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the machines up at the end, while they are paid.")
+        bool, typer.Option("--keep", help="Leave the machines up at the end, while they are paid, for a look at them.")
     ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return when the machines are there; they drive the job.")

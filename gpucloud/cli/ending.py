@@ -30,6 +30,7 @@ from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.usecases.jobs import Asker
 from gpucloud.usecases.orders import Orders
 from gpucloud.usecases.session import Session
+from gpucloud.usecases.start import kept_of
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.strays import leftovers
 
@@ -51,7 +52,23 @@ def down(target: str | None, *, as_json: bool) -> int:
     except Leave as leave:
         say_what_lives(asker.state_as_listed())
         return leave.exit_code
-    return _prove_empty(cloud, known, asker, as_json=as_json)
+    code = _prove_empty(cloud, known, asker, as_json=as_json)
+    if target is None or target != known.name:
+        _say_what_is_kept(cloud, known)
+    return code
+
+
+def _say_what_is_kept(cloud: Gpucloud, ended: KnownJob) -> None:
+    """Tell which other runs of the job file have machines: who names the file may mean them too."""
+    for other in cloud.home.known():
+        if other.file != ended.file or other.name == ended.name:
+            continue
+        with suppress(GpucloudError):  # of a run that cannot be looked at, `status` says why
+            asker = cloud.asker(other)
+            state = asker.state()
+            kept = None if state.torn_down else kept_of(other.name, asker.listed(state))
+            if kept is not None:
+                tell(str(kept))
 
 
 def end_unsaved(cloud: Gpucloud, known: KnownJob) -> None:

@@ -152,6 +152,8 @@ def begin(cloud: Gpucloud, read: Target, wishes: Wishes) -> Begun:
             _require_meant(read.job, protection)
         if prospect.after is not None:
             tell(f"{prospect.after.job} has {prospect.after.status.value}: this is a new run, {prospect.name}")
+        if prospect.kept is not None:
+            tell(f"{prospect.kept}; this run has machines of its own")
         if prospect.plan is not None:
             for line in plan_text(prospect.plan, protection).splitlines():
                 tell(line)

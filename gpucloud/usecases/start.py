@@ -9,11 +9,11 @@ from decimal import Decimal
 from typing import Any, Protocol
 
 from gpucloud.domain.bootstrap.noderecord import LARGEST_CODE_BYTES
-from gpucloud.domain.errors import BudgetTooSmall, OrderChanged, UsageError
+from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, OrderChanged, UsageError
 from gpucloud.domain.job import Job
 from gpucloud.domain.ledger import ZERO, Terms
 from gpucloud.domain.node import NO_GROUP, GroupView
-from gpucloud.domain.order import CLOSED, Order, Until, is_closed, with_budget
+from gpucloud.domain.order import CLOSED, Order, Until, is_closed, keeps, with_budget
 from gpucloud.domain.plan import Plan, make_plan
 from gpucloud.domain.state import JobState
 from gpucloud.domain.supervision import books
@@ -51,16 +51,31 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Machines that a run which succeeded leaves up, and until when they are paid."""
+
+    name: str
+    machines: int
+    until: datetime
+
+    def __str__(self) -> str:
+        are = f"{self.machines} machine{'s' if self.machines != 1 else ''}, paid until {self.until:%H:%M:%S} UTC"
+        return f"{self.name} keeps {are}: `gpucloud down {self.name}` ends {'them' if self.machines != 1 else 'it'} now"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
     """A start as it would be: of which run, on what plan; `state` is None for a run that does not exist yet.
 
-    `after` is how the ended run stands that a new one comes after.
+    `after` is how the ended run stands that a new one comes after, `kept` the machines that it keeps, which the new one
+    does not use: their rights, their bills and what is on them are that run's.
     """
 
     name: str
     plan: Plan | None
     state: JobState | None
     after: JobState | None = None
+    kept: Kept | None = None
 
 
 class Check(Protocol):
@@ -81,9 +96,10 @@ class _Coming:
 
     check: Check
     after: JobState | None
+    kept: Kept | None
 
     def __call__(self, prospect: Prospect, /) -> None:
-        self.check(replace(prospect, after=self.after))
+        self.check(replace(prospect, after=self.after, kept=self.kept))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,11 +165,20 @@ class Starter:
         if found is not None and not is_closed(found.given.order, found.state):
             return self._continue(job, spec, asked, found, check)
         last = found.given.order.run if found is not None else 0
-        after = _Coming(check=check, after=found.state if found is not None else None)
-        start = self._create(job, spec, asked, *next_run(job.name, last, job_names(self.store)), after)
+        before = self._kept(found) if found is not None else None
+        after = _Coming(check=check, after=found.state if found is not None else None, kept=before)
+        try:
+            start = self._create(job, spec, asked, *next_run(job.name, last, job_names(self.store)), after)
+        except NoCapacity as error:
+            raise error if before is None else NoCapacity(f"{error.message}; {before}", hint=error.hint) from None
         if found is None or not self._orders(JobStore(self.store, found.name)).is_trusted(found.given):
             return start
         return replace(start, last=found.given.order)
+
+    def _kept(self, found: Found) -> Kept | None:
+        if found.state.torn_down or not keeps(found.given.order, found.state):
+            return None
+        return kept_of(found.name, self._listed(found.state))
 
     def plan(self, job: Job) -> Plan:
         """Return the plan of a new run; nothing is read from the store, nothing is written.
@@ -304,6 +329,12 @@ def adopt(state: JobState, plan: Plan | None, *, drills: bool = False) -> JobSta
     offer = plan.offer
     cap = offer.cap_usd_per_hour
     return replace(adopted, pool=offer.pool, cap_usd_per_hour=cap, efa=(offer.efa,), gpu=offer.gpu)
+
+
+def kept_of(name: str, listed: GroupView) -> Kept | None:
+    """Return what a run keeps of which the cloud lists that; None where nothing of it lives."""
+    alive = len(listed.alive)
+    return Kept(name=name, machines=alive, until=listed.armed_until) if alive and listed.armed_until else None
 
 
 def sha256_of(spec: bytes) -> str:
