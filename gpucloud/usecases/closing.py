@@ -14,7 +14,8 @@ from gpucloud.domain.launch import workers_per_node
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.state import Attempt, ExitReason, JobState, MissingOutput
 from gpucloud.domain.supervision.action import CloseAttempt
-from gpucloud.domain.supervision.seen import Homecoming, Readiness, Seen
+from gpucloud.domain.supervision.membership import is_gone
+from gpucloud.domain.supervision.seen import Homecoming, NodeSeen, Readiness, Seen
 from gpucloud.domain.tree import beside, is_name
 from gpucloud.ports import Brought, Host
 from gpucloud.usecases.failure import LastWords, last_words
@@ -29,6 +30,7 @@ from gpucloud.usecases.world import Watcher, World
 _AGAIN = timedelta(seconds=30)
 _READS_FOR = timedelta(minutes=10)
 """At the end of an attempt, for what is left of all its output: who wants the job to end waits meanwhile."""
+_READ_TRIES, _READ_AGAIN_S = 3, 2.0
 
 
 @dataclass(slots=True)
@@ -217,7 +219,7 @@ class Closing:
         Raises StoreError when what the script wrote cannot be kept.
         """
         attempt = seen.state.attempt
-        self._read_to_the_end(seen)
+        self._read_to_the_end(seen, tries=1 if action.reason.retried else _READ_TRIES)
         said = self._explain(action, seen)
         brought = self.home.brought(attempt, action.reason) if attempt is not None else Brought()
         self._bring_profiles(seen)
@@ -225,23 +227,36 @@ class Closing:
             SundryBook(world=self.world).bill(seen.state, attempt, brought.paths)
         return LeftBehind(missing=brought.missing, failure=said.failure)
 
-    def _read_to_the_end(self, seen: Seen) -> None:
+    def _read_to_the_end(self, seen: Seen, tries: int = _READ_TRIES) -> None:
+        """Where another attempt follows, nothing is waited for."""
         attempt = seen.state.attempt
-        alive = {node.id: node for node in seen.group.alive}
+        alive = {node.node.id: node for node in seen.nodes if not is_gone(node)}
         until = self.world.clock.now() + _READS_FOR
         for member in attempt.members if attempt else ():
-            if member.node_id not in alive:
-                continue
-            try:
-                host = self.world.shell.host(alive[member.node_id])
-                self._read_whole(host, member.node_id, attempt, until)
-                if attempt is not None:
-                    self.history.look(host, attempt.number, last=True)
-            except NodeError:
-                continue  # gone meanwhile: what had been read of it is kept
+            if attempt is not None and member.node_id in alive:
+                self._read_patiently(alive[member.node_id], attempt, until, tries)
         self.logs.flush()
 
-    def _read_whole(self, host: Host, node_id: str, attempt: Attempt | None, until: datetime) -> None:
+    def _read_patiently(self, node: NodeSeen, attempt: Attempt, until: datetime, tries: int) -> None:
+        """Read what is left, at more than one try of a node that answered just now: it is ended after this.
+
+        Of one that had fallen silent before, what had been read of it is kept.
+        """
+        answers = not node.silent_for
+        for left in reversed(range(tries if answers else 1)):
+            try:
+                host = self.world.shell.host(node.node)
+                self._read_whole(host, node.node.id, attempt, until)
+                self.history.look(host, attempt.number, last=True)
+            except NodeError as error:
+                if left:
+                    self.world.clock.sleep(_READ_AGAIN_S)
+                elif answers and tries > 1:
+                    self.watcher.story(f"the rest of what {node.node.id} said could not be read: {error}")
+            else:
+                return
+
+    def _read_whole(self, host: Host, node_id: str, attempt: Attempt, until: datetime) -> None:
         """Read the node's output, which comes in pieces: no more than a node keeps of it, and not for long."""
         most = self.logs.taken + KEPT_OUTPUT_BYTES
         while read_node(host, node_id, attempt, workers_per_node(self.world.job), self.logs)[1]:

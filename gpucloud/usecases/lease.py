@@ -19,6 +19,9 @@ from gpucloud.ports import Clock
 from gpucloud.store import Conflict, Stored
 from gpucloud.usecases.jobstore import JobStore
 
+_UNUSED_S = 3600.0
+"""Longer than any one pass takes. Whoever does not come by for so long hangs, and another may have the job."""
+
 
 class Lease:
     """A job's state, held by this process. Use as a context: it is renewed beside and given back at the end.
@@ -41,7 +44,7 @@ class Lease:
         self._seq = state.seq
         self._version = version
         self._uptime = uptime
-        self._written_at = uptime() if written_at is None else written_at
+        self._used_at = self._written_at = uptime() if written_at is None else written_at
         self._lock = threading.RLock()
         self._end = threading.Event()
         self._lost: LeaseHeld | None = None
@@ -56,10 +59,21 @@ class Lease:
     def remember(self, state: JobState) -> None:
         """Take the state over; it is written with the next write or renewal."""
         with self._lock:
+            self._used_at = self._uptime()
             self._state = state
 
     def write(self, state: JobState) -> None:
         """Write the state now. LeaseHeld when another supervisor has taken the job over."""
+        self._used_at = self._uptime()
+        self._write(state)
+
+    def renew(self) -> None:
+        """Write the state again, as it is now, unless its owner has not come by for long. Raises what `write` does."""
+        with self._lock:  # one that is read before the lock is had may be older than what is written
+            if self._uptime() - self._used_at < _UNUSED_S:
+                self._write(self._state)
+
+    def _write(self, state: JobState) -> None:
         with self._lock:
             if self._lost is not None:
                 raise self._lost
@@ -79,6 +93,7 @@ class Lease:
         followed meanwhile. LeaseHeld then, StoreError when the store cannot be asked: in both nothing may be done.
         """
         with self._lock:
+            self._used_at = self._uptime()
             if self._lost is not None:
                 raise self._lost
             if self._uptime() - self._written_at > self._state.lease_s / 3:
@@ -118,8 +133,7 @@ class Lease:
     def _renew_for_ever(self) -> None:
         while not self._end.wait(self._state.lease_s / 5):
             try:
-                with self._lock:  # the state of now: one read before the lock is had may be older than what is written
-                    self.write(self._state)
+                self.renew()
             except LeaseHeld:
                 return
             except (StoreError, CredentialsError):

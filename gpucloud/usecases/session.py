@@ -81,7 +81,7 @@ class Session:
                 lease.write(books.abandon(lease.state, world.clock.now(), order.budget_usd, world.job.outputs))
             with supervisor(world, who, orders, lease, self.watcher, self.asked) as one, self._telling(lease):
                 if not who.node:
-                    one.actor.begin()
+                    one.begin()
                 yield one
 
     @contextmanager

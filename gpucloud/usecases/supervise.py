@@ -63,6 +63,10 @@ class Supervisor:
     watcher: Watcher
     asked: Callable[[], ExitReason | None]
 
+    def begin(self) -> None:
+        """Bring up to date what stands from whoever had the job before."""
+        self._patiently(self.actor.begin)
+
     def tick(self) -> Action:
         """Make one pass and return what was done."""
         goal = self._goal()

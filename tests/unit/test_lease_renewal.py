@@ -31,3 +31,26 @@ def test_a_renewal_never_writes_an_older_state_than_the_last(monkeypatch: pytest
             held.write(replace(held.state, message=str(number)))
             stored = jobs.load()
             assert (held.state.message, stored and stored[0].message) == (str(number), str(number))
+
+
+def test_a_lease_whose_owner_hangs_is_renewed_for_an_hour_and_no_longer() -> None:
+    """As in a terminal that Ctrl-S stopped: nobody supervises the job, and nobody else could take it over."""
+    clock, up = JumpingClock(), [0.0]
+    jobs = JobStore(MemoryStore(clock), "digits")
+    jobs.create(state())
+    held = lease.take(jobs, clock, uptime=lambda: up[0])
+
+    def renewed() -> bool:
+        before = jobs.load()
+        held.renew()
+        after = jobs.load()
+        assert before is not None
+        assert after is not None
+        return after[0].seq > before[0].seq
+
+    up[0] = 3599.0
+    assert renewed()
+    up[0] = 3601.0
+    assert not renewed()
+    held.remember(held.state)  # it is back, and nobody has taken the job
+    assert renewed()

@@ -18,7 +18,7 @@ import pytest
 from gpucloud.agent.outputroom import OutputRoom
 from gpucloud.domain.agentstatus import Outcome
 from gpucloud.domain.codec import to_json
-from gpucloud.domain.errors import StoreError
+from gpucloud.domain.errors import HostUnreachable, StoreError
 from gpucloud.domain.masking import masked, words_of
 from gpucloud.domain.state import ExitReason
 from gpucloud.ports import Completed
@@ -294,3 +294,44 @@ def test_a_node_whose_output_has_no_end_keeps_no_attempt_from_being_closed(jobs,
 
     assert 0 < reader.taken <= 9 * MIB
     assert told == ["a says more than can be waited for: the rest of its output is left out"]
+
+
+@pytest.mark.parametrize(
+    ("cuts", "silent", "read", "lines"),
+    [
+        (2, 0.0, 8, []),
+        (9, 0.0, 0, ["the rest of what a said could not be read: a: connection reset"]),
+        (9, 5.0, 0, []),
+    ],
+)
+def test_a_line_that_breaks_at_the_end_of_an_attempt_costs_none_of_its_output(jobs, told, cuts, silent, read, lines):
+    """What is left is read before the machine is ended; of one that had fallen silent before, what was read is kept."""
+
+    class Breaking:
+        node = node("a")
+
+        def __init__(self):
+            self.cuts = cuts
+
+        def run(self, argv, **_):
+            if self.cuts:
+                self.cuts -= 1
+                raise HostUnreachable("a: connection reset", hint=None)
+            if argv[0] == "sh":
+                said = b"the end\n" if argv[-1] == "1" else b""
+                return Completed(exit_code=0, stdout=argv[4].encode() + said, stderr=b"")
+            ended = replace(part(1, Outcome.FAILED), output=((0, 8),))
+            return Completed(exit_code=0, stdout=to_json(up("a", ended).status).encode(), stderr=b"")
+
+    host, reader = Breaking(), LogReader(jobs, lambda *_: None)
+    ending = Closing(
+        world=SimpleNamespace(shell=SimpleNamespace(host=lambda _: host), job=job(), clock=JumpingClock(NOW)),
+        home=None,
+        logs=reader,
+        history=SimpleNamespace(look=lambda *_, **__: None),
+        watcher=SimpleNamespace(story=told.append),
+    )
+    world = seen(up("a", part(1, Outcome.FAILED), silent=silent), state=state(attempts=(opened("a"),)))
+    ending._read_to_the_end(world)
+
+    assert (reader.taken, told) == (read, lines)

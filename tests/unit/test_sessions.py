@@ -7,12 +7,13 @@ from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpucloud.adapters.home import KnownJob
 from gpucloud.adapters.jobfile import read_job
-from gpucloud.domain.errors import LeaseHeld
+from gpucloud.domain.errors import LeaseHeld, ProvisionError, StoreError
 from gpucloud.domain.ledger import ChargeKind, Terms
 from gpucloud.domain.order import with_budget
 from gpucloud.domain.rates import Rates
@@ -78,11 +79,25 @@ def test_machines_that_are_kept_stay_up_whoever_comes_by_until_their_time_is_ove
     assert (state(outside).torn_down, outside.cloud.describe(GROUP).exists) == (True, False)
 
 
-def test_a_second_train_after_one_that_kept_its_machines_is_a_run_of_its_own(outside: Outside) -> None:
+def test_a_second_train_after_one_that_kept_its_machines_is_a_run_of_its_own_and_says_so(outside: Outside) -> None:
     give(outside, "train", "small.yaml", "--keep")
+    armed = outside.cloud.describe(GROUP).armed_until
     again = give(outside, "train", "small.yaml")
     assert JobStore(outside.store, f"{JOB}-2").load() is not None, again.stderr
     assert (alive(outside), state(outside).torn_down) == (2, False)
+    assert f"{JOB} keeps 2 machines, paid until {armed:%H:%M:%S} UTC: `gpucloud down {JOB}` ends them" in again.stderr
+    assert "this run has machines of its own" in again.stderr
+
+
+def test_whoever_ends_a_files_newest_run_hears_of_machines_that_another_run_of_it_keeps(outside: Outside) -> None:
+    give(outside, "train", "small.yaml", "--keep")
+    give(outside, "up", "small.yaml")
+    kept = f"{JOB} keeps 2 machines, paid until"
+    ended = give(outside, "down", "small.yaml")
+    assert (ended.code, alive(outside)) == (0, 2)
+    assert kept in ended.stderr
+    assert kept not in give(outside, "down", JOB).stderr
+    assert (alive(outside), kept in give(outside, "down", "small.yaml").stderr) == (0, False)
 
 
 def test_a_pass_over_machines_that_are_up_trains_nothing(outside: Outside) -> None:
@@ -116,6 +131,38 @@ def test_a_down_that_comes_while_a_start_makes_its_machines_ends_the_job(outside
     assert (ended.code, state(outside).exit_reason, state(outside).torn_down) == (130, ExitReason.STOPPED, True)
     assert state(outside).attempts == ()
     assert alive(outside) == 0
+
+
+def test_output_that_cannot_be_kept_for_a_moment_ends_no_supervisor(outside: Outside) -> None:
+    put = fails_once(outside.store.put, StoreError("s3 answers 503", may_pass=True), lambda key, *_: "/logs/" in key)
+    outside.store.put = put  # type: ignore[method-assign]
+    ended = give(outside, "train", "small.yaml")
+    assert (ended.code, state(outside).exit_reason) == (0, ExitReason.SUCCEEDED), ended.stderr
+    assert "s3 answers 503; trying again for 120 s" in ended.stderr
+
+
+def test_a_cloud_that_fails_for_a_moment_keeps_nobody_from_taking_a_job_back(outside: Outside) -> None:
+    give(outside, "train", "small.yaml", at=130)
+    stored = jobs(outside).load()
+    assert stored is not None
+    jobs(outside).replace(replace(stored[0], drives_itself=True), stored[1].version)
+    throttled = ProvisionError("the cloud is busy", hint=None, may_pass=True)
+    outside.provisioner.ensure = fails_once(outside.provisioner.ensure, throttled)  # type: ignore[method-assign]
+    ended = give(outside, "train", "small.yaml")
+    assert (ended.code, state(outside).exit_reason) == (0, ExitReason.SUCCEEDED), ended.stderr
+    assert "the cloud is busy; trying again for 120 s" in ended.stderr
+
+
+def fails_once(call: Any, error: Exception, when: Any = lambda *_: True) -> Any:
+    """Return what raises the error at the first call that fits, and then does what the call does."""
+    errors = [error]
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        if errors and when(*arguments):
+            raise errors.pop()
+        return call(*arguments, **named)
+
+    return called
 
 
 def test_a_budget_that_is_lowered_while_a_job_runs_is_acted_on_by_whoever_runs_it(outside: Outside) -> None:
