@@ -36,6 +36,7 @@ class Node:
     the agent's folder, from the login's home; `devices` are the GPUs of the machine that are the node's (indices or
     UUIDs, as CUDA_VISIBLE_DEVICES takes them), empty for all. `impaired`: the cloud itself finds that it does not work.
     `relieved`: another machine was started in its place, and the level counts it no more; it ends with its group.
+    `end_cause` is set before the end where the cloud is to end it by our choice.
     """
 
     id: str

@@ -148,7 +148,7 @@ class NodeRecord:
             devices=self.devices,
             relieved=self.relieved,
             ended_at=self.ended_at,
-            end_cause=None if self.alive else self.ending,
+            end_cause=self.ending if not self.alive or self.ending is EndCause.CHOICE else None,
         )
 
 

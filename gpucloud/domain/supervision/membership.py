@@ -82,10 +82,10 @@ def noticed_beside(seen: Seen, ranks: Collection[str] = ()) -> tuple[Interruptio
     """Return the notices to write down of machines that have no part in an attempt; those of `ranks` have one.
 
     As they say, or as we once heard: one that was relieved is among them, for how long it may stay is counted from what
-    is written down.
+    is written down. What we end ourselves nobody takes.
     """
     known = {*ranks, *(i.node_id for i in seen.state.interruptions)}
-    alive = [n for n in seen.nodes if not is_gone(n) and n.node.id not in known]
+    alive = [n for n in seen.nodes if not is_gone(n) and n.node.id not in known and n.node.end_cause is None]
     news, kind = [n.node.id for n in alive if n.node.relieved or has_notice(n)], InterruptionKind.NOTICE
     return tuple(Interruption(node_id=i, kind=kind, attempt=None, noticed_at=seen.now) for i in news)
 
