@@ -8,8 +8,10 @@ from __future__ import annotations
 import pytest
 
 from gpucloud.domain.agentstatus import Outcome
+from gpucloud.domain.errors import RemoteCommandFailed
 from gpucloud.domain.state import ExitReason
 from gpucloud.usecases.jobstore import JobStore
+from tests.fakes.fleet_shell import FleetHost
 from tests.faults.process import run
 from tests.faults.rig import GROUP, JOB, Outside
 from tests.faults.strikes import Blow, Strikes
@@ -85,3 +87,19 @@ def test_what_one_pass_saw_first_the_next_one_counts_from(abandoned):
     abandoned.pass_by(_EVERY_S)
     a_pass(abandoned)
     assert (state(abandoned).attempts[0].broken_at, state(abandoned).attempts[0].condemned) == (since, ExitReason.LOST)
+
+
+def test_ranks_are_heard_to_their_end_though_whoever_takes_over_cannot_prepare_a_machine(abandoned, monkeypatch):
+    _, second = members(abandoned)
+    real = FleetHost.sync
+
+    def sync(host, *arguments, **named):
+        if host.node.id == second:
+            raise RemoteCommandFailed(f"{second}: no space left on device", hint=None)
+        return real(host, *arguments, **named)
+
+    monkeypatch.setattr(FleetHost, "sync", sync)
+    strikes = Strikes()
+    ended = run(("train", str(abandoned.file)), abandoned.over(strikes), strikes)
+    assert ended.code == 0, ended.stderr
+    assert [one.reason for one in state(abandoned).attempts] == [ExitReason.SUCCEEDED]

@@ -16,9 +16,20 @@ from gpucloud.domain.hardware.gpus import GpuSample
 from gpucloud.domain.node import Fault
 from gpucloud.domain.offer import PricePoint
 from gpucloud.domain.order import is_closed
-from gpucloud.domain.state import ExitReason, MissingOutput, NodeLife
+from gpucloud.domain.state import ExitReason, FailedBootstrap, MissingOutput, NodeLife
 from gpucloud.domain.supervision import books
-from gpucloud.domain.supervision.action import Arm, BringHome, CloseAttempt, CoolDown, EndAttempt, Finish, Replace, Wait
+from gpucloud.domain.supervision.action import (
+    Arm,
+    BringHome,
+    CloseAttempt,
+    CoolDown,
+    EndAttempt,
+    Finish,
+    Provision,
+    Replace,
+    Wait,
+)
+from gpucloud.domain.supervision.bootstraps import failures
 from gpucloud.domain.supervision.capacity import cooled
 from gpucloud.domain.supervision.hang import hang_limit, hung
 from gpucloud.domain.supervision.reconcile import decide
@@ -55,6 +66,21 @@ def lasted(one, span):
         return now - since if since is not None else None
 
     return replace(one, now=now, failed_for=ago(attempt.failed_at), uneven_for=ago(attempt.broken_at))
+
+
+def test_what_lasts_is_counted_from_when_it_was_first_seen():
+    failed, works = up("a", part(1, Outcome.FAILED)), up("b", part(1, step=30))
+    one = seen(failed, works, state=state(attempts=(opened("a", "b"),)), homecoming=Homecoming.FAILED)
+    short, bare = seen(up("a")), seen()
+    later = NOW + timedelta(minutes=5)
+    for world in (one, short, bare):
+        first = books.since(world.state, world, 2)
+        again = books.since(first, replace(world, state=first, now=later), 2)
+        assert (again.short_at, again.bare_at) == (first.short_at, first.bare_at)
+        if first.attempt is not None and again.attempt is not None:
+            assert again.attempt == first.attempt
+            assert (again.attempt.failed_at, again.attempt.broken_at, again.attempt.unbrought_at) == (NOW, NOW, NOW)
+    assert books.since(short.state, short, 2).short_at == books.since(bare.state, bare, 2).bare_at == NOW
 
 
 # What may rightly last
@@ -176,6 +202,39 @@ def test_a_job_that_ended_because_machines_could_not_be_prepared_goes_on_from_it
     assert not is_closed(order(), replace(failed, torn_down=True))
     script = books.finish(state(), Finish(reason=ExitReason.USER_ERROR), NOW, Decimal(1))
     assert is_closed(order(), replace(script, torn_down=True))
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_start_after_an_end_because_machines_could_not_be_prepared_prepares_others(silent):
+    rounds = range(2 if not silent else 6)
+    tries = tuple(
+        FailedBootstrap(
+            node_id=f"i-{n}",
+            begun_at=NOW + timedelta(minutes=5 * n),
+            over_at=NOW + timedelta(minutes=5 * n + 1),
+            silent=silent,
+        )
+        for n in rounds
+    )
+    failed = state(group=None, failed_bootstraps=tries)
+    assert failures(failed) == 2
+    over = Finish(reason=ExitReason.USER_ERROR, message="no pip", exit_code=14)
+    again = books.reopen(replace(books.finish(failed, over, NOW, Decimal(1)), torn_down=True))
+    assert decide(GOAL, nothing_yet(again), RULES) == Provision()
+
+
+@pytest.mark.parametrize("fault", [Fault.CAPACITY, Fault.QUOTA])
+def test_a_start_after_an_end_because_no_pool_had_machines_asks_them_again(fault):
+    refused = state(group=None, cooldowns=(cooldown(fault=fault, ago=4000, left=1500, tries=5),))
+    over = decide(GOAL, nothing_yet(refused), RULES)
+    assert isinstance(over, Finish)
+    again = books.reopen(replace(books.finish(refused, over, NOW, Decimal(1)), torn_down=True))
+    assert decide(GOAL, nothing_yet(again), RULES) == Provision()
+
+
+def nothing_yet(job):
+    """The job as its next start finds it: without machines, and without a group."""
+    return seen(state=job, exists=False, group_size=0, armed=None, failed_bootstraps=failures(job))
 
 
 # Idle
