@@ -66,7 +66,7 @@ def _say_what_is_kept(cloud: Gpucloud, ended: KnownJob) -> None:
         with suppress(GpucloudError):  # of a run that cannot be looked at, `status` says why
             asker = cloud.asker(other)
             state = asker.state()
-            kept = None if state.torn_down else kept_of(other.name, asker.listed(state))
+            kept = None if state.torn_down else kept_of(asker.order(), asker.listed(state))
             if kept is not None:
                 tell(str(kept))
 

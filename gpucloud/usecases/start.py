@@ -52,15 +52,19 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Machines that a run which succeeded leaves up, and until when they are paid."""
+    """Machines that a run which succeeded leaves up, and until when they are paid; `run` is its number."""
 
     name: str
+    run: int
     machines: int
     until: datetime
 
     def __str__(self) -> str:
-        are = f"{self.machines} machine{'s' if self.machines != 1 else ''}, paid until {self.until:%H:%M:%S} UTC"
-        return f"{self.name} keeps {are}: `gpucloud down {self.name}` ends {'them' if self.machines != 1 else 'it'} now"
+        some = self.machines != 1
+        are = f"{self.machines} machine{'s' if some else ''}, paid until {self.until:%H:%M:%S} UTC"
+        # A job's name means its newest run, and another one is there or about to be.
+        called = f"{self.name}@1" if self.run == 1 else self.name
+        return f"{self.name} keeps {are}: `gpucloud down {called}` ends {'them' if some else 'it'} now"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +182,7 @@ class Starter:
     def _kept(self, found: Found) -> Kept | None:
         if found.state.torn_down or not keeps(found.given.order, found.state):
             return None
-        return kept_of(found.name, self._listed(found.state))
+        return kept_of(found.given.order, self._listed(found.state))
 
     def plan(self, job: Job) -> Plan:
         """Return the plan of a new run; nothing is read from the store, nothing is written.
@@ -331,10 +335,10 @@ def adopt(state: JobState, plan: Plan | None, *, drills: bool = False) -> JobSta
     return replace(adopted, pool=offer.pool, cap_usd_per_hour=cap, efa=(offer.efa,), gpu=offer.gpu)
 
 
-def kept_of(name: str, listed: GroupView) -> Kept | None:
+def kept_of(order: Order, listed: GroupView) -> Kept | None:
     """Return what a run keeps of which the cloud lists that; None where nothing of it lives."""
-    alive = len(listed.alive)
-    return Kept(name=name, machines=alive, until=listed.armed_until) if alive and listed.armed_until else None
+    alive, until = len(listed.alive), listed.armed_until
+    return Kept(name=order.job, run=order.run, machines=alive, until=until) if alive and until is not None else None
 
 
 def sha256_of(spec: bytes) -> str:

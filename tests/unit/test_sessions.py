@@ -85,7 +85,7 @@ def test_a_second_train_after_one_that_kept_its_machines_is_a_run_of_its_own_and
     again = give(outside, "train", "small.yaml")
     assert JobStore(outside.store, f"{JOB}-2").load() is not None, again.stderr
     assert (alive(outside), state(outside).torn_down) == (2, False)
-    assert f"{JOB} keeps 2 machines, paid until {armed:%H:%M:%S} UTC: `gpucloud down {JOB}` ends them" in again.stderr
+    assert f"{JOB} keeps 2 machines, paid until {armed:%H:%M:%S} UTC: `gpucloud down {JOB}@1` ends them" in again.stderr
     assert "this run has machines of its own" in again.stderr
 
 
@@ -96,7 +96,7 @@ def test_whoever_ends_a_files_newest_run_hears_of_machines_that_another_run_of_i
     ended = give(outside, "down", "small.yaml")
     assert (ended.code, alive(outside)) == (0, 2)
     assert kept in ended.stderr
-    assert kept not in give(outside, "down", JOB).stderr
+    assert kept not in give(outside, "down", f"{JOB}@1").stderr
     assert (alive(outside), kept in give(outside, "down", "small.yaml").stderr) == (0, False)
 
 
