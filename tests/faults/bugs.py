@@ -393,6 +393,37 @@ def one_outage_is_many_failures(original: Any) -> Any:
     return lambda failed: len(list(failed))
 
 
+@seeded("domain.supervision.books:reopen", "pytest", "tests/unit/test_supervision_limits.py")
+def what_failed_before_an_end_counts_on(original: Any) -> Any:
+    """A job that goes on after its end is judged by the refusals and failed bootstraps that it ended for."""
+    from dataclasses import replace
+
+    return lambda state: replace(original(state), failed_bootstraps=state.failed_bootstraps, cooldowns=state.cooldowns)
+
+
+@seeded("domain.supervision.reconcile:_keep", "pytest", "tests/unit/test_budget.py")
+def kept_whatever_the_budget_pays(original: Any) -> Any:
+    """Machines that are kept stay as long as the cloud has been told, whoever died before he told it less."""
+    from gpucloud.domain.supervision.action import Done
+
+    del original
+    return lambda seen, wall: Done()
+
+
+@seeded("usecases.lease:Lease.renew", "pytest", "tests/unit/test_lease_renewal.py")
+def hung_owner_keeps_the_lease(original: Any) -> Any:
+    """A lease is renewed for as long as its process is there, whatever that does."""
+    del original
+    return lambda self: self._write(self._state)
+
+
+@seeded("adapters.hosts.recollection:Recollection.remove", "pytest", "tests/unit/test_own_host_groups.py")
+def ids_of_hosts_used_again(original: Any) -> Any:
+    """A group of hosts is forgotten with how many nodes it had."""
+    del original
+    return lambda self, group: self._store.delete(f"clusters/{group}/hosts.json")
+
+
 @seeded("domain.supervision.bootstraps:_with", "pytest", "tests/unit/test_preparing.py")
 def dead_in_bootstrap_is_the_users_error(original: Any) -> Any:
     """A machine that does not answer counts as one that cannot be prepared."""

@@ -11,7 +11,8 @@ import pytest
 from gpucloud.domain.agentstatus import Stop
 from gpucloud.domain.order import BudgetChange
 from gpucloud.domain.state import CheckpointRef, ExitReason, JobStatus
-from gpucloud.domain.supervision.action import Arm, Done, EndAttempt, Finish, ObeyOrder, Wait
+from gpucloud.domain.supervision.action import Arm, CloseAttempt, Done, EndAttempt, Finish, ObeyOrder, Wait
+from gpucloud.domain.supervision.books import close_attempt
 from gpucloud.domain.supervision.budget import Standing, least_to_lower_to, plain_usd, refusal, shut_off, used_up
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Rules
@@ -155,6 +156,17 @@ def test_the_end_at_the_wall_names_the_budget_and_the_command_that_goes_on():
 
     assert used_up(job, Decimal("0.50")) == (
         "the budget of 0.50 USD is used up, step 70 is saved: gpucloud train digits --budget 1USD goes on from there"
+    )
+
+
+def test_the_end_at_the_deadline_says_what_is_saved_and_how_the_job_goes_on():
+    attempt = opened("a", "b", condemned=ExitReason.DEADLINE)
+    job = replace(state(attempts=(attempt,)), checkpoint=CheckpointRef(step=70, sha256="0" * 64))
+    ended = close_attempt(job, CloseAttempt(reason=ExitReason.DEADLINE), NOW, Decimal(1))
+
+    assert ended.message == (
+        "the deadline is over, step 70 is saved:"
+        " with a later one in the job file, gpucloud train digits goes on from there"
     )
 
 

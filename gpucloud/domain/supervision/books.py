@@ -30,7 +30,7 @@ from gpucloud.domain.supervision.action import (
     OpenAttempt,
     QuarantineNodes,
 )
-from gpucloud.domain.supervision.budget import used_up
+from gpucloud.domain.supervision.budget import overdue, used_up
 from gpucloud.domain.supervision.capacity import cooled
 from gpucloud.domain.supervision.lives import as_listed
 from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of
@@ -168,13 +168,17 @@ def move(state: JobState, action: Move, group: str | None, now: datetime) -> Job
 
 def finish(state: JobState, action: Finish, now: datetime, budget_usd: Decimal) -> JobState:
     """Return the state of a job that is over; its machines may still have to be ended."""
-    at_the_budget = used_up(state, budget_usd) if action.reason is ExitReason.BUDGET else None
+    at_the_limit = None
+    if action.reason is ExitReason.BUDGET:
+        at_the_limit = used_up(state, budget_usd)
+    elif action.reason is ExitReason.DEADLINE:
+        at_the_limit = overdue(state)
     return replace(
         state,
         status=action.reason.status,
         exit_reason=action.reason,
         exit_code=action.exit_code if action.exit_code is not None else action.reason.exit_code,
-        message=action.message or at_the_budget,
+        message=action.message or at_the_limit,
         ended_at=now,
     )
 

@@ -86,11 +86,20 @@ def shut_off(state: JobState, budget_usd: Decimal, standing: Standing, rules: Ru
 
 def used_up(state: JobState, budget_usd: Decimal) -> str:
     """Return what to say when a job ends at its budget: the sum, what is kept, and how it goes on."""
-    saved = f"step {state.checkpoint.step} is saved" if state.checkpoint else "nothing is saved"
     return (
-        f"the budget of {plain_usd(budget_usd)} USD is used up, {saved}:"
+        f"the budget of {plain_usd(budget_usd)} USD is used up, {_saved(state)}:"
         f" gpucloud train {state.job} --budget {plain_usd(2 * budget_usd)}USD goes on from there"
     )
+
+
+def overdue(state: JobState) -> str:
+    """Return what to say when a job ends at its deadline: what is kept, and how it goes on."""
+    later = "with a later one in the job file, gpucloud train"
+    return f"the deadline is over, {_saved(state)}: {later} {state.job} goes on from there"
+
+
+def _saved(state: JobState) -> str:
+    return f"step {state.checkpoint.step} is saved" if state.checkpoint else "nothing is saved"
 
 
 def plain_usd(usd: Decimal) -> str:
