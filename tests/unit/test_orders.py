@@ -25,10 +25,10 @@ from gpucloud.domain.order import (
     with_budget,
 )
 from gpucloud.domain.state import Attempt, ExitReason, JobStatus
-from gpucloud.domain.supervision.action import Done, TearDown
+from gpucloud.domain.supervision.action import Done, Finish, TearDown
 from gpucloud.domain.supervision.goal import OUTSIDE, Supervising, goal_of, rules_for
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Rules
+from gpucloud.domain.supervision.seen import DriveTrial, Rules
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.orders import Orders
 from tests.fakes.clock import JumpingClock
@@ -235,9 +235,11 @@ def test_machines_that_nobody_looks_after_are_paid_for_the_whole_time_at_once():
 
 def test_an_end_that_is_wanted_comes_before_leaving_the_job_to_its_machines():
     leaves = goal_of(order(unattended=timedelta(hours=8), end=ExitReason.STOPPED), Supervising(leaves=True))
-    there = seen(up("a"), up("b"), state=state(order_number=1), wanted_end=ExitReason.STOPPED, payable_until=None)
+    able = DriveTrial(number=1, refused=None)
+    there = seen(up("a", trial=able), up("b", trial=able), state=state(order_number=1))
 
-    assert decide(leaves, there, RULES).reason is ExitReason.STOPPED
+    assert decide(leaves, there, RULES) == Done()
+    assert decide(leaves, replace(there, wanted_end=ExitReason.STOPPED), RULES) == Finish(reason=ExitReason.STOPPED)
 
 
 # Machines that are kept

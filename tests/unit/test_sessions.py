@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,47 @@ def test_a_cloud_that_fails_for_a_moment_keeps_nobody_from_taking_a_job_back(out
     ended = give(outside, "train", "small.yaml")
     assert (ended.code, state(outside).exit_reason) == (0, ExitReason.SUCCEEDED), ended.stderr
     assert "the cloud is busy; trying again for 120 s" in ended.stderr
+
+
+class WrongClock:
+    """This machine's clock, so much ahead of the store's and the cloud's."""
+
+    def __init__(self, outside: Outside, ahead: timedelta) -> None:
+        self._outside, self._ahead = outside, ahead
+
+    def now(self) -> datetime:
+        return self._outside.clock.now() + self._ahead
+
+    def sleep(self, seconds: float) -> None:
+        self._outside.clock.sleep(seconds)
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_no_clock_of_this_machine_moves_a_shut_off_a_deadline_or_a_bill(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    outside.file.write_text(f"{outside.file.read_text()}deadline: 40min\n")
+    outside.job = replace(outside.job, deadline=timedelta(minutes=40))
+    real = Rigged.__init__
+
+    def rigged(self: Rigged, *arguments: Any) -> None:
+        real(self, *arguments)
+        self.clock = WrongClock(outside, timedelta(hours=hours))  # type: ignore[assignment]
+
+    monkeypatch.setattr(Rigged, "__init__", rigged)
+    began = outside.clock.now()
+    assert give(outside, "up", "small.yaml").code == 0
+    until = outside.cloud.describe(GROUP).armed_until
+    assert until is not None
+    assert timedelta(minutes=29) < until - began < timedelta(minutes=31)
+    assert give(outside, "budget", JOB, "0.3 USD").code == 0
+    closer = outside.cloud.describe(GROUP).armed_until
+    assert closer is not None
+    assert outside.clock.now() < closer < until
+    ended = give(outside, "train", "small.yaml")
+    assert (ended.code, state(outside).exit_reason) == (0, ExitReason.SUCCEEDED), ended.stderr
+    assert jobs(outside).charges()
+    assert all(began <= charge.start <= charge.end <= closer for charge in jobs(outside).charges())
 
 
 def fails_once(call: Any, error: Exception, when: Any = lambda *_: True) -> Any:
