@@ -48,7 +48,7 @@ def answer(aws: Aws, date: str | None) -> None:
 @pytest.mark.parametrize("ahead", [timedelta(minutes=4), timedelta(minutes=-4)])
 def test_a_wrong_clock_here_is_put_right_by_awss_own(aws, ahead):
     answer(aws, format_datetime(datetime.now(timezone.utc) - ahead, usegmt=True))
-    assert abs(datetime.now(timezone.utc) - ahead - aws.now()) < timedelta(seconds=5)
+    assert abs(datetime.now(timezone.utc) - ahead - aws.now()) < timedelta(minutes=1)
 
 
 @pytest.mark.parametrize("date", [None, "yesterday", ""])
