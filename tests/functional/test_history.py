@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 
 import pytest
 
+from gpucloud.domain.bounds import HISTORY_BYTES
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.history import GpuSpan, Span
+from gpucloud.ports import Completed
 from gpucloud.store import open_store
 from gpucloud.usecases.history import EVERY, HistoryKeeper, read_history
 from gpucloud.usecases.jobstore import JobStore
@@ -93,6 +96,14 @@ def test_a_damaged_piece_stops_no_supervisor(jobs, file, host):
     jobs.records.append_history(1, "i-1", 0, b"torn")
     HistoryKeeper(jobs, Clock()).look(host, 1, last=True)
     assert len(jobs.records.history_parts()) == 1
+
+
+def test_a_node_that_says_more_than_it_was_asked_for_leaves_a_history_that_can_be_read(jobs, host):
+    said = Completed(exit_code=0, stdout=(b"x" * 99 + b"\n") * (HISTORY_BYTES // 100 + 1), stderr=b"")
+    loud = SimpleNamespace(node=host.node, run=lambda *_, **__: said)
+    HistoryKeeper(jobs, Clock()).look(loud, 1, last=True)
+    (found,) = read_history(jobs)
+    assert (found.node_id, found.spans) == ("i-1", ())
 
 
 def test_a_line_of_a_newer_version_is_passed_over(jobs, file, host):
