@@ -39,6 +39,10 @@ class HistoryPart:
     key: str
 
 
+class DamagedPiece(StoreError):
+    """A piece that nobody can read: machines that drive their job may put anything there."""
+
+
 class AttemptRecords:
     """The records of one job's attempts. Methods raise StoreError."""
 
@@ -99,14 +103,14 @@ class AttemptRecords:
         return tuple(HistoryPart(attempt=int(m[1]), node_id=m[2], offset=int(m[3]), key=m.string) for m in found if m)
 
     def history_length(self, attempt: int, node_id: str) -> int:
-        """Return how many bytes of a node's use are kept, before compression. StoreError when a piece is damaged."""
+        """Return how many bytes of a node's use are kept, before compression. DamagedPiece."""
         parts = [part for part in self._history_parts(f"{attempt:04d}/{node_id}-") if part.node_id == node_id]
         return parts[-1].offset + len(self.read_history(parts[-1])) if parts else 0
 
     def read_history(self, part: HistoryPart) -> bytes:
-        """Return a piece's lines. StoreError when it is damaged."""
+        """Return a piece's lines. DamagedPiece."""
         stored = self._store.get(part.key)
         try:
             return unpacked(stored.data, HISTORY_BYTES) if stored else b""
         except ValueError as error:
-            raise StoreError(f"{self._store.url}/{part.key} is damaged: {error}") from error
+            raise DamagedPiece(f"{self._store.url}/{part.key} is damaged: {error}") from error

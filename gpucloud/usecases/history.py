@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -11,6 +12,7 @@ from gpucloud.domain.codec import Malformed, from_json
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.history import Span
 from gpucloud.ports import Clock, Host
+from gpucloud.usecases.attemptrecords import DamagedPiece
 from gpucloud.usecases.jobstore import JobStore
 
 EVERY = timedelta(minutes=3)
@@ -72,15 +74,14 @@ class NodeHistory:
 
 
 def read_history(jobs: JobStore, attempt: int | None = None) -> tuple[NodeHistory, ...]:
-    """Return what the store has, by attempt and node; a line that is damaged is passed over."""
+    """Return what the store has, by attempt and node; a piece or a line that is damaged is passed over."""
     found: dict[tuple[int, str], list[Span]] = {}
     for part in jobs.records.history_parts(attempt):
         spans = found.setdefault((part.attempt, part.node_id), [])
-        for line in jobs.records.read_history(part).splitlines():
-            try:
-                spans.append(from_json(Span, line, of_any_version=True))
-            except Malformed:
-                continue
+        with suppress(DamagedPiece):
+            for line in jobs.records.read_history(part).splitlines():
+                with suppress(Malformed):
+                    spans.append(from_json(Span, line, of_any_version=True))
     return tuple(NodeHistory(attempt=key[0], node_id=key[1], spans=tuple(spans)) for key, spans in found.items())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
@@ -104,6 +105,12 @@ def test_a_node_that_says_more_than_it_was_asked_for_leaves_a_history_that_can_b
     HistoryKeeper(jobs, Clock()).look(loud, 1, last=True)
     (found,) = read_history(jobs)
     assert (found.node_id, found.spans) == ("i-1", ())
+
+
+def test_a_damaged_piece_hides_no_other(jobs):
+    jobs.records.append_history(1, "i-1", 0, b"torn")
+    jobs.records.append_history(1, "i-2", 0, gzip.compress(lines(1).encode()))
+    assert [(one.node_id, one.spans) for one in read_history(jobs)] == [("i-1", ()), ("i-2", (span(1),))]
 
 
 def test_a_line_of_a_newer_version_is_passed_over(jobs, file, host):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gpucloud.adapters.aws.machine.host_keys import HostKeys, from_console, parse
+from gpucloud.adapters.home import Home
+from gpucloud.domain.job import AwsChoices, Resources
 from gpucloud.store.directory import DirectoryStore
+from gpucloud.wiring.aws import AwsCloud
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
 OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIB8eHRwbGhkYFxYVFBMSERAPDg0MCwoJCAcGBQQDAgEA"
@@ -157,3 +162,17 @@ def test_a_console_without_one_whole_answer_gives_no_key(text: str) -> None:
 
 def test_a_console_that_says_the_same_twice_gives_the_key() -> None:
     assert from_console(console(KEY) + console(KEY)) == KEY
+
+
+def test_a_console_is_asked_for_as_it_is_now(tmp_path: Path):
+    """AWS else gives what it kept at the last change of state, often minutes later."""
+    asked: list[dict[str, object]] = []
+
+    def read(**params: object) -> dict[str, str]:
+        asked.append(params)
+        return {"Output": "ssh-ed25519 AAAA"}
+
+    cloud = AwsCloud(Home(tmp_path), AwsChoices(), Resources())
+    cloud.__dict__["aws"] = SimpleNamespace(calling=lambda *_: nullcontext(SimpleNamespace(get_console_output=read)))
+    assert cloud._console("us-east-1", "i-1") == "ssh-ed25519 AAAA"
+    assert asked == [{"InstanceId": "i-1", "Latest": True}]
