@@ -7,14 +7,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from gpucloud.domain.fingerprints import NOTHING, Fingerprint, parsed
 from gpucloud.resume.fingerprinting import fingerprint_of
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.sharded import Shares
-from gpucloud.resume.state import Present
+from gpucloud.resume.sharded import Shares, local
+from gpucloud.resume.state import TIED, Present
 from gpucloud.resume.tree import Tensors
 
 _SHOWN = 60
+_SETTINGS = ".param_groups."  # a script may set a learning rate before each step
 Prints = Mapping[str, Fingerprint]
 
 
@@ -37,11 +40,42 @@ def unlike(saved: Saved, now: Present, ranks: Ranks, shares: Shares | None) -> s
     All ranks ask together; `shares` says whose the parts of sharded tensors are.
     """
     shared = _prints_of(now.shared) if shares is None else _prints_together(now.shared, ranks, shares)
-    found = "" if shares is not None and ranks.rank else _unlike(saved.shared, now.shared_tree)
+    tree = {key: value for key, value in now.shared_tree.items() if key != TIED or key in saved.shared}
+    found = "" if shares is not None and ranks.rank else _unlike(saved.shared, tree)
     found = found or _other_values(saved.shared_prints, shared)
     found = found or _unlike(saved.own, now.own_tree) or _other_values(saved.own_prints, _prints_of(now.own))
     told = [text.decode() for text in ranks.gathered(found.encode())]
     return next((f"{text} (rank {rank})" if ranks.world > 1 else text for rank, text in enumerate(told) if text), "")
+
+
+class Put:
+    """What was put back, held to be looked at again before the first step: by then the script may have changed it."""
+
+    def __init__(self, now: Present) -> None:
+        self._tensors = _weights(now)
+        self._versions = {name: tensor._version for name, tensor in self._tensors.items()}  # noqa: SLF001
+        self._prints = _prints_of(self._tensors)
+
+    def changed(self, now: Present) -> str:
+        """Return in words what this rank has otherwise by now; empty where all is as it was."""
+        for name, tensor in _weights(now).items():
+            before = self._tensors.get(name)
+            same = before is not None and _place(before) == _place(tensor)
+            if same and tensor._version == self._versions[name]:  # noqa: SLF001
+                continue
+            prints = _prints_of({name: tensor}) if before is not None and self._prints is not None else None
+            if prints is None or self._prints is None or prints[name] != self._prints[name]:
+                return f"the script changed {name} between resume.init and the first batch"
+        return ""
+
+
+def _weights(now: Present) -> Tensors:
+    found = {name: local(tensor) for name, tensor in {**now.shared, **now.own}.items()}
+    return {name: tensor for name, tensor in found.items() if _SETTINGS not in name}
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _unlike(saved: Any, now: Any) -> str:
@@ -49,6 +83,8 @@ def _unlike(saved: Any, now: Any) -> str:
     if difference is None:
         return ""
     where, before, after = difference
+    if where.startswith(f"{TIED}."):
+        return f"{where.removeprefix(f'{TIED}.')} shares its memory with others than as it was saved"
     return f"{where} was saved as {_brief(before)}, and is {_brief(after)}"
 
 

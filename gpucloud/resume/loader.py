@@ -25,7 +25,8 @@ class Loader:
     """Batches without end, epoch after epoch; `for` ends when the run's `total_steps` are done.
 
     Each rank gets its strided share of a global batch. Samples that do not fill the last batch of an epoch are left
-    out of that epoch. `batches` counts from 0 over all epochs and is what a checkpoint keeps.
+    out of that epoch. `batches` counts those handed out, from 0 over all epochs; `trained` counts up to the last step,
+    and is what a checkpoint keeps. Another `for` begins after the last step: what was only looked at comes again.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Loader:
         require_split(global_batch, (self._world,))
         _require_batch(global_batch, self._samples)
         self.global_batch = global_batch
-        self.batches = 0
+        self.batches = self.trained = self._first = 0
         self.steps_per_epoch = self._samples // global_batch
         self._seed = seed
         self._shuffle = shuffle
@@ -54,7 +55,11 @@ class Loader:
             generator=self._generator,
             **{**options, "collate_fn": Collated(options.get("collate_fn") or default_collate)},
         )
+        self._one_iterator = bool(options.get("persistent_workers"))
+        self._newest: object = None
+        self._taken: tuple[int, ...] = ()
         self.begin: Callable[[], None] = lambda: None
+        self.asked: Callable[[], None] = lambda: None
         self.ended: Callable[[], bool] = lambda: False
         self.waited: Callable[[float], None] = lambda _seconds: None
         self.wait: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -70,24 +75,36 @@ class Loader:
         return self.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches from where the run stands."""
+        """Yield batches from the one after the last step on."""
+        before, began, this = self.batches, self.trained, object()
+        try:
+            yield from self._all(this)
+        finally:
+            if self._newest is this and self.trained == began:  # only looked at, perhaps in the midst of a step
+                self.batches = before
+        self.begin()  # for a run that was finished already: what follows finds the generators as they were
+
+    def _all(self, this: object) -> Iterator[Any]:
+        at = self.trained
         while not self.ended():
             self._again = False
-            self._generator.manual_seed(
-                randomness.mix(self._seed, self.batches // self.steps_per_epoch, self._rank) >> 1
-            )
+            self._first, self._newest = at, this
+            self._generator.manual_seed(randomness.mix(self._seed, at // self.steps_per_epoch, self._rank) >> 1)
             batches = iter(self._torch_loader)
             self.begin()
             for batch in self._timed(batches):
-                self.batches += 1
+                at += 1
+                self.batches = at
                 yield batch
-                if self._again or self.ended():
+                if self._again or self.ended() or (self._one_iterator and self._newest is not this):
                     break
-        self.begin()  # for a run that was finished already: what follows finds the generators as they were
+            if self._again:
+                at = self.trained
 
     def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches, and tell how long each was waited for."""
         while True:
+            self.asked()
             asked = time.monotonic()
             try:
                 with self.wait:
@@ -96,6 +113,16 @@ class Loader:
                 return
             self.waited(time.monotonic() - asked)
             yield batch
+
+    def stepped(self) -> None:
+        """Say that a step was made of all that was handed out."""
+        self._taken = (*self._taken, self.batches - self.trained)[:2]
+        self.trained = self.batches
+
+    @property
+    def ahead(self) -> int:
+        """How many batches the script took before its first step that this was not made of, as the second shows."""
+        return max(0, self._taken[0] - self._taken[1]) if len(self._taken) > 1 else 0
 
     def go_back(self) -> None:
         """Begin again at the position that was loaded, when the next batch is asked for."""
@@ -113,16 +140,16 @@ class Loader:
 
     def state_dict(self) -> dict[str, int]:
         """Return the position as epoch and samples of it used, which hold for another global batch too."""
-        epoch, batch = divmod(self.batches, self.steps_per_epoch)
+        epoch, batch = divmod(self.trained, self.steps_per_epoch)
         return {"epoch": epoch, "used": batch * self.global_batch, **self.rules}
 
     def load_state_dict(self, state: dict[str, int]) -> tuple[str, ...]:
         """Continue from a position; return which rules were others there, each as `name before → now`."""
-        self.batches = state["epoch"] * self.steps_per_epoch + state["used"] // self.global_batch
+        self.batches = self.trained = state["epoch"] * self.steps_per_epoch + state["used"] // self.global_batch
         return tuple(f"{name} {state[name]} → {now}" for name, now in self.rules.items() if state[name] != now)
 
     def _rest(self) -> Iterator[list[Place]]:
-        epoch, first = divmod(self.batches, self.steps_per_epoch)
+        epoch, first = divmod(self._first, self.steps_per_epoch)
         order = self._order(epoch)
         for batch in range(first, self.steps_per_epoch):
             start = batch * self.global_batch

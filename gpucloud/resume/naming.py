@@ -76,6 +76,8 @@ def in_order(state: dict[str, Any], names: list[str] | None) -> dict[str, Any]:
             raise GroupsLater(
                 f"the optimizer had got another group later, of {', '.join(map(str, group['params'][:4]))}"
             )
+        if any(type(name) is int for name in group["params"]):
+            raise ValueError("the optimizer had parameters that are in no module which resume.init was given")
         others = set(map(str, group["params"])) ^ set(now)
         if others:
             raise ValueError(f"the optimizer had other parameters: {', '.join(sorted(others)[:4])}")

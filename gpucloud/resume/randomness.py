@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import random
 import sys
 from collections.abc import Iterator
@@ -56,7 +57,13 @@ def capture() -> dict[str, Any]:
             return state
 
 
-def _now() -> dict[str, Any]:
+def capture_again(before: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the same as `capture` where nothing is kept; quicker, if NumPy has drawn nothing since `before`."""
+    return _now(before.get("numpy") if before is not None else None)
+
+
+def _now(numpys: Any = None) -> dict[str, Any]:
+    """Return the states; `numpys` is one of NumPy's, which is returned if it stands."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
@@ -64,8 +71,22 @@ def _now() -> dict[str, Any]:
         state["mps"] = torch.mps.get_rng_state()
     numpy = _numpy()
     if numpy is not None:
-        state["numpy"] = numpy.get_state()
+        state["numpy"] = numpys if _stands_in_memory(numpy, numpys) else numpy.get_state()
     return state
+
+
+def _stands_in_memory(numpy: Any, state: Any) -> bool:
+    """Whether NumPy's generator stands there, by its memory; False where that cannot be told.
+
+    To ask for its state takes 30 µs, more than all else that is done at a step. With a number of a normal distribution
+    in reserve, memory does not tell all.
+    """
+    if not isinstance(state, tuple) or state[3] or not hasattr(numpy, "get_bit_generator"):
+        return False
+    address = numpy.get_bit_generator().ctypes.state_address
+    key: bytes = state[1].tobytes()
+    place = int(state[2]).to_bytes(4, sys.byteorder)
+    return ctypes.string_at(address, len(key) + len(place)) == key + place
 
 
 def put_back(state: dict[str, Any]) -> None:
@@ -79,6 +100,19 @@ def put_back(state: dict[str, Any]) -> None:
     numpy = _numpy()
     if "numpy" in state and numpy is not None:
         numpy.set_state(state["numpy"])
+
+
+def stands(state: dict[str, Any]) -> bool:
+    """Whether every generator is as it was captured."""
+    return all(state.get(name) is now or _alike(state.get(name), now) for name, now in capture_again(state).items())
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, tuple) and any(type(part) is not int for part in one):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return bool(one.tobytes() == other.tobytes()) if hasattr(one, "tobytes") else bool(one == other)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from gpucloud.domain.manifest import Level, Promise, Why
 from gpucloud.domain.trial import Trial
 from gpucloud.resume import randomness
 from gpucloud.resume.capture import Capture
-from gpucloud.resume.comparing import unlike
+from gpucloud.resume.comparing import Put, unlike
 from gpucloud.resume.folder import AttemptFolder, say
 from gpucloud.resume.keeping import Keeper, Moment
 from gpucloud.resume.loader import Loader, require_split
@@ -33,6 +33,7 @@ from gpucloud.resume.promise import promised, surroundings, tuned
 from gpucloud.resume.ranks import Ranks
 from gpucloud.resume.restoring import Restored, find
 from gpucloud.resume.saving import Saver
+from gpucloud.resume.schedules import Schedules
 from gpucloud.resume.settings import Settings, read_settings
 from gpucloud.resume.sharded import Shares
 from gpucloud.resume.startup import end_quickly
@@ -73,9 +74,9 @@ def init(
 
     Call it on every rank, after the process group and everything with state is made: a model that is sharded, by
     `fully_shard` or `parallelize_module`, must be so already. `others` are further objects with state_dict() and
-    load_state_dict(). `seed`, the same on all ranks, orders the data of `run.loader` and seeds every rank's random
-    number generators with it, each otherwise. Raises UsageError when the checkpoint does not fit, StoreError when the
-    store does not answer.
+    load_state_dict(), and generators of the script's own. `seed`, the same on all ranks, orders the data of
+    `run.loader` and seeds every rank's random number generators with it, each otherwise. Raises UsageError when the
+    checkpoint does not fit, StoreError when the store does not answer.
     """
     settings = read_settings()
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **others}
@@ -87,11 +88,25 @@ def init(
 _NO_LOADER = Promise(Level.BEST_EFFORT, "without `run.loader`, which samples come next is up to the script")
 
 
+_NO_GRADIENT = (
+    "its optimizer steps with gradients that were there before the last `run.step()`, which no checkpoint has"
+)
+
+
+_LATE_SCHEDULE = "a schedule's step comes after `run.step()`, so that no checkpoint has it: call it before"
+
+
+_AHEAD = "batches are taken before the step ahead of them ends, as a prefetcher does, and a resume leaves those out"
+
+
 class Run:
     """One attempt's part of a job, on this rank. Steps count from 1; `steps_done` is the last one done."""
 
-    _batches_done = 0  # those handed out up to the last step
     _randomness_set = False
+    _after_step: dict[str, Any] | None = None  # the generators, as the last step left them
+    _put: Put | None = None  # until the first step
+    _is_fresh = False
+    _schedules: Schedules  # from the loader on
 
     def __init__(
         self, settings: Settings, state: TrainingState, *, total_steps: int | None, seed: int, rebuckets: bool
@@ -139,8 +154,11 @@ class Run:
 
     @property
     def epoch(self) -> int:
-        """The epoch, from 0, of the loader's last batch."""
-        return self._loader.epoch if self._loader else 0
+        """The epoch, from 0, of the loader's last batch; of that before the resume, where there is none yet."""
+        if self._loader is not None:
+            return self._loader.epoch
+        place: dict[str, int] = self._own.get("loader") or {"epoch": 0, "used": 0}
+        return max(place["epoch"] - (not place["used"]), 0)
 
     @property
     def committed_step(self) -> int:
@@ -190,10 +208,14 @@ class Run:
             options={"num_workers": num_workers, **options},
         )
         self._require_one_order(loader)
+        if own := self._state.own_generator(dataset, in_workers=num_workers > 0):
+            self._lower(Promise(Level.BEST_EFFORT, own))
         position = self._own.get("loader")
         if position and (changed := loader.load_state_dict(position)):
             self._lower(Promise(Level.BEST_EFFORT, ", ".join(changed)))
         loader.begin = self._begin_batches
+        self._schedules = Schedules(self._state.others)
+        loader.asked = self._go_on_as_the_step_left
         loader.waited = self._progress.waited
         loader.wait = self._pauses.stalls(self._at_rest)
         last = self.total_steps
@@ -206,7 +228,8 @@ class Run:
 
         Saves when it is due, or when the agent of any node wishes it: copies the state, and the rest goes on beside the
         training. When an agent asks to stop, all ranks save this step, wait until it counts and leave: SystemExit(75).
-        All that belongs to the step comes before it, `scheduler.step()` too: a checkpoint has what was until here.
+        All that belongs to the step comes before it, `scheduler.step()` too: a checkpoint has what was until here. What
+        is drawn between it and the next batch, as an evaluation does, changes no number that training draws.
         Where gradients are gathered over several steps, saving and leaving wait for the optimizer's next step. With DDP
         over three or more ranks (on GPUs: two), the first step or steps after a resume are taken back and their batches
         handed out again.
@@ -224,7 +247,11 @@ class Run:
         if self._in_vain(window):
             return
         self.steps_done += 1
-        self._batches_done = self._loader.batches if self._loader else 0
+        if self._loader is not None:
+            self._loader.stepped()
+            self._schedules.stepped()
+            self._after_step = randomness.capture_again(self._after_step)
+        self._see_what_it_took()
         self._progress.stepped(loss)
         self._trying.stepped(loss)
         if not self._profiling.over:
@@ -256,7 +283,7 @@ class Run:
 
     def _at_rest(self) -> tuple[int, Callable[[], Moment]] | None:
         """Return after which step the state is as a save needs it, and what beside it; None in the midst of a step."""
-        begun = self._loader is not None and self._loader.batches != self._batches_done
+        begun = self._loader is not None and not self._nothing_is_handed_out
         if begun or not self._windows.rests or _newest.get(self._settings.attempt) is not self:
             return None
         return self.steps_done, self._moment
@@ -282,12 +309,16 @@ class Run:
         self._require_steps_left(restored.commit.step)
         content = restored.content(self._ranks.rank)
         self._state.fit(content, restored.commit.step)
+        if late := self._state.change(content.own.get("changed", {})):
+            self._lower(Promise(Level.BEST_EFFORT, late))
         self._trying.put_back(content.own)
         self._lower(restored.manifest.promise)
         self._lower(promised(content.own["surroundings"], self._surroundings))
         shares = Shares(self._ranks) if self._state.sharded else None
-        if why := unlike(restored.saved(self._ranks.rank), self._state.present(), self._ranks, shares):
+        now = self._state.present()
+        if why := unlike(restored.saved(self._ranks.rank), now, self._ranks, shares):
             self._lower(Promise(Level.BEST_EFFORT, why))
+        self._put = Put(now)
         if content.own_rank != self._ranks.rank or content.own["surroundings"]["world"] != self._ranks.world:
             del content.own["randomness"]
         return content.own
@@ -320,7 +351,8 @@ class Run:
 
     def _lower(self, promise: Promise) -> None:
         if promise.reason and promise.reason not in self._reasons and self._ranks.rank == 0:
-            say(f"this resume is {promise.level.value}, not exact: {promise.reason}")
+            told = "a resume from what is saved" if self._is_fresh else "this resume"
+            say(f"{told} is {promise.level.value}, not exact: {promise.reason}")
         self._reasons.add(promise.reason)
         self._promise = self._promise.weaker(promise)
 
@@ -338,15 +370,44 @@ class Run:
                     )
 
     def _begin_batches(self) -> None:
-        # Whatever the script drew since `init`, the first batch finds the generators as the last step left them.
+        # Whatever the script drew since `init`, the first batch finds the generators as the last step left them; and so
+        # it does again after batches that the script only looked at.
+        if self._after_step is None and self._nothing_is_handed_out:
+            self._randomness_set = False
+            if self._put is not None and self._restored is None and (why := self._put.changed(self._state.present())):
+                self._lower(Promise(Level.BEST_EFFORT, why))
         self._set_randomness()
         self._progress.batch_wanted()
+
+    @property
+    def _nothing_is_handed_out(self) -> bool:
+        """Whether the next batch is the first of those that the next step takes."""
+        return self._loader is not None and self._loader.batches == self._loader.trained
+
+    def _go_on_as_the_step_left(self) -> None:
+        """Have the next batch find the generators as the last step left them: a resumed run does not draw again what
+        was drawn since, as an evaluation does.
+        """
+        if not self._nothing_is_handed_out:
+            return
+        if self._schedules.late():
+            self._lower(Promise(Level.BEST_EFFORT, _LATE_SCHEDULE))
+        if self._after_step is not None and not randomness.stands(self._after_step):
+            randomness.put_back(self._after_step)
 
     def _go_on_without_loader(self) -> None:
         """No number is drawn again that steps before the resume drew, but for those of the first step."""
         if "randomness" in self._own and not self._randomness_set:
             self._lower(_NO_LOADER)
             self._set_randomness()
+
+    def _see_what_it_took(self) -> None:
+        """Lower the promise if the attempt's first steps took gradients of the step before, or batches of the next."""
+        self._put = None
+        if self._loader is not None and self._loader.ahead:
+            self._lower(Promise(Level.BEST_EFFORT, _AHEAD))
+        if self._windows.found_nothing:
+            self._lower(Promise(Level.BEST_EFFORT, _NO_GRADIENT))
 
     def _set_randomness(self) -> None:
         if self._randomness_set:
@@ -373,7 +434,7 @@ class Run:
             self._own = self._put_back(restored)
             self._loader.load_state_dict(self._own["loader"])
             self._loader.go_back()
-            self._randomness_set = False
+            self._randomness_set, self._after_step = False, None
         return True
 
     def _moment(self) -> Moment:
@@ -387,9 +448,10 @@ class Run:
             steps_are_seen=self._windows.seen,
             own={
                 "longest_window": self._windows.longest,
-                "randomness": randomness.capture(),
+                "randomness": self._after_step or randomness.capture(),
                 "loader": self._loader.state_dict() if self._loader else None,
                 "surroundings": self._surroundings,
+                "changed": self._state.changed(),
                 **self._trying.state(),
             },
         )

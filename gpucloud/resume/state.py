@@ -17,10 +17,15 @@ import torch
 
 from gpucloud.domain.chunks import OWN
 from gpucloud.domain.errors import UsageError
+from gpucloud.resume.generators import Generator, is_generator, own_generator
 from gpucloud.resume.layout import size_of
 from gpucloud.resume.naming import GroupsLater, by_name, in_order, parameter_names, plain, replicated
 from gpucloud.resume.sharded import REPLICATED, Layout, Shares, arrangement, fitted, layout_of, local
+from gpucloud.resume.traits import Traits, fixed, is_frozen
 from gpucloud.resume.tree import Tensors, encode, is_sharded, leaves, renamed
+
+TIED = "tied"
+"""What says which names of a module are those of one tensor."""
 
 Groups = dict[str, list[dict[str, Any]]]
 """For each optimizer, the settings of its groups of parameters."""
@@ -76,11 +81,14 @@ class TrainingState:
         self._modules: dict[str, torch.nn.Module] = {}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._others: dict[str, Any] = {}
+        self._fixed = any(fixed(part) for part in parts.values() if isinstance(part, torch.nn.Module))
         for name, part in parts.items():
             if isinstance(part, torch.nn.Module):
                 self._modules[name] = _checked(part, name)
             elif isinstance(part, torch.optim.Optimizer):
                 self._optimizers[name] = _bare(part, name)
+            elif is_generator(part):
+                self._others[name] = Generator(part)
             elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
                 self._others[name] = part
             else:
@@ -88,6 +96,7 @@ class TrainingState:
                     f"init({name}=…) was given a {type(part).__name__}, which has no state",
                     hint=f"give {name} the methods state_dict() and load_state_dict(), or leave it out",
                 )
+        self._traits = Traits(self._modules)
         self.arrangement = arrangement(t for m in self._modules.values() for t in _entries(m).values())
 
     @property
@@ -104,6 +113,27 @@ class TrainingState:
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
         """Those whose steps change what is shared."""
         return tuple(self._optimizers.values())
+
+    def own_generator(self, dataset: Any, *, in_workers: bool) -> str | None:
+        """Return in words which generator of the data set's own or a module's no checkpoint has.
+
+        Workers have copies of the data set, with generators that nobody else sees.
+        """
+        known = {id(one.generator) for one in self._others.values() if isinstance(one, Generator)}
+        place = own_generator(dataset, () if in_workers else known)
+        if place is not None:
+            return f"the data set has a generator of its own, {place}: let it draw from torch's, random's or numpy's"
+        for name, module in self._modules.items():
+            for of, part in module.named_modules():
+                for key, value in vars(part).items():
+                    if is_generator(value) and own_generator(value, known) is not None:
+                        return f"{name}.{of}.{key} is in no checkpoint: give it to the run, resume.init(name=generator)"
+        return None
+
+    @property
+    def others(self) -> tuple[Any, ...]:
+        """What is neither module nor optimizer."""
+        return tuple(self._others.values())
 
     def collect(
         self, rank: int, world: int, extra: dict[str, Any], shares: Shares | None = None, *, alone: bool = False
@@ -226,6 +256,16 @@ class TrainingState:
         for name, part in self._others.items():
             part.load_state_dict(content.own["others"][name])
 
+    def changed(self) -> dict[str, bool | float]:
+        """Return what the script has set on its modules since the run began, and no state_dict has."""
+        return self._traits.changed()
+
+    def change(self, settings: Mapping[str, Any]) -> str:
+        """Set what `changed` returned; return in words what cannot be set any more, empty where all can."""
+        late = [key for key in self._traits.others(settings) if is_frozen(key)] if self._fixed else []
+        self._traits.put_back({key: value for key, value in settings.items() if key not in late})
+        return f"{late[0]} became {settings[late[0]]} as it trained, and DDP is made before that" if late else ""
+
     def fit(self, content: Content, step: int) -> None:
         """Apply; a checkpoint of another model becomes a UsageError that says so."""
         try:
@@ -247,6 +287,7 @@ class TrainingState:
             "modules": {n: encode(w, n, shared) for n, w in weights.items()},
             "optimizers": {n: encode(self._by_name(n, groups), n, shared) for n in self._optimizers},
             "names": {n: list(e) for n, e in entries.items()},  # buffers among them, in its order
+            TIED: {n: _tied(e) for n, e in entries.items()},
         }
         return trees, shared
 
@@ -315,6 +356,12 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 def _entries(module: torch.nn.Module) -> dict[str, Any]:
     """Return the module's state by plain names. Asked for so, FSDP2 has its parameters in parts, whatever was last."""
     return {plain(key): value for key, value in module.state_dict(keep_vars=True).items()}
+
+
+def _tied(entries: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of what is the same tensor as one before it, each with the name of that."""
+    first: dict[int, str] = {}
+    return {name: of for name, value in entries.items() if (of := first.setdefault(id(value), name)) != name}
 
 
 def _own_buffers(homes: Homes, entries: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -25,6 +26,58 @@ class Window(IntEnum):
     CLOSED, UNKNOWN, LONG, OPEN = range(4)
 
 
+class _Watch:
+    """One optimizer: for how many steps it gathers by now, and did at most; each has a rhythm of its own.
+
+    Beside others, what it has used and nobody has cleared is not gathered: its turn may come after theirs.
+    """
+
+    def __init__(self, optimizer: Any, longest: int, *, beside_others: bool) -> None:
+        self.longest = longest
+        self.open = 0
+        self.stepped = False
+        self._optimizer = optimizer
+        self._beside_others = beside_others
+        self._used: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self.found_nothing = False
+        optimizer.register_step_post_hook(self._has_stepped)
+        self._first = optimizer.register_step_pre_hook(self._steps_first)
+
+    def ends(self, *, gathers_unseen: bool) -> Window:
+        """Return how a step ends for it; called once for each."""
+        if self.stepped:
+            self.longest = max(self.longest, self.open + 1)
+        self.open = 0 if self.stepped or not (gathers_unseen or self._gathered()) else self.open + 1
+        self.stepped = False
+        usual = _TIMES_LONGER * self.longest
+        if self.open == 0 or self.open > max(_UNSEEN_STEPS, usual):
+            return Window.CLOSED
+        if not self.longest:
+            return Window.UNKNOWN
+        return Window.OPEN if self.open <= usual else Window.LONG
+
+    def _gathered(self) -> bool:
+        return any(self._is_new(number, gradient) for number, gradient in self._gradients())
+
+    def _is_new(self, number: int, gradient: Any) -> bool:
+        used = self._used.get(number)
+        return used is None or bool(used[1] != gradient._version) or used[0]() is not gradient  # noqa: SLF001
+
+    def _gradients(self) -> Iterator[tuple[int, Any]]:
+        parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
+        return ((number, one.grad) for number, one in enumerate(parameters) if one.grad is not None)
+
+    def _steps_first(self, _: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self._first.remove()
+        has_closure = len(arguments) > 1 or bool(named)  # which makes the gradients; the first is the optimizer
+        self.found_nothing = not has_closure and next(self._gradients(), None) is None
+
+    def _has_stepped(self, *_: Any) -> None:
+        self.stepped = True
+        if self._beside_others:
+            self._used = {n: (weakref.ref(one), one._version) for n, one in self._gradients()}  # noqa: SLF001
+
+
 class Windows:
     """Watches torch's optimizers; without one, every step is the end of its window.
 
@@ -33,52 +86,49 @@ class Windows:
     """
 
     def __init__(self, optimizers: Sequence[Any], modules: Sequence[Any] = (), longest: int = 0) -> None:
-        self.longest = longest
         self.seen = False
-        self._optimizers = optimizers
+        self._longest = longest
+        self._unclosed = 0  # steps since one at which no optimizer's window was open
+        several = len(optimizers) > 1
+        self._watches = [_Watch(optimizer, longest, beside_others=several) for optimizer in optimizers]
         self._sharded = [one for module in modules for one in module.modules() if hasattr(type(one), _STATE_OF)]
-        self._stepped = False
-        self._open = 0
-        for optimizer in optimizers:
-            optimizer.register_step_post_hook(self._has_stepped)
+
+    @property
+    def longest(self) -> int:
+        """The longest window so far."""
+        return max((watch.longest for watch in self._watches), default=self._longest)
 
     @property
     def lacks(self) -> str | None:
         """Why a checkpoint of this step may lack what was gathered before it; None where it lacks nothing."""
-        if not self._open:
+        watch = max(self._watches, key=lambda one: one.open, default=None)
+        if watch is None or not watch.open:
             return None
-        seen = (
-            f"its optimizer was last seen to step {self._open} steps ago" if self.longest else "no optimizer was seen"
-        )
+        seen = f"its optimizer was last seen to step {watch.open} steps ago"
+        seen = seen if watch.longest else "no optimizer was seen"
         return f"gradients may be gathered that no checkpoint has: {seen}"
+
+    @property
+    def found_nothing(self) -> bool:
+        """Whether an optimizer had no gradient at its first step: then it takes those that were there before."""
+        return any(watch.found_nothing for watch in self._watches)
 
     @property
     def rests(self) -> bool:
         """Whether nothing of a next step has begun, as far as is seen: the last one stepped, and was told of."""
-        return self.seen and not self._stepped and not self._open
+        return self.seen and not any(watch.stepped or watch.open for watch in self._watches)
 
     def now(self) -> Window:
         """Return how this step ends; called once for each."""
-        if self._stepped:
-            self.longest = max(self.longest, self._open + 1)
-        self.seen = self._stepped
-        self._open = 0 if self._stepped or not self._gathered() else self._open + 1
-        self._stepped = False
+        self.seen = any(watch.stepped for watch in self._watches)
+        waiting = any(not watch.stepped for watch in self._watches)  # all that stepped have used what was gathered
+        unseen = waiting and any(map(_gathers_unseen, self._sharded))
+        found = max((watch.ends(gathers_unseen=unseen) for watch in self._watches), default=Window.CLOSED)
+        self._unclosed = self._unclosed + 1 if found else 0
         usual = _TIMES_LONGER * self.longest
-        if self._open == 0 or self._open > max(_UNSEEN_STEPS, usual):
+        if self._unclosed > max(_UNSEEN_STEPS, usual):
             return Window.CLOSED
-        if not self.longest:
-            return Window.UNKNOWN
-        return Window.OPEN if self._open <= usual else Window.LONG
-
-    def _gathered(self) -> bool:
-        groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
-        if any(parameter.grad is not None for group in groups for parameter in group["params"]):
-            return True
-        return any(map(_gathers_unseen, self._sharded))
-
-    def _has_stepped(self, *_: Any) -> None:
-        self._stepped = True
+        return Window.LONG if found is Window.OPEN and self._unclosed > usual else found
 
 
 def _gathers_unseen(module: Any) -> bool:

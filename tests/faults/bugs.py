@@ -642,6 +642,34 @@ def generators_left_without_a_loader(original: Any) -> Any:
     return lambda self: None
 
 
+_SCRIPT_TESTS = ("pytest", "tests/functional/test_resume_scripts.py")
+
+
+@seeded("resume.run:Run._go_on_as_the_step_left", *_SCRIPT_TESTS)
+def evaluation_draws_for_training(original: Any) -> Any:
+    """What is drawn between a step and the next batch changes what that trains with."""
+    return lambda self: None
+
+
+@seeded("resume.traits:Traits.put_back", *_SCRIPT_TESTS)
+def frozen_layers_thaw(original: Any) -> Any:
+    """What the script froze as it trained is trained again after a resume."""
+    return lambda self, changed: None
+
+
+@seeded("resume.windows:Windows.now", *_SCRIPT_TESTS)
+def one_optimizer_speaks_for_all(original: Any) -> Any:
+    """A step at which any optimizer stepped counts as the end of every window."""
+
+    def now(self: Any) -> Any:
+        stepped = any(watch.stepped for watch in self._watches)
+        for watch in self._watches:
+            watch.stepped = stepped
+        return original(self)
+
+    return now
+
+
 @seeded("resume.state:_keep_types", *_STATE_TESTS)
 def master_weights_cast_down(original: Any) -> Any:
     """What torch makes of the types of optimizer state stays so."""

@@ -652,6 +652,14 @@ def test_a_checkpoint_of_another_model_is_refused_with_its_step(job):
     assert "new run" in refused.value.hint
 
 
+def test_an_optimizer_of_other_modules_than_the_runs_is_told_of(job):
+    run, model, optimizer = begin()
+    model[0] = torch.nn.Linear(2, 3)
+    train(run, model, optimizer, steps=2)
+    with pytest.raises(UsageError, match=r"had parameters that are in no module which resume\.init was given"):
+        begin()
+
+
 @pytest.mark.parametrize("from_the_first", [False, True])
 def test_who_unfreezes_later_hears_to_give_the_optimizer_all_groups_at_first(job, from_the_first):
     """Gradual unfreezing: the second layer is trained from step 3 on."""

@@ -1,10 +1,12 @@
 """What a checkpoint must give back beside the numbers: strides, types, shapes, generators; and what it refuses."""
 
 import os
+import random
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gpucloud import resume
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.manifest import Level
+from gpucloud.resume import randomness
 from gpucloud.resume.layout import laid_out, strides_of
 from gpucloud.resume.naming import rebuckets
 from gpucloud.resume.promise import promised, surroundings, tuned
@@ -317,3 +320,54 @@ def test_code_that_inductor_made_is_seen_and_what_is_traced_alone_is_none(tmp_pa
     )
     told = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert told.stdout.split() == ["exact", "same_samples"], told.stderr
+
+
+def test_a_tensor_that_a_gpu_had_comes_back_on_this_ranks(monkeypatch):
+    """A plain object, as a diffusers EMAModel, keeps what it is given: on the CPU its next update would end the run."""
+    tensors = {}
+    with monkeypatch.context() as there:
+        there.setattr(torch.Tensor, "is_cuda", True)
+        saved = encode({"mean": torch.ones(2)}, "average", tensors)
+    assert saved["mean"]["gpu"] is True
+    moved = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: moved.append(self) or self)
+    assert decode(saved, tensors)["mean"] is moved[0]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.rand(()),
+        lambda: random.getrandbits(8),
+        np.random.rand,
+        np.random.normal,
+        lambda: np.random.seed(7),
+    ],
+    ids=["torch", "Python", "NumPy", "NumPy's reserve", "another seed"],
+)
+@pytest.mark.parametrize("in_reserve", [0, 1])
+def test_whatever_draws_is_seen_and_put_back(draw, in_reserve):
+    for _ in range(in_reserve):
+        np.random.normal()
+    before = randomness.capture_again(None)
+    assert randomness.stands(before)
+    again = randomness.capture_again(before)
+    draw()
+    assert not randomness.stands(again)
+    assert not randomness.stands(before)
+    randomness.put_back(again)
+    assert randomness.stands(before)
+
+
+def test_the_generator_of_a_mac_is_saved_too(monkeypatch):
+    stands = [torch.tensor([1], dtype=torch.uint8)]
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: stands[-1])
+    monkeypatch.setattr(torch.mps, "set_rng_state", stands.append)
+    state = randomness.capture()
+    stands.append(torch.tensor([2], dtype=torch.uint8))
+    assert not randomness.stands(state)
+    randomness.put_back(state)
+    assert stands[-1].tolist() == [1]
+    assert randomness.stands(state)

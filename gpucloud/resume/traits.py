@@ -1,0 +1,85 @@
+"""What a script sets on its modules while it trains and no `state_dict` has: what is frozen, and settings of layers.
+
+Of torch's own layers those are numbers, as the momentum of BatchNorm and the share that Dropout leaves out, and whether
+a layer trains or evaluates, where that is not as in the whole model. What a script's own modules keep beside that may
+be of this process alone, as whether a cache is there, and is left to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from gpucloud.resume.naming import plain
+
+_OF_TORCH = "torch.nn.modules."
+_FROZEN, _MODE = "requires_grad", "training"
+
+
+@dataclass(frozen=True, slots=True)
+class _Trait:
+    """A setting, whose it is, and how it was before the run; `root` is the whole model."""
+
+    key: str
+    of: Any
+    name: str
+    before: bool | float
+    root: torch.nn.Module
+
+    @property
+    def now(self) -> bool | float:
+        value: bool | float = getattr(self.of, self.name)
+        return value
+
+    @property
+    def tells(self) -> bool:
+        """Whether it is what it is in training: a model that evaluates has all its layers do so."""
+        return self.name != _MODE or self.root.training
+
+
+class Traits:
+    """Those of a script's modules, which are as the script has them before the run when this is made."""
+
+    def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
+        self._all = [trait for of, module in modules.items() for trait in _traits(of, module)]
+
+    def changed(self) -> dict[str, bool | float]:
+        """Return those that are others now than before the run."""
+        return {trait.key: trait.now for trait in self._all if trait.tells and trait.now != trait.before}
+
+    def others(self, changed: Mapping[str, Any]) -> list[str]:
+        """Return which of them are not so now."""
+        return [trait.key for trait in self._all if changed.get(trait.key, trait.now) != trait.now]
+
+    def put_back(self, changed: Mapping[str, Any]) -> None:
+        """Set them as they were when `changed` returned this; what is of another kind or of no layer here stays."""
+        for trait in self._all:
+            value = changed.get(trait.key)
+            if type(value) is type(trait.before):
+                setattr(trait.of, trait.name, value)
+
+
+def fixed(module: torch.nn.Module) -> bool:
+    """Whether a DDP in it waits for the gradients of all that was not frozen as it was made."""
+    return any(isinstance(one, DistributedDataParallel) and not one.find_unused_parameters for one in module.modules())
+
+
+def is_frozen(key: str) -> bool:
+    """Whether this says of a parameter that it is frozen, or not."""
+    return key.endswith(f".{_FROZEN}")
+
+
+def _traits(of: str, root: torch.nn.Module) -> Iterator[_Trait]:
+    for name, parameter in root.named_parameters():
+        yield _Trait(f"{of}.{plain(name)}.{_FROZEN}", parameter, _FROZEN, parameter.requires_grad, root)
+    for name, part in root.named_modules():
+        place = f"{of}.{plain(name)}"
+        if root.training and part is not root:
+            yield _Trait(f"{place}.{_MODE}", part, _MODE, part.training, root)
+        if type(part).__module__.startswith(_OF_TORCH):
+            numbers = {key: value for key, value in vars(part).items() if type(value) is float}
+            yield from (_Trait(f"{place}.{key}", part, key, value, root) for key, value in numbers.items())
