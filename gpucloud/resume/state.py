@@ -96,7 +96,7 @@ class TrainingState:
                     f"init({name}=…) was given a {type(part).__name__}, which has no state",
                     hint=f"give {name} the methods state_dict() and load_state_dict(), or leave it out",
                 )
-        self._traits = Traits(self._modules)
+        self._traits = Traits(self._modules, self._optimizers)
         self.arrangement = arrangement(t for m in self._modules.values() for t in _entries(m).values())
 
     @property

@@ -1,8 +1,9 @@
-"""What a script sets on its modules while it trains and no `state_dict` has: what is frozen, and settings of layers.
+"""What changes in modules and optimizers as they train and no `state_dict` has: what is frozen, settings of layers.
 
 Of torch's own layers those are numbers, as the momentum of BatchNorm and the share that Dropout leaves out, and whether
-a layer trains or evaluates, where that is not as in the whole model. What a script's own modules keep beside that may
-be of this process alone, as whether a cache is there, and is left to them.
+a layer trains or evaluates, where that is not as in the whole model. Of optimizers those are numbers too, as a count of
+their steps. What a script's own modules keep beside that may be of this process alone, as how long a cache is, and is
+left to them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class _Trait:
     of: Any
     name: str
     before: bool | float
-    root: torch.nn.Module
+    root: torch.nn.Module | None = None
 
     @property
     def now(self) -> bool | float:
@@ -38,14 +39,15 @@ class _Trait:
     @property
     def tells(self) -> bool:
         """Whether it is what it is in training: a model that evaluates has all its layers do so."""
-        return self.name != _MODE or self.root.training
+        return self.root is None or self.root.training
 
 
 class Traits:
-    """Those of a script's modules, which are as the script has them before the run when this is made."""
+    """Those of a script's objects, which are as the script has them before the run when this is made."""
 
-    def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
+    def __init__(self, modules: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Any]) -> None:
         self._all = [trait for of, module in modules.items() for trait in _traits(of, module)]
+        self._all += [trait for of, optimizer in optimizers.items() for trait in _counts(of, optimizer)]
 
     def changed(self) -> dict[str, bool | float]:
         """Return those that are others now than before the run."""
@@ -75,11 +77,17 @@ def is_frozen(key: str) -> bool:
 
 def _traits(of: str, root: torch.nn.Module) -> Iterator[_Trait]:
     for name, parameter in root.named_parameters():
-        yield _Trait(f"{of}.{plain(name)}.{_FROZEN}", parameter, _FROZEN, parameter.requires_grad, root)
+        yield _Trait(f"{of}.{plain(name)}.{_FROZEN}", parameter, _FROZEN, parameter.requires_grad)
     for name, part in root.named_modules():
         place = f"{of}.{plain(name)}"
         if root.training and part is not root:
             yield _Trait(f"{place}.{_MODE}", part, _MODE, part.training, root)
         if type(part).__module__.startswith(_OF_TORCH):
             numbers = {key: value for key, value in vars(part).items() if type(value) is float}
-            yield from (_Trait(f"{place}.{key}", part, key, value, root) for key, value in numbers.items())
+            yield from (_Trait(f"{place}.{key}", part, key, value) for key, value in numbers.items())
+
+
+def _counts(of: str, optimizer: Any) -> Iterator[_Trait]:
+    for key, value in vars(optimizer).items():
+        if type(value) in (int, float) and not key.startswith("_"):
+            yield _Trait(f"{of}.{key}", optimizer, key, value)

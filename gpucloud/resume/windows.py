@@ -26,22 +26,26 @@ class Window(IntEnum):
     CLOSED, UNKNOWN, LONG, OPEN = range(4)
 
 
+_Used = dict[int, tuple[weakref.ref[Any], int]]
+"""By the ids of parameters, the gradients that an optimizer has stepped with, as they were then."""
+
+
 class _Watch:
     """One optimizer: for how many steps it gathers by now, and did at most; each has a rhythm of its own.
 
-    Beside others, what it has used and nobody has cleared is not gathered: its turn may come after theirs.
+    Beside others, what one of them has `used` and nobody has cleared is not gathered: its turn may come after theirs.
     """
 
-    def __init__(self, optimizer: Any, longest: int, *, beside_others: bool) -> None:
+    def __init__(self, optimizer: Any, longest: int, used: _Used | None) -> None:
         self.longest = longest
         self.open = 0
         self.stepped = False
         self._optimizer = optimizer
-        self._beside_others = beside_others
-        self._used: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._used = used
         self.found_nothing = False
         optimizer.register_step_post_hook(self._has_stepped)
-        self._first = optimizer.register_step_pre_hook(self._steps_first)
+        self._is_first = True
+        optimizer.register_step_pre_hook(self._steps)
 
     def ends(self, *, gathers_unseen: bool) -> Window:
         """Return how a step ends for it; called once for each."""
@@ -60,22 +64,23 @@ class _Watch:
         return any(self._is_new(number, gradient) for number, gradient in self._gradients())
 
     def _is_new(self, number: int, gradient: Any) -> bool:
-        used = self._used.get(number)
+        used = self._used.get(number) if self._used is not None else None
         return used is None or bool(used[1] != gradient._version) or used[0]() is not gradient  # noqa: SLF001
 
     def _gradients(self) -> Iterator[tuple[int, Any]]:
         parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
-        return ((number, one.grad) for number, one in enumerate(parameters) if one.grad is not None)
+        return ((id(one), one.grad) for one in parameters if one.grad is not None)
 
-    def _steps_first(self, _: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self._first.remove()
-        has_closure = len(arguments) > 1 or bool(named)  # which makes the gradients; the first is the optimizer
-        self.found_nothing = not has_closure and next(self._gradients(), None) is None
+    def _steps(self, _: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if self._is_first:
+            self._is_first = False
+            has_closure = len(arguments) > 1 or bool(named)  # which makes the gradients; the first is the optimizer
+            self.found_nothing = not has_closure and next(self._gradients(), None) is None
 
     def _has_stepped(self, *_: Any) -> None:
         self.stepped = True
-        if self._beside_others:
-            self._used = {n: (weakref.ref(one), one._version) for n, one in self._gradients()}  # noqa: SLF001
+        if self._used is not None:
+            self._used |= {n: (weakref.ref(one), one._version) for n, one in self._gradients()}  # noqa: SLF001
 
 
 class Windows:
@@ -89,8 +94,8 @@ class Windows:
         self.seen = False
         self._longest = longest
         self._unclosed = 0  # steps since one at which no optimizer's window was open
-        several = len(optimizers) > 1
-        self._watches = [_Watch(optimizer, longest, beside_others=several) for optimizer in optimizers]
+        used: _Used | None = {} if len(optimizers) > 1 else None
+        self._watches = [_Watch(optimizer, longest, used) for optimizer in optimizers]
         self._sharded = [one for module in modules for one in module.modules() if hasattr(type(one), _STATE_OF)]
 
     @property

@@ -80,6 +80,32 @@ def both(job, monkeypatch, kind=Script, **changes):
     return whole, second.train(), second.run
 
 
+class Counting(torch.optim.Optimizer):
+    """Keeps a number that its state_dict does not have, as scripts' own optimizers do."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+        self.calls = 0
+
+    def step(self):
+        self.calls += 1
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.sub_(parameter.grad * self.param_groups[0]["lr"] / self.calls)
+
+
+class Counted(Script):
+    def others(self):
+        self.optimizer = Counting(self.model.parameters())
+        return {"other_optimizer": self.optimizer}
+
+
+def test_numbers_that_an_optimizer_counts_by_itself_come_back(job, monkeypatch):
+    whole, again, run = both(job, monkeypatch, Counted)
+    assert again == whole
+    assert run.level.value == "exact"
+
+
 def look_at_a_batch(script):
     next(iter(script.loader))
 
@@ -310,6 +336,17 @@ def test_a_step_is_open_while_one_of_two_optimizers_gathers():
     assert found == [Window.UNKNOWN, Window.UNKNOWN, Window.CLOSED, Window.OPEN, Window.OPEN, Window.CLOSED]
 
 
+def test_hooks_of_a_scripts_own_are_called_beside_those_that_watch():
+    two = Two()
+    called = []
+    two.one.register_step_pre_hook(lambda *_: called.append("before"))
+    two.one.register_step_post_hook(lambda *_: called.append("after"))
+    two.gather(*two.model)
+    two.use(two.one)
+    two.use(two.one)
+    assert called == ["before", "after"] * 2
+
+
 @pytest.mark.parametrize("clear", [True, False])
 def test_two_optimizers_that_take_turns_keep_no_step_open(clear):
     two = Two()
@@ -320,6 +357,20 @@ def test_two_optimizers_that_take_turns_keep_no_step_open(clear):
         two.gather(layer)
         two.use(optimizer, clear=clear)
         found.append(two.windows.now())
+    assert set(found) == {Window.CLOSED}
+
+
+def test_an_optimizer_whose_turn_has_not_come_keeps_no_step_of_anothers_with_the_same_weights_open():
+    two = Two()
+    later = torch.optim.Adam(two.model.parameters())
+    windows = Windows((two.one, two.other, later))
+    found = []
+    for _ in range(3):
+        two.gather(*two.model)
+        two.use(two.one, clear=False)
+        two.use(two.other, clear=False)
+        found.append(windows.now())
+        later.zero_grad()
     assert set(found) == {Window.CLOSED}
 
 
