@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,16 +34,17 @@ class Saved:
     own_prints: Prints | None
 
 
-def unlike(saved: Saved, now: Present, ranks: Ranks, shares: Shares | None) -> str:
+def unlike(saved: Saved, put: Put, ranks: Ranks, shares: Shares | None) -> str:
     """Return in words the first thing that is not as it was saved, on any rank; empty where all is.
 
     All ranks ask together; `shares` says whose the parts of sharded tensors are.
     """
-    shared = _prints_of(now.shared) if shares is None else _prints_together(now.shared, ranks, shares)
+    now = put.now
+    shared = put.prints(now.shared) if shares is None else _prints_together(now.shared, ranks, shares)
     tree = {key: value for key, value in now.shared_tree.items() if key != TIED or key in saved.shared}
     found = "" if shares is not None and ranks.rank else _unlike(saved.shared, tree)
     found = found or _other_values(saved.shared_prints, shared)
-    found = found or _unlike(saved.own, now.own_tree) or _other_values(saved.own_prints, _prints_of(now.own))
+    found = found or _unlike(saved.own, now.own_tree) or _other_values(saved.own_prints, put.prints(now.own))
     told = [text.decode() for text in ranks.gathered(found.encode())]
     return next((f"{text} (rank {rank})" if ranks.world > 1 else text for rank, text in enumerate(told) if text), "")
 
@@ -52,16 +53,23 @@ class Put:
     """What was put back, held to be looked at again before the first step: by then the script may have changed it."""
 
     def __init__(self, now: Present) -> None:
-        self._tensors = _weights(now)
-        self._versions = {name: tensor._version for name, tensor in self._tensors.items()}  # noqa: SLF001
+        self.now = now
+        self._tensors = _held(now)
+        self._versions = {name: _version(tensor) for name, tensor in self._tensors.items()}
         self._prints = _prints_of(self._tensors)
+
+    def prints(self, names: Iterable[str]) -> Prints | None:
+        """Return the fingerprints of what this rank holds of those; None without NumPy."""
+        return {name: self._prints[name] for name in names} if self._prints is not None else None
 
     def changed(self, now: Present) -> str:
         """Return in words what this rank has otherwise by now; empty where all is as it was."""
-        for name, tensor in _weights(now).items():
+        for name, tensor in _held(now).items():
+            if _SETTINGS in name:
+                continue
             before = self._tensors.get(name)
             same = before is not None and _place(before) == _place(tensor)
-            if same and tensor._version == self._versions[name]:  # noqa: SLF001
+            if same and _version(tensor) == self._versions[name]:
                 continue
             prints = _prints_of({name: tensor}) if before is not None and self._prints is not None else None
             if prints is None or self._prints is None or prints[name] != self._prints[name]:
@@ -69,9 +77,13 @@ class Put:
         return ""
 
 
-def _weights(now: Present) -> Tensors:
-    found = {name: local(tensor) for name, tensor in {**now.shared, **now.own}.items()}
-    return {name: tensor for name, tensor in found.items() if _SETTINGS not in name}
+def _held(now: Present) -> Tensors:
+    return {name: local(tensor) for name, tensor in {**now.shared, **now.own}.items()}
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """Return how often it was changed, as it counts itself; None for one of inference mode, which does not."""
+    return None if tensor.is_inference() else tensor._version  # noqa: SLF001
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -315,10 +315,9 @@ class Run:
         self._lower(restored.manifest.promise)
         self._lower(promised(content.own["surroundings"], self._surroundings))
         shares = Shares(self._ranks) if self._state.sharded else None
-        now = self._state.present()
-        if why := unlike(restored.saved(self._ranks.rank), now, self._ranks, shares):
+        self._put = Put(self._state.present())
+        if why := unlike(restored.saved(self._ranks.rank), self._put, self._ranks, shares):
             self._lower(Promise(Level.BEST_EFFORT, why))
-        self._put = Put(now)
         if content.own_rank != self._ranks.rank or content.own["surroundings"]["world"] != self._ranks.world:
             del content.own["randomness"]
         return content.own

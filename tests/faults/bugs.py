@@ -592,7 +592,7 @@ def torn_copy_believed(original: Any) -> Any:
 @seeded("resume.comparing:unlike", "pytest", "tests/functional/test_resume_comparing.py")
 def restored_state_believed(original: Any) -> Any:
     """What was put back is not compared with what was saved."""
-    return lambda saved, now, ranks, shares: ""
+    return lambda saved, put, ranks, shares: ""
 
 
 @seeded("resume.layout:strides_of", *_STATE_TESTS)

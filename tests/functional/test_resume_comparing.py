@@ -47,6 +47,16 @@ def test_what_is_put_back_as_it_was_is_exact(job):
     assert resumed(job, Average()).level is Level.EXACT
 
 
+def test_what_was_made_in_inference_mode_is_compared_too(job):
+    def put_back(value):
+        with torch.inference_mode():
+            return value.clone()
+
+    run = resumed(job, Average(put_back))
+    next(iter(run._loader))
+    assert run.level is Level.EXACT
+
+
 @pytest.mark.parametrize(
     ("put_back", "said"),
     [
