@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 from gpucloud.cli.render import pool_json, quarantine_json, table, usd
@@ -64,14 +65,25 @@ def unproven_rows(spend: Spend) -> list[tuple[str, str]]:
     return [("unproven", f"{format_usd(spend.unproven_usd)}: {why}")]
 
 
+def money_line(spend: Spend) -> str:
+    """Return what is spent of the budget, the rate, and the latest time and sum at which everything is off."""
+    parts = [f"{plain_amount(spend.spent_usd)} of {plain_amount(spend.budget_usd)} USD"]
+    if spend.usd_per_hour:
+        parts.append(f"{plain_amount(spend.usd_per_hour)} USD/h")
+    if spend.off_at is not None:
+        parts.append(f"off by {spend.off_at:%H:%M} UTC at the latest, at {plain_amount(spend.off_usd)} USD")
+    return " · ".join(parts)
+
+
+def plain_amount(usd: Decimal) -> str:
+    """Return a sum without its unit: two digits after the point, three where it has thousandths and is below one."""
+    places = 2 if abs(usd) >= 1 or not (usd * 100) % 1 else 3
+    return f"{usd:.{places}f}" if not usd or abs(usd) >= Decimal("0.0005") else "<0.001"
+
+
 def spend_text(spend: Spend) -> str:
     """Return the sums, one a line."""
-    rows = [
-        ("spent", format_usd(spend.spent_usd)),
-        ("promised", format_usd(spend.promised_usd)),
-        *unproven_rows(spend),
-        ("left", f"{format_usd(spend.left_usd)} of {format_usd(spend.budget_usd)}"),
-    ]
+    rows = [("spent", money_line(spend)), *unproven_rows(spend)]
     if spend.forecast_usd is not None:
         rows.append(("forecast", f"{format_usd(spend.forecast_usd)} at the end, at today's price and pace"))
     if spend.beside_usd:
@@ -119,6 +131,7 @@ def spend_json(spend: Spend) -> dict[str, str | None]:
         "promised_usd": usd(spend.promised_usd),
         "unproven_usd": usd(spend.unproven_usd),
         "left_usd": usd(spend.left_usd),
+        "usd_per_hour": usd(spend.usd_per_hour),
         "budget_usd": usd(spend.budget_usd),
         "forecast_usd": usd(spend.forecast_usd) if spend.forecast_usd is not None else None,
         "beside_usd": usd(spend.beside_usd),

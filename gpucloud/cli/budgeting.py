@@ -7,7 +7,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from gpucloud.cli.bills import spend_json, unproven_rows
+from gpucloud.cli.bills import money_line, spend_json, unproven_rows
 from gpucloud.cli.passes import reconcile_known
 from gpucloud.cli.render import say, say_json, table, tell, usd
 from gpucloud.cli.target import known_job
@@ -133,8 +133,7 @@ def _text(report: JobReport, order: Order) -> str:
     spend = report.spend
     rows = [
         ("budget", format_usd(spend.budget_usd)),
-        ("spent", format_usd(spend.spent_usd)),
-        ("promised", f"{format_usd(spend.promised_usd)}{_until(report)}"),
+        ("spent", money_line(spend)),
         *unproven_rows(spend),
         ("left", format_usd(spend.left_usd)),
     ]
@@ -143,10 +142,6 @@ def _text(report: JobReport, order: Order) -> str:
         heads = ("changed", "by", "from", "to")
         parts.append(table([heads, *map(_row, order.budget_changes)]))
     return "\n\n".join(parts)
-
-
-def _until(report: JobReport) -> str:
-    return f", paid until {report.paid_until:%H:%M:%S} UTC" if report.paid_until and report.nodes else ""
 
 
 def _row(change: BudgetChange) -> tuple[str, ...]:

@@ -11,11 +11,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from gpucloud.cli.bills import money_line
 from gpucloud.cli.progress import Snapshot, snapshot
 from gpucloud.cli.use import headline, use_rows
 from gpucloud.domain.agentstatus import UNTOLD
 from gpucloud.domain.ledger import Spend
-from gpucloud.domain.quantities import format_span, format_usd
+from gpucloud.domain.quantities import format_span
 from gpucloud.domain.raised import without_code_folder
 from gpucloud.domain.shown import coloured, in_one_line, lines_of, set_off
 from gpucloud.domain.supervision.action import Action
@@ -124,11 +125,7 @@ def _progress(now: Snapshot) -> Table:
 
 
 def _money(now: Snapshot) -> Text:
-    until = f" until {now.paid_until:%H:%M:%S} UTC" if now.paid_until else ""
-    return Text(
-        f"spent {format_usd(now.spend.spent_usd)}   promised {format_usd(now.spend.promised_usd)}{until}"
-        f"   left {format_usd(now.spend.left_usd)} of {format_usd(now.spend.budget_usd)}"
-    )
+    return Text(f"spent {money_line(now.spend)}")
 
 
 def _nodes(now: Snapshot) -> Table:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Protocol
 
+from gpucloud.cli.bills import money_line
 from gpucloud.cli.progress import Snapshot, snapshot
 from gpucloud.cli.render import silence, tell
 from gpucloud.domain.agentstatus import UNTOLD
-from gpucloud.domain.quantities import format_span, format_usd
+from gpucloud.domain.quantities import format_span
 from gpucloud.domain.raised import without_code_folder
 
 if TYPE_CHECKING:
@@ -181,5 +182,4 @@ def line_of(now: Snapshot) -> str:
         parts.append(now.gpus)
     if now.time_left is not None:
         parts.append(f"{format_span(now.time_left)} to go")
-    parts.append(f"spent {format_usd(now.spend.spent_usd)} of {format_usd(now.spend.budget_usd)}")
-    return ", ".join(parts)
+    return f"{', '.join(parts)}, spent {money_line(now.spend)}"

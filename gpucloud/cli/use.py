@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
+from gpucloud.cli.bills import money_line
 from gpucloud.domain import codec
 from gpucloud.domain.agentstatus import Progress
 from gpucloud.domain.hardware.gpus import GpuSample
 from gpucloud.domain.hardware.host import HostSample
 from gpucloud.domain.history import GpuSpan, Span
-from gpucloud.domain.quantities import format_span, format_usd, span_of
+from gpucloud.domain.quantities import format_span, span_of
 from gpucloud.domain.shown import in_one_line, set_off
 from gpucloud.usecases.history import NodeHistory
 from gpucloud.usecases.report import JobReport
@@ -68,7 +69,7 @@ def usd_per_hour(report: JobReport) -> Decimal:
 def headline(report: JobReport) -> str:
     """Return status, step, speed, loss and money in two lines, and why a job ended in one between."""
     why = [set_off(report.message)] if report.message else []
-    return "\n".join([f"{report.job}: {', '.join(_state(report))}", *why, ", ".join(_money(report))])
+    return "\n".join([f"{report.job}: {', '.join(_state(report))}", *why, f"spent {money_line(report.spend)}"])
 
 
 def brief(gpus: Sequence[GpuSample]) -> str:
@@ -117,12 +118,6 @@ def _state(report: JobReport) -> list[str]:
         if progress.loss is not None:
             parts.append(f"loss {progress.loss:.4f}")
     return parts
-
-
-def _money(report: JobReport) -> list[str]:
-    spend = report.spend
-    rate = [f"{format_usd(usd_per_hour(report))} an hour"] if report.nodes else []
-    return [*rate, f"spent {format_usd(spend.spent_usd)}", f"left {format_usd(spend.left_usd)}"]
 
 
 def _gpu_cells(gpu: GpuSample) -> tuple[str, ...]:

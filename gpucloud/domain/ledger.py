@@ -104,13 +104,14 @@ class Charge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spend:
-    """The money of a job: spent + unproven + promised + left = budget.
+    """The money of a job: spent + unproven + left = budget.
 
     `unproven_usd` is what machines may have cost beside what the books tell, while they drove the job: what was paid
     for then counts as used where the cloud lists no machine any more.
 
-    `promised` is what the machines that live now may still cost until `paid_until`, at the highest price that
-    they can have. `forecast_usd` is what the whole job will have cost at today's price, None when unknown.
+    `promised` is what of that the machines that live now may still cost until `off_at`, when they end by themselves
+    unless somebody moves that on, at the highest price that they can have; `usd_per_hour` is what they cost now.
+    `forecast_usd` is what the whole job will have cost at today's price, None when unknown.
     `beside_usd` is what the budget does not count: what was stored, asked of the store, brought home, read from other
     regions, and drills.
     """
@@ -121,11 +122,18 @@ class Spend:
     forecast_usd: Decimal | None = None
     beside_usd: Decimal = ZERO
     unproven_usd: Decimal = ZERO
+    usd_per_hour: Decimal = ZERO
+    off_at: datetime | None = None
 
     @property
     def left_usd(self) -> Decimal:
-        """What is neither spent nor promised; below zero only if a price passed its cap."""
-        return self.budget_usd - self.spent_usd - self.promised_usd - self.unproven_usd
+        """What is not spent; below zero only if a price passed its cap."""
+        return self.budget_usd - self.spent_usd - self.unproven_usd
+
+    @property
+    def off_usd(self) -> Decimal:
+        """What the job will have cost at the most when its machines end by themselves."""
+        return self.spent_usd + self.unproven_usd + self.promised_usd
 
 
 def meter(

@@ -97,6 +97,8 @@ class Cashier:
             spent_usd=spent,
             promised_usd=self._promised(state, state.alive, now),
             unproven_usd=unproven_usd,
+            usd_per_hour=self._rate(state.alive, now),
+            off_at=state.paid_until if state.alive and state.paid_until and state.paid_until > now else None,
             forecast_usd=None if forecast is None else spent + self._running_cost(state.alive, now, forecast),
         )
 
@@ -183,8 +185,14 @@ class Cashier:
         return usd_for(state.dearest_usd_per_hour * len(alive), state.paid_until - now)
 
     def _running_cost(self, alive: tuple[NodeLife, ...], now: datetime, span: timedelta) -> Decimal:
-        rates = (self._market.prices(life.pool, now, now)[-1].usd_per_hour for life in alive)
-        return usd_for(sum(rates, ZERO), span)
+        return usd_for(self._compute_rate(alive, now), span)
+
+    def _rate(self, alive: tuple[NodeLife, ...], now: datetime) -> Decimal:
+        """Return what the machines cost an hour now, with their disks and addresses."""
+        return self._compute_rate(alive, now) + self._terms.beside_usd_per_hour * len(alive)
+
+    def _compute_rate(self, alive: tuple[NodeLife, ...], now: datetime) -> Decimal:
+        return sum((self._market.prices(life.pool, now, now)[-1].usd_per_hour for life in alive), ZERO)
 
 
 def _by_node(charges: Iterable[Charge]) -> dict[str, Decimal]:

@@ -120,10 +120,8 @@ def test_a_jobs_cost_is_a_table_by_attempt_and_what_is_left(home, capsys):
         "2        2026-11-11 00:00           2.00  0.720000  0.200000  0.010000  0.000000  0.930000\n"
         "total                               3.00  1.080000  0.300000  0.015000  0.250000  1.645000\n"
         "\n"
-        "spent     1.40 USD\n"
-        "promised  0.00 USD\n"
-        "left      3.60 USD of 5.00 USD\n"
-        "beside    0.25 USD, not in the budget: storage, requests, transfer, data from other regions and drills\n"
+        "spent   1.40 of 5.00 USD\n"
+        "beside  0.25 USD, not in the budget: storage, requests, transfer, data from other regions and drills\n"
     )
 
 

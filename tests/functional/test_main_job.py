@@ -67,7 +67,7 @@ def every_cent_is_accounted_for(told, cost):
     assert charged.pop(taken) == 0
     assert all(usd >= Decimal("0.27") / 60 for usd in charged.values())
     assert sum(charged.values()) == spend["spent_usd"]
-    assert spend["spent_usd"] + spend["promised_usd"] + spend["left_usd"] == spend["budget_usd"] == 1
+    assert spend["spent_usd"] + spend["left_usd"] == spend["budget_usd"] == 1
     assert sum(Decimal(row["usd"]) for row in cost["by_attempt"]) == spend["spent_usd"]
 
 

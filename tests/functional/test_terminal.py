@@ -76,7 +76,7 @@ def detach(line, job):
     """Start the job on a terminal, press Ctrl-C, say "detach", and return the terminal after the command's end."""
     terminal = Terminal(line, "train", job)
     terminal.wait_for("step 3")
-    terminal.wait_for("promised")
+    terminal.wait_for("USD/h")
 
     terminal.press_ctrl_c()
     terminal.wait_for("[s]top the job")

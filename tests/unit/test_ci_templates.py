@@ -58,7 +58,7 @@ TABLE = """\
 | job | digits-2 |
 | result | succeeded |
 | spent | 0.3712 USD of 4 USD |
-| promised | 0 USD |
+| left | 3.6288 USD |
 | attempts | 2, interrupted 1 times |
 | last step | 330 |
 | machines alive | none |

@@ -7,9 +7,11 @@ from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpucloud.cli.bills import money_line
 from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.job import Market
 from gpucloud.domain.ledger import Spend, Terms, meter, total, usd_for
@@ -98,10 +100,38 @@ def test_terms_go_to_a_job_that_drives_itself_and_come_back_whole():
     assert from_json(Terms, to_json(terms)) == terms
 
 
-def test_spent_promised_and_left_make_the_budget():
+def test_what_is_not_spent_is_left_whatever_is_promised_of_it():
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.3"), promised_usd=Decimal("0.25"))
+    assert (spend.left_usd, spend.off_usd) == (Decimal("0.7"), Decimal("0.55"))
 
-    assert spend.left_usd == Decimal("0.45")
+    unproven = Spend(
+        budget_usd=Decimal(1), spent_usd=Decimal("0.3"), promised_usd=Decimal(0), unproven_usd=Decimal("0.1")
+    )
+    assert unproven.left_usd == Decimal("0.6")
+
+
+OFF = "off by 12:30 UTC at the latest, at"
+
+
+@pytest.mark.parametrize(
+    ("budget", "spent", "promised", "rate", "off", "line"),
+    [
+        ("1", "0.009", "0.886", "0.54", True, f"0.009 of 1.00 USD · 0.54 USD/h · {OFF} 0.895 USD"),
+        ("1", "0.009", "0", "0", False, "0.009 of 1.00 USD"),
+        ("400", "174.7712", "20", "14.52", True, f"174.77 of 400.00 USD · 14.52 USD/h · {OFF} 194.77 USD"),
+        ("0.105", "0.0001", "0", "0", False, "<0.001 of 0.105 USD"),
+        ("1", "0", "0", "0", False, "0.00 of 1.00 USD"),
+    ],
+)
+def test_the_money_line_says_spent_of_the_budget_the_rate_and_when_all_is_off(budget, spent, promised, rate, off, line):
+    spend = Spend(
+        budget_usd=Decimal(budget),
+        spent_usd=Decimal(spent),
+        promised_usd=Decimal(promised),
+        usd_per_hour=Decimal(rate),
+        off_at=NOW + timedelta(minutes=30) if off else None,
+    )
+    assert money_line(spend) == line
 
 
 def test_the_reserve_pays_for_a_late_shut_off_and_for_a_machine_that_came_in_place_of_one_lost_meanwhile():

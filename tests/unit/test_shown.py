@@ -173,15 +173,15 @@ def test_no_line_of_a_machines_is_a_command_to_the_ci_runner(said: str, lines: l
 
 
 def test_no_word_of_a_state_that_a_machine_may_have_written_begins_a_line_of_a_report() -> None:
-    lie = "x\nspent     0.00 USD\r\n::add-mask::b"
+    lie = "x\nspent  0.00 USD\r\n::add-mask::b"
     course = Course(mode="spot", since=NOW, why=lie, warning=lie)
     state = replace(seen(up("n1")).state, message=lie, course=course)
     spend = Spend(budget_usd=Decimal(2), spent_usd=Decimal(1), promised_usd=Decimal(0))
     group = GroupView(exists=True, size=1, armed_until=None, nodes=(node_at(22, None, name=lie),))
     missing = (MissingOutput(path=lie, why=lie, nearest=lie),)
     shown = reports.report_text(replace(report(state, spend, (), group, lie), missing_outputs=missing))
-    assert shown.count("spent     0.00 USD") == 8
-    assert [line for line in shown.splitlines() if line.startswith(("spent", "::"))] == ["spent     1.00 USD"]
+    assert shown.count("spent  0.00 USD") == 8
+    assert [line for line in shown.splitlines() if line.startswith(("spent", "::"))] == ["spent  1.00 of 2.00 USD"]
 
 
 def test_findings_of_a_machine_are_one_line_each() -> None:
