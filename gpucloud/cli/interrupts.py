@@ -71,6 +71,15 @@ class Interrupts:
             raise self._left
         self._pressed += 1
 
+    def close(self) -> None:
+        """Take back a question that nobody answered: the job has come to its end, or to an error, meanwhile."""
+        if self._asked_at is None:
+            return
+        self._asked_at = None
+        tell("")
+        tell("no answer is needed any more")
+        self._onlooker.go_on()
+
     def _can_ask(self) -> bool:
         return self._asks and sys.stdin.isatty() and sys.stderr.isatty()
 
@@ -112,6 +121,7 @@ def obeyed(onlooker: Onlooker, *, asks: bool = True, detaches: bool = False) -> 
     try:
         yield interrupts
     finally:
+        interrupts.close()
         for number, handler in before.items():
             signal.signal(number, handler)
 

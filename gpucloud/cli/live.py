@@ -23,6 +23,11 @@ from gpucloud.domain.supervision.action import Action
 from gpucloud.domain.supervision.seen import Seen
 from gpucloud.usecases.report import JobReport
 
+_HELD = 1000
+"""Lines that are held back at the most, the newest."""
+_ECHO = 3
+"""Columns that stay free behind the panel: a terminal writes ^C there, which must not begin another line."""
+
 
 class LiveOnlooker:
     """Story lines above, a panel below, on standard error."""
@@ -30,6 +35,8 @@ class LiveOnlooker:
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+        self._held: list[Text] | None = None
+        """What is said while the user is asked something; None while nobody is."""
 
     def __enter__(self) -> LiveOnlooker:
         """Take the last lines of the terminal."""
@@ -41,27 +48,37 @@ class LiveOnlooker:
         self._live.stop()
 
     def pause(self) -> None:
-        """Take the panel away."""
+        """Take the panel away, and hold back what is said: a question is not written into."""
         self._live.stop()
+        self._held = []
 
     def go_on(self) -> None:
-        """Show the panel again."""
+        """Say what was held back, and show the panel again."""
+        held, self._held = self._held or [], None
+        for line in held:
+            self._console.print(line)
         self._live.start()
 
     def story(self, line: str) -> None:
         """Print the line above the panel."""
-        self._console.print(Text(f"{datetime.now(timezone.utc):%H:%M:%S} ", style="dim") + Text(set_off(line)))
+        self._print(Text(f"{datetime.now(timezone.utc):%H:%M:%S} ", style="dim") + Text(set_off(line)))
 
     def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
         """Draw the panel anew."""
-        self._live.update(_panel(snapshot(seen, action, spend)))
+        self._live.update(_panel(snapshot(seen, action, spend), self._console.width - _ECHO))
 
     def output(self, attempt: int, rank: int, text: str) -> None:
         """Print rank 0's lines above the panel."""
         del attempt
         if rank == 0:
             for line in without_code_folder(text).splitlines():
-                self._console.print(Text("  | ", style="dim") + Text.from_ansi(coloured(line)))
+                self._print(Text("  | ", style="dim") + Text.from_ansi(coloured(line)))
+
+    def _print(self, line: Text) -> None:
+        if self._held is None:
+            self._console.print(line)
+        else:
+            self._held = [*self._held[1 - _HELD :], line]
 
 
 class LiveUse:
@@ -102,9 +119,9 @@ def _nobody(report: JobReport) -> str:
     return "no machine was asked: " + ("the job has ended" if report.status.ended else "none is training yet")
 
 
-def _panel(now: Snapshot) -> Panel:
+def _panel(now: Snapshot, width: int) -> Panel:
     title = f"{now.job} · attempt {now.attempt}" if now.attempt else now.job
-    return Panel(Group(_progress(now), _money(now), _nodes(now)), title=title, title_align="left")
+    return Panel(Group(_progress(now), _money(now), _nodes(now)), title=title, title_align="left", width=width)
 
 
 def _progress(now: Snapshot) -> Table:

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from gpucloud.cli.bills import charges_text, spend_json, spend_text
+from gpucloud.cli.bills import charges_text, plain_amount, spend_json, spend_text
 from gpucloud.cli.render import pool_json, quarantine_json, table, usd
-from gpucloud.cli.use import use_json, use_rows
+from gpucloud.cli.use import condition_word, progress_of_report, step_words, use_json, use_rows
 from gpucloud.domain import codec
+from gpucloud.domain.agentstatus import Progress
+from gpucloud.domain.condition import Condition
 from gpucloud.domain.node import Node
 from gpucloud.domain.plan import Plan
 from gpucloud.domain.protection import Protection
@@ -65,6 +67,7 @@ def report_text(report: JobReport) -> str:
     """Return a job's report: status, attempts, interruptions, machines and money."""
     failed = _failure_text(report)
     parts = [in_one_line(_headline(report)), _signature_text(report.signed_by)]
+    parts += _lacking(report)
     if report.message and failed is None:
         parts.append(set_off(report.message))
     if report.missing_outputs:
@@ -83,16 +86,53 @@ def report_text(report: JobReport) -> str:
 
 
 def _headline(report: JobReport) -> str:
-    head = f"{report.job}: {report.status.value}"
+    head = f"{report.job}: {condition_word(report)}"
     if report.exit_reason and report.exit_reason.value != report.status.value:
         head += f" ({report.exit_reason.value})"
+    steps = ", ".join(step_words(report))
+    head += f", {steps}" if steps else ""
     return head + (f", supervised by {report.supervisor}" if report.supervisor else "")
+
+
+def _lacking(report: JobReport) -> list[str]:
+    """Return what somebody should know, and do, about a job that nobody sees to, or that lacks its last part."""
+    if report.status.ended:
+        return []
+    told = []
+    if report.supervisor is None and report.last_supervisor is not None and report.written_at is not None:
+        seen = f"{report.written_at:%H:%M:%S} UTC{_ago(report)}"
+        told.append(f"its supervisor, {report.last_supervisor}, was last seen at {seen}")
+    until = f" at {report.paid_until:%H:%M:%S} UTC" if report.paid_until else ""
+    match report.condition:
+        case Condition.UNSUPERVISED if report.drives_itself:
+            told.append("its own machines go on with it: one of them takes its place within 15 s")
+        case Condition.UNSUPERVISED:
+            told.append(f"a machine that is taken now is replaced by nobody; all save and switch themselves off{until}")
+        case Condition.TRAINED:
+            told.append(f"gpucloud train {report.job} brings them home, and ends its machines")
+        case Condition.LEFT if report.nodes:
+            told.append(f"nothing trains on its {len(report.nodes)} machines, which switch themselves off{until}")
+        case Condition.LEFT | Condition.ENDING | Condition.ENDED | Condition.TRAINING | Condition.WAITING:
+            pass
+    if report.condition in (Condition.UNSUPERVISED, Condition.LEFT):
+        told.append(f"go on: gpucloud train {report.job} · end it: gpucloud down {report.job}")
+    return ["\n".join(map(in_one_line, told))] if told else []
+
+
+def _ago(report: JobReport) -> str:
+    if report.looked_at is None or report.written_at is None:
+        return ""
+    return f", {format_span(report.looked_at - report.written_at)} ago"
 
 
 def _tables(report: JobReport) -> list[str]:
     parts = []
     if report.attempts:
-        rows = [("attempt", "nodes", "steps", "ended", "took"), *map(_attempt_row, report.attempts)]
+        farthest = progress_of_report(report)
+        rows = [
+            ("attempt", "nodes", "steps", "ended", "took"),
+            *(_attempt_row(attempt, farthest) for attempt in report.attempts),
+        ]
         parts.append(table(rows))
     if report.interruptions:
         rows = [("taken", "how", "in attempt", "training again after"), *map(_interruption_row, report.interruptions)]
@@ -136,6 +176,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
     return {
         "job": report.job,
         "status": report.status.value,
+        "condition": report.condition.value,
         "exit_reason": report.exit_reason.value if report.exit_reason else None,
         "message": report.message,
         "started_at": codec.plain(report.started_at),
@@ -174,12 +215,12 @@ def jobs_text(reports: Sequence[JobReport]) -> str:
     rows += [
         (
             r.job,
-            r.status.value,
+            condition_word(r),
             f"{r.started_at:%m-%d %H:%M}" if r.started_at else "-",
             f"{r.ended_at:%m-%d %H:%M}" if r.ended_at else "-",
             str(r.last_step if r.last_step is not None else "-"),
             str(len(r.nodes)),
-            f"{format_usd(r.spend.spent_usd)} of {format_usd(r.spend.budget_usd)}",
+            f"{plain_amount(r.spend.spent_usd)} of {plain_amount(r.spend.budget_usd)} USD",
         )
         for r in reports
     ]
@@ -233,8 +274,12 @@ def _cooldown_json(cooldown: Cooldown) -> dict[str, Any]:
     }
 
 
-def _attempt_row(attempt: Attempt) -> tuple[str, ...]:
-    steps = f"{attempt.first_step}–{attempt.last_step}" if attempt.last_step is not None else "none"
+def _attempt_row(attempt: Attempt, farthest: Progress | None) -> tuple[str, ...]:
+    """Return an attempt's cells; the step of an open one is what its nodes say now, where they were asked."""
+    first, last = attempt.first_step, attempt.last_step
+    if attempt.reason is None and farthest is not None and farthest.step >= farthest.first_step:
+        first, last = farthest.first_step, max(farthest.step, last or 0)
+    steps = f"{first}–{last}" if last is not None else "none"
     until = attempt.ended_at or datetime.now(timezone.utc)
     reason = attempt.reason.value if attempt.reason else "running"
     return str(attempt.number), str(len(attempt.members)), steps, reason, format_span(until - attempt.started_at)

@@ -14,6 +14,7 @@ from gpucloud.cli.render import tell
 from gpucloud.cli.reports import plan_text
 from gpucloud.cli.supervising import Begun, answer, bring_stored_home, run, say_what_lives
 from gpucloud.cli.target import Target, read_target
+from gpucloud.domain.condition import Condition
 from gpucloud.domain.driving import USUAL_TIME, unkept
 from gpucloud.domain.errors import RunIsOver, UsageError
 from gpucloud.domain.job import Cloud, Job
@@ -110,9 +111,19 @@ def _attended(begun: Begun) -> Begun:
 
 
 def _leave_by_the_newest(begun: Begun, *, as_json: bool) -> int:
-    """Leave a job that this process supervised: by what was ordered meanwhile, from here or another terminal."""
+    """Leave a job that this process supervised, by what was ordered meanwhile, from here or another terminal.
+
+    One that has come to its end meanwhile is not left: its results are brought home.
+    """
     newest = begun.cloud.orders(begun.known).newest()
     begun = replace(begun, start=replace(begun.start, order=newest.order, over=newest))
+    report = begun.asker.report()
+    if report.condition is Condition.ENDED and begun.asker.state().torn_down:
+        tell(f"{begun.name} has ended meanwhile: {report.status.value}")
+        return answer(report, as_json=as_json)
+    if report.condition in (Condition.ENDED, Condition.ENDING, Condition.TRAINED):
+        tell(f"{begun.name} has trained meanwhile: its end is seen to first")
+        return _supervise(begun, as_json=as_json)
     if newest.order.end is not None:
         tell(f"{newest.order.by} wants it to end")
         return _supervise(begun, as_json=as_json)

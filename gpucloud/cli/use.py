@@ -8,12 +8,14 @@ from typing import Any
 
 from gpucloud.cli.bills import money_line
 from gpucloud.domain import codec
-from gpucloud.domain.agentstatus import Progress
+from gpucloud.domain.agentstatus import UNTOLD, Progress
+from gpucloud.domain.condition import WORDS
 from gpucloud.domain.hardware.gpus import GpuSample
 from gpucloud.domain.hardware.host import HostSample
 from gpucloud.domain.history import GpuSpan, Span
 from gpucloud.domain.quantities import format_span, span_of
 from gpucloud.domain.shown import in_one_line, set_off
+from gpucloud.usecases.forecast import time_to_go
 from gpucloud.usecases.history import NodeHistory
 from gpucloud.usecases.report import JobReport
 
@@ -103,8 +105,30 @@ def history_json(history: Sequence[NodeHistory]) -> list[dict[str, Any]]:
     return [{"attempt": n.attempt, "node": n.node_id, "spans": codec.plain(n.spans)} for n in history]
 
 
+def condition_word(report: JobReport) -> str:
+    """Return how a job stands in a few words: what goes on, and whether anybody sees to it; how it ended."""
+    return WORDS.get(report.condition, report.status.value)
+
+
+def step_words(report: JobReport) -> list[str]:
+    """Return step, pace and time to go as the nodes say now, else how old they are; nothing without an open attempt."""
+    if report.status.ended or not report.attempts or report.attempts[-1].reason is not None:
+        return []
+    progress, attempt = progress_of_report(report), report.attempts[-1]
+    if progress is not None and progress.phase != UNTOLD:
+        total = f" of {progress.total_steps}" if progress.total_steps else ""
+        pace = [f"{1 / progress.step_seconds:.3g} steps/s"] if progress.step_seconds else []
+        to_go = time_to_go(progress)
+        return [f"step {progress.step}{total}", *pace, *([f"{format_span(to_go)} to go"] if to_go else [])]
+    if attempt.last_step is None:
+        return []
+    total = f" of {attempt.total_steps}" if attempt.total_steps else ""
+    as_of = f" as of {report.written_at:%H:%M:%S} UTC" if report.written_at is not None else ""
+    return [f"step {attempt.last_step}{total}{as_of}"]
+
+
 def _state(report: JobReport) -> list[str]:
-    parts = [report.status.value]
+    parts = [condition_word(report)]
     if report.attempts and not report.exit_reason:
         parts.append(f"attempt {report.attempts[-1].number}")
     progress = progress_of_report(report)

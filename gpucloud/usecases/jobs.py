@@ -72,6 +72,9 @@ class Asker:
             signed_by=self._signed_by(given),
             started_at=given.order.first_at,
             rehearses=bool(given.order.resolved.trial),
+            last_supervisor=supervised_by(state.owner) if state.owner is not None else None,
+            written_at=stored.modified,
+            looked_at=stored.store_time,
         )
 
     def listed(self, state: JobState) -> GroupView:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from gpucloud.domain.agentstatus import Status
+from gpucloud.domain.agentstatus import Outcome, Status
+from gpucloud.domain.condition import Condition, condition_of
 from gpucloud.domain.ledger import Charge, Spend, total
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.state import (
@@ -66,6 +67,36 @@ class JobReport:
     ended_at: datetime | None = None
     rehearses: bool = False
     """Whether it is one of the short runs of `--verify-resume`."""
+    last_supervisor: str | None = None
+    """Who held it last, where nobody does."""
+    written_at: datetime | None = None
+    """When its state was written last, by the store's clock: what is said of its steps may be as old."""
+    looked_at: datetime | None = None
+    """When the report was made, by the same clock."""
+    drives_itself: bool = False
+
+    @property
+    def condition(self) -> Condition:
+        """How it stands, as its state and those of its nodes tell that were asked."""
+        attempt = self.attempts[-1] if self.attempts and self.attempts[-1].reason is None else None
+        return condition_of(
+            ended=self.status.ended,
+            open_attempt=attempt is not None,
+            trained=attempt is not None and self._is_trained(attempt),
+            supervised=self.supervisor is not None,
+            machines=len(self.nodes),
+        )
+
+    def _is_trained(self, attempt: Attempt) -> bool:
+        told = {
+            one.node_id: one.status.attempt.outcome
+            for one in self.standing
+            if one.status is not None
+            and one.status.attempt is not None
+            and one.status.attempt.attempt == attempt.number
+        }
+        outcomes = {told.get(member.node_id) or member.outcome for member in attempt.members}
+        return outcomes == {Outcome.DONE}
 
 
 def report(
@@ -75,7 +106,7 @@ def report(
     steps = [attempt.last_step for attempt in state.attempts if attempt.last_step is not None]
     return JobReport(
         job=state.job,
-        status=state.status,
+        status=JobStatus.RUNNING if state.attempt is not None and not state.status.ended else state.status,
         exit_reason=state.exit_reason,
         exit_code=state.exit_code,
         message=state.message,
@@ -93,5 +124,6 @@ def report(
         tags=state.tags,
         course=None if state.status.ended else state.course,
         missing_outputs=state.missing_outputs,
+        drives_itself=state.drives_itself,
         ended_at=state.ended_at,
     )

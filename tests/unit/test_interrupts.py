@@ -72,6 +72,16 @@ def test_what_is_answered_some_passes_later_counts(
     assert [terminal.interrupts.wanted_end() for _ in range(3)] == [None, None, end]
 
 
+def test_a_question_is_taken_back_when_the_job_ends_meanwhile(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    terminal = Terminal(monkeypatch)
+    terminal.interrupts.close()
+    assert capsys.readouterr().err == ""
+    terminal.interrupts.press(signal.SIGINT, None)
+    terminal.interrupts.wanted_end()
+    terminal.interrupts.close()
+    assert capsys.readouterr().err.endswith("continue? \nno answer is needed any more\n")
+
+
 def test_a_second_interrupt_leaves_while_the_question_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal(monkeypatch)
     terminal.interrupts.press(signal.SIGINT, None)

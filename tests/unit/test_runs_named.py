@@ -73,7 +73,7 @@ def listed(job: str, minutes: int, status: JobStatus) -> JobReport:
 def test_all_jobs_are_listed_with_the_newest_first() -> None:
     jobs = [listed("boom", 0, JobStatus.FAILED), listed("boom-2", 9, JobStatus.RUNNING)]
     assert jobs_text(newest_first(jobs)) == (
-        "job     status   started (UTC)  ended        step  machines  spent\n"
-        "boom-2  running  03-01 12:09    -            -     0         0.25 USD of 1.00 USD\n"
-        "boom    failed   03-01 12:00    03-01 12:01  -     0         0.25 USD of 1.00 USD"
+        "job     status                      started (UTC)  ended        step  machines  spent\n"
+        "boom-2  waiting, nobody supervises  03-01 12:09    -            -     0         0.25 of 1.00 USD\n"
+        "boom    failed                      03-01 12:00    03-01 12:01  -     0         0.25 of 1.00 USD"
     )

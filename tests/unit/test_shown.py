@@ -124,6 +124,23 @@ def test_the_live_display_shows_colours_and_no_more() -> None:
     assert "node says this" in written.getvalue()
 
 
+def test_the_live_display_writes_nothing_into_a_question_and_says_it_afterwards() -> None:
+    written = io.StringIO()
+    shown = live.LiveOnlooker()
+    shown._console = Console(file=written, force_terminal=True, color_system="standard", highlight=False, width=80)
+    shown.story("before")
+    shown.pause()
+    before = written.getvalue()
+    shown.story("i-0fbf: no NVIDIA device")
+    shown.output(1, 0, "epoch 3\n")
+    assert written.getvalue() == before
+    shown.go_on()
+    shown.story("after")
+    shown.pause()
+    told = [word for word in ("before", "no NVIDIA", "epoch 3", "after") if word in written.getvalue()]
+    assert told == ["before", "no NVIDIA", "epoch 3", "after"]
+
+
 @pytest.mark.parametrize(
     "said",
     [b"", b"null", b"[" * 9999, json.dumps({"version": 1, "rank": 10**19, "steps": 1, "seconds": "inf"}).encode()],

@@ -6,7 +6,8 @@ from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 
-from gpucloud.domain.agentstatus import Outcome, Stop
+from gpucloud.domain.agentstatus import Outcome, Progress, Stop
+from gpucloud.domain.quantities import span_of
 from gpucloud.domain.state import (
     Attempt,
     ExitReason,
@@ -292,12 +293,19 @@ def _with_steps(seen: Seen) -> JobState:
     )
     attempt = timed(attempt, seen.now) if is_new else attempt
     running = replace(_with_attempt(state, attempt), status=JobStatus.RUNNING)
-    return replace(running, interruptions=_resumed(running, attempt, seen.now)) if stepped else running
+    return replace(running, interruptions=_resumed(running, attempt, progress, seen.now)) if stepped else running
 
 
-def _resumed(state: JobState, attempt: Attempt, now: datetime) -> tuple[Interruption, ...]:
+def _first_stepped_at(attempt: Attempt, progress: Progress, now: datetime) -> datetime:
+    """Return when the attempt's first step was made, as its node tells: nobody may have looked on then."""
+    since = span_of(progress.age_s + (progress.step - progress.first_step) * (progress.step_seconds or 0.0))
+    return min(now, max(attempt.started_at, now - since))
+
+
+def _resumed(state: JobState, attempt: Attempt, progress: Progress, now: datetime) -> tuple[Interruption, ...]:
+    at = _first_stepped_at(attempt, progress, now)
     return tuple(
-        replace(i, resumed_at=now)
+        replace(i, resumed_at=max(at, i.noticed_at))
         if i.resumed_at is None and i.attempt is not None and i.attempt < attempt.number
         else i
         for i in state.interruptions
