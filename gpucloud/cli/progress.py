@@ -14,6 +14,8 @@ from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, progress_of
 from gpucloud.domain.supervision.seen import NodeSeen, Readiness, Seen
 from gpucloud.usecases.forecast import time_left
 
+_LAUNCHES_FOR = timedelta(minutes=1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLine:
@@ -77,8 +79,15 @@ def _phase(seen: Seen, action: Action, reported: str | None) -> str:
     if isinstance(action, Wait) and action.why == NOBODY_ANSWERS:
         return NOBODY_ANSWERS
     if seen.state.attempt is not None:
-        return in_one_line(reported or "launch")
+        return in_one_line(reported or _untold(seen))
     return action.why if isinstance(action, Wait) else "machines"
+
+
+def _untold(seen: Seen) -> str:
+    """Return the phase of a script that has told none: it starts, or it never will."""
+    attempt = seen.state.attempt
+    young = attempt is None or seen.now - attempt.started_at < _LAUNCHES_FOR
+    return "launch" if young else "running, tells no steps"
 
 
 def _node_line(node: NodeSeen, seen: Seen) -> NodeLine:

@@ -107,7 +107,7 @@ def _lacking(report: JobReport) -> list[str]:
         case Condition.UNSUPERVISED if report.drives_itself:
             told.append("its own machines go on with it: one of them takes its place within 15 s")
         case Condition.UNSUPERVISED:
-            told.append(f"a machine that is taken now is replaced by nobody; all save and switch themselves off{until}")
+            told.append(f"nobody replaces a machine that is taken now; all switch themselves off{until}")
         case Condition.TRAINED:
             told.append(f"gpucloud train {report.job} brings them home, and ends its machines")
         case Condition.LEFT if report.nodes:

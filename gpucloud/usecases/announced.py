@@ -5,13 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from gpucloud.domain.agentstatus import RunState
 from gpucloud.domain.job import CheckpointPolicy, Market
 from gpucloud.domain.node import Fault, Refusal
 from gpucloud.domain.shown import in_one_line
+from gpucloud.domain.state import Attempt
 from gpucloud.domain.supervision.action import Action, Wait
 from gpucloud.domain.supervision.belief import vouched_for
 from gpucloud.domain.supervision.elastic import AWAITING
-from gpucloud.domain.supervision.membership import all_silent, is_gone, progress_of, somebody_answers
+from gpucloud.domain.supervision.membership import (
+    all_silent,
+    is_gone,
+    members_of,
+    part_of,
+    progress_of,
+    somebody_answers,
+)
 from gpucloud.domain.supervision.seen import Limits, Seen
 from gpucloud.domain.supervision.storm import PAUSING
 from gpucloud.usecases.story import course_line, silence
@@ -76,9 +85,17 @@ def _how_it_saves(seen: Seen, policy: CheckpointPolicy | None) -> str | None:
         return None
     if progress_of(attempt, seen) is not None:
         return "the script saves with gpucloud.resume: an interruption costs a restart"
-    if (policy is not None and policy.none) or seen.now - attempt.started_at < _FIRST_WORD:
+    saved = seen.checkpoint is not None or seen.state.checkpoint is not None
+    meant = policy is not None and policy.none
+    young = seen.now - attempt.started_at < _FIRST_WORD
+    if saved or meant or young or not _is_at_work(attempt, seen):
         return None
     return "the script has not called gpucloud.resume so far: an interruption starts it at the beginning"
+
+
+def _is_at_work(attempt: Attempt, seen: Seen) -> bool:
+    parts = [part_of(attempt, node) for node in members_of(attempt, seen)]
+    return any(part is not None and part.state is RunState.RUNNING for part in parts)
 
 
 def _course(seen: Seen) -> tuple[str, ...]:

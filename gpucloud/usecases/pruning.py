@@ -60,8 +60,9 @@ class Pruner:
         if busy:
             name = self.jobs.job
             raise UsageError(
-                f"{name} is not at its end: while it trains, its own collection deletes what it needs no longer",
-                hint=f"gpucloud down {name} first, or leave it to the job",
+                f"{name} is not at its end: it trains, or has trained and its results are not home yet",
+                hint=f"gpucloud train {name} brings it to its end, gpucloud down {name} ends it now;"
+                " while it trains, it deletes by itself what it needs no longer",
             )
 
 

@@ -67,7 +67,7 @@ def test_a_job_that_nobody_supervises_says_so_with_steps_of_now_and_what_to_do()
         "live: TRAINING, NOBODY SUPERVISES, step 605 of 768, 10 steps/s, 16.3 s to go",
         "its order is signed by your own key",
         "its supervisor, process 20984 on vm, was last seen at 11:59:44 UTC, 16 s ago\n"
-        "a machine that is taken now is replaced by nobody; all save and switch themselves off at 12:30:00 UTC\n"
+        "nobody replaces a machine that is taken now; all switch themselves off at 12:30:00 UTC\n"
         "go on: gpucloud train live · end it: gpucloud down live",
     ]
     assert "1        2      1–605  running" in report_text(told(*TRAINS))

