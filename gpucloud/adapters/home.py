@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import grp
 import hashlib
 import json
 import os
 import pwd
+import shutil
 import stat
 import sys
 import uuid
@@ -20,8 +22,13 @@ from gpucloud.domain.authorization import OrderMark
 from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.job import Cloud
+from gpucloud.domain.quantities import format_size
 from gpucloud.store.directory import user_path
 from gpucloud.wholefile import write_whole
+
+_RESERVE = 4 * 2**20
+"""What ending a job writes, several times over."""
+_ELSEWHERE = "have GPUCLOUD_HOME name another folder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +116,30 @@ class Home:
         """When strays were first seen as such."""
         return self.root / "sightings.json"
 
+    def require_room(self, least: int) -> None:
+        """Have room set aside by which a job can be ended on a full disk. StoreError where less than that is free.
+
+        What is full is found so before any machine is rented.
+        """
+        free = shutil.disk_usage(self.root).free
+        if free < least + _RESERVE:
+            raise StoreError(
+                f"{self.root}: {format_size(free)} free, {format_size(least)} is the least that works",
+                hint=f"free some space there, or {_ELSEWHERE}",
+            )
+        if not self._reserve.is_file():
+            with _writing(self._reserve), self._reserve.open("wb") as file:
+                _fill(file.fileno(), _RESERVE)
+
+    def give_reserve(self) -> None:
+        """Give the room back that was set aside, where the disk is full: what ends a job must be written down."""
+        if shutil.disk_usage(self.root).free < _RESERVE:
+            self._reserve.unlink(missing_ok=True)
+
+    @property
+    def _reserve(self) -> Path:
+        return self.root / "reserve"
+
     def remember(self, job: KnownJob) -> None:
         """Add the job to the known ones."""
         path = self._index / f"{job.name}.json"
@@ -179,7 +210,16 @@ def _writing(path: Path) -> Iterator[None]:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         yield
     except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror}", hint="GPUCLOUD_HOME names the folder") from error
+        hint = f"free some space there, or {_ELSEWHERE}" if error.errno == errno.ENOSPC else _ELSEWHERE
+        raise StoreError(f"cannot write {path}: {error.strerror}", hint=hint) from error
+
+
+def _fill(descriptor: int, size: int) -> None:
+    """Have blocks of that size, not a hole."""
+    if sys.platform == "linux":
+        os.posix_fallocate(descriptor, 0, size)
+    else:
+        os.write(descriptor, os.urandom(size))
 
 
 def _entry(job: KnownJob) -> dict[str, str | None]:

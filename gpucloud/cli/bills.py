@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 from gpucloud.cli.render import pool_json, quarantine_json, table, usd
@@ -77,8 +77,10 @@ def money_line(spend: Spend) -> str:
 
 def plain_amount(usd: Decimal) -> str:
     """Return a sum without its unit: two digits after the point, three where it has thousandths and is below one."""
-    places = 2 if abs(usd) >= 1 or not (usd * 100) % 1 else 3
-    return f"{usd:.{places}f}" if not usd or abs(usd) >= Decimal("0.0005") else "<0.001"
+    if usd and abs(usd) < Decimal("0.0005"):
+        return "<0.001"
+    places = "0.01" if abs(usd) >= 1 or not (usd * 100) % 1 else "0.001"
+    return f"{usd.quantize(Decimal(places), ROUND_HALF_UP):f}"
 
 
 def spend_text(spend: Spend) -> str:

@@ -43,6 +43,7 @@ _MACHINE_ENDS_WITHIN = timedelta(minutes=30)
 def down(target: str | None, *, as_json: bool) -> int:
     """Save and end the job, end its machines, and show that nothing is left; return the exit code."""
     cloud = Gpucloud()
+    cloud.home.give_reserve()
     known = known_job(cloud, target)
     asker = cloud.asker(known)
     try:

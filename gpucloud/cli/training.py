@@ -14,6 +14,7 @@ from gpucloud.cli.render import tell
 from gpucloud.cli.reports import plan_text
 from gpucloud.cli.supervising import Begun, answer, bring_stored_home, run, say_what_lives
 from gpucloud.cli.target import Target, read_target
+from gpucloud.domain.bootstrap.checks import MINIMUM_FREE_BYTES
 from gpucloud.domain.condition import Condition
 from gpucloud.domain.driving import USUAL_TIME, unkept
 from gpucloud.domain.errors import RunIsOver, UsageError
@@ -166,6 +167,7 @@ def begin(cloud: Gpucloud, read: Target, wishes: Wishes) -> Begun:
         if prospect.kept is not None:
             tell(f"{prospect.kept}; this run has machines of its own")
         if prospect.plan is not None:
+            cloud.home.require_room(MINIMUM_FREE_BYTES if read.job.cloud is Cloud.LOCAL else 0)
             for line in plan_text(prospect.plan, protection).splitlines():
                 tell(line)
             if not read.job.trial:

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.adapters.home import KnownJob, open_home
+from gpucloud.adapters.home import Home, KnownJob, open_home
 from gpucloud.adapters.worktree import HashCache, read_tree
-from gpucloud.domain.errors import UsageError
+from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.wholefile import write_whole
 
 OTHER = 12345
@@ -187,3 +188,22 @@ def test_what_processes_and_threads_write_at_once_is_one_of_what_they_wrote(tmp_
             list(pool.map(lambda text, lasting=lasting: write_whole(path, text, lasting=lasting), contents * 4))
             assert path.read_text() in contents
     assert (list(tmp_path.iterdir()), path.stat().st_mode & 0o777) == ([path], 0o600)
+
+
+def test_a_full_disk_is_found_before_anything_is_rented_and_leaves_room_to_end_a_job(tmp_path, monkeypatch):
+    home = Home(tmp_path)
+    usage = SimpleNamespace(free=2**30)
+    monkeypatch.setattr("gpucloud.adapters.home.shutil.disk_usage", lambda _: usage)
+    with pytest.raises(StoreError, match=r"1 GiB free, 1 GiB is the least that works") as refused:
+        home.require_room(2**30)
+    assert refused.value.hint == "free some space there, or have GPUCLOUD_HOME name another folder"
+
+    usage.free += 4 * 2**20
+    home.require_room(2**30)
+    assert (tmp_path / "reserve").stat().st_blocks * 512 >= 4 * 2**20
+    home.give_reserve()  # there is room
+    assert (tmp_path / "reserve").is_file()
+    usage.free = 0
+    home.give_reserve()
+    assert not (tmp_path / "reserve").exists()
+    home.give_reserve()
