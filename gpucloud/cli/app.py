@@ -331,17 +331,20 @@ def cost(  # noqa: PLR0913, PLR0917  each is an option
 
 @app.command()
 def budget(
-    job: Annotated[str, typer.Argument(metavar="JOB|FILE", help="A job's name, or a job file.")],
-    usd: Annotated[
+    words: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Argument(metavar="[SUM]", help="What the job may cost in all from now on, such as 40 USD."),
+        typer.Argument(
+            metavar="[JOB|FILE] [SUM]",
+            help="A job's name, or a job file, gpucloud.yaml here if left out; and what it may cost in all, as 40 USD.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Raise or lower a job's budget, also while it runs; without a sum, show it and its changes."""
     from gpucloud.cli import budgeting
 
-    raise typer.Exit(budgeting.budget(job, budgeting.sum_of(" ".join(usd)) if usd else None, as_json=as_json))
+    job, wanted = budgeting.meant(words or [])
+    raise typer.Exit(budgeting.budget(job, wanted, as_json=as_json))
 
 
 @app.command()

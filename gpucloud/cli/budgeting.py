@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from decimal import Decimal
@@ -37,7 +38,14 @@ def sum_of(text: str | None) -> Decimal | None:
         raise UsageError(str(error), hint="gpucloud budget JOB 40 USD") from error
 
 
-def budget(target: str, wanted: Decimal | None, *, as_json: bool) -> int:
+def meant(words: Sequence[str]) -> tuple[str | None, Decimal | None]:
+    """Return the job, None for the file here, and the sum that the words of a command line mean."""
+    with suppress(ValueError):
+        return None, parse_usd(" ".join(words))
+    return (words[0] if words else None), (sum_of(" ".join(words[1:])) if words[1:] else None)
+
+
+def budget(target: str | None, wanted: Decimal | None, *, as_json: bool) -> int:
     """Show the job's budget, or have it changed and wait until that is in force; return the exit code."""
     cloud = Gpucloud()
     known = known_job(cloud, target)

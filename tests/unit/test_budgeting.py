@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.cli.budgeting import await_order
+from gpucloud.cli.budgeting import await_order, meant
 from gpucloud.domain.armings import arming
 from gpucloud.domain.errors import BudgetTooSmall
 from gpucloud.domain.ledger import Terms
@@ -197,3 +197,19 @@ def test_the_closer_shut_off_is_told_of_for_as_many_machines_as_may_live_until_t
     asker.jobs.replace(replace(current, **of_state), stored.version)
     assert bring_closer(asker, replace(lowered(), unattended=HOURS), RULES)
     assert [one.machines for one in asker.jobs.armings()] == [machines]
+
+
+@pytest.mark.parametrize(
+    ("words", "job", "usd"),
+    [
+        ([], None, None),
+        (["digits"], "digits", None),
+        (["digits", "40", "USD"], "digits", Decimal(40)),
+        (["a/b.yaml", "40USD"], "a/b.yaml", Decimal(40)),
+        (["40", "USD"], None, Decimal(40)),
+        (["40 USD"], None, Decimal(40)),
+        (["$40"], None, Decimal(40)),
+    ],
+)
+def test_a_sum_without_a_job_is_for_the_file_here(words, job, usd):
+    assert meant(words) == (job, usd)

@@ -396,3 +396,9 @@ def test_the_secret_of_an_attempt_is_the_same_for_every_supervisor_and_another_f
     assert attempt_secret(b"key", "digits", 3) == attempt_secret(b"key", "digits", 3)
     others = {attempt_secret(k, j, n) for k, j, n in [(b"key", "d", 3), (b"key", "d", 4), (b"k2", "d", 3)]}
     assert len(others) == 3
+
+
+def test_a_profilers_own_start_and_stop_are_kept_out_of_the_ranks_output():
+    assert "KINETO_LOG_LEVEL" not in dict(two()[1].env)
+    profiled = launches(job("train.py"), replace(START, profile_steps=5), (place(1), place(2)), {})
+    assert [dict(one.env)["KINETO_LOG_LEVEL"] for one in profiled] == ["6", "6"]

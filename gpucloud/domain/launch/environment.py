@@ -65,6 +65,7 @@ def _defaults(member: Member) -> dict[str, str]:
         # CUDA counts devices from the fastest on, nvidia-smi, the gate and the metrics by their place on the bus.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "PYTHONUNBUFFERED": "1",
+        **({"KINETO_LOG_LEVEL": "6"} if member.start.profile_steps else {}),  # the profiler's own start and stop
         "PYTHONFAULTHANDLER": "1",  # a rank that hangs is made to tell where (agent.stacks), and one that crashes does
         **(on_interface(node.interface) if node.interface else {}),
         **({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}),
