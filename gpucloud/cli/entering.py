@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from gpucloud.domain.errors import GpucloudError
 from gpucloud.domain.job import Job
-from gpucloud.domain.order import CLOSED, Order
+from gpucloud.domain.order import CLOSED
 from gpucloud.domain.state import JobState
 from gpucloud.usecases.orders import Given
+from gpucloud.usecases.start import Start
 from gpucloud.usecases.world import World
 from gpucloud.wiring import Gpucloud, KnownJob
 
@@ -42,12 +43,13 @@ def means_for(cloud: Gpucloud, known: KnownJob, state: JobState, given: Given) -
     return Means(job=job, edited=edited, world=cloud.world(job, known.name, unattended=given.order.unattended))
 
 
-def means_to_go_on(cloud: Gpucloud, known: KnownJob, state: JobState, job: Job, order: Order) -> Means:
-    """Return what there is for the job as its file here says, under that order. Raises what `means_for` raises.
+def means_to_go_on(cloud: Gpucloud, known: KnownJob, state: JobState, job: Job, start: Start) -> Means:
+    """Return what there is for the job as its file here says, under a start's order. Raises what `means_for` raises.
 
     A run that lacks its teardown alone needs nothing.
     """
-    if state.exit_code in CLOSED:
+    order = start.order
+    if state.exit_code in CLOSED and not start.reopens:
         return Means(job=job, world=cloud.world(job, known.name, goes_on=False))
     cloud.require_key(known, state)
     job = cloud.with_pinned_code(job, known, order)

@@ -159,7 +159,15 @@ def _failure_text(report: JobReport) -> str | None:
     said = f"{report.job}: failed" + (f": {report.message}" if report.message else " by its own error")
     advice = advice_for(report.message or "")
     helps = [f"gpucloud logs {report.job}", *([advice] if advice else []), "mend it and run the same command"]
-    return " · ".join(in_one_line(part) for part in (said, *helps))
+    line = " · ".join(in_one_line(part) for part in (said, *helps))
+    if report.held_until is None:
+        return line
+    some = f"{len(report.nodes)} machine{'s are' if len(report.nodes) != 1 else ' is'}"
+    return (
+        f"{line}\n{some} ready for a mended script until {report.held_until:%H:%M:%S} UTC,"
+        f" {format_usd(report.spend.promised_usd)} at the most; gpucloud down {report.job} ends"
+        f" {'them' if len(report.nodes) != 1 else 'it'} now"
+    )
 
 
 def _signature_text(name: str | None) -> str:
@@ -181,6 +189,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "message": report.message,
         "started_at": codec.plain(report.started_at),
         "ended_at": codec.plain(report.ended_at),
+        "held_until": codec.plain(report.held_until),
         "supervisor": report.supervisor,
         "signed_by": report.signed_by,
         "attempts": [_attempt_json(attempt) for attempt in report.attempts],

@@ -119,7 +119,7 @@ def say_what_lives(state: JobState) -> None:
 
 def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) -> None:  # noqa: FBT001
     cloud, start = begun.cloud, begun.start
-    means = means_to_go_on(cloud, begun.known, begun.asker.state(), begun.job, start.order)
+    means = means_to_go_on(cloud, begun.known, begun.asker.state(), begun.job, start)
     session = Session(
         world=means.world,
         orders=cloud.orders(begun.known),
@@ -128,6 +128,6 @@ def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) ->
         asked=interrupts.wanted_end,
         left=say_what_lives,  # as it was known last: store and cloud may be what fails
     )
-    going_on = partial(adopt, plan=start.plan, drills=start.order.drill)
+    going_on = partial(adopt, plan=start.plan, drills=start.order.drill, reopens=start.reopens)
     session.run(Entering(order=start.order, over=start.over, spec=begun.read.spec, adopt=going_on))
     bring_stored_home(cloud, begun.job, begun.known)

@@ -99,7 +99,8 @@ def _run_named(cloud: Gpucloud, name: str) -> KnownJob:
 def _newest(cloud: Gpucloud, first: KnownJob, name: str) -> KnownJob:
     """Return the newest run of the job whose first run was named so; any other run is meant by its own name alone.
 
-    A name proves nothing: the order of a run says of which job it is.
+    A name proves nothing: the order of a run says of which job it is. A first run that still has machines is meant by
+    its name, so that it can be ended.
     """
     runs = [(run_of(name, one.name) or 0, one) for one in cloud.home.known() if one.store == first.store]
     for number, one in sorted(runs, key=lambda run: run[0], reverse=True):
@@ -107,6 +108,9 @@ def _newest(cloud: Gpucloud, first: KnownJob, name: str) -> KnownJob:
             break
         with suppress(GpucloudError):
             if cloud.asker(one).order().base == name:
+                if not cloud.asker(first).stored_state().torn_down:
+                    tell(f"{name}: its first run, which is not torn down yet; its newest is {one.name}")
+                    return first
                 tell(f"{name}: its newest run, {one.name}; its first is {name}@1")
                 return one
     return first

@@ -29,6 +29,8 @@ from gpucloud.usecases.start import Prospect
 from gpucloud.usecases.supervise import CannotLeave
 from gpucloud.wiring import Gpucloud, KnownJob, look
 
+_USUAL_HOLD = timedelta(minutes=5)
+
 
 def up(target: str | None, *, on: Cloud | None, as_json: bool) -> int:
     """Have the machines up, prepaid and prepared; return the exit code."""
@@ -69,6 +71,11 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
 
     def once() -> int:
         begun = _begin(cloud, target, on, wishes, asked.profile_steps)
+        if begun.start.clears:
+            tell(f"the machines of {begun.name} wait no longer for a mended script: a new run follows their teardown")
+            if (left := _left_while_clearing(begun)) is not None:
+                return left
+            begun = _begin(cloud, target, on, wishes, asked.profile_steps)
         if lasting is not None:
             _say_unkept(begun)
         if asked.detach:
@@ -159,13 +166,12 @@ def begin(cloud: Gpucloud, read: Target, wishes: Wishes) -> Begun:
         cloud.cloud(read.job).make_store()
 
     def check(prospect: Prospect) -> None:
-        _require_able_to_begin(cloud, read, prospect.name, prospect.state)
+        _require_able_to_begin(cloud, read, prospect.name, None if prospect.reopens else prospect.state)
+        if prospect.reopens and prospect.state is not None:
+            cloud.require_key(cloud.known(read.job, prospect.name, read.file), prospect.state)
         if prospect.state is None and wishes.until is Until.FINISHED:
             _require_meant(read.job, protection)
-        if prospect.after is not None:
-            tell(f"{prospect.after.job} has {prospect.after.status.value}: this is a new run, {prospect.name}")
-        if prospect.kept is not None:
-            tell(f"{prospect.kept}; this run has machines of its own")
+        _say_what_it_follows(prospect)
         if prospect.plan is not None:
             cloud.home.require_room(MINIMUM_FREE_BYTES if read.job.cloud is Cloud.LOCAL else 0)
             for line in plan_text(prospect.plan, protection).splitlines():
@@ -174,6 +180,7 @@ def begin(cloud: Gpucloud, read: Target, wishes: Wishes) -> Begun:
                 warn(protection)
             remark(cloud, read.job, prospect.plan)
 
+    wishes = replace(wishes, hold=_hold(read.job))
     start = cloud.starter(read.job).start(read.job, read.spec, wishes, check)
     cloud.home.remember(cloud.known(read.job, start.name, read.file))
     if (last := start.last) is not None:
@@ -184,6 +191,28 @@ def begin(cloud: Gpucloud, read: Target, wishes: Wishes) -> Begun:
     if not start.order.code_sha256:
         tell("the code is larger than 64 MiB, so it is not pinned: each machine takes the folder as it is then")
     return Begun(cloud=cloud, read=read, start=start)
+
+
+def _hold(job: Job) -> timedelta | None:
+    """Return for how long machines wait for a mended script: as the file says, else where somebody can mend it."""
+    usual = _USUAL_HOLD if job.cloud is Cloud.AWS and sys.stdin.isatty() and sys.stderr.isatty() else None
+    held = job.hold if job.hold is not None else usual
+    return None if job.trial else held or None
+
+
+def _say_what_it_follows(prospect: Prospect) -> None:
+    if prospect.reopens and prospect.state is not None:
+        tell(_goes_on_line(prospect.state))
+    if prospect.after is not None:
+        tell(f"{prospect.after.job} has {prospect.after.status.value}: this is a new run, {prospect.name}")
+    if prospect.kept is not None:
+        tell(f"{prospect.kept}; this run has machines of its own")
+
+
+def _goes_on_line(state: JobState) -> str:
+    step = f"step {state.checkpoint.step}" if state.checkpoint is not None else "the beginning"
+    machines = f"{len(state.alive)} machine{'s' if len(state.alive) != 1 else ''}"
+    return f"{state.job} goes on with the script as it is now, from {step}, on the {machines} held for it"
 
 
 def _require_able_to_begin(cloud: Gpucloud, read: Target, name: str, state: JobState | None) -> None:
@@ -266,6 +295,16 @@ def _require_worth(cloud: Gpucloud, job: Job, lasting: timedelta) -> None:
             f"--unattended: {format_span(lasting)} is too short to start and save; the least is {format_span(least)}",
             hint="--unattended 8h",
         )
+
+
+def _left_while_clearing(begun: Begun) -> int | None:
+    """Tear down what is left of a run, whose end was told when it came; return the exit code of who leaves that."""
+    try:
+        run(begun, asks=False)
+    except Leave as leave:
+        say_what_lives(begun.asker.state_as_listed())
+        return leave.exit_code
+    return None
 
 
 def _supervise(begun: Begun, *, as_json: bool) -> int:

@@ -265,7 +265,8 @@ class Job:
     """One job file. Paths are absolute; `source` is the file it was read from.
 
     `work` is how long the job takes on its machines when nothing disturbs it; None where the file does not say.
-    `policy` is how a `deadline` is kept where both markets may be used.
+    `policy` is how a `deadline` is kept where both markets may be used. `hold` is for how long the machines stay up for
+    a mended script, zero for not at all; None where the file does not say.
 
     Not in the file are `profile_steps`, how many steps of each rank a profiler records, None for none, and `trial`, the
     few steps that are run to see whether they resume, empty for the whole job.
@@ -295,6 +296,7 @@ class Job:
     deadline: timedelta | None = None
     policy: Policy = Policy.LEARNED
     idle: IdlePolicy | None = None
+    hold: timedelta | None = None
     data: tuple[tuple[str, str], ...] = ()
     outputs: tuple[str, ...] = ()
     tags: tuple[tuple[str, str], ...] = ()

@@ -81,6 +81,8 @@ class Order:
     """Why the user wants the job to end; None while it is to go on."""
     keep: bool = False
     drill: bool = False
+    hold: timedelta | None = None
+    """For how long the machines stay up for a mended script when it fails by its own error; None for not at all."""
     unattended: timedelta | None = None
     """For how long the job's own machines drive it; None where a supervisor outside does."""
     deadline_at: datetime | None = None
@@ -170,6 +172,16 @@ def is_same_wish(one: Order, other: Order) -> bool:
 def keeps(order: Order, state: JobState) -> bool:
     """Whether the machines of a job that succeeded are to stay up until their paid time is over."""
     return order.keep and order.end is None and state.exit_reason is ExitReason.SUCCEEDED
+
+
+def held_until(order: Order, state: JobState) -> datetime | None:
+    """Return until when the machines of a job whose script failed are to stay up for a mended one; None for not at all.
+
+    Machines that drive their job end with it: nobody is there who mends it.
+    """
+    if order.hold is None or order.end is not None or order.unattended is not None:
+        return None
+    return state.failed_at + order.hold if state.failed_at is not None else None
 
 
 def is_closed(order: Order, state: JobState) -> bool:

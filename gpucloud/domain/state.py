@@ -363,6 +363,12 @@ class JobState:
         return self.attempts[-1] if self.attempts and self.attempts[-1].reason is None else None
 
     @property
+    def failed_at(self) -> datetime | None:
+        """When the job ended because its script failed by its own error; None for any other end, and before."""
+        failed = bool(self.attempts) and self.attempts[-1].reason is ExitReason.USER_ERROR
+        return self.ended_at if failed and self.exit_reason is ExitReason.USER_ERROR else None
+
+    @property
     def missing_outputs(self) -> tuple[MissingOutput, ...]:
         """What did not come home of the outputs of the last attempt."""
         return self.attempts[-1].missing_outputs if self.attempts else ()

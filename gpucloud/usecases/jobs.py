@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.node import NO_GROUP, GroupView
-from gpucloud.domain.order import Order, undrilled
+from gpucloud.domain.order import Order, held_until, undrilled
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.domain.sundries import Sundries, charges_of
 from gpucloud.domain.supervision.lives import as_listed
@@ -71,6 +72,7 @@ class Asker:
             storm=standing(state, now, Limits()),
             signed_by=self._signed_by(given),
             started_at=given.order.first_at,
+            held_until=_held_until(given.order, state, listed, now),
             rehearses=bool(given.order.resolved.trial),
             last_supervisor=supervised_by(state.owner) if state.owner is not None else None,
             written_at=stored.modified,
@@ -148,6 +150,13 @@ class Asker:
         if loaded is None:
             raise UsageError(f"there is no job {self.jobs.job!r} in {self.jobs.store.url}", hint="gpucloud status")
         return loaded
+
+
+def _held_until(order: Order, state: JobState, listed: GroupView, now: datetime) -> datetime | None:
+    until = held_until(order, state) if listed.alive and not state.torn_down else None
+    if until is None or until <= now:
+        return None
+    return min(until, listed.armed_until or until)
 
 
 def _supervisor(state: JobState, stored: Stored) -> str | None:

@@ -65,6 +65,8 @@ class JobReport:
     started_at: datetime | None = None
     """When its first order was given."""
     ended_at: datetime | None = None
+    held_until: datetime | None = None
+    """Until when its machines wait for a mended script; None where they do not."""
     rehearses: bool = False
     """Whether it is one of the short runs of `--verify-resume`."""
     last_supervisor: str | None = None

@@ -13,12 +13,13 @@ from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, OrderChanged, Usa
 from gpucloud.domain.job import Job
 from gpucloud.domain.ledger import ZERO, Terms
 from gpucloud.domain.node import NO_GROUP, GroupView
-from gpucloud.domain.order import CLOSED, Order, Until, is_closed, keeps, with_budget
+from gpucloud.domain.order import CLOSED, Order, Until, held_until, is_closed, keeps, with_budget
 from gpucloud.domain.plan import Plan, make_plan
 from gpucloud.domain.state import JobState
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.budget import in_cents, least_to_lower_to, refusal
 from gpucloud.domain.supervision.goal import rules_for
+from gpucloud.domain.supervision.prepaid import paid_until
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
@@ -45,6 +46,7 @@ class Asked:
     until: Until = Until.FINISHED
     keep: bool = False
     drill: bool = False
+    hold: timedelta | None = None
     unattended: timedelta | None = None
     budget_usd: Decimal | None = None
     adopts: bool = False
@@ -72,7 +74,8 @@ class Prospect:
     """A start as it would be: of which run, on what plan; `state` is None for a run that does not exist yet.
 
     `after` is how the ended run stands that a new one comes after, `kept` the machines that it keeps, which the new one
-    does not use: their rights, their bills and what is on them are that run's.
+    does not use: their rights, their bills and what is on them are that run's. `reopens`: one whose
+    script failed goes on.
     """
 
     name: str
@@ -80,6 +83,7 @@ class Prospect:
     state: JobState | None
     after: JobState | None = None
     kept: Kept | None = None
+    reopens: bool = False
 
 
 class Check(Protocol):
@@ -111,7 +115,9 @@ class Start:
     """A run that can be supervised now: by `order`, given over `over`.
 
     `plan` is None for a run whose attempt goes on: it has its machines. `changed` says what differs from the
-    last start. `last` is the order of the ended run that this new one comes after, where its word counts.
+    last start. `last` is the order of the ended run that this new one comes after, where its word counts. `reopens`:
+    the script of this run failed, and its machines wait for the mended one. `clears`: they waited in vain, and are
+    torn down before a new run can begin.
     """
 
     name: str
@@ -121,6 +127,8 @@ class Start:
     continues: bool
     changed: tuple[str, ...] = ()
     last: Order | None = None
+    reopens: bool = False
+    clears: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,25 +245,60 @@ class Starter:
             before = replace(before, first_at=newer.first_at)
         if not trusted:  # whoever wrote it may have raised the budget: the file's counts
             before = replace(before, budget_usd=job.budget_usd, file_budget_usd=job.budget_usd, budget_changes=())
-        now, ends = self._now(jobs), state.exit_code in CLOSED  # then it lacks its teardown alone
+        now = self._now(jobs)
+        reopens = self._waits(found, job, now, trusted=trusted)
+        ends = state.exit_code in CLOSED and not reopens  # then it lacks its teardown alone
         before = replace(before, first_at=min(before.first_at, now))  # another's may say that it is of the future
         spent = ZERO if ends else self._cashier(jobs).used_usd(state, self._listed(state), now)
         budget = _budget(before, job, asked)
         order = self._next(before, job, spec, asked, now)
         packed, plan = None, None
-        if not ends:  # what is left of a run that has ended is ended, whatever one would cost now
+        if ends:
+            order = replace(order, hold=None)
+        else:  # what is left of a run that has ended is ended, whatever one would cost now
             code_sha256, packed = self._packed(job)
             order = with_budget(replace(order, code_sha256=code_sha256), budget)
-        if not ends and state.attempt is None:
+        if reopens:
+            self._require_rest(state, order, now, spent)
+        elif not ends and state.attempt is None:
             plan = self._plan_again(replace(job, name=found.name, budget_usd=order.budget_usd), state, now, spent)
         elif not ends:
             self._require_payable(jobs, state, before, order, now)
-        check(Prospect(name=found.name, plan=plan, state=state))
+        check(Prospect(name=found.name, plan=plan, state=state, reopens=reopens))
         self._pin(jobs, order.code_sha256, packed)
         changed = () if ends else _changes(before, order)
         if not trusted:
             changed = (*changed, _UNTRUSTED if newer is None else _PUT_BACK.format(number=found.given.order.number))
-        return Start(name=found.name, order=order, over=found.given, plan=plan, continues=True, changed=changed)
+        return Start(
+            name=found.name,
+            order=order,
+            over=found.given,
+            plan=plan,
+            continues=True,
+            changed=changed,
+            reopens=reopens,
+            clears=ends and held_until(found.given.order, state) is not None,
+        )
+
+    def _waits(self, found: Found, job: Job, now: datetime, *, trusted: bool) -> bool:
+        """Whether machines of the run wait for a mended script, and are such as the job file wants them now."""
+        until, before = held_until(found.given.order, found.state), found.given.order.resolved
+        if until is None or now >= until or not trusted:
+            return False
+        rented = ("cloud", "resources", "machine", "aws", "ssh")
+        return all(getattr(before, name) == getattr(job, name) for name in rented) and bool(
+            self._listed(found.state).alive
+        )
+
+    def _require_rest(self, state: JobState, order: Order, now: datetime, spent: Decimal) -> None:
+        """A run that goes on has what is left of its budget, which may be less than a start costs."""
+        rest, nodes = order.budget_usd - spent, order.resolved.resources.nodes
+        cap, wall = state.dearest_usd_per_hour, rules_for(order.unattended, self.rules).wall
+        if paid_until(now, left_usd=rest, nodes=nodes, cap_usd_per_hour=cap, wall=wall) is None:
+            raise BudgetTooSmall(
+                f"{state.job} has {max(rest, ZERO):.2f} USD left of {order.budget_usd:f} USD, too little to go on",
+                hint=f"gpucloud train {state.job} --budget SUM, or a new run: gpucloud down {state.job} first",
+            )
 
     def _next(self, before: Order, job: Job, spec: bytes, asked: Asked, now: datetime) -> Order:
         """Return the order of a start that goes on with a run: what the job's end was wished for is over."""
@@ -318,12 +361,13 @@ class Starter:
         return StoreClock(self.clock, jobs, lambda _: None).now()
 
 
-def adopt(state: JobState, plan: Plan | None, *, drills: bool = False) -> JobState:
+def adopt(state: JobState, plan: Plan | None, *, drills: bool = False, reopens: bool = False) -> JobState:
     """Return the state as it goes on under the order of a start, with the plan's offer if it has no group.
 
-    A run that ended for good, and was not torn down, stays as it is. A drill that is wanted now is another one.
+    A run that ended for good, and was not torn down, stays as it is, unless a mended script `reopens` it. A drill that
+    is wanted now is another one.
     """
-    if state.exit_code in CLOSED:
+    if state.exit_code in CLOSED and not reopens:
         return state
     going_on = books.reopen(state) if state.status.ended else state
     message = going_on.message if going_on.attempt is not None else None  # what stopped it before is over
@@ -358,7 +402,13 @@ def _first_state(name: str, job: Job, plan: Plan) -> JobState:
 
 
 def _wishes(asked: Asked) -> dict[str, Any]:
-    return {"until": asked.until, "keep": asked.keep, "drill": asked.drill, "unattended": asked.unattended}
+    return {
+        "until": asked.until,
+        "keep": asked.keep,
+        "drill": asked.drill,
+        "hold": asked.hold,
+        "unattended": asked.unattended,
+    }
 
 
 def _deadline(job: Job, first_at: datetime) -> datetime | None:

@@ -83,7 +83,8 @@ class Machine:
 class Training:
     """What the nodes of a job do together: `steps` of `step_s` seconds, committed every `every` steps.
 
-    `gpu_use` is how much each node's one GPU is used, in percent; None for nodes without one.
+    `gpu_use` is how much each node's one GPU is used, in percent; None for nodes without one. `fails_at` is the step at
+    which the script raises, until it is mended.
     """
 
     nodes: int = 2
@@ -91,6 +92,7 @@ class Training:
     every: int = 4
     step_s: float = 0.5
     gpu_use: int | None = None
+    fails_at: int | None = None
 
 
 class FakeFleet:
@@ -218,7 +220,9 @@ class FakeFleet:
             self._commit(prefix, Commit(number, int(done)))
         for own in ranks:
             self._tell(own, first, int(done))
-            if saving or over:
+            if self.training.fails_at == int(done):
+                own.end(Outcome.FAILED)
+            elif saving or over:
                 own.end(Outcome.DONE if over else Outcome.LEFT)
 
     def _tell(self, own: Machine, first: int, step: int) -> None:

@@ -836,6 +836,15 @@ def wish_to_keep_forgotten(original: Any) -> Any:
     return lambda order, who: replace(original(order, who), keep=False)
 
 
+@seeded("domain.supervision.reconcile:_hold", "one-decision")
+def held_for_as_long_as_they_are_paid(original: Any) -> Any:
+    """Machines that wait for a mended script wait for all the time that is paid, which nobody was told."""
+    from gpucloud.domain.supervision.action import Done
+
+    del original
+    return lambda until, seen: Done()
+
+
 @seeded("usecases.supervise:Supervisor._goal", "one-decision")
 def budget_of_the_first_start(original: Any) -> Any:
     """What the job may cost is what it was when it was started, whatever was ordered since."""

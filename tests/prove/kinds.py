@@ -26,6 +26,7 @@ class Wish:
     until: str
     end: bool
     keep: bool
+    hold: timedelta | None
     drill: bool
     nodes: int
     fewest: int
@@ -39,6 +40,7 @@ def wish_of(order: Order, who: str, now: datetime, *, leaves: bool = False) -> W
         until="launched" if leaves else order.until.value,
         end=order.end is not None or (order.deadline_at is not None and now >= order.deadline_at),
         keep=order.keep and order.end is None,
+        hold=order.hold if order.end is None and order.unattended is None and who == OUTSIDE else None,
         drill=order.drill and who != "machine of AWS",
         nodes=resources.nodes,
         fewest=resources.least_nodes or resources.nodes,
@@ -48,6 +50,8 @@ def wish_of(order: Order, who: str, now: datetime, *, leaves: bool = False) -> W
 def kind_of(wish: Wish, seen: Seen, limits: Limits) -> str:
     """Return the kind: the phase, who decides and what is wanted, then what is there."""
     phase = phase_of(wish, seen)
+    if phase == "held":
+        return f"held | {wish.who} | {_paid_beyond(wish, seen)}"
     if phase in ("over", "to end", "kept"):
         return f"{phase} | {wish.who}{_unpaid(seen) if phase == 'kept' else ''}"
     if phase in ("works", "broken", "all over"):
@@ -61,7 +65,9 @@ def phase_of(wish: Wish, seen: Seen) -> str:
     """Return where the job is between its start and its end."""
     state = seen.state
     if state.status.ended:
-        return "over" if state.torn_down else "kept" if _is_kept(wish, seen) else "to end"
+        if state.torn_down:
+            return "over"
+        return "kept" if _is_kept(wish, seen) else "held" if _is_held(wish, seen) else "to end"
     attempt = state.attempts[-1] if state.attempts else None
     if attempt is not None and attempt.reason is None:
         if all(_is_over(attempt, member.node_id, seen) for member in attempt.members):
@@ -84,6 +90,25 @@ def _unpaid(seen: Seen) -> str:
     there = any(node.state is not NodeState.TERMINATED for node in seen.group.nodes)
     late = armed is not None and armed - paid > timedelta(seconds=1) and paid - seen.now < timedelta(minutes=30)
     return " | not paid" if there and late else ""
+
+
+def _is_held(wish: Wish, seen: Seen) -> bool:
+    """Machines of a script that failed by itself wait for the mended one."""
+    state = seen.state
+    there = any(node.state is not NodeState.TERMINATED for node in seen.group.nodes)
+    failed = state.exit_reason is ExitReason.USER_ERROR and bool(state.attempts)
+    if wish.hold is None or state.ended_at is None or not failed or not there:
+        return False
+    return state.attempts[-1].reason is ExitReason.USER_ERROR and seen.now < state.ended_at + wish.hold
+
+
+def _paid_beyond(wish: Wish, seen: Seen) -> str:
+    """Whether the cloud ends them later than the wait, or the budget, allows."""
+    assert wish.hold is not None
+    assert seen.state.ended_at is not None
+    until = min(seen.state.ended_at + wish.hold, seen.payable_until or seen.lasts_until or seen.now)
+    armed = seen.group.armed_until
+    return "paid beyond" if armed is not None and armed - until > timedelta(seconds=1) else "paid"
 
 
 def _wanted(wish: Wish, seen: Seen) -> str:

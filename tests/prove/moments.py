@@ -23,6 +23,7 @@ from gpucloud.domain import codec
 from gpucloud.domain.order import VERSION as ORDER_VERSION
 from gpucloud.domain.order import Order
 from gpucloud.domain.state import VERSION as STATE_VERSION
+from gpucloud.domain.state import ExitReason, JobStatus
 from gpucloud.domain.supervision.action import Action
 from gpucloud.domain.supervision.goal import Supervising, goal_of
 from gpucloud.domain.supervision.reconcile import decide
@@ -93,6 +94,35 @@ def _killed_early(moment: Moment) -> Moment:
     state, at = moment.seen.state, moment.seen.now - timedelta(minutes=3)
     last = replace(state.attempts[-1], killed_at=at)
     return replace(moment, seen=replace(moment.seen, state=replace(state, attempts=(*state.attempts[:-1], last))))
+
+
+def held(some: list[Moment], most: int) -> list[Moment]:
+    """Return so many of those at the end of a job that has machines, as if its script had failed a while ago.
+
+    Of some the wait for a mended script is over, some are paid beyond it.
+    """
+    ended = [one for one in some if _has_trained(one) and one.seen.group.alive]
+    return [_failed_before(one, minutes=2 * number) for number, one in enumerate(spread(ended, most))]
+
+
+def _has_trained(moment: Moment) -> bool:
+    state = moment.seen.state
+    return state.status.ended and not state.torn_down and bool(state.attempts) and state.attempt is None
+
+
+def _failed_before(moment: Moment, minutes: int) -> Moment:
+    seen, state = moment.seen, moment.seen.state
+    last = replace(state.attempts[-1], reason=ExitReason.USER_ERROR)
+    failed = replace(
+        state,
+        status=JobStatus.FAILED,
+        exit_reason=ExitReason.USER_ERROR,
+        exit_code=ExitReason.USER_ERROR.exit_code,
+        ended_at=seen.now - timedelta(minutes=minutes % 8),
+        attempts=(*state.attempts[:-1], last),
+    )
+    order = replace(moment.order, hold=timedelta(minutes=5))
+    return replace(moment, order=order, seen=replace(seen, state=failed))
 
 
 def spread(some: list[Moment], most: int) -> list[Moment]:

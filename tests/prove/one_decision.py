@@ -29,6 +29,8 @@ _OF_A_STORM = 125
 """So many states of each storm in the short form, spread over its whole time."""
 _OUTLIVED = 6
 """Of those in which ranks were ordered to be killed, so many of each storm as if they had not died of it."""
+_HELD = 8
+"""Of those at a job's end with machines, so many of each storm as if its script had failed, to be mended."""
 _TOO_SMALL = BudgetTooSmall.exit_code
 _TABLE = Path(__file__).with_name("expected.txt")
 _LEFT = {"Pause": "gpucloud train", "refused": "gpucloud", "gave up": ""}
@@ -68,12 +70,14 @@ def run(form: Form) -> Iterator[Figure]:
 
 def _short(seed: int) -> Judged:
     every = moments.of_storm(seed)
-    return _judge([*moments.spread(every, _OF_A_STORM), *moments.outlived(every, _OUTLIVED)], Form.SHORT)
+    some = (moments.spread(every, _OF_A_STORM), moments.outlived(every, _OUTLIVED), moments.held(every, _HELD))
+    return _judge([one for part in some for one in part], Form.SHORT)
 
 
 def _long(seed: int) -> Judged:
     every = moments.of_storm(seed)
-    return _judge([*every, *moments.outlived(every, len(every))], Form.LONG)
+    made = (moments.outlived(every, len(every)), moments.held(every, len(every)))
+    return _judge([*every, *(one for part in made for one in part)], Form.LONG)
 
 
 def _judge(found: list[Moment], form: Form) -> Judged:
@@ -153,7 +157,7 @@ def _at_odds(results: dict[str, Entered]) -> Iterator[str]:
 
 
 def _wish(order: Order) -> tuple[object, ...]:
-    return (order.end, order.until, order.keep, order.drill, order.budget_usd, order.unattended)
+    return (order.end, order.until, order.keep, order.hold, order.drill, order.budget_usd, order.unattended)
 
 
 def _wished(entrance: str, order: Order, seen: Seen) -> Wish:

@@ -31,9 +31,11 @@ def cloud(tmp_path: Path) -> Any:
         home.remember(KnownJob(name=name, store="/store", file=tmp_path / "job.yaml"))
 
     def asker(known: KnownJob) -> Any:
-        return SimpleNamespace(order=lambda: SimpleNamespace(base=BASES[known.name]))
+        stored = SimpleNamespace(torn_down=known.name not in cloud.alive)
+        return SimpleNamespace(order=lambda: SimpleNamespace(base=BASES[known.name]), stored_state=lambda: stored)
 
-    return SimpleNamespace(home=home, asker=asker)
+    cloud = SimpleNamespace(home=home, asker=asker, alive=set())
+    return cloud
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,12 @@ def test_it_is_said_which_run_is_meant(cloud: Any, capsys: pytest.CaptureFixture
     known_job(cloud, "boom")
     known_job(cloud, "boom-2")
     assert capsys.readouterr().err == "boom: its newest run, boom-10; its first is boom@1\n"
+
+
+def test_a_first_run_that_has_machines_yet_is_meant_by_its_name(cloud: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    cloud.alive.add("boom")
+    assert known_job(cloud, "boom").name == "boom"
+    assert capsys.readouterr().err == "boom: its first run, which is not torn down yet; its newest is boom-10\n"
 
 
 @pytest.mark.parametrize("name", ["boom@3", "boom@x", "bum@1"])

@@ -85,6 +85,7 @@ Access = Annotated[AccessName, Read(values.one_of(AccessName), {"enum": [access.
 Usd = Annotated[Decimal, Read(values.usd, _string(_USD, "20 USD"))]
 UsdOrNothing = Annotated[Decimal, Read(values.usd_or_nothing, _string(_USD, "2.50 USD"))]
 Span = Annotated[timedelta, Read(values.span, _string(_SPAN, "12h", "90 min", "2d 3h"))]
+Hold = Annotated[timedelta, Read(values.hold, _string(rf"none|{_SPAN}", "5min", "none"))]
 Nodes = Annotated[
     int | values.NodeRange,
     Read(

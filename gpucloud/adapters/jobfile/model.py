@@ -315,6 +315,9 @@ class JobKeys(_Keys):
     idle: Annotated[IdleKeys | None, BeforeValidator(_keys)] = Field(
         default=None, description="Save and stop a job that leaves its GPUs idle."
     )
+    hold: kinds.Hold | None = Field(
+        default=None, description="How long a failed script's machines wait for the mended one, or `none`."
+    )
     data: kinds.Data = Field(default_factory=dict, description="Data sets: where they are, and their folder on nodes.")
     outputs: kinds.Outputs = Field(default=(), description="Files and folders that are brought home when the job ends.")
     tags: kinds.Tags = Field(default_factory=dict, description="Tags for everything made in the cloud.")

@@ -151,6 +151,7 @@ def _job(keys: JobKeys, path: Path) -> Job:
         deadline=keys.deadline,
         policy=keys.policy,
         idle=None if keys.idle is None else IdlePolicy(below=keys.idle.below, lasting=keys.idle.for_),
+        hold=keys.hold,
         data=tuple((_place(source, folder), target) for source, target in keys.data.items()),
         outputs=keys.outputs,
         tags=tuple(keys.tags.items()),

@@ -263,6 +263,16 @@ def span(value: object) -> timedelta:
     return span
 
 
+def hold(value: object) -> timedelta:
+    """Return a span of a minute to an hour; nothing for `none`."""
+    if line(value) == "none":
+        return timedelta(0)
+    held = span(value)
+    if not timedelta(minutes=1) <= held <= timedelta(hours=1):
+        raise Refused("must be from 1min to 1h, or none")
+    return held
+
+
 def gib(value: object) -> int:
     """Return whole GiB, from a bare number too."""
     gib = value if type(value) is int else quantities.parse_gib(line(value))

@@ -43,6 +43,7 @@ def goal_of(order: Order, who: Supervising) -> Goal:
         least_nodes=job.resources.least_nodes,
         until=Until.LAUNCHED if who.leaves else order.until,
         keep=order.keep,
+        hold=order.hold if order.unattended is None and not on_machine else None,
         drill=order.drill and not (on_machine and aws),
         first_at=order.first_at,
         deadline_at=order.deadline_at,

@@ -6,6 +6,8 @@ doing it: the next tick, here or elsewhere, sees the world as it is then and dec
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from gpucloud.domain.state import ExitReason
 from gpucloud.domain.supervision.action import (
     Action,
@@ -32,6 +34,9 @@ def decide(goal: Goal, seen: Seen, rules: Rules) -> Action:
     if seen.state.status.ended:
         if goal.self_driving or seen.state.torn_down:
             return Done()
+        until = _held_until(goal, seen)
+        if until is not None and seen.now < until:
+            return _hold(until, seen)
         return _keep(seen, rules.wall) if _is_kept(goal, seen) else TearDown()
     if (left := leave(goal, seen, rules)) is not None:
         return left
@@ -49,6 +54,21 @@ def _keep(seen: Seen, wall: Wall) -> Arm | Done:
     payable = seen.payable_until or seen.lasts_until or seen.now
     is_short = seen.group.alive and payable - seen.now < wall.horizon
     closer = sooner(seen.group.armed_until, payable) if is_short else None
+    return Arm(until=closer) if closer is not None else Done()
+
+
+def _held_until(goal: Goal, seen: Seen) -> datetime | None:
+    """Return until when the machines wait for a mended script; None where there are none, or nothing to mend."""
+    failed_at = seen.state.failed_at
+    if goal.hold is None or goal.end is not None or failed_at is None or not seen.group.alive:
+        return None
+    return failed_at + goal.hold
+
+
+def _hold(until: datetime, seen: Seen) -> Arm | Done:
+    """The shut-off comes when the wait is over, if not before: nobody needs to be there, and nobody renews it."""
+    payable = seen.payable_until or seen.lasts_until or seen.now
+    closer = sooner(seen.group.armed_until, min(until, payable))
     return Arm(until=closer) if closer is not None else Done()
 
 

@@ -62,6 +62,7 @@ class Goal:
     least_nodes: int = 0
     until: Until = Until.FINISHED
     keep: bool = False
+    hold: timedelta | None = None
     drill: bool = False
     first_at: datetime | None = None
     deadline_at: datetime | None = None

@@ -1,0 +1,179 @@
+"""Machines that wait for a mended script: for whom, how long, and what the next command does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from gpucloud.domain.order import held_until, is_closed, keeps
+from gpucloud.domain.state import ExitReason, JobState, JobStatus
+from gpucloud.domain.supervision.action import Arm, Done, TearDown
+from gpucloud.domain.supervision.goal import Supervising, goal_of
+from gpucloud.domain.supervision.reconcile import decide
+from gpucloud.domain.supervision.seen import Goal, Rules
+from gpucloud.usecases.jobstore import JobStore
+from tests.fakes.agent import Training
+from tests.faults.process import Ended, run
+from tests.faults.rig import GROUP, JOB, Outside
+from tests.faults.strikes import Strikes
+from tests.unit.worlds import NOW, opened, order, seen, state, up
+
+MINUTES = timedelta(minutes=5)
+GOAL, RULES = Goal(nodes=2, budget_usd=Decimal(1)), Rules()
+FAILED = state(
+    status=JobStatus.FAILED,
+    exit_reason=ExitReason.USER_ERROR,
+    exit_code=20,
+    ended_at=NOW - timedelta(minutes=2),
+    attempts=(replace(opened("a", "b"), reason=ExitReason.USER_ERROR),),
+)
+HELD_UNTIL = NOW + timedelta(minutes=3)
+
+
+def decided(failed: JobState = FAILED, armed: datetime = HELD_UNTIL, **goal: object) -> object:
+    there = seen(up("a"), up("b"), state=failed, armed=armed, payable_until=NOW + timedelta(hours=1))
+    return decide(replace(GOAL, **{"hold": MINUTES, **goal}), there, RULES)
+
+
+def test_the_shut_off_comes_when_the_wait_is_over_and_nothing_moves_it_later() -> None:
+    assert decided(armed=NOW + timedelta(minutes=30)) == Arm(until=HELD_UNTIL)
+    assert decided() == Done()
+    assert decided(armed=NOW + timedelta(minutes=1)) == Done()
+
+
+def test_machines_wait_no_longer_than_the_budget_pays_for() -> None:
+    there = seen(up("a"), state=FAILED, armed=HELD_UNTIL, payable_until=NOW + timedelta(minutes=1))
+    assert decide(replace(GOAL, hold=MINUTES), there, RULES) == Arm(until=NOW + timedelta(minutes=1))
+
+
+@pytest.mark.parametrize(
+    ("failed", "goal"),
+    [
+        (FAILED, {"hold": None}),
+        (FAILED, {"end": ExitReason.STOPPED}),
+        (FAILED, {"hold": timedelta(minutes=1)}),
+        (replace(FAILED, exit_reason=ExitReason.LOST), {}),
+        (replace(FAILED, exit_reason=ExitReason.SUCCEEDED), {}),
+        (replace(FAILED, attempts=()), {}),
+    ],
+)
+def test_nothing_else_holds_machines(failed: JobState, goal: dict[str, object]) -> None:
+    assert decided(failed, **goal) == TearDown()
+
+
+def test_machines_that_drive_their_job_hold_none() -> None:
+    assert held_until(order(hold=MINUTES), FAILED) == HELD_UNTIL
+    assert held_until(order(hold=MINUTES, unattended=timedelta(hours=8)), FAILED) is None
+    assert goal_of(order(hold=MINUTES), Supervising()).hold == MINUTES
+    assert goal_of(order(hold=MINUTES, unattended=timedelta(hours=8)), Supervising()).hold is None
+    assert goal_of(order(hold=MINUTES), Supervising(node="i-1")).hold is None
+    assert not keeps(order(hold=MINUTES), FAILED)
+    assert not is_closed(order(hold=MINUTES), FAILED)
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Outside:
+    found = Outside(tmp_path, training=Training(fails_at=6))
+    found.job = replace(found.job, hold=MINUTES)
+    return found
+
+
+def give(outside: Outside, *words: str) -> Ended:
+    strikes = Strikes()
+    named = tuple(str(outside.file) if word == outside.file.name else word for word in words)
+    return run(named, outside.over(strikes), strikes)
+
+
+def stored(outside: Outside, name: str = JOB) -> JobState | None:
+    loaded = JobStore(outside.store, name).load()
+    return loaded[0] if loaded is not None else None
+
+
+def alive(outside: Outside) -> int:
+    return len(outside.cloud.describe(GROUP).alive)
+
+
+def test_the_same_train_goes_on_with_the_held_machines_from_the_newest_checkpoint(outside: Outside) -> None:
+    failed = give(outside, "train", "small.yaml")
+    assert failed.code == 20
+    assert "2 machines are ready for a mended script until " in failed.stdout
+    machines = {life.node_id for life in stored(outside).alive}  # type: ignore[union-attr]
+    assert len(machines) == 2
+
+    outside.fleet.training = Training()
+    mended = give(outside, "train", "small.yaml")
+    assert mended.code == 0, mended.stderr
+    assert "small goes on with the script as it is now, from step 4, on the 2 machines held for it" in mended.stderr
+    ended = stored(outside)
+    assert ended is not None
+    assert [attempt.reason for attempt in ended.attempts] == [ExitReason.USER_ERROR, ExitReason.SUCCEEDED]
+    assert {life.node_id for life in ended.nodes} == machines
+    assert (ended.torn_down, alive(outside), outside.breaches) == (True, 0, [])
+    assert stored(outside, f"{JOB}-2") is None
+
+
+def test_whoever_comes_by_meanwhile_leaves_them_and_later_tears_down(outside: Outside) -> None:
+    give(outside, "train", "small.yaml")
+    until = outside.cloud.describe(GROUP).armed_until
+    assert until is not None
+    assert until - outside.clock.now() <= MINUTES
+    for words in (("reconcile", JOB), ("reconcile", "--all")):
+        assert give(outside, *words).code == 20
+        assert (alive(outside), outside.cloud.describe(GROUP).armed_until) == (2, until)
+
+    outside.pass_by(MINUTES.total_seconds() + 60)
+    assert alive(outside) == 0
+    give(outside, "reconcile", "--all")
+    ended = stored(outside)
+    assert ended is not None
+    assert ended.torn_down
+
+
+def test_down_ends_them_at_once(outside: Outside) -> None:
+    give(outside, "train", "small.yaml")
+    assert give(outside, "down", JOB).code == 0
+    assert alive(outside) == 0
+
+
+def later(outside: Outside) -> None:
+    outside.pass_by(MINUTES.total_seconds() + 60)
+
+
+def other_machines(outside: Outside) -> None:
+    wanted = replace(outside.job.resources, gpus=2)
+    outside.job = replace(outside.job, resources=wanted, budget_usd=Decimal(9))
+
+
+@pytest.mark.parametrize("change", [later, other_machines])
+def test_a_train_that_cannot_use_them_tears_them_down_and_is_a_new_run(
+    outside: Outside, change: Callable[[Outside], None]
+) -> None:
+    give(outside, "train", "small.yaml")
+    outside.fleet.training = Training()
+    change(outside)
+    new = give(outside, "train", "small.yaml")
+    before = stored(outside)
+    assert before is not None
+    assert before.torn_down, new.stderr
+    assert "the machines of small wait no longer for a mended script" in new.stderr
+    assert "small has failed: this is a new run, small-2" in new.stderr
+    assert stored(outside, f"{JOB}-2") is not None, new.stderr
+
+
+def test_a_budget_that_is_too_small_to_go_on_is_said_before_anything_is_done(outside: Outside) -> None:
+    give(outside, "train", "small.yaml")
+    outside.job = replace(outside.job, budget_usd=Decimal("0.02"))
+    refused = give(outside, "train", "small.yaml")
+    assert refused.code == 10
+    assert "USD left of 0.02 USD, too little to go on" in refused.stderr
+
+
+def test_without_a_word_in_the_job_file_nothing_is_held_where_nobody_sits(outside: Outside) -> None:
+    outside.job = replace(outside.job, hold=None)
+    assert give(outside, "train", "small.yaml").code == 20
+    assert alive(outside) == 0
