@@ -20,6 +20,7 @@ from gpucloud.usecases.world import cluster_of
 from gpucloud.wiring import Gpucloud
 
 if TYPE_CHECKING:
+    from gpucloud.wiring.aws import AwsCloud
     from gpucloud.wiring.iam import PrintedPolicies
 
 
@@ -126,6 +127,7 @@ def end_base(region: str | None, *, with_data: bool, as_json: bool) -> int:
     """
     cloud = Gpucloud()
     aws = cloud.aws(AwsChoices(), Resources(regions=(region,) if region else ()))
+    _require_region(aws)
     tell(f"AWS {aws.account().caller()}")
     costs = aws.base_costs()
     for what, usd in costs:
@@ -144,6 +146,7 @@ def catalog_refresh(regions: tuple[str, ...], scored: tuple[str, ...], *, as_jso
     `scored` are GPU models whose placement scores are asked for.
     """
     aws = Gpucloud().aws(AwsChoices(), Resources(regions=regions))
+    _require_region(aws)
     models = understood(Query(gpu=scored), aws.catalog).gpu
     tell(f"AWS {aws.account().caller()}")
     fresh = [_fresh(aws.refresh_catalog(region, models), region) for region in aws.regions]
@@ -153,6 +156,14 @@ def catalog_refresh(regions: tuple[str, ...], scored: tuple[str, ...], *, as_jso
         head = ("region", "GPU machines", "list prices", "spot prices", "scores")
         say(table([head, *(tuple(map(str, one.values())) for one in fresh)]))
     return 0
+
+
+def _require_region(aws: AwsCloud) -> None:
+    """Raise UsageError where no region is known, with this command's own option."""
+    try:
+        _ = aws.aws.region
+    except UsageError as error:
+        raise UsageError(error.message, hint="--region us-east-1, or set AWS_REGION") from error
 
 
 def _fresh(catalog: Catalog, region: str) -> dict[str, Any]:

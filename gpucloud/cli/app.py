@@ -498,19 +498,21 @@ def gc(
 
 
 @app.command()
-def init(
+def init(  # noqa: PLR0913, PLR0917  each is an option
     name: Annotated[Optional[str], typer.Argument(help="The job's name; this folder's if left out.")] = None,  # noqa: UP045
     template: Annotated[Optional[str], typer.Option(help="A whole job, its script too, to begin with.")] = None,  # noqa: UP045
+    run: Annotated[Optional[str], typer.Option(metavar="SCRIPT", help="What it runs; the script here.")] = None,  # noqa: UP045
+    full: Annotated[bool, typer.Option("--full", help="With every key, each explained.")] = False,
     show: Annotated[bool, typer.Option("--list", help="Only list the templates.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a commented job file, gpucloud.yaml."""
+    """Write a job file, gpucloud.yaml."""
     from gpucloud.cli import writing
 
     if show:
         raise typer.Exit(writing.templates(as_json=as_json))
-    wish = writing.Wish(name=name, template=template, force=force)
+    wish = writing.Wish(name=name, template=template, run=run, full=full, force=force)
     raise typer.Exit(writing.init(wish, as_json=as_json))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -35,7 +36,9 @@ def sum_of(text: str | None) -> Decimal | None:
     try:
         return None if text is None else parse_usd(text)
     except ValueError as error:
-        raise UsageError(str(error), hint="gpucloud budget JOB 40 USD") from error
+        is_bare = re.fullmatch(r"[0-9]+(\.[0-9]+)?", text or "")
+        hint = f"did you mean {text}USD?" if is_bare else "write it like 40USD"
+        raise UsageError(str(error), hint=hint) from error
 
 
 def meant(words: Sequence[str]) -> tuple[str | None, Decimal | None]:

@@ -35,7 +35,7 @@ def read_target(cloud: Gpucloud, target: str | None, on: Cloud | None = None) ->
     UsageError when there is no file, JobFileError when it is wrong.
     """
     known = _run_named(cloud, target) if target is not None and not _is_file(target) else None
-    path = known.file if known is not None else Path(target or DEFAULT_FILE)
+    path = known.file if known is not None else _job_file(target)
     on = on or (known.cloud if known is not None else None)
     if not path.is_file():
         hint = "gpucloud init writes one" if target is None else "gpucloud status lists known jobs"
@@ -81,7 +81,18 @@ def _started_elsewhere(cloud: Gpucloud, read: Target) -> KnownJob | None:
 
 
 def _is_file(target: str) -> bool:
-    return "/" in target or target.endswith((".yaml", ".yml"))
+    return "/" in target or target in (".", "..") or target.endswith((".yaml", ".yml", ".py"))
+
+
+def _job_file(target: str | None) -> Path:
+    """Return where the job file is: a folder has one of the usual name. UsageError for a script."""
+    if target is not None and target.endswith(".py"):
+        name = Path(target).name
+        raise UsageError(
+            f"{target} is a script, not a job file", hint=f"gpucloud init --run {name} writes a job file for it"
+        )
+    path = Path(target or DEFAULT_FILE)
+    return path / DEFAULT_FILE if path.is_dir() else path
 
 
 def _run_named(cloud: Gpucloud, name: str) -> KnownJob:

@@ -14,17 +14,25 @@ from gpucloud.wiring import job_schema, job_templates, sample_job, template_job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What `init` writes: the sample, or a whole job called `template`; `name` is the folder's if left out."""
+    """What `init` writes: a short file, with every key if `full`, or a whole job called `template`.
+
+    `name` is the folder's if left out, `run` the script that is there.
+    """
 
     name: str | None
     template: str | None
+    run: str | None
+    full: bool
     force: bool
 
 
 def init(wish: Wish, *, as_json: bool) -> int:
-    """Write a commented job file here, and a template's code beside it; return the exit code."""
+    """Write a job file here, and a template's code beside it; return the exit code."""
     name = wish.name or _name_of(Path.cwd())
-    text, code = template_job(wish.template, name) if wish.template else (sample_job(name), {})
+    if wish.template is not None and (wish.run is not None or wish.full):
+        raise UsageError("--template brings its own script and file", hint="leave --run and --full out")
+    run = wish.run or _script_of(Path.cwd())
+    text, code = template_job(wish.template, name) if wish.template else (sample_job(name, run, full=wish.full), {})
     files = {Path(DEFAULT_FILE): text.encode(), **code}
     there = [path for path in files if path.exists()]
     if there and not wish.force:
@@ -55,6 +63,12 @@ def schema() -> int:
     """Write the job file's JSON Schema; return the exit code."""
     say(json.dumps(job_schema(), indent=2))
     return 0
+
+
+def _script_of(folder: Path) -> str:
+    """Return the script that is meant where nobody says which: train.py, or the only one."""
+    there = sorted(path.name for path in folder.glob("*.py"))
+    return there[0] if len(there) == 1 else "train.py"
 
 
 def _name_of(folder: Path) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
+from difflib import get_close_matches
 from enum import Enum
 
 from gpucloud.domain.errors import UsageError
@@ -177,8 +178,18 @@ class Catalog:
         return tuple(sorted({machine.gpu for machine in self.machines.values()}))
 
     def fitting(self, wanted: Resources) -> tuple[Machine, ...]:
-        """Return the machines that do what the job asked for, by name."""
-        return tuple(self.machines[name] for name in sorted(self.machines) if self.machines[name].fits(wanted))
+        """Return the machines that do what the job asked for, by name.
+
+        UsageError where there is none, for a GPU of that name is not made.
+        """
+        found = tuple(self.machines[name] for name in sorted(self.machines) if self.machines[name].fits(wanted))
+        unknown = [name for name in wanted.gpu if name not in self.gpus]
+        if not found and unknown:
+            by_small = {one.casefold(): one for one in self.gpus}
+            near = get_close_matches(unknown[0].casefold(), by_small, n=1)
+            hint = f"did you mean {by_small[near[0]]}?" if near else f"there are {', '.join(self.gpus)}"
+            raise UsageError(f"the catalog has no GPU {unknown[0]!r}", hint=hint)
+        return found
 
     def machine(self, name: str) -> Machine:
         """Return the instance type; UsageError when the catalog has none of that name."""

@@ -53,20 +53,21 @@ class Plan:
 def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *, spent_usd: Decimal) -> Plan:
     """Return the plan for the job: the cheapest offer that does what it asks and that the budget can start.
 
-    Raises PlanRefused, NoCapacity (nothing matches) or BudgetTooSmall (naming the least sum).
+    Raises PlanRefused, naming what must change, or BudgetTooSmall where it is what was spent that leaves too little.
     """
     _refuse_what_is_not_offered(job)
     ranked = fitting(job, offers)
     if not ranked:
         _refuse_what_is_not_here(job, offers)
         _refuse_what_is_too_large(job, offers)
-        raise NoCapacity(*_nothing_matches(job, offers))
+        raise PlanRefused(_nothing_matches(job, offers), hint="more `regions`, or other `resources`; gpucloud offers")
     nodes, left = job.resources.nodes, job.budget_usd - spent_usd
     payable = affordable(ranked, nodes, left, wall)
     if not payable:
         cheapest = min(ranked, key=lambda offer: offer.cap_usd_per_hour)
         least = least_budget_usd(nodes, cheapest.cap_usd_per_hour, wall)
-        raise BudgetTooSmall(
+        refused = BudgetTooSmall if spent_usd else PlanRefused  # what a job has used up is no fault of its file
+        raise refused(
             f"{left:.4f} USD are left of the budget; {nodes} × {cheapest.pool} need at least {least:.4f} USD",
             hint=f"budget: {math.ceil((job.budget_usd - left + least) * 100) / 100:.2f} USD, or fewer nodes",
         )
@@ -175,12 +176,12 @@ def _refuse_what_is_too_large(job: Job, offers: tuple[Offer, ...]) -> None:
     )
 
 
-def _nothing_matches(job: Job, offers: tuple[Offer, ...]) -> tuple[str, ...]:
+def _nothing_matches(job: Job, offers: tuple[Offer, ...]) -> str:
     if not offers:
-        return (f"no machine has {_wish(job)}",)
+        return f"no machine has {_wish(job)}"
     slots = ", ".join(map(str, sorted({offer.gpus for offer in offers})))
     zones = ", ".join(sorted({offer.pool.zone for offer in offers}))
-    return (f"no offer has {_wish(job)}; there are {slots} in {zones}",)
+    return f"no offer has {_wish(job)}; there are {slots} in {zones}"
 
 
 def _wish(job: Job) -> str:

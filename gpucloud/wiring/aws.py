@@ -152,7 +152,7 @@ class AwsCloud:
 
     def remarks(self, offer: Offer) -> tuple[str, ...]:
         """Return how machines are reached, how old list prices are, and what could not be asked of the market."""
-        return (self._way_in(offer), f"{self.list_remark()}; spot prices of now", *self._market.remarks)
+        return (self.way_in(offer), f"{self.list_remark()}; spot prices of now", *self._market.remarks)
 
     def list_remark(self) -> str:
         """Return how old list prices are, and which regions have no list of their own."""
@@ -266,7 +266,8 @@ class AwsCloud:
         fitting = self.catalog.fitting(self._resources)
         return tuple(one.name for one in fitting if one.fabric(self._resources.nodes).several)
 
-    def _way_in(self, offer: Offer) -> str:
+    def way_in(self, offer: Offer) -> str:
+        """Return how machines of the offer are reached, and what their way out costs where they have no address."""
         access = offer.efa.access(self._choices.access)
         if not offer.efa.several:
             return f"machines are reached by SSH: {access.value}"

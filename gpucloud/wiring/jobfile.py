@@ -9,11 +9,11 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Job
 
 
-def sample_job(name: str) -> str:
-    """Return the commented job file that `gpucloud init` writes."""
+def sample_job(name: str, run: str, *, full: bool) -> str:
+    """Return a job file for a job of that name that runs that script: a short one, or one with every key."""
     from gpucloud.adapters import jobfile
 
-    return jobfile.sample_job(name)
+    return jobfile.sample_job(name, run, full=full)
 
 
 def job_templates() -> dict[str, str]:

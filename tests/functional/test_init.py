@@ -51,6 +51,33 @@ def test_a_template_becomes_a_job_that_reads_with_its_script(folder, monkeypatch
     assert read_job(bundled("templates", "jobs", f"{template}.yaml")).name == template
 
 
+def test_a_short_file_is_written_for_the_script_that_is_there_and_with_full_one_with_every_key(
+    folder, monkeypatch, capsys
+):
+    (folder / "fit.py").touch()
+    assert gpucloud(monkeypatch, capsys, "init")[0] == 0
+    short = (folder / "gpucloud.yaml").read_text()
+    job = read_job(folder / "gpucloud.yaml")
+    assert (job.name, job.run, job.budget_usd, len(short.splitlines()) < 16) == ("my-vision", "fit.py", 2, True)
+
+    (folder / "my prog.py").touch()
+    assert gpucloud(monkeypatch, capsys, "init", "--run", "'my prog.py' --lr 1", "--force")[0] == 0
+    assert read_job(folder / "gpucloud.yaml").run == "'my prog.py' --lr 1"
+    assert gpucloud(monkeypatch, capsys, "init", "--full", "--run", "fit.py", "--force")[0] == 0
+    full = (folder / "gpucloud.yaml").read_text()
+    assert (read_job(folder / "gpucloud.yaml").run, "#hold: 5min" in full) == ("fit.py", True)
+    code, _, story = gpucloud(monkeypatch, capsys, "init", "--full", "--template", "gpt", "--force")
+    assert (code, "--template brings its own script" in story) == (2, True)
+
+
+def test_a_script_is_no_job_file_and_a_folder_has_its_own(folder, monkeypatch, capsys):
+    (folder / "fit.py").touch()
+    code, _, story = gpucloud(monkeypatch, capsys, "plan", "fit.py")
+    assert (code, "hint: gpucloud init --run fit.py writes a job file for it" in story) == (2, True)
+    gpucloud(monkeypatch, capsys, "init")
+    assert gpucloud(monkeypatch, capsys, "plan", ".")[0] == 0
+
+
 def test_nothing_is_overwritten_unless_asked_for(folder, monkeypatch, capsys):
     (folder / "images").mkdir()
     (folder / "images" / "train.py").write_text("mine")

@@ -245,12 +245,12 @@ def test_a_start_over_anothers_order_of_the_future_counts_from_now(starter):
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"budget_usd": Decimal("0.1")}, BudgetTooSmall),
+        ({"budget_usd": Decimal("0.1")}, PlanRefused),
         ({"cloud": Cloud.SSH}, PlanRefused),
         ({"cloud": Cloud.AWS, "store": "/here"}, PlanRefused),
         ({"resources": Resources(gpu=("A100",))}, PlanRefused),
-        ({"resources": Resources(gpus=16)}, NoCapacity),
-        ({"resources": Resources(regions=("eu-west-1",))}, NoCapacity),
+        ({"resources": Resources(gpus=16)}, PlanRefused),
+        ({"resources": Resources(regions=("eu-west-1",))}, PlanRefused),
     ],
 )
 def test_a_hopeless_plan_is_refused_before_anything_is_written(starter, changes, error):
@@ -423,7 +423,7 @@ def test_a_start_whose_budget_is_refused_writes_nothing(pinning):
     starter.start(job, SPEC)
     there = kept(starter)
     edit(job)
-    with pytest.raises(BudgetTooSmall):
+    with pytest.raises(PlanRefused):
         starter.start(job, SPEC, Asked(budget_usd=Decimal("0.0000001")))
     assert kept(starter) == there
 

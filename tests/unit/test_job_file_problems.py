@@ -119,7 +119,7 @@ BROKEN: list[tuple[str, list[str]]] = [
     ),
     (
         "name: a\nrun: train.py\nbudget: 20\n",
-        ['3:9: budget: "20" is not a sum of money: write it like "20 USD" or "0.5 USD"'],
+        ['3:9: budget: "20" is not a sum of money (did you mean "20 USD"?)'],
     ),
     ("name: a\nrun: train.py\nbudget: 0 USD\n", ["3:9: budget: must be more than 0 USD"]),
     (
@@ -131,7 +131,10 @@ BROKEN: list[tuple[str, list[str]]] = [
         ['3:9: budget: "2000000 USD" is too much: the most is 1000000 USD'],
     ),
     ("name: a\nrun: train.py\nbudget: {usd: 1}\n", ["3:9: budget: must be text, not a mapping"]),
-    ("name: a\nrun: trian.py --lr 1\nbudget: 1 USD\n", ['2:6: run: there is no script "trian.py" in the code folder']),
+    (
+        "name: a\nrun: trian.py --lr 1\nbudget: 1 USD\n",
+        ['2:6: run: there is no script "trian.py" in the code folder (did you mean "train.py"?)'],
+    ),
     ("name: a\nrun: ../train.py\nbudget: 1 USD\n", ['2:6: run: "../train.py" is not a script inside the code folder']),
     ("name: a\nrun: train.py 'x\nbudget: 1 USD\n", ['2:6: run: "train.py \'x" has a quote that is never closed']),
     ("name: a\nrun: [train.py]\nbudget: 1 USD\n", ["2:6: run: must be text, not a list"]),
@@ -435,14 +438,15 @@ BROKEN: list[tuple[str, list[str]]] = [
         ["4:11: launcher: torchrun starts a Python script, and `run` is a command line: plain or mpi"],
     ),
     (HEAD + "env: {A: 1}\nsecrets: [A]\n", ['5:11: secrets[0]: "A" is in env too: keep it in one of them']),
+    (HEAD + "hold: 5s\n", ["4:7: hold: must be from 1min to 1h, or none"]),
     (HEAD + "secrets: {A: 1}\n", ["4:10: secrets: must be a list, not a mapping"]),
     (
         "nmae: a\nrun: trian.py\nbudget: 5\nresources:\n  nodes: none\n  market: cheap\ndeadline: soon\n",
         [
             "1:1: name: is required",
             '1:1: nmae: is not a key here (did you mean "name"?)',
-            '2:6: run: there is no script "trian.py" in the code folder',
-            '3:9: budget: "5" is not a sum of money: write it like "20 USD" or "0.5 USD"',
+            '2:6: run: there is no script "trian.py" in the code folder (did you mean "train.py"?)',
+            '3:9: budget: "5" is not a sum of money (did you mean "5 USD"?)',
             f"5:10: resources.nodes: must be {NODES}, not none",
             '6:11: resources.market: "cheap" is not one of spot, on_demand, auto',
             '7:11: deadline: "soon" is not a span of time: write it like "12h", "90 min", "30s" or "2d 3h"',

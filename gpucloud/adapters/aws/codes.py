@@ -27,6 +27,7 @@ _OTHER_POOL = "another pool is tried; more `regions` or GPU models under `resour
 _QUOTA = "`gpucloud quota request JOB` asks AWS for more; another region or GPU model has a quota of its own"
 _LOGIN = "log in again: `aws sso login`, or renew the keys with `aws configure`"
 _KEYS = "correct the keys: `aws configure`, or name another profile under `aws: {profile: …}`"
+_NOBODY = "log in: `aws sso login`, `aws configure`, or AWS_PROFILE=…"
 _POLICY = "attach the policy that `gpucloud iam policy` prints to this identity"
 _KMS = "let the role AWSServiceRoleForAutoScaling use the key (kms:CreateGrant), or leave `aws: {kms_key: …}` out"
 _OWN = "correct the `aws:` section of the job file"
@@ -121,6 +122,14 @@ CODES: dict[str, Known] = {
     ),
     **_each(
         Fault.CREDENTIALS,
+        _NOBODY,
+        {
+            "NoCredentialsError": "there are no AWS credentials",
+            "NoAuthTokenError": "there are no AWS credentials",
+        },
+    ),
+    **_each(
+        Fault.CREDENTIALS,
         _KEYS,
         {
             "AuthFailure": "AWS does not know these credentials",
@@ -134,9 +143,7 @@ CODES: dict[str, Known] = {
             "SignatureDoesNotMatch": "the secret key does not belong to the access key",
             "InvalidSignatureException": "the secret key does not belong to the access key",
             "IncompleteSignature": "the secret key is not whole",
-            "NoCredentialsError": "there are no AWS credentials",
             "PartialCredentialsError": "half of the AWS credentials is missing",
-            "NoAuthTokenError": "there are no AWS credentials",
             "InvalidConfigError": "the profile in ~/.aws/config is not complete",
             "ConfigParseError": "~/.aws/config cannot be read",
             "ProfileNotFound": "there is no such AWS profile",

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpucloud.adapters.jobfile import values
 from gpucloud.adapters.jobfile.fault import Fault
 from gpucloud.adapters.jobfile.fault import Path as Key
+from gpucloud.adapters.jobfile.values import nearest
 from gpucloud.domain.launch.form import needs_shell
 from gpucloud.domain.quoting import quoted
 
@@ -74,7 +76,16 @@ def _run(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault
     if script.startswith("/") or ".." in script.split("/"):
         yield fault(("run",), f"{quoted(script)} is not a script inside the code folder")
     elif not os.path.isfile(place / script):  # noqa: PTH113  answers False for every name that no file can have
-        yield fault(("run",), f"there is no script {quoted(script)} in the code folder")
+        told = fault(("run",), f"there is no script {quoted(script)} in the code folder")
+        yield replace(told, hint=nearest(script, _scripts_beside(place / script, place)))
+
+
+def _scripts_beside(script: Path, code: Path) -> list[str]:
+    """Return the scripts of the folder in which that one would be, as `run` names them."""
+    try:
+        return [str(one.relative_to(code)) for one in script.parent.glob("*.py")]
+    except (OSError, ValueError):
+        return []
 
 
 def _conda(root: Mapping[str, Any], folder: Path, fault: Report) -> Iterator[Fault]:

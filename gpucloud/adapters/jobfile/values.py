@@ -176,7 +176,10 @@ def kms_key(value: object) -> str:
 
 def usd(value: object) -> Decimal:
     """Return a sum of money above 0."""
-    usd = quantities.parse_usd(line(value))
+    written = line(value)
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", written):
+        raise Refused(f"{quoted(written)} is not a sum of money", hint=f'did you mean "{written} USD"?')
+    usd = quantities.parse_usd(written)
     if usd == 0:
         raise Refused("must be more than 0 USD")
     return usd
