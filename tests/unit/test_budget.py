@@ -10,7 +10,7 @@ import pytest
 
 from gpucloud.domain.agentstatus import Stop
 from gpucloud.domain.order import BudgetChange
-from gpucloud.domain.state import CheckpointRef, ExitReason, JobStatus
+from gpucloud.domain.state import CheckpointRef, ExitReason, Interruption, InterruptionKind, JobStatus
 from gpucloud.domain.supervision.action import Arm, CloseAttempt, Done, EndAttempt, Finish, ObeyOrder, Wait
 from gpucloud.domain.supervision.books import close_attempt
 from gpucloud.domain.supervision.budget import Standing, least_to_lower_to, plain_usd, refusal, shut_off, used_up
@@ -107,6 +107,14 @@ def test_whoever_supervises_ends_the_work_once_only_the_reserve_is_left_whatever
     world = seen(*RUNNING, state=job, armed=LATER + timedelta(hours=8), spent_usd=Decimal("0.4"), payable_until=None)
 
     assert decide(ordered("0.4", **who), world, RULES) == EndAttempt(how=Stop.SAVE, reason=ExitReason.BUDGET)
+
+
+def test_work_goes_on_while_a_machine_is_taken_that_gives_its_money_back():
+    taken = Interruption(node_id="c", kind=InterruptionKind.NOTICE, attempt=None, noticed_at=NOW)
+    job = state(attempts=(opened("a", "b"),), order_number=2, interruptions=(taken,))
+    world = seen(*RUNNING, up("c", relieved=True), state=job, payable_until=None, payable_with_another=None)
+
+    assert decide(ordered("0.4"), world, RULES) == Wait(why="running")
 
 
 def test_a_machine_that_drives_ends_its_work_once_only_the_reserve_is_left_whatever_is_armed():

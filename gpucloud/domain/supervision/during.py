@@ -32,6 +32,7 @@ from gpucloud.domain.supervision.membership import (
     outcomes_of,
     progress_of,
     quarantined,
+    some_leave,
 )
 from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.supervision.quarantine import in_a_row, note_bad, to_replace
@@ -202,7 +203,7 @@ def _order(
         or _order_for_the_taken(attempt, goal, seen)
         or _order_for_the_unprepared(attempt, seen, limits)
         or _order_for_the_user(attempt, seen, limits)
-        or _order_for_the_budget(attempt, seen, limits)
+        or _order_for_the_budget(attempt, goal, seen, limits)
         or _order_for_the_idle(attempt, goal, seen, limits)
         or _order_for_the_moved(attempt, goal, seen, limits)
         or _order_for_the_grown(attempt, goal, seen, limits)
@@ -320,13 +321,13 @@ def _order_for_the_user(attempt: Attempt, seen: Seen, limits: Limits) -> EndAtte
     return EndAttempt(how=_how(attempt, seen, limits), reason=seen.wanted_end)
 
 
-def _order_for_the_budget(attempt: Attempt, seen: Seen, limits: Limits) -> EndAttempt | None:
+def _order_for_the_budget(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:
     """Once what is left is the reserve, the work ends, whatever the cloud has armed.
 
     Machines that drive a job may have no right to move its shut-off closer when its budget is lowered, and whoever
-    lowered it may have died before he did.
+    lowered it may have died before he did. Outside, money is waited for that machines give back which are being taken.
     """
-    spent = seen.payable_until is None and seen.lasts_until is None
+    spent = seen.payable_until is None and seen.lasts_until is None and (goal.self_driving or not some_leave(seen))
     if not (spent or attempt.condemned is ExitReason.BUDGET):
         return None
     return EndAttempt(how=_how(attempt, seen, limits), reason=ExitReason.BUDGET)
