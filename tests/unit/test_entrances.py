@@ -62,6 +62,23 @@ def write(outside: Outside, more: str) -> None:
     outside.job = read_job(outside.file)
 
 
+def test_whoever_comes_to_a_job_goes_by_its_order_and_its_store_whatever_the_file_says_by_now(tmp_path: Path) -> None:
+    cloud, file = Gpucloud(Home(tmp_path / "home")), tmp_path / "small.yaml"
+    said = f"name: small\nrun: train.py\nresources: {{nodes: 2}}\nbudget: 1 USD\nstore: {tmp_path / 'one'}\n"
+    file.write_text(said)
+    (tmp_path / "train.py").touch()
+    job = cloud.read_job(file)
+    known = cloud.known(job, cloud.starter(job).start(job, file.read_bytes()).name, file)
+    file.write_text(said.replace("nodes: 2", "nodes: 1").replace("train.py", "other.py").replace("/one", "/two"))
+
+    given = cloud.orders(known).newest()
+    ordered, edited = cloud.ordered(known, given, with_code=False)
+    assert (ordered.resources.nodes, ordered.run, cloud.store(ordered).url) == (2, "train.py", known.store)
+    assert edited is not None
+    moved = replace(known, store=(tmp_path / "moved").as_uri())
+    assert cloud.store(cloud.ordered(moved, given, with_code=False)[0]).url == moved.store
+
+
 @pytest.mark.parametrize("command", [("train",), ("train", "--detach"), ("up",)])
 def test_a_job_that_is_refused_for_want_of_a_secret_has_ordered_nothing(outside: Outside, command) -> None:
     write(outside, f"secrets: [{SECRET}]\n")

@@ -15,6 +15,7 @@ import pytest
 
 from gpucloud.cli.interrupts import Interrupts, Leave, obeyed
 from gpucloud.cli.onlookers import PlainOnlooker, Unshaken
+from gpucloud.cli.render import tell
 from gpucloud.domain.state import ExitReason
 
 
@@ -103,6 +104,17 @@ def test_who_cannot_be_told_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch
     with Unshaken(Closed()) as one:
         one.story("something happened")
     assert silenced == [True, True]
+
+
+def test_an_answer_comes_though_what_is_told_beside_it_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(_: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    silenced: list[bool] = []
+    monkeypatch.setattr("gpucloud.cli.render.silence", lambda: silenced.append(True))
+    monkeypatch.setattr(sys.stderr, "write", gone)
+    tell("something happened")
+    assert silenced == [True]
 
 
 def test_a_supervisor_whose_terminal_is_closed_goes_on(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from gpucloud.domain.order import is_closed
 from gpucloud.domain.state import ExitReason, FailedBootstrap, MissingOutput, NodeLife
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import (
+    Appoint,
     Arm,
     BringHome,
     CloseAttempt,
@@ -44,7 +45,22 @@ from gpucloud.usecases.usage import UsageMeter
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.faults.process import InlinePool
-from tests.unit.worlds import LATER, NOW, POOL, cooldown, gone, job, opened, order, part, progress, seen, state, up
+from tests.unit.worlds import (
+    LATER,
+    NOW,
+    POOL,
+    cooldown,
+    gone,
+    job,
+    offer,
+    opened,
+    order,
+    part,
+    progress,
+    seen,
+    state,
+    up,
+)
 
 GOAL, RULES = Goal(nodes=2, budget_usd=Decimal(1)), Rules()
 AWAY = timedelta(seconds=9)
@@ -230,6 +246,12 @@ def test_a_start_after_an_end_because_no_pool_had_machines_asks_them_again(fault
     assert isinstance(over, Finish)
     again = books.reopen(replace(books.finish(refused, over, NOW, Decimal(1)), torn_down=True))
     assert decide(GOAL, nothing_yet(again), RULES) == Provision()
+
+
+def test_no_machines_take_over_in_a_job_that_goes_on_after_its_end():
+    one = books.appoint(state(group=None), Appoint(offer=offer()), NOW)
+    again = books.reopen(books.finish(one, Finish(reason=ExitReason.BUDGET), NOW, Decimal(1)))
+    assert (one.successor is None, again.successor) == (False, None)
 
 
 def nothing_yet(job):
