@@ -229,6 +229,10 @@ class Host(Protocol):
         """Connect this terminal to a remote shell (or argv) and return its exit code."""
         ...
 
+    def renew(self) -> None:
+        """Log in anew for what is run from now on: groups and limits count from a login; what runs goes on."""
+        ...
+
     def close(self) -> None:
         """Close the connection."""
         ...

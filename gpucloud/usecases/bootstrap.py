@@ -118,6 +118,7 @@ def bootstrap(  # noqa: PLR0913  each by its name
         facts = work.make(step, facts)
         if step is MACHINE:  # GPUs that do not answer may have lacked their driver only
             check(facts, wanted)
+            work.log_in_anew()
         if step is LAYER:  # what the job file got wrong is no fault of the node, which the gate would find
             check_torch(facts, wanted)
             check_torch_build(facts, wanted)
@@ -212,6 +213,11 @@ class _Work:
             raise NodeError(f"{self._host.node.id}: {step.name}: {reason}, even after it was done", hint=None)
         self.changed.append(step.name)
         return after
+
+    def log_in_anew(self) -> None:
+        """Groups and limits that system software brought (Docker, EFA) count from the next login on."""
+        if MACHINE.name in self.changed:
+            self._host.renew()
 
     def _send_data(self, facts: Facts) -> None:
         """Send the sets that lie on this machine: the node says where to, and what of them it has."""

@@ -123,6 +123,23 @@ def test_more_commands_at_once_than_a_server_has_channels(host: Host):
     assert sorted(codes) == list(range(24))
 
 
+def test_a_renewed_host_logs_in_anew_and_ends_nothing_that_goes_on(host: Host):
+    codes: list[int] = []
+    begun = threading.Event()
+
+    def goes_on() -> None:
+        begun.set()
+        codes.append(host.run(("sh", "-c", "sleep 0.3; exit 5")).exit_code)
+
+    thread = threading.Thread(target=goes_on)
+    thread.start()
+    begun.wait()
+    host.renew()
+    assert host.run(("true",)).exit_code == 0
+    thread.join()
+    assert codes == [5]
+
+
 def test_closed_host_opens_itself_again(host: Host):
     host.close()
     assert host.run(("true",)).exit_code == 0

@@ -52,6 +52,9 @@ class FleetHost:
         self.check()
         return f"{target}/{root.name}"
 
+    def renew(self) -> None:
+        pass
+
     def interact(self, argv: tuple[str, ...]) -> int:
         return self.run(argv).exit_code
 

@@ -80,6 +80,9 @@ class FakeHost:
     def sync(self, root: Path, target: str) -> str:
         return sync_tree(self, root, target, python=sys.executable)
 
+    def renew(self) -> None:
+        pass
+
     def interact(self, argv: tuple[str, ...]) -> int:
         return self.run(argv).exit_code
 

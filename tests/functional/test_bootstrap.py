@@ -54,6 +54,9 @@ class HereHost:
         self.commands: list[tuple[str, ...]] = []
         self.fail_at: int | None = None
 
+    def renew(self):
+        pass
+
     def run(self, argv, *, stdin=b"", timeout_s=30.0):
         self.commands.append(argv)
         if len(self.commands) == self.fail_at:

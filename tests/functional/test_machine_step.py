@@ -86,6 +86,9 @@ class StandInHost:
             return Completed(exit_code=code, stdout=f"motd\n{to_json(answer)}\n".encode(), stderr=b"")
         return self.said("")
 
+    def renew(self):
+        self.ran.append("login")
+
     def said(self, text):
         return Completed(exit_code=0, stdout=text.encode(), stderr=b"")
 
@@ -119,14 +122,14 @@ def test_a_driver_that_is_installed_by_the_step_is_looked_for_only_after_it():
     assert done.lock["machine"] == {"driver": "580.159.04"}
     assert host.version == "580.159.04"
     assert fit(host).changed == ()
-    assert host.ran == ["machine"]
+    assert host.ran == ["machine", "login"]
 
 
 def test_a_reboot_is_told_waited_for_and_followed_by_the_same_command():
     host = StandInHost((101, Answer(said="the driver's module does not load")), (0, Answer(said="ready")))
     told = []
     done = fit(host, story=told.append)
-    assert host.ran == ["machine", "reboot", "machine"]
+    assert host.ran == ["machine", "reboot", "machine", "login"]
     assert told == ["n1 reboots (machine: the driver's module does not load); its paid time goes on"]
     assert host.boot == 2
     assert done.lock["machine"] == {"driver": "580.159.04"}

@@ -152,6 +152,9 @@ class LyingHost:
         """Nothing is synced to it."""
         raise NotImplementedError
 
+    def renew(self) -> None:
+        pass
+
     def interact(self, argv: tuple[str, ...]) -> int:
         """Nobody comes in."""
         raise NotImplementedError

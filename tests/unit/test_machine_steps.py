@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from gpucloud.domain.hardware.gpus import Gpu
+from gpucloud.domain.hardware.gpus import Gpu, GpuProcess
 from gpucloud.domain.machine import MachineWanted
 from gpucloud.domain.machine.deciding import next_step
 from gpucloud.domain.machine.decisions import Ask, MachineStep, Ready, Reboot, Stuck
-from gpucloud.domain.machine.facts import AptAnswer, MachineFacts, MigRoom, Package, PciDevice, Source
+from gpucloud.domain.machine.facts import AptAnswer, MachineFacts, MigInstance, MigRoom, Package, PciDevice, Source
 
 APT = (
     "env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a apt-get -q -y "
-    "-o DPkg::Lock::Timeout=600 -o Acquire::Retries=3"
+    "-o DPkg::Lock::Timeout=600 -o Acquire::Retries=3 "
+    "-o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold"
 )
 INSTALL = f"{APT} install --no-install-recommends"
 REPLACE = f"{INSTALL} --allow-change-held-packages --allow-downgrades"
@@ -43,9 +44,24 @@ HERE = (
     "nvidia-utils-580-server",
 )
 SERIES = ("linux-modules-nvidia-580-server-open-aws-6.8", *HERE[1:])
+JAMMY_HWE = ("linux-modules-nvidia-580-server-open-aws-hwe-22.04", *HERE[1:])
+HWE = ("linux-modules-nvidia-580-server-open-aws-hwe-24.04", *HERE[1:])
 FLAVOUR = ("linux-modules-nvidia-580-server-open-aws", *HERE[1:])
 COMPILED = ("linux-headers-6.8.0-1055-aws", "nvidia-dkms-580-server-open", *HERE[1:])
-FROM_UBUNTU = (HERE, SERIES, FLAVOUR, COMPILED)
+FROM_UBUNTU = (HERE, SERIES, HWE, FLAVOUR, COMPILED)
+
+
+PREBUILT = "linux-modules-nvidia-580-server-open"
+JAMMY = (
+    (f"{PREBUILT}-6.8.0-48-generic", *HERE[1:]),
+    (f"{PREBUILT}-generic-6.8", *HERE[1:]),
+    (f"{PREBUILT}-generic-hwe-22.04", *HERE[1:]),
+    (f"{PREBUILT}-generic", *HERE[1:]),
+    ("linux-headers-6.8.0-48-generic", "nvidia-dkms-580-server-open", *HERE[1:]),
+)
+SUBNET = ("nvlsm", "infiniband-diags")
+UTILS = (("nvidia-utils-580-server", "580.178.04-0ubuntu0.22.04.1"),)
+CUT = (MigInstance(gpu=0, profile="1g.5gb", number=13), MigInstance(gpu=0, profile="1g.5gb", number=11))
 
 
 def bare(**changes) -> MachineFacts:
@@ -94,11 +110,11 @@ STATES = {
         bare(asked=tuple(map(yes, FROM_UBUNTU))), RENTED, "driver", (f"{REPLACE} {' '.join(HERE)}",),
     ),
     "a bare 22.04 whose kernel is no longer built for gets the newest kernel of its series": (
-        bare(release="22.04", asked=(no(HERE), *map(yes, FROM_UBUNTU[1:]))), RENTED,
+        bare(release="22.04", asked=(no(HERE), *map(yes, FROM_UBUNTU[1:]), yes(JAMMY_HWE))), RENTED,
         "driver", (f"{REPLACE} {' '.join(SERIES)}",),
     ),
     "without prebuilt modules they are compiled": (
-        bare(asked=(no(HERE), no(SERIES), no(FLAVOUR), yes(COMPILED))), RENTED,
+        bare(asked=(no(HERE), no(SERIES), no(HWE), no(FLAVOUR), yes(COMPILED))), RENTED,
         "driver", (f"{REPLACE} {' '.join(COMPILED)}",),
     ),
     "a named branch is the one that is installed": (
@@ -177,6 +193,40 @@ STATES = {
         (f"{REPLACE} nvidia-fabricmanager=595.91.07* libnvidia-nscq=595.91.07* nvlsm infiniband-diags",
          "systemctl enable nvidia-fabricmanager", "systemctl restart nvidia-fabricmanager"),
     ),
+    "a B200's subnet manager comes beside a fabric manager of the right version": (
+        working("580.178.04", bridges=4, fabric_manager="580.178.04", fabric_manager_active=True,
+                asked=(yes(("nvidia-fabricmanager-580=580.178.04*", "libnvidia-nscq-580=580.178.04*", *SUBNET)),
+                       no(("nvidia-fabricmanager=580.178.04*", "libnvidia-nscq=580.178.04*", *SUBNET)),
+                       no(("nvidia-fabricmanager-580=580.178.04*", *SUBNET)),
+                       no(("nvidia-fabricmanager=580.178.04*", *SUBNET)))),
+        RENTED, "fabric-manager",
+        (f"{REPLACE} nvidia-fabricmanager-580=580.178.04* libnvidia-nscq-580=580.178.04* nvlsm infiniband-diags",
+         "systemctl enable nvidia-fabricmanager", "systemctl restart nvidia-fabricmanager"),
+    ),
+    "parts of another MIG profile, which nobody uses, make way": (
+        working(gpus=(gpu("595.91.07", mig=True),), mig=(MigRoom(gpu=0, profile="3g.20gb", free=0, total=2),),
+                mig_instances=CUT),
+        replace(RENTED, mig="3g.20gb"), "mig-clear",
+        ("nvidia-smi mig -dci -i 0 -gi 13", "nvidia-smi mig -dgi -i 0 -gi 13",
+         "nvidia-smi mig -dci -i 0 -gi 11", "nvidia-smi mig -dgi -i 0 -gi 11"),
+    ),
+    "an older kernel's modules are left, and they are compiled for the one that runs": (
+        bare(kernel="6.8.0-48-generic", release="22.04", asked=(
+            *(no(names) for names in JAMMY[:3]),
+            yes(JAMMY[3], *UTILS, ("linux-modules-nvidia-580-server-open-5.15.0-130-generic", "5.15.0-130.140"),
+                ("linux-image-5.15.0-130-generic", "5.15.0-130.140")),
+            yes(JAMMY[4]))),
+        RENTED, "driver", (f"{REPLACE} {' '.join(JAMMY[4])}",),
+    ),
+    "modules for an older kernel than the running one need no reboot, but others": (
+        bare(modules=(("6.5.0-1020-aws", "580.178.04"),), asked=tuple(map(yes, FROM_UBUNTU))), RENTED,
+        "driver", (f"{REPLACE} {' '.join(HERE)}",),
+    ),
+    "the login that starts the job's containers may use Docker": (
+        working(docker="28.2.2", docker_answers=True, docker_has_nvidia=True, docker_needs_root=True, toolkit="1.20.1",
+                login="ubuntu"),
+        replace(RENTED, runtime="docker"), "docker-group", ("usermod -aG docker ubuntu",),
+    ),
     "MIG is switched on, after what holds the GPUs is stopped": (
         working(), replace(RENTED, mig="3g.71gb"), "mig-mode",
         ("systemctl stop nvidia-dcgm dcgm-exporter nvidia-persistenced", "nvidia-smi -i 0 -mig 1"),
@@ -226,6 +276,10 @@ READY = {
         working(pci=(H100, NVSWITCH, EFA), fabric_manager="595.91.07", fabric_manager_active=True, efa="1.50.0",
                 efa_answers=True, docker="29.1.2", docker_answers=True, docker_has_nvidia=True, toolkit="1.20.1"),
         replace(RENTED, efa=True, runtime="docker"),
+    ),
+    "a B200 whose fabric is complete, whatever brought its subnet manager": (
+        working("580.178.04", gpus=(gpu("580.178.04", fabric="Completed"),), bridges=4, fabric_manager="580.178.04",
+                fabric_manager_active=True), RENTED,
     ),
     "one's own host with any driver that works, and no right to change it": (working("470.256.02", privilege=""), OWN),
     "a machine without GPUs, for a job that did not ask for any": (bare(pci=()), replace(RENTED, asked=False)),
@@ -294,6 +348,22 @@ STUCK = {
     "a MIG profile that the GPUs have not": (
         working(gpus=(gpu("595.91.07", mig=True),), mig=(MigRoom(gpu=0, profile="1g.18gb", free=7, total=7),)),
         replace(RENTED, mig="3g.71gb"), "these GPUs have no MIG profile 3g.71gb; they have 1g.18gb",
+    ),
+    "parts of another MIG profile that somebody uses": (
+        working(gpus=(gpu("595.91.07", mig=True, processes=(GpuProcess(pid=7, name="python3"),)),),
+                mig=(MigRoom(gpu=0, profile="3g.20gb", free=0, total=2),), mig_instances=CUT),
+        replace(RENTED, mig="3g.20gb"),
+        "3g.20gb is wanted, and MIG cuts GPU 0 into 1g.5gb + 1g.5gb, which somebody uses",
+    ),
+    "parts of another MIG profile on one's own host": (
+        working(gpus=(gpu("595.91.07", mig=True),), mig=(MigRoom(gpu=0, profile="3g.20gb", free=0, total=2),),
+                mig_instances=CUT),
+        replace(OWN, mig="3g.20gb"), "3g.20gb is wanted, and MIG cuts GPU 0 into 1g.5gb + 1g.5gb",
+    ),
+    "a login that may not use Docker on one's own host": (
+        working(docker="28.2.2", docker_answers=True, docker_has_nvidia=True, docker_needs_root=True, toolkit="1.20.1",
+                login="me"),
+        replace(OWN, runtime="docker"), "me may not use Docker",
     ),
     "no archive with that driver": (
         bare(sources=(ARCHIVE, CUDA),

@@ -8,9 +8,11 @@ import subprocess
 
 import pytest
 
+from gpucloud.agent.machine.gather import mig_instances
 from gpucloud.agent.machine.openpgp import binary, fingerprint
 from gpucloud.domain.machine import apt, fabric
 from gpucloud.domain.machine.apt import simulated
+from gpucloud.domain.machine.facts import MigInstance
 from gpucloud.usecases.rebooting import REBOOT
 
 # Written by apt 2.8 of Ubuntu 24.04, `apt-get -s install`, shortened.
@@ -31,6 +33,26 @@ def test_what_apt_would_install_is_read_from_its_plan():
         ("libc6", "2.39-0ubuntu8.6"),
         ("nvidia-utils-580-server", "580.178.04-0ubuntu0.24.04.1"),
     )
+
+
+def test_the_parts_that_mig_cut_a_gpu_into_are_read_from_its_list():
+    # As NVIDIA's MIG user guide shows it.
+    listed = """\
++-------------------------------------------------------+
+| GPU instances:                                        |
+| GPU   Name             Profile  Instance   Placement  |
+|                          ID       ID       Start:Size |
+|=======================================================|
+|   0  MIG 1g.5gb          19       13          6:1     |
++-------------------------------------------------------+
+|   0  MIG 3g.20gb          9        2          0:4     |
++-------------------------------------------------------+
+"""
+    assert mig_instances(listed) == (
+        MigInstance(gpu=0, profile="1g.5gb", number=13),
+        MigInstance(gpu=0, profile="3g.20gb", number=2),
+    )
+    assert mig_instances("No MIG-enabled devices found.\n") == ()  # a genuine answer of an H100 without MIG
 
 
 @pytest.mark.parametrize("armored", [False, True])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import shlex
 import threading
 import time
 from pathlib import Path
@@ -16,9 +14,10 @@ from gpucloud.adapters.ssh.connection import Connection, connect
 from gpucloud.adapters.ssh.failures import GONE, LIBRARY_ERRORS, may_pass, node_error, translated
 from gpucloud.adapters.ssh.identity import Identity, OneKey
 from gpucloud.adapters.ssh.terminal import attach
+from gpucloud.adapters.ssh.words import replacing, watched
 from gpucloud.adapters.sync import sync_tree
 from gpucloud.domain.bounds import ANSWER_BYTES
-from gpucloud.domain.errors import HostUnreachable, ShellClosed, UsageError
+from gpucloud.domain.errors import HostUnreachable, ShellClosed
 from gpucloud.domain.node import Node
 from gpucloud.domain.quantities import format_size
 from gpucloud.ports import Completed
@@ -101,6 +100,7 @@ class SshHost:
         self.node = node
         self._shell = shell
         self._connection: Connection | None = None
+        self._left: list[Connection] = []
         self._was_up = False
         self._lock = threading.Lock()
 
@@ -124,8 +124,7 @@ class SshHost:
         A command is never sent twice. Raises HostUnreachable when the connection is lost (a silent node: within 5 s)
         and when the command did not end in `timeout_s`, or answers without end; it is hung up then.
         """
-        # The login shell stays and reports, so that a death by signal has a number: the library drops `exit-signal`.
-        command = _words(argv) + b"; exit $?"
+        command = watched(argv)  # a death by signal has a number then: the library drops `exit-signal`
         connection = self.connect(timeout_s)
         with translated(self.node), connection.channel(timeout_s) as channel:
             exchange = _Exchange(connection, channel, stdin)
@@ -143,17 +142,26 @@ class SshHost:
 
     def interact(self, argv: tuple[str, ...]) -> int:
         """Connect this terminal to a remote shell (or argv) and return its exit code."""
-        # Nothing of ours between terminal and program: a shell there would die of Ctrl-C too.
-        command = b"exec " + _words(argv) if argv else None
+        command = replacing(argv) if argv else None  # a shell of ours in between would die of Ctrl-C too
         connection = self.connect()
         limit_s = self._shell.connect_timeout_s
         with translated(self.node), connection.channel(limit_s) as channel:
             exit_code = attach(channel, command, begins_within_s=limit_s, give_up=lambda: connection.give_up(channel))
         return self._judged(Completed(exit_code=exit_code, stdout=b"", stderr=b""), connection).exit_code
 
+    def renew(self) -> None:
+        """Have the next call open a new connection; what goes on over the old one ends there."""
+        with self._lock:
+            if self._connection is not None:
+                self._left.append(self._connection)
+                self._connection = None
+
     def close(self) -> None:
         """Close the connection; the next call opens a new one."""
         with self._lock:
+            for connection in self._left:
+                connection.close()
+            self._left.clear()
             self._drop()
 
     def _drop(self) -> None:
@@ -239,13 +247,6 @@ class _Exchange:
 
 def _way(node: Node) -> tuple[object, ...]:
     return (node.address, node.port, node.proxy, node.user, node.host_key)
-
-
-def _words(argv: tuple[str, ...]) -> bytes:
-    """Return argv as the node's login shell must read it."""
-    if any("\0" in word for word in argv):
-        raise UsageError("a word of a command holds a NUL character")
-    return os.fsencode(shlex.join(argv))
 
 
 def _shown(argv: tuple[str, ...]) -> str:

@@ -53,6 +53,9 @@ class ThisHost:
         """Nobody sits at a node's terminal."""
         raise NodeError(f"no terminal for {argv[:1]}", hint=None)
 
+    def renew(self) -> None:
+        """Nobody logs in."""
+
     def close(self) -> None:
         """Nothing is open."""
 

@@ -65,7 +65,7 @@ def _is_ours(point: Path, *, rented: bool) -> bool:
     """
     folder = point / FOLDER
     try:
-        if not (rented or _keeps_names(point)) or not (os.path.lexists(folder) or _made(folder)):
+        if not (rented or _keeps_names(point)) or not (os.path.lexists(folder) or _made(folder, rented=rented)):
             return False
         found = folder.lstat()
     except OSError:
@@ -79,13 +79,18 @@ def _keeps_names(folder: Path) -> bool:
     return found.st_uid in {0, os.getuid()} and bool(not found.st_mode & _BY_OTHERS or found.st_mode & stat.S_ISVTX)
 
 
-def _made(folder: Path) -> bool:
-    """Make the folder; on machines where we may be root without a password, by root. What is there is never changed."""
+def _made(folder: Path, *, rented: bool) -> bool:
+    """Make the folder; on a rented machine's own disk by root. What is there is never changed.
+
+    On a user's own hosts root is not asked: a refusal is reported to their administrator.
+    """
     try:
         folder.mkdir(mode=0o755)
     except FileExistsError:
         return True
     except OSError:
+        if not rented:
+            return False
         ours = f"{os.getuid()}:{os.getgid()}"
         return _run("mkdir", "-m", "755", str(folder)) and _run("chown", "-h", ours, str(folder))
     return True

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpucloud.agent.gate.kernel_log import kernel_log
 from gpucloud.agent.gate.look import look, with_log
 from gpucloud.agent.gate.record import write_down
-from gpucloud.agent.gate.surroundings import clock_is_kept, reach, write_mbps
+from gpucloud.agent.gate.surroundings import clock_is_kept, memlock, reach, write_mbps
 from gpucloud.agent.gate.try_out import try_out
 from gpucloud.domain.gate.check import Checked
 from gpucloud.domain.gate.findings import failures
@@ -47,6 +47,7 @@ def _fully(root: Path, order: GateOrder, report: Report) -> Report:
         clock_kept=clock_is_kept(),
         free_bytes=shutil.disk_usage(root).free,
         write_mbps=write_mbps(root),
+        memlock=memlock(),
         store=reach(store) if store else None,
     )
     # Without devices there is nothing to put to work; with them, the job's torch is tried even where they are too few.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import socket
 import ssl
@@ -18,6 +19,7 @@ from gpucloud.domain.gate.report import StoreSeen
 _WRITTEN = 64 << 20
 _PIECE = 4 << 20
 _PATIENCE_S = 5.0
+_AMAZON = "0x1d0f"
 
 
 def clock_is_kept() -> bool | None:
@@ -33,6 +35,16 @@ def clock_is_kept() -> bool | None:
             if done.exit_code == 0 and done.stdout.strip():
                 return good in done.stdout
     return None
+
+
+def memlock(interfaces: Path = Path("/sys/class/infiniband")) -> int | None:
+    """Return how many bytes a job may lock where an EFA interface needs it to; None without one, or without a limit."""
+    try:
+        vendors = [(one / "device" / "vendor").read_text().strip() for one in interfaces.iterdir()]
+    except OSError:
+        return None
+    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return hard if _AMAZON in vendors and hard != resource.RLIM_INFINITY else None
 
 
 def write_mbps(folder: Path) -> float | None:

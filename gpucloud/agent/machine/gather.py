@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import platform
+import pwd
 import re
 import shutil
 from pathlib import Path
@@ -13,13 +15,16 @@ from gpucloud.agent.machine.asking import answer, ask, names, text, version
 from gpucloud.agent.machine.notes import Notes, sources_digest
 from gpucloud.domain.machine import MachineWanted
 from gpucloud.domain.machine.containers import EXPORTER
-from gpucloud.domain.machine.facts import AptAnswer, MachineFacts, MigRoom, Package, PciDevice, Source
+from gpucloud.domain.machine.facts import AptAnswer, MachineFacts, MigInstance, MigRoom, Package, PciDevice, Source
 
 _NVIDIA_OR_KERNEL = re.compile(
     r"^(lib)?(nvidia|cuda-drivers|nvlsm|docker|apptainer)|^linux-(image|headers|modules|objects|signatures|aws|azure|"
     r"gcp|generic|oracle|ibm|gke|virtual)"
 )
+_TOLD_GPUS = re.compile(r"^\s*Runtimes:.*\bnvidia\b|nvidia\.com/gpu", re.MULTILINE)
 _MARKER = re.compile(r"SW_MNG")  # NVSwitches of B200 and later are reached through ConnectX ports that say so in VPD
+# `|   0  MIG 1g.5gb          19       13          6:1     |` of `nvidia-smi mig -lgi` (MIG user guide).
+_MIG_INSTANCE = re.compile(r"^\|\s+(\d+)\s+MIG (\S+)\s+\d+\s+(\d+)\s+\d+:\d+\s+\|", re.MULTILINE)
 _MIG_LINE = re.compile(r"^\|\s+(\d+)\s+MIG (\S+)\s+\d+\s+(\d+)/(\d+)", re.MULTILINE)
 
 
@@ -31,6 +36,9 @@ def gather(wanted: MachineWanted, notes: Notes, asked: tuple[AptAnswer, ...], tr
     sources = _sources()
     kernel = platform.release()
     containers = bool(wanted.runtime) or wanted.exporter
+    login = pwd.getpwuid(os.getuid()).pw_name
+    alone = ask("docker", "info")[0] if containers else 127
+    docker = _docker(wanted, "info") if containers else (127, "")
     return MachineFacts(
         os=release.get("ID", ""),
         release=release.get("VERSION_ID", ""),
@@ -54,15 +62,18 @@ def gather(wanted: MachineWanted, notes: Notes, asked: tuple[AptAnswer, ...], tr
         modules=_modules(kernel, working=bool(gpus)),
         runfile=shutil.which("nvidia-uninstall") is not None,
         switches=len(names("/proc/driver/nvidia-nvswitch/devices")),
-        bridges=_bridges(),
+        bridges=_bridges(wanted),
         fabric_manager=version("nv-fabricmanager", "--version"),
         fabric_manager_active=answer("systemctl", "is-active", "nvidia-fabricmanager") == "active",
         mig_pending=_mig_pending() if wanted.mig else (),
         mig=_mig_rooms() if wanted.mig else (),
+        mig_instances=mig_instances(answer("nvidia-smi", "mig", "-lgi")) if wanted.mig else (),
         mps=_runs("nvidia-cuda-mps"),
         docker=version("docker", "--version") if containers else "",
-        docker_answers=containers and _docker(wanted, "info")[0] == 0,
-        docker_has_nvidia="nvidia" in text("/etc/docker/daemon.json"),
+        docker_answers=docker[0] == 0,
+        docker_needs_root=docker[0] == 0 and alone != 0 and not in_group("docker", login),
+        docker_has_nvidia=_docker_has_nvidia(wanted, docker[1]),
+        login=login,
         apptainer=version("apptainer", "--version") if containers else "",
         toolkit=version("nvidia-ctk", "--version") if containers else "",
         exporter=wanted.exporter and bool(_docker(wanted, "ps", "-q", "--filter", f"name=^{EXPORTER}$")[1].strip()),
@@ -146,9 +157,14 @@ def _modules(kernel: str, *, working: bool) -> tuple[tuple[str, str], ...]:
     return tuple((name, number) for name, number in found if number)
 
 
-def _bridges() -> int:
+def _bridges(wanted: MachineWanted) -> int:
+    """Count them by their vital product data, which root alone may read (Linux, drivers/pci/vpd.c: mode 0600)."""
     devices = (f"/sys/class/infiniband/{name}/device/vpd" for name in names("/sys/class/infiniband"))
-    return sum(1 for path in devices if _MARKER.search(text(path)))
+    return sum(1 for path in devices if _MARKER.search(text(path) or _as_root(wanted, "cat", path)))
+
+
+def _as_root(wanted: MachineWanted, *words: str) -> str:
+    return answer("sudo", "-n", *words) if wanted.install and os.geteuid() != 0 else ""
 
 
 def _mig_pending() -> tuple[int, ...]:
@@ -159,6 +175,12 @@ def _mig_pending() -> tuple[int, ...]:
 def _mig_rooms() -> tuple[MigRoom, ...]:
     found = _MIG_LINE.findall(answer("nvidia-smi", "mig", "-lgip"))
     return tuple(MigRoom(gpu=int(g), profile=p, free=int(free), total=int(total)) for g, p, free, total in found)
+
+
+def mig_instances(said: str) -> tuple[MigInstance, ...]:
+    """Return the parts that `nvidia-smi mig -lgi` lists."""
+    found = _MIG_INSTANCE.findall(said)
+    return tuple(MigInstance(gpu=int(gpu), profile=profile, number=int(number)) for gpu, profile, number in found)
 
 
 def _runs(name: str) -> bool:
@@ -172,6 +194,25 @@ def _docker(wanted: MachineWanted, *words: str) -> tuple[int, str]:
         return code, said if code == 0 else ""
     code, said = ask("sudo", "-n", "docker", *words)
     return code, said if code == 0 else ""
+
+
+def in_group(name: str, login: str) -> bool:
+    """Whether the login is in the group, from its next login on at the latest."""
+    try:
+        group = grp.getgrnam(name)
+        return login in group.gr_mem or pwd.getpwnam(login).pw_gid == group.gr_gid
+    except KeyError:
+        return False
+
+
+def _docker_has_nvidia(wanted: MachineWanted, info: str) -> bool:
+    """Whether `--gpus` works: with the toolkit's hook beside a daemon that was started since (moby, nvidia_linux.go).
+
+    What its own configuration or CDI tells is certain. Where we install, that is what we write; where we only look, the
+    hook that is there is believed.
+    """
+    told = "nvidia" in text("/etc/docker/daemon.json") or _TOLD_GPUS.search(info) is not None
+    return told or (not wanted.install and shutil.which("nvidia-container-runtime-hook") is not None)
 
 
 def _efa_version() -> str:

@@ -13,6 +13,8 @@ _ARCHIVE = re.compile(r"https?://(?:[\w-]+\.)*(?:archive|security|ports)\.ubuntu
 _APT = (
     "env", "DEBIAN_FRONTEND=noninteractive", "NEEDRESTART_MODE=a", "apt-get", "-q", "-y",
     "-o", "DPkg::Lock::Timeout=600", "-o", "Acquire::Retries=3",
+    # dpkg asks by itself about a configuration file that its owner changed, and ends where nobody can answer.
+    "-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold",
 )  # fmt: skip
 _CONFIGURE = (
     "env",

@@ -58,7 +58,7 @@ def exporter_decision(facts: MachineFacts, wanted: MachineWanted) -> Decision | 
 def _docker_decision(facts: MachineFacts, wanted: MachineWanted) -> Decision | None:
     needs_toolkit = wanted.gpus > 0 and not (facts.toolkit and facts.docker_has_nvidia)
     if facts.docker and facts.docker_answers and not needs_toolkit:
-        return None
+        return _login_decision(facts, wanted)
     why = "no Docker" if not facts.docker else "Docker does not know NVIDIA's GPUs"
     if not facts.docker_answers and facts.docker:
         why = "Docker's daemon does not answer"
@@ -70,6 +70,19 @@ def _docker_decision(facts: MachineFacts, wanted: MachineWanted) -> Decision | N
         return _unsupported(facts, why) or before_apt(facts, wanted.apt_mirror) or _packages(facts, why)
     configure = Run(argv=("nvidia-ctk", "runtime", "configure", "--runtime=docker"))
     return MachineStep(name="docker-gpus", why=why, commands=(configure, _RESTART))
+
+
+def _login_decision(facts: MachineFacts, wanted: MachineWanted) -> Decision | None:
+    """Return the step after which the login may use Docker: the job's containers are started by it, and not by root.
+
+    It counts from the next login on.
+    """
+    if not facts.docker_needs_root:
+        return None
+    why = f"{facts.login} may not use Docker"
+    if not wanted.install:
+        return Stuck(what=why, hint=f"sudo usermod -aG docker {facts.login}")
+    return MachineStep(name="docker-group", why=why, commands=(Run(argv=("usermod", "-aG", "docker", facts.login)),))
 
 
 def _packages(facts: MachineFacts, why: str) -> MachineStep:

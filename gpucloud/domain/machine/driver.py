@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gpucloud.domain.hardware.drivers import branch_of, is_older
 from gpucloud.domain.machine import MachineWanted, ways
 from gpucloud.domain.machine.apt import before_apt, install, unasked
@@ -59,8 +61,10 @@ def _mended(facts: MachineFacts, wanted: MachineWanted, fault: str) -> Decision 
     """Return how the driver on the disk comes to run; None when there is none, or it is not the one."""
     here = dict(facts.modules)
     if (version := here.get(facts.kernel)) is None:
-        others = sorted(k for k, v in facts.modules if _unwanted(v, wanted) is None)
-        return Reboot(why=f"the driver's modules are for kernel {others[-1]}") if others else None
+        # An older kernel is not the one that would start.
+        others = [k for k, v in facts.modules if _unwanted(v, wanted) is None and is_older(facts.kernel, k)]
+        newest = max(others, key=lambda kernel: [int(part) for part in re.findall(r"\d+", kernel)], default=None)
+        return Reboot(why=f"the driver's modules are for kernel {newest}") if newest is not None else None
     if _unwanted(version, wanted) is not None or facts.gpus is None:
         return None
     if not facts.loaded:
@@ -166,7 +170,7 @@ def _from_nvidia(
 
 def _first(facts: MachineFacts, sets: tuple[tuple[str, ...], ...]) -> tuple[str, ...] | None:
     answers = [(packages, facts.answer(packages)) for packages in sets]
-    return next((packages for packages, answer in answers if answer is not None and ways.fits(answer)), None)
+    return next((names for names, answer in answers if answer is not None and ways.fits(answer, facts.kernel)), None)
 
 
 def _install(fault: str, packages: tuple[str, ...]) -> MachineStep:

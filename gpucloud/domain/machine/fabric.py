@@ -9,6 +9,7 @@ from gpucloud.domain.machine.decisions import Decision, Download, MachineStep, R
 from gpucloud.domain.machine.facts import MachineFacts
 from gpucloud.domain.machine.repositories import SUPPORTED, cuda
 from gpucloud.domain.machine.versions import upstream
+from gpucloud.domain.machine.ways import SUBNET_MANAGER
 
 _SERVICE = "nvidia-fabricmanager"
 _START = (Run(argv=("systemctl", "enable", _SERVICE)), Run(argv=("systemctl", "restart", _SERVICE)))
@@ -29,7 +30,7 @@ def fabric_decision(facts: MachineFacts, wanted: MachineWanted) -> Decision | No
     """
     if not facts.has_nvswitch or not facts.driver:
         return None
-    if upstream(facts.fabric_manager) != facts.driver:
+    if upstream(facts.fabric_manager) != facts.driver or _lacks_subnet_manager(facts):
         return _right_version(facts, wanted)
     if facts.fabric_manager_active:
         return None
@@ -37,6 +38,12 @@ def fabric_decision(facts: MachineFacts, wanted: MachineWanted) -> Decision | No
     if not wanted.install:
         return Stuck(what=why, hint=f"sudo systemctl enable --now {_SERVICE}")
     return MachineStep(name="fabric-service", why=why, commands=_START)
+
+
+def _lacks_subnet_manager(facts: MachineFacts) -> bool:
+    """Whether NVLink's subnet manager is missing; where the fabric is complete, somebody brought it another way."""
+    complete = all(gpu.fabric == "Completed" for gpu in facts.gpus or ())
+    return facts.bridges > 0 and facts.package(SUBNET_MANAGER[0]) is None and not complete
 
 
 def efa_decision(facts: MachineFacts, wanted: MachineWanted) -> Decision | None:
@@ -68,14 +75,15 @@ def efa_decision(facts: MachineFacts, wanted: MachineWanted) -> Decision | None:
 def _right_version(facts: MachineFacts, wanted: MachineWanted) -> Decision:
     found = facts.fabric_manager or "none"
     why = f"NVSwitches need a fabric manager {facts.driver}, the driver's version; found {found}"
+    if upstream(facts.fabric_manager) == facts.driver:
+        why = "these NVSwitches need NVLink's subnet manager (nvlsm) beside the fabric manager"
     branch = branch_of(facts.driver)
     names = ((f"-{branch}",), ("",))  # from branch 590 on packages have no branch in their names
     if not wanted.install or (facts.os, facts.release) not in SUPPORTED:
         return Stuck(what=why, hint=f"sudo apt-get install {_SERVICE}-{branch}={facts.driver}*")
     if (before := before_apt(facts, wanted.apt_mirror)) is not None:
         return before
-    # B200 and later: NVLink's subnet manager (NVIDIA, "Fabric Manager user guide", fourth generation of NVSwitch).
-    beside = ("nvlsm", "infiniband-diags") if facts.bridges else ()
+    beside = SUBNET_MANAGER if facts.bridges else ()
     pin = f"={facts.driver}*"
     with_nscq = tuple((f"{_SERVICE}{s}{pin}", f"libnvidia-nscq{s}{pin}", *beside) for (s,) in names)
     sets = with_nscq + tuple((f"{_SERVICE}{s}{pin}", *beside) for (s,) in names)

@@ -60,11 +60,21 @@ class MigRoom:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MigInstance:
+    """A part that a GPU is cut into now: its profile, and its number there."""
+
+    gpu: int
+    profile: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
     """What a machine is and has. Empty or None: not there.
 
     `privilege` is `root`, `sudo` (without a password) or empty. `gpus` and `gpu_fault` are what `nvidia-smi` answers
-    (None and None: there is no `nvidia-smi`). `loaded` is the version of the module in the running kernel, `modules`
+    (None and None: there is no `nvidia-smi`). `docker_needs_root`: Docker answers root alone, `login` is in no group of
+    its. `loaded` is the version of the module in the running kernel, `modules`
     what lies on the disk, by kernel. `runfile`: the driver came from NVIDIA's `.run` installer. `bridges` counts
     ConnectX bridges to NVSwitches (B200 and later), `switches` what the driver lists as NVSwitches. `asked` is what
     apt answered since something was last changed, `listed` the digest of `sources` at apt's last update. `marks` are
@@ -98,12 +108,15 @@ class MachineFacts:
     fabric_manager_active: bool = False
     mig_pending: tuple[int, ...] = ()
     mig: tuple[MigRoom, ...] = ()
+    mig_instances: tuple[MigInstance, ...] = ()
     mps: bool = False
     docker: str = ""
     docker_answers: bool = False
+    docker_needs_root: bool = False
     docker_has_nvidia: bool = False
     apptainer: str = ""
     toolkit: str = ""
+    login: str = ""
     exporter: bool = False
     efa: str = ""
     efa_answers: bool = False

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from gpucloud.domain.machine import MachineWanted
 from gpucloud.domain.machine.decisions import Decision, MachineStep, Reboot, Run, Stuck
-from gpucloud.domain.machine.facts import MachineFacts
+from gpucloud.domain.machine.facts import MachineFacts, MigInstance
 
 # Services that hold a GPU open keep MIG mode from changing (NVIDIA, "Multi-Instance GPU user guide").
+_MAY_FAIL = (0, 1, 2, 3, 6, 19, 255)  # nothing to take away, or it is in use: what is left is looked at again
 _HOLDERS = ("nvidia-dcgm", "dcgm-exporter", "nvidia-persistenced")
 
 
@@ -35,6 +36,9 @@ def mig_decision(facts: MachineFacts, wanted: MachineWanted) -> Decision | None:
         return Stuck(
             what=f"these GPUs have no MIG profile {wanted.mig}; they have {known}", hint="change `machine.mig`"
         )
+    others = tuple(one for one in facts.mig_instances if one.profile != wanted.mig)
+    if others:
+        return _mig_cleared(facts, wanted, others)
     free = tuple(room for room in rooms if room.free)
     if not free or "mig" in facts.tried:
         return None
@@ -45,6 +49,35 @@ def mig_decision(facts: MachineFacts, wanted: MachineWanted) -> Decision | None:
         for room in free
     )
     return MachineStep(name="mig", why=f"GPUs have room for {wanted.mig}", commands=commands)
+
+
+def _mig_cleared(facts: MachineFacts, wanted: MachineWanted, others: tuple[MigInstance, ...]) -> Decision:
+    """Parts of another profile are taken away where nobody uses them: a job would get them as if they were its own.
+
+    The driver takes away none that a program holds.
+    """
+    gpus = sorted({one.gpu for one in others})
+    parts = ", ".join(
+        f"GPU {gpu} into {' + '.join(sorted(one.profile for one in others if one.gpu == gpu))}" for gpu in gpus
+    )
+    what = f"{wanted.mig} is wanted, and MIG cuts {parts}"
+    used = [gpu.index for gpu in facts.gpus or () if gpu.index in gpus and gpu.processes]
+    if used or "mig-clear" in facts.tried:
+        return Stuck(what=f"{what}, which somebody uses", hint="wait until it is free, or take another host")
+    if not wanted.install:
+        hint = "; ".join(f"sudo nvidia-smi mig -dci -i {gpu} && sudo nvidia-smi mig -dgi -i {gpu}" for gpu in gpus)
+        return Stuck(what=what, hint=hint)
+    numbers = {gpu: [one.number for one in others if one.gpu == gpu] for gpu in gpus}
+    commands = tuple(
+        command
+        for gpu in gpus
+        for number in numbers[gpu]
+        for command in (
+            Run(argv=("nvidia-smi", "mig", "-dci", "-i", str(gpu), "-gi", str(number)), passes=_MAY_FAIL),
+            Run(argv=("nvidia-smi", "mig", "-dgi", "-i", str(gpu), "-gi", str(number)), passes=_MAY_FAIL),
+        )
+    )
+    return MachineStep(name="mig-clear", why=what, commands=commands)
 
 
 def mps_decision(facts: MachineFacts, wanted: MachineWanted) -> Decision | None:
