@@ -10,7 +10,16 @@ import pytest
 from gpucloud.agent.gate.hostlinks import host_links
 from gpucloud.domain.gate.findings import failures
 from gpucloud.domain.gate.judge import judge
-from gpucloud.domain.gate.report import CollectiveProbe, DeviceProbe, HostLink, Links, Report, UnderLoad, XidSeen
+from gpucloud.domain.gate.report import (
+    CollectiveProbe,
+    DeviceProbe,
+    Holder,
+    HostLink,
+    Links,
+    Report,
+    UnderLoad,
+    XidSeen,
+)
 from gpucloud.domain.gate.wanted import GateWanted
 from gpucloud.domain.hardware.gpus import Gpu
 
@@ -134,6 +143,25 @@ def test_a_gpu_for_the_display_does_not_refuse_the_host():
     (found,) = judge(first, replace(wanted, vram_gib=None))
     assert (found.code, found.hint) == ("choice", "name the right ones: `ssh: hosts: [{gpus: [1]}]`")
     assert [one.code for one in failures(judge(report(display), wanted))] == ["model", "memory"]
+
+
+def test_what_is_wrong_with_a_gpu_that_the_job_does_not_get_refuses_nobody():
+    gpus = h100s(4)
+    seen = report(*gpus[:3], replace(gpus[3], ecc_uncorrected=3))
+    assert [(one.code, one.severity.value) for one in judge(seen, GateWanted(gpus=2))] == [("ecc", "warn")]
+    assert [(one.code, one.severity.value) for one in judge(seen, GateWanted(gpus=4))] == [("ecc", "fail")]
+
+
+def test_a_gpu_that_somebody_holds_is_named_beside_those_that_are_free():
+    gpus = h100s(4)
+    busy = tuple(replace(gpu, memory_used_mib=70_000 if gpu.index < 2 else 4) for gpu in gpus)
+    held = tuple(Holder(gpu=i, pid=40 + i, name="python3", owner="bob") for i in (0, 1))
+    (found,) = judge(report(*busy, holders=held), GateWanted(gpus=1))
+    assert (str(found), found.hint) == (
+        "GPU 0: 70000 of 81559 MiB are in use by python3 (pid 40, of bob)",
+        "wait until it is free, or name free ones: `ssh: hosts: [{gpus: [2, 3]}]`",
+    )
+    assert judge(report(*busy[::-1], holders=held), GateWanted(gpus=2)) == ()
 
 
 def test_memory_that_is_the_machines_is_judged_by_what_cuda_says():

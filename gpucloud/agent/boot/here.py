@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
 import platform
+import pwd
+import shlex
 import signal
 import subprocess
 from datetime import datetime, timezone
@@ -16,18 +19,21 @@ from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Completed
 
+_BROUGHT = ("docker",)  # groups into which system software puts the login that uses it
+
 
 class ThisHost:
     """The `Host` of the node itself: commands run in the login's home, as SSH has them."""
 
     def __init__(self, root: Path) -> None:
         self.node = _this_node(root)
+        self._joined: tuple[str, ...] = ()
 
     def run(self, argv: tuple[str, ...], *, stdin: bytes = b"", timeout_s: float = 30.0) -> Completed:
         """Run argv and return when it ended. NodeError when it cannot be started, or takes longer than that."""
         try:
             process = subprocess.Popen(
-                argv,
+                joining(argv, self._joined),
                 cwd=Path.home(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -54,10 +60,27 @@ class ThisHost:
         raise NodeError(f"no terminal for {argv[:1]}", hint=None)
 
     def renew(self) -> None:
-        """Nobody logs in."""
+        """Have what runs from now on be in the groups that this login got meanwhile, as a new login would."""
+        self._joined = tuple(group for group in _BROUGHT if _is_new(group))
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def joining(argv: tuple[str, ...], groups: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command as a member of these groups runs it (newgrp(1), `sg`)."""
+    for group in groups:
+        argv = ("sg", group, "-c", shlex.join(argv))
+    return argv
+
+
+def _is_new(name: str) -> bool:
+    """Whether the login is in the group, and this process, which is older than that, is not."""
+    try:
+        group = grp.getgrnam(name)
+    except KeyError:
+        return False
+    return pwd.getpwuid(os.getuid()).pw_name in group.gr_mem and group.gr_gid not in os.getgroups()
 
 
 def _this_node(root: Path) -> Node:

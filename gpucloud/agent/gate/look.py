@@ -15,6 +15,7 @@ from gpucloud.agent.gate.hostlinks import host_links
 from gpucloud.agent.gate.kernel_log import LogSeen, kernel_log
 from gpucloud.agent.gate.links import links
 from gpucloud.domain.gate.devices import held_findings
+from gpucloud.domain.gate.findings import failures
 from gpucloud.domain.gate.report import Links, Report
 from gpucloud.domain.gate.wanted import GateOrder
 
@@ -33,7 +34,7 @@ def look(order: GateOrder, *, busy: bool = False) -> Report:
     """
     seen = _seen(order, busy=busy)
     until = time.monotonic() + _RELEASES_WITHIN_S
-    while any(held_findings(seen, order.wanted)) and time.monotonic() < until:
+    while failures(held_findings(seen, order.wanted)) and time.monotonic() < until:
         time.sleep(_LOOK_S)
         seen = _seen(order, busy=busy)
     every = seen.listed > 0

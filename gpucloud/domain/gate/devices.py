@@ -34,9 +34,9 @@ def device_findings(report: Report, wanted: GateWanted) -> Iterator[Finding]:  #
     yield from _links(report)
 
 
-def held_findings(report: Report, wanted: GateWanted) -> Iterator[Finding]:  # noqa: ARG001
-    """Yield which devices other programs hold: what is measured beside them says nothing about the machine."""
-    for gpu in report.gpus or () if not report.busy else ():
+def held_findings(report: Report, wanted: GateWanted) -> Iterator[Finding]:
+    """Yield which of the job's devices other programs hold: what is measured beside them tells nothing."""
+    for gpu in report.used(wanted.gpus) if not report.busy else ():
         holders = [one for one in report.holders if one.gpu == gpu.index]
         used, whole = gpu.memory_used_mib, gpu.memory_mib
         much = used is not None and whole is not None and used > _HELD * whole
@@ -48,10 +48,15 @@ def held_findings(report: Report, wanted: GateWanted) -> Iterator[Finding]:  # n
         elif much or any(one.computes for one in holders):
             who = ", ".join(_said(one) for one in holders if much or one.computes)
             own = [str(one.pid) for one in holders if one.own]
-            hint = (
-                f"kill {' '.join(own)}" if own else "wait until it is free, or name others in `ssh: hosts: [{gpus: …}]`"
-            )
+            hint = f"kill {' '.join(own)}" if own else _others(report)
             yield (fail if much else warn)("in-use", f"{text} by {who}", hint, gpu.index)
+
+
+def _others(report: Report) -> str:
+    held = {one.gpu for one in report.holders}
+    free = [str(gpu.index) for gpu in report.gpus or () if gpu.index not in held and (gpu.memory_used_mib or 0) < 1024]
+    named = f", or name free ones: `ssh: hosts: [{{gpus: [{', '.join(free)}]}}]`" if free else ""
+    return f"wait until it is free{named}"
 
 
 def _said(one: Holder) -> str:

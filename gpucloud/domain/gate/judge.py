@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from gpucloud.domain.gate.devices import device_findings, held_findings
-from gpucloud.domain.gate.findings import Finding, fail, warn
+from gpucloud.domain.gate.findings import Finding, Severity, fail, warn
 from gpucloud.domain.gate.report import Report, TorchSeen, XidSeen
 from gpucloud.domain.gate.wanted import GateWanted
 from gpucloud.domain.gate.work import work_findings
@@ -35,8 +36,15 @@ def judge(report: Report, wanted: GateWanted) -> tuple[Finding, ...]:
         work_findings,
         _machine,
     )
-    found = [finding for rule in rules for finding in rule(report, wanted)]
+    found = [_weighed(finding, report, wanted) for rule in rules for finding in rule(report, wanted)]
     return tuple(sorted(found, key=lambda finding: finding.severity.value))
+
+
+def _weighed(finding: Finding, report: Report, wanted: GateWanted) -> Finding:
+    """What is wrong with a device that the job does not get is told, and refuses nobody."""
+    used = {gpu.index for gpu in report.used(wanted.gpus)}
+    others = {gpu.index for gpu in report.gpus or ()} - used
+    return replace(finding, severity=Severity.WARN) if finding.gpu in others and finding.code != "model" else finding
 
 
 def _presence(report: Report, wanted: GateWanted) -> Iterator[Finding]:
@@ -67,8 +75,7 @@ def _stand_ins(report: Report, wanted: GateWanted) -> Iterator[Finding]:  # noqa
 
 
 def _models(report: Report, wanted: GateWanted) -> Iterator[Finding]:
-    gpus = report.gpus or ()
-    used = gpus[: wanted.gpus] if wanted.gpus else gpus  # a job's ranks take the first ones
+    gpus, used = report.gpus or (), report.used(wanted.gpus)
     names = {model_of(gpu.name) for gpu in used}
     if len(names) > 1:
         yield warn("mixed", f"GPUs of several models: {', '.join(sorted(names))}", "the slowest sets the pace")

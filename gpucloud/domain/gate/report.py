@@ -179,3 +179,8 @@ class Report:
     under_load: tuple[UnderLoad, ...] = ()
     seconds: float = 0.0
     stand_in: bool = False
+
+    def used(self, count: int) -> tuple[Gpu, ...]:
+        """Return the devices that a job with so many ranks gets, the first ones; all of them for 0."""
+        gpus = self.gpus or ()
+        return gpus[:count] if count else gpus
