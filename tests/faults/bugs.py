@@ -721,12 +721,10 @@ def gc_takes_another_stores(original: Any) -> Any:
     return lambda thing, owner: original(thing, replace(owner, store=thing.tag("gpucloud:store")))
 
 
-@seeded("adapters.ssh.shell:_words", "pytest", "tests/contract/test_shell.py")
+@seeded("adapters.ssh.words:_word", "pytest", "tests/unit/test_shell_words.py")
 def arguments_quoted_by_hand(original: Any) -> Any:
     """Words are put into quotes, whatever they hold."""
-    import os
-
-    return lambda argv: original(argv) and os.fsencode(" ".join(f"'{word}'" for word in argv))
+    return lambda word: f'"{word}"'
 
 
 @seeded("usecases.supervise:words_of", "canary")

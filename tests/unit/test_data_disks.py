@@ -138,7 +138,7 @@ def test_the_disk_of_a_rented_machine_is_used_however_open_its_image_left_it(
     assert folders(tmp_path) == [str(scratch / FOLDER)]
 
 
-def test_where_only_root_may_write_root_makes_the_folder_and_never_changes_one_that_is_there(
+def test_on_a_rented_machines_disk_root_makes_the_folder_and_never_changes_one_that_is_there(
     scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sudo: list[tuple[str, ...]]
 ):
     def refuse(*_: Any, **__: Any) -> None:
@@ -147,4 +147,6 @@ def test_where_only_root_may_write_root_makes_the_folder_and_never_changes_one_t
     scratch.chmod(0o755)
     monkeypatch.setattr(module.Path, "mkdir", refuse)
     assert not module._is_ours(scratch, rented=False)
+    assert sudo == []  # a user's own host reports it to its administrator
+    assert not module._is_ours(scratch, rented=True)
     assert [words[:4] for words in sudo] == [("sudo", "-n", "mkdir", "-m")]  # which fails where something is
