@@ -34,7 +34,7 @@ class LiveOnlooker:
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
-        self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+        self._live = self._new()
         self._held: list[Text] | None = None
         """What is said while the user is asked something; None while nobody is."""
 
@@ -57,6 +57,7 @@ class LiveOnlooker:
         held, self._held = self._held or [], None
         for line in held:
             self._console.print(line)
+        self._live = self._new()  # one that was stopped would first erase as many lines as it had, of those above
         self._live.start()
 
     def story(self, line: str) -> None:
@@ -73,6 +74,9 @@ class LiveOnlooker:
         if rank == 0:
             for line in without_code_folder(text).splitlines():
                 self._print(Text("  | ", style="dim") + Text.from_ansi(coloured(line)))
+
+    def _new(self) -> Live:
+        return Live(console=self._console, refresh_per_second=8, transient=True)
 
     def _print(self, line: Text) -> None:
         if self._held is None:

@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from gpucloud.cli import asking, copying, health, live, onlookers, render, reports, verdicts
 from gpucloud.domain.errors import NodeError
@@ -122,6 +123,21 @@ def test_the_live_display_shows_colours_and_no_more() -> None:
     assert not OBEYED.search(written.getvalue())
     assert "31mred" in written.getvalue()
     assert "node says this" in written.getvalue()
+
+
+def test_a_panel_that_comes_back_erases_no_line_above_it() -> None:
+    written = io.StringIO()
+    shown = live.LiveOnlooker()
+    shown._console = Console(file=written, force_terminal=True, color_system=None, width=80)
+    shown._live = shown._new()
+    shown._live.update(Text("one\ntwo\nthree"))
+    with shown:
+        shown._live.refresh()
+        shown.pause()
+        shown.story("held")
+        since = len(written.getvalue())
+        shown.go_on()
+        assert "\x1b[1A" not in written.getvalue()[since:]  # the cursor goes up over nothing that was said
 
 
 def test_the_live_display_writes_nothing_into_a_question_and_says_it_afterwards() -> None:
