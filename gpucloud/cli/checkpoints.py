@@ -107,6 +107,8 @@ def _list(job: _Job, _asked: Asked, as_json: bool) -> int:  # noqa: FBT001
         say_json({"job": job.name, "store": job.jobs.store.url, "checkpoints": [standing_json(o) for o in standing]})
     else:
         say(standing_text(standing) if standing else f"{job.name} has no checkpoints yet")
+        if not standing:
+            tell("hint: a script saves with gpucloud.resume, or into the job file's `checkpoint: {directory: …}`")
     return 0
 
 
