@@ -13,14 +13,12 @@ from gpucloud.cli.render import say, say_json, table, tell
 from gpucloud.cli.reports import jobs_text, newest_first, report_json, report_text, standing_json
 from gpucloud.cli.target import known_job, report_or_line
 from gpucloud.cli.use import history_json, history_rows
-from gpucloud.domain.condition import Condition
 from gpucloud.domain.errors import NodeError, StoreError, UsageError
 from gpucloud.domain.shown import coloured, lines_of
 from gpucloud.domain.state import JobState
 from gpucloud.usecases.attemptrecords import LogPart
 from gpucloud.usecases.history import read_history
 from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.report import JobReport
 from gpucloud.wiring import Gpucloud, KnownJob
 
 _RUNNERS = ("GITHUB_ACTIONS", "TF_BUILD")
@@ -59,7 +57,8 @@ def status(target: str | None, *, history: bool, every: bool, as_json: bool) -> 
 
 
 def _status_of_all(cloud: Gpucloud, *, every: bool, as_json: bool) -> int:
-    found = [_told(cloud, known, report) for known in cloud.home.known() if (report := report_or_line(cloud, known))]
+    told = (report_or_line(cloud, known, visits=True) for known in cloud.home.known())
+    found = [report for report in told if report is not None]
     reports = newest_first([report for report in found if every or not report.rehearses])
     if as_json:
         say_json({"jobs": [report_json(report) for report in reports]})
@@ -68,11 +67,6 @@ def _status_of_all(cloud: Gpucloud, *, every: bool, as_json: bool) -> int:
     if hidden := len(found) - len(reports):
         tell(f"{hidden} rehearsals of --verify-resume are not shown: gpucloud status --all")
     return 0
-
-
-def _told(cloud: Gpucloud, known: KnownJob, report: JobReport) -> JobReport:
-    """Return the report with what its nodes say where nobody supervises them: its books are of an earlier time."""
-    return cloud.visited(known, report) if report.condition is Condition.UNSUPERVISED else report
 
 
 def metrics(target: str | None, node_id: str | None) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpucloud.cli.faults import known_error
 from gpucloud.cli.render import tell
+from gpucloud.domain.condition import Condition
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job import Cloud, Job
 from gpucloud.domain.order import run_of
@@ -63,10 +64,14 @@ def known_job(cloud: Gpucloud, target: str | None) -> KnownJob:
     return cloud.known(read.job, found.name, read.file)
 
 
-def report_or_line(cloud: Gpucloud, known: KnownJob) -> JobReport | None:
-    """Return the job's report; None, with a line that says why, when its store does not give it."""
+def report_or_line(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobReport | None:
+    """Return the job's report; None, with a line that says why, when its store does not give it.
+
+    With `visits`, the nodes of one that nobody supervises are asked too: its books are of an earlier time.
+    """
     try:
-        return cloud.asker(known).report()
+        report = cloud.asker(known).report()
+        return cloud.visited(known, report) if visits and report.condition is Condition.UNSUPERVISED else report
     except Exception as fault:  # noqa: BLE001  what one job's machines wrote must keep nobody from the others' reports
         tell(f"{known.name}: {known_error(fault)}")
         return None
