@@ -55,7 +55,7 @@ def require_own(found: Found, job: Job, spec_sha256: str, host: str, way: str) -
     if not is_of_another_file(order, job, spec_sha256, is_there=is_there):
         return
     whose = f"{other}" if order.host == host else f"{other} of {order.by}"
-    stands = f", {found.state.status.value}" + _at_step(found.state)
+    stands = f", {found.state.status.value if found.state.status.ended else 'unfinished'}{_at_step(found.state)}"
     folder = re.sub(r"[^a-z0-9]+", "-", job.source.parent.name.lower()).strip("-") or "2"
     raise UsageError(
         f"{found.name} is a run of {whose}{stands}, and {job.source} is another job file of that name",

@@ -313,6 +313,6 @@ def test_a_bad_job_file_creates_nothing(line):
 def test_a_budget_that_cannot_start_is_refused_with_the_least_sum(line):
     answer = line.run("train", line.job(budget="0.01 USD"), "--json")
 
-    assert answer.code == 10
+    assert answer.code == 2
     assert "need at least 0.1350 USD" in answer.json["error"]["message"]
     assert line.state() is None
