@@ -65,7 +65,7 @@ WITHOUT = (
     Case("schema", says=_TEXT),
     Case("status"),
     Case("plan small.yaml"),
-    Case("plan dear.yaml", 10),
+    Case("plan dear.yaml", 2),
     Case("plan far.yaml --cloud aws"),
     Case("plan small.yaml --plot cost.gif", 2),
     Case("simulate small.yaml --work 2h --deadline 4h --budget 20USD --windows 2"),

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from datetime import datetime, timezone
 from decimal import Decimal
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,12 +22,10 @@ class Cloud:
     """An AWS of two regions that answers with one spot price and one score."""
 
     def __init__(self) -> None:
+        self.aws = SimpleNamespace(region="us-east-1")
         self.catalog = load()
         self.regions = ("us-east-1", "us-west-2")
         self.asked: list[tuple[str, tuple[str, ...]]] = []
-
-    def aws(self, *_: object) -> Cloud:
-        return self
 
     def account(self) -> Cloud:
         return self
@@ -44,7 +43,7 @@ class Cloud:
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     made = Cloud()
-    monkeypatch.setattr(account, "Gpucloud", lambda: made)
+    monkeypatch.setattr(account, "Gpucloud", lambda: SimpleNamespace(aws=lambda *_: made))
     return made
 
 

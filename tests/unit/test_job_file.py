@@ -222,7 +222,7 @@ def test_the_spec_hash_is_that_of_the_files_bytes(folder: Path) -> None:
 
 def test_the_sample_reads_as_it_is_written(folder: Path) -> None:
     job = read(folder, sample_job("my-job"))
-    assert (job.name, job.cloud, job.resources.nodes, job.code) == ("my-job", Cloud.LOCAL, 2, folder)
+    assert (job.name, job.cloud, job.resources.nodes, job.code) == ("my-job", Cloud.LOCAL, 1, folder)
 
 
 @pytest.mark.parametrize("without", [("image",), ("conda", "setup")])
