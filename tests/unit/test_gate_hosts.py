@@ -162,6 +162,8 @@ def test_a_gpu_that_somebody_holds_is_named_beside_those_that_are_free():
         "wait until it is free, or name free ones: `ssh: hosts: [{gpus: [2, 3]}]`",
     )
     assert judge(report(*busy[::-1], holders=held), GateWanted(gpus=2)) == ()
+    (rest,) = judge(report(*busy, holders=(replace(held[0], own=True),)), GateWanted(gpus=1))
+    assert rest.hint == "kill 40, if it is a rest of yours"
 
 
 def test_memory_that_is_the_machines_is_judged_by_what_cuda_says():

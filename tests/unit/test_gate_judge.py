@@ -322,7 +322,14 @@ def test_one_planted_fault_keeps_the_machine_out(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("codes", "machines"),
-    [(("store",), False), (("cpu-torch", "store"), False), (("count",), True), (("store", "xid"), True)],
+    [
+        (("store",), False),
+        (("cpu-torch", "store"), False),
+        (("count",), True),
+        (("store", "xid"), True),
+        (("in-use",), False),
+        (("held",), True),
+    ],
 )
 def test_what_the_next_machine_would_show_as_well_is_no_fault_of_this_one(
     codes: tuple[str, ...], machines: bool

@@ -48,7 +48,7 @@ def held_findings(report: Report, wanted: GateWanted) -> Iterator[Finding]:
         elif much or any(one.computes for one in holders):
             who = ", ".join(_said(one) for one in holders if much or one.computes)
             own = [str(one.pid) for one in holders if one.own]
-            hint = f"kill {' '.join(own)}" if own else _others(report)
+            hint = f"kill {' '.join(own)}, if it is a rest of yours" if own else _others(report)
             yield (fail if much else warn)("in-use", f"{text} by {who}", hint, gpu.index)
 
 

@@ -9,8 +9,9 @@ from enum import Enum
 REFUSED = 14
 """The exit code of the node's `gate` command, and of the CLI, where a machine is not fit (DESIGN §10)."""
 
-# What the next machine would show as well: the job's Python, its environment, the ways out of its network.
-_NOT_THE_MACHINES = ("no-torch", "cpu-torch", "wheel-too-new", "torch-count", "store", "choice")
+# What the next machine would show as well: the job's Python, its environment, the ways out of its network; and what
+# somebody does there now. Another machine is taken then, and this one again when no other is left.
+_NOT_THE_MACHINES = ("no-torch", "cpu-torch", "wheel-too-new", "torch-count", "store", "choice", "in-use")
 
 
 class Severity(str, Enum):

@@ -114,7 +114,7 @@ def _is(model: str, name: str) -> bool:
 def _xids(report: Report, wanted: GateWanted) -> Iterator[Finding]:  # noqa: ARG001
     if report.kernel_log is not None:
         text = f"the kernel's log cannot be read ({report.kernel_log}): Xids are not known"
-        yield warn("kernel-log", text, "sudo sysctl kernel.dmesg_restrict=0")
+        yield warn("kernel-log", text, "let the login read it: sudo usermod -aG adm USER")
     ours = {gpu.index: gpu.pci for gpu in report.gpus or () if gpu.pci}
     seen: set[tuple[int, str]] = set()
     for xid in sorted(report.xids, key=lambda one: one.age_s or 0.0):  # of several alike, the last one counts
