@@ -9,7 +9,7 @@ import pytest
 
 from gpucloud.domain.hardware.gpus import GpuSample
 from gpucloud.domain.hardware.illness import Signs, illness
-from gpucloud.domain.hardware.xids import Xid, find_xid
+from gpucloud.domain.hardware.xids import Xid, find_error, find_xid
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
 FELL_OFF = "NVRM: Xid (PCI:0000:05:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
@@ -38,6 +38,8 @@ WELL = Signs(before=PAIR, now=PAIR)
     ("signs", "why"),
     [
         (WELL, None),
+        (replace(WELL, xids=(Xid(number=20034, pci="", switch=True),)), "a fatal error of an NVSwitch (SXid 20034)"),
+        (replace(WELL, before=PAIR[:1], xids=(Xid(number=20034, pci="", switch=True),)), None),
         (replace(WELL, xids=(Xid(number=79, pci="0000:05:00"),)), "GPU 1: the GPU has fallen off the bus (Xid 79)"),
         (replace(WELL, xids=(Xid(number=13, pci="0000:05:00"),)), None),  # the program's own fault
         (replace(WELL, xids=(Xid(number=63, pci="0000:05:00"),)), None),  # a repair that succeeded
@@ -73,3 +75,10 @@ def test_signs_of_illness(signs: Signs, why: str | None) -> None:
 )
 def test_a_line_of_the_kernel_log_tells_of_an_error(line: str, found: Xid | None) -> None:
     assert find_xid(line) == found
+
+
+def test_a_switchs_fatal_error_is_seen_beside_those_of_devices():
+    switch = "nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Fatal, Link 28 LTSSM Fault Up"
+    assert find_error(switch) == Xid(number=20034, pci="", switch=True)
+    assert find_error(switch.replace("Fatal", "Non-fatal")) is None
+    assert find_error(FELL_OFF) == find_xid(FELL_OFF)

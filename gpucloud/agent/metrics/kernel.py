@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from gpucloud.domain.hardware.xids import Xid, find_xid
+from gpucloud.domain.hardware.xids import Xid, find_error
 
 _KMSG = Path("/dev/kmsg")
 _ASKED_S = 10.0
@@ -35,7 +35,7 @@ class KernelLog:
     def news(self) -> tuple[Xid, ...]:
         """Return the errors since the last call."""
         lines = self._lines()
-        return tuple(xid for line in lines if b"Xid" in line and (xid := find_xid(line.decode(errors="replace"))))
+        return tuple(xid for line in lines if b"Xid" in line and (xid := find_error(line.decode(errors="replace"))))
 
     def close(self) -> None:
         """End."""

@@ -42,9 +42,14 @@ def absent(before: tuple[GpuSample, ...], now: tuple[GpuSample, ...]) -> tuple[G
 
 
 def _by_xid(signs: Signs) -> str | None:
-    """Only errors of the node's own devices count: several nodes may share one machine and its kernel log."""
+    """Only errors of the node's own devices count, and of the switches that join them.
+
+    Several nodes may share one machine and its kernel log.
+    """
     own = {pci_address(gpu.pci): gpu.index for gpu in signs.before}
     for xid in signs.xids:
+        if xid.switch and len(signs.before) > 1:
+            return f"a fatal error of an NVSwitch (SXid {xid.number})"
         place = pci_address(xid.pci)
         if xid_class(xid.number) is XidClass.BROKEN and place in own:
             return f"GPU {own[place]}: {xid_means(xid.number)} (Xid {xid.number})"

@@ -59,10 +59,11 @@ _WEAK = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Xid:
-    """One error: its number, and the PCI address of the device as it was written."""
+    """One error: its number, and the device's PCI address as it was written; `switch`: a fatal one of an NVSwitch."""
 
     number: int
     pci: str
+    switch: bool = False
 
 
 class XidClass(str, Enum):
@@ -95,6 +96,12 @@ def find_switch_error(line: str) -> int | None:
     """Return the number of a fatal error of an NVSwitch in a line of the kernel's log, None for any other line."""
     m = _SWITCH_LINE.search(line)
     return int(m["number"]) if m else None
+
+
+def find_error(line: str) -> Xid | None:
+    """Return the Xid in a line of the kernel's log, or the fatal error of an NVSwitch; None for any other line."""
+    switch = find_switch_error(line)
+    return Xid(number=switch, pci="", switch=True) if switch is not None else find_xid(line)
 
 
 def is_recovered(line: str) -> bool:
