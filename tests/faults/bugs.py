@@ -386,6 +386,27 @@ def closed_before_the_outputs_are_home(original: Any) -> Any:
     return lambda attempt, goal, seen, rules: None
 
 
+@seeded("domain.supervision.during:_trained_nothing", *_RECONCILE_TESTS)
+def a_run_without_a_step_succeeded(original: Any) -> Any:
+    """A script that ends without a step has succeeded, whatever it resumed from."""
+    del original
+    return lambda attempt, goal, seen: False
+
+
+@seeded("domain.order:is_of_another_file", "pytest", "tests/functional/test_start.py")
+def a_name_is_enough(original: Any) -> Any:
+    """A job file goes on with any run of its name."""
+    del original
+    return lambda order, job, spec_sha256, *, is_there: False
+
+
+@seeded("domain.protection:must_be_meant", "pytest", "tests/unit/test_protection.py")
+def nobody_need_mean_it(original: Any) -> Any:
+    """A script that saves nothing is begun in CI on machines that cost money."""
+    del original
+    return lambda job, protection: False
+
+
 @seeded("domain.supervision.bootstraps:_rounds", "pytest", "tests/unit/test_preparing.py")
 def one_outage_is_many_failures(original: Any) -> Any:
     """Machines that fail beside one another count one by one."""
