@@ -146,6 +146,13 @@ class Home:
         with _writing(path):
             write_whole(path, json.dumps(_entry(job)))
 
+    def forget(self, job: KnownJob) -> None:
+        """Remove all that is here of a job that is deleted: its entry, its log, the key that was made for it."""
+        made = self.root / "keys" / "made" / job.name
+        for path in (self.log(job.name), made, made.with_name(f"{made.name}.pub"), self._index / f"{job.name}.json"):
+            path.unlink(missing_ok=True)
+        self.order_marks.forget(job.store, job.name)
+
     def known(self) -> tuple[KnownJob, ...]:
         """Return every known job, by name."""
         paths = sorted(self._index.glob("*.json")) if self._index.is_dir() else []
@@ -198,6 +205,10 @@ class OrderMarks:
             known = self.seen(store, job)
             if known is None or known < mark:
                 write_whole(path, to_json(mark), lasting=True)
+
+    def forget(self, store: str, job: str) -> None:
+        """Remove the mark of a run that is deleted: a new one of its name begins with order 1."""
+        self._path(store, job).unlink(missing_ok=True)
 
     def _path(self, store: str, job: str) -> Path:
         return self.root / f"{hashlib.sha256(f'{store} {job}'.encode()).hexdigest()[:32]}.json"

@@ -10,12 +10,14 @@ import typer
 from gpucloud import __version__
 from gpucloud.cli.arguments import Json, OnCloud, Target
 from gpucloud.cli.groups import catalog, ci, iam, keys, local, quota, tools
+from gpucloud.cli.help import App, Group
 from gpucloud.domain.job import Cloud, MarketPolicy
 from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.query import Order, Query
 
-app = typer.Typer(
+app = App(
     name="gpucloud",
+    cls=Group,
     help="Train models on interruptible cloud GPUs, inside a budget that cannot be exceeded.",
     no_args_is_help=True,
     add_completion=False,
@@ -365,11 +367,12 @@ def doctor(
 
 
 @app.command()
-def logs(
+def logs(  # noqa: PLR0913, PLR0917  each is an option
     target: Target = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
     attempt: Annotated[Optional[int], typer.Option(help="Only this attempt.")] = None,  # noqa: UP045
     rank: Annotated[Optional[int], typer.Option(help="Only this rank; 0 is what `train` shows.")] = None,  # noqa: UP045
+    tail: Annotated[Optional[int], typer.Option(min=0, metavar="N", help="Only the last N lines before now.")] = None,  # noqa: UP045
     launch: Annotated[bool, typer.Option("--launch", help="How each node was launched instead: JSON lines.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
@@ -378,7 +381,8 @@ def logs(
 
     if launch:
         raise typer.Exit(asking.launches(target, attempt=attempt))
-    raise typer.Exit(asking.logs(target, follow=follow, attempt=attempt, rank=rank, as_json=as_json))
+    wanted = asking.Wanted(follow=follow, attempt=attempt, rank=rank, tail=tail)
+    raise typer.Exit(asking.logs(target, wanted, as_json=as_json))
 
 
 @app.command()
@@ -460,6 +464,19 @@ def down(
     from gpucloud.cli import ending
 
     raise typer.Exit(ending.down(target, as_json=as_json))
+
+
+@app.command()
+def rm(
+    target: Target = None,
+    with_checkpoints: Annotated[bool, typer.Option("--with-checkpoints", help="Its checkpoints too.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete what is kept of a job that is over."""
+    from gpucloud.cli import removing
+
+    raise typer.Exit(removing.rm(target, with_checkpoints=with_checkpoints, yes=yes, as_json=as_json))
 
 
 @app.command()

@@ -7,6 +7,8 @@ import os
 import re
 import stat
 import sys
+from collections import deque
+from dataclasses import dataclass
 
 from gpucloud.cli.machines import one_node
 from gpucloud.cli.render import say, say_json, table, tell
@@ -18,6 +20,7 @@ from gpucloud.domain.shown import coloured, lines_of
 from gpucloud.domain.state import JobState
 from gpucloud.usecases.attemptrecords import LogPart
 from gpucloud.usecases.history import read_history
+from gpucloud.usecases.jobs import Asker
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.wiring import Gpucloud, KnownJob
 
@@ -86,23 +89,83 @@ def metrics(target: str | None, node_id: str | None) -> int:
     return 0
 
 
-def logs(target: str | None, *, follow: bool, attempt: int | None, rank: int | None, as_json: bool) -> int:
-    """Write the output of a job's ranks, to its end with `follow`; return the exit code."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which output `logs` writes: of one attempt, of one rank, of all before now the last `tail` lines."""
+
+    follow: bool = False
+    attempt: int | None = None
+    rank: int | None = None
+    tail: int | None = None
+
+
+def logs(target: str | None, wanted: Wanted, *, as_json: bool) -> int:
+    """Write the output of a job's ranks, to its end with `follow`; return the exit code. UsageError without any."""
     cloud = Gpucloud()
-    asker = cloud.asker(known_job(cloud, target))
-    if attempt is not None and not follow:
-        _require_attempt(asker.stored_state(), attempt)
-    read = 0
+    known = known_job(cloud, target)
+    asker, read = cloud.asker(known), 0
+    if wanted.attempt is not None and not wanted.follow:
+        _require_attempt(asker.stored_state(), wanted.attempt)
+    shown = _Shown(asker=asker, as_json=as_json, tail=wanted.tail)
     try:
-        for part, data in asker.output(attempt=attempt, rank=rank, follow=follow):
+        for part, data in asker.output(
+            attempt=wanted.attempt, rank=wanted.rank, follow=wanted.follow, caught_up=shown.caught_up
+        ):
             read += len(data)
-            _write_output(part, data, as_json=as_json)
+            shown.take(part, data)
     finally:
         asker.bill_pull(read)
     if not read:
-        of_rank = "" if rank is None else f" of rank {rank}"
-        tell(f"no output{of_rank} is there")
+        of_rank = "" if wanted.rank is None else f" of rank {wanted.rank}"
+        raise UsageError(f"{known.name} has no output{of_rank} yet", hint=f"gpucloud status {known.name}")
     return 0
+
+
+@dataclass(slots=True)
+class _Shown:
+    """Writes output piece by piece, with a line on standard error before each attempt's.
+
+    Of what was kept before somebody asked, only the last `tail` lines, None for all.
+    """
+
+    asker: Asker
+    as_json: bool
+    tail: int | None
+    _attempt: int | None = None
+    _waiting: deque[tuple[LogPart, bytes]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.tail is not None:
+            self._waiting = deque(maxlen=self.tail)
+
+    def take(self, part: LogPart, data: bytes) -> None:
+        """Write the piece, or keep its last lines until all that there is has been read."""
+        if self._waiting is None:
+            self._write(part, data)
+        else:
+            self._waiting.extend((part, line) for line in data.splitlines(keepends=True))
+
+    def caught_up(self) -> None:
+        """Write the last lines; all that comes from now on is new."""
+        waiting, self._waiting = self._waiting, None
+        for part, line in waiting or ():
+            self._write(part, line)
+
+    def _write(self, part: LogPart, data: bytes) -> None:
+        if part.attempt != self._attempt and not self.as_json:
+            tell(attempt_header(part.attempt, self.asker.stored_state()))
+        self._attempt = part.attempt
+        _write_output(part, data, as_json=self.as_json)
+
+
+def attempt_header(number: int, state: JobState) -> str:
+    """Return the line before an attempt's output: which it is, on how many machines, from which step."""
+    attempt = next((one for one in state.attempts if one.number == number), None)
+    parts = [f"attempt {number}"]
+    if attempt is not None:
+        parts.append(f"{len(attempt.members)} node{'s' if len(attempt.members) != 1 else ''}")
+        parts += [f"from step {attempt.first_step}"] if attempt.first_step is not None else []
+    return f"── {', '.join(parts)} ──"
 
 
 def _write_output(part: LogPart, data: bytes, *, as_json: bool) -> None:

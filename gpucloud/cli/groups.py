@@ -7,16 +7,17 @@ from typing import Annotated, Optional
 import typer
 
 from gpucloud.cli.arguments import Drilled, Json, OneNode, Target
+from gpucloud.cli.help import App
 
-local = typer.Typer(
+local = App(
     help="The embedded cloud: have it take, freeze and cut off machines.", rich_markup_mode=None, no_args_is_help=True
 )
-quota = typer.Typer(help="What the AWS account may rent.", rich_markup_mode=None, no_args_is_help=True)
-iam = typer.Typer(help="The rights that gpucloud needs on AWS.", rich_markup_mode=None, no_args_is_help=True)
-catalog = typer.Typer(help="Machines and list prices.", rich_markup_mode=None, no_args_is_help=True)
-keys = typer.Typer(help="Whose orders may start something here.", rich_markup_mode=None)
-ci = typer.Typer(help="gpucloud in a repository's CI.", rich_markup_mode=None, no_args_is_help=True)
-tools = typer.Typer(help="Programs that gpucloud calls.", rich_markup_mode=None, no_args_is_help=True)
+quota = App(help="What the AWS account may rent.", rich_markup_mode=None, no_args_is_help=True)
+iam = App(help="The rights that gpucloud needs on AWS.", rich_markup_mode=None, no_args_is_help=True)
+catalog = App(help="Machines and list prices.", rich_markup_mode=None, no_args_is_help=True)
+keys = App(help="Whose orders may start something here.", rich_markup_mode=None)
+ci = App(help="gpucloud in a repository's CI.", rich_markup_mode=None, no_args_is_help=True)
+tools = App(help="Programs that gpucloud calls.", rich_markup_mode=None, no_args_is_help=True)
 
 
 @local.command()

@@ -116,10 +116,13 @@ class Asker:
             if charges := charges_of(used, rates):
                 self.jobs.bill_beside(f"pull-{now:%Y%m%dT%H%M%S.%f}", charges)
 
-    def output(self, *, attempt: int | None, rank: int | None, follow: bool) -> Iterator[tuple[LogPart, bytes]]:
+    def output(
+        self, *, attempt: int | None, rank: int | None, follow: bool, caught_up: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[LogPart, bytes]]:
         """Yield the kept output in order; with `follow`, go on until the job has ended and all is told.
 
-        Where two supervisors kept the same stretch in different pieces, it comes once.
+        Where two supervisors kept the same stretch in different pieces, it comes once. `caught_up` is called whenever
+        all that is kept by then was told.
         """
         told: set[str] = set()
         ends: dict[tuple[int, int], int] = {}
@@ -132,6 +135,7 @@ class Asker:
                     ends[part.attempt, part.rank] = max(end, part.offset + len(data))
                     if part.offset + len(data) > end:
                         yield part, data[max(0, end - part.offset) :]
+            caught_up()
             if not follow or ended:
                 return
             self.clock.sleep(self.look_s)

@@ -113,6 +113,7 @@ def as_process(cloud: object) -> Iterator[None]:
         mock.patch("gpucloud.cli.budgeting.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.cli.asking.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.cli.copying.Gpucloud", return_value=cloud),
+        mock.patch("gpucloud.cli.removing.Gpucloud", return_value=cloud),
         mock.patch("gpucloud.usecases.supervise.ThreadPoolExecutor", InlinePool),
         mock.patch("gpucloud.usecases.lease.Lease._renew_for_ever"),  # by a clock that does not stand still
         mock.patch("gpucloud.processes.started", return_value=f"process {number}"),

@@ -130,7 +130,7 @@ def charged(world, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("lines", [False, True])
 def test_logs_that_are_read_out_of_the_store_are_charged(charged, lines, capfdbinary):
-    assert asking.logs("made", follow=False, attempt=None, rank=None, as_json=lines) == 0
+    assert asking.logs("made", asking.Wanted(), as_json=lines) == 0
     assert b"hello" in capfdbinary.readouterr().out
     sums = {charge.kind.value: charge.usd for charge in charged.charges()}
     assert sums == {"transfer": 6, "requests": Decimal("0.001")}
@@ -151,5 +151,5 @@ def test_who_may_only_read_reads_all_the_same(charged, monkeypatch, capfd):
         raise StoreError("403")
 
     monkeypatch.setattr(JobStore, "bill_beside", refused)
-    assert asking.logs("made", follow=False, attempt=None, rank=None, as_json=False) == 0
+    assert asking.logs("made", asking.Wanted(), as_json=False) == 0
     assert capfd.readouterr().out == "hello\n"

@@ -1,0 +1,146 @@
+"""How `--help` reads: commands in groups with one short line each, an example under the usage, no Python types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import click
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+GROUPS = {
+    "Start": {
+        "init": "Write a job file",
+        "plan": "What would be rented, its cost and its end",
+        "train": "Run a job to its end, or go on with it",
+        "up": "Start a job's machines without training",
+    },
+    "See": {
+        "status": "Where a job stands; without one, all jobs",
+        "logs": "The output of a job's script",
+        "watch": "Steps, GPUs and money, live",
+        "cost": "What jobs have cost, and may still cost",
+    },
+    "Reach": {
+        "ssh": "A shell on a machine, or one command",
+        "cp": "Copy files to and from machines",
+        "checkpoints": "List, verify, delete or bring checkpoints",
+    },
+    "Change": {
+        "budget": "Show, raise or lower a job's budget",
+        "down": "Save and end a job and its machines",
+        "rm": "Delete what is kept of a job that is over",
+    },
+    "Choose": {
+        "offers": "GPU machines of AWS with prices, best first",
+        "simulate": "Rehearse a job on recorded spot markets",
+        "quota": "What the AWS account may rent",
+    },
+    "Trust": {
+        "doctor": "Whether machines and their GPUs are fit",
+        "keys": "Whose orders may start something here",
+    },
+    "Set up": {
+        "iam": "The rights that gpucloud needs on AWS",
+        "catalog": "AWS's machines and list prices",
+        "tools": "Programs that gpucloud calls",
+        "ci": "gpucloud in a repository's CI",
+        "schema": "The JSON Schema of job files",
+    },
+    "Practise": {
+        "local": "Take, freeze and cut off embedded machines",
+    },
+    "Automate": {
+        "reconcile": "One pass for a job, for cron and CI",
+        "gc": "Find and remove what belongs to no job",
+        "metrics": "A machine's figures for Prometheus",
+    },
+}
+"""Every command under what it is for, each with its summary."""
+
+EXAMPLES = {
+    "gpucloud": "gpucloud init && gpucloud plan && gpucloud train",
+    "init": "gpucloud init --run train.py",
+    "plan": "gpucloud plan gpucloud.yaml",
+    "train": "gpucloud train gpucloud.yaml --drill",
+    "logs": "gpucloud logs digits -f --tail 20",
+    "cost": "gpucloud cost --all --by day",
+    "ssh": "gpucloud ssh digits nvidia-smi",
+    "cp": "gpucloud cp digits:results/ .",
+    "budget": "gpucloud budget digits 40 USD",
+    "rm": "gpucloud rm digits --with-checkpoints",
+    "offers": "gpucloud offers --gpu H100 --gpus 8",
+    "simulate": "gpucloud simulate gpucloud.yaml --sweep",
+}
+
+_METAVARS = (
+    (re.compile(r" <list\[(str|int)\]>| <str>"), " TEXT"),
+    (re.compile(r" <(int|float)( range)?>"), " N"),
+    (re.compile(r" <list\[([a-z_|]+)\]>| <([a-z_-]+(\|[a-z_-]+)+)>"), r" [\1\2]"),
+)
+
+
+class Command(TyperCommand):
+    """A command whose help names what an option takes in plain words."""
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        """Write the usage, and an example under it."""
+        super().format_usage(ctx, formatter)
+        _write_example(ctx, formatter)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments, then options."""
+        arguments: list[tuple[str, str]] = []
+        options: list[tuple[str, str]] = []
+        for one in self.get_params(ctx):
+            record = one.get_help_record(ctx)
+            if record is not None:
+                is_argument = one.param_type_name == "argument"
+                (arguments if is_argument else options).append(_plain(record, is_argument=is_argument))
+        for title, rows in (("Arguments", arguments), ("Options", options)):
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+class Group(TyperGroup):
+    """The root: its commands in groups."""
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        """Write the usage, and an example under it."""
+        super().format_usage(ctx, formatter)
+        _write_example(ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each group with its commands."""
+        del ctx
+        width = max(len(name) for commands in GROUPS.values() for name in commands)
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), about) for name, about in commands.items()])
+
+
+class App(typer.Typer):
+    """A typer whose commands have that help."""
+
+    def command(self, name: str | None = None, **given: Any) -> Callable[[Any], Any]:
+        """Register a command."""
+        return super().command(name, **{"cls": Command, **given})
+
+
+def _write_example(ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    known = "gpucloud" if ctx.parent is None else ctx.info_name or ""
+    example = EXAMPLES.get(known) if ctx.parent is None or ctx.parent.parent is None else None
+    if example is not None:
+        formatter.write(f"Example: {example}\n")
+
+
+def _plain(record: tuple[str, str], *, is_argument: bool) -> tuple[str, str]:
+    name, about = record
+    if is_argument:
+        return re.sub(r" <[^>]*>", "", name), about
+    for shape, word in _METAVARS:
+        name = shape.sub(word, name)
+    return name, about

@@ -1,0 +1,105 @@
+"""`rm`: deletes what the store and this machine keep of a job that is over; a job with anything alive is refused."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from gpucloud.cli.render import say, say_json, tell
+from gpucloud.cli.target import known_job
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.quantities import format_size
+from gpucloud.store import ObjectStore
+from gpucloud.usecases.checkpoints import Shelf
+from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.lease import take
+from gpucloud.wiring import Gpucloud, KnownJob
+from gpucloud.wiring.strays import leftovers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """What is kept of a job in its store: all keys, and its checkpoints with what they take."""
+
+    keys: tuple[str, ...]
+    checkpoints: int
+    size: int
+
+    def __str__(self) -> str:
+        saved = f" with {self.checkpoints} checkpoints ({format_size(self.size)})" if self.checkpoints else ""
+        return f"{len(self.keys)} objects{saved}"
+
+
+def rm(target: str | None, *, with_checkpoints: bool, yes: bool, as_json: bool) -> int:
+    """Delete a job that has ended: its state, output, bills, and its checkpoints if told so; return the exit code.
+
+    UsageError while anything of it is alive, and for checkpoints or results that nobody said may go.
+    """
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    jobs = JobStore(cloud.store_of(known), known.name)
+    _require_over(cloud, known)
+    kept = _kept(jobs)
+    if kept.checkpoints and not with_checkpoints:
+        raise UsageError(
+            f"{known.name} has {kept.checkpoints} checkpoints ({format_size(kept.size)})",
+            hint=f"gpucloud rm {known.name} --with-checkpoints deletes them too;"
+            f" gpucloud checkpoints {known.name} --pull DIR brings one here first",
+        )
+    tell(f"{known.name}: {kept} in {jobs.store.url}; its costs are told no longer")
+    if not yes and not _is_meant(known.name):
+        return 2
+    _delete(cloud, jobs, kept)
+    cloud.home.forget(known)
+    if as_json:
+        say_json({"job": known.name, "store": jobs.store.url, "objects": len(kept.keys), "bytes": kept.size})
+    else:
+        say(f"{known.name} is deleted: {kept}")
+    return 0
+
+
+def _require_over(cloud: Gpucloud, known: KnownJob) -> None:
+    state = cloud.asker(known).state()
+    if not state.status.ended or not state.torn_down:
+        raise UsageError(f"{known.name} is not over: {state.status.value}", hint=f"gpucloud down {known.name}")
+    if left := leftovers(cloud, known):
+        raise UsageError(f"of {known.name} is still listed: {', '.join(left)}", hint=f"gpucloud down {known.name}")
+    if cloud.has_stored_outputs(known):
+        raise UsageError(
+            f"results of {known.name} are in the store", hint=f"gpucloud down {known.name} brings them home"
+        )
+
+
+def _kept(jobs: JobStore) -> _Kept:
+    shelf = Shelf(store=jobs.store, prefix=jobs.checkpoints, keep=2)
+    manifests = [one.found.manifest for one in shelf.standing()]
+    pieces = {piece.key: piece.size for manifest in manifests if manifest is not None for piece in manifest.pieces}
+    keys = jobs.store.list(f"jobs/{jobs.job}/")
+    return _Kept(keys=keys, checkpoints=len(manifests), size=sum(pieces.values()))
+
+
+def _is_meant(name: str) -> bool:
+    """Ask whoever sits there; elsewhere `--yes` says so."""
+    if not sys.stdin.isatty():
+        tell(f"nothing is deleted: gpucloud rm {name} --yes")
+        return False
+    sys.stderr.write("delete it? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _delete(cloud: Gpucloud, jobs: JobStore, kept: _Kept) -> None:
+    """Delete all but the state while the job's lease is ours, so that nobody starts it meanwhile; the state last."""
+    state = f"jobs/{jobs.job}/state.json"
+    with take(jobs, cloud.clock) as lease:
+        for key in kept.keys:
+            if key != state and not key.startswith(f"jobs/{jobs.job}/control/order"):
+                lease.confirm()
+                jobs.store.delete(key)
+    _delete_last(jobs.store, tuple(key for key in kept.keys if "/control/order" in key), state)
+
+
+def _delete_last(store: ObjectStore, orders: tuple[str, ...], state: str) -> None:
+    """A state without an order is no job any more: it goes last, and the same command again finds both."""
+    for key in (*orders, state):
+        store.delete(key)

@@ -1,0 +1,39 @@
+"""`--help`: every command in one group, with a line that is never cut."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from gpucloud.cli.app import app
+from gpucloud.cli.help import EXAMPLES, GROUPS
+
+
+def test_every_command_stands_in_one_group_with_a_short_summary() -> None:
+    summaries = [(name, about) for commands in GROUPS.values() for name, about in commands.items()]
+    assert sorted(name for name, _ in summaries) == sorted(get_command(app).commands)  # type: ignore[attr-defined]
+    assert [about for _, about in summaries if len(about) > 50] == []
+
+
+def test_the_groups_are_shown_whole_with_the_first_commands_as_an_example() -> None:
+    told = CliRunner().invoke(app, ["--help"]).stdout
+    assert "Example: gpucloud init && gpucloud plan && gpucloud train" in told
+    assert (
+        "Start:\n  init         Write a job file\n  plan         What would be rented, its cost and its end\n" in told
+    )
+    assert "..." not in told.partition("Start:")[2]
+
+
+@pytest.mark.parametrize("command", ["offers", "simulate", "logs", "gc", "train"])
+def test_no_option_speaks_of_python_types(command: str) -> None:
+    told = CliRunner().invoke(app, [command, "--help"]).stdout
+    assert [line for line in told.splitlines() if " <" in line] == []
+    assert ("Example: " in told) == (command in EXAMPLES)
+
+
+def test_examples_are_of_commands_that_there_are() -> None:
+    command = get_command(app)
+    assert isinstance(command, click.Group) or hasattr(command, "commands")
+    assert set(EXAMPLES) - {"gpucloud"} <= set(command.commands)  # type: ignore[attr-defined]

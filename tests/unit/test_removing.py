@@ -1,0 +1,55 @@
+"""`rm`: what it refuses, what it deletes, and that a name may be used again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpucloud.usecases.jobstore import JobStore
+from tests.faults.process import Ended, run
+from tests.faults.rig import JOB, Outside
+from tests.faults.strikes import Strikes
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Outside:
+    return Outside(tmp_path)
+
+
+def give(outside: Outside, *words: str) -> Ended:
+    strikes = Strikes()
+    named = tuple(str(outside.file) if word == outside.file.name else word for word in words)
+    return run(named, outside.over(strikes), strikes)
+
+
+def test_a_job_whose_machines_are_up_is_refused(outside: Outside) -> None:
+    give(outside, "train", "small.yaml", "--keep")
+    refused = give(outside, "rm", JOB, "--yes", "--with-checkpoints")
+    assert (refused.code, f"hint: gpucloud down {JOB}" in refused.stderr) == (2, True)
+    assert JobStore(outside.store, JOB).load() is not None
+
+
+def test_checkpoints_go_only_where_that_is_said_and_nothing_without_a_yes(outside: Outside) -> None:
+    give(outside, "train", "small.yaml")
+    refused = give(outside, "rm", JOB, "--yes")
+    assert (refused.code, "has 3 checkpoints (" in refused.stderr) == (2, True), refused.stderr
+    unsaid = give(outside, "rm", JOB, "--with-checkpoints")
+    assert (unsaid.code, f"nothing is deleted: gpucloud rm {JOB} --yes" in unsaid.stderr) == (2, True)
+    assert JobStore(outside.store, JOB).load() is not None
+
+    gone = give(outside, "rm", JOB, "--with-checkpoints", "--yes")
+    assert (gone.code, f"{JOB} is deleted: " in gone.stdout) == (0, True), gone.stderr
+    assert outside.store.list(f"jobs/{JOB}/") == ()
+    assert give(outside, "status", JOB).code == 2
+
+
+def test_the_name_of_a_deleted_job_begins_anew(outside: Outside) -> None:
+    give(outside, "train", "small.yaml")
+    give(outside, "rm", JOB, "--with-checkpoints", "--yes")
+    again = give(outside, "up", "small.yaml")
+    assert again.code == 0, again.stderr
+    assert "put back" not in again.stderr
+    loaded = JobStore(outside.store, JOB).load()
+    assert loaded is not None
+    assert (loaded[0].attempts, loaded[0].order_number) == ((), 1)
