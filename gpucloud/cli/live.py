@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from rich.console import Console, Group
@@ -27,6 +28,9 @@ _HELD = 1000
 """Lines that are held back at the most, the newest."""
 _ECHO = 3
 """Columns that stay free behind the panel: a terminal writes ^C there, which must not begin another line."""
+_BAR, _GAP = 24, 2
+_FRAME = 4
+"""The panel's two edges with the blanks inside them."""
 
 
 class LiveOnlooker:
@@ -103,7 +107,9 @@ class LiveUse:
     def show(self, report: JobReport) -> None:
         """Draw the table anew."""
         head, *rows = use_rows(report)
-        grid = Table(*head, box=None, header_style="dim", padding=(0, 2, 0, 0))
+        grid = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+        for word in head:
+            grid.add_column(word, no_wrap=True, overflow="ellipsis")
         for row in rows:
             grid.add_row(*(Text(in_one_line(cell), style=_style(row)) for cell in row))
         body = grid if rows else Text(_nobody(report), style="dim")
@@ -125,32 +131,49 @@ def _nobody(report: JobReport) -> str:
 
 def _panel(now: Snapshot, width: int) -> Panel:
     title = f"{now.job} · attempt {now.attempt}" if now.attempt else now.job
-    return Panel(Group(_progress(now), _money(now), _nodes(now)), title=title, title_align="left", width=width)
+    inner = width - _FRAME
+    return Panel(Group(_progress(now, inner), _money(now), _nodes(now)), title=title, title_align="left", width=width)
 
 
-def _progress(now: Snapshot) -> Table:
-    row = Table.grid(padding=(0, 2))
-    cells: list[Text | ProgressBar] = [Text(in_one_line(now.phase), style="bold")]
+def _progress(now: Snapshot, width: int) -> Table:
+    """Return one line; where there is no room for all of it, the bar goes first, then what is right of it."""
+    told = [Text(in_one_line(now.phase), style="bold")]
     if now.step is not None and now.phase != UNTOLD:
-        cells.append(Text(f"step {now.step}" + (f" of {now.total_steps}" if now.total_steps else "")))
-    if now.step is not None and now.total_steps:
-        cells.append(ProgressBar(total=now.total_steps, completed=now.step, width=24))
-    if now.loss is not None:
-        cells.append(Text(f"loss {now.loss:.4f}"))
+        told.append(Text(f"step {now.step}" + (f" of {now.total_steps}" if now.total_steps else "")))
     if now.time_left is not None:
-        cells.append(Text(f"{format_span(now.time_left)} to go"))
+        told.append(Text(f"{format_span(now.time_left)} to go"))
     if now.committed_step is not None:
-        cells.append(Text(f"saved at {now.committed_step}", style="green"))
+        told.append(Text(f"saved at {now.committed_step}", style="green"))
+    if now.loss is not None:
+        told.append(Text(f"loss {now.loss:.4f}"))
+    while len(told) > 1 and _width(told) > width:
+        told.pop()
+    cells: list[Text | ProgressBar] = [*told]
+    if now.step is not None and now.total_steps and _width(told) + _BAR + _GAP <= width:
+        cells.insert(min(2, len(cells)), ProgressBar(total=now.total_steps, completed=now.step, width=_BAR))
+    row = _uncut(len(cells))
     row.add_row(*cells)
     return row
 
 
+def _width(cells: Sequence[Text]) -> int:
+    return sum(cell.cell_len for cell in cells) + _GAP * (len(cells) - 1)
+
+
+def _uncut(columns: int) -> Table:
+    """Return a grid whose lines are cut at the terminal's edge, and never take two."""
+    grid = Table.grid(padding=(0, _GAP, 0, 0))
+    for _ in range(columns):
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+    return grid
+
+
 def _money(now: Snapshot) -> Text:
-    return Text(f"spent {money_line(now.spend)}")
+    return Text(f"spent {money_line(now.spend)}", no_wrap=True, overflow="ellipsis")
 
 
 def _nodes(now: Snapshot) -> Table:
-    rows = Table.grid(padding=(0, 2))
+    rows = _uncut(4)
     for node in now.nodes:
         rows.add_row(*(Text(in_one_line(cell)) for cell in (node.node_id, node.zone, node.word, node.gpus)))
     return rows

@@ -1,0 +1,51 @@
+"""The panel beneath the story, on a terminal of any width: lines are cut, and never take two."""
+
+from __future__ import annotations
+
+import io
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+from rich.console import Console
+
+from gpucloud.cli.live import _panel
+from gpucloud.cli.progress import NodeLine, Snapshot
+from gpucloud.domain.ledger import Spend
+from tests.unit.worlds import NOW
+
+NODE = NodeLine(node_id="i-0e2467d3f703d7dee", zone="us-east-2c", word="in the attempt, node rank 0", gpus="8 GPUs 97%")
+RUNNING = Snapshot(
+    job="digits",
+    phase="train",
+    attempt=2,
+    step=407,
+    first_step=1,
+    total_steps=768,
+    loss=0.1806,
+    time_left=timedelta(seconds=75),
+    committed_step=254,
+    spend=Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.111"), promised_usd=Decimal("0.4")),
+    paid_until=NOW,
+    nodes=(NODE, NODE),
+)
+
+
+def lines(width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, highlight=False, color_system=None)
+    with console.capture() as shown:
+        console.print(_panel(RUNNING, width))
+    return shown.get().splitlines()
+
+
+@pytest.mark.parametrize("width", [24, 40, 60, 80, 120])
+def test_no_line_takes_two(width: int) -> None:
+    assert len(lines(width)) == 6
+    assert {len(line) for line in lines(width)} == {width}
+
+
+def test_what_matters_less_goes_first() -> None:
+    assert "step 407 of 768" in lines(80)[1]
+    assert "loss 0.1806" in lines(120)[1]
+    assert "step 407 of 768  1 min 15 s to go" in lines(60)[1]
+    assert "loss" not in lines(40)[1]
