@@ -11,7 +11,7 @@ from gpucloud.adapters.clock import SystemClock
 from gpucloud.cli.checkpoints import Asked, checkpoints
 from gpucloud.domain.errors import LeaseHeld, UsageError
 from gpucloud.domain.manifest import Commit, Why, commit_key, data_key
-from gpucloud.domain.state import Attempt
+from gpucloud.domain.state import Attempt, Member
 from gpucloud.usecases.lease import take
 from tests.standins.made_checkpoints import Made, known_job, state
 
@@ -97,10 +97,11 @@ def test_nothing_is_pruned_while_the_job_trains_or_is_supervised(jobs):
         with pytest.raises(LeaseHeld):
             checkpoints("made", Asked(prune=True, yes=True), as_json=True)
         at = datetime(2026, 1, 2, tzinfo=timezone.utc)
-        lease.write(replace(lease.state, attempts=(Attempt(number=1, members=(), port=1, started_at=at),)))
+        attempt = Attempt(number=1, members=(Member(node_id="a", rank=0),), port=1, started_at=at)
+        lease.write(replace(lease.state, attempts=(attempt,)))
     before = [key for key in jobs.store.list("") if "checkpoints" in key]
     for yes in (False, True):
-        with pytest.raises(UsageError, match="its own collection"):
+        with pytest.raises(UsageError, match="is not at its end: it trains, or has trained"):
             checkpoints("made", Asked(prune=True, yes=yes), as_json=True)
     assert [key for key in jobs.store.list("") if "checkpoints" in key] == before
 
