@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from gpucloud.agent.machine.gather import mig_instances
+from gpucloud.agent.gate.surroundings import memlock
+from gpucloud.agent.machine.gather import mig_instances, tells_of_gpus
 from gpucloud.agent.machine.openpgp import binary, fingerprint
 from gpucloud.domain.machine import apt, fabric
 from gpucloud.domain.machine.apt import simulated
@@ -53,6 +54,29 @@ def test_the_parts_that_mig_cut_a_gpu_into_are_read_from_its_list():
         MigInstance(gpu=0, profile="3g.20gb", number=2),
     )
     assert mig_instances("No MIG-enabled devices found.\n") == ()  # a genuine answer of an H100 without MIG
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (" Runtimes: io.containerd.runc.v2 nvidia runc", True),
+        ("  cdi: nvidia.com/gpu=all", True),
+        (" Runtimes: io.containerd.runc.v2 runc", False),
+        (" Kernel Version: 6.8.0-1015-nvidia", False),
+        (" Name: nvidia-host", False),
+    ],
+)
+def test_docker_tells_of_gpus_by_its_runtimes_and_by_cdi(line, told):
+    assert tells_of_gpus(f"Server:\n{line}\n Default Runtime: runc\n") is told
+
+
+@pytest.mark.parametrize(("vendor", "needed"), [("0x1d0f", True), ("0x15b3", False)])
+def test_memory_that_may_be_locked_counts_where_efa_needs_it(tmp_path, monkeypatch, vendor, needed):
+    (tmp_path / "rdmap0s6" / "device").mkdir(parents=True)
+    (tmp_path / "rdmap0s6" / "device" / "vendor").write_text(f"{vendor}\n")
+    monkeypatch.setattr("resource.getrlimit", lambda _: (65536, 8 << 20))
+    assert memlock(tmp_path) == (8 << 20 if needed else None)
+    assert memlock(tmp_path / "absent") is None
 
 
 @pytest.mark.parametrize("armored", [False, True])

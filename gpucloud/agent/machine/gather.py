@@ -205,13 +205,18 @@ def in_group(name: str, login: str) -> bool:
         return False
 
 
+def tells_of_gpus(info: str) -> bool:
+    """Whether `docker info` names NVIDIA's runtime, or GPUs that CDI found (Docker 28.2 and later)."""
+    return _TOLD_GPUS.search(info) is not None
+
+
 def _docker_has_nvidia(wanted: MachineWanted, info: str) -> bool:
     """Whether `--gpus` works: with the toolkit's hook beside a daemon that was started since (moby, nvidia_linux.go).
 
     What its own configuration or CDI tells is certain. Where we install, that is what we write; where we only look, the
     hook that is there is believed.
     """
-    told = "nvidia" in text("/etc/docker/daemon.json") or _TOLD_GPUS.search(info) is not None
+    told = "nvidia" in text("/etc/docker/daemon.json") or tells_of_gpus(info)
     return told or (not wanted.install and shutil.which("nvidia-container-runtime-hook") is not None)
 
 
