@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
@@ -18,6 +20,11 @@ from gpucloud.domain.shown import in_one_line, lines_of, set_off
 from gpucloud.domain.state import Quarantine
 
 VERSION = 1
+_ID = re.compile(r"\bi-[0-9a-f]{17}\b")
+_SHORT_ID = 10
+_LEAST_NEEDED = ("from", "seconds")
+"""Columns that go where a terminal has no room; `--json` and `--csv` have them."""
+_LEAST_ROOM = 16
 _COMMAND = re.compile(r"(##|##vso)\[")
 
 
@@ -78,10 +85,49 @@ def error_json(error: GpucloudError) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows in columns, two spaces apart."""
+    """Return rows in columns, two spaces apart; machines' ids are short where a terminal has no room for them whole."""
+    return fitted(rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+
+
+def fitted(rows: Sequence[Sequence[str]], width: int | None) -> str:
+    """Return rows in columns for so wide a terminal, None for no terminal.
+
+    What does not fit has ids of ten characters, if those tell machines apart, then goes without columns that are
+    needed least, then the last column goes on between words in lines of its own.
+    """
     lines = [[in_one_line(cell) for cell in row] for row in rows]
+    if width is not None and _width(lines) > width:
+        lines = _with_short_ids(lines)
+    for head in _LEAST_NEEDED:
+        if width is not None and lines and head in lines[0] and _width(lines) > width:
+            at = lines[0].index(head)
+            lines = [[*line[:at], *line[at + 1 :]] for line in lines]
     columns = [_padded(column) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
+    told = ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
+    if width is None or not lines or len(lines[0]) < 2:
+        return "\n".join(told)
+    before = sum(len(column[0]) + 2 for column in columns[:-1])
+    return "\n".join(_folded(line, before, width) for line in told)
+
+
+def _width(lines: Sequence[Sequence[str]]) -> int:
+    return sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True)) - 2
+
+
+def _with_short_ids(lines: list[list[str]]) -> list[list[str]]:
+    ids = {found for line in lines for cell in line for found in _ID.findall(cell)}
+    if len({one[:_SHORT_ID] for one in ids}) < len(ids):
+        return lines
+    return [[_ID.sub(lambda found: found[0][:_SHORT_ID], cell) for cell in line] for line in lines]
+
+
+def _folded(line: str, before: int, width: int) -> str:
+    """Return a line whose last column goes on below itself, where there is room for a few words."""
+    room = width - before
+    if len(line) <= width or room < _LEAST_ROOM:
+        return line
+    words = textwrap.wrap(line[before:], room, break_long_words=False, break_on_hyphens=False)
+    return f"\n{' ' * before}".join([line[:before] + words[0], *words[1:]])
 
 
 def usd(amount: Decimal) -> str:

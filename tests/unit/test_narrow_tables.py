@@ -1,0 +1,46 @@
+"""Tables on a terminal: ids are shortened and last columns folded, between words, only where there is no room."""
+
+from __future__ import annotations
+
+from gpucloud.cli.render import fitted
+
+ROWS = (
+    ("node", "what", "USD", "why"),
+    ("i-0b2d6461083273350", "local.p2.xlarge spot", "0.0045", "taken in its first hour: not charged"),
+    ("i-0e2467d3f703d7dee", "local.p2.xlarge spot", "0.0045", ""),
+)
+
+
+def test_nothing_is_cut_where_nobody_looks_or_there_is_room() -> None:
+    whole = fitted(ROWS, None)
+    assert "i-0b2d6461083273350  local.p2.xlarge spot  0.0045  taken in its first hour: not charged" in whole
+    assert fitted(ROWS, 120) == whole
+
+
+def test_ids_are_shortened_first() -> None:
+    assert fitted(ROWS, 80).splitlines()[1:] == [
+        "i-0b2d6461  local.p2.xlarge spot  0.0045  taken in its first hour: not charged",
+        "i-0e2467d3  local.p2.xlarge spot  0.0045",
+    ]
+
+
+def test_the_last_column_goes_on_between_words() -> None:
+    assert fitted(ROWS, 64).splitlines()[1:3] == [
+        "i-0b2d6461  local.p2.xlarge spot  0.0045  taken in its first",
+        "                                          hour: not charged",
+    ]
+
+
+def test_ids_that_would_be_alike_stay_whole() -> None:
+    rows = (("a", "b"), ("i-0b2d6461083273350", "x y"), ("i-0b2d6461083273351", "x y"))
+    assert "i-0b2d6461083273351  x y" in fitted(rows, 20)
+
+
+def test_no_rows_and_one_column_are_as_they_are() -> None:
+    assert fitted((), 10) == ""
+    assert fitted((("a long line of words",),), 10) == "a long line of words"
+
+
+def test_columns_that_are_needed_least_go_before_a_fold() -> None:
+    rows = (("node", "what", "from", "USD"), ("i-0b2d6461083273350", "local.p2.xlarge spot", "12:00:00", "0.0045"))
+    assert fitted(rows, 48).splitlines()[1] == "i-0b2d6461  local.p2.xlarge spot  0.0045"
