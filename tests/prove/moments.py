@@ -97,12 +97,12 @@ def _killed_early(moment: Moment) -> Moment:
 
 
 def held(some: list[Moment], most: int) -> list[Moment]:
-    """Return so many of those at the end of a job that has machines, as if its script had failed a while ago.
+    """Return so many made of those at the end of a job that has machines, as if its script had failed a while ago.
 
     Of some the wait for a mended script is over, some are paid beyond it.
     """
     ended = [one for one in some if _has_trained(one) and one.seen.group.alive]
-    return [_failed_before(one, minutes=2 * number) for number, one in enumerate(spread(ended, most))]
+    return [_failed_before(ended[number % len(ended)], minutes=2 * number) for number in range(most if ended else 0)]
 
 
 def _has_trained(moment: Moment) -> bool:
@@ -121,7 +121,9 @@ def _failed_before(moment: Moment, minutes: int) -> Moment:
         ended_at=seen.now - timedelta(minutes=minutes % 8),
         attempts=(*state.attempts[:-1], last),
     )
-    order = replace(moment.order, hold=timedelta(minutes=5))
+    order, armed = replace(moment.order, hold=timedelta(minutes=5)), seen.group.armed_until
+    if armed is not None and minutes % 4:
+        seen = replace(seen, group=replace(seen.group, armed_until=min(armed, seen.now + timedelta(minutes=2))))
     return replace(moment, order=order, seen=replace(seen, state=failed))
 
 

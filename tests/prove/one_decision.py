@@ -31,6 +31,7 @@ _OUTLIVED = 6
 """Of those in which ranks were ordered to be killed, so many of each storm as if they had not died of it."""
 _HELD = 8
 """Of those at a job's end with machines, so many of each storm as if its script had failed, to be mended."""
+_HELD_OF_FLEET = 42
 _TOO_SMALL = BudgetTooSmall.exit_code
 _TABLE = Path(__file__).with_name("expected.txt")
 _LEFT = {"Pause": "gpucloud train", "refused": "gpucloud", "gave up": ""}
@@ -52,7 +53,8 @@ def run(form: Form) -> Iterator[Figure]:
     """Count the entrances that decide what another does not, or what the table does not expect."""
     if os.environ.get("GPUCLOUD_PROVE_RECORD"):
         sys.stderr.write(f"one-decision: {record()} moments of the fleet are recorded\n")
-    sets = [("the fleet", _judge(moments.of_fleet(), form))]
+    fleet = moments.of_fleet()
+    sets = [("the fleet", _judge([*fleet, *moments.held(fleet, _HELD_OF_FLEET)], form))]
     work = _short if form is Form.SHORT else _long
     sets += [(f"storm {seed}", judged) for seed, judged in each(work, _RUNS[form], form)]
     for name, judged in sets:
@@ -76,7 +78,7 @@ def _short(seed: int) -> Judged:
 
 def _long(seed: int) -> Judged:
     every = moments.of_storm(seed)
-    made = (moments.outlived(every, len(every)), moments.held(every, len(every)))
+    made = (moments.outlived(every, len(every)), moments.held(every, 4 * _HELD))
     return _judge([*every, *(one for part in made for one in part)], Form.LONG)
 
 
