@@ -11,9 +11,9 @@ from decimal import ROUND_UP, Decimal
 from gpucloud.domain.errors import PlanRefused
 from gpucloud.domain.job import Job, Market, MarketPolicy
 from gpucloud.domain.offer import Offer
-from gpucloud.domain.policy.net import least_budget_usd, least_span_s
+from gpucloud.domain.policy.net import advised_span_s, least_budget_usd, least_span_s
 from gpucloud.domain.policy.observation import Task
-from gpucloud.domain.quantities import format_span, format_usd
+from gpucloud.domain.quantities import format_span, format_usd, written_span
 from gpucloud.domain.supervision.prepaid import Wall, reserve_usd
 from gpucloud.domain.work import work_of
 
@@ -113,17 +113,11 @@ def _refuse_the_deadline(job: Job, needs: Needs, deadline: timedelta) -> None:
     least = timedelta(seconds=least_span_s(task_of(job, needs))) if tried else needs.work + needs.changeover
     if deadline >= least:
         return
+    advised = timedelta(seconds=advised_span_s(least.total_seconds()))
     starts = "two starts" if tried else "a start"
     raise PlanRefused(
         f"{format_span(needs.work)} of work with {starts} of {format_span(needs.changeover)} take"
         f" {format_span(least)}, and the deadline is after {format_span(deadline)}",
-        hint=f"deadline: {_written(least)}, or more or faster machines"
+        hint=f"deadline: {written_span(advised)}, or more or faster machines"
         + ("; `market: on_demand` needs one start only" if tried and deadline >= needs.work + needs.changeover else ""),
     )
-
-
-def _written(span: timedelta) -> str:
-    """The span as a job file has it, not a minute less."""
-    minutes = math.ceil(span / timedelta(minutes=1))
-    hours, rest = divmod(minutes, 60)
-    return f"{hours}h {rest}min" if rest else f"{hours}h"

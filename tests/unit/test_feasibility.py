@@ -59,12 +59,12 @@ def refuse(of: Job) -> None:
             MarketPolicy.AUTO,
             "48.3",
             "two starts of 12 min",
-            "deadline: 48h 24min, or more or faster machines; `market:",
+            "deadline: 48h 29min, or more or faster machines; `market:",
         ),
-        (MarketPolicy.SPOT, "40", "two starts of 12 min", "deadline: 48h 24min, or more or faster machines"),
+        (MarketPolicy.SPOT, "40", "two starts of 12 min", "deadline: 48h 29min, or more or faster machines"),
         # R0 ≥ C0 + d
         (MarketPolicy.ON_DEMAND, "48.2", None, None),
-        (MarketPolicy.ON_DEMAND, "48.1", "a start of 12 min", "deadline: 48h 12min, or more or faster machines"),
+        (MarketPolicy.ON_DEMAND, "48.1", "a start of 12 min", "deadline: 48h 17min, or more or faster machines"),
     ],
 )
 def test_a_deadline_needs_the_work_and_its_starts(

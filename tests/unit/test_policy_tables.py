@@ -8,6 +8,8 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.tables import TableMaker
@@ -29,6 +31,8 @@ from tests.bench.bound import Rules, least_costs
 from tests.prior import counted, row
 
 HOUR = 3600.0
+HOUR_S = 3600
+MARKET = PackagedMarkets().market("p3.2xlarge-2023-02")
 TASK = Task(
     work_s=48 * HOUR,
     span_s=60 * HOUR,
@@ -110,6 +114,42 @@ def test_the_program_counts_in_parts_of_a_changeover(work_h, span_h, changeover_
         on_demand_usd_per_hour=1.0,
     )
     assert grid_of(task) == expected
+
+
+@settings(max_examples=300)
+@given(
+    work_s=st.integers(60, 60 * 24 * HOUR_S),
+    changeover_min=st.integers(1, 45),
+    over_s=st.sampled_from([0, 1, 59, 300]),
+)
+@example(work_s=23 * HOUR_S + 37 * 60, changeover_min=22, over_s=0)
+@example(work_s=48 * HOUR_S, changeover_min=12, over_s=0)
+@example(work_s=480 * HOUR_S, changeover_min=3, over_s=0)
+def test_the_least_deadline_leaves_time_for_a_try_at_spot(work_s, changeover_min, over_s):
+    changeover_s = 60.0 * changeover_min
+    task = replace(TASK, work_s=work_s, span_s=work_s + 2 * changeover_s + over_s, changeover_s=changeover_s)
+    grid = grid_of(task)
+    spare_s = task.span_s - task.work_s
+    assert grid.hides_a_try(task, spare_s) or grid.slack >= 2 * grid.changeover
+    assert grid.slack * grid.tick_s <= spare_s + 1e-3
+
+
+@pytest.mark.parametrize(
+    ("work_s", "changeover_s"), [(23 * HOUR_S + 37 * 60, 720), (17 * HOUR_S + 1111, 1320), (480 * HOUR_S, 180)]
+)
+def test_at_the_least_deadline_the_program_is_no_dearer_than_uniform(work_s, changeover_s):
+    seen = timeline(MARKET, zone_set(MARKET, "us-west-2"), 1)
+    lasts = {"changeover_s": float(changeover_s), "tick_s": 180.0}
+    task = replace(TASK, work_s=float(work_s), span_s=float(work_s + 2 * changeover_s), **lasts)
+    tables = TableMaker().tables(task, 3, 1, 0.9)
+    recovery = Recovery(restart_s=changeover_s - 120.0, handover_s=60.0)
+    usd = {}
+    for policy in (Policy.UNIFORM, Policy.LEARNED):
+        decided = functools.partial(decide, policy, tables=tables)
+        runs = [replay(decided, task, seen, start, recovery) for start in range(0, 10_000, 1_000)]
+        assert all(run.finished_s is not None and run.finished_s <= task.span_s for run in runs)
+        usd[policy] = sum(run.usd for run in runs)
+    assert usd[Policy.LEARNED] <= 1.02 * usd[Policy.UNIFORM]
 
 
 def test_the_program_finds_what_a_plain_recursion_finds():

@@ -9,6 +9,7 @@ from gpucloud.domain.policy.observation import Holding, Mode, Task
 
 _MOST_TICKS = 1200
 _MOST_SLACK = 480
+_MOST_STARTS = 24_000  # changeovers to the deadline that are counted one by one, where slack is small
 _LEAST_TICK_S = 60.0
 _MOST_PARTS = 16  # of a changeover; each is a situation more in every table
 _FEWEST_PARTS = 0.6  # of the most that there may be
@@ -30,6 +31,10 @@ class Grid:
     changeover: int
     beside: int
     lost: float = 1.0
+
+    def hides_a_try(self, task: Task, slack_s: float) -> bool:
+        """Whether there is time to try spot machines and still end in time, of which these ticks know nothing."""
+        return self.lost < 1 and slack_s >= 2 * task.changeover_s and self.down(slack_s) < 2
 
     @property
     def span(self) -> int:
@@ -61,12 +66,13 @@ class Grid:
 def grid_of(task: Task) -> Grid:
     """Return ticks of which a changeover is a whole number, 1,200 of them to the deadline at about the most.
 
-    A changeover that is shorter than such a tick loses a part of one. Slack beyond 480 ticks is worth no more.
+    With little slack, which makes the tables small, there may be more of them: one for each changeover. Where that too
+    is too many, a changeover loses a part of a tick. Slack beyond 480 ticks is worth no more.
     """
     parts = _parts(task)
     tick_s = task.changeover_s / parts if parts else max(task.span_s / _MOST_TICKS, task.changeover_s, _LEAST_TICK_S)
     work = math.ceil(task.work_s / tick_s - _EXACT)
-    slack = math.floor(task.span_s / tick_s + _EXACT) - work
+    slack = math.floor((task.span_s - task.work_s) / tick_s + _EXACT)  # of the difference: not of two roundings
     beside = 0 if task.handover_s is None or not parts else parts - math.ceil(task.handover_s / tick_s - _EXACT)
     return Grid(
         tick_s=tick_s,
@@ -90,4 +96,12 @@ def _parts(task: Task) -> int:
         handover = parts * (task.handover_s or 0.0) / task.changeover_s
         return round((math.ceil(handover - _EXACT) - handover) / parts, 3)
 
-    return min(range(most, math.ceil(most * _FEWEST_PARTS) - 1, -1), key=rounded_up) if most else 0
+    if not most:
+        return int(_is_small(task))
+    return min(range(most, math.ceil(most * _FEWEST_PARTS) - 1, -1), key=rounded_up)
+
+
+def _is_small(task: Task) -> bool:
+    """Whether tables in ticks of a changeover are no larger than the largest of others."""
+    starts, spare = (span_s / task.changeover_s for span_s in (task.span_s, task.span_s - task.work_s))
+    return starts <= _MOST_STARTS and starts * spare <= _MOST_TICKS * _MOST_SLACK and task.changeover_s >= _LEAST_TICK_S

@@ -9,6 +9,7 @@ from gpucloud.domain.policy.choice import Choice, Reason
 from gpucloud.domain.policy.grid import Grid
 from gpucloud.domain.policy.hazards import BUCKETS, Hazards, bucket, remaining_h
 from gpucloud.domain.policy.observation import Mode, Observation, Task, ZoneState
+from gpucloud.domain.policy.uniform import uniform
 
 _HOUR = 3600.0
 
@@ -44,13 +45,18 @@ _ACTS = tuple(Act)
 
 
 def learned(tables: Tables, task: Task, seen: Observation) -> Choice:
-    """Return what the tables say; spot machines that cost less than on demand are kept until they are taken."""
+    """Return what the tables say; spot machines that cost less than on demand are kept until they are taken.
+
+    Where there is time for one more try that the tables' ticks are too long to show, as uniform progress.
+    """
     holding = seen.holding
     if holding.mode is Mode.SPOT:
         return Choice(mode=Mode.SPOT, zone=holding.zone)
     grid = tables.grid
-    work = grid.up(seen.work_left_s)
-    slack = grid.down(seen.time_left_s - seen.work_left_s)
+    slack_s = seen.time_left_s - seen.work_left_s
+    if grid.hides_a_try(task, slack_s):
+        return uniform(task, seen)
+    work, slack = grid.up(seen.work_left_s), grid.down(slack_s)
     if slack < 0:
         return Choice(mode=Mode.ON_DEMAND, reason=Reason.DEADLINE)
     zone = preferred(seen.zones, tables.hazards, task)

@@ -12,7 +12,7 @@ from decimal import ROUND_UP, Decimal
 from gpucloud.domain.errors import PlanRefused, UsageError
 from gpucloud.domain.ledger import usd_for
 from gpucloud.domain.markets import RecordedMarket, RecordedZone
-from gpucloud.domain.policy.net import least_budget_usd, least_span_s
+from gpucloud.domain.policy.net import advised_span_s, least_budget_usd, least_span_s
 from gpucloud.domain.policy.observation import Task
 from gpucloud.domain.quantities import format_hours, format_span, format_usd, written_span
 from gpucloud.domain.simulation.recovery import Recovery
@@ -64,7 +64,7 @@ def refuse_what_cannot_be_kept(scenario: Scenario, market: RecordedMarket, zones
         raise PlanRefused(
             f"{work} and two changeovers of {format_span(timedelta(seconds=task.changeover_s))} take"
             f" {format_hours(least_span)}; the deadline is after {format_hours(scenario.deadline)}",
-            hint=f"deadline: {written_span(least_span)}",
+            hint=f"deadline: {written_span(timedelta(seconds=advised_span_s(least_span.total_seconds())))}",
         )
     spot_usd = min(price for zone in zones for _, price in zone.prices)
     rounding_usd = scenario.budget_usd - scenario.spendable_usd(market)
