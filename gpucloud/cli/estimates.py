@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 from gpucloud.cli.account import need_json
@@ -12,17 +13,18 @@ from gpucloud.cli.reports import labelled, plan_json, plan_rows
 from gpucloud.domain.catalog import aged
 from gpucloud.domain.chart import Chart, Series
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job import Job
+from gpucloud.domain.job import Cloud, Job, Market
 from gpucloud.domain.markets import RecordedMarket
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.plan import memory_needed
 from gpucloud.domain.protection import Protection
-from gpucloud.domain.quantities import format_span, format_usd
+from gpucloud.domain.quantities import format_size, format_span, format_usd
 from gpucloud.domain.simulation.outcome import Summary
-from gpucloud.usecases.estimate import QUICK, AtDeadline, Candidate, Estimate, Saves
+from gpucloud.usecases.estimate import QUICK, AtDeadline, Candidate, Estimate, Saves, Stored
 from gpucloud.usecases.quotas import Need
 
 _BARS = "▁▂▃▄▅▆▇█"
+_MUCH_CHEAPER = Decimal("0.8")
 _FAR = 2.0  # a budget further above everything else would press it flat
 
 
@@ -39,7 +41,7 @@ def estimate_text(job: Job, estimate: Estimate, *, sparkline: bool, protection: 
         parts.append(table([*_policy_rows(estimate)]))
     if sparkline and len(estimate.curve) > 1:
         parts.append(_sparkline(estimate.curve))
-    return "\n\n".join([*parts, "\n".join(_sources(estimate))])
+    return "\n\n".join([*parts, "\n".join(_sources(job, estimate))])
 
 
 def deadline_chart(job: Job, estimate: Estimate) -> Chart:
@@ -91,6 +93,7 @@ def estimate_json(job: Job, estimate: Estimate, protection: Protection | None = 
             for point in estimate.curve
         ],
         "checkpoint": _saves_json(estimate),
+        "stored": _stored_json(estimate.stored),
         "quotas": None if estimate.quotas is None else [need_json(need) for need in estimate.quotas],
         "recorded": [market.name for market in estimate.recorded],
     }
@@ -114,7 +117,7 @@ def _expected_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, str]]:
         return
     yield "work", f"{format_span(work.span)}: {work.source}"
     if outlook is None:
-        yield "expected", "longer than any replay: not known"
+        yield "expected", "not known: no replay came to its end"
         return
     yield "expected", _cost_text(outlook, estimate.on_demand)
     until = f"; the deadline is after {format_span(job.deadline)}" if job.deadline is not None else ""
@@ -123,11 +126,14 @@ def _expected_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, str]]:
     if job.deadline is not None and outlook.windows and estimate.policy is None:
         yield "deadline", "depends on spot machines alone; `market: auto` keeps it on demand"
     if outlook.missed:
-        yield "missed", f"deadline or budget, in {outlook.missed} of {outlook.windows} replays"
+        ends = f", {outlook.unended} of which came to no end and are not in the cost" if outlook.unended else ""
+        yield "missed", f"deadline or budget, in {outlook.missed} of {outlook.windows} replays{ends}"
     if outlook.windows:
         yield "taken", f"{outlook.interruptions:.1f} times"
     if estimate.saves is not None:
         yield "saves", _saves_text(estimate.saves)
+    if estimate.stored is not None:
+        yield "beside", _stored_text(estimate.stored)
 
 
 def _unknown(job: Job, offer: Offer) -> str:
@@ -152,6 +158,14 @@ def _saves_text(saves: Saves) -> str:
     )
 
 
+def _stored_text(stored: Stored) -> str:
+    text = f"about {format_usd(stored.usd)} to S3 for {stored.saves} saves of {format_size(stored.size)}, in no budget"
+    if stored.cheapest_usd > stored.usd * _MUCH_CHEAPER:
+        return text
+    every = f"{max(1, round(stored.cheapest_every / timedelta(minutes=1)))}min"
+    return f"{text}; `checkpoint: {{every: {every}}}` makes it {format_usd(stored.cheapest_usd)}"
+
+
 def _quota_texts(needs: Sequence[Need] | None) -> list[str]:
     if needs is None:
         return ["quota: not known without AWS credentials"]
@@ -172,7 +186,8 @@ def _candidate_rows(candidates: Sequence[Candidate]) -> Iterator[tuple[str, ...]
         gpus = f"{offer.gpus} × {offer.gpu} {offer.vram_gib} GB" if offer.gpu else "-"
         work = format_span(candidate.work.span) if candidate.work else "?"
         hourly = f"{offer.usd_per_hour:.2f}"
-        yield (str(offer.pool), gpus, str(candidate.zones), hourly, work, *_outlook_cells(outlook))
+        ends = f", ends as {candidate.ends_on}" if candidate.ends_on is not None else ""
+        yield (f"{offer.pool}{ends}", gpus, str(candidate.zones), hourly, work, *_outlook_cells(outlook))
 
 
 def _policy_rows(estimate: Estimate) -> Iterator[tuple[str, ...]]:
@@ -198,25 +213,32 @@ def _sparkline(curve: Sequence[AtDeadline]) -> str:
     return f"expected cost by deadline, with `market: auto`: {bars}  {' … '.join(ends)}"
 
 
-def _sources(estimate: Estimate) -> Iterator[str]:
+def _sources(job: Job, estimate: Estimate) -> Iterator[str]:
     offer, outlook = estimate.plan.offer, estimate.outlook
     now = estimate.plan.made_at
     is_old = now - offer.as_of > timedelta(days=1)
     of = f"of {aged(offer.as_of.date(), now)}" if is_old else f"as of {offer.as_of:%Y-%m-%d %H:%M} UTC"
-    yield f"prices: {of}; worst cost: the budget, which machines cannot pass"
+    stored = "; what is stored in S3 comes beside" if job.cloud is Cloud.AWS else ""
+    yield f"prices: {of}; worst cost: the budget, which machines cannot pass{stored}"
     gpus = {candidate.offer.gpu for candidate in estimate.candidates if candidate.work is not None}
     if len(gpus) > 1 and estimate.work is not None and estimate.work.on_any_gpu:
         yield "work: the same is assumed on every GPU above; `gpu:` names yours, `model: {tokens: …}` tells them apart"
     if estimate.recorded and outlook is not None:
         replays = f"{outlook.windows} replays at these prices, {format_span(estimate.changeover)} a start"
-        under = (
-            f", under `{estimate.policy.value}` (machines and deadlines under `{QUICK.value}`)"
-            if estimate.policy
-            else ""
-        )
-        yield f"expected: {replays}{under}"
+        yield f"expected: {replays}, {_rule(job, estimate)}"
         yield "recorded (markets of newer GPUs may differ):"
         yield from (f"  {_recording(market)}" for market in estimate.recorded)
+        if estimate.plan.nodes > max(market.nodes for market in estimate.recorded):
+            yield f"  recorded with one machine: all {estimate.plan.nodes} are taken to come and go together"
+
+
+def _rule(job: Job, estimate: Estimate) -> str:
+    """Return what decided in the replays: a policy is asked by jobs with a deadline alone."""
+    if estimate.policy is not None:
+        return f"under `{estimate.policy.value}` (machines and deadlines under `{QUICK.value}`)"
+    if job.deadline is None and any(offer.pool.market is Market.ON_DEMAND for offer in estimate.plan.offers):
+        return "spot after each loss, and on demand to the end once no zone has any: no `deadline:` lets it wait"
+    return "waiting for spot machines"
 
 
 def _recording(market: RecordedMarket) -> str:
@@ -249,6 +271,7 @@ def _candidate_json(candidate: Candidate) -> dict[str, Any]:
         "usd_per_hour": usd(offer.usd_per_hour),
         "cap_usd_per_hour": usd(offer.cap_usd_per_hour),
         "work_s": candidate.work.span.total_seconds() if candidate.work else None,
+        "ends_on": pool_json(candidate.ends_on) if candidate.ends_on is not None else None,
         "outlook": _outlook_json(candidate.outlook),
     }
 
@@ -264,6 +287,19 @@ def _outlook_json(outlook: Summary | None) -> dict[str, Any] | None:
         "done_after_s": outlook.took.total_seconds() if outlook.took is not None else None,
         "interruptions": outlook.interruptions,
         "missed": outlook.missed,
+        "unended": outlook.unended,
+    }
+
+
+def _stored_json(stored: Stored | None) -> dict[str, Any] | None:
+    if stored is None:
+        return None
+    return {
+        "saves": stored.saves,
+        "save_bytes": stored.size,
+        "usd": usd(stored.usd),
+        "cheapest_every_s": stored.cheapest_every.total_seconds(),
+        "cheapest_usd": usd(stored.cheapest_usd),
     }
 
 

@@ -35,8 +35,9 @@ def plan_text(plan: Plan, protection: Protection) -> str:
 def plan_rows(plan: Plan) -> dict[str, str]:
     """Return the plan's lines by their labels."""
     fewer = f"; fewer will do, down to {plan.least_nodes}" if plan.least_nodes < plan.nodes else ""
+    workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
     return {
-        "machines": f"{plan.nodes} × {plan.offer.pool}, {plan.workers} workers{fewer}",
+        "machines": f"{plan.nodes} × {plan.offer.pool}, {workers}{fewer}",
         "price": f"{format_usd(plan.usd_per_hour)} an hour now, {format_usd(plan.cap_usd_per_hour)} at the most",
         "budget": f"{format_usd(plan.budget_usd)}: lasts {format_span(plan.paid_for)} now,"
         f" {format_span(plan.paid_for_at_cap)} at the highest price",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -15,18 +15,17 @@ from gpucloud.cli.simulations import Simulation, market_json, markets_text, simu
 from gpucloud.cli.target import read_target
 from gpucloud.domain.catalog import aged
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job import Cloud, Job
-from gpucloud.domain.listing import cheapest_on_demand
-from gpucloud.domain.markets import RecordedMarket, RecordedZone, zone_set
+from gpucloud.domain.job import Cloud, Job, Market
+from gpucloud.domain.ledger import PLAIN_TERMS, Terms, with_beside
+from gpucloud.domain.markets import RecordedMarket, RecordedZone, recorded_beside, zone_set
+from gpucloud.domain.plan import fitting
 from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.quantities import format_usd, parse_span, parse_usd
 from gpucloud.domain.simulation.recovery import Recovery
+from gpucloud.domain.simulation.rehearsal import recordings
 from gpucloud.domain.simulation.scenario import Scenario, deadlines
 from gpucloud.usecases.simulation import Study, simulate
 from gpucloud.wiring import Gpucloud
-
-DEFAULT_MARKET = "p3.2xlarge-2023-02"
-"""The longest recording, with prices, in nine zones of three regions."""
 
 _SHORTEST = timedelta(minutes=1)  # what is charged at the least
 _HANDOVER = timedelta(minutes=3)  # from the last save on the old machines to the first step on new ones that are ready
@@ -52,6 +51,25 @@ class Asked:
     seed: int
     sweep: bool
     plot: Path | None = None
+    unseen: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Priced:
+    """The job's machine: its GPUs, its prices an hour where they are known, and what stands beside it."""
+
+    gpus: int
+    on_demand_usd: Decimal | None = None
+    spot_usd: Decimal | None = None
+    terms: Terms = PLAIN_TERMS
+
+    def market(self, recorded: RecordedMarket) -> RecordedMarket:
+        """Return the market at the machine's prices; spot keeps its share of a price on demand where none is known."""
+        if self.on_demand_usd is None:
+            return recorded
+        if self.spot_usd is None:
+            return recorded.at_price(self.on_demand_usd)
+        return recorded.at_prices(self.on_demand_usd, self.spot_usd)
 
 
 def rehearse(target: str | None, asked: Asked, *, as_json: bool) -> int:
@@ -59,13 +77,16 @@ def rehearse(target: str | None, asked: Asked, *, as_json: bool) -> int:
     cloud = Gpucloud()
     file = read_target(cloud, target)
     scenario = _scenario(file.job, file.file, asked)
-    price = _price(cloud, file.job, asked)
+    priced = _priced(cloud, file.job, asked)
+    scenario = replace(scenario, terms=priced.terms)
     plot = None if asked.plot is None else cloud.plot(asked.plot)
     known = cloud.recorded_markets()
-    done = [
-        _simulated(cloud, file.job, scenario, _at_price(known.market(name), price), asked)
-        for name in asked.markets or (DEFAULT_MARKET,)
-    ]
+    every = [known.market(name) for name in known.names()]
+    done = []
+    for name in asked.markets or recordings(priced.gpus):
+        market = known.market(name)
+        beside = recorded_beside(market, every)
+        done.append(_simulated(cloud, file.job, scenario, priced.market(market), replace(asked, unseen=beside)))
     if as_json:
         say_json(simulation_json(file.job.name, scenario, done))
     else:
@@ -117,23 +138,30 @@ def _recovery(job: Job, restart: timedelta, *, notice: bool) -> Recovery:
     )
 
 
-def _price(cloud: Gpucloud, job: Job, asked: Asked) -> Decimal | None:
-    """Return what the job's machine costs an hour on demand; None, for the recorded one's price, where nobody knows."""
+def _priced(cloud: Gpucloud, job: Job, asked: Asked) -> _Priced:
+    """Return the machine that the job gets, on AWS at the catalog's prices: the one that `plan` would take."""
     if asked.price is not None or job.cloud is not Cloud.AWS:
-        return _read(parse_usd, "--price", asked.price)
-    catalog = cloud.aws(job.aws, job.resources).catalog
-    one = cheapest_on_demand(catalog, job.resources)
-    if one is None or one.on_demand is None:
-        return None
-    usd, of = one.on_demand.usd_per_hour, aged(one.on_demand.as_of, cloud.clock.now())
-    assumed = f"; {said}" if (said := catalog.assumed([one.region])) else ""
-    most = "at most " if one.on_demand.bound else ""
-    tell(f"priced as {one.machine.name} in {one.region}: {most}{format_usd(usd)} an hour, list price of {of}{assumed}")
-    return usd
-
-
-def _at_price(market: RecordedMarket, price: Decimal | None) -> RecordedMarket:
-    return market if price is None else market.at_price(price)
+        return _Priced(gpus=job.resources.gpus, on_demand_usd=_read(parse_usd, "--price", asked.price))
+    aws = cloud.aws(job.aws, job.resources)
+    whole = aws.manners.terms
+    offers = fitting(job, with_beside(aws.listed_market().offers(job.resources), whole))
+    if not offers:
+        return _Priced(gpus=job.resources.gpus)
+    best = offers[0]
+    name, region = best.pool.instance_type, best.pool.region
+    terms, listed = whole.of(name), aws.catalog.price(name, region)
+    usd = listed.usd_per_hour
+    spot = best.usd_per_hour - whole.beside_usd_per_hour if best.pool.market is Market.SPOT else None
+    assumed = f"; {said}" if (said := aws.catalog.assumed([region])) else ""
+    most = "at most " if listed.bound else ""
+    tell(
+        f"priced as {name} in {region}: {most}{format_usd(usd)} an hour, list price of"
+        f" {aged(listed.as_of, cloud.clock.now())}{assumed}"
+    )
+    if spot is not None:
+        beside = format_usd(terms.beside_usd_per_hour)
+        tell(f"spot at {format_usd(spot)} throughout, as `plan` has it; disk and address {beside} an hour")
+    return _Priced(gpus=best.gpus, on_demand_usd=usd, spot_usd=spot, terms=terms)
 
 
 def _simulated(cloud: Gpucloud, job: Job, scenario: Scenario, market: RecordedMarket, asked: Asked) -> Simulation:
@@ -143,6 +171,7 @@ def _simulated(cloud: Gpucloud, job: Job, scenario: Scenario, market: RecordedMa
         deadlines=(asked.sweep and deadlines(scenario, market)) or (scenario.deadline,),
         windows=asked.windows,
         seed=asked.seed,
+        unseen=asked.unseen,
     )
     return Simulation(market=market, study=study, results=tuple(simulate(scenario, market, study, cloud.policy_tables)))
 

@@ -165,7 +165,7 @@ def _remarks(scenario: Scenario, done: Simulation) -> list[str]:
     year = f" of {market.started_at:%Y}" if market.started_at else ""
     lines = [f"these were {market.gpu} machines{year}: others, H100-class ones above all, may come and go otherwise"]
     if Policy.LEARNED in done.study.policies:
-        lines.append("learned knows nothing of the zones that it is tried on, only of the other recorded ones")
+        lines.append("learned knows nothing of these weeks, only of the other recordings")
     if scenario.nodes > market.nodes == 1:
         lines.append(f"recorded with one machine: all {scenario.nodes} are taken to come and go together")
     if scenario.nodes < market.nodes:

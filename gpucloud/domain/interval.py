@@ -44,6 +44,12 @@ def interval(times: SaveTimes, between: timedelta) -> timedelta:
     return timedelta(seconds=max(young_s, times.upload.total_seconds(), _LEAST_S))
 
 
+def cheapest_interval(times: SaveTimes, between: timedelta, save_usd: float, usd_per_hour: float) -> timedelta:
+    """Return τ* where a save costs money beside its time: as much as machines cost in that longer time."""
+    paid = timedelta(hours=save_usd / usd_per_hour) if usd_per_hour else timedelta(0)
+    return interval(SaveTimes(cost=times.cost + paid, upload=times.upload), between)
+
+
 def interval_with_notice(times: SaveTimes, between: timedelta) -> timedelta:
     """Return the interval that is best when every interruption has a notice that suffices for a save."""
     return max(min(_LONGEST, 3 * interval(times, between)), times.upload)

@@ -73,6 +73,11 @@ class Terms:
         """What a node's disk and address cost an hour at the most, in any region: planned and promised with."""
         return max(map(self._beside, self.rates), default=ZERO)
 
+    def of(self, instance_type: str) -> Terms:
+        """Return the terms as they are for that type, whose name does not matter any more."""
+        addressed = self.public_address and instance_type not in self.without_address
+        return replace(self, public_address=addressed, without_address=())
+
     def rates_in(self, region: str) -> Rates:
         """Return what the region charges; nothing at all where nothing is known to be charged."""
         found = next((rates for rates in self.rates if rates.region == region), None)
@@ -80,6 +85,10 @@ class Terms:
 
     def _beside(self, rates: Rates) -> Decimal:
         return rates.most_beside_usd_per_hour(self.disk_gib, address=self.public_address)
+
+
+PLAIN_TERMS = Terms()
+"""AWS's, with nothing beside a machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +160,7 @@ def meter(
     """
     span = Lifespan(life, attempts, now, terms.minimum)
     rates = terms.rates_in(life.pool.region)
-    addressed = terms.public_address and life.pool.instance_type not in terms.without_address
+    addressed = terms.of(life.pool.instance_type).public_address
     return (
         *_compute(life, span, prices, terms),
         *_disk(life, span, rates.disk_usd_per_gib_month * terms.disk_gib),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -71,6 +71,11 @@ class RecordedMarket:
         )
         return replace(self, on_demand_usd_per_hour=on_demand_usd_per_hour, zones=tuple(zones))
 
+    def at_prices(self, on_demand_usd_per_hour: Decimal, spot_usd_per_hour: Decimal) -> RecordedMarket:
+        """Return the market as if its machines always cost that much."""
+        zones = tuple(replace(zone, prices=((0, spot_usd_per_hour),)) for zone in self.zones)
+        return replace(self, on_demand_usd_per_hour=on_demand_usd_per_hour, zones=zones, prices_recorded=False)
+
     @property
     def regions(self) -> tuple[str, ...]:
         """The zones' regions, in the zones' order."""
@@ -98,6 +103,17 @@ def zone_set(market: RecordedMarket, asked: str) -> tuple[RecordedZone, ...]:
             raise UsageError(f"{market.name} has no zone or region {word!r}", hint=f"there are {known}")
         wanted |= found
     return tuple(zone for zone in market.zones if zone.name in wanted)
+
+
+def recorded_beside(market: RecordedMarket, others: Iterable[RecordedMarket]) -> tuple[str, ...]:
+    """Return the names of the markets that were recorded at the same time, its own among them."""
+    return tuple(one.name for one in others if one.name == market.name or _overlap(one, market))
+
+
+def _overlap(one: RecordedMarket, other: RecordedMarket) -> bool:
+    if one.started_at is None or other.started_at is None:
+        return False
+    return one.started_at < other.started_at + other.length and other.started_at < one.started_at + one.length
 
 
 def supply(zones: Sequence[RecordedZone], ticks: int, tick: timedelta, *, nodes: int = 1) -> Supply:

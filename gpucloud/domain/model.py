@@ -7,6 +7,10 @@ from enum import Enum
 
 from gpucloud.domain.quantities import format_count
 
+USUAL_MFU_PERCENT = 35
+USUAL_MFU_RECOMPUTED_PERCENT = 26
+"""Of a training that computes its activations again: 6 of 8 operations are the model's own."""
+
 
 class Precision(str, Enum):
     """What the model computes in; the 16-bit ones are mixed precision, with weights kept in 32 bits beside."""
@@ -39,9 +43,9 @@ class Model:
     """The job file's `model:` section.
 
     `tokens` are those of the whole training. `mfu_percent` is model FLOPs utilisation: the share of the GPUs' peak
-    that the model's own arithmetic reaches. From `seq` on it is the shape of a transformer: tokens of a sequence,
-    sequences on each GPU at a time, width, depth, words; None is not known, and `recompute` whether activations are
-    computed again in the backward pass.
+    that the model's own arithmetic reaches, what is computed again not counted. From `seq` on it is the shape of a
+    transformer: tokens of a sequence, sequences on each GPU at a time, width, depth, words; None is not known, and
+    `recompute` whether activations are computed again in the backward pass.
     """
 
     params: int
@@ -49,7 +53,7 @@ class Model:
     optimizer: Optimizer = Optimizer.ADAMW
     strategy: Strategy = Strategy.DDP
     tokens: int | None = None
-    mfu_percent: int = 35
+    mfu_percent: int = USUAL_MFU_PERCENT
     seq: int | None = None
     batch: int = 1
     hidden: int | None = None

@@ -46,9 +46,10 @@ def stretched(summary: Summary, factor: float) -> Summary:
         interruptions=summary.interruptions * factor,
         launches=summary.launches * factor,
         took=summary.took * factor if summary.took is not None else None,
+        on_spot=summary.on_spot * factor,
     )
 
 
-def between(task: Task, summary: Summary) -> timedelta | None:
-    """Return the mean work between two interruptions; None where there was none."""
-    return timedelta(seconds=task.work_s / summary.interruptions) if summary.interruptions else None
+def between(summary: Summary) -> timedelta | None:
+    """Return the mean time on spot machines, which alone are interrupted, for each interruption; None without any."""
+    return summary.on_spot / summary.interruptions if summary.interruptions else None

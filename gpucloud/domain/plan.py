@@ -9,8 +9,8 @@ from decimal import Decimal
 
 from gpucloud.domain.account import Headroom
 from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, PlanRefused
-from gpucloud.domain.job import Cloud, Job, Market
-from gpucloud.domain.offer import Offer, rank
+from gpucloud.domain.job import Cloud, Job
+from gpucloud.domain.offer import Offer, rank, worth
 from gpucloud.domain.sizing import Memory, memory, way_to_fit
 from gpucloud.domain.supervision.prepaid import Wall, least_budget_usd
 from gpucloud.domain.work import work_of
@@ -128,15 +128,15 @@ def _holding(job: Job, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
 
 
 def _by_training(job: Job, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
-    """Return spot before on demand, then the cheapest training first; those of unknown time come last."""
+    """Return the cheapest training first, as `worth` has it; those of unknown time come last."""
     if job.work is not None or job.model is None or job.model.tokens is None:
         return offers
-    return tuple(sorted(offers, key=lambda offer: (offer.pool.market is Market.ON_DEMAND, _training_usd(job, offer))))
+    return tuple(sorted(offers, key=lambda offer: worth(offer, _training_usd(job, offer))))
 
 
-def _training_usd(job: Job, offer: Offer) -> float:
+def _training_usd(job: Job, offer: Offer) -> Decimal:
     work = work_of(job, offer)
-    return float(offer.usd_per_hour) * (work.span / timedelta(hours=1)) if work is not None else math.inf
+    return offer.usd_per_hour * Decimal(work.span / timedelta(hours=1)) if work is not None else Decimal("Infinity")
 
 
 def _refuse_what_is_not_offered(job: Job) -> None:

@@ -19,8 +19,9 @@ Memory in GB of 10^9 bytes, as ZeRO counts it and as GPUs are sold (an "80 GB" G
 
 These are meant to err upwards: on four H200 two GPTs needed 0.82 to 0.98 of it (`python -m tests.bench gpu_memory`).
 
-Time: 6·N·D floating point operations for N parameters and D tokens (Kaplan et al., arXiv:2001.08361, §2.1), 8·N·D
-when activations are recomputed, at the stated share of the GPUs' peak (MFU; PaLM, arXiv:2204.02311, appendix B).
+Time: 6·N·D floating point operations for N parameters and D tokens (Kaplan et al., arXiv:2001.08361, §2.1), at the
+stated share of the GPUs' peak (MFU; PaLM, arXiv:2204.02311, appendix B). MFU counts these operations alone, whatever is
+computed again: published ones have the loss by recomputing in them (Korthikanti et al., table 5, beside HFU).
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ def way_to_fit(model: Model, *, nodes: int, gpus: int, vram_gib: int) -> str:
 
 
 def training_flops(model: Model, tokens: int) -> float:
-    """Return the operations of a training over so many tokens."""
-    return (8.0 if model.recompute else 6.0) * model.params * tokens
+    """Return the operations of a training over so many tokens, without those that are made twice."""
+    return 6.0 * model.params * tokens
 
 
 def training_time(model: Model, tokens: int, *, gpus: int, tflops: float) -> timedelta:

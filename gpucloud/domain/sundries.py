@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from decimal import ROUND_HALF_UP, Decimal
 
-from gpucloud.domain.ledger import ZERO, Charge, ChargeKind
+from gpucloud.domain.ledger import ZERO, Charge, ChargeKind, total
+from gpucloud.domain.parts import PART_BYTES
 from gpucloud.domain.quantities import format_size
 from gpucloud.domain.rates import Rates
 
 _SMALLEST = Decimal("0.00000001")
-_COLLECTED_LASTS = timedelta(days=1)
+_SOME_MONTH = datetime(2026, 1, 1, tzinfo=timezone.utc)  # of 31 days; a shorter one costs up to a tenth more
+_COLLECTED_LASTS = timedelta(hours=36)
+"""A deleted object's day begins at the midnight (UTC) after it: S3 keeps it for 24 to 48 hours, and charges them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,7 @@ def charges_of(used: Sundries, rates: Rates) -> tuple[Charge, ...]:
     """Return the charges, one a kind; none for what costs nothing.
 
     Storage is what there was at the end, for the whole time, and each checkpoint that was collected meanwhile for the
-    day that the bucket keeps deleted objects.
+    day and a half for which the bucket keeps deleted objects.
     """
     collected = max(0, used.saves * used.save_bytes - used.stored)
     storage = rates.storage_usd(used.stored, used.start, used.end)
@@ -59,6 +62,22 @@ def charges_of(used: Sundries, rates: Rates) -> tuple[Charge, ...]:
         )
         if usd.quantize(_SMALLEST) > ZERO
     )
+
+
+def usd_of_saves(size: int, saves: int, keep: int, span: timedelta, rates: Rates) -> Decimal:
+    """Return what so many checkpoints of `size` bytes cost in S3 over the span, of which `keep` stay at a time."""
+    end = _SOME_MONTH + span
+    puts = -(-size // PART_BYTES) + 2  # its parts, the manifest, and the list of what may be collected
+    used = Sundries(
+        attempt=None,
+        start=_SOME_MONTH,
+        end=end,
+        stored=min(keep, saves) * size,
+        saves=saves,
+        save_bytes=size,
+        save_puts=puts,
+    )
+    return total(charges_of(used, rates))
 
 
 def drill_charges(attempt: int, at: datetime, rates: Rates) -> tuple[Charge, ...]:

@@ -42,9 +42,7 @@ def work_of(job: Job, offer: Offer) -> Work | None:
         span = min(_LONGEST, training_time(model, model.tokens, gpus=gpus, tflops=tflops))
     except OverflowError:
         span = _LONGEST
-    operations = (
-        f"{8 if model.recompute else 6} · {format_count(model.params)} · {format_count(model.tokens)} operations"
-    )
+    operations = f"6 · {format_count(model.params)} · {format_count(model.tokens)} operations"
     peak = f"{gpus} × {tflops:g} TFLOPS ({offer.gpu}, {model.precision.value})"
     return Work(span=span, source=f"{operations} at {model.mfu_percent} % of {peak}")
 

@@ -9,16 +9,18 @@ from decimal import Decimal
 
 from gpucloud.domain.errors import CredentialsError
 from gpucloud.domain.feasibility import Needs, needs_of, task_of
-from gpucloud.domain.interval import SaveTimes, interval, interval_with_notice, save_times
+from gpucloud.domain.interval import SaveTimes, cheapest_interval, interval, interval_with_notice, save_times
 from gpucloud.domain.job import Cloud, Job, Market, MarketPolicy
 from gpucloud.domain.markets import RecordedMarket
-from gpucloud.domain.offer import Offer
+from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.outlook import between, undisturbed
 from gpucloud.domain.plan import Plan
 from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.net import least_span_s
 from gpucloud.domain.policy.observation import Task
 from gpucloud.domain.simulation.outcome import Summary
+from gpucloud.domain.sizing import saved_bytes
+from gpucloud.domain.sundries import usd_of_saves
 from gpucloud.domain.work import Work, work_of
 from gpucloud.usecases.outlooks import Outlooks, Stage
 from gpucloud.usecases.planning import Planner
@@ -28,19 +30,23 @@ QUICK = Policy.UNIFORM
 """What candidates and deadlines are compared under: the learned policy's tables take a second for each of them."""
 
 _MOST_CANDIDATES = 5
-_FEW = 24  # windows, where many outlooks are asked for
+_FEW = 36  # windows, where many outlooks are asked for
 _SLACKS = (0.02, 0.1, 0.25, 0.5, 1.0, 2.0)  # of the work: deadlines from hardly any slack to three times the work
 _ANY_SUM = Decimal(10**9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One type of machine on one market: its best offer, in how many of the region's zones it is, and the outlook."""
+    """One type of machine on one market: its best offer, in how many of the region's zones it is, and the outlook.
+
+    The outlook is of this type alone, also on demand; `ends_on` is what it ends on where it cannot be had there.
+    """
 
     offer: Offer
     zones: int
     work: Work | None
     outlook: Summary | None
+    ends_on: Pool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +68,24 @@ class Saves:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What checkpoints of `size` bytes cost in S3 beside the budget, saved at that interval; and at the cheapest."""
+
+    size: int
+    saves: int
+    usd: Decimal
+    cheapest_every: timedelta
+    cheapest_usd: Decimal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """A plan, and what is to be expected of it; without known work only the plan, the candidates and the quotas.
 
-    `outlook` is the chosen machines' under `policy`, which is None where there is nothing to choose: no spot machines,
-    or nothing else. `on_demand` is the same machines, never taken. `policies` and `curve` are of jobs that may take
-    spot machines; `recorded` is what they were replayed on. `quotas` is None where nobody can ask for them.
+    `outlook` is the chosen machines' under `policy`, which is None where none is asked: without a deadline, without
+    spot machines, or with nothing else. `on_demand` is the same machines, never taken. `policies` are of jobs that ask
+    one, `curve` of those that may take spot machines; `recorded` is what they were replayed on. `quotas` is None where
+    nobody can ask for them.
     """
 
     plan: Plan
@@ -81,6 +99,7 @@ class Estimate:
     policies: tuple[tuple[Policy, Summary], ...] = ()
     curve: tuple[AtDeadline, ...] = ()
     saves: Saves | None = None
+    stored: Stored | None = None
     recorded: tuple[RecordedMarket, ...] = ()
 
 
@@ -104,57 +123,80 @@ class Estimator:
         return bare if needs is None else self._foreseen(job, bare, needs)
 
     def _foreseen(self, job: Job, bare: Estimate, needs: Needs) -> Estimate:
-        stage = _stage(job, bare.plan.offers, needs)
-        quick = bare.candidates[0].outlook
-        known = replace(bare, work=work_of(job, needs.offer), outlook=quick, on_demand=_never_taken(job, needs))
-        if stage is None or quick is None:
+        stage = self._stage(job, bare.plan.offers, needs)
+        known = replace(bare, work=work_of(job, needs.offer), on_demand=_never_taken(job, needs))
+        if stage is None:
+            return replace(known, outlook=bare.candidates[0].outlook)
+        task = task_of(job, needs)
+        known = replace(known, recorded=self.outlooks.recordings(needs.offer.gpus))
+        policies = tuple(self._policies(job, needs, stage)) if stage.fallback and job.deadline is not None else ()
+        outlook = dict(policies).get(job.policy) if policies else self._outlook(job, needs, stage)
+        if outlook is None:
             return known
-        task = _task(job, needs)
-        policies = tuple(self._policies(job, needs, stage, quick))
-        outlook = dict(policies).get(job.policy, quick)
+        saves = _saves(job, outlook)
         return replace(
             known,
             outlook=outlook,
-            policy=job.policy if stage.fallback else None,
+            policy=job.policy if policies else None,
             policies=policies,
             curve=tuple(self._curve(task, replace(stage, fallback=True))),
-            saves=_saves(job, task, outlook),
-            recorded=self.outlooks.recordings(needs.offer.gpus),
+            saves=saves,
+            stored=None if saves is None else self._stored(job, needs, outlook, saves),
         )
 
     def _candidates(self, job: Job, plan: Plan) -> Iterator[Candidate]:
-        """Yield the best offer of each type and market, the chosen one first."""
+        """Yield the best offer of each type and market, the chosen one first, each as if there were no other type."""
         kinds: dict[tuple[str, Market], list[Offer]] = {}
         for offer in plan.offers:
             kinds.setdefault((offer.pool.instance_type, offer.pool.market), []).append(offer)
         for at, offers in enumerate(list(kinds.values())[:_MOST_CANDIDATES]):
-            others = [offer for offer in plan.offers if offer not in offers]
-            needs = needs_of(job, (*offers, *others), self.planner.changeover)
+            alike = kinds.get((offers[0].pool.instance_type, Market.ON_DEMAND), [])
+            needs = needs_of(job, (*offers, *(alike or plan.offers)), self.planner.changeover)
+            other = None if alike or needs is None or needs.fallback is None else needs.fallback.pool
             yield Candidate(
                 offer=offers[0],
                 zones=_zones(offers),
                 work=work_of(job, offers[0]),
-                outlook=self._outlook(job, plan, needs, few=at > 0) if needs is not None else None,
+                outlook=self._of(job, plan, needs, few=at > 0) if needs is not None else None,
+                ends_on=other if offers[0].pool.market is Market.SPOT else None,
             )
 
-    def _outlook(self, job: Job, plan: Plan, needs: Needs, *, few: bool) -> Summary | None:
-        stage = _stage(job, plan.offers, needs)
+    def _of(self, job: Job, plan: Plan, needs: Needs, *, few: bool) -> Summary | None:
+        stage = self._stage(job, plan.offers, needs)
         if stage is None:
             return _never_taken(job, replace(needs, fallback=needs.offer))
-        windows = {"windows": _FEW} if few else {}
-        return self.outlooks.outlook(QUICK, _task(job, needs), stage, budget_usd=job.budget_usd, **windows)
+        return self._outlook(job, needs, stage, few=few)
 
-    def _policies(self, job: Job, needs: Needs, stage: Stage, quick: Summary) -> Iterator[tuple[Policy, Summary]]:
-        if not stage.fallback:
-            return
+    def _outlook(
+        self, job: Job, needs: Needs, stage: Stage, *, policy: Policy = QUICK, few: bool = False
+    ) -> Summary | None:
+        """Under the policy; as it goes without any where the job has no deadline, but may go on demand."""
+        windows = {"windows": _FEW} if few else {}
+        asked = policy if job.deadline is not None or not stage.fallback else None
+        return self.outlooks.outlook(asked, task_of(job, needs), stage, budget_usd=job.budget_usd, **windows)
+
+    def _policies(self, job: Job, needs: Needs, stage: Stage) -> Iterator[tuple[Policy, Summary]]:
         for policy in (Policy.LEARNED, QUICK, Policy.GREEDY):
-            asked = policy is not QUICK
-            outlook = (
-                self.outlooks.outlook(policy, _task(job, needs), stage, budget_usd=job.budget_usd) if asked else quick
-            )
+            outlook = self._outlook(job, needs, stage, policy=policy)
             if outlook is not None:
                 yield policy, outlook
         yield Policy.ON_DEMAND, _never_taken(job, needs)
+
+    def _stage(self, job: Job, offers: tuple[Offer, ...], needs: Needs) -> Stage | None:
+        """Return where the job's spot machines are replayed; None where it has none that a market takes."""
+        offer = needs.offer
+        if offer.pool.market is not Market.SPOT or job.cloud is not Cloud.AWS:
+            return None
+        alike = [o for o in offers if (o.pool.instance_type, o.pool.market) == (offer.pool.instance_type, Market.SPOT)]
+        beside_usd = self.planner.terms.beside_usd_per_hour
+        return Stage(
+            gpus=offer.gpus,
+            zones=_zones(alike),
+            spot_usd_per_hour=offer.usd_per_hour - beside_usd,
+            on_demand_usd_per_hour=Decimal(str(task_of(job, needs).on_demand_usd_per_hour)) - beside_usd,
+            terms=self.planner.terms.of(offer.pool.instance_type),
+            fallback=needs.fallback is not None,
+        )
 
     def _curve(self, task: Task, stage: Stage) -> Iterator[AtDeadline]:
         for slack in _SLACKS:
@@ -163,6 +205,27 @@ class Estimator:
             outlook = self.outlooks.outlook(QUICK, asked, stage, budget_usd=_ANY_SUM, windows=_FEW)
             if outlook is not None:
                 yield AtDeadline(deadline=timedelta(seconds=span_s), outlook=outlook)
+
+    def _stored(self, job: Job, needs: Needs, outlook: Summary, saves: Saves) -> Stored | None:
+        rates = self.planner.terms.rates_in(needs.offer.pool.region)
+        if job.model is None or not rates.storage_usd_per_gib_month:
+            return None
+        size, span, keep = saved_bytes(job.model), outlook.took or needs.work, job.checkpoint.keep
+
+        def usd(saved: int) -> Decimal:
+            return usd_of_saves(size, saved, keep, span, rates)
+
+        usd_per_hour = float(outlook.mean_usd) / max(span / timedelta(hours=1), 1.0)
+        each_usd = float(usd(keep + 2) - usd(keep + 1))
+        cheapest = cheapest_interval(saves.times, saves.between, each_usd, usd_per_hour)
+        made = max(1, needs.work // (job.checkpoint.every or saves.every))
+        return Stored(
+            size=size,
+            saves=made,
+            usd=usd(made),
+            cheapest_every=cheapest,
+            cheapest_usd=usd(max(1, needs.work // cheapest)),
+        )
 
     def _quotas(self, job: Job, offer: Offer) -> tuple[Need, ...] | None:
         """Return what the chosen machines need of the quotas of both markets; None where nobody can say."""
@@ -176,40 +239,18 @@ class Estimator:
             return None
 
 
-def _stage(job: Job, offers: tuple[Offer, ...], needs: Needs) -> Stage | None:
-    """Return where the job's spot machines are replayed; None where it has none that a market takes."""
-    offer = needs.offer
-    if offer.pool.market is not Market.SPOT or job.cloud is not Cloud.AWS:
-        return None
-    alike = [o for o in offers if (o.pool.instance_type, o.pool.market) == (offer.pool.instance_type, Market.SPOT)]
-    return Stage(
-        gpus=offer.gpus,
-        zones=_zones(alike),
-        spot_usd_per_hour=offer.usd_per_hour,
-        on_demand_usd_per_hour=Decimal(str(task_of(job, needs).on_demand_usd_per_hour)),
-        fallback=needs.fallback is not None,
-    )
-
-
 def _zones(offers: list[Offer]) -> int:
+    """Return in how many zones of the best offer's region there are such machines."""
     region = offers[0].pool.region
-    return sum(offer.pool.region == region for offer in offers)
-
-
-def _task(job: Job, needs: Needs) -> Task:
-    """Return the task; a job that may take machines on demand, and has no deadline, never waits for spot machines."""
-    task = task_of(job, needs)
-    if job.deadline is None and needs.fallback is not None:
-        return replace(task, span_s=least_span_s(task))
-    return task
+    return sum(offer.zones for offer in offers if offer.pool.region == region)
 
 
 def _never_taken(job: Job, needs: Needs) -> Summary:
     return undisturbed(task_of(job, needs))
 
 
-def _saves(job: Job, task: Task, outlook: Summary) -> Saves | None:
-    apart = between(task, outlook)
+def _saves(job: Job, outlook: Summary) -> Saves | None:
+    apart = between(outlook)
     if job.model is None or apart is None:
         return None
     times = save_times(job.model, nodes=job.resources.nodes, gpus=job.resources.gpus)

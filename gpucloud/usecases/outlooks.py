@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
 
-from gpucloud.domain.markets import RecordedMarket, RecordedZone
-from gpucloud.domain.offer import region_of
+from gpucloud.domain.ledger import PLAIN_TERMS, Terms, usd_for
+from gpucloud.domain.markets import RecordedMarket
 from gpucloud.domain.outlook import shortened, stretched
-from gpucloud.domain.policy.decide import decide
-from gpucloud.domain.policy.learned import Tables
+from gpucloud.domain.policy.decide import decide, without_deadline
 from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.observation import Task
-from gpucloud.domain.simulation.bill import bill_usd
 from gpucloud.domain.simulation.outcome import Outcome, Summary, summary
-from gpucloud.domain.simulation.recovery import Recovery
-from gpucloud.domain.simulation.replay import Decide, replay
+from gpucloud.domain.simulation.rehearsal import (
+    Rehearsal,
+    outcomes,
+    recordings,
+    room_for,
+    spread,
+    usual_recovery,
+    zone_sets,
+)
+from gpucloud.domain.simulation.replay import Decide
 from gpucloud.domain.simulation.timeline import LOOK_S, Timeline, timeline
 from gpucloud.ports import Markets, PolicyTables
 
-_SINGLE = ("p3.2xlarge-2023-02",)
-_EIGHT = ("p3.16xlarge-2022-10", "p3.16xlarge-2022-11", "p3.16xlarge-2022-12")
-_NOTICE_S = 120.0
 _PATIENCE = 3.0  # a job that may wait for ever is followed for so many times its work
 _SHARE = 0.5  # of a recording that one window may take; a longer job is replayed shorter
 
@@ -34,13 +37,15 @@ _SHARE = 0.5  # of a recording that one window may take; a longer job is replaye
 class Stage:
     """Where a job is rehearsed: machines with so many GPUs, in so many zones, at prices that do not change.
 
-    With `fallback`, a deadline is kept on demand; else the job waits for spot machines, whatever comes of it.
+    What stands beside a machine, by the `terms`, is not in the prices. With `fallback`, a deadline is kept on demand;
+    else the job waits for spot machines, whatever comes of it.
     """
 
     gpus: int
     zones: int
     spot_usd_per_hour: Decimal
     on_demand_usd_per_hour: Decimal
+    terms: Terms = PLAIN_TERMS
     fallback: bool = True
 
 
@@ -54,86 +59,84 @@ class Outlooks:
     markets: Markets
     tables: PolicyTables
     _recorded: dict[str, RecordedMarket] = field(default_factory=dict)
-    _timelines: dict[tuple[Stage, int], tuple[Timeline, ...]] = field(default_factory=dict)
+    _lines: dict[tuple[Stage, int], tuple[tuple[Timeline, ...], ...]] = field(default_factory=dict)
 
     def outlook(
-        self, policy: Policy, task: Task, stage: Stage, *, budget_usd: Decimal, windows: int = 48
+        self, policy: Policy | None, task: Task, stage: Stage, *, budget_usd: Decimal, windows: int = 72
     ) -> Summary | None:
-        """Return what about so many replays of the task under the policy come to, starts spread over the recordings.
+        """Return what about so many replays of the task come to, starts and zones spread over the recordings.
 
-        A job that is too long for them is replayed with work and deadline shortened alike, and the outcome stretched.
-        None where no replay came to its end.
+        Under the policy; with None as a job without a deadline goes. A job that is too long for the recordings is
+        replayed with work and deadline shortened alike, and the outcome stretched. None where no replay has an end.
         """
-        lines = self._lines(stage, task.nodes)
-        longest_s = min(line.looks for line in lines) * LOOK_S * _SHARE
-        factor = max(1.0, _followed_s(task) / longest_s)
+        regions = self._regions(stage, task.nodes)
+        longest_s = min(line.looks for lines in regions for line in lines) * LOOK_S * _SHARE
+        factor = max(1.0, _followed_s(task, stage) / longest_s)
         short = replace(shortened(task, factor), tick_s=float(LOOK_S))
-        cap_usd, each = budget_usd / Decimal(str(factor)), -(-windows // len(lines))
-        chosen = partial(decide, policy, tables=self._tables(policy, short, stage))
-        outcomes = [one for line in lines for one in _outcomes(chosen, short, line, stage, cap_usd, each)]
-        return stretched(summary(outcomes), factor) if outcomes else None
+        cap_usd = budget_usd / Decimal(str(factor))
+        found = summary(tuple(self._outcomes(policy, short, stage, cap_usd, windows)))
+        return stretched(found, factor) if found.unended < found.windows else None
 
     def recordings(self, gpus: int) -> tuple[RecordedMarket, ...]:
         """Return the recordings of machines with about so many GPUs."""
-        return tuple(self._market(name) for name in (_EIGHT if gpus > 2 else _SINGLE))
+        return tuple(self._market(name) for name in recordings(gpus))
 
-    def _tables(self, policy: Policy, task: Task, stage: Stage) -> Tables | None:
-        if policy is not Policy.LEARNED or not stage.fallback:
-            return None
-        return self.tables.tables(task, stage.zones, stage.gpus, float(stage.spot_usd_per_hour))
+    def _outcomes(
+        self, policy: Policy | None, task: Task, stage: Stage, budget_usd: Decimal, windows: int
+    ) -> Iterator[Outcome]:
+        """Every recorded region has the same share, whatever sets of zones it has."""
+        recovery = usual_recovery(timedelta(seconds=task.changeover_s))
+        last_usd = usd_for(Decimal(str(task.nodes * task.on_demand_usd_per_hour)), timedelta(seconds=1))
+        # Without machines on demand a policy has no end to keep to: the deadline is not its business.
+        told = replace(task, handover_s=recovery.handover_s, span_s=task.span_s if stage.fallback else math.inf)
+        choose, regions = self._choosing(policy, told, stage), self._regions(stage, task.nodes)
+        for lines in regions:
+            room = room_for(lines[0], _followed_s(told, stage) + task.changeover_s)
+            for line, starts in zip(lines, spread(room, len(lines), windows // len(regions)), strict=True):
+                rehearsal = Rehearsal(
+                    task=told,
+                    market=line,
+                    recovery=recovery,
+                    budget_usd=budget_usd,
+                    spendable_usd=budget_usd - last_usd,
+                    terms=stage.terms,
+                )
+                for one in outcomes(choose, rehearsal, starts):
+                    yield replace(one, missed=one.took is None or one.took.total_seconds() > task.span_s)
+
+    def _choosing(self, policy: Policy | None, task: Task, stage: Stage) -> Decide:
+        if policy is None:
+            return without_deadline
+        tables = None
+        if policy is Policy.LEARNED and stage.fallback:
+            usd_per_hour = float(stage.spot_usd_per_hour + stage.terms.beside_usd_per_hour)
+            tables = self.tables.tables(task, stage.zones, stage.gpus, usd_per_hour)
+        return partial(decide, policy, tables=tables)
 
     def _market(self, name: str) -> RecordedMarket:
         if name not in self._recorded:
             self._recorded[name] = self.markets.market(name)
         return self._recorded[name]
 
-    def _lines(self, stage: Stage, nodes: int) -> tuple[Timeline, ...]:
+    def _regions(self, stage: Stage, nodes: int) -> tuple[tuple[Timeline, ...], ...]:
+        """Return what the job sees in each recorded region, by its sets of zones."""
         key = (stage, nodes)
-        if key not in self._timelines:
-            found = [_priced(market, stage) for market in self.recordings(stage.gpus)]
-            self._timelines[key] = tuple(
-                timeline(market, zones, nodes) for market in found for zones in _zone_sets(market, stage.zones)
+        if key not in self._lines:
+            beside_usd = stage.terms.beside_usd_per_hour
+            self._lines[key] = tuple(
+                tuple(timeline(market, zones, nodes, beside_usd) for zones in sets)
+                for market in self._priced(stage)
+                for sets in zone_sets(market, stage.zones)
             )
-        return self._timelines[key]
+        return self._lines[key]
+
+    def _priced(self, stage: Stage) -> Iterator[RecordedMarket]:
+        for market in self.recordings(stage.gpus):
+            yield market.at_prices(stage.on_demand_usd_per_hour, stage.spot_usd_per_hour)
 
 
-def _priced(market: RecordedMarket, stage: Stage) -> RecordedMarket:
-    zones = tuple(replace(zone, prices=((0, stage.spot_usd_per_hour),)) for zone in market.zones)
-    return replace(market, zones=zones, on_demand_usd_per_hour=stage.on_demand_usd_per_hour)
-
-
-def _zone_sets(market: RecordedMarket, most: int) -> Iterator[Sequence[RecordedZone]]:
-    """Yield the zones of each recorded region, in sets of at most so many: what a job in one region would have."""
-    for region in market.regions:
-        zones = [zone for zone in market.zones if region_of(zone.name) == region]
-        for start in range(0, len(zones), most):
-            yield zones[start : start + most]
-
-
-def _followed_s(task: Task) -> float:
-    return task.span_s if math.isfinite(task.span_s) else task.work_s * _PATIENCE
-
-
-def _outcomes(
-    policy: Decide, task: Task, line: Timeline, stage: Stage, budget_usd: Decimal, windows: int
-) -> Iterator[Outcome]:
-    """Yield the replays that came to their end, or to that of their budget; starts as far apart as there is room."""
-    lost_s = min(_NOTICE_S, task.changeover_s / 2)
-    recovery = Recovery(restart_s=task.changeover_s - lost_s, notice_s=lost_s)
-    replayed = task if stage.fallback else replace(task, span_s=math.inf)
-    last = max(0, line.looks - math.ceil((_followed_s(replayed) + task.changeover_s) / LOOK_S) - 1)
-    for start in sorted({round(last * at / max(1, windows - 1)) for at in range(windows)}):
-        run = replay(policy, replayed, line, start, recovery, float(budget_usd))
-        usd = bill_usd(run, line)
-        if run.finished_s is None and usd <= budget_usd:
-            continue
-        over = usd > budget_usd
-        took = None if over or run.finished_s is None else timedelta(seconds=run.finished_s)
-        yield Outcome(
-            usd=min(usd, budget_usd),
-            took=took,
-            missed=took is None or took.total_seconds() > task.span_s,
-            over_budget=over,
-            interruptions=run.interruptions,
-            launches=run.launches,
-        )
+def _followed_s(task: Task, stage: Stage) -> float:
+    """Return for how long a replay is followed: to its deadline, or where nothing ends it for a few times its work."""
+    if math.isfinite(task.span_s):
+        return task.span_s
+    return (task.work_s * (2.0 if stage.fallback else _PATIENCE)) + task.changeover_s

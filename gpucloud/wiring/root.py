@@ -446,7 +446,7 @@ class Gpucloud:
         return PackagedMarkets()
 
     def policy_tables(self, without: Collection[str] = ()) -> PolicyTables:
-        """Return what makes the learned policy's tables, from recorded markets but not from the zones in `without`."""
+        """Return what makes the learned policy's tables, from recorded markets but from none of `without`."""
         from gpucloud.adapters.tables import TableMaker
 
         return TableMaker(without)

@@ -40,7 +40,7 @@ def test_without_an_account_the_catalogs_prices_make_the_plan(line):
     assert answer.code == 0, answer.stderr
     assert "planned by the catalog's prices instead" in answer.stderr
     assert "on-demand prices of 2026-07-20 (" in answer.stderr
-    assert "machines   1 × g4dn.xlarge spot in us-east-1, 1 workers" in answer.stdout
+    assert "machines   1 × g4dn.xlarge spot in us-east-1, 1 worker" in answer.stdout
     assert "; the deadline is after 16 h\n" in answer.stdout
     assert "quota: not known without AWS credentials" in answer.stdout
     drawn = Path(line.folder / "cost.svg").read_text()

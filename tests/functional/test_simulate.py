@@ -109,10 +109,14 @@ def test_a_job_on_aws_is_priced_by_the_catalog(simulate, folder, monkeypatch):
     text = JOB.replace("budget: 160", "cloud: aws\nbudget: 4000").replace("nodes: 1", "nodes: 1, types: [p5.48xlarge]")
     (folder / "train.yaml").write_text(text)
     _, answer, story = simulate("train.yaml", "--policy", "on_demand", "--json", *QUICK)
-    (market,) = json.loads(answer)["markets"]
+    market = json.loads(answer)["markets"][0]
     assert market["on_demand_usd_per_hour"] == "55.04"
     assert "priced as p5.48xlarge in us-west-2: 55.04 USD an hour, list price of 2026-07-20 (" in story
     assert "us-west-2 taken to be priced as us-east-1" in story
+    # eight GPUs: on recordings of eight, at the price that `plan` reckons with
+    names = [one["market"] for one in json.loads(answer)["markets"]]
+    assert names == ["p3.16xlarge-2022-10", "p3.16xlarge-2022-11", "p3.16xlarge-2022-12"]
+    assert "spot at 29.72 USD throughout, as `plan` has it; disk and address 0.0169 USD an hour" in story
     _, answer, story = simulate("train.yaml", "--policy", "on_demand", "--price", "3 USD", "--json", *QUICK)
     assert (json.loads(answer)["markets"][0]["on_demand_usd_per_hour"], story) == ("3", "")
 
@@ -137,14 +141,14 @@ def test_without_notice_work_since_the_last_checkpoint_is_lost(simulate):
     assert NEVER_AGAIN in answer
 
 
-def test_the_learned_policy_is_tried_on_zones_that_it_has_not_seen(simulate):
+def test_the_learned_policy_is_tried_on_weeks_that_it_has_not_seen(simulate):
     words = ("--zones", "us-east-1f", "--policy", "learned", "--policy", "uniform")
     _, answer, _ = simulate("train.yaml", *words, "--windows", "8")
     learned, uniform = (line.split() for line in answer.splitlines()[6:8])
     assert (learned[1], uniform[1]) == ("learned", "uniform")
     assert float(learned[2]) < float(uniform[2])
     assert NEVER_AGAIN in answer
-    assert "learned knows nothing of the zones that it is tried on, only of the other recorded ones" in answer
+    assert "learned knows nothing of these weeks, only of the other recordings" in answer
 
 
 def test_several_markets_are_answered_one_after_the_other(simulate):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpucloud.adapters.aws.prices.rates import region_rates
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.tables import TableMaker
 from gpucloud.cli.estimates import deadline_chart, estimate_json, estimate_text
@@ -77,8 +78,8 @@ def test_each_type_and_market_is_a_candidate_at_its_best_price(estimate: Estimat
     found = [(str(one.offer.pool), one.zones) for one in estimate.candidates]
     assert found == [
         ("p3.2xlarge spot in us-east-1a", 3),
-        ("p4d.24xlarge spot in us-east-1a", 3),
         ("p3.2xlarge on_demand in us-east-1a", 3),
+        ("p4d.24xlarge spot in us-east-1a", 3),
         ("p4d.24xlarge on_demand in us-east-1a", 3),
     ]
 
@@ -137,6 +138,69 @@ def test_a_long_job_is_replayed_shorter() -> None:
     assert found.outlook.took is not None
     assert 1200 * HOUR < found.outlook.took <= 1600 * HOUR
     assert Decimal(1200) < found.outlook.mean_usd < Decimal(3660)
+
+
+def test_each_row_is_of_its_own_machine() -> None:
+    rows = estimated(JOB, V100, A100).candidates
+    big = next(row for row in rows if row.offer.gpu == "A100" and row.offer.pool.market is Market.SPOT)
+    assert big.outlook is not None
+    # 12 h at 11 USD an hour, and it ends on its own type at 33: never at what V100s cost
+    assert Decimal(132) < big.outlook.mean_usd < Decimal(403)
+    assert big.ends_on is None
+
+
+def test_a_machine_that_cannot_be_had_on_demand_says_what_it_ends_on() -> None:
+    rented = Kind("p3.8xlarge", "V100", 4, 16, Decimal(12))
+    planner = Planner(
+        market=FakeMarket(V100, rented),
+        account=FakeAccount({Market.SPOT: 999, Market.ON_DEMAND: 999}),
+        clock=JumpingClock(NOW),
+        wall=Wall(),
+        terms=Terms(),
+        changeover=timedelta(minutes=12),
+    )
+    plan = planner.plan(JOB)
+    few = replace(plan, offers=tuple(o for o in plan.offers if o.gpus == 1 or o.pool.market is Market.SPOT))
+    rows = list(Estimator(planner=planner, outlooks=OUTLOOKS)._candidates(JOB, few))
+    assert [str(row.ends_on) for row in rows if row.ends_on is not None] == ["p3.2xlarge on_demand in us-east-1a"]
+
+
+def test_a_job_that_may_go_on_demand_and_has_no_deadline_asks_no_policy() -> None:
+    undated = replace(JOB, deadline=None)
+    found = estimated(undated, V100)
+    assert (found.policy, found.policies) == (None, ())
+    assert found.outlook is not None
+    assert found.outlook.missed == 0
+    text = estimate_text(undated, found, sparkline=False)
+    assert "spot after each loss, and on demand to the end once no zone has any" in text
+    assert "uniform" not in text
+
+
+def test_a_gang_is_said_to_come_and_go_together() -> None:
+    pair = replace(JOB, resources=Resources(nodes=2, market=MarketPolicy.AUTO))
+    text = estimate_text(pair, estimated(pair, V100), sparkline=False)
+    assert "recorded with one machine: all 2 are taken to come and go together" in text
+
+
+def test_what_checkpoints_cost_in_s3_is_said_with_the_interval_that_costs_least() -> None:
+    model = Model(params=7 * 10**9, strategy=Strategy.FSDP, tokens=10**10)
+    resources = Resources(gpus=8, market=MarketPolicy.SPOT)
+    job = replace(JOB, work=None, deadline=None, budget_usd=Decimal(5000), model=model, resources=resources)
+    planner = Planner(
+        market=FakeMarket(H100),
+        account=None,
+        clock=JumpingClock(NOW),
+        wall=Wall(),
+        terms=Terms(rates=(region_rates("us-east-1"),)),
+        changeover=timedelta(minutes=12),
+    )
+    found = Estimator(planner=planner, outlooks=OUTLOOKS).estimate(job)
+    assert found.stored is not None
+    assert found.stored.size == 84 * 10**9
+    assert found.stored.cheapest_usd < found.stored.usd / 2
+    text = estimate_text(job, found, sparkline=False)
+    assert "saves of 78.2 GiB, in no budget; `checkpoint: {every: " in text
+    assert "what is stored in S3 comes beside" in text
 
 
 def test_tokens_make_the_cheapest_training_the_best_machine() -> None:

@@ -175,6 +175,16 @@ secrets: [HF_TOKEN, WANDB_API_KEY]
         ("deadline: 9h", "resources", Resources(market=MarketPolicy.AUTO)),
         ("deadline: 9h\nresources: {market: spot}", "resources", Resources(market=MarketPolicy.SPOT)),
         ("model: {params: 7B}", "model", Model(params=7_000_000_000)),
+        (
+            "model: {params: 7B, seq: 2048, recompute: true}",
+            "model",
+            Model(params=7 * 10**9, seq=2048, recompute=True, mfu_percent=26),
+        ),
+        (
+            "model: {params: 7B, seq: 2048, recompute: true, mfu: 35%}",
+            "model",
+            Model(params=7 * 10**9, seq=2048, recompute=True, mfu_percent=35),
+        ),
         ("model: {params: 1.5e9, mfu: 40%}", "model", Model(params=1_500_000_000, mfu_percent=40)),
         (
             "model: {params: 350 M, precision: fp8, optimizer: adam8bit, strategy: fsdp, tokens: 300B}",
@@ -188,7 +198,7 @@ secrets: [HF_TOKEN, WANDB_API_KEY]
             ),
         ),
         (
-            "model: {params: 7B, seq: 4096, batch: 2, hidden: 4096, layers: 32, vocab: 32k, recompute: true}",
+            "model: {params: 7B, mfu: 35%, seq: 4096, batch: 2, hidden: 4096, layers: 32, vocab: 32k, recompute: true}",
             "model",
             Model(params=7_000_000_000, seq=4096, batch=2, hidden=4096, layers=32, vocab=32_000, recompute=True),
         ),

@@ -32,10 +32,10 @@ def sums(sundries, rates=S3):
     return {charge.kind.value: charge.usd for charge in charges_of(sundries, rates)}
 
 
-def test_what_is_stored_costs_its_time_and_what_was_collected_a_day():
-    # 30 GiB × 10 h + (10 saves × 10 GiB − 30 GiB) × 24 h, at 0.0001 USD a GiB and hour.
+def test_what_is_stored_costs_its_time_and_what_was_collected_a_day_and_a_half():
+    # 30 GiB × 10 h + (10 saves × 10 GiB − 30 GiB) × 36 h, at 0.0001 USD a GiB and hour.
     told = used(stored=30 * GIB, saves=10, save_bytes=10 * GIB)
-    assert sums(told) == {"storage": Decimal("0.198")}
+    assert sums(told) == {"storage": Decimal("0.282")}
 
 
 def test_requests_that_were_counted_and_those_of_saves_are_one_charge():

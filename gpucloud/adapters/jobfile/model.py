@@ -186,7 +186,9 @@ class ModelKeys(_Keys):
         description="Tokens of the whole training, such as 300B: the amount of work, if `work` is left out.",
     )
     mfu: kinds.Percent = Field(
-        default=_MODEL.mfu_percent, description="Model FLOPs utilisation: the share of the GPUs' peak that is reached."
+        default=_MODEL.mfu_percent,
+        description="Model FLOPs utilisation: the share of the GPUs' peak that is reached; 26% where it is left out"
+        " and activations are recomputed, which it does not count.",
     )
     seq: kinds.Count | None = Field(
         default=None, description="Tokens of a sequence; activations are counted when it is named."

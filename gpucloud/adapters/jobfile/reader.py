@@ -31,7 +31,7 @@ from gpucloud.domain.job import (
     Resources,
     SshChoices,
 )
-from gpucloud.domain.model import Model
+from gpucloud.domain.model import USUAL_MFU_RECOMPUTED_PERCENT, Model
 
 _LARGEST = 64 * 1024
 
@@ -179,7 +179,9 @@ def _hosts(keys: SshKeys, folder: Path) -> SshChoices:
 
 
 def _model(keys: ModelKeys) -> Model:
-    return Model(mfu_percent=keys.mfu, **{key: value for key, value in keys if key != "mfu"})
+    is_named = "mfu" in keys.model_fields_set
+    mfu_percent = keys.mfu if is_named or not keys.recompute else USUAL_MFU_RECOMPUTED_PERCENT
+    return Model(mfu_percent=mfu_percent, **{key: value for key, value in keys if key != "mfu"})
 
 
 def _policy(keys: CheckpointKeys) -> CheckpointPolicy:

@@ -19,8 +19,8 @@ _FREE_WITHIN = Terms().free_when_taken_within
 class TableMaker:
     """Implements `PolicyTables` with a dynamic program over what recorded markets show.
 
-    Nothing is learned from the zones in `without`: so that a replay is of no market that its policy has seen; `past` is
-    what was counted on the market before. Machines that are taken within `free_within` are not charged.
+    Nothing is learned from the zones and markets in `without`: so that a replay is of no market that its policy has
+    seen; `past` is what was counted on the market before. Machines that are taken within `free_within` are not charged.
     """
 
     def __init__(

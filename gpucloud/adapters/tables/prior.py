@@ -27,11 +27,11 @@ class Recorded:
 def hazards(zones: int, gpus: int, without: Collection[str] = (), past: Counts | None = None) -> Hazards:
     """Return how a job's market comes and goes that may go to so many zones for machines with so many GPUs.
 
-    Learned from recorded zones, of which none of those in `without` has a part; for big machines, which are scarce and
-    come for a short time, above all from big ones; and from the market's own past where that is known, else with
-    several zones from recorded sets of about as many.
+    Learned from recorded zones, of which none of those in `without`, zones or markets, has a part; for big machines,
+    which are scarce and come for a short time, above all from big ones; and from the market's own past where that is
+    known, else with several zones from recorded sets of about as many.
     """
-    rows = [row for row in recorded() if not set(row.zones) & set(without)]
+    rows = [row for row in recorded() if not {row.market, *row.zones} & set(without)]
     levels = [pooled(row.counts for row in rows if len(row.zones) == 1)]
     if gpus > _SMALL:
         rows = [row for row in rows if row.gpus > _SMALL]

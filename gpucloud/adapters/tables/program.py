@@ -19,6 +19,7 @@ from gpucloud.domain.policy.learned import Act, Tables
 
 _NEVER = np.float32(1e12)
 _HOUR = 3600.0
+_PIECE = 1024  # columns of a matrix that are multiplied at a time
 
 Values = npt.NDArray[np.float32]
 Acts = npt.NDArray[np.uint8]
@@ -172,10 +173,17 @@ class _Market:
 
 
 def _moved(probabilities: Values, values: Values) -> Values:
-    """The expectation over the market's next state, for all stages and slacks at once."""
+    """The expectation over the market's next state, for all stages and slacks.
+
+    A piece at a time: of a whole product BLAS makes threads, which wait for each other longer than they compute.
+    """
     _, stages, columns = values.shape
     flat = values.reshape(len(values), stages * columns)
-    return (probabilities @ flat).reshape(len(probabilities), stages, columns)
+    moved = np.empty((len(probabilities), stages * columns), np.float32)
+    for start in range(0, stages * columns, _PIECE):
+        piece = slice(start, start + _PIECE)
+        np.matmul(probabilities, flat[:, piece], out=moved[:, piece])
+    return moved.reshape(len(probabilities), stages, columns)
 
 
 def _packed(acts: Acts) -> Acts:

@@ -27,6 +27,21 @@ def decide(policy: Policy, task: Task, seen: Observation, tables: Tables | None 
     return choice if choice.holds_s >= task.tick_s else dataclasses.replace(choice, holds_s=task.tick_s)
 
 
+def without_deadline(task: Task, seen: Observation) -> Choice:
+    """Return what a job runs on that never waits and has no deadline: spot, else on demand, which it keeps.
+
+    No policy is asked of such a job: its supervisor takes the cheapest pool that has machines, after each loss anew.
+    """
+    if is_partial(task, seen):
+        return elastic(task, seen, lambda alone: _never_idle(task, alone))
+    return _never_idle(task, seen)
+
+
+def _never_idle(task: Task, seen: Observation) -> Choice:
+    choice = greedy(task, seen)
+    return Choice(mode=Mode.ON_DEMAND, reason=Reason.STAY) if choice.mode is Mode.IDLE else choice
+
+
 def _wanted(policy: Policy, task: Task, seen: Observation, tables: Tables | None) -> Choice:
     match policy:
         case Policy.UNIFORM:

@@ -7,27 +7,25 @@ from datetime import datetime
 from decimal import Decimal
 
 from gpucloud.domain.job import Market
-from gpucloud.domain.ledger import Charge, Terms, meter, total
+from gpucloud.domain.ledger import PLAIN_TERMS, Charge, Terms, meter, total
 from gpucloud.domain.offer import Pool, PricePoint
 from gpucloud.domain.simulation.fleet import ON_DEMAND, Life
 from gpucloud.domain.simulation.replay import Run
 from gpucloud.domain.simulation.timeline import Timeline
 from gpucloud.domain.state import NodeLife
 
-_TERMS = Terms()
 
-
-def charges(run: Run, market: Timeline) -> tuple[tuple[int, tuple[Charge, ...]], ...]:
+def charges(run: Run, market: Timeline, terms: Terms = PLAIN_TERMS) -> tuple[tuple[int, tuple[Charge, ...]], ...]:
     """Return, for each life, how many machines lived it and the charges of one of them."""
-    return tuple((life.nodes, _metered(life, number, market)) for number, life in enumerate(run.lives, start=1))
+    return tuple((life.nodes, _metered(life, number, market, terms)) for number, life in enumerate(run.lives, start=1))
 
 
-def bill_usd(run: Run, market: Timeline) -> Decimal:
+def bill_usd(run: Run, market: Timeline, terms: Terms = PLAIN_TERMS) -> Decimal:
     """Return what the run costs."""
-    return sum((nodes * total(metered) for nodes, metered in charges(run, market)), Decimal(0))
+    return sum((nodes * total(metered) for nodes, metered in charges(run, market, terms)), Decimal(0))
 
 
-def _metered(life: Life, number: int, market: Timeline) -> tuple[Charge, ...]:
+def _metered(life: Life, number: int, market: Timeline, terms: Terms) -> tuple[Charge, ...]:
     launched_at, ended_at = market.when(life.launched_s), market.when(life.ended_s)
     if life.zone == ON_DEMAND:
         zone, kind = market.views[0][0].zone, Market.ON_DEMAND
@@ -46,7 +44,7 @@ def _metered(life: Life, number: int, market: Timeline) -> tuple[Charge, ...]:
         ended_at=ended_at,
         end_cause=life.cause,
     )
-    return meter(node, prices, (), ended_at, _TERMS)
+    return meter(node, prices, (), ended_at, terms)
 
 
 def _since(point: PricePoint) -> datetime:

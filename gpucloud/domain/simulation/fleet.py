@@ -29,7 +29,10 @@ class Life:
 
 @dataclass(slots=True)
 class Rented:
-    """Machines that are paid for now, and what they have cost so far; `joins` while they boot beside others."""
+    """Machines that are paid for now; `joins` while they boot beside others.
+
+    `usd` is what they have cost so far without what stands beside them, which is due for machines that are taken, too.
+    """
 
     zone: int
     nodes: int
@@ -42,11 +45,12 @@ class Fleet:
     """At most one group of spot machines, and one on demand. `usd` is a running sum; the lives make the bill.
 
     `spot` are the group's machines by their launches, all in one zone: an elastic group grows. `held` is how many they
-    are, and `working` how many of them work, or will once the group has booted.
+    are, and `working` how many of them work, or will once the group has booted. Of each price `beside_usd_per_hour` is
+    for disk and address.
     """
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
+    def __init__(self, task: Task, beside_usd_per_hour: float = 0.0) -> None:
+        self._task, self._beside_usd_per_hour = task, beside_usd_per_hour
         self.spot: list[Rented] = []
         self.held = self.working = 0
         self.on_demand: Rented | None = None
@@ -150,9 +154,9 @@ class Fleet:
         return Rented(zone=zone, nodes=nodes, launched_s=now_s)
 
     def _count(self, rented: Rented, usd_per_hour: float, seconds: float) -> None:
-        usd = rented.nodes * usd_per_hour * seconds / _HOUR
-        rented.usd += usd
-        self.usd += usd
+        node_hours = rented.nodes * seconds / _HOUR
+        rented.usd += (usd_per_hour - self._beside_usd_per_hour) * node_hours
+        self.usd += usd_per_hour * node_hours
 
     def _end(self, rented: Rented, nodes: int, now_s: float, cause: EndCause) -> None:
         if nodes:

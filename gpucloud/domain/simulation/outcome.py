@@ -13,7 +13,10 @@ _CENT = Decimal("0.01")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One replay: its bill, when the work was done (None: not before the recording ended), and what went wrong."""
+    """One replay: its bill, when the work was done (None: not before recording or budget ended), and what went wrong.
+
+    `on_spot` is for how long it had spot machines.
+    """
 
     usd: Decimal
     took: timedelta | None
@@ -21,11 +24,20 @@ class Outcome:
     over_budget: bool
     interruptions: int
     launches: int
+    on_spot: timedelta = timedelta(0)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job came to its end, or to that of its budget: only then is known what it costs."""
+        return self.took is not None or self.over_budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Many replays of one job under one policy: costs in USD to the cent, means of the rest."""
+    """Many replays of one job under one policy: costs in USD to the cent, means of the rest.
+
+    The `unended` of them came to no end before the recording did: their costs are not known, and not in the sums.
+    """
 
     windows: int
     mean_usd: Decimal
@@ -36,14 +48,18 @@ class Summary:
     interruptions: float
     launches: float
     took: timedelta | None
+    on_spot: timedelta = timedelta(0)
+    unended: int = 0
 
 
 def summary(outcomes: Sequence[Outcome]) -> Summary:
     """Return the outcomes taken together; `took` is the mean of those that came to their end.
 
-    The 90th percentile is by nearest rank: the least cost that nine in ten did not pass.
+    The 90th percentile is by nearest rank: the least cost that nine in ten did not pass. Where no outcome has an end,
+    costs are what was paid until the recording's.
     """
-    costs = sorted(one.usd for one in outcomes)
+    ended = [one for one in outcomes if one.ended]
+    costs = sorted(one.usd for one in ended or outcomes)
     done = [one.took for one in outcomes if one.took is not None]
     return Summary(
         windows=len(outcomes),
@@ -55,6 +71,8 @@ def summary(outcomes: Sequence[Outcome]) -> Summary:
         interruptions=_mean(outcomes, lambda one: one.interruptions),
         launches=_mean(outcomes, lambda one: one.launches),
         took=sum(done, timedelta(0)) / len(done) if done else None,
+        on_spot=sum((one.on_spot for one in outcomes), timedelta(0)) / len(outcomes),
+        unended=len(outcomes) - len(ended),
     )
 
 

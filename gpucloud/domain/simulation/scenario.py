@@ -10,7 +10,7 @@ from datetime import timedelta
 from decimal import ROUND_UP, Decimal
 
 from gpucloud.domain.errors import PlanRefused, UsageError
-from gpucloud.domain.ledger import usd_for
+from gpucloud.domain.ledger import PLAIN_TERMS, Terms, usd_for
 from gpucloud.domain.markets import RecordedMarket, RecordedZone
 from gpucloud.domain.policy.net import advised_span_s, least_budget_usd, least_span_s
 from gpucloud.domain.policy.observation import Task
@@ -27,6 +27,7 @@ class Scenario:
     """The job that is rehearsed: how much work it is, in how long and for how much, and what a restart takes.
 
     `work` is that of `nodes` nodes; on `least_nodes` of them, where that is not 0, it also goes on, and takes longer.
+    `terms` say how machines are billed, with what stands beside them.
     """
 
     work: timedelta
@@ -35,10 +36,15 @@ class Scenario:
     nodes: int
     recovery: Recovery
     least_nodes: int = 0
+    terms: Terms = PLAIN_TERMS
 
     def spendable_usd(self, market: RecordedMarket) -> Decimal:
         """The budget, less what the meter's rounding up of a last second may add."""
-        return self.budget_usd - usd_for(self.nodes * market.on_demand_usd_per_hour, timedelta(seconds=1))
+        return self.budget_usd - usd_for(self.nodes * self.on_demand_usd_per_hour(market), timedelta(seconds=1))
+
+    def on_demand_usd_per_hour(self, market: RecordedMarket) -> Decimal:
+        """What the market's machine costs on demand with what stands beside it."""
+        return market.on_demand_usd_per_hour + self.terms.beside_usd_per_hour
 
 
 def task_of(scenario: Scenario, market: RecordedMarket) -> Task:
@@ -48,7 +54,7 @@ def task_of(scenario: Scenario, market: RecordedMarket) -> Task:
         span_s=scenario.deadline.total_seconds(),
         changeover_s=scenario.recovery.changeover_s,
         handover_s=scenario.recovery.handover_s,
-        on_demand_usd_per_hour=float(market.on_demand_usd_per_hour),
+        on_demand_usd_per_hour=float(scenario.on_demand_usd_per_hour(market)),
         tick_s=float(LOOK_S),
         nodes=scenario.nodes,
         least_nodes=scenario.least_nodes or scenario.nodes,
@@ -66,7 +72,7 @@ def refuse_what_cannot_be_kept(scenario: Scenario, market: RecordedMarket, zones
             f" {format_hours(least_span)}; the deadline is after {format_hours(scenario.deadline)}",
             hint=f"deadline: {written_span(timedelta(seconds=advised_span_s(least_span.total_seconds())))}",
         )
-    spot_usd = min(price for zone in zones for _, price in zone.prices)
+    spot_usd = min(price for zone in zones for _, price in zone.prices) + scenario.terms.beside_usd_per_hour
     rounding_usd = scenario.budget_usd - scenario.spendable_usd(market)
     least_usd = (Decimal(str(least_budget_usd(task, float(spot_usd)))) + rounding_usd).quantize(_CENT, ROUND_UP)
     if scenario.budget_usd < least_usd:

@@ -58,4 +58,5 @@ def _offer(listing: Listing, nodes: int, market: Market, usd: Decimal, cap: Deci
         vram_gib=machine.vram_gib,
         vcpus=machine.vcpus,
         efa=machine.fabric(nodes),
+        zones=listing.zones or 1,
     )

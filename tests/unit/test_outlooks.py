@@ -1,0 +1,123 @@
+"""What replays foretell of a job: its rule without a deadline, zones, replays without an end, what stands beside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from functools import partial
+
+import pytest
+
+from gpucloud.adapters.markets import PackagedMarkets
+from gpucloud.adapters.tables import TableMaker
+from gpucloud.domain.ledger import Terms
+from gpucloud.domain.outlook import between
+from gpucloud.domain.policy.decide import decide, without_deadline
+from gpucloud.domain.policy.names import Policy
+from gpucloud.domain.policy.observation import Task
+from gpucloud.domain.rates import Rates
+from gpucloud.domain.simulation.bill import bill_usd
+from gpucloud.domain.simulation.fleet import ON_DEMAND
+from gpucloud.domain.simulation.outcome import Outcome, Summary, summary
+from gpucloud.domain.simulation.recovery import Recovery
+from gpucloud.domain.simulation.rehearsal import recordings, spread, zone_sets
+from gpucloud.domain.simulation.replay import replay
+from gpucloud.domain.simulation.timeline import timeline
+from gpucloud.usecases.outlooks import Outlooks, Stage
+from tests.standins.tiny_markets import tiny_market
+
+HOUR_S = 3600.0
+MARKETS = PackagedMarkets()
+OUTLOOKS = Outlooks(markets=MARKETS, tables=TableMaker())
+STAGE = Stage(gpus=1, zones=1, spot_usd_per_hour=Decimal("0.2"), on_demand_usd_per_hour=Decimal("0.5"))
+TASK = Task(work_s=48 * HOUR_S, span_s=60 * HOUR_S, changeover_s=720.0, on_demand_usd_per_hour=0.5)
+TERMS = Terms(
+    disk_gib=100,
+    public_address=True,
+    rates=(Rates(region="us-east-1", disk_usd_per_gib_month=Decimal("0.08"), address_usd_per_hour=Decimal("0.005")),),
+)
+
+
+def outlook(task: Task = TASK, stage: Stage = STAGE, policy: Policy | None = Policy.UNIFORM) -> Summary:
+    found = OUTLOOKS.outlook(policy, task, stage, budget_usd=Decimal(1000), windows=36)
+    assert found is not None
+    return found
+
+
+def test_a_job_without_a_deadline_takes_spot_after_each_loss_and_keeps_what_it_has_on_demand() -> None:
+    market = tiny_market({"a": ("1100100111", "1.00"), "b": ("0011000111", "0.80")})
+    task = Task(work_s=1200, span_s=float("inf"), changeover_s=240, on_demand_usd_per_hour=3.0, tick_s=180)
+    run = replay(without_deadline, task, timeline(market, market.zones, 1), 0, Recovery(restart_s=180, notice_s=60))
+    assert [(life.zone, life.launched_s) for life in run.lives] == [(0, 0), (1, 360), (0, 720), (ON_DEMAND, 900)]
+
+
+def test_without_a_deadline_no_net_holds_a_job_on_demand_after_its_first_interruption() -> None:
+    undated = replace(TASK, span_s=float("inf"))
+    four = replace(STAGE, zones=4)
+    found = outlook(undated, four, policy=None)
+    at_the_edge = outlook(replace(TASK, span_s=TASK.work_s + 2 * TASK.changeover_s), four)
+    assert found.interruptions > 2 * at_the_edge.interruptions
+    assert found.mean_usd < at_the_edge.mean_usd
+
+
+def test_more_zones_never_cost_more() -> None:
+    costs = [outlook(stage=replace(STAGE, zones=zones)).mean_usd for zones in (1, 2, 3, 4, 5)]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[0] > costs[3]
+
+
+def test_a_job_in_so_many_zones_is_replayed_in_every_set_of_so_many() -> None:
+    market = MARKETS.market("p3.2xlarge-2023-02")
+    assert [[len(zones) for zones in sets] for sets in zone_sets(market, 3)] == [[3, 3, 3, 3], [2], [3]]
+    assert [len(sets) for sets in zone_sets(market, 2)] == [6, 1, 3]
+
+
+def test_starts_are_apart_and_as_many_for_every_set() -> None:
+    assert spread(110, 3, 12) == ((0, 30, 60, 90), (10, 40, 70, 100), (20, 50, 80, 110))
+    assert spread(0, 2, 4) == ((0,), (0,))
+
+
+def test_replays_that_never_end_are_missed_and_in_no_cost() -> None:
+    ended = Outcome(
+        usd=Decimal(10), took=timedelta(hours=5), missed=False, over_budget=False, interruptions=1, launches=2
+    )
+    never = replace(ended, usd=Decimal(3), took=None, missed=True)
+    found = summary((ended, never, ended))
+    assert (found.windows, found.missed, found.unended, found.mean_usd) == (3, 1, 1, Decimal("10.00"))
+
+
+def test_a_job_on_spot_alone_counts_every_replay() -> None:
+    found = outlook(stage=replace(STAGE, gpus=8, fallback=False))
+    assert (found.windows, found.unended) == (36, 1)
+    assert found.missed > found.unended
+
+
+def test_the_time_between_interruptions_is_of_spot_machines() -> None:
+    found = outlook()
+    on_spot = between(found)
+    assert on_spot is not None
+    assert on_spot < timedelta(seconds=TASK.work_s) / found.interruptions
+
+
+def test_disk_and_address_are_in_the_cost_and_due_for_machines_that_are_taken() -> None:
+    market = tiny_market({"us-east-1a": ("1100111111", "1.00")})
+    task = Task(work_s=720, span_s=1800, changeover_s=240, on_demand_usd_per_hour=3.0169, tick_s=180)
+    seen = timeline(market, market.zones, 1, TERMS.beside_usd_per_hour)
+    run = replay(partial(decide, Policy.GREEDY), task, seen, 0, Recovery(restart_s=180, notice_s=60))
+    with_beside, without = bill_usd(run, seen, TERMS), bill_usd(run, seen)
+    seconds = sum(life.ended_s - life.launched_s for life in run.lives)
+    hourly = Decimal("0.08") * 100 / 672 + Decimal("0.005")  # a February
+    assert with_beside - without == pytest.approx(hourly * Decimal(seconds) / 3600, abs=Decimal("1e-6"))
+    assert run.usd == pytest.approx(float(with_beside), abs=1e-5)
+
+
+def test_a_type_without_an_address_has_a_disk_alone() -> None:
+    terms = replace(TERMS, without_address=("p5.48xlarge",))
+    assert terms.of("p5.48xlarge").beside_usd_per_hour == Decimal("0.011905")
+    assert terms.of("g5.xlarge").beside_usd_per_hour == Decimal("0.016905")
+
+
+@pytest.mark.parametrize(("gpus", "first"), [(1, "p3.2xlarge-2023-02"), (8, "p3.16xlarge-2022-10")])
+def test_machines_are_rehearsed_on_recordings_of_about_as_many_gpus(gpus: int, first: str) -> None:
+    assert recordings(gpus)[0] == first
