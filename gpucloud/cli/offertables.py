@@ -86,6 +86,12 @@ def _on_demand(one: Listing, _: MarketPolicy) -> str:
     return f"{'≤' if one.on_demand.bound else ''}{_price(one.on_demand.usd_per_hour)}"
 
 
+def _at_most(one: Listing, market: MarketPolicy) -> str:
+    """Mark what is made of a bound."""
+    bound = one.on_demand if one.on_demand is not None and one.on_demand.bound else None
+    return "≤" if bound is not None and one.usd_per_hour(market) == bound.usd_per_hour else ""
+
+
 def _saving(one: Listing, market: MarketPolicy) -> str:
     return f"{one.saving_percent}%" if one.saving_percent is not None and market.allows(Market.SPOT) else ""
 
@@ -120,8 +126,8 @@ _COLUMNS: dict[str, _Cell] = {
     "saves": _saving,
     "taken": lambda one, _: one.band.value if one.band else "",
     "score": lambda one, _: str(one.score or ""),
-    "per GPU": lambda one, market: _optional(one.usd_per_gpu_hour(market)),
-    "per PFLOP": lambda one, market: _optional(one.usd_per_pflop_hour(market)),
+    "per GPU": lambda one, market: _at_most(one, market) + _optional(one.usd_per_gpu_hour(market)),
+    "per PFLOP": lambda one, market: _at_most(one, market) + _optional(one.usd_per_pflop_hour(market)),
     "not run": lambda one, _: one.machine.why_not or "",
 }
 _WORDS = {"machine", "GPUs", "link", "region", "not run"}

@@ -1,9 +1,10 @@
 """What nodes cost: charges from prices and lives, and their sums.
 
 The rules are AWS's for Linux spot instances (EC2 user guide, "Billing for interrupted Spot Instances" and "Amazon
-EC2 pricing"): per second, at the zone's own price at each moment, 60 seconds at the least, and nothing for an
-instance that EC2 itself interrupts in its first hour. Its disk and its public address are charged by the second and
-for 60 seconds at the least too, and even where the instance is not.
+EC2 pricing"): per second, at the zone's own price at each moment ("How Spot Instances Work"; the FAQ of 2020 has the
+price at the beginning of each instance-hour instead: 0.004 % apart over 360 recorded lives), 60 seconds at the least,
+and nothing for an instance that EC2 itself interrupts in its first hour. Its disk and its public address are charged by
+the second and for 60 seconds at the least too, and even where the instance is not.
 
 **What the budget counts** is what ends with the machines: they, their disks and their addresses
 (`ChargeKind.in_budget`). What is stored, the requests for it and its way out of the cloud go on or come after the last

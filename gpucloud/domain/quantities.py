@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from gpucloud.domain.quoting import quoted
 
-_LARGEST_USD = Decimal(1_000_000)
+_LARGEST_USD = Decimal(100_000_000)
 _LONGEST = timedelta(days=366)
 _LARGEST_COUNT = 10**18
 _LARGEST_SIZE = 1024**5  # 1 PiB
@@ -97,9 +97,9 @@ def parse_count(text: str) -> int:
 def format_usd(usd: Decimal) -> str:
     """Return "20.00 USD" or "0.0312 USD": two digits after the point, more where a small sum needs them."""
     places = 2
-    if usd and abs(usd) < 1:
+    if usd and abs(usd) < 1 and (usd * 10**2) % 1 != 0:
         places = max(2, 2 - usd.adjusted())
-        if (usd * 10**2) % 1 == 0:
+        if abs(round(usd, places)) >= 1:
             places = 2
     return f"{usd:.{places}f} USD"
 

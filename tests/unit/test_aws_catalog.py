@@ -45,7 +45,7 @@ MACHINES = {
                 burst_gbps=10, nvme_gb=250),
         Machine(name="g6e.48xlarge", gpu="L40S", gpus=8, vram_gib=48, vcpus=192, memory_gib=1536, efa=4,
                 network_gbps=400, nvme_gb=7600, cards=4),
-        Machine(name="g6f.xlarge", gpu="L4", gpus=0, gpu_part=0.125, vram_gib=2, vcpus=4, memory_gib=16, efa=0,
+        Machine(name="g6f.xlarge", gpu="L4", gpus=0, gpu_part=0.125, vram_gib=3, vcpus=4, memory_gib=16, efa=0,
                 network_gbps=2.5, burst_gbps=10, nvme_gb=100),
         Machine(name="g7e.48xlarge", gpu="RTX PRO 6000", gpus=8, vram_gib=96, vcpus=192, memory_gib=2048, efa=4,
                 network_gbps=1600, nvme_gb=15200, cards=4),
@@ -345,6 +345,7 @@ def test_a_part_of_a_gpu_counts_as_none():
     machine = machine_of(kind)
     assert machine is not None
     assert (machine.gpus, machine.gpu_part, machine.why_not) == (0, 0.125, "a part of a GPU")
+    assert machine.vram_gib == 3  # 3.0·10^9 bytes, as the profile L4-3Q is sold
 
 
 def test_only_machines_with_gpus_of_nvidia_are_taken():

@@ -22,8 +22,8 @@ _PRICE_LISTS = {"aws": "us-east-1", "aws-cn": "cn-northwest-1", "aws-us-gov": "u
 """Where AWS answers for prices; the service is in a few regions only."""
 _FAMILIES = ("g*", "p*", "u-p*")
 """The families with GPUs, a tenth of all types: G, P, and P6e's racks. Some have none of NVIDIA's."""
-_SOLD_AS = {22888: 24, 45776: 48}
-"""What a GPU's memory is sold as in GiB, by the MiB that EC2 lists (A10G, L4; L40S)."""
+_SOLD_AS = {2861: 3, 5722: 6, 11444: 12, 22888: 24, 45776: 48}
+"""What a GPU's memory is sold as in GiB, by the MiB that EC2 lists (parts of an L4; A10G, L4; L40S)."""
 _CALLED = {"RTX PRO Server 6000": "RTX PRO 6000"}
 """Models that EC2 calls otherwise than their driver does, which names them to the gate."""
 
