@@ -1176,3 +1176,36 @@ def arithmetic_measured_and_not_judged(original: Any) -> Any:
 def gpus_of_others_taken(original: Any) -> Any:
     """A GPU whose memory another program holds is as good as a free one."""
     return lambda report, wanted: iter(())
+
+
+# Numbers
+
+
+@seeded("domain.sizing:training_flops", "numbers")
+def recomputing_counted_as_work(original: Any) -> Any:
+    """The same arithmetic, made twice, is charged to a figure that leaves it out."""
+    return lambda model, tokens: original(model, tokens) * (8 if model.recompute else 6) / 6
+
+
+@seeded("domain.feasibility:least_span_s", "numbers")
+def deadlines_with_room_for_one_start(original: Any) -> Any:
+    """A deadline is taken that leaves no time to come back from an interruption."""
+    return lambda task: original(task) - task.changeover_s
+
+
+@seeded("domain.policy.grid:grid_of", "numbers")
+def slack_of_two_roundings(original: Any) -> Any:
+    """The tables lack a tick of slack, and know of no try at spot at the least deadline."""
+    from dataclasses import replace
+
+    def grid_of(task: Any) -> Any:
+        grid = original(task)
+        return replace(grid, slack=max(grid.slack - 1, 0))
+
+    return grid_of
+
+
+@seeded("usecases.outlooks:zone_sets", "numbers")
+def plan_in_every_zone_of_a_region(original: Any) -> Any:
+    """The plan replays more zones than the job has."""
+    return lambda market, zones: original(market, 9)

@@ -1,0 +1,73 @@
+"""What a job on the embedded fleet was billed is what a replay of its machines' lives on the fleet's prices costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+from gpucloud.adapters.local.market import LocalMarket
+from gpucloud.domain.ledger import total
+from gpucloud.domain.markets import RecordedMarket, RecordedZone
+from gpucloud.domain.simulation.bill import bill_usd
+from gpucloud.domain.simulation.fleet import Life
+from gpucloud.domain.simulation.replay import Run
+from gpucloud.domain.simulation.timeline import Timeline, timeline
+from gpucloud.domain.state import NodeLife
+from gpucloud.store import open_store
+from gpucloud.usecases.jobstore import JobStore
+from tests.standins.quick_fleet import quick_fleet
+
+SECOND = timedelta(seconds=1)
+A_DAY = 86_400
+
+
+def recorded(lives: tuple[NodeLife, ...]) -> Timeline:
+    """The fleet's own prices from the first launch on."""
+    began, pool = min(life.launched_at for life in lives), lives[0].pool
+    points = LocalMarket().prices(pool, began, began + A_DAY * SECOND)
+    market = RecordedMarket(
+        name="fleet",
+        about="",
+        source="",
+        instance_type=pool.instance_type,
+        gpus=1,
+        gpu="",
+        nodes=1,
+        started_at=began,
+        tick=SECOND,
+        ticks=A_DAY,
+        on_demand_usd_per_hour=Decimal(1),
+        prices_recorded=True,
+        zones=(RecordedZone(name=pool.zone, nodes=((0, 1),), prices=((0, Decimal(1)),)),),
+    )
+    return replace(timeline(market, market.zones, 1), prices=(points,))
+
+
+def lived(life: NodeLife, began: datetime) -> Life:
+    assert life.ended_at is not None
+    assert life.end_cause is not None
+    since, until = (moment - began for moment in (life.launched_at, life.ended_at))
+    return Life(zone=0, nodes=1, launched_s=since.total_seconds(), ended_s=until.total_seconds(), cause=life.end_cause)
+
+
+def test_the_bill_of_a_job_is_that_of_its_replayed_machines(tmp_path: Path) -> None:
+    with quick_fleet(tmp_path) as line:
+        answer = line.run("train", line.quick_job(steps=20, step_s=0.05))
+        assert answer.code == 0, answer.stderr
+        jobs = JobStore(open_store(str(line.home / "store")), "small")
+        loaded = jobs.load()
+        assert loaded is not None
+        lives, billed = loaded[0].nodes, total(jobs.charges())
+    assert len(lives) == 2
+    seen = recorded(lives)
+    run = Run(
+        lives=tuple(lived(life, seen.when(0)) for life in lives),
+        finished_s=None,
+        interruptions=0,
+        launches=2,
+        decisions=0,
+        usd=0.0,
+    )
+    assert bill_usd(run, seen) == billed > 0
