@@ -17,13 +17,15 @@ from gpucloud.domain.job import Cloud, Job, Market
 from gpucloud.domain.markets import RecordedMarket
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.plan import memory_needed
-from gpucloud.domain.protection import Protection
+from gpucloud.domain.protection import Protection, Saving
 from gpucloud.domain.quantities import format_size, format_span, format_usd
 from gpucloud.domain.simulation.outcome import Summary
 from gpucloud.usecases.estimate import QUICK, AtDeadline, Candidate, Estimate, Saves, Stored
 from gpucloud.usecases.quotas import Need
 
 _BARS = "▁▂▃▄▅▆▇█"
+_NEVER = (Saving.NONE, Saving.NOTHING)
+_OTHERWISE = (*_NEVER, Saving.DIRECTORY)
 _MUCH_CHEAPER = Decimal("0.8")
 _FAR = 2.0  # a budget further above everything else would press it flat
 
@@ -33,7 +35,10 @@ def estimate_text(job: Job, estimate: Estimate, *, sparkline: bool, protection: 
     rows = plan_rows(estimate.plan)
     rows = {"machines": rows.pop("machines"), **dict(_memory_rows(job, estimate)), **rows}
     rows |= dict(_expected_rows(job, estimate))
-    rows |= {"saves": protection.row} if protection is not None else {}
+    if protection is not None:
+        rows["saves"] = protection.row
+        if protection.saving in _OTHERWISE:
+            rows.pop("beside", None)  # what is saved, and how often, is the script's own affair
     quotas = _quota_texts(estimate.quotas)
     parts = [labelled(f"plan for {estimate.plan.job}", rows), *quotas]
     parts.append(table([*_candidate_rows(estimate.candidates)]))
@@ -41,7 +46,12 @@ def estimate_text(job: Job, estimate: Estimate, *, sparkline: bool, protection: 
         parts.append(table([*_policy_rows(estimate)]))
     if sparkline and len(estimate.curve) > 1:
         parts.append(_sparkline(estimate.curve))
-    return "\n\n".join([*parts, "\n".join(_sources(job, estimate))])
+    remarks = [*_sources(job, estimate)]
+    if protection is not None and protection.saving in _NEVER and estimate.outlook is not None:
+        remarks += [
+            "expected: as if it went on where it was; this script begins anew, and costs more, each time it is taken"
+        ]
+    return "\n\n".join([*parts, "\n".join(remarks)])
 
 
 def deadline_chart(job: Job, estimate: Estimate) -> Chart:

@@ -24,6 +24,7 @@ from gpucloud.domain.quantities import format_usd, parse_span, parse_usd
 from gpucloud.domain.simulation.recovery import Recovery
 from gpucloud.domain.simulation.rehearsal import recordings
 from gpucloud.domain.simulation.scenario import Scenario, deadlines
+from gpucloud.domain.work import work_of
 from gpucloud.usecases.simulation import Study, simulate
 from gpucloud.wiring import Gpucloud
 
@@ -56,12 +57,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Priced:
-    """The job's machine: its GPUs, its prices an hour where they are known, and what stands beside it."""
+    """The job's machine: its GPUs, its prices an hour where known, what stands beside it, and its time for tokens."""
 
     gpus: int
     on_demand_usd: Decimal | None = None
     spot_usd: Decimal | None = None
     terms: Terms = PLAIN_TERMS
+    work: timedelta | None = None
 
     def market(self, recorded: RecordedMarket) -> RecordedMarket:
         """Return the market at the machine's prices; spot keeps its share of a price on demand where none is known."""
@@ -76,9 +78,8 @@ def rehearse(target: str | None, asked: Asked, *, as_json: bool) -> int:
     """Say what the job would have cost on recorded markets; return the exit code."""
     cloud = Gpucloud()
     file = read_target(cloud, target)
-    scenario = _scenario(file.job, file.file, asked)
     priced = _priced(cloud, file.job, asked)
-    scenario = replace(scenario, terms=priced.terms)
+    scenario = replace(_scenario(file.job, file.file, asked, priced), terms=priced.terms)
     plot = None if asked.plot is None else cloud.plot(asked.plot)
     known = cloud.recorded_markets()
     every = [known.market(name) for name in known.names()]
@@ -108,8 +109,8 @@ def list_markets(*, as_json: bool) -> int:
     return 0
 
 
-def _scenario(job: Job, file: Path, asked: Asked) -> Scenario:
-    work = _read(parse_span, "--work", asked.work) or job.work
+def _scenario(job: Job, file: Path, asked: Asked, priced: _Priced) -> Scenario:
+    work = _read(parse_span, "--work", asked.work) or job.work or priced.work
     deadline = _read(parse_span, "--deadline", asked.deadline) or job.deadline
     restart = _read(parse_span, "--restart", asked.restart)
     if work is None:
@@ -161,7 +162,10 @@ def _priced(cloud: Gpucloud, job: Job, asked: Asked) -> _Priced:
     if spot is not None:
         beside = format_usd(terms.beside_usd_per_hour)
         tell(f"spot at {format_usd(spot)} throughout, as `plan` has it; disk and address {beside} an hour")
-    return _Priced(gpus=best.gpus, on_demand_usd=usd, spot_usd=spot, terms=terms)
+    work = work_of(job, best)
+    return _Priced(
+        gpus=best.gpus, on_demand_usd=usd, spot_usd=spot, terms=terms, work=None if work is None else work.span
+    )
 
 
 def _simulated(cloud: Gpucloud, job: Job, scenario: Scenario, market: RecordedMarket, asked: Asked) -> Simulation:
@@ -177,8 +181,12 @@ def _simulated(cloud: Gpucloud, job: Job, scenario: Scenario, market: RecordedMa
 
 
 def _zone_sets(job: Job, market: RecordedMarket, asked: tuple[str, ...]) -> tuple[tuple[RecordedZone, ...], ...]:
-    """Return the sets that are asked for; else the job's regions where the market has them, else each and all."""
-    regions = [region for region in market.regions if region in job.resources.regions] or market.regions
+    """Return the sets that are asked for; else the job's regions where the market has them, else each and all.
+
+    How a region's zones were for other machines, years ago, says nothing of a job on AWS now: it has each, as `plan`.
+    """
+    own = [region for region in market.regions if region in job.resources.regions and job.cloud is not Cloud.AWS]
+    regions = own or market.regions
     words = asked or (*regions, *(["all"] if len(regions) > 1 else []))
     return tuple(zone_set(market, word) for word in words)
 
