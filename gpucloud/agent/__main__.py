@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     command("machine", _machine, "give the machine the system software that a job wants")
     agent = command("agent", _agent, "start this node's agent, detached; say `started` or `already`")
     agent.add_argument("--replace", action="store_true", help="end an agent that runs another version first")
+    agent.add_argument("--lock-memory", action="store_true", help="let attempts lock memory, by root")
     agent.add_argument("--power-off-after", type=float, default=0.0, metavar="SECONDS", help="so long after that end")
     agent.add_argument("--power-off", nargs=argparse.REMAINDER, default=[], help="run at the end of the paid time")
     boot = command("bootstrap", _bootstrap, "make this node fit by its record, on standard input with its code behind")
@@ -98,7 +99,8 @@ def _agent(root: Path, options: argparse.Namespace) -> int:
 
     end = OwnEnd(argv=tuple(options.power_off), after=timedelta(seconds=options.power_off_after))
     package = package_sha256(running_package())
-    return _say(daemon.start(root, package=package, own_end=end, replace=options.replace))
+    lock_memory = bool(options.lock_memory)
+    return _say(daemon.start(root, package=package, own_end=end, replace=options.replace, lock_memory=lock_memory))
 
 
 def _bootstrap(root: Path, options: argparse.Namespace) -> int:

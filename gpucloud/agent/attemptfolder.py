@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import shutil
 import time
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
@@ -26,6 +28,8 @@ _FAILED_RANK = re.compile(
 )
 
 
+_KEPT_WHOLE = 3  # with the one that begins: what a person looks at is in the last ones
+_KEPT_WORDS = frozenset({"exit.json", "launch.json", "saving.json"})
 _LATEST_S = 253402300799.0  # the end of the calendar
 _OUTPUT = re.compile(r"rank-([0-9]{1,6})\.log")  # as many as MOST_RANKS has
 _NUMBER = re.compile(r"[0-9]{1,15}")  # below COUNTED
@@ -151,6 +155,27 @@ def saving_before(attempts: Path, number: int) -> Saving | None:
     """Return how long saves took in the newest attempt before this one that saved here; None when none did."""
     older = sorted((one for one in _numbers(attempts) if one < number), reverse=True)
     return next((saving for one in older if (saving := AttemptFolder(attempts, one).saving()) is not None), None)
+
+
+def prune(attempts: Path, number: int) -> None:
+    """Empty the folders of attempts long before this one, such as a job that fails again and again leaves behind.
+
+    The folder stays, and the few words that later attempts go by: an attempt that was begun here is not begun again.
+    """
+    for old in _numbers(attempts):
+        if old <= number - _KEPT_WHOLE:
+            _empty(attempts / f"{old:04d}")
+
+
+def _empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.name in _KEPT_WORDS:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _numbers(attempts: Path) -> tuple[int, ...]:

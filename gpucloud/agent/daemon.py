@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpucloud import processes
 from gpucloud.agent.decide import OwnEnd
+from gpucloud.agent.limits import raise_limits
 from gpucloud.agent.metadata import watcher_from
 from gpucloud.agent.metrics.station import Station
 from gpucloud.agent.reconcile import Agent
@@ -20,15 +21,19 @@ from gpucloud.agent.wake import Wake
 _NONE = OwnEnd()
 
 
-def start(root: Path, *, package: str, own_end: OwnEnd = _NONE, replace: bool = False) -> str:
+def start(
+    root: Path, *, package: str, own_end: OwnEnd = _NONE, replace: bool = False, lock_memory: bool = False
+) -> str:
     """Start the agent of `root` and return "started" once it reported, or "already" when one runs.
 
-    With `replace`, an agent of another package is ended first; an attempt of its own is then swept by the new one.
+    With `replace`, an agent of another package is ended first; an attempt of its own is then swept by the new one. With
+    `lock_memory` root lets what it starts lock as much as it likes.
     """
     lock = agent_seat(root).take(package, replace=replace)
     if lock is None:
         return "already"
     try:
+        raise_limits(lock_memory=lock_memory)
         return _detach(root, package=package, own_end=own_end)
     finally:
         os.close(lock)

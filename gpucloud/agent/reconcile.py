@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.agent.attemptfolder import AttemptFolder, newest, saving_before
+from gpucloud.agent.attemptfolder import AttemptFolder, newest, prune, saving_before
 from gpucloud.agent.decide import (
     Abort,
     Action,
@@ -158,6 +158,7 @@ class Agent:
             self._prepaid = replace(self._prepaid, heard_at=datetime.now(timezone.utc))
         # Until this attempt has saved, what an earlier one of the job measured here says how long that takes.
         self._saving_before = saving_before(self._attempts, launch.attempt)
+        prune(self._attempts, launch.attempt)
         folder = AttemptFolder(self._attempts, launch.attempt)
         try:
             self._running = RunningAttempt(launch, folder)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import stat
-import sys
 from collections import deque
 from dataclasses import dataclass
 
+from gpucloud.cli.logwriting import LogWriter, log_writer
 from gpucloud.cli.machines import one_node
 from gpucloud.cli.render import say, say_json, table, tell
 from gpucloud.cli.reports import jobs_text, newest_first, report_json, report_text, standing_json
 from gpucloud.cli.target import known_job, report_or_line
 from gpucloud.cli.use import history_json, history_rows
 from gpucloud.domain.errors import NodeError, StoreError, UsageError
-from gpucloud.domain.shown import coloured, lines_of
 from gpucloud.domain.state import JobState
 from gpucloud.usecases.attemptrecords import LogPart
 from gpucloud.usecases.history import read_history
@@ -24,9 +21,7 @@ from gpucloud.usecases.jobs import Asker
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.wiring import Gpucloud, KnownJob
 
-_RUNNERS = ("GITHUB_ACTIONS", "TF_BUILD")
-"""What runners that take commands from their steps' logs set: GitHub's and Azure's."""
-
+_LINES = re.compile(rb"[^\n]*\n|[^\n]+")  # a bar's states, between carriage returns, are one
 _PROGRAM = re.compile(r"[\w@%+=:,./-]+")
 
 # The package that the agent runs from answers; which one that is the agent has written down.
@@ -106,13 +101,15 @@ def logs(target: str | None, wanted: Wanted, *, as_json: bool) -> int:
     asker, read = cloud.asker(known), 0
     if wanted.attempt is not None and not wanted.follow:
         _require_attempt(asker.stored_state(), wanted.attempt)
-    shown = _Shown(asker=asker, as_json=as_json, tail=wanted.tail)
+    writer = log_writer(follow=wanted.follow, as_json=as_json)
+    shown = _Shown(asker=asker, writer=writer, as_json=as_json, tail=wanted.tail)
     try:
         for part, data in asker.output(
             attempt=wanted.attempt, rank=wanted.rank, follow=wanted.follow, caught_up=shown.caught_up
         ):
             read += len(data)
             shown.take(part, data)
+        writer.end()
     finally:
         asker.bill_pull(read)
     if not read:
@@ -129,6 +126,7 @@ class _Shown:
     """
 
     asker: Asker
+    writer: LogWriter
     as_json: bool
     tail: int | None
     _attempt: int | None = None
@@ -143,7 +141,7 @@ class _Shown:
         if self._waiting is None:
             self._write(part, data)
         else:
-            self._waiting.extend((part, line) for line in data.splitlines(keepends=True))
+            self._waiting.extend((part, line) for line in _LINES.findall(data))
 
     def caught_up(self) -> None:
         """Write the last lines; all that comes from now on is new."""
@@ -152,10 +150,12 @@ class _Shown:
             self._write(part, line)
 
     def _write(self, part: LogPart, data: bytes) -> None:
-        if part.attempt != self._attempt and not self.as_json:
-            tell(attempt_header(part.attempt, self.asker.stored_state()))
+        if part.attempt != self._attempt:
+            self.writer.end()
+            if not self.as_json:
+                tell(attempt_header(part.attempt, self.asker.stored_state()))
         self._attempt = part.attempt
-        _write_output(part, data, as_json=self.as_json)
+        self.writer.write(part, data)
 
 
 def attempt_header(number: int, state: JobState) -> str:
@@ -166,28 +166,6 @@ def attempt_header(number: int, state: JobState) -> str:
         parts.append(f"{len(attempt.members)} node{'s' if len(attempt.members) != 1 else ''}")
         parts += [f"from step {attempt.first_step}"] if attempt.first_step is not None else []
     return f"── {', '.join(parts)} ──"
-
-
-def _write_output(part: LogPart, data: bytes, *, as_json: bool) -> None:
-    if as_json:
-        # At line feeds alone: a progress bar's carriage returns are part of its line.
-        for line in data.decode(errors="replace").removesuffix("\n").split("\n"):
-            say_json({"attempt": part.attempt, "rank": part.rank, "line": line}, is_one_of_many=True)
-    else:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(_shown(data))
-        sys.stdout.buffer.flush()
-
-
-def _shown(data: bytes) -> bytes:
-    """Return output as it was written, but for those who obey it: a terminal, and a CI runner its step's log."""
-    text = data.decode(errors="replace")
-    if sys.stdout.isatty():
-        return coloured(text).encode()
-    if not any(os.environ.get(name) for name in _RUNNERS) or stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode):
-        return data
-    whole = text if text.endswith("\n") else f"{text}\n"  # a command cut in two pieces is none
-    return "\n".join(lines_of(whole)).encode()
 
 
 def launches(target: str | None, *, attempt: int | None) -> int:

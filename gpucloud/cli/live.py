@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from gpucloud.cli.bars import FirstRank
 from gpucloud.cli.bills import money_line
 from gpucloud.cli.progress import Snapshot, snapshot
 from gpucloud.cli.use import headline, use_rows
@@ -31,6 +32,7 @@ _ECHO = 3
 _BAR, _GAP = 24, 2
 _FRAME = 4
 """The panel's two edges with the blanks inside them."""
+_MOST_BARS = 4
 
 
 class LiveOnlooker:
@@ -41,6 +43,8 @@ class LiveOnlooker:
         self._live = self._new()
         self._held: list[Text] | None = None
         """What is said while the user is asked something; None while nobody is."""
+        self._output = FirstRank()
+        self._now: Snapshot | None = None
 
     def __enter__(self) -> LiveOnlooker:
         """Take the last lines of the terminal."""
@@ -49,6 +53,7 @@ class LiveOnlooker:
 
     def __exit__(self, *_: object) -> None:
         """Give the terminal back as it was, the story stays."""
+        self._write(self._output.end())
         self._live.stop()
 
     def pause(self) -> None:
@@ -70,14 +75,22 @@ class LiveOnlooker:
 
     def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
         """Draw the panel anew."""
-        self._live.update(_panel(snapshot(seen, action, spend), self._console.width - _ECHO))
+        self._now = snapshot(seen, action, spend)
+        self._draw()
 
     def output(self, attempt: int, rank: int, text: str) -> None:
-        """Print rank 0's lines above the panel."""
-        del attempt
+        """Print rank 0's lines above the panel, and what moves in it."""
         if rank == 0:
-            for line in without_code_folder(text).splitlines():
-                self._print(Text("  | ", style="dim") + Text.from_ansi(coloured(line)))
+            self._write(self._output.feed(attempt, text))
+            self._draw()
+
+    def _write(self, text: str) -> None:
+        for line in without_code_folder(text).splitlines():
+            self._print(Text("  | ", style="dim") + Text.from_ansi(coloured(line)))
+
+    def _draw(self) -> None:
+        if self._now is not None:
+            self._live.update(_panel(self._now, self._output.moving, self._console.width - _ECHO))
 
     def _new(self) -> Live:
         return Live(console=self._console, refresh_per_second=8, transient=True)
@@ -129,10 +142,11 @@ def _nobody(report: JobReport) -> str:
     return "no machine was asked: " + ("the job has ended" if report.status.ended else "none is training yet")
 
 
-def _panel(now: Snapshot, width: int) -> Panel:
+def _panel(now: Snapshot, moving: tuple[str, ...], width: int) -> Panel:
     title = f"{now.job} · attempt {now.attempt}" if now.attempt else now.job
-    inner = width - _FRAME
-    return Panel(Group(_progress(now, inner), _money(now), _nodes(now)), title=title, title_align="left", width=width)
+    bars = [Text(in_one_line(row), style="dim", no_wrap=True, overflow="ellipsis") for row in moving[:_MOST_BARS]]
+    shown = Group(_progress(now, width - _FRAME), *bars, _money(now), _nodes(now))
+    return Panel(shown, title=title, title_align="left", width=width)
 
 
 def _progress(now: Snapshot, width: int) -> Table:

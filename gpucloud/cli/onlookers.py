@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Protocol
 
+from gpucloud.cli.bars import MOVING_EVERY_S, FirstRank, Paced
 from gpucloud.cli.bills import money_line
 from gpucloud.cli.progress import Snapshot, snapshot
 from gpucloud.cli.render import silence, tell
@@ -52,7 +53,7 @@ class Onlooker(Protocol):
         ...
 
     def output(self, attempt: int, rank: int, text: str) -> None:
-        """A rank wrote whole lines."""
+        """A rank wrote whole lines, or over the last one."""
         ...
 
 
@@ -120,7 +121,7 @@ class Unshaken:
         self._tell(lambda: self._told.tick(seen, action, spend))
 
     def output(self, attempt: int, rank: int, text: str) -> None:
-        """A rank wrote whole lines."""
+        """A rank wrote whole lines, or over the last one."""
         self._tell(lambda: self._told.output(attempt, rank, text))
 
     @staticmethod
@@ -137,13 +138,16 @@ class PlainOnlooker:
     def __init__(self) -> None:
         self._said: Snapshot | None = None
         self._at = 0.0
+        self._output = FirstRank()
+        self._moving = Paced(every_s=MOVING_EVERY_S)
 
     def __enter__(self) -> PlainOnlooker:
         """Nothing to set up."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to take down."""
+        """Write what the script left unfinished."""
+        self._write(self._output.end())
 
     def pause(self) -> None:
         """Nothing to hide."""
@@ -157,6 +161,7 @@ class PlainOnlooker:
 
     def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
         """Write a line of progress when there is some, not more often than every few seconds."""
+        self._write_moving()
         now = snapshot(seen, action, spend)
         if now.step is None or now == self._said or time.monotonic() - self._at < _PLAIN_EVERY_S:
             return
@@ -164,10 +169,17 @@ class PlainOnlooker:
         self.story(line_of(now))
 
     def output(self, attempt: int, rank: int, text: str) -> None:
-        """Write rank 0's lines; the others' are kept for `gpucloud logs`."""
-        del attempt
+        """Write rank 0's lines, and what moves in them now and then; the others' are kept for `gpucloud logs`."""
         if rank == 0:
+            self._write(self._moving.untold(self._output.feed(attempt, text)))
+            self._write_moving()
+
+    def _write(self, text: str) -> None:
+        if text:
             tell("\n".join(f"  | {line}" for line in without_code_folder(text).splitlines()))
+
+    def _write_moving(self) -> None:
+        self._write("\n".join(self._moving.due(self._output.moving)))
 
 
 def line_of(now: Snapshot) -> str:

@@ -123,7 +123,7 @@ class Actor:
         tree = self.preparer.one_tree(action.node_ids)
         if tree is None:
             return  # they are prepared again, with the code as it is now
-        port = self.preparer.meeting_port(action.node_ids[0])
+        port = self.preparer.meeting_port(action.number, action.node_ids)
         if port is None:
             self.world.clock.sleep(self.world.period_s)
             return  # what is seen of the node by then says what to do about it

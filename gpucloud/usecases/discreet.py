@@ -27,7 +27,7 @@ class Discreet:
         self.watcher.tick(seen, action, spend)
 
     def output(self, attempt: int, rank: int, text: str) -> None:
-        """A rank wrote whole lines."""
+        """A rank wrote whole lines, or over the last one."""
         self.watcher.output(attempt, rank, self._shown(text))
 
     def _shown(self, text: str) -> str:

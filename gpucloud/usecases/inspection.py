@@ -12,12 +12,13 @@ from gpucloud.domain.errors import NodeError
 from gpucloud.domain.gate.findings import why
 from gpucloud.domain.gate.gang import GangOrder, GangSeen, blame
 from gpucloud.domain.gate.wanted import GateOrder, GateWanted
+from gpucloud.domain.launch.meeting import candidates, common_port
 from gpucloud.domain.machine.wanting import machine_wanted
 from gpucloud.domain.supervision.action import Inspect
 from gpucloud.domain.supervision.seen import Inspection, Seen
 from gpucloud.usecases.bootstrap import Bootstrapped
 from gpucloud.usecases.gate import gate_wanted, parse_checked
-from gpucloud.usecases.prepare import Preparer, free_port
+from gpucloud.usecases.prepare import Preparer, free_ports
 from gpucloud.usecases.world import World
 
 Bad = tuple[tuple[str, str], ...]
@@ -103,10 +104,15 @@ class Inspector:
         return why(checked.findings) or None if checked is not None else None
 
     def _together(self, node_ids: tuple[str, ...], made: Made, hands: ThreadPoolExecutor, *, efa: bool) -> Bad:
-        first = node_ids[0]
+        drawn = candidates(f"{self.world.name} {' '.join(node_ids)}")
         try:
-            port = free_port(self.world.shell, self.preparer.node(first), made[first].python)
+            free = hands.map(
+                lambda one: free_ports(self.world.shell, self.preparer.node(one), made[one].python, drawn), node_ids
+            )
+            port = common_port(tuple(free))
         except NodeError:
+            return ()
+        if port is None:
             return ()
         orders = [self._order(rank, node_ids, made, port) for rank in range(len(node_ids))]
         asked = hands.map(self._ask, node_ids, (made[node_id] for node_id in node_ids), orders)

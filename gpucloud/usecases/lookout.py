@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import uuid
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from gpucloud.usecases.jobstore import JobStore
 _MOST = 1 << 20  # bytes of output of one rank that one pass takes
 _PASSES = 3  # that one look at a node makes while there is more; a node that is slow to answer looks dead
 _KEEP_AT = 1 << 16  # bytes after which read output goes to the store without waiting for the next flush
+# What UTF-8 has of a letter whose last bytes are not there.
+_BEGUN_LETTER = re.compile(rb"(?:[\xc2-\xf4]|[\xe0-\xf4][\x80-\xbf]|[\xf0-\xf4][\x80-\xbf]{2}|)\Z")
 _LEAST_LOST = 100  # bytes: what says so is no longer
 _READ = """border=$1; most=$2; shift 2
 while [ $# -gt 0 ]; do
@@ -62,7 +65,11 @@ class LogReader:
         return self._ranks[key].offset
 
     def take(self, attempt: int, rank: int, data: bytes, *, last: bool) -> None:
-        """Take new output: whole lines, or all of it when it is the `last` or a line is too long to wait for."""
+        """Take new output: whole lines, or all of it when it is the `last` or a line is too long to wait for.
+
+        A line that is written over, such as a progress bar, is not waited for: its last state is worth most where its
+        node is lost.
+        """
         whole = self._whole(data, last=last and len(data) < _MOST)
         if not whole:
             return
@@ -112,12 +119,25 @@ class LogReader:
                 self._keep(attempt, rank)
 
     def _whole(self, data: bytes, *, last: bool) -> bytes:
-        lines = data[: data.rfind(b"\n") + 1]
-        if last or lines or len(data) < _MOST:
-            return data if last else lines
-        # One line without an end: a hidden word must not be cut in two.
-        longest = max((len(word) for word in self.hidden), default=1)
-        return data[: len(data) - longest + 1]
+        if last:
+            return data
+        lines = data.rfind(b"\n") + 1
+        if b"\r" in data[lines:]:
+            return data[: data.rfind(b"\r") + 1] if len(data) >= _MOST else data[: self._uncut(data)]
+        if lines or len(data) < _MOST:
+            return data[:lines]
+        return data[: self._uncut(data)]  # one line without an end
+
+    def _uncut(self, data: bytes) -> int:
+        """Return how much of the data ends with no beginning of a hidden word or of a letter, whose rest may follow."""
+        data = masked(data, self.hidden)  # of a whole word no part is the beginning of another
+        cut, before = len(data) - len(_BEGUN_LETTER.findall(data[-3:])[0]), -1
+        while cut != before:
+            before = cut
+            for word in self.hidden:
+                begun = (n for n in range(min(len(word) - 1, cut), 0, -1) if data.endswith(word[:n], 0, cut))
+                cut -= next(begun, 0)
+        return cut
 
     def _keep(self, attempt: int, rank: int) -> None:
         """A piece is tried as it was, until it is in the store: one that is there already is left as it is."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import re
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -14,6 +13,7 @@ from gpucloud.domain.agentstatus import Status
 from gpucloud.domain.bootstrap.wanted import Wanted, with_driver
 from gpucloud.domain.errors import GateRefused, GpucloudError, HostUnreachable, NodeError, StoreError
 from gpucloud.domain.launch import Place
+from gpucloud.domain.launch.meeting import LOOK, FreePorts, candidates, common_port, parse_free
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.state import JobState
@@ -31,11 +31,10 @@ from gpucloud.usecases.noderecords import NodeRecords
 from gpucloud.usecases.telling import Teller
 from gpucloud.usecases.world import Watcher, World
 
-_FREE_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
-_PORT = re.compile(rb"[0-9]{1,5}")
 _NOWHERE = "unlisted.invalid"  # a name that leads to no machine (RFC 2606)
 _SHOWN_BYTES = 300
 _UNANSWERED_FOR = timedelta(seconds=10)
+_ASKED_S = 10.0
 _WORTH_TELLING_S = 2.0
 
 
@@ -56,12 +55,13 @@ def ready_line(seconds: tuple[tuple[str, float], ...]) -> str | None:
     return f"ready in {whole:.1f} s ({parts})"
 
 
-def free_port(shell: Shell, node: Node, python: str) -> int:
-    """Return a TCP port that is free on the node now, as its Python says. Raises NodeError."""
-    done = shell.host(node).run((python, "-c", _FREE_PORT))
+def free_ports(shell: Shell, node: Node, python: str, asked: tuple[int, ...]) -> FreePorts:
+    """Return which of these TCP ports are free on the node now, as its Python says. Raises NodeError."""
+    done = shell.host(node).run((python, "-c", LOOK, *map(str, asked)), timeout_s=_ASKED_S)
     said = done.stdout.strip()
-    if done.exit_code == 0 and _PORT.fullmatch(said) and 0 < int(said) < 1 << 16:
-        return int(said)
+    found = parse_free(said.decode(errors="replace"), asked) if done.exit_code == 0 else None
+    if found is not None and found.free:
+        return found
     words = " ".join((done.stderr.strip() or said)[-_SHOWN_BYTES:].decode(errors="replace").split())
     raise NodeError(f"{node.id}: no free port: {words}", hint="gpucloud ssh, and see its Python")
 
@@ -186,22 +186,33 @@ class Preparer:
         """Return the node as it was last listed."""
         return self._nodes[node_id]
 
-    def meeting_port(self, node_id: str) -> int | None:
-        """Return a TCP port that is free on the node now; None where it names none.
+    def meeting_port(self, number: int, node_ids: tuple[str, ...]) -> int | None:
+        """Return a TCP port for attempt `number` that is free now on all of its nodes; None where one names none.
 
         One that answers something else is no longer prepared, as if that had been while it was made ready; so is one
         that gives no answer to this for long, though it may give others.
         """
+        asked = candidates(f"{self.world.name} {number}")
+        look = self.teller.pool.submit
+        answers = [
+            look(free_ports, self.world.shell, self._nodes[node_id], self.made_of(node_id).python, asked)
+            for node_id in node_ids
+        ]
+        found = [self._answered(node_id, answer) for node_id, answer in zip(node_ids, answers, strict=True)]
+        there = [ports for ports in found if ports is not None]
+        return common_port(there) if len(there) == len(found) else None
+
+    def _answered(self, node_id: str, answer: Future[FreePorts]) -> FreePorts | None:
         now = self.world.clock.now()
         since = self._unanswered.setdefault(node_id, now)
         try:
-            port = free_port(self.world.shell, self._nodes[node_id], self.made_of(node_id).python)
+            ports = answer.result()
         except NodeError as error:
             if not isinstance(error, HostUnreachable) or now - since >= _UNANSWERED_FOR:
                 self._fail(node_id, error, since=since)
             return None
         self._unanswered.pop(node_id)
-        return port
+        return ports
 
     def _fail(self, node_id: str, error: NodeError, *, since: datetime) -> None:
         """A node that was ready is not fit after all: what follows is what follows a failed preparation."""

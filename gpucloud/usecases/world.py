@@ -106,5 +106,5 @@ class Watcher(Protocol):
         ...
 
     def output(self, attempt: int, rank: int, text: str) -> None:
-        """A rank wrote whole lines."""
+        """A rank wrote whole lines, or over the last one."""
         ...

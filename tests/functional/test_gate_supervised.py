@@ -111,7 +111,11 @@ def made(tmp_path, monkeypatch):
         group = FakeNodeGroup(SystemClock())
 
         def answers(node, argv, stdin):
-            return gates(int(node.id.removeprefix("i-"), 16), argv, stdin) if len(argv) == 3 else None
+            return (
+                gates(int(node.id.removeprefix("i-"), 16), argv, stdin)
+                if len(argv) == 3 or argv[0] == "/layer/python"
+                else None
+            )
 
         data, sha256 = package_zip()
         shells.append(FakeShell(homes, answers))
@@ -212,14 +216,10 @@ def gang_of(slow):
         if argv[2] == "gate":
             return answer()
         if argv[1] == "-c":  # for a free port
-            return Completed(exit_code=0, stdout=b"29501\n", stderr=b"")
+            return Completed(exit_code=0, stdout=f"32768 60999 {argv[5]}\n".encode(), stderr=b"")
         order = from_json(GangOrder, stdin)
-        assert (order.address, order.port, order.python, order.devices) == (
-            "127.0.0.10",
-            29501,
-            "/layer/python",
-            ("GPU-1",),
-        )
+        assert (order.address, order.python, order.devices) == ("127.0.0.10", "/layer/python", ("GPU-1",))
+        assert 10_000 <= order.port < 32_000
         others = [other for other in range(order.world) if other != order.rank]
         pairs = tuple(
             PairSeen(one=min(p), other=max(p), gbps=0.1 if slow(*sorted(p)) else 9.0)

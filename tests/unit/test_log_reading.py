@@ -15,6 +15,8 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
+from gpucloud.agent import outputroom
+from gpucloud.agent.attemptfolder import AttemptFolder, prune
 from gpucloud.agent.outputroom import OutputRoom
 from gpucloud.domain.agentstatus import Outcome
 from gpucloud.domain.codec import to_json
@@ -256,6 +258,39 @@ def test_what_an_attempt_said_in_its_last_seconds_to_be_gone_goes_after_its_end(
     assert log.stat().st_blocks * 512 == 4 * MIB
     room.settle(now_s=105.0)
     assert (log.stat().st_size, log.stat().st_blocks * 512) == (4 * MIB, MIB)
+
+
+def test_where_the_file_system_gives_no_blocks_back_nothing_is_said_to_be_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr(outputroom, "_free", lambda path, length: False)
+    room = OutputRoom(tmp_path, kept_bytes=MIB, step_bytes=MIB)
+    assert room.look(((0, 9 * MIB),), now_s=0.0) == ()
+
+
+def test_what_nobody_follows_keeps_its_end_only(tmp_path):
+    log = tmp_path / "nccl-host-1.log"
+    log.write_bytes(b"a" * 3 * MIB + b"z" * 100)
+    small = tmp_path / "launcher.log"
+    small.write_bytes(b"a" * MIB)
+    room = OutputRoom(tmp_path, step_bytes=MIB)
+    room.look((), now_s=0.0)
+    assert (log.stat().st_size, log.read_bytes()[-100:]) == (3 * MIB + 100, b"z" * 100)
+    assert log.stat().st_blocks * 512 < 2 * MIB
+    assert small.read_bytes() == b"a" * MIB
+
+
+def test_attempts_long_ago_leave_what_later_ones_go_by_and_are_never_begun_again(tmp_path):
+    for number in (1, 2, 3):
+        folder = AttemptFolder(tmp_path, number)
+        folder.create()
+        for name in ("exit.json", "saving.json", "rank-0.log", "nccl-a-1.log"):
+            (folder.path / name).write_text(name)
+        (folder.path / "profile").mkdir()
+    prune(tmp_path, 4)
+    left = {folder.name: sorted(path.name for path in folder.iterdir()) for folder in tmp_path.iterdir()}
+    whole = ["exit.json", "nccl-a-1.log", "profile", "rank-0.log", "saving.json"]
+    assert left == {"0001": ["exit.json", "saving.json"], "0002": whole, "0003": whole}
+    with pytest.raises(FileExistsError):
+        AttemptFolder(tmp_path, 1).create()
 
 
 def test_ranks_share_the_room_and_little_output_is_left_alone(tmp_path):

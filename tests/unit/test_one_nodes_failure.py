@@ -14,7 +14,7 @@ from gpucloud.domain.job import Cloud
 from gpucloud.domain.supervision.action import Inspect
 from gpucloud.ports import Completed
 from gpucloud.usecases.inspection import Inspector
-from gpucloud.usecases.prepare import free_port
+from gpucloud.usecases.prepare import free_ports
 from gpucloud.usecases.witnesses import Witnesses
 from tests.fakes import fleet_shell
 from tests.fakes.agent import Training
@@ -36,7 +36,7 @@ def answers(exit_code: int, stdout: bytes, stderr: bytes = b"") -> Fault:
 
 
 def is_port(argv: tuple[str, ...]) -> bool:
-    return len(argv) == 3 and argv[1] == "-c" and "socket" in argv[2]
+    return len(argv) > 3 and argv[1] == "-c" and "socket" in argv[2]
 
 
 def is_order(argv: tuple[str, ...]) -> bool:
@@ -47,6 +47,7 @@ FAULTS = {
     "no answer when asked for a port": (is_port, unreachable),
     "no port is free": (is_port, answers(1, b"", b"OSError: no more")),
     "a port that is none": (is_port, answers(0, b"ready\n")),
+    "all ports are taken": (is_port, answers(0, b"32768 60999\n")),
     "an order that it cannot write": (is_order, answers(1, b"", b"No space left on device")),
 }
 
@@ -94,11 +95,24 @@ def test_a_machine_that_is_listed_no_more_when_somebody_comes_keeps_nobody_from_
     assert state(outside).attempts[0].reason is not None
 
 
-@pytest.mark.parametrize("said", [b"", b"0", b"65536", b"-1", b"1_0", b"9" * 5000, b"80 80", "٣".encode()])
-def test_a_port_is_a_number_that_a_port_may_have(said: bytes) -> None:
-    shell = SimpleNamespace(host=lambda _: SimpleNamespace(run=lambda _: answers(0, said)("a")))
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"12001",
+        b"1 2",
+        b"1 2 80",
+        b"1 2 -1",
+        b"1 2 12001 80",
+        b"9" * 5000,
+        b"1 2 12001\n1 2 12001",
+        "1 2 ٣".encode(),
+    ],
+)
+def test_a_node_names_none_but_the_ports_that_it_was_asked_for(said: bytes) -> None:
+    shell = SimpleNamespace(host=lambda _: SimpleNamespace(run=lambda *_, **__: answers(0, said)("a")))
     with pytest.raises(NodeError) as refused:
-        free_port(shell, node("a"), "python3")
+        free_ports(shell, node("a"), "python3", (12001, 12002))
     assert len(str(refused.value)) < 400
     assert "\n" not in str(refused.value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -13,9 +14,14 @@ from typer.main import get_command
 from gpucloud.cli.app import app
 from gpucloud.cli.render import VERSION
 from gpucloud.cli.reports import report_json
+from gpucloud.domain.collectives import gpu_defaults, on_interface, threads
+from gpucloud.domain.container import ContainerRun, identity
+from gpucloud.domain.job import Cloud, ContainerRuntime, Launcher
+from gpucloud.domain.launch import launches
 from gpucloud.domain.ledger import Spend
 from gpucloud.domain.state import ExitReason
 from gpucloud.usecases.report import report
+from tests.unit.test_launch import START, job, place
 from tests.unit.worlds import opened, seen, state
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
@@ -57,3 +63,31 @@ def test_the_job_files_shown_have_known_keys_only():
     sample = (Path(__file__).resolve().parents[2] / "templates" / "gpucloud.yaml").read_text()
 
     assert all(re.search(rf"^#?{key}:", sample, re.MULTILINE) for key in shown)
+
+
+def test_what_a_script_finds_in_its_environment_is_what_launches_set():
+    kinds = {
+        *(env for launcher in Launcher for env in names_set("train.py", launcher=launcher)),
+        *names_set("train.py", cloud=Cloud.AWS, data=(("s3://b/d", "/data"),)),
+        *on_interface("eth0"), *gpu_defaults("/a", efa=True), *threads(2, 8), *identity(IN_IMAGE, "ada"),
+    }  # fmt: skip
+    table = README.partition("A script finds these;")[2].partition("\n\n### ")[0]
+    told = {name for row in table.splitlines() if row.startswith("| `") for name in NAME.findall(row.split("|")[1])}
+
+    assert {name for name in told if not name.startswith("GPUCLOUD_")} == {
+        name for name in kinds if not name.startswith(("GPUCLOUD_", "PET_"))
+    }
+    assert told <= kinds
+
+
+NAME = re.compile(r"`(\w+)`")
+IN_IMAGE = ContainerRun(
+    name="c", image="i", runtime=ContainerRuntime.DOCKER, devices=(), gpus=1, mounts=(), home="/h/home"
+)
+
+
+def names_set(run, **changes):
+    here = place(1)
+    here = replace(here, node=replace(here.node, devices=("0",)))
+    (only,) = launches(job(run, **changes), START, (here,), {})
+    return dict(only.env)

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from gpucloud.cli import asking, copying, health, live, onlookers, render, reports, verdicts
+from gpucloud.cli import copying, health, live, logwriting, onlookers, render, reports, verdicts
 from gpucloud.domain.errors import NodeError
 from gpucloud.domain.gate.check import Checked
 from gpucloud.domain.gate.findings import fail
@@ -90,13 +90,13 @@ def test_nothing_that_a_terminal_obeys_is_left_of_any_output() -> None:
 
 
 def test_logs_on_a_terminal_keep_colours_and_in_a_pipe_all_that_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    for runner in asking._RUNNERS:
+    for runner in logwriting._RUNNERS:
         monkeypatch.delenv(runner, raising=False)
     data = b"\x1b[32mgreen\x1b[0m\x1b]0;owned\x07\xff\n"
     for is_terminal, wanted in ((True, "\x1b[32mgreen\x1b[0m\ufffd\n\x1b[0m".encode()), (False, data)):
         out = Terminal(is_terminal=is_terminal)
         monkeypatch.setattr("sys.stdout", out)
-        asking._write_output(PART, data, as_json=False)
+        logwriting.log_writer(follow=False, as_json=False).write(PART, data)
         assert out.written() == wanted
 
 
@@ -275,8 +275,9 @@ def test_logs_in_the_log_of_a_runners_step_command_it_nothing(
     for to in (writer, os.open(tmp_path / "file", os.O_CREAT | os.O_WRONLY)):
         with os.fdopen(to, "w") as out:
             monkeypatch.setattr("sys.stdout", out)
-            asking._write_output(PART, data, as_json=False)
-            asking._write_output(PART, b"[add-mask]c\n", as_json=False)
+            writer = logwriting.log_writer(follow=False, as_json=False)
+            writer.write(PART, data)
+            writer.write(PART, b"[add-mask]c\n")
     with os.fdopen(reader, "rb") as piped:
         assert piped.read() == b"fine\n| ::add-mask::a\nx\n| ::stop-commands::b\n##\n[add-mask]c\n"
     assert (tmp_path / "file").read_bytes() == data + b"[add-mask]c\n"

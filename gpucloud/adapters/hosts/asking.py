@@ -12,7 +12,7 @@ from typing import Any
 from gpucloud.adapters.hosts import onhost
 from gpucloud.domain.errors import GpucloudError, NodeError, RemoteCommandFailed
 from gpucloud.domain.node import Node
-from gpucloud.ports import Shell
+from gpucloud.ports import Completed, Shell
 
 AT_ONCE = 8
 _LIMIT_S = 30.0
@@ -58,10 +58,19 @@ def _asked(shell: Shell, order: Order) -> dict[str, Any]:
     done = host.run(("sh", "-c", _RUN, "sh", inspect.getsource(onhost)), stdin=stdin, timeout_s=_LIMIT_S)
     host.close()
     if done.exit_code != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {done.exit_code}"]
-        raise RemoteCommandFailed(f"{order.node.id}: {said[0]}", hint="Python 3.10 or newer must be there")
+        raise _failed(order.node, done)
     lines = done.stdout.splitlines()
     try:
         return dict(json.loads(lines[-1]))  # a login banner may come first
     except (IndexError, ValueError, TypeError, RecursionError) as error:
         raise NodeError(f"{order.node.id}: an answer that is none: {done.stdout[-200:]!r}") from error
+
+
+def _failed(node: Node, done: Completed) -> RemoteCommandFailed:
+    """Say what the host answered, and how to see which of the two that it must have it lacks."""
+    said = (done.stderr.strip() or done.stdout.strip()).decode(errors="replace").splitlines()[-1:]
+    return RemoteCommandFailed(
+        f"{node.id}: exit code {done.exit_code}{f': {said[0]}' if said else ''}",
+        hint=f"`ssh {node.user}@{node.address} \"exec /bin/sh -c 'python3 -V'\"` must say 3.10 or newer: if its login"
+        " shell does not start that, chsh -s /bin/sh",
+    )

@@ -30,7 +30,9 @@ def _agent_needed(facts: Facts, wanted: Wanted) -> str | None:
 
 def _agent_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
     zip_path = package_path(facts.root, wanted.package)
-    start = (facts.python, "-I", zip_path, "agent", "--root", facts.root, "--replace")
+    start: tuple[str, ...] = (facts.python, "-I", zip_path, "agent", "--root", facts.root, "--replace")
+    if wanted.machine is not None and wanted.machine.efa and wanted.machine.install:
+        start = (*start, "--lock-memory")
     if not wanted.power_off:
         return (Command(argv=start),)
     return (Command(argv=(*start, "--power-off-after", str(_POWER_OFF_AFTER_S), "--power-off", *wanted.power_off)),)

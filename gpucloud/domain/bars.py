@@ -1,0 +1,76 @@
+"""Output in which lines are written over, such as progress bars: what stands, and what still moves."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+_MOVES = re.compile(r"(\r|\n|\x1b\[\d{0,9}[AB])")
+_BEGUN = re.compile(r"(?:\x1b(?:\[\d{0,9})?|)\Z")  # whose rest may follow
+_MOST_ROWS = 64  # a script that goes up farther is not followed
+
+
+@dataclass(slots=True)
+class _Row:
+    text: str = ""
+    over: bool = False
+    """Whether what comes next takes the place of the text."""
+    moves: bool = False
+    """Whether it was ever written over."""
+
+
+def _first() -> list[_Row]:
+    return [_Row()]
+
+
+@dataclass(slots=True)
+class Bars:
+    """What one rank wrote, as a terminal would show it: rows, and in which of them it writes next.
+
+    tqdm writes a bar over its last state (`\\r`), and goes down and up again for one within another.
+    """
+
+    _rows: list[_Row] = field(default_factory=_first)
+    _at: int = 0
+    _begun: str = ""
+
+    @property
+    def moving(self) -> tuple[str, ...]:
+        """The rows that may still be written over, as they are now."""
+        return tuple(row.text.rstrip() for row in self._rows if (row.moves or row.over) and row.text.strip())
+
+    def feed(self, text: str) -> str:
+        """Take what comes next, and return the lines that nothing comes back to any more, each with its end."""
+        text = self._begun + text
+        self._begun = _BEGUN.findall(text)[0]
+        for piece in _MOVES.split(text[: len(text) - len(self._begun)]):
+            self._take(piece)
+        done, self._rows, self._at = self._rows[: self._at], self._rows[self._at :], 0
+        return "".join(f"{row.text}\n" for row in done if row.text.strip() or not row.moves)
+
+    def end(self) -> str:
+        """Return what is left, when nothing more comes."""
+        left, self._rows, self._at, self._begun = self._rows, _first(), 0, ""
+        return "".join(f"{row.text}\n" for row in left if row.text.strip())
+
+    def _take(self, piece: str) -> None:
+        row = self._rows[self._at]
+        if piece == "\r":
+            row.over = True
+        elif piece == "\n":
+            self._go(self._at + 1)
+        elif piece.startswith("\x1b[") and piece[-1:] in ("A", "B"):
+            rows = int(piece[2:-1] or 1) if len(piece) < 6 else _MOST_ROWS
+            self._go(self._at + (rows if piece.endswith("B") else -rows))
+        elif piece:
+            row.moves = row.moves or row.over
+            row.text = piece if row.over else row.text + piece
+            row.over = False
+
+    def _go(self, to: int) -> None:
+        back = to < self._at
+        self._at = min(max(0, to), len(self._rows) + _MOST_ROWS)
+        while self._at >= len(self._rows):
+            self._rows.append(_Row())
+        row = self._rows[self._at]
+        row.over, row.moves = bool(row.text), row.moves or back

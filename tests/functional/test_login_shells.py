@@ -1,0 +1,66 @@
+"""The line that a login shell is given, by the shells themselves: sshd runs `<shell> -c <line>`."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import string
+import subprocess
+
+import pytest
+
+from gpucloud.adapters.hosts.asking import Asking, Order
+from gpucloud.adapters.ssh.words import replacing, watched
+from gpucloud.ports import Completed
+from tests.unit.worlds import node
+
+HOSTILE = (
+    "", "'", '"; rm -rf /', "$(id)", "`id`", "a\nb", "\\", "a\\", "\\'", "*", "~", "!!", "-n", "\r\x1b[0m", "caf\udce9",
+    "%1", "=1", "{a,b}", "?", "^x", "#", "&", ";", "$HOME", "\t", "(x)", "<", "a b",
+)  # fmt: skip
+OTHERS = [pytest.param(shell, marks=pytest.mark.slow) for shell in ("bash", "zsh", "fish", "csh", "tcsh")]
+
+
+@pytest.fixture
+def shell(request):
+    if shutil.which(request.param) is None:
+        pytest.fail(f"{request.param} is not here: apt-get install -y {request.param}")
+    return request.param
+
+
+def run(shell, *argv, stays=True):
+    return subprocess.run([shell, "-c", (watched if stays else replacing)(argv)], capture_output=True)
+
+
+def random_words(seed):
+    drawn = random.Random(seed)
+    letters = string.printable + "éß漢\udcff!\\'\"\n$`"
+    return tuple("".join(drawn.choices(letters, k=drawn.randint(0, 20))) for _ in range(12))
+
+
+@pytest.mark.parametrize("shell", ["sh", *OTHERS], indirect=True)
+def test_words_arrive_byte_for_byte_and_exit_codes_come_back(shell):
+    for words in (HOSTILE, *((word,) for word in HOSTILE), *map(random_words, range(20))):
+        for stays in (True, False):
+            done = run(shell, "printf", "%s\\0", *words, stays=stays)
+            assert done.stdout == b"".join(word.encode("utf-8", "surrogateescape") + b"\0" for word in words), words
+    codes = [run(shell, "sh", "-c", script).returncode for script in ("exit 7", "kill -TERM $$", "no-such-program")]
+    assert codes == [7, 143, 127]
+    assert run(shell, "sh", "-c", "exit 7", stays=False).returncode == 7
+    assert run(shell, "printf", "%s", "\n" * 10_000).stdout == b"\n" * 10_000
+
+
+def test_a_login_shell_that_starts_nothing_is_named_with_the_way_to_see_it():
+    class Refusing:
+        def host(self, node):
+            return self
+
+        def run(self, argv, **_):
+            return Completed(exit_code=1, stdout=b"This account is currently not available.\n", stderr=b"")
+
+        def close(self):
+            pass
+
+    (error,) = Asking(Refusing).ask([Order(node=node("a"), order={})])
+    assert str(error) == "a: exit code 1: This account is currently not available."
+    assert "must say 3.10 or newer: if its login shell does not start that, chsh -s /bin/sh" in error.hint

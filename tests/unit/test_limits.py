@@ -1,0 +1,46 @@
+"""What the agent may have, so that attempts may."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from gpucloud.agent import limits
+
+SHOW = """
+import resource
+from gpucloud.agent.limits import raise_limits
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 16, 1 << 20))
+raise_limits(lock_memory=False)
+print(resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_MEMLOCK))
+"""
+
+
+def test_what_an_attempt_may_have_is_raised_to_what_the_login_may() -> None:
+    done = subprocess.run([sys.executable, "-c", SHOW], capture_output=True, text=True, check=True)
+    assert done.stdout == "(4096, 4096) (1048576, 1048576)\n"
+
+
+@pytest.mark.parametrize(
+    ("lock_memory", "before", "asks"),
+    [(True, 1 << 16, True), (True, resource.RLIM_INFINITY, False), (False, 1 << 16, False)],
+)
+def test_root_is_asked_for_locked_memory_only_where_that_is_wanted_and_lacking(
+    monkeypatch: pytest.MonkeyPatch, lock_memory: bool, before: int, asks: bool
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def run(argv: tuple[str, ...], **_: Any) -> None:
+        asked.append(argv)
+
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (before, before))
+    monkeypatch.setattr(limits.subprocess, "run", run)
+    monkeypatch.setattr(limits.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(limits.os, "getpid", lambda: 77)
+    limits.raise_limits(lock_memory=lock_memory)
+    assert asked == [("sudo", "-n", "prlimit", "--pid=77", "--memlock=unlimited:unlimited")] * asks
