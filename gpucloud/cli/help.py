@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import click
 import typer
 from typer.core import TyperCommand, TyperGroup
 
@@ -130,7 +129,7 @@ class App(typer.Typer):
         return super().command(name, **{"cls": Command, **given})
 
 
-def _write_example(ctx: click.Context, formatter: click.HelpFormatter) -> None:
+def _write_example(ctx: Any, formatter: Any) -> None:
     known = "gpucloud" if ctx.parent is None else ctx.info_name or ""
     example = EXAMPLES.get(known) if ctx.parent is None or ctx.parent.parent is None else None
     if example is not None:
