@@ -11,7 +11,7 @@ from gpucloud.cli.logwriting import LogWriter, log_writer
 from gpucloud.cli.machines import one_node
 from gpucloud.cli.render import say, say_json, table, tell
 from gpucloud.cli.reports import jobs_text, newest_first, report_json, report_text, standing_json
-from gpucloud.cli.target import known_job, report_or_line
+from gpucloud.cli.target import called, known_job, report_or_line
 from gpucloud.cli.use import history_json, history_rows
 from gpucloud.domain.errors import NodeError, StoreError, UsageError
 from gpucloud.domain.state import JobState
@@ -50,7 +50,7 @@ def status(target: str | None, *, history: bool, every: bool, as_json: bool) -> 
     else:
         say(report_text(report))
     if report.status.ended and cloud.has_stored_outputs(known):
-        tell(f"outputs are in the job's store: `gpucloud down {known.name}` brings them home")
+        tell(f"outputs are in the job's store: `gpucloud down {called(cloud, known)}` brings them home")
     return 0
 
 

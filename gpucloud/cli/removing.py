@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from gpucloud.cli.render import say, say_json, tell
-from gpucloud.cli.target import known_job
+from gpucloud.cli.target import called, known_job
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.quantities import format_size
 from gpucloud.store import ObjectStore
@@ -37,17 +37,17 @@ def rm(target: str | None, *, with_checkpoints: bool, yes: bool, as_json: bool) 
     """
     cloud = Gpucloud()
     known = known_job(cloud, target)
-    jobs = JobStore(cloud.store_of(known), known.name)
-    _require_over(cloud, known)
+    jobs, name = JobStore(cloud.store_of(known), known.name), called(cloud, known)
+    _require_over(cloud, known, name)
     kept = _kept(jobs)
     if kept.checkpoints and not with_checkpoints:
         raise UsageError(
             f"{known.name} has {kept.checkpoints} checkpoints ({format_size(kept.size)})",
-            hint=f"gpucloud rm {known.name} --with-checkpoints deletes them too;"
-            f" gpucloud checkpoints {known.name} --pull DIR brings one here first",
+            hint=f"gpucloud rm {name} --with-checkpoints deletes them too;"
+            f" gpucloud checkpoints {name} --pull DIR brings one here first",
         )
     tell(f"{known.name}: {kept} in {jobs.store.url}; its costs are told no longer")
-    if not yes and not _is_meant(known.name):
+    if not yes and not _is_meant(f"{name} --with-checkpoints" if with_checkpoints else name):
         return 2
     _delete(cloud, jobs, kept)
     cloud.home.forget(known)
@@ -58,16 +58,14 @@ def rm(target: str | None, *, with_checkpoints: bool, yes: bool, as_json: bool) 
     return 0
 
 
-def _require_over(cloud: Gpucloud, known: KnownJob) -> None:
+def _require_over(cloud: Gpucloud, known: KnownJob, name: str) -> None:
     state = cloud.asker(known).state()
     if not state.status.ended or not state.torn_down:
-        raise UsageError(f"{known.name} is not over: {state.status.value}", hint=f"gpucloud down {known.name}")
+        raise UsageError(f"{known.name} is not over: {state.status.value}", hint=f"gpucloud down {name}")
     if left := leftovers(cloud, known):
-        raise UsageError(f"of {known.name} is still listed: {', '.join(left)}", hint=f"gpucloud down {known.name}")
+        raise UsageError(f"of {known.name} is still listed: {', '.join(left)}", hint=f"gpucloud down {name}")
     if cloud.has_stored_outputs(known):
-        raise UsageError(
-            f"results of {known.name} are in the store", hint=f"gpucloud down {known.name} brings them home"
-        )
+        raise UsageError(f"results of {known.name} are in the store", hint=f"gpucloud down {name} brings them home")
 
 
 def _kept(jobs: JobStore) -> _Kept:
@@ -78,10 +76,10 @@ def _kept(jobs: JobStore) -> _Kept:
     return _Kept(keys=keys, checkpoints=len(manifests), size=sum(pieces.values()))
 
 
-def _is_meant(name: str) -> bool:
+def _is_meant(what: str) -> bool:
     """Ask whoever sits there; elsewhere `--yes` says so."""
     if not sys.stdin.isatty():
-        tell(f"nothing is deleted: gpucloud rm {name} --yes")
+        tell(f"nothing is deleted: gpucloud rm {what} --yes")
         return False
     sys.stderr.write("delete it? [y/N] ")
     sys.stderr.flush()

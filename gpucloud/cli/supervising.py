@@ -10,7 +10,7 @@ from gpucloud.cli.interrupts import Interrupts, obeyed
 from gpucloud.cli.onlookers import Onlooker, onlooker
 from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.reports import report_json, report_text
-from gpucloud.cli.target import Target
+from gpucloud.cli.target import Target, called
 from gpucloud.domain.errors import LandingRefused, StoreError
 from gpucloud.domain.job import Job
 from gpucloud.domain.order import Until
@@ -76,10 +76,11 @@ def bring_stored_home(cloud: Gpucloud, job: Job, known: KnownJob) -> None:
     try:
         brought = cloud.bring_stored_home(job, known.name)
     except (LandingRefused, StoreError) as error:
+        name = called(cloud, known)
         tell(f"the outputs could not be brought home: {error}")
         tell(
-            f"they are in the job's store: `gpucloud down {known.name}` tries again,"
-            f" `gpucloud cp -r {known.name}:@store/outputs FOLDER` brings them elsewhere"
+            f"they are in the job's store: `gpucloud down {name}` tries again,"
+            f" `gpucloud cp -r {name}:@store/outputs FOLDER` brings them elsewhere"
         )
         return
     for path in brought:

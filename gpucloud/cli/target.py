@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -64,6 +65,12 @@ def known_job(cloud: Gpucloud, target: str | None) -> KnownJob:
     return cloud.known(read.job, found.name, read.file)
 
 
+def called(cloud: Gpucloud, known: KnownJob) -> str:
+    """Return what means that very run on a command line: a first run's own name may mean a newer one."""
+    later = (run_of(known.name, one.name) or 0 for one in cloud.home.known() if one.store == known.store)
+    return f"{known.name}@1" if max(later, default=0) > 1 else known.name
+
+
 def report_or_line(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobReport | None:
     """Return the job's report; None, with a line that says why, when its store does not give it.
 
@@ -107,6 +114,9 @@ def _run_named(cloud: Gpucloud, name: str) -> KnownJob:
     known = cloud.home.find(exact)
     if known is not None:
         return known
+    for newest in _later_runs(cloud, name):  # its first one was deleted, or is not known here
+        tell(f"{name}: its newest run, {newest.name}")
+        return newest
     near = get_close_matches(name, [job.name for job in cloud.home.known()], n=1)
     hint = f"did you mean {near[0]}?" if near else "gpucloud status lists known jobs; a file name ends in .yaml"
     raise UsageError(f"no job is called {name!r}", hint=hint)
@@ -118,15 +128,25 @@ def _newest(cloud: Gpucloud, first: KnownJob, name: str) -> KnownJob:
     A name proves nothing: the order of a run says of which job it is. A first run that still has machines is meant by
     its name, so that it can be ended.
     """
-    runs = [(run_of(name, one.name) or 0, one) for one in cloud.home.known() if one.store == first.store]
+    if (run_of(name, first.name) or 0) > 1:  # the first was not found
+        return first
+    for one in _later_runs(cloud, name, store=first.store):
+        with suppress(GpucloudError):
+            if not cloud.asker(first).stored_state().torn_down:
+                tell(f"{name}: its first run, which is not torn down yet; its newest is {one.name}")
+                return first
+            tell(f"{name}: its newest run, {one.name}; its first is {name}@1")
+            return one
+    return first
+
+
+def _later_runs(cloud: Gpucloud, base: str, store: str | None = None) -> Iterator[KnownJob]:
+    """Yield the known runs of the job after its first, the newest first; with `store`, those of that one."""
+    runs = [(run_of(base, one.name) or 0, one) for one in cloud.home.known() if store in (None, one.store)]
     for number, one in sorted(runs, key=lambda run: run[0], reverse=True):
         if number <= 1:
-            break
+            return
         with suppress(GpucloudError):
-            if cloud.asker(one).order().base == name:
-                if not cloud.asker(first).stored_state().torn_down:
-                    tell(f"{name}: its first run, which is not torn down yet; its newest is {one.name}")
-                    return first
-                tell(f"{name}: its newest run, {one.name}; its first is {name}@1")
-                return one
-    return first
+            if cloud.asker(one).order().base != base:
+                continue
+            yield one

@@ -19,7 +19,7 @@ from gpucloud.domain.condition import Condition
 from gpucloud.domain.driving import USUAL_TIME, unkept
 from gpucloud.domain.errors import RunIsOver, UsageError
 from gpucloud.domain.job import Cloud, Job
-from gpucloud.domain.order import CLOSED, Until
+from gpucloud.domain.order import CLOSED, Until, without_drill_done
 from gpucloud.domain.plan import Plan
 from gpucloud.domain.protection import REMEDY, Protection, must_be_meant, protection_of
 from gpucloud.domain.quantities import format_span, parse_span
@@ -36,7 +36,9 @@ def up(target: str | None, *, on: Cloud | None, as_json: bool) -> int:
     """Have the machines up, prepaid and prepared; return the exit code."""
     cloud = Gpucloud()
     asked = Wishes(until=Until.READY)
-    return _unless_over(lambda: _supervise(_begin(cloud, target, on, asked), as_json=as_json))
+    return _unless_over(
+        lambda: _once(lambda: _begin(cloud, target, on, asked), lambda begun: _supervise(begun, as_json=as_json))
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,20 +71,25 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
         adopts=asked.adopts,
     )
 
-    def once() -> int:
-        begun = _begin(cloud, target, on, wishes, asked.profile_steps)
-        if begun.start.clears:
-            tell(f"the machines of {begun.name} wait no longer for a mended script: a new run follows their teardown")
-            if (left := _left_while_clearing(begun)) is not None:
-                return left
-            begun = _begin(cloud, target, on, wishes, asked.profile_steps)
+    def go(begun: Begun) -> int:
         if lasting is not None:
             _say_unkept(begun)
         if asked.detach:
             return _leave_going(begun, as_json=as_json)
         return _supervise(begun, as_json=as_json)
 
-    return _unless_over(once)
+    return _unless_over(lambda: _once(lambda: _begin(cloud, target, on, wishes, asked.profile_steps), go))
+
+
+def _once(begin: Callable[[], Begun], go: Callable[[Begun], int]) -> int:
+    """Begin a run and go on with it; where the machines of the one before waited in vain, they are torn down first."""
+    begun = begin()
+    if begun.start.clears:
+        tell(f"the machines of {begun.name} wait no longer for a mended script: a new run follows their teardown")
+        if (left := _left_while_clearing(begun)) is not None:
+            return left
+        begun = begin()
+    return go(begun)
 
 
 def _unless_over(start: Callable[[], int]) -> int:
@@ -114,8 +121,15 @@ def _leave_going(begun: Begun, *, as_json: bool) -> int:
 
 def _attended(begun: Begun) -> Begun:
     """Return the start that takes back what its machines were to do: the newest order, without that wish."""
+    newest = _by_the_newest(begun)
+    return replace(newest, start=replace(newest.start, order=replace(newest.start.order, unattended=None)))
+
+
+def _by_the_newest(begun: Begun) -> Begun:
+    """Return the start by what is ordered now: what it has done already, a run reopened or a drill, is done once."""
     newest = begun.cloud.orders(begun.known).newest()
-    return replace(begun, start=replace(begun.start, order=replace(newest.order, unattended=None), over=newest))
+    order = without_drill_done(newest.order, begun.asker.state())
+    return replace(begun, start=replace(begun.start, order=order, over=newest, reopens=False))
 
 
 def _leave_by_the_newest(begun: Begun, *, as_json: bool) -> int:
@@ -123,17 +137,16 @@ def _leave_by_the_newest(begun: Begun, *, as_json: bool) -> int:
 
     One that has come to its end meanwhile is not left: its results are brought home.
     """
-    newest = begun.cloud.orders(begun.known).newest()
-    begun = replace(begun, start=replace(begun.start, order=newest.order, over=newest))
+    begun = _by_the_newest(begun)
     report = begun.asker.report()
     if report.condition is Condition.ENDED and begun.asker.state().torn_down:
         tell(f"{begun.name} has ended meanwhile: {report.status.value}")
         return answer(report, as_json=as_json)
     if report.condition in (Condition.ENDED, Condition.ENDING, Condition.TRAINED):
-        tell(f"{begun.name} has trained meanwhile: its end is seen to first")
+        tell(f"{begun.name} has come to its end meanwhile, which is seen to first")
         return _supervise(begun, as_json=as_json)
-    if newest.order.end is not None:
-        tell(f"{newest.order.by} wants it to end")
+    if begun.start.order.end is not None:
+        tell(f"{begun.start.order.by} wants it to end")
         return _supervise(begun, as_json=as_json)
     return _leave_going(begun, as_json=as_json)
 

@@ -164,6 +164,11 @@ def undrilled(order: Order, state: JobState) -> str | None:
     return f"the drill did not take place: {why}"
 
 
+def without_drill_done(order: Order, state: JobState) -> Order:
+    """Return the order to give again by who goes on under it: a drill that took place is wanted no second time."""
+    return replace(order, drill=order.drill and not state.drilled)
+
+
 def is_same_wish(one: Order, other: Order) -> bool:
     """Whether both want the same, whoever gave them when."""
     return replace(one, number=other.number, by=other.by, at=other.at, host=other.host) == other

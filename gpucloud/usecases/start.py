@@ -364,10 +364,10 @@ class Starter:
 def adopt(state: JobState, plan: Plan | None, *, drills: bool = False, reopens: bool = False) -> JobState:
     """Return the state as it goes on under the order of a start, with the plan's offer if it has no group.
 
-    A run that ended for good, and was not torn down, stays as it is, unless a mended script `reopens` it. A drill that
-    is wanted now is another one.
+    A run that ended for good, and was not torn down, stays as it is, unless its script failed and a mended one
+    `reopens` it. A drill that is wanted now is another one.
     """
-    if state.exit_code in CLOSED and not reopens:
+    if state.exit_code in CLOSED and not (reopens and state.failed_at is not None):
         return state
     going_on = books.reopen(state) if state.status.ended else state
     message = going_on.message if going_on.attempt is not None else None  # what stopped it before is over

@@ -10,13 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.domain.order import held_until, is_closed, keeps
+from gpucloud.cli.reports import report_text
+from gpucloud.domain.ledger import Spend
+from gpucloud.domain.order import held_until, is_closed, keeps, without_drill_done
 from gpucloud.domain.state import ExitReason, JobState, JobStatus
 from gpucloud.domain.supervision.action import Arm, Done, TearDown
 from gpucloud.domain.supervision.goal import Supervising, goal_of
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Rules
 from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.report import report
+from gpucloud.usecases.start import adopt
 from tests.fakes.agent import Training
 from tests.faults.process import Ended, run
 from tests.faults.rig import GROUP, JOB, Outside
@@ -177,3 +181,38 @@ def test_without_a_word_in_the_job_file_nothing_is_held_where_nobody_sits(outsid
     outside.job = replace(outside.job, hold=None)
     assert give(outside, "train", "small.yaml").code == 20
     assert alive(outside) == 0
+
+
+def test_up_after_the_wait_is_a_new_run_too(outside: Outside) -> None:
+    give(outside, "train", "small.yaml")
+    later(outside)
+    again = give(outside, "up", "small.yaml")
+    assert "small has failed: this is a new run, small-2" in again.stderr
+    assert stored(outside, f"{JOB}-2") is not None
+
+
+def test_a_run_that_has_succeeded_is_not_reopened_by_a_start_that_came_for_a_failed_one() -> None:
+    succeeded = replace(
+        FAILED,
+        status=JobStatus.SUCCEEDED,
+        exit_reason=ExitReason.SUCCEEDED,
+        exit_code=0,
+        attempts=(*FAILED.attempts, replace(opened("a", "b"), number=2, reason=ExitReason.SUCCEEDED)),
+    )
+    assert adopt(succeeded, None, reopens=True) == succeeded
+
+
+def test_a_reopened_run_is_not_told_as_failed_any_more() -> None:
+    goes_on = adopt(FAILED, None, reopens=True)
+    world = seen(up("a"), up("b"), state=goes_on)
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.01"), promised_usd=Decimal(0))
+    told = report_text(report(goes_on, spend, (), world.group, "process 1 on vm"))
+    assert "failed" not in told, told
+    assert "mend it" not in told
+
+
+def test_who_leaves_a_job_after_its_drill_has_no_second_one() -> None:
+    drilled = state(attempts=(opened("a", "b"),), drilled=True)
+    left = without_drill_done(order(drill=True), drilled)
+    assert adopt(drilled, None, drills=left.drill).drilled
+    assert without_drill_done(order(drill=True), state()).drill

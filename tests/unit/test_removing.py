@@ -35,7 +35,10 @@ def test_checkpoints_go_only_where_that_is_said_and_nothing_without_a_yes(outsid
     refused = give(outside, "rm", JOB, "--yes")
     assert (refused.code, "has 3 checkpoints (" in refused.stderr) == (2, True), refused.stderr
     unsaid = give(outside, "rm", JOB, "--with-checkpoints")
-    assert (unsaid.code, f"nothing is deleted: gpucloud rm {JOB} --yes" in unsaid.stderr) == (2, True)
+    assert (unsaid.code, f"nothing is deleted: gpucloud rm {JOB} --with-checkpoints --yes" in unsaid.stderr) == (
+        2,
+        True,
+    )
     assert JobStore(outside.store, JOB).load() is not None
 
     gone = give(outside, "rm", JOB, "--with-checkpoints", "--yes")
@@ -53,3 +56,22 @@ def test_the_name_of_a_deleted_job_begins_anew(outside: Outside) -> None:
     loaded = JobStore(outside.store, JOB).load()
     assert loaded is not None
     assert (loaded[0].attempts, loaded[0].order_number) == ((), 1)
+
+
+def test_what_is_said_of_an_older_run_names_that_run_and_not_the_newest(outside: Outside) -> None:
+    give(outside, "train", "small.yaml")
+    give(outside, "train", "small.yaml")
+    refused = give(outside, "rm", f"{JOB}@1", "--yes")
+    assert f"hint: gpucloud rm {JOB}@1 --with-checkpoints deletes them too" in refused.stderr, refused.stderr
+    assert f"gpucloud checkpoints {JOB}@1 --pull DIR" in refused.stderr
+    unsaid = give(outside, "rm", f"{JOB}@1", "--with-checkpoints")
+    assert f"nothing is deleted: gpucloud rm {JOB}@1 --with-checkpoints --yes" in unsaid.stderr
+
+
+def test_a_jobs_name_means_its_newest_run_when_its_first_is_deleted(outside: Outside) -> None:
+    give(outside, "train", "small.yaml")
+    give(outside, "train", "small.yaml")
+    give(outside, "rm", f"{JOB}@1", "--with-checkpoints", "--yes")
+    told = give(outside, "status", JOB)
+    assert (told.code, told.stdout.startswith(f"{JOB}-2: ")) == (0, True), told.stderr
+    assert told.stderr == f"{JOB}: its newest run, {JOB}-2\n"
