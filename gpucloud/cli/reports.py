@@ -109,11 +109,13 @@ def _lacking(report: JobReport) -> list[str]:
             told.append("its own machines go on with it: one of them takes its place within 15 s")
         case Condition.UNSUPERVISED:
             told.append(f"nobody replaces a machine that is taken now; all switch themselves off{until}")
-        case Condition.TRAINED:
+        case Condition.TRAINED if report.supervisor is None:
             told.append(f"gpucloud train {report.job} brings them home, and ends its machines")
         case Condition.LEFT if report.nodes:
             told.append(f"nothing trains on its {len(report.nodes)} machines, which switch themselves off{until}")
-        case Condition.LEFT | Condition.ENDING | Condition.ENDED | Condition.TRAINING | Condition.WAITING:
+        case Condition.LEFT | Condition.WAITING | Condition.TRAINING | Condition.TRAINED:
+            pass
+        case Condition.ENDING | Condition.ENDED:
             pass
     if report.condition in (Condition.UNSUPERVISED, Condition.LEFT):
         told.append(f"go on: gpucloud train {report.job} · end it: gpucloud down {report.job}")

@@ -87,6 +87,13 @@ def test_a_job_whose_ranks_are_done_has_results_that_are_not_home():
     assert headline(told(*done)).startswith("live: trained, its results are not home yet, attempt 1")
 
 
+def test_results_that_a_supervisor_brings_home_ask_nobody_to_bring_them():
+    done = (up("a", part(1, Outcome.DONE, step=768)), up("b", part(1, Outcome.DONE)))
+    text = report_text(told(*done, supervisor="process 1 on vm"))
+    assert text.startswith("live: trained, its results are not home yet, step 768")
+    assert "gpucloud train" not in text.split("\n\n", 2)[2]
+
+
 def test_an_attempt_that_has_told_no_step_yet_is_running_all_the_same():
     world = seen(up("a", part(1)), up("b", part(1)), state=state(attempts=(opened("a", "b"),)))
     assert report(world.state, SPEND, (), world.group, None).status is JobStatus.RUNNING
