@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import signal
 import sys
 from pathlib import Path
@@ -57,21 +55,12 @@ def _detach(root: Path, *, package: str, own_end: OwnEnd) -> str:
     return "started"
 
 
-def _raise_limits() -> None:
-    """Let jobs have what they are allowed: EFA locks its buffers, and data loaders hold many files open."""
-    for limit in (resource.RLIMIT_MEMLOCK, resource.RLIMIT_NOFILE):
-        _, hard = resource.getrlimit(limit)
-        with contextlib.suppress(ValueError, OSError):  # one that the kernel bounds otherwise stays as it is
-            resource.setrlimit(limit, (hard, hard))
-
-
 def _be_agent(root: Path, ready: int, *, package: str, own_end: OwnEnd) -> None:
     os.chdir("/")
     seat = agent_seat(root)
     _redirect(seat.log)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     processes.adopt_orphans()
-    _raise_limits()
     seat.sit(package)
     wake = Wake()
     wake.at_child_exit()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpucloud.agent import limits
+from gpucloud.agent import daemon, limits
+from gpucloud.agent.decide import OwnEnd
 
 SHOW = """
 import resource
@@ -44,3 +46,29 @@ def test_root_is_asked_for_locked_memory_only_where_that_is_wanted_and_lacking(
     monkeypatch.setattr(limits.os, "getpid", lambda: 77)
     limits.raise_limits(lock_memory=lock_memory)
     assert asked == [("sudo", "-n", "prlimit", "--pid=77", "--memlock=unlimited:unlimited")] * asks
+
+
+class Sitting(Exception):
+    """How far an agent's start is followed."""
+
+
+class Seat:
+    log = Path("/dev/null")
+
+    def sit(self, package: str) -> None:
+        raise Sitting(package)
+
+
+def test_an_agent_has_no_more_open_files_than_programs_close_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    had = {resource.RLIMIT_NOFILE: (1024, 1 << 30), resource.RLIMIT_MEMLOCK: (1 << 16, 1 << 16)}
+    monkeypatch.setattr(resource, "getrlimit", had.__getitem__)
+    monkeypatch.setattr(resource, "setrlimit", had.__setitem__)
+    monkeypatch.setattr(daemon, "agent_seat", lambda _: Seat())
+    monkeypatch.setattr(daemon, "_redirect", lambda _: None)
+    monkeypatch.setattr(daemon.os, "chdir", lambda _: None)
+    monkeypatch.setattr(daemon.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(daemon.processes, "adopt_orphans", lambda: None)
+    limits.raise_limits(lock_memory=False)
+    with pytest.raises(Sitting):
+        daemon._be_agent(Path("/nowhere"), 0, package="", own_end=OwnEnd())
+    assert had[resource.RLIMIT_NOFILE] == (1 << 20, 1 << 30)
