@@ -15,7 +15,7 @@ from decimal import Decimal
 from enum import Enum
 
 from gpucloud.domain.codec import from_json, to_json
-from gpucloud.domain.job import Job
+from gpucloud.domain.job import Cloud, Job
 from gpucloud.domain.state import ExitReason, JobState
 
 VERSION = 1
@@ -159,6 +159,8 @@ def undrilled(order: Order, state: JobState) -> str | None:
     """Return why the drill of a job that has succeeded did not take place; None where it did, or none was wanted."""
     if not order.drill or state.drilled or state.exit_reason is not ExitReason.SUCCEEDED:
         return None
+    if order.unattended is not None and order.resolved.cloud is Cloud.AWS:
+        return "the drill did not take place: on AWS, machines that drive their job have no right to take one"
     told = any(attempt.first_step is not None for attempt in state.attempts)
     why = "the script came to its end too soon" if told else "the script told no step, and was over within 30 s"
     return f"the drill did not take place: {why}"

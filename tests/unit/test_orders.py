@@ -197,6 +197,14 @@ def test_a_drill_that_did_not_take_place_is_said(drill, drilled, steps, why):
     assert undrilled(order(drill=True), state()) is None
 
 
+def test_a_drill_that_machines_on_aws_may_not_make_is_no_scripts_fault():
+    done = state(status=JobStatus.SUCCEEDED, exit_reason=ExitReason.SUCCEEDED, exit_code=0, attempts=(part_of(1),))
+    driven = order(drill=True, unattended=timedelta(hours=8), resolved=replace(order().resolved, cloud=Cloud.AWS))
+    assert undrilled(driven, done) == (
+        "the drill did not take place: on AWS, machines that drive their job have no right to take one"
+    )
+
+
 def test_a_goal_says_what_the_order_says():
     wanted = job(
         resources=Resources(nodes=4, least_nodes=2, market=MarketPolicy.AUTO),
