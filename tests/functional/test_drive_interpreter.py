@@ -57,6 +57,7 @@ def asked(folder: Path, python: str, mirror: str = "", lock: bytes | None = None
     package.write_bytes(archived(files | {_LOCK: lock or files[_LOCK]}))
     (folder / "home").mkdir(exist_ok=True)
     env = {"HOME": str(folder / "home"), "PATH": f"{Path(uv.find_uv_bin()).parent}:/usr/bin:/bin"}
+    env["XDG_CONFIG_DIRS"] = str(folder)  # no pip.conf of this machine's
     argv = [python, "-c", _ASK, str(package), mirror]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -37,7 +37,8 @@ class Node:
         self.zip = folder / "package.zip"
         self.zip.write_bytes(package_zip()[0])
         self.python = python
-        self.env = {"HOME": str(self.home), "PATH": path}
+        no_pip_conf = {"XDG_CONFIG_DIRS": str(folder)}  # of this machine
+        self.env = {"HOME": str(self.home), "PATH": path, **no_pip_conf}
         self.layers = self.home / ".gpucloud" / "layers"
 
     def argv(self, command: str) -> list[str]:

@@ -63,7 +63,7 @@ def test_a_second_index_is_asked_as_pip_asks_it():
 def test_pips_settings_become_variables_and_never_arguments():
     found = {
         "index-url": "https://me:secret@x/simple", "find-links": "/w /v", "cert": "/c.pem", "timeout": "9",
-        "trusted-host": "x", "no-index": "true",
+        "trusted-host": "x", "no-index": "true", "constraint": "/c.txt\n/d.txt",
     }  # fmt: skip
     argv, variables = for_uv(["install", "a"], found)
     assert argv == ["a", "--no-index"]
@@ -72,6 +72,7 @@ def test_pips_settings_become_variables_and_never_arguments():
         "UV_FIND_LINKS": "/w,/v",
         "SSL_CERT_FILE": "/c.pem",
         "UV_INSECURE_HOST": "x",
+        "UV_CONSTRAINT": "/c.txt /d.txt",
     }
 
 

@@ -130,6 +130,8 @@ def _variables(found: Mapping[str, str]) -> dict[str, str] | None:
                 made.update(UV_INDEX=" ".join(value.split()), UV_INDEX_STRATEGY="unsafe-best-match")
             case "find-links":
                 made["UV_FIND_LINKS"] = ",".join(value.split())
+            case "constraint":
+                made["UV_CONSTRAINT"] = " ".join(value.split())
             case "cert":
                 made["SSL_CERT_FILE"] = value
             case "trusted-host":
