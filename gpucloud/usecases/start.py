@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from gpucloud.domain.bootstrap.noderecord import LARGEST_CODE_BYTES
 from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, OrderChanged, UsageError
 from gpucloud.domain.job import Job
+from gpucloud.domain.launch.environment import REACHES_SCRIPT
 from gpucloud.domain.ledger import ZERO, Terms
 from gpucloud.domain.node import NO_GROUP, GroupView
 from gpucloud.domain.order import CLOSED, Order, Until, held_until, is_closed, keeps, with_budget
@@ -423,8 +424,7 @@ def _budget(before: Order, job: Job, asked: Asked) -> Decimal:
 
 
 def _how(before: Job, now: Job) -> str:
-    reaches = ("run", "launcher", "setup", "image", "conda", "env", "data")
-    told = [name for name in reaches if getattr(before, name) != getattr(now, name)]
+    told = [name for name in REACHES_SCRIPT if getattr(before, name) != getattr(now, name)]
     return f" in what reaches the script ({', '.join(told)}): resuming is best effort, not exact" if told else ""
 
 

@@ -39,6 +39,7 @@ from gpucloud.domain.launch import (
     parse_run,
     workers_per_node,
 )
+from gpucloud.domain.launch.environment import recipe
 from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 
@@ -402,3 +403,18 @@ def test_a_profilers_own_start_and_stop_are_kept_out_of_the_ranks_output():
     assert "KINETO_LOG_LEVEL" not in dict(two()[1].env)
     profiled = launches(job("train.py"), replace(START, profile_steps=5), (place(1), place(2)), {})
     assert [dict(one.env)["KINETO_LOG_LEVEL"] for one in profiled] == ["6", "6"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run": "train.py --epochs 11"},
+        {"setup": "pip install x"},
+        {"env": (("LR", "0.1"),)},
+        {"data": (("s3://bucket/v2", "/data"),)},
+    ],
+)
+def test_a_script_is_made_of_all_that_reaches_it_from_the_job_file(changes):
+    before = job("train.py --epochs 10", data=(("s3://bucket/v1", "/data"),))
+    assert recipe(replace(before, **changes), "/c/tree") != recipe(before, "/c/tree")
+    assert recipe(replace(before, budget_usd=Decimal(9)), "/c/tree") == recipe(before, "/c/tree")

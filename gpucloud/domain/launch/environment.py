@@ -90,12 +90,16 @@ def _ranks(member: Member) -> dict[str, str]:
             return {**_once(member), "TF_CONFIG": _tf_config(member)}
 
 
+REACHES_SCRIPT = ("run", "launcher", "setup", "image", "conda", "env", "data")
+"""The keys of a job file that reach its script: with another value of one, a resume is not exact."""
+
+
 def recipe(job: Job, code: str) -> str:
     """Return what a script is made of, as JSON: what a resume compares, for it is exact with the very same alone.
 
     Its code by its tree's hash, its command line, and the rest of the job file that reaches it by a hash of that.
     """
-    reaches = (job.launcher, job.setup, job.image, job.conda, job.env, tuple(target for _, target in job.data))
+    reaches = tuple(getattr(job, name) for name in REACHES_SCRIPT if name != "run")
     settings = hashlib.sha256(to_json(reaches).encode()).hexdigest()
     return json.dumps({"code": PurePosixPath(code).name[:12], "run": job.run, "settings": settings[:12]})
 
