@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpucloud.domain.protection import Code
 
-_IMPORTS = re.compile(rb"^\s*(?:import\s+gpucloud\.resume|from\s+gpucloud(?:\.resume)?\s+import)\b", re.MULTILINE)
+_IMPORTS = re.compile(rb"^[ \t]*(?:import\s+gpucloud\.resume|from\s+gpucloud(?:\.resume)?\s+import)\b", re.MULTILINE)
 _LARGEST = 2**20
 _MOST = 2000
 """Files that are read of the code of one job."""

@@ -61,7 +61,8 @@ class Bars:
             self._go(self._at + 1)
         elif piece.startswith("\x1b[") and piece[-1:] in ("A", "B"):
             rows = int(piece[2:-1] or 1) if len(piece) < 6 else _MOST_ROWS
-            self._go(self._at + (rows if piece.endswith("B") else -rows))
+            # Down makes one row at the most, as a line's end does: a few bytes are not to be many rows.
+            self._go(min(self._at + rows, len(self._rows)) if piece.endswith("B") else self._at - rows)
         elif piece:
             row.moves = row.moves or row.over
             row.text = piece if row.over else row.text + piece
@@ -69,7 +70,7 @@ class Bars:
 
     def _go(self, to: int) -> None:
         back = to < self._at
-        self._at = min(max(0, to), len(self._rows) + _MOST_ROWS)
+        self._at = max(0, to)
         while self._at >= len(self._rows):
             self._rows.append(_Row())
         row = self._rows[self._at]

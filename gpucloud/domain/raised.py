@@ -22,6 +22,7 @@ _FRAME = re.compile(r'^\s+File "([^"]+)", line (\d{1,9})')
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:: .*|:?)")
 _SYNTAX = re.compile(r"(?:SyntaxError|IndentationError|TabError): .*")
 _CODE = re.compile(r"/code/[0-9a-f]{40,64}/(?=[^/])")
+_WORD = re.compile(r"[^\s\"':]+")  # looked at once: a script may write megabytes without a space
 _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3")
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '([A-Za-z_]\w{0,63})(?:\.[\w.]*)?'")
 _PACKAGES = {
@@ -63,7 +64,14 @@ def advice_for(failure: str) -> str | None:
 
 def without_code_folder(text: str) -> str:
     """Return output with files of the job's code by their paths in it: a machine keeps them below two long hashes."""
-    return re.sub(r"/[^\s\"':]*/code/[0-9a-f]{40,64}/(?=[^/])", "", text) if "/code/" in text else text
+    return _WORD.sub(_without_folder, text) if "/code/" in text else text
+
+
+def _without_folder(found: re.Match[str]) -> str:
+    word = found[0]
+    first = word.find("/")
+    ends = [code.end() for code in _CODE.finditer(word) if code.start() > first]
+    return f"{word[:first]}{word[ends[-1] :]}" if ends else word
 
 
 def _last_traceback(lines: Sequence[str]) -> int | None:

@@ -154,3 +154,7 @@ def test_a_line_of_json_is_a_line_that_has_ended(monkeypatch):
     assert [(one["rank"], one["line"]) for one in map(json.loads, lines)] == [
         (0, "one"), (1, "other"), (0, "\r10%\r20%\r30%"), (0, "two"), (1, "\r99%"),
     ]  # fmt: skip
+
+
+def test_a_few_bytes_that_go_down_are_not_many_rows():
+    assert Bars().feed("\x1b[99B" * 10) == "\n" * 10

@@ -146,3 +146,7 @@ def test_a_failed_job_ends_with_one_line_that_says_what_to_do() -> None:
     assert report_text(failed_report(message=None)).splitlines()[-1] == (
         "boom: failed by its own error · gpucloud logs boom · mend it and run the same command"
     )
+
+
+def test_output_without_a_space_is_looked_through_once():
+    assert without_code_folder("/code/" + "/" * 2_000_000) == "/code/" + "/" * 2_000_000
