@@ -49,7 +49,7 @@ def rm(target: str | None, *, with_checkpoints: bool, yes: bool, as_json: bool) 
     tell(f"{known.name}: {kept} in {jobs.store.url}; its costs are told no longer")
     if not yes and not _is_meant(f"{name} --with-checkpoints" if with_checkpoints else name):
         return 2
-    _delete(cloud, jobs, kept)
+    _delete(cloud, known, jobs, kept)
     cloud.home.forget(known)
     if as_json:
         say_json({"job": known.name, "store": jobs.store.url, "objects": len(kept.keys), "bytes": kept.size})
@@ -86,15 +86,24 @@ def _is_meant(what: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _delete(cloud: Gpucloud, jobs: JobStore, kept: _Kept) -> None:
+def _delete(cloud: Gpucloud, known: KnownJob, jobs: JobStore, kept: _Kept) -> None:
     """Delete all but the state while the job's lease is ours, so that nobody starts it meanwhile; the state last."""
     state = f"jobs/{jobs.job}/state.json"
     with take(jobs, cloud.clock) as lease:
+        _require_unchanged(cloud, known, jobs, kept)
         for key in kept.keys:
             if key != state and not key.startswith(f"jobs/{jobs.job}/control/order"):
                 lease.confirm()
                 jobs.store.delete(key)
     _delete_last(jobs.store, tuple(key for key in kept.keys if "/control/order" in key), state)
+
+
+def _require_unchanged(cloud: Gpucloud, known: KnownJob, jobs: JobStore, kept: _Kept) -> None:
+    """UsageError for a job that somebody went on with while the question stood: what was told is no longer all."""
+    name = called(cloud, known)
+    _require_over(cloud, known, name)
+    if set(jobs.store.list(f"jobs/{jobs.job}/")) - set(kept.keys):
+        raise UsageError(f"{known.name} has gone on meanwhile", hint=f"gpucloud status {name}")
 
 
 def _delete_last(store: ObjectStore, orders: tuple[str, ...], state: str) -> None:

@@ -56,7 +56,7 @@ class Case:
 
 
 _TEXT, _LINES = Says.TEXT, Says.LINES
-_OF_JOBS = ("status", "cost", "budget", "watch", "logs", "checkpoints", "down", "reconcile")
+_OF_JOBS = ("status", "cost", "budget", "watch", "logs", "checkpoints", "down", "rm", "reconcile")
 WITHOUT = (
     Case("--version", says=_TEXT),
     Case("nonsense", 2, says=_TEXT),
@@ -126,7 +126,9 @@ WITH = (
     Case("watch small", says=_LINES),
     Case("logs small", says=_LINES),
     Case("logs small --launch", says=_LINES),
+    Case("rm small", 2),
     Case("down small"),
+    Case("rm small --yes"),
     Case("train failing.yaml", 20),
 )
 """A job from `up` to `down`, in this order, in the same folder."""

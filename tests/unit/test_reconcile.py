@@ -671,17 +671,25 @@ def test_a_script_that_tells_no_step_is_drilled_after_a_while_all_the_same():
 
 
 @pytest.mark.parametrize(
-    ("steps", "saves_alone", "reason"),
+    ("steps", "told", "saves_alone", "reason"),
     [
-        ({"first_step": 1}, False, ExitReason.USER_ERROR),  # it counts its steps, and made none
-        ({"first_step": 331}, False, ExitReason.USER_ERROR),
-        ({"first_step": 1, "last_step": 330}, False, ExitReason.SUCCEEDED),
-        ({"first_step": 1}, True, ExitReason.SUCCEEDED),  # what is known of it is what was kept of its directory
-        ({}, False, ExitReason.SUCCEEDED),  # nothing is known of it
+        ({"first_step": 1}, (1, 0), False, ExitReason.USER_ERROR),  # it counts its steps, and made none
+        ({"first_step": 331}, (331, 330), False, ExitReason.USER_ERROR),
+        ({"first_step": 1, "last_step": 330}, (1, 330), False, ExitReason.SUCCEEDED),
+        ({"first_step": 1}, (1, 3), False, ExitReason.SUCCEEDED),  # the state has not heard of its steps yet
+        (
+            {"first_step": 1},
+            (1, 0),
+            True,
+            ExitReason.SUCCEEDED,
+        ),  # what is known of it is what was kept of its directory
+        ({"first_step": 1}, None, False, ExitReason.SUCCEEDED),  # what it said last is not known
+        ({}, None, False, ExitReason.SUCCEEDED),  # nothing is known of it
     ],
 )
-def test_a_run_that_trained_no_step_is_not_called_succeeded(steps, saves_alone, reason):
-    done = (up("a", part(1, Outcome.DONE)), up("b", part(1, Outcome.DONE)))
+def test_a_run_that_trained_no_step_is_not_called_succeeded(steps, told, saves_alone, reason):
+    first = part(1, Outcome.DONE) if told is None else part(1, Outcome.DONE, told[1], first_step=told[0])
+    done = (up("a", first), up("b", part(1, Outcome.DONE)))
     world = running(*done, attempt=replace(opened("a", "b"), **steps), failed_for=timedelta(0))
     closed = decide(replace(GOAL, saves_alone=saves_alone), world, RULES)
     assert isinstance(closed, CloseAttempt)
@@ -693,9 +701,10 @@ def test_a_run_that_trained_no_step_is_not_called_succeeded(steps, saves_alone, 
 def test_an_attempt_that_resumes_at_the_last_step_has_nothing_left_to_train():
     before = replace(opened("a", "b"), first_step=1, last_step=330, reason=ExitReason.INTERRUPTED)
     now = replace(opened("a", "b", number=2), first_step=331)
-    done = (up("a", part(2, Outcome.DONE)), up("b", part(2, Outcome.DONE)))
-    world = seen(*done, state=state(attempts=(before, now)))
-    assert decide(GOAL, world, RULES) == CloseAttempt(reason=ExitReason.SUCCEEDED)
+    done = (up("a", part(2, Outcome.DONE, 330, first_step=331)), up("b", part(2, Outcome.DONE)))
+    for earlier in (before, replace(before, last_step=None)):  # of which nothing need have been seen
+        world = seen(*done, state=state(attempts=(earlier, now)))
+        assert decide(GOAL, world, RULES) == CloseAttempt(reason=ExitReason.SUCCEEDED)
 
 
 def test_a_drill_takes_the_last_member_once_in_mid_run():

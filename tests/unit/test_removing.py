@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpucloud.cli import removing
 from gpucloud.usecases.jobstore import JobStore
 from tests.faults.process import Ended, run
 from tests.faults.rig import JOB, Outside
@@ -45,6 +46,22 @@ def test_checkpoints_go_only_where_that_is_said_and_nothing_without_a_yes(outsid
     assert (gone.code, f"{JOB} is deleted: " in gone.stdout) == (0, True), gone.stderr
     assert outside.store.list(f"jobs/{JOB}/") == ()
     assert give(outside, "status", JOB).code == 2
+
+
+def test_a_job_that_went_on_while_the_question_stood_is_not_deleted(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(outside, "train", "small.yaml")
+
+    def answered(_: str) -> bool:
+        outside.store.put(f"jobs/{JOB}/logs/2/0/0", b"new")
+        return True
+
+    monkeypatch.setattr(removing, "_is_meant", answered)
+    refused = give(outside, "rm", JOB, "--with-checkpoints")
+    assert (refused.code, f"{JOB} has gone on meanwhile" in refused.stderr) == (2, True), refused.stderr
+    loaded = JobStore(outside.store, JOB).load()
+    assert loaded is not None
 
 
 def test_the_name_of_a_deleted_job_begins_anew(outside: Outside) -> None:

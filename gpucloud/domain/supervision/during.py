@@ -124,10 +124,14 @@ def _close(attempt: Attempt, members: tuple[NodeSeen | None, ...], goal: Goal, s
 def _trained_nothing(attempt: Attempt, goal: Goal, seen: Seen) -> bool:
     """Whether a script that counts its steps has ended without one, in this attempt and in all before it.
 
-    One that resumes at its last step has nothing left to train, and an earlier attempt has trained.
+    What it said last counts, of which the state may know nothing yet. One that goes on from a checkpoint of an earlier
+    attempt has trained, whatever was seen of that.
     """
-    counts = attempt.first_step is not None and not goal.saves_alone
-    return counts and all(one.last_step is None for one in seen.state.attempts)
+    progress = progress_of(attempt, seen)
+    if progress is None or goal.saves_alone or any(one.last_step is not None for one in seen.state.attempts):
+        return False
+    is_first = progress.first_step <= 1 or len(seen.state.attempts) == 1
+    return is_first and progress.step < progress.first_step
 
 
 def _bring_home(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action | None:
