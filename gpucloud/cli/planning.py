@@ -34,7 +34,7 @@ def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bo
     warn(protection)
     if not offline:
         remark(cloud, job, estimate.plan)
-    elif estimate.plan is not None:
+    else:
         tell(cloud.aws(job.aws, job.resources).way_in(estimate.plan.offer))
     return 0
 
