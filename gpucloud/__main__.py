@@ -10,6 +10,10 @@ def main() -> None:
     """Run the command line and leave with its exit code; no error shows a traceback."""
     os.umask(0o077)  # keys, orders and results are their owner's, whatever the shell's umask is
     _open_what_is_closed()
+    if "_GPUCLOUD_COMPLETE" in os.environ:
+        from gpucloud.cli.completing import prepare  # noqa: PLC0415
+
+        prepare()
     from gpucloud.cli.app import app  # noqa: PLC0415  (a zip on a node runs this file for the agent, without typer)
 
     try:

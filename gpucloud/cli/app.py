@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from gpucloud import __version__
-from gpucloud.cli.arguments import Json, OnCloud, Target
+from gpucloud.cli.arguments import Json, JsonAlready, OnCloud, Shell, Target, named
 from gpucloud.cli.groups import catalog, ci, iam, keys, local, quota, tools
 from gpucloud.cli.help import App, Group
 from gpucloud.domain.job import Cloud, MarketPolicy
@@ -140,7 +140,11 @@ def simulate(  # noqa: PLR0913, PLR0917  each is an option
 def offers(  # noqa: PLR0913, PLR0917  each is an option
     target: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Argument(metavar="[JOB|FILE]", help="A job whose `resources` are asked for; every machine if left out."),
+        typer.Argument(
+            metavar="[JOB|FILE]",
+            help="A job whose `resources` are asked for; every machine if left out.",
+            autocompletion=named,
+        ),
     ] = None,
     gpu: Annotated[Optional[list[str]], typer.Option(help="A GPU model, such as H100; may be repeated.")] = None,  # noqa: UP045
     gpus: Annotated[Optional[int], typer.Option(min=1, help="GPUs in a machine, at least.")] = None,  # noqa: UP045
@@ -262,7 +266,12 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
 
 @app.command()
 def status(
-    target: Target = None,
+    target: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(
+            metavar="[JOB|FILE]", help="A job's name, or a job file; every job if left out.", autocompletion=named
+        ),
+    ] = None,
     metrics: Annotated[bool, typer.Option("--metrics", help="How the job's machines were used, all attempts.")] = False,
     every: Annotated[bool, typer.Option("--all", help="List the rehearsals of --verify-resume too.")] = False,
     as_json: Json = False,
@@ -299,7 +308,11 @@ def metrics(
 def cost(  # noqa: PLR0913, PLR0917  each is an option
     targets: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Argument(metavar="[JOB|FILE]...", help="Jobs' names, or job files; gpucloud.yaml here if left out."),
+        typer.Argument(
+            metavar="[JOB|FILE]...",
+            help="Jobs' names, or job files; gpucloud.yaml here if left out.",
+            autocompletion=named,
+        ),
     ] = None,
     by: Annotated[
         Optional[str],  # noqa: UP045
@@ -338,6 +351,7 @@ def budget(
         typer.Argument(
             metavar="[JOB|FILE] [SUM]",
             help="A job's name, or a job file, gpucloud.yaml here if left out; and what it may cost in all, as 40 USD.",
+            autocompletion=named,
         ),
     ] = None,
     as_json: Json = False,
@@ -353,7 +367,9 @@ def budget(
 def doctor(
     target: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Argument(metavar="[JOB|FILE]", help="Its live machines; this machine if left out."),
+        typer.Argument(
+            metavar="[JOB|FILE]", help="A job's live machines; this machine if left out.", autocompletion=named
+        ),
     ] = None,
     full: Annotated[
         bool, typer.Option("--full/--quick", help="Put GPUs to work too; not while a job uses them.")
@@ -534,8 +550,19 @@ def init(  # noqa: PLR0913, PLR0917  each is an option
 
 
 @app.command()
-def schema() -> None:
+def schema(as_json: JsonAlready = False) -> None:
     """Write the JSON Schema of job files."""
+    del as_json
     from gpucloud.cli import writing
 
     raise typer.Exit(writing.schema())
+
+
+@app.command()
+def completion(
+    shell: Annotated[Shell, typer.Argument(help="Whose: bash, zsh or fish.")],
+) -> None:
+    """Write what a shell completes commands, options, jobs and job files by."""
+    from gpucloud.cli import completing
+
+    raise typer.Exit(completing.completion(shell.value))

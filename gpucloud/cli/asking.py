@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gpucloud.cli.logwriting import LogWriter, log_writer
 from gpucloud.cli.machines import one_node
 from gpucloud.cli.render import say, say_json, table, tell
-from gpucloud.cli.reports import jobs_text, newest_first, report_json, report_text, standing_json
+from gpucloud.cli.reports import jobs_text, newest_first, report_json, report_text
 from gpucloud.cli.target import called, known_job, report_or_line
 from gpucloud.cli.use import history_json, history_rows
 from gpucloud.domain.errors import NodeError, StoreError, UsageError
@@ -46,7 +46,7 @@ def status(target: str | None, *, history: bool, every: bool, as_json: bool) -> 
     known = known_job(cloud, target)
     report = cloud.visited(known, cloud.asker(known).report())
     if as_json:
-        say_json({"jobs": [standing_json(report)]})
+        say_json(report_json(report))
     else:
         say(report_text(report))
     if report.status.ended and cloud.has_stored_outputs(known):

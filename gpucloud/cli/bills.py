@@ -98,9 +98,8 @@ def cost_json(report: JobReport) -> dict[str, Any]:
     """Return a job's money as an object: the sums, and every charge; `charges` are those that the budget counts."""
     budgeted = [charge for charge in report.charges if charge.kind.in_budget]
     return {
-        "job": report.job,
+        **money_json(report),
         "tags": dict(report.tags),
-        "spend": spend_json(report.spend),
         "by_attempt": [{"attempt": key, "usd": usd(total(c))} for key, c in _grouped(budgeted, "attempt")],
         "by_node": [{"node": key, "usd": usd(total(c))} for key, c in _grouped(budgeted, "node_id")],
         "by_kind": [{"kind": key.value, "usd": usd(total(c))} for key, c in _grouped(report.charges, "kind")],
@@ -124,6 +123,17 @@ def rows_json(heads: Sequence[str], rows: Sequence[Row]) -> list[dict[str, Any]]
         }
         for row in rows
     ]
+
+
+def money_json(report: JobReport) -> dict[str, Any]:
+    """Return what `cost` and `budget` say of a job as every command does: its name, how it stands, its money."""
+    return {
+        "job": report.job,
+        "status": report.status.value,
+        "condition": report.condition.value,
+        "spend": spend_json(report.spend),
+        "paid_until": codec.plain(report.paid_until),
+    }
 
 
 def spend_json(spend: Spend) -> dict[str, str | None]:

@@ -9,12 +9,12 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from gpucloud.cli.bills import money_line, spend_json, unproven_rows
+from gpucloud.cli.bills import money_json, money_line, unproven_rows
 from gpucloud.cli.passes import reconcile_known
 from gpucloud.cli.render import say, say_json, table, tell, usd
 from gpucloud.cli.target import known_job
 from gpucloud.domain import codec
-from gpucloud.domain.errors import BudgetTooSmall, GpucloudError, LeaseHeld, UsageError
+from gpucloud.domain.errors import BudgetRefused, GpucloudError, LeaseHeld, UsageError
 from gpucloud.domain.order import BudgetChange, Order, with_budget
 from gpucloud.domain.quantities import format_usd, parse_usd
 from gpucloud.domain.supervision.budget import plain_usd, refusal
@@ -118,16 +118,14 @@ def _obey(cloud: Gpucloud, known: KnownJob, asker: Asker, order: Order, rules: R
         tell(f"the machines could not be told: {error}")
 
 
-def _too_small(asker: Asker, known: KnownJob, why: str, least: str) -> BudgetTooSmall:
+def _too_small(asker: Asker, known: KnownJob, why: str, least: str) -> BudgetRefused:
     ends = "" if asker.state().status.ended else f", or gpucloud down {known.name} ends it now"
-    return BudgetTooSmall(f"{known.name}: {why}", hint=f"gpucloud budget {known.name} {least} USD{ends}")
+    return BudgetRefused(f"{known.name}: {why}", hint=f"gpucloud budget {known.name} {least} USD{ends}")
 
 
 def _json(report: JobReport, order: Order) -> dict[str, Any]:
     return {
-        "job": report.job,
-        "spend": spend_json(report.spend),
-        "paid_until": codec.plain(report.paid_until),
+        **money_json(report),
         "changes": [
             {
                 "at": codec.plain(change.at),

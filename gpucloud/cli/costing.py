@@ -13,7 +13,7 @@ from pathlib import Path
 from gpucloud.cli.bills import charge_json, cost_json, cost_text, rows_json, rows_text
 from gpucloud.cli.render import say, say_json, tell, usd
 from gpucloud.cli.target import known_job, report_or_line
-from gpucloud.cli.use import progress_of_report, usd_per_hour
+from gpucloud.cli.use import progress_of_report
 from gpucloud.domain.costs import Grouping, Item, Row, after, grouped, grouping
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.ledger import usd_for
@@ -94,7 +94,7 @@ def _with_forecast(cloud: Gpucloud, known: KnownJob, report: JobReport) -> JobRe
     left = time_to_go(progress_of_report(cloud.visited(known, report)))
     if left is None:
         return report
-    forecast = report.spend.spent_usd + usd_for(usd_per_hour(report), left)
+    forecast = report.spend.spent_usd + usd_for(report.spend.usd_per_hour, left)
     return replace(report, spend=replace(report.spend, forecast_usd=forecast))
 
 

@@ -84,9 +84,10 @@ def deadline_chart(job: Job, estimate: Estimate) -> Chart:
 
 
 def estimate_json(job: Job, estimate: Estimate, protection: Protection | None = None) -> dict[str, Any]:
-    """Return the estimate as an object: the plan's keys, and what is to be expected."""
+    """Return the estimate as an object: the plan as `train --detach` has it, and what is to be expected."""
     return {
-        **plan_json(estimate.plan),
+        "job": estimate.plan.job,
+        "plan": plan_json(estimate.plan),
         **({"saves": protection.saving.value} if protection is not None else {}),
         "as_of": estimate.plan.offer.as_of.isoformat(),
         "memory": _memory_json(job),
@@ -102,7 +103,7 @@ def estimate_json(job: Job, estimate: Estimate, protection: Protection | None = 
             {"deadline_s": point.deadline.total_seconds(), "outlook": _outlook_json(point.outlook)}
             for point in estimate.curve
         ],
-        "checkpoint": _saves_json(estimate),
+        "checkpoint_interval": _saves_json(estimate),
         "stored": _stored_json(estimate.stored),
         "quotas": None if estimate.quotas is None else [need_json(need) for need in estimate.quotas],
         "recorded": [market.name for market in estimate.recorded],

@@ -6,7 +6,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from gpucloud.cli.arguments import Drilled, Json, OneNode, Target
+from gpucloud.cli.arguments import Drilled, Json, JsonAlready, OneNode, Target
 from gpucloud.cli.help import App
 
 local = App(
@@ -143,8 +143,10 @@ def iam_policy(  # noqa: PLR0913, PLR0917  each by its name
         Optional[str],  # noqa: UP045
         typer.Option(metavar="REGION", help="The region; the job's, and without a job every one."),
     ] = None,
+    as_json: JsonAlready = False,
 ) -> None:
     """Write the least policy that lets gpucloud work, as JSON; no credentials are needed."""
+    del as_json
     from gpucloud.cli import account
     from gpucloud.domain.errors import UsageError
 

@@ -47,6 +47,7 @@ GROUPS = {
         "tools": "Programs that gpucloud calls",
         "ci": "gpucloud in a repository's CI",
         "schema": "The JSON Schema of job files",
+        "completion": "What bash, zsh or fish completes by",
     },
     "Practise": {
         "local": "Take, freeze and cut off embedded machines",
@@ -72,6 +73,7 @@ EXAMPLES = {
     "rm": "gpucloud rm digits --with-checkpoints",
     "offers": "gpucloud offers --gpu H100 --gpus 8",
     "simulate": "gpucloud simulate gpucloud.yaml --sweep",
+    "completion": 'eval "$(gpucloud completion bash)"',
 }
 
 _METAVARS = (

@@ -11,7 +11,8 @@ from gpucloud.cli.render import say, say_json, table, tell
 from gpucloud.cli.supervising import answer, bring_stored_home
 from gpucloud.cli.target import known_job
 from gpucloud.domain.errors import LeaseHeld
-from gpucloud.domain.state import JobState
+from gpucloud.domain.state import JobState, JobStatus
+from gpucloud.usecases.report import status_of
 from gpucloud.usecases.session import Session
 from gpucloud.usecases.story import missing_line
 from gpucloud.wiring import Gpucloud, KnownJob
@@ -20,10 +21,14 @@ from gpucloud.wiring.stored import FoundJob, jobs_in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """What became of one job's pass: how it stands, or why the pass failed."""
+    """What became of one job's pass: how the job stands, None where that is not known, or why none was made.
+
+    `error` is the code of what kept it from its pass; `lease_held` by somebody who sees to it is no failure.
+    """
 
     job: str
-    status: str
+    status: JobStatus | None = None
+    error: str | None = None
     exit_code: int = 0
     message: str = ""
     hint: str | None = None
@@ -85,12 +90,12 @@ def _pass(cloud: Gpucloud, found: FoundJob) -> Passed | None:
             reconcile_known(cloud, known)
         return _standing(known, cloud.asker(known).state())
     except LeaseHeld as held:  # somebody sees to it: for a schedule over all jobs that is as it should be
-        return Passed(job=known.name, status="supervised", message=held.message)
+        return Passed(job=known.name, error=held.code, message=held.message)
     except Exception as fault:  # noqa: BLE001  what one job's machines wrote must keep nobody from the next one
         error = known_error(fault)
         tell(f"{known.name}: {error}")
         return Passed(
-            job=known.name, status=error.code, exit_code=error.exit_code, message=error.message, hint=error.hint
+            job=known.name, error=error.code, exit_code=error.exit_code, message=error.message, hint=error.hint
         )
 
 
@@ -114,13 +119,14 @@ def _end_unless_trusted(cloud: Gpucloud, found: FoundJob, state: JobState) -> No
 def _standing(known: KnownJob, state: JobState) -> Passed:
     code = state.exit_code if state.status.ended and state.exit_code else 0
     said = (*((state.message,) if state.message else ()), *map(missing_line, state.missing_outputs))
-    return Passed(job=known.name, status=state.status.value, exit_code=code, message="; ".join(said))
+    return Passed(job=known.name, status=status_of(state), exit_code=code, message="; ".join(said))
 
 
 def _json(one: Passed) -> dict[str, object]:
     return {
         "job": one.job,
-        "status": one.status,
+        "status": one.status.value if one.status is not None else None,
+        "error": one.error,
         "exit_code": one.exit_code,
         "message": one.message or None,
         "hint": one.hint,
@@ -129,4 +135,5 @@ def _json(one: Passed) -> dict[str, object]:
 
 def _row(one: Passed) -> tuple[str, ...]:
     hint = f"; hint: {one.hint}" if one.hint else ""
-    return one.job, one.status, str(one.exit_code), f"{one.message}{hint}"
+    word = one.status.value if one.status is not None else "supervised" if not one.exit_code else one.error or ""
+    return one.job, word, str(one.exit_code), f"{one.message}{hint}"

@@ -185,7 +185,10 @@ def _signature_text(name: str | None) -> str:
 
 
 def report_json(report: JobReport) -> dict[str, Any]:
-    """Return a job's report as an object; the keys of `train --json` in the README."""
+    """Return a job as an object, with the same keys from every command; README has them under `train --json`.
+
+    `use` is empty where nobody asked the nodes: only `status` of one job and `watch` do.
+    """
     return {
         "job": report.job,
         "status": report.status.value,
@@ -208,12 +211,9 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "nodes": [_node_json(node) for node in report.nodes],
         "passed_over": [_cooldown_json(cooldown) for cooldown in report.cooldowns],
         "quarantined": [quarantine_json(one) for one in report.quarantined],
+        "storm": list(report.storm),
+        "use": use_json(report),
     }
-
-
-def standing_json(report: JobReport) -> dict[str, Any]:
-    """Return a job's report as `status` and `watch` give it: with how it stands now, and what its nodes said."""
-    return {**report_json(report), "storm": list(report.storm), "use": use_json(report)}
 
 
 def newest_first(reports: Sequence[JobReport]) -> list[JobReport]:

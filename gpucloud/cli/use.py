@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any
 
 from gpucloud.cli.bills import money_line
@@ -59,13 +58,6 @@ def progress_of_report(report: JobReport) -> Progress | None:
     parts = [node.status.attempt for node in report.standing if node.status and node.status.attempt]
     found = [part.progress for part in parts if part.progress is not None]
     return max(found, key=lambda progress: progress.step, default=None)
-
-
-def usd_per_hour(report: JobReport) -> Decimal:
-    """Return what the machines that live cost together now."""
-    rates = {(charge.node_id, charge.kind): charge.usd_per_hour for charge in report.charges}
-    alive = {node.id for node in report.nodes}
-    return sum((usd for (node_id, _), usd in rates.items() if node_id in alive), Decimal(0))
 
 
 def headline(report: JobReport) -> str:

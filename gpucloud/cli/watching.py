@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gpucloud.cli.onlookers import Display, display
 from gpucloud.cli.render import say, say_json, table, tell
-from gpucloud.cli.reports import standing_json
+from gpucloud.cli.reports import report_json
 from gpucloud.cli.target import known_job
 from gpucloud.cli.use import headline, use_rows
 from gpucloud.ports import Shell
@@ -68,7 +68,7 @@ class _Lines:
     def show(self, report: JobReport) -> None:
         """Write how it stands."""
         if self._as_json:
-            say_json(standing_json(report), is_one_of_many=True)
+            say_json(report_json(report), is_one_of_many=True)
             return
         say(headline(report))
         rows = use_rows(report)[1:]

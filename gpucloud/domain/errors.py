@@ -3,13 +3,14 @@
     GpucloudError                     1   our bug, or not mapped
     ├── UsageError                    2   job file, command line
     │   ├── JobFileError              2   many problems, each with file:line:column
-    │   └── PlanRefused               2   the plan cannot work; says which number must move
+    │   ├── PlanRefused               2   the plan cannot work; says which number must move
+    │   └── BudgetRefused             2   a running job may not have so little
     ├── CredentialsError              3
     ├── LeaseHeld                     4   another supervisor holds the job
     │   ├── OrderChanged              4   another order was given in between
     │   └── RunIsOver                 4   another process has ended the run in between
     ├── ToolMissing                   5
-    ├── BudgetTooSmall               10
+    ├── BudgetTooSmall               10   what a run has left of it
     ├── NoCapacity                   11
     ├── ProvisionError               13
     ├── NodeError                    14   bootstrap, gate, SSH
@@ -89,6 +90,12 @@ class PlanRefused(UsageError):
     code = "plan_refused"
 
 
+class BudgetRefused(UsageError):
+    """A job may not have so little: what is spent, a last save and the teardown cost more. Nothing was changed."""
+
+    code = "budget_refused"
+
+
 class CredentialsError(GpucloudError):
     """The cloud does not know the caller."""
 
@@ -123,7 +130,7 @@ class ToolMissing(GpucloudError):
 
 
 class BudgetTooSmall(GpucloudError):
-    """The budget cannot pay for a start, a save and the teardown."""
+    """What a run has left of its budget cannot pay for a start, a save and the teardown."""
 
     code = "budget"
     exit_code = 10

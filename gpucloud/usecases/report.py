@@ -108,7 +108,7 @@ def report(
     steps = [attempt.last_step for attempt in state.attempts if attempt.last_step is not None]
     return JobReport(
         job=state.job,
-        status=JobStatus.RUNNING if state.attempt is not None and not state.status.ended else state.status,
+        status=status_of(state),
         exit_reason=state.exit_reason,
         exit_code=state.exit_code,
         message=state.message,
@@ -129,3 +129,8 @@ def report(
         drives_itself=state.drives_itself,
         ended_at=state.ended_at,
     )
+
+
+def status_of(state: JobState) -> JobStatus:
+    """Return the status that users see: a job with an open attempt is running."""
+    return JobStatus.RUNNING if state.attempt is not None and not state.status.ended else state.status

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any, Protocol
 
 from gpucloud.domain.bootstrap.noderecord import LARGEST_CODE_BYTES
-from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, OrderChanged, UsageError
+from gpucloud.domain.errors import BudgetRefused, BudgetTooSmall, NoCapacity, OrderChanged, UsageError
 from gpucloud.domain.job import Job
 from gpucloud.domain.launch.environment import REACHES_SCRIPT
 from gpucloud.domain.ledger import ZERO, Terms
@@ -353,7 +353,7 @@ class Starter:
         why = refusal(state, before.budget_usd, order.budget_usd, standing, rules)
         if why is not None:
             least = in_cents(least_to_lower_to(state, standing, rules))
-            raise BudgetTooSmall(f"{state.job}: {why}", hint=f"gpucloud train {state.job} --budget {least}USD")
+            raise BudgetRefused(f"{state.job}: {why}", hint=f"gpucloud train {state.job} --budget {least}USD")
 
     def _orders(self, jobs: JobStore) -> Orders:
         return Orders(jobs=jobs, clock=self.clock, signer=self.signer, reader=self.reader)

@@ -100,7 +100,7 @@ class Run:
 
     def plan_is_below_the_limit(self) -> None:
         """Price and worst cost, before anything is made."""
-        plan = self.jobs.answer("plan", "proof")
+        plan = self.jobs.answer("plan", "proof")["plan"]
         self.jobs.usd_per_hour = Decimal(plan["cap_usd_per_hour"]) / plan["nodes"]
         self.figures.told("cap_usd_per_hour_of_a_machine", self.jobs.usd_per_hour)
         self.figures.at_most("worst_usd", float(plan["worst_usd"]), 1)

@@ -32,7 +32,7 @@ def test_a_job_whose_budget_is_lowered_ends_at_the_wall_and_goes_on_from_there(l
     until(lambda: line.step() >= 12, "step 12")
 
     refused = line.run("budget", "small", "0.001 USD", "--json")
-    assert refused.code == 10
+    assert (refused.code, refused.json["error"]["code"]) == (2, "budget_refused")
     assert "what saving and ending costs: at least 0.0" in refused.json["error"]["message"]
     assert re.fullmatch(
         r"gpucloud budget small 0\.0\d USD, or gpucloud down small ends it now", refused.json["error"]["hint"]

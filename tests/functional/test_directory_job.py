@@ -94,7 +94,7 @@ def test_on_a_notice_every_ranks_script_is_asked_and_the_next_attempt_begins_wit
     assert told["checkpoint"]["step"] == told["last_step"] == asked + 40
     assert steps_begun_at(output(line, 1)) == [0, asked]  # the directory is put back on every node
     assert f"put back the checkpoint of step {asked}" in first
-    assert line.run("status", "small", "--json").json["jobs"][0]["checkpoint"]["step"] == asked + 40
+    assert line.run("status", "small", "--json").json["checkpoint"]["step"] == asked + 40
 
 
 @pytest.mark.slow  # shows that torchrun's ranks are found, and that a node's silent loss costs no committed save

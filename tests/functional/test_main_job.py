@@ -123,7 +123,7 @@ def test_a_detached_job_is_followed_from_elsewhere_and_ended_by_down(line):
     follower = line.start("logs", "-f", "small", "--rank", "0")
     until(lambda: "step 5\n" in (line.folder / "out").read_text(), "the log has step 5")
 
-    status = line.run("status", "small", "--json").json["jobs"][0]
+    status = line.run("status", "small", "--json").json
     assert status["status"] == "running"
     assert status["supervisor"].startswith("its own node i-")
     twice = line.run("train", job, "--json")
@@ -175,6 +175,33 @@ def test_up_then_train_uses_the_same_machines_and_keep_leaves_them(line):
     assert down.json["status"] == "succeeded"
     assert down.json["nodes"] == []
     nothing_is_left(line)
+    every_command_tells_of_the_job_alike(line, job, up.json, train.json, down.json)
+
+
+def every_command_tells_of_the_job_alike(line, file, up, train, down):
+    """One object with the same keys, and what two commands say of the same thing at the same time is the same."""
+    status = line.run("status", "small", "--json").json
+    (listed,) = line.run("status", "--json").json["jobs"]
+    watched = line.run("watch", "small", "--json").json
+    passed = line.run("reconcile", "small", "--json").json
+    assert status == watched == passed == {"version": 1, **listed}
+    assert down == {**status, "left_over": []}
+    assert up.keys() == train.keys() == status.keys()
+    assert (status["job"], status["status"], status["condition"]) == ("small", "succeeded", "ended")
+
+    cost, budget = line.run("cost", "small", "--json").json, line.run("budget", "small", "--json").json
+    plan = line.run("plan", file, "--json").json
+    shared = {"version", "job", "status", "condition", "spend", "paid_until"}
+    assert cost.keys() & status.keys() == {*shared, "quarantined"}
+    assert budget.keys() & status.keys() == shared
+    assert plan.keys() & status.keys() == {"version", "job"}
+    assert plan["plan"]["budget_usd"] == status["spend"]["budget_usd"]
+    for told in (cost, budget, plan):
+        assert {key: told[key] for key in told.keys() & status.keys()} == {
+            key: status[key] for key in told.keys() & status.keys()
+        }
+    (of_all,) = line.run("cost", "--all", "--json").json["jobs"]
+    assert of_all == {key: value for key, value in cost.items() if key not in ("version", "rows")}
 
 
 def test_without_terraform_the_first_command_works_and_says_so(tmp_path):
@@ -243,7 +270,7 @@ def test_setup_secrets_and_outputs_reach_the_script_and_come_home(line):
     assert "  | from the layer blue 14" in answer.stderr
     assert (line.folder / "outputs" / "small" / "results" / "deep" / "rank").read_text() == "0"
     assert "\noutputs: result is not there; nearest: results\n" in answer.stdout
-    assert line.run("status", "small", "--json").json["jobs"][0]["missing_outputs"] == [
+    assert line.run("status", "small", "--json").json["missing_outputs"] == [
         {"path": "result", "why": "is not there", "nearest": "results"}
     ]
     kept = [path for path in line.home.rglob("*") if path.is_file() and b"hf-canary-4711" in path.read_bytes()]

@@ -65,7 +65,7 @@ def test_a_job_that_loses_a_host_goes_on_exactly_on_a_third_one(line, hosts):
     hosts.kill(1)
     assert train.wait(120) == 0, (line.folder / "err").read_text()
 
-    told = json.loads(line.run("status", "small", "--json").stdout)["jobs"][0]
+    told = json.loads(line.run("status", "small", "--json").stdout)
     assert [attempt["reason"] for attempt in told["attempts"]] == ["lost", "succeeded"]
     assert told["attempts"][1]["first_step"] > 1
     assert weights(line) == undisturbed
@@ -81,7 +81,7 @@ def test_a_job_on_a_range_of_hosts_goes_on_with_those_that_are_left(line, hosts)
     hosts.kill(1)
     assert train.wait(120) == 0, (line.folder / "err").read_text()
 
-    told = json.loads(line.run("status", "small", "--json").stdout)["jobs"][0]
+    told = json.loads(line.run("status", "small", "--json").stdout)
     assert [(attempt["reason"], attempt["nodes"]) for attempt in told["attempts"]] == [("lost", 2), ("succeeded", 1)]
     nothing_is_left(hosts, 0)
 
@@ -139,7 +139,7 @@ def test_a_host_that_does_not_answer_is_named_and_another_takes_its_place(line, 
     assert answer.code == 0, answer.stderr
     assert f"passed over: {hosts.name(0)}: " in answer.stderr
     assert "connection refused" in answer.stderr
-    told = json.loads(line.run("status", "small", "--json").stdout)["jobs"][0]
+    told = json.loads(line.run("status", "small", "--json").stdout)
     assert {node["id"].rpartition("-")[0] for node in told["nodes"]} == {hosts.name(1), hosts.name(2)}
     first = told["nodes"][0]["id"]
     assert line.run("ssh", "small", "--node", first, "--", "echo", "in").stdout == "in\n"
@@ -187,7 +187,7 @@ def test_a_job_whose_host_dies_goes_on_elsewhere_when_its_time_there_is_over(hos
     hosts.kill(0)
 
     assert train.wait(120) == 0, (tmp_path / "err").read_text()
-    attempts = json.loads(line.run("status", "small", "--json").stdout)["jobs"][0]["attempts"]
+    attempts = json.loads(line.run("status", "small", "--json").stdout)["attempts"]
     assert [attempt["reason"] for attempt in attempts] == ["lost", "succeeded"]
     assert attempts[1]["first_step"] > 1
     nothing_is_left(hosts, 1)

@@ -13,7 +13,7 @@ import pytest
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.local.market import LocalMarket
 from gpucloud.adapters.sync import make_tree, whole_code
-from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, OrderChanged, PlanRefused, StoreError, UsageError
+from gpucloud.domain.errors import BudgetRefused, NoCapacity, OrderChanged, PlanRefused, StoreError, UsageError
 from gpucloud.domain.job import Access, AwsChoices, Cloud, Job, Market, MarketPolicy, Resources
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.model import Model
@@ -189,7 +189,7 @@ def test_an_attempt_that_runs_near_the_end_of_its_budget_can_be_supervised_again
 
     assert (again.name, again.continues, again.plan, again.order.budget_usd) == ("digits", True, None, 1)
     orders(starter).change(lambda newest: with_budget(newest, Decimal(40)))
-    with pytest.raises(BudgetTooSmall, match="less than what is spent") as refused:
+    with pytest.raises(BudgetRefused, match="less than what is spent") as refused:
         starter.start(JOB, SPEC, Asked(budget_usd=Decimal("0.5")))
     least = re.search(r"at least (\d+\.\d\d) USD", str(refused.value))
     assert least is not None

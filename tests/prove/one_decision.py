@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from gpucloud.domain.errors import BudgetTooSmall
+from gpucloud.domain.errors import BudgetRefused
 from gpucloud.domain.order import Order
 from gpucloud.domain.supervision.action import Action, OpenAttempt, Pause, Resize
 from gpucloud.domain.supervision.seen import Limits, Readiness, Seen
@@ -32,7 +32,7 @@ _OUTLIVED = 6
 _HELD = 8
 """Of those at a job's end with machines, so many of each storm as if its script had failed, to be mended."""
 _HELD_OF_FLEET = 42
-_TOO_SMALL = BudgetTooSmall.exit_code
+_TOO_SMALL = BudgetRefused.exit_code
 _TABLE = Path(__file__).with_name("expected.txt")
 _LEFT = {"Pause": "gpucloud train", "refused": "gpucloud", "gave up": ""}
 """What a process leaves to somebody else, and the command that it has to name."""

@@ -11,7 +11,7 @@ import pytest
 
 from gpucloud.cli.budgeting import await_order, meant
 from gpucloud.domain.armings import arming
-from gpucloud.domain.errors import BudgetTooSmall
+from gpucloud.domain.errors import BudgetRefused
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.offer import PricePoint
 from gpucloud.domain.state import Owner, Successor
@@ -102,7 +102,7 @@ def test_a_start_and_the_budget_command_ask_for_the_same_least_sum(asker, faster
 
     assert (len(asker.state().alive), standing(asker, asker.state()).alive) == (0, 3)
     assert starter.start(file, b"name: digits\n", Asked(budget_usd=least)).order.budget_usd == least
-    with pytest.raises(BudgetTooSmall, match=f"at least {least:.2f} USD"):
+    with pytest.raises(BudgetRefused, match=f"at least {least:.2f} USD"):
         starter.start(file, b"name: digits\n", Asked(budget_usd=least - Decimal("0.01")))
 
 

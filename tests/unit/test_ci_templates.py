@@ -566,7 +566,7 @@ def test_a_job_that_another_supervisor_holds_is_not_ended(tmp_path):
 )
 def test_a_pass_is_made_only_for_a_job_that_is_not_over(tmp_path, where, status, asked):
     stand_in(tmp_path)
-    (tmp_path / "answer").write_text(json.dumps({"version": 1, "jobs": [{"status": status}]}))
+    (tmp_path / "answer").write_text(json.dumps({"version": 1, "status": status}))
 
     done = run_shell(reconcile_of(where), tmp_path, {})
 
@@ -581,7 +581,7 @@ def test_a_pass_is_made_only_for_a_job_that_is_not_over(tmp_path, where, status,
 )
 def test_a_pass_fails_only_where_somebody_must_look(tmp_path, where, codes, code):
     stand_in(tmp_path, **codes)
-    (tmp_path / "answer").write_text(json.dumps({"version": 1, "jobs": [{"status": "running"}]}))
+    (tmp_path / "answer").write_text(json.dumps({"version": 1, "status": "running"}))
 
     done = run_shell(reconcile_of(where), tmp_path, {})
 

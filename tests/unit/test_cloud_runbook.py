@@ -47,7 +47,7 @@ print(said if isinstance(said, str) else json.dumps(said))
 sys.exit(answers.get("codes", {}).get(words[0], 0))
 """
 ANSWERS = {
-    "plan": {"nodes": 2, "cap_usd_per_hour": "1.1", "worst_usd": "1"},
+    "plan": {"plan": {"nodes": 2, "cap_usd_per_hour": "1.1", "worst_usd": "1"}},
     "up": {"nodes": [{"id": "i-0c"}]},
     "train": {
         "status": "succeeded",

@@ -253,7 +253,7 @@ def test_the_text_says_what_to_expect_and_where_it_comes_from(estimate: Estimate
 
 def test_the_json_has_every_number(estimate: Estimate) -> None:
     told = estimate_json(JOB, estimate)
-    assert (told["budget_usd"], told["worst_usd"], told["work_s"]) == ("200", "200", 43200.0)
+    assert (told["plan"]["budget_usd"], told["plan"]["worst_usd"], told["work_s"]) == ("200", "200", 43200.0)
     assert told["policy"] == Policy.LEARNED.value
     assert told["on_demand"]["expected_usd"] == "36.6"
     assert len(told["by_deadline"]) == 6

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import click
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.cli.app import app
 from gpucloud.cli.help import EXAMPLES, GROUPS
 
@@ -37,3 +43,33 @@ def test_examples_are_of_commands_that_there_are() -> None:
     command = get_command(app)
     assert isinstance(command, click.Group) or hasattr(command, "commands")
     assert set(EXAMPLES) - {"gpucloud"} <= set(command.commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_a_script_that_asks_gpucloud(shell: str) -> None:
+    told = CliRunner().invoke(app, ["completion", shell])
+    assert told.exit_code == 0
+    assert f"_GPUCLOUD_COMPLETE=complete_{shell}" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("gpucloud st", ["status"]),
+        ("gpucloud offers --sort g", ["gpu-price"]),
+        ("gpucloud status ", ["digits", "digits.yaml", "runs/"]),
+        ("gpucloud train runs/o", ["runs/other.yml"]),
+    ],
+)
+def test_commands_choices_jobs_and_job_files_are_completed(words: str, completed: list[str], tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    for name in ("digits.yaml", "train.py", "runs/other.yml"):
+        (tmp_path / name).touch()
+    Home(tmp_path / ".home").remember(KnownJob(name="digits", store="/nowhere", file=tmp_path / "digits.yaml"))
+    asks = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_GPUCLOUD_COMPLETE": "complete_bash"}
+    main = "import sys; sys.argv = ['gpucloud']; from gpucloud.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", main], env={**os.environ, **asks, "GPUCLOUD_HOME": str(tmp_path / ".home")},
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == completed

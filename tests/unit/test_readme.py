@@ -58,6 +58,19 @@ def test_every_command_is_in_the_table_and_every_one_there_exists():
     assert known <= told | {"logs", "cost", "schema", "local"}
 
 
+def test_every_command_takes_json_but_those_that_write_what_others_read():
+    def walk(command, *words):
+        for name, below in getattr(command, "commands", {}).items():
+            yield from walk(below, *words, name)
+        if not getattr(command, "commands", {}) or command.invoke_without_command:
+            yield " ".join(words), [option for one in command.params for option in one.opts]
+
+    without = {words for words, options in walk(get_command(app)) if words and "--json" not in options}
+    sentence = README.partition("Every command takes `--json`")[2].partition("others read")[0]
+
+    assert without == {"ssh", "completion", "metrics"} == set(re.findall(r"`(\w+)`", sentence.partition("; but ")[2]))
+
+
 def test_the_job_files_shown_have_known_keys_only():
     shown = [key for text in blocks("yaml") for key in yaml.safe_load(text)]
     sample = (Path(__file__).resolve().parents[2] / "templates" / "gpucloud.yaml").read_text()

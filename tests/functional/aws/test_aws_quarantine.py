@@ -48,7 +48,7 @@ def test_a_machine_that_lists_a_gpu_less_is_refused_replaced_and_the_job_ends_we
     aws.lab.world.machines.lacking = 1
     answer = aws.line.run("train", job(aws, "one"), limit_s=240)
     assert answer.code == 0, answer.stderr
-    (report,) = aws.line.run("status", "one", "--json").json["jobs"]
+    report = aws.line.run("status", "one", "--json").json
     (bad,) = report["quarantined"]
     assert bad["why"] == LESS
     assert f"{bad['node']} takes no part any more: {LESS}" in answer.stderr
