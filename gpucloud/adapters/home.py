@@ -146,12 +146,16 @@ class Home:
         with _writing(path):
             write_whole(path, json.dumps(_entry(job)))
 
-    def forget(self, job: KnownJob) -> None:
-        """Remove all that is here of a job that is deleted: its entry, its log, the key that was made for it."""
+    def clear(self, job: KnownJob) -> None:
+        """Remove what is here of a job that is being deleted, all but its entry: its log, the key made for it."""
         made = self.root / "keys" / "made" / job.name
-        for path in (self.log(job.name), made, made.with_name(f"{made.name}.pub"), self._index / f"{job.name}.json"):
+        for path in (self.log(job.name), made, made.with_name(f"{made.name}.pub")):
             path.unlink(missing_ok=True)
         self.order_marks.forget(job.store, job.name)
+
+    def forget(self, job: KnownJob) -> None:
+        """Remove the entry of a job that is deleted."""
+        (self._index / f"{job.name}.json").unlink(missing_ok=True)
 
     def known(self) -> tuple[KnownJob, ...]:
         """Return every known job, by name."""

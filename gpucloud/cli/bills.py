@@ -10,7 +10,7 @@ from gpucloud.cli.render import pool_json, quarantine_json, table, usd
 from gpucloud.domain import codec
 from gpucloud.domain.costs import Row
 from gpucloud.domain.ledger import Charge, ChargeKind, Spend, total
-from gpucloud.domain.quantities import format_usd
+from gpucloud.domain.quantities import format_moment, format_usd
 from gpucloud.usecases.report import JobReport
 
 
@@ -41,12 +41,13 @@ def rows_text(heads: Sequence[str], rows: Sequence[Row]) -> str:
 def charges_text(charges: Sequence[Charge]) -> str:
     """Return charges as a table, one a row."""
     rows = [("node", "attempt", "what", "from", "seconds", "USD/h", "USD", "")]
+    moment = "%H:%M:%S" if len({charge.start.date() for charge in charges}) == 1 else "%m-%d %H:%M:%S"
     rows += [
         (
             charge.node_id or "-",
             str(charge.attempt or "-"),
             str(charge.pool) if charge.kind is ChargeKind.COMPUTE else charge.kind.value,
-            f"{charge.start:%H:%M:%S}",
+            f"{charge.start:{moment}}",
             f"{(charge.end - charge.start).total_seconds():.0f}",
             usd(charge.usd_per_hour),
             f"{charge.usd:.6f}",
@@ -71,7 +72,8 @@ def money_line(spend: Spend) -> str:
     if spend.usd_per_hour:
         parts.append(f"{plain_amount(spend.usd_per_hour)} USD/h")
     if spend.off_at is not None:
-        parts.append(f"off by {spend.off_at:%H:%M} UTC at the latest, at {plain_amount(spend.off_usd)} USD")
+        off_at = format_moment(spend.off_at, spend.as_of, seconds=False)
+        parts.append(f"off by {off_at} at the latest, at {plain_amount(spend.off_usd)} USD")
     return " · ".join(parts)
 
 

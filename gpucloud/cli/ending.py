@@ -51,7 +51,7 @@ def down(target: str | None, *, as_json: bool) -> int:
             _end(cloud, known, asker, shown, interrupts)
             bring_stored_home(cloud, cloud.ordered(known, cloud.orders(known).newest(), with_code=False)[0], known)
     except Leave as leave:
-        say_what_lives(asker.state_as_listed())
+        say_what_lives(asker.state_as_listed(), asker.clock.now())
         return leave.exit_code
     code = _prove_empty(cloud, known, asker, as_json=as_json)
     if target is None or target != known.name:
@@ -67,7 +67,7 @@ def _say_what_is_kept(cloud: Gpucloud, ended: KnownJob) -> None:
         with suppress(GpucloudError):  # of a run that cannot be looked at, `status` says why
             asker = cloud.asker(other)
             state = asker.state()
-            kept = None if state.torn_down else kept_of(asker.order(), asker.listed(state))
+            kept = kept_of(asker.order(), state, asker.listed(state), asker.clock.now())
             if kept is not None:
                 tell(str(kept))
 

@@ -23,7 +23,7 @@ def launch(begun: Begun, *, as_json: bool) -> int:
     try:
         run(begun, leaves=True)
     except Leave as leave:
-        say_what_lives(asker.state())
+        say_what_lives(asker.state(), asker.clock.now())
         return leave.exit_code
     report = asker.report()
     if report.status.ended:

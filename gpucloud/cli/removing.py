@@ -9,10 +9,9 @@ from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.target import called, known_job
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.quantities import format_size
-from gpucloud.store import ObjectStore
 from gpucloud.usecases.checkpoints import Shelf
 from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.lease import take
+from gpucloud.usecases.lease import Lease, take
 from gpucloud.wiring import Gpucloud, KnownJob
 from gpucloud.wiring.strays import leftovers
 
@@ -50,12 +49,19 @@ def rm(target: str | None, *, with_checkpoints: bool, yes: bool, as_json: bool) 
     if not yes and not _is_meant(f"{name} --with-checkpoints" if with_checkpoints else name):
         return 2
     _delete(cloud, known, jobs, kept)
-    cloud.home.forget(known)
+    _forget(cloud, known, jobs)
     if as_json:
         say_json({"job": known.name, "store": jobs.store.url, "objects": len(kept.keys), "bytes": kept.size})
     else:
         say(f"{known.name} is deleted: {kept}")
     return 0
+
+
+def _forget(cloud: Gpucloud, known: KnownJob, jobs: JobStore) -> None:
+    """A new run of the name, which may be there by now, is known by the same entry."""
+    cloud.home.forget(known)
+    if jobs.exists():
+        cloud.home.remember(known)
 
 
 def _require_over(cloud: Gpucloud, known: KnownJob, name: str) -> None:
@@ -87,15 +93,26 @@ def _is_meant(what: str) -> bool:
 
 
 def _delete(cloud: Gpucloud, known: KnownJob, jobs: JobStore, kept: _Kept) -> None:
-    """Delete all but the state while the job's lease is ours, so that nobody starts it meanwhile; the state last."""
-    state = f"jobs/{jobs.job}/state.json"
+    """Delete everything while the job's lease is ours, so that nobody starts it meanwhile.
+
+    The state goes last: by it the same command again finds what is left, and until then no new run has the name, its
+    key or its log.
+    """
+    root = f"jobs/{jobs.job}/"
     with take(jobs, cloud.clock) as lease:
         _require_unchanged(cloud, known, jobs, kept)
-        for key in kept.keys:
-            if key != state and not key.startswith(f"jobs/{jobs.job}/control/order"):
-                lease.confirm()
-                jobs.store.delete(key)
-    _delete_last(jobs.store, tuple(key for key in kept.keys if "/control/order" in key), state)
+        for key in sorted(kept.keys, key=lambda key: key.startswith(f"{root}control/order")):
+            _delete_key(jobs, lease, key)
+        for key in jobs.store.list(root):  # a start that was refused meanwhile has left its code
+            _delete_key(jobs, lease, key)
+        cloud.home.clear(known)
+        lease.delete()
+
+
+def _delete_key(jobs: JobStore, lease: Lease, key: str) -> None:
+    if key != f"jobs/{jobs.job}/state.json":
+        lease.confirm()
+        jobs.store.delete(key)
 
 
 def _require_unchanged(cloud: Gpucloud, known: KnownJob, jobs: JobStore, kept: _Kept) -> None:
@@ -104,9 +121,3 @@ def _require_unchanged(cloud: Gpucloud, known: KnownJob, jobs: JobStore, kept: _
     _require_over(cloud, known, name)
     if set(jobs.store.list(f"jobs/{jobs.job}/")) - set(kept.keys):
         raise UsageError(f"{known.name} has gone on meanwhile", hint=f"gpucloud status {name}")
-
-
-def _delete_last(store: ObjectStore, orders: tuple[str, ...], state: str) -> None:
-    """A state without an order is no job any more: it goes last, and the same command again finds both."""
-    for key in (*orders, state):
-        store.delete(key)

@@ -15,7 +15,7 @@ from gpucloud.domain.condition import Condition
 from gpucloud.domain.node import Node
 from gpucloud.domain.plan import Plan
 from gpucloud.domain.protection import Protection
-from gpucloud.domain.quantities import format_span, format_usd
+from gpucloud.domain.quantities import format_moment, format_span, format_usd
 from gpucloud.domain.raised import advice_for
 from gpucloud.domain.shown import in_one_line, set_off
 from gpucloud.domain.state import Attempt, Cooldown, Course, ExitReason, Interruption
@@ -76,7 +76,11 @@ def report_text(report: JobReport) -> str:
     parts += map(in_one_line, report.storm)
     if report.course is not None:
         parts.append(
-            "\n".join(in_one_line(said) for said in (course_line(report.course), report.course.warning) if said)
+            "\n".join(
+                in_one_line(said)
+                for said in (course_line(report.course, report.looked_at), report.course.warning)
+                if said
+            )
         )
     parts += _tables(report)
     parts.append(spend_text(report.spend))
@@ -101,9 +105,9 @@ def _lacking(report: JobReport) -> list[str]:
         return []
     told = []
     if report.supervisor is None and report.last_supervisor is not None and report.written_at is not None:
-        seen = f"{report.written_at:%H:%M:%S} UTC{_ago(report)}"
+        seen = f"{format_moment(report.written_at, report.looked_at)}{_ago(report)}"
         told.append(f"its supervisor, {report.last_supervisor}, was last seen at {seen}")
-    until = f" at {report.paid_until:%H:%M:%S} UTC" if report.paid_until else ""
+    until = f" at {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
     match report.condition:
         case Condition.UNSUPERVISED if report.drives_itself:
             told.append("its own machines go on with it: one of them takes its place within 15 s")
@@ -169,7 +173,7 @@ def _failure_text(report: JobReport) -> str | None:
         return line
     some = f"{len(report.nodes)} machine{'s are' if len(report.nodes) != 1 else ' is'}"
     return (
-        f"{line}\n{some} ready for a mended script until {report.held_until:%H:%M:%S} UTC,"
+        f"{line}\n{some} ready for a mended script until {format_moment(report.held_until, report.looked_at)},"
         f" {format_usd(report.spend.promised_usd)} at the most; gpucloud down {report.job} ends"
         f" {'them' if len(report.nodes) != 1 else 'it'} now"
     )
@@ -313,5 +317,5 @@ def _cooldown_row(cooldown: Cooldown) -> tuple[str, ...]:
 def _nodes_text(report: JobReport) -> str:
     if not report.nodes:
         return "no machines are alive"
-    until = f", paid until {report.paid_until:%H:%M:%S} UTC" if report.paid_until else ""
+    until = f", paid until {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
     return f"{len(report.nodes)} machines{until}: " + in_one_line(", ".join(node.id for node in report.nodes))

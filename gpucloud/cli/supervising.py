@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 
 from gpucloud.cli.entering import means_to_go_on
@@ -14,6 +15,7 @@ from gpucloud.cli.target import Target, called
 from gpucloud.domain.errors import LandingRefused, StoreError
 from gpucloud.domain.job import Job
 from gpucloud.domain.order import Until
+from gpucloud.domain.quantities import format_moment
 from gpucloud.domain.state import JobState
 from gpucloud.domain.supervision.goal import Supervising
 from gpucloud.usecases.jobs import Asker
@@ -98,12 +100,12 @@ def answer(report: JobReport, *, as_json: bool) -> int:
     return report.exit_code or 0
 
 
-def say_what_lives(state: JobState) -> None:
+def say_what_lives(state: JobState, now: datetime) -> None:
     """Tell which machines are left, until when they are paid, and which command goes on or ends them."""
     tell(f"left {state.job} as it is")
     drives_itself = state.drives_itself and state.group is not None
     alive = [life.node_id for life in state.alive]
-    until = f" until {state.paid_until:%H:%M:%S} UTC" if state.paid_until else ""
+    until = f" until {format_moment(state.paid_until, now)}" if state.paid_until else ""
     if alive:
         tell(f"alive and paid{until}, then off by themselves: {', '.join(alive)}")
     elif until:  # behind an armed shut-off machines may have been asked for that no listing has shown yet
@@ -127,7 +129,8 @@ def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) ->
         watcher=shown,
         who=Supervising(leaves=leaves),
         asked=interrupts.wanted_end,
-        left=say_what_lives,  # as it was known last: store and cloud may be what fails
+        # As it was known last: store and cloud may be what fails.
+        left=lambda state: say_what_lives(state, cloud.clock.now()),
     )
     going_on = partial(adopt, plan=start.plan, drills=start.order.drill, reopens=start.reopens)
     session.run(Entering(order=start.order, over=start.over, spec=begun.read.spec, adopt=going_on))

@@ -19,7 +19,7 @@ from gpucloud.domain.condition import Condition
 from gpucloud.domain.driving import USUAL_TIME, unkept
 from gpucloud.domain.errors import RunIsOver, UsageError
 from gpucloud.domain.job import Cloud, Job
-from gpucloud.domain.order import CLOSED, Until, without_drill_done
+from gpucloud.domain.order import CLOSED, Until, undrillable, without_drill_done
 from gpucloud.domain.plan import Plan
 from gpucloud.domain.protection import REMEDY, Protection, must_be_meant, protection_of
 from gpucloud.domain.quantities import format_span, parse_span
@@ -61,8 +61,8 @@ def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) 
     """Run the job to its end, or start or continue it in the background; return the exit code."""
     cloud = Gpucloud()
     lasting = _time(asked.unattended)
-    if lasting is not None:
-        _require_able(cloud, read_target(cloud, target, on).job, lasting)
+    if lasting is not None or (asked.drill and asked.detach):
+        _require_able(cloud, read_target(cloud, target, on), asked, lasting)
     wishes = Wishes(
         keep=asked.keep,
         drill=asked.drill,
@@ -159,12 +159,19 @@ def _say_unkept(begun: Begun) -> None:
         tell(left_out)
 
 
-def _require_able(cloud: Gpucloud, job: Job, lasting: timedelta) -> None:
-    """UsageError for a job that its machines cannot drive, or not worth a time that short."""
-    _require_worth(cloud, job, lasting)
-    unable = cloud.unable(job)
-    if unable is not None:
+def _require_able(cloud: Gpucloud, read: Target, asked: Asked, lasting: timedelta | None) -> None:
+    """UsageError for a job that its machines cannot drive as asked, or not worth a time that short."""
+    job = read.job
+    if lasting is not None:
+        _require_worth(cloud, job, lasting)
+    unable, undrilled = cloud.unable(job), undrillable(job) if asked.drill else None
+    if lasting is not None and unable is not None:
         raise UsageError(f"--unattended: {unable.why}", hint=unable.hint)
+    if undrilled is not None and unable is None:  # with `--detach`, a process here drives what machines cannot
+        raise UsageError(
+            f"--drill: {undrilled}",
+            hint=f"gpucloud train {read.file.name} --drill; Ctrl-C leaves the job to its machines after the drill",
+        )
 
 
 def begin(cloud: Gpucloud, read: Target, wishes: Wishes) -> Begun:
@@ -182,8 +189,8 @@ def begin(cloud: Gpucloud, read: Target, wishes: Wishes) -> Begun:
         _require_able_to_begin(cloud, read, prospect.name, None if prospect.reopens else prospect.state)
         if prospect.reopens and prospect.state is not None:
             cloud.require_key(cloud.known(read.job, prospect.name, read.file), prospect.state)
-        if prospect.state is None and wishes.until is Until.FINISHED:
-            _require_meant(read.job, protection)
+        if wishes.until is Until.FINISHED and (prospect.state is None or not prospect.state.attempts):
+            _require_meant(read.job, protection)  # `up` has made the state, perhaps, and no script has run yet
         _say_what_it_follows(prospect)
         if prospect.plan is not None:
             cloud.home.require_room(MINIMUM_FREE_BYTES if read.job.cloud is Cloud.LOCAL else 0)
@@ -315,7 +322,7 @@ def _left_while_clearing(begun: Begun) -> int | None:
     try:
         run(begun, asks=False)
     except Leave as leave:
-        say_what_lives(begun.asker.state_as_listed())
+        say_what_lives(begun.asker.state_as_listed(), begun.asker.clock.now())
         return leave.exit_code
     return None
 
@@ -325,7 +332,7 @@ def _supervise(begun: Begun, *, as_json: bool) -> int:
     try:
         run(begun)
     except Leave as leave:
-        say_what_lives(asker.state_as_listed())
+        say_what_lives(asker.state_as_listed(), asker.clock.now())
         return leave.exit_code
     except Detach:
         return _leave_by_the_newest(begun, as_json=as_json)

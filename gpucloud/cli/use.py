@@ -12,7 +12,7 @@ from gpucloud.domain.condition import WORDS
 from gpucloud.domain.hardware.gpus import GpuSample
 from gpucloud.domain.hardware.host import HostSample
 from gpucloud.domain.history import GpuSpan, Span
-from gpucloud.domain.quantities import format_span, span_of
+from gpucloud.domain.quantities import format_moment, format_span, span_of
 from gpucloud.domain.shown import in_one_line, set_off
 from gpucloud.usecases.forecast import time_to_go
 from gpucloud.usecases.history import NodeHistory
@@ -115,7 +115,7 @@ def step_words(report: JobReport) -> list[str]:
     if attempt.last_step is None:
         return []
     total = f" of {attempt.total_steps}" if attempt.total_steps else ""
-    as_of = f" as of {report.written_at:%H:%M:%S} UTC" if report.written_at is not None else ""
+    as_of = f" as of {format_moment(report.written_at, report.looked_at)}" if report.written_at is not None else ""
     return [f"step {attempt.last_step}{total}{as_of}"]
 
 

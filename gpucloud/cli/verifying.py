@@ -119,7 +119,7 @@ class _Trial:
         try:
             end_unsaved(self.cloud, begun.known)
         except Leave:
-            say_what_lives(begun.asker.state_as_listed())
+            say_what_lives(begun.asker.state_as_listed(), begun.asker.clock.now())
         except GpucloudError as error:
             tell(f"{error}: gpucloud down {begun.name} ends it")
 

@@ -134,6 +134,8 @@ class Spend:
     unproven_usd: Decimal = ZERO
     usd_per_hour: Decimal = ZERO
     off_at: datetime | None = None
+    as_of: datetime | None = None
+    """When it was reckoned."""
 
     @property
     def left_usd(self) -> Decimal:

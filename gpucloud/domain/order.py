@@ -155,14 +155,19 @@ def is_of_another_file(order: Order, job: Job, spec_sha256: str, *, is_there: bo
     return is_there or (order.spec_sha256 != spec_sha256 and order.resolved.run != job.run)
 
 
+def undrillable(job: Job) -> str | None:
+    """Return why machines that drive the job cannot take one of themselves for a drill; None if they can."""
+    return "on AWS, machines that drive their job have no right to take one" if job.cloud is Cloud.AWS else None
+
+
 def undrilled(order: Order, state: JobState) -> str | None:
     """Return why the drill of a job that has succeeded did not take place; None where it did, or none was wanted."""
     if not order.drill or state.drilled or state.exit_reason is not ExitReason.SUCCEEDED:
         return None
-    if order.unattended is not None and order.resolved.cloud is Cloud.AWS:
-        return "the drill did not take place: on AWS, machines that drive their job have no right to take one"
+    if order.unattended is not None and (unable := undrillable(order.resolved)) is not None:
+        return f"the drill did not take place: {unable}"
     told = any(attempt.first_step is not None for attempt in state.attempts)
-    why = "the script came to its end too soon" if told else "the script told no step, and was over within 30 s"
+    why = "the script came to its end too soon" if told else "the script was over before it told a step"
     return f"the drill did not take place: {why}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 
 from gpucloud.domain.quoting import quoted
@@ -107,6 +107,15 @@ def format_usd(usd: Decimal) -> str:
 def span_of(seconds: float) -> timedelta:
     """Return so many seconds, at most a century of them: scripts and machines say how many, and no sum may overflow."""
     return timedelta(seconds=0.0 if math.isnan(seconds) else min(max(seconds, -_CENTURY_S), _CENTURY_S))
+
+
+def format_moment(at: datetime, now: datetime | None, *, seconds: bool = True) -> str:
+    """Return "12:30:00 UTC", with its day before it where that is another than today; `now` None where today is meant.
+
+    Without `seconds`: "12:30 UTC".
+    """
+    day = f"{at:%Y-%m-%d} " if now is not None and at.date() != now.date() else ""
+    return f"{day}{at:%H:%M:%S} UTC" if seconds else f"{day}{at:%H:%M} UTC"
 
 
 def format_span(span: timedelta) -> str:

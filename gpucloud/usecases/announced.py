@@ -12,6 +12,7 @@ from gpucloud.domain.shown import in_one_line
 from gpucloud.domain.state import Attempt
 from gpucloud.domain.supervision.action import Action, Wait
 from gpucloud.domain.supervision.belief import vouched_for
+from gpucloud.domain.supervision.during import DRILL_WAITS
 from gpucloud.domain.supervision.elastic import AWAITING
 from gpucloud.domain.supervision.membership import (
     all_silent,
@@ -104,7 +105,7 @@ def _course(seen: Seen) -> tuple[str, ...]:
     if now is None or now == before:
         return ()
     turned = before is None or before.mode != now.mode
-    return (*((course_line(now),) if turned else ()), *((now.warning,) if now.warning is not None else ()))
+    return (*((course_line(now, seen.now),) if turned else ()), *((now.warning,) if now.warning is not None else ()))
 
 
 def _out_of_our_reach(seen: Seen, limits: Limits) -> tuple[str, ...]:
@@ -133,4 +134,4 @@ def _undriven(seen: Seen, limits: Limits) -> tuple[str, ...]:
 
 
 def _told_wait(action: Action) -> tuple[str, ...]:
-    return (action.why,) if isinstance(action, Wait) and action.why.startswith((PAUSING, AWAITING)) else ()
+    return (action.why,) if isinstance(action, Wait) and action.why.startswith((PAUSING, AWAITING, DRILL_WAITS)) else ()

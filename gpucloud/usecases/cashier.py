@@ -98,6 +98,7 @@ class Cashier:
             promised_usd=self._promised(state, state.alive, now),
             unproven_usd=unproven_usd,
             usd_per_hour=self._rate(state.alive, now),
+            as_of=now,
             off_at=state.paid_until if state.alive and state.paid_until and state.paid_until > now else None,
             forecast_usd=None if forecast is None else spent + self._running_cost(state.alive, now, forecast),
         )

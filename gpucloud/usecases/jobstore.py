@@ -175,6 +175,10 @@ class JobStore:
         """Write the state over that version and return the new one; Conflict when another was written."""
         return self.store.put(f"{self._root}/state.json", _bytes(state), if_version=version)
 
+    def delete(self) -> None:
+        """Delete the state, by which the job exists."""
+        self.store.delete(f"{self._root}/state.json")
+
     def try_to_keep(self, state: JobState) -> None:
         """Try to write the state over a version that it never had: nothing changes, and who may not is refused.
 

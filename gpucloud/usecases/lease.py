@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from gpucloud import processes
 from gpucloud.domain.errors import CredentialsError, GpucloudError, LeaseHeld, StoreError
-from gpucloud.domain.quantities import span_of
+from gpucloud.domain.quantities import format_moment, span_of
 from gpucloud.domain.state import JobState, Owner
 from gpucloud.ports import Clock
 from gpucloud.store import Conflict, Stored
@@ -98,6 +98,16 @@ class Lease:
                 raise self._lost
             if self._uptime() - self._written_at > self._state.lease_s / 3:
                 self.write(self._state)
+
+    def delete(self) -> None:
+        """Delete the state, and the job with it, while it is ours; nothing is written after that.
+
+        It is written once more before: so nobody else can have the job until it is gone.
+        """
+        with self._lock:
+            self.write(self._state)
+            self._jobs.delete()
+            self._lost = LeaseHeld(f"{self._jobs.job} is deleted", hint="gpucloud status")
 
     def __enter__(self) -> Lease:
         """Start renewing."""
@@ -198,9 +208,10 @@ def _held(job: str, state: JobState | None, stored: Stored | None) -> LeaseHeld:
     if state is None or owner is None or stored is None:
         return LeaseHeld(f"another supervisor took {job} over", hint=f"gpucloud status {job}")
     age = (stored.store_time - stored.modified).total_seconds()
+    since = format_moment(owner.since, stored.store_time)
     free_in = max(1, math.ceil(state.lease_s - age))
     return LeaseHeld(
-        f"{job} is supervised by {supervised_by(owner)} since {owner.since:%H:%M:%S} UTC (last sign {age:.0f} s ago)",
+        f"{job} is supervised by {supervised_by(owner)} since {since} (last sign {age:.0f} s ago)",
         hint=f"gpucloud logs -f {job} follows it, gpucloud down {job} ends it; if it is dead, the same command"
         f" takes over in {free_in} s",
     )

@@ -8,6 +8,7 @@ from decimal import Decimal
 
 from gpucloud.domain.armings import arming, most_machines, newest_of, tells_of
 from gpucloud.domain.errors import CleanupIncomplete, ProvisionError
+from gpucloud.domain.quantities import format_moment
 from gpucloud.domain.state import NodeLife
 from gpucloud.domain.strays import JOB, STORE
 from gpucloud.domain.sundries import drill_charges
@@ -210,7 +211,7 @@ class Renter:
     def _incomplete(self, name: str, error: ProvisionError) -> CleanupIncomplete:
         until = self.lease.state.paid_until
         alive = ", ".join(life.node_id for life in self.lease.state.alive)
-        ends = f"; they end by themselves at {until:%H:%M:%S} UTC" if until else ""
+        ends = f"; they end by themselves at {format_moment(until, self.world.clock.now())}" if until else ""
         return CleanupIncomplete(
             f"group {name} could not be removed: {error}; may be alive: {alive or 'nothing known'}{ends}",
             hint=f"gpucloud down {self.world.name}",

@@ -16,11 +16,12 @@ from gpucloud.domain.ledger import ZERO, Terms
 from gpucloud.domain.node import NO_GROUP, GroupView
 from gpucloud.domain.order import CLOSED, Order, Until, held_until, is_closed, keeps, with_budget
 from gpucloud.domain.plan import Plan, make_plan
+from gpucloud.domain.quantities import format_moment
 from gpucloud.domain.state import JobState
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.budget import in_cents, least_to_lower_to, refusal
 from gpucloud.domain.supervision.goal import rules_for
-from gpucloud.domain.supervision.prepaid import paid_until
+from gpucloud.domain.supervision.prepaid import least_budget_usd, paid_until
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
 from gpucloud.store import Conflict, ObjectStore
@@ -61,10 +62,11 @@ class Kept:
     run: int
     machines: int
     until: datetime
+    as_of: datetime
 
     def __str__(self) -> str:
         some = self.machines != 1
-        are = f"{self.machines} machine{'s' if some else ''}, paid until {self.until:%H:%M:%S} UTC"
+        are = f"{self.machines} machine{'s' if some else ''}, paid until {format_moment(self.until, self.as_of)}"
         # A job's name means its newest run, and another one is there or about to be.
         called = f"{self.name}@1" if self.run == 1 else self.name
         return f"{self.name} keeps {are}: `gpucloud down {called}` ends {'them' if some else 'it'} now"
@@ -189,9 +191,8 @@ class Starter:
         return replace(start, last=found.given.order)
 
     def _kept(self, found: Found) -> Kept | None:
-        if found.state.torn_down or not keeps(found.given.order, found.state):
-            return None
-        return kept_of(found.given.order, self._listed(found.state))
+        listed = self._listed(found.state)
+        return kept_of(found.given.order, found.state, listed, self.clock.now())
 
     def plan(self, job: Job) -> Plan:
         """Return the plan of a new run; nothing is read from the store, nothing is written.
@@ -296,9 +297,11 @@ class Starter:
         rest, nodes = order.budget_usd - spent, order.resolved.resources.nodes
         cap, wall = state.dearest_usd_per_hour, rules_for(order.unattended, self.rules).wall
         if paid_until(now, left_usd=rest, nodes=nodes, cap_usd_per_hour=cap, wall=wall) is None:
+            least = in_cents(spent + least_budget_usd(nodes, cap, wall))
             raise BudgetTooSmall(
                 f"{state.job} has {max(rest, ZERO):.2f} USD left of {order.budget_usd:f} USD, too little to go on",
-                hint=f"gpucloud train {state.job} --budget SUM, or a new run: gpucloud down {state.job} first",
+                hint=f"gpucloud train {state.job} --budget {least}USD is the least;"
+                f" or a new run: gpucloud down {state.job} first",
             )
 
     def _next(self, before: Order, job: Job, spec: bytes, asked: Asked, now: datetime) -> Order:
@@ -380,10 +383,12 @@ def adopt(state: JobState, plan: Plan | None, *, drills: bool = False, reopens: 
     return replace(adopted, pool=offer.pool, cap_usd_per_hour=cap, efa=(offer.efa,), gpu=offer.gpu)
 
 
-def kept_of(order: Order, listed: GroupView) -> Kept | None:
-    """Return what a run keeps of which the cloud lists that; None where nothing of it lives."""
+def kept_of(order: Order, state: JobState, listed: GroupView, now: datetime) -> Kept | None:
+    """Return what a run keeps of which the cloud lists that; None where it keeps nothing, or nothing of it lives."""
     alive, until = len(listed.alive), listed.armed_until
-    return Kept(name=order.job, run=order.run, machines=alive, until=until) if alive and until is not None else None
+    if state.torn_down or not keeps(order, state) or not alive or until is None:
+        return None
+    return Kept(name=order.job, run=order.run, machines=alive, until=until, as_of=now)
 
 
 def sha256_of(spec: bytes) -> str:

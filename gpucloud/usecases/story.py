@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from gpucloud.domain.job import Market
 from gpucloud.domain.order import BudgetChange
 from gpucloud.domain.policy.observation import Mode
-from gpucloud.domain.quantities import format_span, format_usd
+from gpucloud.domain.quantities import format_moment, format_span, format_usd
 from gpucloud.domain.state import Course, ExitReason, Interruption, InterruptionKind, MissingOutput
 from gpucloud.domain.supervision.action import (
     Action,
@@ -49,9 +51,9 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
             owned = seen.state.pool.market is Market.OWNED
             return "nothing is rented: own hosts" if owned else "making the node group (size 0: costs nothing)"
         case Arm(until=until) if seen.state.pool.market is Market.OWNED:
-            return f"taken until {until:%H:%M:%S} UTC: then the job's processes end by themselves"
+            return f"taken until {format_moment(until, seen.now)}: then the job's processes end by themselves"
         case Arm(until=until):
-            return f"paid until {until:%H:%M:%S} UTC: then the machines shut themselves off"
+            return f"paid until {format_moment(until, seen.now)}: then the machines shut themselves off"
         case ObeyOrder(changes=changes):
             return "; ".join(map(budget_line, changes)) or None
         case Resize(size=size):
@@ -101,9 +103,9 @@ def budget_line(change: BudgetChange) -> str:
     return f"budget: {plain_usd(change.old_usd)} → {plain_usd(change.new_usd)} USD, by {change.by}"
 
 
-def course_line(course: Course) -> str:
+def course_line(course: Course, now: datetime | None) -> str:
     """Return what a job with a deadline runs on, since when, and why."""
-    return f"{_MODES[Mode(course.mode)]} from {course.since:%H:%M:%S} UTC: {course.why}"
+    return f"{_MODES[Mode(course.mode)]} from {format_moment(course.since, now)}: {course.why}"
 
 
 def missing_line(output: MissingOutput) -> str:
@@ -123,7 +125,7 @@ _MODES = {
 def silence(seen: Seen) -> str:
     """Return the line for machines of which none answers: whether they or our line are down cannot be told apart."""
     until = seen.group.armed_until
-    goes_on = f"; what works there goes on until {until:%H:%M:%S} UTC at the latest" if until else ""
+    goes_on = f"; what works there goes on until {format_moment(until, seen.now)} at the latest" if until else ""
     return f"no machine answers: {', '.join(node.id for node in seen.group.alive)}{goes_on}"
 
 

@@ -75,6 +75,8 @@ class World:
     tally: Tally = field(default_factory=Tally)
     make_tables: MakeTables | None = None
     on_machine: bool = False
+    uses_library: bool = False
+    """Whether the job's script imports gpucloud.resume, as far as its code tells."""
     stored_outputs: Outputs | None = None
     """Where outputs go that cannot be brought home, None where they go to the store anyway."""
 

@@ -59,6 +59,7 @@ class Machine:
         """Return everything that supervising the job from here needs. Raises NodeError, StoreError."""
         from dataclasses import replace
 
+        from gpucloud.adapters.scripts import look
         from gpucloud.adapters.ssh import SshShell, generate_key
         from gpucloud.usecases.bootstrap import Package
         from gpucloud.usecases.world import World
@@ -88,6 +89,7 @@ class Machine:
             key=order.key,
             driver=self.wanted,
             on_machine=True,
+            uses_library=look(job.code, job.run).reached,
         )
 
     def group(self, order: DriveOrder) -> NodeGroup:

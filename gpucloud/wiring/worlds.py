@@ -11,6 +11,7 @@ from pathlib import Path
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.outputs import OutputsFolder
 from gpucloud.adapters.package import package_zip
+from gpucloud.adapters.scripts import look
 from gpucloud.adapters.ssh import generate_key
 from gpucloud.adapters.storedoutputs import StoredOutputs
 from gpucloud.adapters.sync import whole_code
@@ -87,6 +88,7 @@ def compose_world(
         secrets=secrets,
         self_boot=_self_boot(manners, unattended, around.cache),
         make_tables=_make_tables,
+        uses_library=look(job.code, job.run).reached,
     )
     return world if unattended is None else _driven(world, around)
 

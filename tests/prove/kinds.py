@@ -85,9 +85,11 @@ def _is_kept(wish: Wish, seen: Seen) -> bool:
 
 
 def _unpaid(seen: Seen) -> str:
-    """Whether the cloud ends machines that live later than the budget pays for: at the most half an hour is told."""
+    """Whether the cloud ends machines that live later than the budget pays for, or never: half an hour is told."""
     paid, armed = seen.payable_until or seen.lasts_until or seen.now, seen.group.armed_until
     there = any(node.state is not NodeState.TERMINATED for node in seen.group.nodes)
+    if there and armed is None:
+        return " | not armed"
     late = armed is not None and armed - paid > timedelta(seconds=1) and paid - seen.now < timedelta(minutes=30)
     return " | not paid" if there and late else ""
 
@@ -103,12 +105,14 @@ def _is_held(wish: Wish, seen: Seen) -> bool:
 
 
 def _paid_beyond(wish: Wish, seen: Seen) -> str:
-    """Whether the cloud ends them later than the wait, or the budget, allows."""
+    """Whether the cloud ends them later than the wait, or the budget, allows, or never."""
     assert wish.hold is not None
     assert seen.state.ended_at is not None
     until = min(seen.state.ended_at + wish.hold, seen.payable_until or seen.lasts_until or seen.now)
     armed = seen.group.armed_until
-    return "paid beyond" if armed is not None and armed - until > timedelta(seconds=1) else "paid"
+    if armed is None:
+        return "not armed"
+    return "paid beyond" if armed - until > timedelta(seconds=1) else "paid"
 
 
 def _wanted(wish: Wish, seen: Seen) -> str:

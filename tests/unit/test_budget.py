@@ -11,7 +11,16 @@ import pytest
 from gpucloud.domain.agentstatus import Stop
 from gpucloud.domain.order import BudgetChange
 from gpucloud.domain.state import CheckpointRef, ExitReason, Interruption, InterruptionKind, JobStatus
-from gpucloud.domain.supervision.action import Arm, CloseAttempt, Done, EndAttempt, Finish, ObeyOrder, Wait
+from gpucloud.domain.supervision.action import (
+    Arm,
+    CloseAttempt,
+    Done,
+    EndAttempt,
+    Finish,
+    ObeyOrder,
+    TearDown,
+    Wait,
+)
 from gpucloud.domain.supervision.books import close_attempt
 from gpucloud.domain.supervision.budget import Standing, least_to_lower_to, plain_usd, refusal, shut_off, used_up
 from gpucloud.domain.supervision.reconcile import decide
@@ -92,6 +101,23 @@ def test_machines_that_are_kept_are_shut_off_when_the_budget_says_whatever_was_s
         Arm(until=until) if until == NOW else Done()
     )
     assert decide(replace(kept, self_driving=True, within_rights=True), world, RULES) == Done()
+
+
+@pytest.mark.parametrize(
+    ("ended_at", "payable", "action"),
+    [
+        (NOW - timedelta(minutes=10), LATER, Arm(until=NOW + timedelta(minutes=20))),
+        (NOW - timedelta(minutes=10), NOW + timedelta(minutes=5), Arm(until=NOW + timedelta(minutes=5))),
+        (NOW - timedelta(minutes=31), LATER, TearDown()),
+        (NOW - timedelta(minutes=10), None, TearDown()),
+    ],
+)
+def test_the_shut_off_of_machines_that_are_kept_is_armed_anew_where_somebody_removed_it(ended_at, payable, action):
+    job = state(status=JobStatus.SUCCEEDED, exit_reason=ExitReason.SUCCEEDED, order_number=2, ended_at=ended_at)
+    world = seen(up("a"), up("b"), state=job, armed=None, payable_until=payable)
+
+    assert decide(ordered("40", keep=True), world, RULES) == action
+    assert decide(ordered("40", keep=True, self_driving=True), world, RULES) == Done()
 
 
 def test_machines_that_are_kept_stay_for_the_whole_time_that_they_were_paid_while_they_drove_their_job():

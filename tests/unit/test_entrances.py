@@ -18,7 +18,7 @@ from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.ssh import generate_key
 from gpucloud.domain.errors import CredentialsError, ProvisionError, StoreError, UsageError
 from gpucloud.domain.job import Cloud, Job
-from gpucloud.domain.order import run_of
+from gpucloud.domain.order import run_of, undrillable
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.orders import Orders
@@ -103,6 +103,37 @@ def test_a_script_that_saves_nothing_is_refused_in_ci_and_has_ordered_nothing(ou
 
     write(outside, "checkpoint: none\n")
     assert give(outside, "train", "small.yaml").code == 0
+
+
+def test_machines_that_are_up_train_no_script_in_ci_that_saves_nothing(outside: Outside, monkeypatch) -> None:
+    (outside.file.parent / "train.py").write_text("print('no import of the library')\n")
+    monkeypatch.setattr("gpucloud.cli.training.must_be_meant", lambda *_: True)
+    assert give(outside, "up", "small.yaml").code == 0
+    before = outside.store.get(f"jobs/{JOB}/control/order.json")
+    refused = give(outside, "train", "small.yaml")
+
+    assert refused.code == UsageError.exit_code, refused.stderr
+    assert "`checkpoint: none` where it is meant so" in refused.stderr
+    assert outside.store.get(f"jobs/{JOB}/control/order.json") == before
+    assert (alive(outside), state(outside).attempts) == (2, ())
+
+    write(outside, "checkpoint: none\n")
+    assert give(outside, "train", "small.yaml").code == 0
+
+
+@pytest.mark.parametrize("leaves", [("--unattended", "8h"), ("--detach",)])
+def test_a_drill_that_machines_on_aws_may_not_make_is_refused_before_any_money_is_spent(outside, leaves, monkeypatch):
+    """As on AWS; machines of the embedded fleet may."""
+    on_aws = undrillable(replace(outside.job, cloud=Cloud.AWS))
+    assert undrillable(outside.job) is None
+    monkeypatch.setattr("gpucloud.cli.training.undrillable", lambda _: on_aws)
+    monkeypatch.setattr(Rigged, "unable", lambda *_: None)
+    refused = give(outside, "train", "small.yaml", "--drill", *leaves)
+
+    assert refused.code == UsageError.exit_code
+    assert "error: --drill: on AWS, machines that drive their job have no right to take one\n" in refused.stderr
+    assert "hint: gpucloud train small.yaml --drill; Ctrl-C leaves the job to its machines after" in refused.stderr
+    assert (outside.store.list(""), alive(outside)) == ((), 0)
 
 
 def test_a_start_that_is_refused_for_want_of_a_secret_leaves_the_order_as_it_was(outside: Outside) -> None:
@@ -266,6 +297,15 @@ def test_what_ends_a_job_makes_no_key_and_what_begins_one_does(tmp_path: Path, m
     again = cloud.world(job, "digits", goes_on=False)
     assert begins.public_key.startswith("ssh-ed25519 ")
     assert (again.public_key, again.key) == (begins.public_key, begins.key)
+
+
+def test_whoever_supervises_a_job_knows_whether_its_script_will_tell_its_steps(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: digits\nbudget: 1USD\nrun: train.py\n")
+    for text, tells in (("from gpucloud import resume\n", True), ("import torch\n", False)):
+        (tmp_path / "train.py").write_text(text)
+        cloud = Gpucloud(Home(tmp_path / "home"))
+        job = replace(cloud.read_job(tmp_path / "job.yaml"), store=str(tmp_path / "store"))
+        assert cloud.world(job, "digits", goes_on=False).uses_library is tells
 
 
 class Beside:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -39,7 +40,7 @@ FAILED = state(
 HELD_UNTIL = NOW + timedelta(minutes=3)
 
 
-def decided(failed: JobState = FAILED, armed: datetime = HELD_UNTIL, **goal: object) -> object:
+def decided(failed: JobState = FAILED, armed: datetime | None = HELD_UNTIL, **goal: object) -> object:
     there = seen(up("a"), up("b"), state=failed, armed=armed, payable_until=NOW + timedelta(hours=1))
     return decide(replace(GOAL, **{"hold": MINUTES, **goal}), there, RULES)
 
@@ -48,6 +49,14 @@ def test_the_shut_off_comes_when_the_wait_is_over_and_nothing_moves_it_later() -
     assert decided(armed=NOW + timedelta(minutes=30)) == Arm(until=HELD_UNTIL)
     assert decided() == Done()
     assert decided(armed=NOW + timedelta(minutes=1)) == Done()
+
+
+def test_a_shut_off_that_somebody_removed_is_armed_anew_no_later_than_the_wait_and_the_budget_end() -> None:
+    assert decided(armed=None) == Arm(until=HELD_UNTIL)
+    there = seen(up("a"), state=FAILED, armed=None, payable_until=NOW + timedelta(minutes=1))
+    assert decide(replace(GOAL, hold=MINUTES), there, RULES) == Arm(until=NOW + timedelta(minutes=1))
+    unpaid = replace(there, payable_until=None)
+    assert decide(replace(GOAL, hold=MINUTES), unpaid, RULES) == TearDown()
 
 
 def test_machines_wait_no_longer_than_the_budget_pays_for() -> None:
@@ -175,6 +184,14 @@ def test_a_budget_that_is_too_small_to_go_on_is_said_before_anything_is_done(out
     refused = give(outside, "train", "small.yaml")
     assert refused.code == 10
     assert "USD left of 0.02 USD, too little to go on" in refused.stderr
+    least = re.search(r"hint: gpucloud train small --budget (0\.\d\d)USD is the least; or a new run", refused.stderr)
+    assert least is not None, refused.stderr
+    outside.fleet.training = Training()
+    below = give(outside, "train", "small.yaml", "--budget", f"{Decimal(least[1]) - Decimal('0.01')}USD")
+    assert below.code == 10
+    assert "mended" not in below.stderr
+    assert give(outside, "train", "small.yaml", "--budget", f"{least[1]}USD").code in (0, 10)
+    assert len(stored(outside).attempts) == 2  # type: ignore[union-attr]
 
 
 def test_without_a_word_in_the_job_file_nothing_is_held_where_nobody_sits(outside: Outside) -> None:

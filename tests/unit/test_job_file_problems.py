@@ -439,6 +439,16 @@ BROKEN: list[tuple[str, list[str]]] = [
     ),
     (HEAD + "env: {A: 1}\nsecrets: [A]\n", ['5:11: secrets[0]: "A" is in env too: keep it in one of them']),
     (HEAD + "hold: 5s\n", ["4:7: hold: must be from 1min to 1h, or none"]),
+    (
+        HEAD + "hold: never\n",
+        ['4:7: hold: "never" is no time to wait: from 1min to 1h, or none (did you mean "none"?)'],
+    ),
+    (HEAD + "hold: 0\n", ['4:7: hold: "0" is no time to wait: from 1min to 1h, or none (did you mean "none"?)']),
+    (HEAD + "hold: 0.5min\n", ["4:7: hold: must be from 1min to 1h, or none"]),
+    (
+        HEAD + "checkpoint: {none: true}\n",
+        ["4:14: checkpoint.none: is not a key here (without braces: `checkpoint: none`)"],
+    ),
     (HEAD + "secrets: {A: 1}\n", ["4:10: secrets: must be a list, not a mapping"]),
     (
         "nmae: a\nrun: trian.py\nbudget: 5\nresources:\n  nodes: none\n  market: cheap\ndeadline: soon\n",

@@ -17,6 +17,7 @@ from gpucloud.domain.job import Market
 from gpucloud.domain.ledger import Spend, Terms, meter, total, usd_for
 from gpucloud.domain.node import EndCause
 from gpucloud.domain.offer import PricePoint
+from gpucloud.domain.quantities import format_moment
 from gpucloud.domain.rates import Rates
 from gpucloud.domain.state import ExitReason, NodeLife
 from gpucloud.domain.supervision.prepaid import Wall, least_budget_usd, paid_until
@@ -131,8 +132,17 @@ def test_the_money_line_says_spent_of_the_budget_the_rate_and_when_all_is_off(bu
         promised_usd=Decimal(promised),
         usd_per_hour=Decimal(rate),
         off_at=NOW + timedelta(minutes=30) if off else None,
+        as_of=NOW,
     )
     assert money_line(spend) == line
+
+
+def test_a_time_of_another_day_says_the_day():
+    off_at = NOW + timedelta(hours=13, minutes=10)
+    spend = Spend(budget_usd=Decimal(9), spent_usd=Decimal(1), promised_usd=Decimal(7), off_at=off_at, as_of=NOW)
+    assert money_line(spend) == "1.00 of 9.00 USD · off by 2026-03-02 01:10 UTC at the latest, at 8.00 USD"
+    assert format_moment(NOW + timedelta(minutes=30), NOW) == "12:30:00 UTC"
+    assert format_moment(off_at, NOW) == "2026-03-02 01:10:00 UTC"
 
 
 def test_the_reserve_pays_for_a_late_shut_off_and_for_a_machine_that_came_in_place_of_one_lost_meanwhile():

@@ -179,7 +179,7 @@ def part_of(first_step):
 @pytest.mark.parametrize(
     ("drill", "drilled", "steps", "why"),
     [
-        (True, False, None, "the drill did not take place: the script told no step, and was over within 30 s"),
+        (True, False, None, "the drill did not take place: the script was over before it told a step"),
         (True, False, 1, "the drill did not take place: the script came to its end too soon"),
         (True, True, 1, None),
         (False, False, 1, None),

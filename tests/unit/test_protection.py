@@ -136,6 +136,14 @@ def test_the_job_file_says_that_nothing_is_saved(tmp_path):
         read_job(file)
 
 
+def test_that_a_drill_waits_for_a_first_step_is_told_once():
+    waits = Wait(why="the drill waits for the script's first step, 10 min at the most")
+    world = seen(up("a", part(1)), state=state(attempts=(replace(opened("a"), started_at=NOW),)))
+    announced = Announced()
+    assert announced.news(waits, world, Limits()) == (waits.why,)
+    assert announced.news(waits, world, Limits()) == ()
+
+
 def lines(attempt, *nodes, policy=None):
     world = seen(*nodes, state=state(attempts=(attempt,)))
     return Announced().news(Wait(why="running"), world, Limits(), policy)

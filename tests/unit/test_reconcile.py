@@ -670,6 +670,19 @@ def test_a_script_that_tells_no_step_is_drilled_after_a_while_all_the_same():
     assert decide(goal, running(*nodes, attempt=late), RULES) == Drill(node_id="b")
 
 
+def test_a_drill_waits_for_the_first_step_of_a_script_that_will_tell_it_and_no_longer_than_ten_minutes():
+    goal = replace(GOAL, drill=True, uses_library=True)
+    nodes = (up("a", part()), up("b", part()))
+
+    def after(seconds):
+        began = replace(opened("a", "b"), started_at=NOW - timedelta(seconds=seconds))
+        return decide(goal, running(*nodes, attempt=began), RULES)
+
+    waits = Wait(why="the drill waits for the script's first step, 10 min at the most")
+    assert [after(29), after(30), after(599)] == [Wait(why="running"), waits, waits]
+    assert after(600) == Drill(node_id="b")
+
+
 @pytest.mark.parametrize(
     ("steps", "told", "saves_alone", "reason"),
     [

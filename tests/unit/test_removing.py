@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,40 @@ def test_a_job_that_went_on_while_the_question_stood_is_not_deleted(
     assert (refused.code, f"{JOB} has gone on meanwhile" in refused.stderr) == (2, True), refused.stderr
     loaded = JobStore(outside.store, JOB).load()
     assert loaded is not None
+
+
+@pytest.mark.parametrize("before", [("train", "small.yaml"), ("up", "small.yaml")])
+def test_a_start_between_any_two_deletions_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[str, ...]
+) -> None:
+    """A job that succeeded is followed by a new run, one that was stopped goes on: here, or under its name anew."""
+    monkeypatch.setattr("gpucloud.usecases.lease.is_over", lambda state, _: state.owner is None)
+    for at in itertools.count():
+        outside = Outside(tmp_path / f"{before[0]}-{at}")
+        give(outside, *before)
+        give(outside, "down", JOB)
+        delete, deleted, started = outside.store.delete, [], []
+
+        def struck(key: str, *, outside=outside, delete=delete, deleted=deleted, started=started, at=at) -> None:
+            delete(key)
+            deleted.append(key)
+            if len(deleted) == at + 1 and not started:
+                started.append(give(outside, "train", "small.yaml"))
+
+        outside.store.delete = struck  # type: ignore[method-assign]
+        removed = give(outside, "rm", JOB, "--with-checkpoints", "--yes")
+        if not started:
+            break
+        [start] = started
+        what = (at, deleted[at], start.code, start.stderr, removed.stderr)
+        assert removed.code == 0, what
+        for name in (JOB, f"{JOB}-2"):
+            there = JobStore(outside.store, name).load() is not None
+            assert there == (outside.store.get(f"jobs/{name}/control/order.json") is not None), what
+            assert there == (outside.home.find(name) is not None), what
+        anew = deleted[at] == f"jobs/{JOB}/state.json"
+        assert (outside.store.list(f"jobs/{JOB}/") != ()) == anew, what
+    assert at > 3
 
 
 def test_the_name_of_a_deleted_job_begins_anew(outside: Outside) -> None:

@@ -100,6 +100,16 @@ def test_whoever_ends_a_files_newest_run_hears_of_machines_that_another_run_of_i
     assert (alive(outside), kept in give(outside, "down", "small.yaml").stderr) == (0, False)
 
 
+def test_a_run_that_trains_is_not_said_to_keep_its_machines(outside: Outside) -> None:
+    give(outside, "train", "small.yaml")
+    give(outside, "train", "small.yaml", at=200)
+    second = JobStore(outside.store, f"{JOB}-2").load()
+    assert second is not None
+    assert len(second[0].alive) == 2
+    ended = give(outside, "down", f"{JOB}@1")
+    assert (ended.code, "keeps" in ended.stderr) == (0, False), ended.stderr
+
+
 def test_a_pass_over_machines_that_are_up_trains_nothing(outside: Outside) -> None:
     assert give(outside, "up", "small.yaml").code == 0
     for words in (("reconcile", JOB), ("reconcile", "--all"), ("reconcile", JOB)):

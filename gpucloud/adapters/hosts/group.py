@@ -16,6 +16,7 @@ from gpucloud.adapters.hosts.records import Hosts, Place, Taken, candidates, end
 from gpucloud.domain.errors import GpucloudError, ProvisionError
 from gpucloud.domain.node import NO_GROUP, EndCause, GroupView
 from gpucloud.domain.offer import Pool
+from gpucloud.domain.quantities import format_moment
 
 # A host is another's only some time after its paid time: clocks differ, and the last save may take a moment.
 _GRACE = timedelta(minutes=2)
@@ -116,8 +117,9 @@ class SshNodeGroup:
         wanted = self.records.change(group, change)
         left = self._clear(group)
         if left and wanted.armed_until is not None:
+            ends = format_moment(wanted.armed_until, self.records.now())
             raise ProvisionError(
-                f"{group}: {'; '.join(left)}; what runs there ends by itself at {wanted.armed_until:%H:%M:%S} UTC",
+                f"{group}: {'; '.join(left)}; what runs there ends by itself at {ends}",
                 hint="repeat the command when they answer",
             )
 
@@ -177,7 +179,7 @@ class SshNodeGroup:
         answers = self.hosts.ask([self._order("take", node, record) for node in wanted])
         came, marks = [], []
         for node, answer in zip(wanted, answers, strict=True):
-            why = passing.why_not(answer)
+            why = passing.why_not(answer, self.records.now())
             if why is None and not isinstance(answer, GpucloudError):
                 came.append(_arrived(node, answer["address"], self.records.now()))
             elif why is not None:

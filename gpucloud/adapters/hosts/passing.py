@@ -9,13 +9,14 @@ from typing import Any
 from gpucloud.adapters.hosts.records import POOL, Hosts, PassedOver, Place
 from gpucloud.domain.errors import GpucloudError, HostUnreachable, KeyRefused
 from gpucloud.domain.node import Fault, Refusal
+from gpucloud.domain.quantities import format_moment
 
 __all__ = ["POOL", "fallen_short", "marked", "over", "why_not"]
 
 _AGAIN = timedelta(seconds=20)
 
 
-def why_not(answer: dict[str, Any] | GpucloudError) -> tuple[str, bool] | None:
+def why_not(answer: dict[str, Any] | GpucloudError, now: datetime) -> tuple[str, bool] | None:
     """Return why the host was not taken, and whether that lasts until somebody changes something; None: it was."""
     if isinstance(answer, GpucloudError):
         lasting = not isinstance(answer, HostUnreachable) or isinstance(answer, KeyRefused)
@@ -28,7 +29,8 @@ def why_not(answer: dict[str, Any] | GpucloudError) -> tuple[str, bool] | None:
         return None
     until = datetime.fromtimestamp(float(holder["until"]), timezone.utc)
     devices = f"GPUs {', '.join(holder['devices'])}" if holder["devices"] else "it"
-    return f"{holder['job']} of {holder['owner']} has {devices} until {until:%H:%M} UTC, unless it goes on", False
+    ends = format_moment(until, now, seconds=False)
+    return f"{holder['job']} of {holder['owner']} has {devices} until {ends}, unless it goes on", False
 
 
 def over(

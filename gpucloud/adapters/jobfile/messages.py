@@ -92,6 +92,8 @@ def _wrong_kind(path: Path, location: Location, wanted: str) -> Fault:
 def _nearest_key(place: Path) -> str | None:
     """Return a hint with the key that was probably meant, here or in another mapping."""
     here, word = tuple(part for part in place[:-1] if isinstance(part, str)), str(place[-1])
+    if (here, word) == (("checkpoint",), "none"):
+        return "without braces: `checkpoint: none`"
     for path, model in _MODELS.items():
         if word in _keys(model):
             return f'did you mean "{shown((*path, word))}"?'

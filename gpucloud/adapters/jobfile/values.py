@@ -268,8 +268,11 @@ def span(value: object) -> timedelta:
 
 def hold(value: object) -> timedelta:
     """Return a span of a minute to an hour; nothing for `none`."""
-    if line(value) == "none":
+    written = line(value)
+    if written == "none":
         return timedelta(0)
+    if not re.match(r"[0-9.]*[1-9]", written):
+        raise Refused(f"{quoted(written)} is no time to wait: from 1min to 1h, or none", hint='did you mean "none"?')
     held = span(value)
     if not timedelta(minutes=1) <= held <= timedelta(hours=1):
         raise Refused("must be from 1min to 1h, or none")

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from gpucloud.domain.agentstatus import EXCUSED, UNTOLD, Outcome, Stop
 from gpucloud.domain.node import EndCause
+from gpucloud.domain.quantities import format_span
 from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind
 from gpucloud.domain.supervision.action import (
     Action,
@@ -74,8 +75,9 @@ def during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:
         or have_beside(attempt, goal, seen, rules)
         or ask_for_more(attempt, goal, seen, rules)
         or renew(goal, seen, rules.wall, rules.limits)
+        or (Wait(why=NOBODY_ANSWERS) if all_silent(seen, rules.limits) else None)
         or _drill(attempt, goal, seen, rules.limits)
-        or Wait(why=NOBODY_ANSWERS if all_silent(seen, rules.limits) else "running")
+        or Wait(why="running")
     )
 
 
@@ -191,6 +193,7 @@ def _reason_of_interruptions(attempt: Attempt, seen: Seen) -> ExitReason | None:
     return ExitReason.INTERRUPTED if kinds == {InterruptionKind.NOTICE} else ExitReason.LOST
 
 
+DRILL_WAITS = "the drill waits for the script's first step"
 UNTRAINED = "the script ended without having trained a step"
 
 _FIRMNESS = {Stop.NO: 0, Stop.SAVE: 1, Stop.ABORT: 2, Stop.KILL: 3}
@@ -371,13 +374,15 @@ def _is_overdue(attempt: Attempt, seen: Seen, limits: Limits) -> bool:
     return wished and attempt.condemned_at is not None and seen.now - attempt.condemned_at >= 2 * limits.save
 
 
-def _drill(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> Drill | None:
-    progress = progress_of(attempt, seen)
+def _drill(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> Drill | Wait | None:
+    progress, young = progress_of(attempt, seen), seen.now - attempt.started_at
     if not goal.drill or seen.state.drilled:
         return None
     if progress is None:
-        blind = seen.now - attempt.started_at >= limits.drill_blind
-        return Drill(node_id=attempt.members[-1].node_id) if blind else None
+        if young < (limits.drill_patience if goal.uses_library else limits.drill_blind):
+            why = f"{DRILL_WAITS}, {format_span(limits.drill_patience)} at the most"
+            return Wait(why=why) if young >= limits.drill_blind else None
+        return Drill(node_id=attempt.members[-1].node_id)
     # What is known of a script that saves by itself are its saves alone: the first is the moment.
     at: float = progress.first_step + (0 if progress.phase == UNTOLD else 20)
     at = limits.drill_at * progress.total_steps if progress.total_steps else at

@@ -15,12 +15,14 @@ class Supervising:
     """Who supervises a job.
 
     `node` is the machine of the job that does, empty for a process outside. `leaves`: a process outside that stays only
-    until the machines drive the job; `began_at` is when it began, by the store's clock.
+    until the machines drive the job; `began_at` is when it began, by the store's clock. `uses_library`: it has the
+    job's code, whose script imports gpucloud.resume.
     """
 
     node: str = ""
     leaves: bool = False
     began_at: datetime | None = None
+    uses_library: bool = False
 
 
 OUTSIDE = Supervising()
@@ -53,6 +55,7 @@ def goal_of(order: Order, who: Supervising) -> Goal:
         within_rights=on_machine and aws,
         give_up=job.checkpoint.give_up,
         saves_alone=job.checkpoint.directory is not None,
+        uses_library=who.uses_library,
         policy=None if on_machine else job.deadline_policy,
         work=None if on_machine else job.work,
     )

@@ -45,16 +45,23 @@ def decide(goal: Goal, seen: Seen, rules: Rules) -> Action:
     return between(goal, seen, rules)
 
 
-def _keep(seen: Seen, wall: Wall) -> Arm | Done:
+def _keep(seen: Seen, wall: Wall) -> Action:
     """Nobody renews their time; it ends sooner where the cloud has a later end than the budget pays for.
 
     Whoever lowered it may have died before the cloud heard, though the order counts as acted on. What was paid for
     longer than the horizon, while the machines drove their job, stays for as long as there is money.
     """
     payable = seen.payable_until or seen.lasts_until or seen.now
+    if seen.group.alive and seen.group.armed_until is None:
+        return _arm_anew(min((seen.state.ended_at or seen.now) + wall.horizon, payable), seen)
     is_short = seen.group.alive and payable - seen.now < wall.horizon
     closer = sooner(seen.group.armed_until, payable) if is_short else None
     return Arm(until=closer) if closer is not None else Done()
+
+
+def _arm_anew(until: datetime, seen: Seen) -> Arm | TearDown:
+    """Somebody removed the shut-off of machines that nobody supervises: they have one again, no later than before."""
+    return Arm(until=until) if until > seen.now else TearDown()
 
 
 def _held_until(goal: Goal, seen: Seen) -> datetime | None:
@@ -65,10 +72,12 @@ def _held_until(goal: Goal, seen: Seen) -> datetime | None:
     return failed_at + goal.hold
 
 
-def _hold(until: datetime, seen: Seen) -> Arm | Done:
+def _hold(until: datetime, seen: Seen) -> Action:
     """The shut-off comes when the wait is over, if not before: nobody needs to be there, and nobody renews it."""
-    payable = seen.payable_until or seen.lasts_until or seen.now
-    closer = sooner(seen.group.armed_until, min(until, payable))
+    until = min(until, seen.payable_until or seen.lasts_until or seen.now)
+    if seen.group.armed_until is None:
+        return _arm_anew(until, seen)
+    closer = sooner(seen.group.armed_until, until)
     return Arm(until=closer) if closer is not None else Done()
 
 

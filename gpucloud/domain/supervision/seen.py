@@ -72,6 +72,8 @@ class Goal:
     within_rights: bool = False
     give_up: float | None = CheckpointPolicy().give_up
     saves_alone: bool = False
+    uses_library: bool = False
+    """Whether its script imports gpucloud.resume, as far as its code tells."""
     policy: Policy | None = None
     tables: Tables | None = None
     work: timedelta | None = None
@@ -121,6 +123,8 @@ class Limits:
     drill_at: float = 0.4
     drill_blind: timedelta = timedelta(seconds=30)
     """After how long a script that tells no step is drilled all the same."""
+    drill_patience: timedelta = timedelta(minutes=10)
+    """As `drill_blind`, where its code shows that it will tell them."""
     gang: timedelta = timedelta(seconds=120)
     bare: timedelta = timedelta(minutes=10)
     ask_again: timedelta = timedelta(seconds=10)
