@@ -121,7 +121,8 @@ class Home:
 
         What is full is found so before any machine is rented.
         """
-        free = shutil.disk_usage(self.root).free
+        with _writing(self._reserve):
+            free = shutil.disk_usage(self.root).free
         if free < least + _RESERVE:
             raise StoreError(
                 f"{self.root}: {format_size(free)} free, {format_size(least)} is the least that works",
@@ -133,8 +134,9 @@ class Home:
 
     def give_reserve(self) -> None:
         """Give the room back that was set aside, where the disk is full: what ends a job must be written down."""
-        if shutil.disk_usage(self.root).free < _RESERVE:
-            self._reserve.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # no home, none to give; one that may not be written to keeps it
+            if shutil.disk_usage(self.root).free < _RESERVE:
+                self._reserve.unlink(missing_ok=True)
 
     @property
     def _reserve(self) -> Path:

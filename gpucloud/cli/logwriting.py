@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gpucloud.cli.bars import MOVING_EVERY_S, Paced
 from gpucloud.cli.render import say_json
-from gpucloud.domain.bars import Bars
+from gpucloud.domain.bars import Bars, BegunLine
 from gpucloud.domain.shown import coloured, lines_of, plain
 from gpucloud.usecases.attemptrecords import LogPart
 
@@ -61,19 +61,22 @@ class AsWritten:
 class JsonLines:
     """One object a line: a bar's states are one line, with the carriage returns that part them."""
 
-    _begun: dict[tuple[int, int], str] = field(default_factory=dict)
+    _begun: dict[tuple[int, int], BegunLine] = field(default_factory=dict)
 
     def write(self, part: LogPart, data: bytes) -> None:
         """Write the lines that are whole now."""
         key = part.attempt, part.rank
-        *lines, self._begun[key] = (self._begun.get(key, "") + data.decode(errors="surrogateescape")).split("\n")
-        for line in lines:
-            _say_line(key, line)
+        begun = self._begun.setdefault(key, BegunLine())
+        *ends, rest = data.decode(errors="surrogateescape").split("\n")
+        for end in ends:
+            begun.add(end)
+            _say_line(key, begun.end())
+        begun.add(rest)
 
     def end(self) -> None:
         """Write lines that never ended."""
-        for key, line in self._begun.items():
-            if line:
+        for key, begun in self._begun.items():
+            if line := begun.end():
                 _say_line(key, line)
         self._begun.clear()
 

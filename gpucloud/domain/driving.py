@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from decimal import Decimal
 
@@ -14,6 +14,8 @@ from gpucloud.domain.quantities import format_span
 from gpucloud.domain.supervision.seen import Rules
 
 VERSION = 3
+_LONGEST_S = 3600.0  # between two passes or two writes: a supervisor outside has seconds
+
 USUAL_TIME = timedelta(hours=8)
 """For how long a job drives itself where nobody says."""
 
@@ -85,6 +87,17 @@ def parse_order(text: str | bytes) -> DriveOrder:
     order = from_json(DriveOrder, text)
     if order.version != VERSION:
         raise Malformed(f"an order of version {order.version}; this gpucloud knows {VERSION}")
+    if not all(0 < seconds <= _LONGEST_S for seconds in (order.period_s, order.flush_s)):
+        raise Malformed("an order whose passes have no length, or one of hours")
+    rates = (
+        getattr(one, one_field.name)
+        for one in order.terms.rates
+        for one_field in fields(one)
+        if one_field.name != "region"
+    )
+    sums = (*(usd for _, usd in order.on_demand), *rates)
+    if min(sums, default=0) < 0 or order.terms.disk_gib < 0:
+        raise Malformed("an order with a price below nothing")
     return order
 
 

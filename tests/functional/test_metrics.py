@@ -259,6 +259,11 @@ def test_errors_in_the_kernel_log_are_seen_from_now_on(tmp_path):
         assert log.news() == ()
         file.write(RECORD[30:])
     assert [(xid.number, xid.pci) for xid in log.news()] == [(79, "0000:05:00")]
+    with kmsg.open("a") as file:
+        file.write("12" + RECORD[RECORD.index(",") :])  # by a program: `echo >/dev/kmsg`
+        file.write("x" * 1_000_000)
+    assert log.news() == ()
+    assert len(log._rest) == 65536
     log.close()
 
 

@@ -53,6 +53,22 @@ def test_lines_stand_as_a_terminal_would_show_them_however_they_are_cut(text, li
     assert "".join(map(letters.feed, text)) + letters.end() == lines
 
 
+def test_of_a_line_that_never_ends_a_beginning_is_kept_and_the_rest_is_counted():
+    shown = Bars()
+    for _ in range(300):
+        assert shown.feed("x" * 10_000) == ""
+    assert sum(len(row.text) for row in shown._rows) == MIB
+    assert shown.feed("\nnext\n") == f"{'x' * MIB}… (1951424 more characters of this line)\nnext\n"
+    assert (shown.feed("y" * 2 * MIB + "\rz"), shown.moving, shown.end()) == ("", ("z",), "z\n")
+
+
+def test_of_a_line_that_never_ends_json_has_a_beginning_too(monkeypatch):
+    pieces = [*[(0, b"x" * MIB)] * 3, (0, b"\nnext\n")]
+    said = written(monkeypatch, pieces, follow=True, as_json=True)
+    lines = [json.loads(line)["line"] for line in said.splitlines()]
+    assert lines == [f"{'x' * MIB}… (2097152 more characters of this line)", "next"]
+
+
 def test_a_bar_is_read_once_and_its_last_state_is_kept(jobs, reader, told):
     written = b"epoch 1\n" + b"".join(b"\r%3d%%" % n for n in range(50))
     take(reader, written)

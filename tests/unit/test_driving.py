@@ -30,6 +30,7 @@ from gpucloud.domain.job import CheckpointPolicy, Cloud, IdlePolicy, Job, Market
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.node import EndCause, GroupView
 from gpucloud.domain.order import Until
+from gpucloud.domain.rates import Rates
 from gpucloud.domain.state import ExitReason, JobStatus, NodeLife
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import (
@@ -403,6 +404,30 @@ def test_an_order_shows_no_key_to_who_prints_it():
 def test_an_order_of_another_version_is_refused():
     with pytest.raises(Malformed, match="version 4"):
         parse_order(to_json(replace(ORDER, version=4)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"period_s": float("nan")},
+        {"period_s": 0.0},
+        {"period_s": float("inf")},
+        {"flush_s": -1.0},
+        {"flush_s": 1e300},
+        {"on_demand": (("g4dn.xlarge", Decimal("-0.01")),)},
+        {"terms": Terms(rates=(Rates(region="r", address_usd_per_hour=Decimal(-1)),))},
+        {"terms": Terms(disk_gib=-1)},
+    ],
+)
+def test_an_order_that_no_user_can_have_written_is_refused(changes):
+    with pytest.raises(Malformed):
+        parse_order(to_json(replace(ORDER, **changes)))
+
+
+@pytest.mark.parametrize("written", ['"NaN"', '"Infinity"', '"1E+999999"', '"' + "9" * 5000 + '"', "true", "null"])
+def test_a_price_of_an_order_is_a_sum(written):
+    with pytest.raises(Malformed):
+        parse_order(to_json(ORDER).replace('"0.579"', written))
 
 
 def test_spans_and_paths_are_read_strictly():

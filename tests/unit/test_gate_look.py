@@ -10,7 +10,7 @@ from gpucloud.agent.gate.kernel_log import found, kernel_log, record_of, stamped
 from gpucloud.agent.gate.links import pairs, ports
 from gpucloud.agent.gate.look import on_the_bus
 from gpucloud.domain.gate.models import spec_of
-from gpucloud.domain.hardware.xids import XidClass, find_xid, same_device, xid_class
+from gpucloud.domain.hardware.xids import XidClass, find_xid, is_of_kernel, same_device, xid_class
 
 TOPOLOGY = (Path(__file__).parent.parent / "data" / "nvidia_smi" / "h200x4.topo.txt").read_text()
 
@@ -94,6 +94,55 @@ def test_only_fatal_errors_of_a_switch_count():
 
 def test_a_record_of_the_kernel_has_its_time_in_microseconds():
     assert record_of("6,1234,5678901,-;NVRM: loading\n SUBSYSTEM=pci") == (5.678901, "NVRM: loading")
+
+
+@pytest.mark.parametrize(
+    "record", ["6,1,²,-;NVRM: x", "6,1;NVRM: x", "6,1," + "9" * 5000 + ",-;NVRM: x", "NVRM: x", ";NVRM: x", "6,1,-1,-;"]
+)
+def test_a_record_without_a_time_has_none(record):
+    assert record_of(record)[0] is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM: Xid (PCI:0000:3b:00): " + "7" * 5000,
+        "NVRM: Xid (PCI:0000:3b:00): ٧٩, pid=1",
+        "NVRM: Xid (PCI:" + "0" * 5000 + "): 79",
+        "NVRM: Xid (PCI:0000:3b:00)",
+        "NVRM: Xid (): 79",
+        "NVRM:",
+        "Xid (PCI:0000:3b:00): 79",
+        "nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): " + "2" * 5000 + ", Fatal",
+        "SXid (" * 200_000,
+        "x" * 3000 + "NVRM: Xid (PCI:0000:3b:00): 79",
+    ],
+)
+def test_a_line_that_the_driver_never_writes_is_no_xid(line):
+    seen = found([(1.0, line)], now=2.0)
+    assert (seen.xids, seen.switch_errors, seen.newest) == ((), (), None)
+
+
+def test_a_time_that_is_still_to_come_is_now():
+    (xid,) = found([stamped("[99999999999.0] NVRM: Xid (PCI:0000:3b:00): 79, pid=1")], now=2.0).xids
+    assert xid.age_s == 0.0
+    assert stamped("[" + "9" * 400 + ".0] NVRM") == (None, "[" + "9" * 400 + ".0] NVRM")
+
+
+def test_of_what_a_device_says_thousands_of_times_the_last_is_kept():
+    flood = [(float(n), "NVRM: Xid (PCI:0000:cb:00): 13, pid=1") for n in range(20_000)]
+    seen = found([(0.5, BROKE[7:]), *flood], now=20_000.0)
+    assert [(one.number, one.age_s) for one in seen.xids] == [(119, 19999.5), (13, 1.0)]
+    others = [(1.0, f"NVRM: Xid (PCI:0000:cb:00): {n}, pid=1") for n in range(200, 900)]
+    assert len(found(others, now=2.0).xids) == 500
+
+
+def test_what_a_program_wrote_into_the_kernels_log_is_not_the_kernels():
+    xid = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1"
+    assert is_of_kernel(f"4,1234,987654,-;{xid}")
+    assert is_of_kernel(xid)
+    assert not is_of_kernel(f"12,1234,987654,-;{xid}")  # echo >/dev/kmsg: of LOG_USER, whatever it says
+    assert not is_of_kernel(f"12,1,1,-,caller=T1;{xid}")
 
 
 def test_a_log_that_cannot_be_read_is_said_and_not_taken_for_clean():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -207,3 +208,22 @@ def test_a_full_disk_is_found_before_anything_is_rented_and_leaves_room_to_end_a
     home.give_reserve()
     assert not (tmp_path / "reserve").exists()
     home.give_reserve()
+
+
+def test_a_home_that_is_not_there_or_may_not_be_written_to_gives_no_reserve_and_ends_nothing(tmp_path, monkeypatch):
+    gone = Home(tmp_path / "none" / "home")
+    gone.give_reserve()
+    assert not gone.root.exists()
+    gone.require_room(0)
+    assert (gone.root / "reserve").is_file()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"cannot write .*/file/home/reserve: Not a directory"):
+        Home(tmp_path / "file" / "home").require_room(0)
+
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("gpucloud.adapters.home.shutil.disk_usage", lambda _: SimpleNamespace(free=0))
+    monkeypatch.setattr("pathlib.Path.unlink", read_only)
+    gone.give_reserve()
+    assert (gone.root / "reserve").is_file()

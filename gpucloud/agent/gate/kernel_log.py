@@ -9,18 +9,33 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from gpucloud.commands import answered
 from gpucloud.domain.gate.report import SwitchError, XidSeen
-from gpucloud.domain.hardware.xids import XidClass, find_switch_error, find_xid, is_recovered, same_device, xid_class
+from gpucloud.domain.hardware.xids import (
+    XidClass,
+    find_switch_error,
+    find_xid,
+    is_of_kernel,
+    is_recovered,
+    same_device,
+    xid_class,
+)
 
 _LONGEST = 300
+_READ = 2048  # of a line; the kernel's have half of that
+_MOST = 500  # Xids that are kept: one of each number and device, the last
 _RECORD = 8192  # the kernel hands out one record a read, and none is longer (printk's LOG_LINE_MAX and prefix)
 _LIMIT_S = 20.0
-_DMESG = ("dmesg",)
-_JOURNAL = ("journalctl", "-k", "-b", "--no-pager", "-q", "-o", "short-monotonic")
-_STAMP = re.compile(r"^\[\s*(\d+\.\d+)\]")
+_DMESG = ("dmesg", "--kernel")  # without what programs wrote there
+_JOURNAL = ("journalctl", "-k", "-b", "--no-pager", "-q", "-o", "short-monotonic", "SYSLOG_IDENTIFIER=kernel")
+_STAMP = re.compile(r"^\[\s{0,16}([0-9]{1,12}\.[0-9]{1,9})\]")
+_TIME_US = re.compile(r"[0-9]+,[0-9]+,([0-9]{1,18})(?:,|$)")
 _LOADED = "NVRM: loading NVIDIA UNIX"
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 Line = tuple[float | None, str]
 """When it was written, in seconds since boot, and its text."""
@@ -68,24 +83,32 @@ def found(lines: Iterable[Line], now: float) -> LogSeen:
     A driver that was loaded anew has forgotten what was before; so has a device of which the driver says that it needs
     nothing any more.
     """
-    xids: list[XidSeen] = []
-    errors: list[SwitchError] = []
+    xids: dict[tuple[int, str], XidSeen] = {}
+    errors: dict[int, SwitchError] = {}
     newest: float | None = None
-    for stamp, text in lines:
-        age = now - stamp if stamp is not None else None
+    for stamp, whole in lines:
+        text, age = whole[:_READ], max(0.0, now - stamp) if stamp is not None else None
         xid, switch = find_xid(text), find_switch_error(text)
         if _LOADED in text:
-            xids, errors, newest = [], [], stamp
+            xids, errors, newest = {}, {}, stamp
         elif switch is not None:
-            errors.append(SwitchError(number=switch, text=text[:_LONGEST], age_s=age))
+            _put_last(errors, switch, SwitchError(number=switch, text=text[:_LONGEST], age_s=age))
             newest = stamp
         elif xid is not None and is_recovered(text):
-            xids = [one for one in xids if not same_device(one.pci, xid.pci)]
+            xids = {key: one for key, one in xids.items() if not same_device(one.pci, xid.pci)}
             newest = stamp
         elif xid is not None:
-            xids.append(XidSeen(number=xid.number, pci=xid.pci, text=text[text.index("NVRM:") :][:_LONGEST], age_s=age))
+            said = text[text.index("NVRM:") :][:_LONGEST]
+            _put_last(xids, (xid.number, xid.pci), XidSeen(number=xid.number, pci=xid.pci, text=said, age_s=age))
             newest = stamp if xid_class(xid.number) is not XidClass.APPLICATION else newest
-    return LogSeen(xids=tuple(xids), switch_errors=tuple(errors), newest=newest)
+    return LogSeen(xids=tuple(xids.values()), switch_errors=tuple(errors.values()), newest=newest)
+
+
+def _put_last(kept: dict[Key, Value], key: Key, value: Value) -> None:
+    """A device that is ill may say the same thousands of times: the last one counts."""
+    kept.pop(key, None)
+    if len(kept) < _MOST:
+        kept[key] = value
 
 
 def stamped(line: str) -> Line:
@@ -95,22 +118,26 @@ def stamped(line: str) -> Line:
 
 
 def _from_device() -> Iterable[Line]:
-    """Return the records of /dev/kmsg; they end where reading would wait. Raises PermissionError."""
+    """Return the kernel's own records of /dev/kmsg, up to now. Raises PermissionError."""
     lines: list[Line] = []
+    until = time.monotonic() + _LIMIT_S  # somebody may write faster than we read
     descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     try:
-        while True:
+        while time.monotonic() < until:
             try:
                 record = os.read(descriptor, _RECORD)
             except OSError as error:
                 if error.errno == errno.EPIPE:  # overwritten while we read: the next one is there
                     continue
                 if error.errno == errno.EAGAIN:
-                    return lines
+                    break
                 raise
             if not record:
-                return lines
-            lines.append(record_of(record.decode(errors="replace")))
+                break
+            text = record.decode(errors="replace")
+            if is_of_kernel(text):
+                lines.append(record_of(text))
+        return lines
     finally:
         os.close(descriptor)
 
@@ -118,8 +145,8 @@ def _from_device() -> Iterable[Line]:
 def record_of(record: str) -> Line:
     """Return a record of /dev/kmsg: `6,1234,5678901,-;text`, the third its time in µs (kernel, dev-kmsg)."""
     head, _, text = record.partition(";")
-    fields = head.split(",")
-    stamp = int(fields[2]) / 1e6 if len(fields) > 2 and fields[2].isdigit() else None
+    time_us = _TIME_US.match(head)
+    stamp = int(time_us[1]) / 1e6 if time_us else None
     return stamp, text.partition("\n")[0]
 
 

@@ -8,10 +8,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from gpucloud.domain.hardware.xids import Xid, find_error
+from gpucloud.domain.hardware.xids import Xid, find_error, is_of_kernel
 
 _KMSG = Path("/dev/kmsg")
 _ASKED_S = 10.0
+_LONGEST = 1 << 16  # of a line that does not end
+_OF_KERNEL = "SYSLOG_IDENTIFIER=kernel"
+"""What programs wrote into the kernel's log is in the journal too, under a name that they choose (journald-kmsg.c)."""
 
 
 class KernelLog:
@@ -34,8 +37,8 @@ class KernelLog:
 
     def news(self) -> tuple[Xid, ...]:
         """Return the errors since the last call."""
-        lines = self._lines()
-        return tuple(xid for line in lines if b"Xid" in line and (xid := find_error(line.decode(errors="replace"))))
+        told = (line.decode(errors="replace") for line in self._lines() if b"Xid" in line)
+        return tuple(xid for line in told if is_of_kernel(line) and (xid := find_error(line)))
 
     def close(self) -> None:
         """End."""
@@ -61,7 +64,7 @@ class KernelLog:
             return None
         reader, writer = os.pipe()
         self._journal = subprocess.Popen(
-            [program, "--dmesg", "--follow", "--lines=0", "--output=cat"],
+            [program, "--dmesg", "--follow", "--lines=0", "--output=cat", _OF_KERNEL],
             stdin=subprocess.DEVNULL,
             stdout=writer,
             stderr=subprocess.DEVNULL,
@@ -73,7 +76,7 @@ class KernelLog:
 
     def _lines(self) -> list[bytes]:
         """One read of kmsg is one record; one that was overwritten meanwhile is EPIPE, and the next one follows."""
-        data = self._rest
+        data = [self._rest]
         for _ in range(1000):
             try:
                 got = os.read(self._stream, 8192) if self._stream is not None else b""
@@ -83,8 +86,9 @@ class KernelLog:
                 break
             if not got:
                 break
-            data += got
-        *lines, self._rest = data.split(b"\n")
+            data.append(got)
+        *lines, rest = b"".join(data).split(b"\n")
+        self._rest = rest[-_LONGEST:]
         return lines
 
 

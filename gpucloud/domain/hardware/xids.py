@@ -11,12 +11,12 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<number>\d+)\b")
+_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]{1,32})\): (?P<number>[0-9]{1,6})\b")
 
 # NVIDIA, "Fabric Manager user guide", SXid errors: `nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Fatal, Link 28`.
-_SWITCH_LINE = re.compile(r"nvidia-nvswitch\d+: SXid \([^)]*\): (?P<number>\d+), Fatal\b")
+_SWITCH_LINE = re.compile(r"nvidia-nvswitch[0-9]{1,4}: SXid \([^)]{0,64}\): (?P<number>[0-9]{1,6}), Fatal\b")
 # What Xid 154 says when a device was reset, or needed nothing after all (NVIDIA's Xid catalog).
-_RECOVERED = re.compile(r"Xid \([^)]*\): 154\b.* to 0x0 \(None\)")
+_RECOVERED = re.compile(r"Xid \([^)]{0,64}\): 154\b.* to 0x0 \(None\)")
 
 # What the driver could not mend while it runs: the device, or its link, must be reset or replaced.
 _BROKEN = {
@@ -84,6 +84,16 @@ def xid_class(number: int) -> XidClass:
 def xid_means(number: int) -> str:
     """Return its meaning in a few words."""
     return _BROKEN.get(number) or _WEAK.get(number) or "a program's own fault"
+
+
+def is_of_kernel(record: str) -> bool:
+    """Whether a record as /dev/kmsg gives it (`6,1234,5678901,-;text`) is the kernel's own, or no such record.
+
+    Programs may write there too; Linux has such records say so, by the facility in what stands above the level's three
+    bits (kernel, admin-guide and ABI: dev-kmsg).
+    """
+    prefix = re.match(r"([0-9]{1,9}),[0-9]", record)
+    return prefix is None or int(prefix[1]) >> 3 == 0
 
 
 def find_xid(line: str) -> Xid | None:
