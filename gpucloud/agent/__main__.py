@@ -151,11 +151,14 @@ def _image(root: Path, _: argparse.Namespace) -> int:
 
 def _layer(_root: Path, _: argparse.Namespace) -> int:
     """Layers are shared by all jobs of a login, so that they lie below its home."""
-    from gpucloud.agent.layer.build import Failed, build
+    from gpucloud.agent.layer.build import Failed, SetupFailed, build
+    from gpucloud.domain.bootstrap.answers import SETUP_FAILED
     from gpucloud.domain.layer import LayerOrder
 
     try:
         notes = build(from_json(LayerOrder, sys.stdin.read()))
+    except SetupFailed as failure:
+        return _say(to_json(failure.failed), code=SETUP_FAILED)
     except Failed as failure:
         return _say(str(failure), code=1)
     return _say("\n".join([*(f"note: {note}" for note in notes), "ready"]))

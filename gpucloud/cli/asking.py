@@ -15,7 +15,7 @@ from gpucloud.cli.target import called, known_job, report_or_line
 from gpucloud.cli.use import history_json, history_rows
 from gpucloud.domain.errors import NodeError, StoreError, UsageError
 from gpucloud.domain.state import JobState
-from gpucloud.usecases.attemptrecords import LogPart
+from gpucloud.usecases.attemptrecords import BEFORE, LogPart
 from gpucloud.usecases.history import read_history
 from gpucloud.usecases.jobs import Asker
 from gpucloud.usecases.jobstore import JobStore
@@ -160,6 +160,8 @@ class _Shown:
 
 def attempt_header(number: int, state: JobState) -> str:
     """Return the line before an attempt's output: which it is, on how many machines, from which step."""
+    if number == BEFORE:
+        return "── setup that failed ──"
     attempt = next((one for one in state.attempts if one.number == number), None)
     parts = [f"attempt {number}"]
     if attempt is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gpucloud.domain.errors import GpucloudError
 from gpucloud.domain.job import Job
-from gpucloud.domain.order import CLOSED
+from gpucloud.domain.order import is_finished
 from gpucloud.domain.state import JobState
 from gpucloud.usecases.orders import Given
 from gpucloud.usecases.start import Start
@@ -49,7 +49,7 @@ def means_to_go_on(cloud: Gpucloud, known: KnownJob, state: JobState, job: Job, 
     A run that lacks its teardown alone needs nothing.
     """
     order = start.order
-    if state.exit_code in CLOSED and not start.reopens:
+    if is_finished(state) and not start.reopens:
         return Means(job=job, world=cloud.world(job, known.name, goes_on=False))
     cloud.require_key(known, state)
     job = cloud.with_pinned_code(job, known, order)

@@ -163,8 +163,6 @@ def _failure_text(report: JobReport) -> str | None:
     """Return the last line about a script that failed by itself: its exception, where to read on, how to go on."""
     if report.exit_reason is not ExitReason.USER_ERROR:
         return None
-    if not report.attempts or report.attempts[-1].reason is not ExitReason.USER_ERROR:
-        return None
     said = f"{report.job}: failed" + (f": {report.message}" if report.message else " by its own error")
     advice = advice_for(report.message or "")
     helps = [f"gpucloud logs {report.job}", *([advice] if advice else []), "mend it and run the same command"]

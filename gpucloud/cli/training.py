@@ -19,7 +19,7 @@ from gpucloud.domain.condition import Condition
 from gpucloud.domain.driving import USUAL_TIME, unkept
 from gpucloud.domain.errors import RunIsOver, UsageError
 from gpucloud.domain.job import Cloud, Job
-from gpucloud.domain.order import CLOSED, Until, undrillable, without_drill_done
+from gpucloud.domain.order import Until, is_finished, undrillable, without_drill_done
 from gpucloud.domain.plan import Plan
 from gpucloud.domain.protection import REMEDY, Protection, must_be_meant, protection_of
 from gpucloud.domain.quantities import format_span, parse_span
@@ -244,7 +244,7 @@ def _require_able_to_begin(cloud: Gpucloud, read: Target, name: str, state: JobS
     _refuse_to_forget(cloud, known)
     if state is None:
         cloud.require_secrets(read.job)
-    elif state.exit_code not in CLOSED:
+    elif not is_finished(state):
         cloud.require_secrets(read.job)
         cloud.require_key(known, state)
 

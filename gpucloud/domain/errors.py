@@ -18,6 +18,7 @@
     │   │   └── KeyRefused           14
     │   ├── HostKeyMismatch          14
     │   ├── RemoteCommandFailed      14
+    │   ├── SetupFailed              20   the job's own setup, twice by the same command
     │   ├── GateRefused              14   its GPUs are not known good
     │   └── LandingRefused           14   what it sent would be written elsewhere, or without end
     ├── StoreError                   15
@@ -183,6 +184,18 @@ class RemoteCommandFailed(NodeError):
     """A command on a node ended with a non-zero exit code."""
 
     code = "remote_command"
+
+
+class SetupFailed(NodeError):
+    """The job's setup failed on a node, and once more by the same command; `log` is the end of what it wrote."""
+
+    code = "setup"
+    exit_code = 20
+
+    def __init__(self, message: str, *, shown: str, log: str, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.shown = shown
+        self.log = log
 
 
 class GateRefused(NodeError):

@@ -187,7 +187,7 @@ def keeps(order: Order, state: JobState) -> bool:
 
 
 def held_until(order: Order, state: JobState) -> datetime | None:
-    """Return until when the machines of a job whose script failed are to stay up for a mended one; None for not at all.
+    """Return until when machines of a job whose script or setup failed stay up for a mended one; None for not at all.
 
     Machines that drive their job end with it: nobody is there who mends it.
     """
@@ -196,6 +196,11 @@ def held_until(order: Order, state: JobState) -> datetime | None:
     return state.failed_at + order.hold if state.failed_at is not None else None
 
 
+def is_finished(state: JobState) -> bool:
+    """Whether the run lacks its teardown at the most. One whose setup failed goes on after it: nothing has run."""
+    return state.exit_code in CLOSED and not (state.setup_failed and state.torn_down)
+
+
 def is_closed(order: Order, state: JobState) -> bool:
     """Whether the next `train` starts a new run instead of going on with this one: its end, or only its teardown."""
-    return state.exit_code in CLOSED and (state.torn_down or keeps(order, state))
+    return is_finished(state) and (state.torn_down or keeps(order, state))

@@ -45,6 +45,7 @@ class ExitReason(str, Enum):
     STOPPED = "stopped"
     MOVED = "moved"
     GROWN = "grown"
+    UNPREPARED = "unprepared"
 
     @property
     def retried(self) -> bool:
@@ -78,6 +79,7 @@ _EXIT_CODES = {
     ExitReason.BUDGET: 10,
     ExitReason.DEADLINE: 12,
     ExitReason.IDLE: 16,
+    ExitReason.UNPREPARED: 14,
     ExitReason.STOPPED: 130,
 }
 
@@ -364,9 +366,13 @@ class JobState:
 
     @property
     def failed_at(self) -> datetime | None:
-        """When the job ended because its script failed by its own error; None for any other end, and before."""
-        failed = bool(self.attempts) and self.attempts[-1].reason is ExitReason.USER_ERROR
-        return self.ended_at if failed and self.exit_reason is ExitReason.USER_ERROR else None
+        """When the job ended because its script or its setup failed by its own error; None for any other end."""
+        return self.ended_at if self.exit_reason is ExitReason.USER_ERROR else None
+
+    @property
+    def setup_failed(self) -> bool:
+        """Whether the job ended by its setup's own error: nothing has run since it was begun, or begun again."""
+        return self.exit_reason is ExitReason.USER_ERROR and len(self.attempts) <= self.reopened_after
 
     @property
     def missing_outputs(self) -> tuple[MissingOutput, ...]:

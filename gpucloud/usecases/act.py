@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from gpucloud.domain.bootstrap.record import attempt_lock
+from gpucloud.domain.state import ExitReason
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import (
     Action,
@@ -34,6 +35,7 @@ from gpucloud.domain.supervision.action import (
 )
 from gpucloud.domain.supervision.seen import Goal, Seen
 from gpucloud.usecases.announced import Announced
+from gpucloud.usecases.attemptrecords import BEFORE
 from gpucloud.usecases.closing import Closing
 from gpucloud.usecases.inspection import Inspector
 from gpucloud.usecases.lease import Lease
@@ -114,10 +116,20 @@ class Actor:
                 closed = books.close_attempt(state, action, seen.now, goal.budget_usd, left.missing, left.failure)
                 self.lease.write(closed)
             case Finish():
+                self._keep_failed_setup(action)
                 ended = books.finish(state, action, seen.now, goal.budget_usd)
                 self.lease.write(books.left_behind(ended, self.world.job.outputs))
             case Pause(message=message):
                 self.lease.write(replace(state, message=message))
+
+    def _keep_failed_setup(self, action: Finish) -> None:
+        """What a setup wrote is told, and kept before its machine ends, as the output of what came before attempt 1."""
+        failed = self.preparer.failed_setup() if action.reason is ExitReason.USER_ERROR else None
+        if failed is not None:
+            shown, log = failed
+            self.watcher.story(shown)
+            records = self.world.jobs.records
+            records.append_log(BEFORE, 0, records.log_length(BEFORE, 0), log)
 
     def _open(self, action: OpenAttempt, seen: Seen) -> None:
         tree = self.preparer.one_tree(action.node_ids)

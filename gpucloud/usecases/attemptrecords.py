@@ -16,6 +16,9 @@ from gpucloud.store import ObjectStore, get_small, put_once
 
 _HISTORY_KEY = re.compile(r"/metrics/(\d{4})/([^/]+)-(\d{12})\.jsonl\.gz$")
 _LAUNCH_KEY = re.compile(r"/launches/(\d{4})/(\d{5})\.json$")
+BEFORE = 0
+"""The attempt that a failed setup's output is kept under: it came before the first."""
+
 _LOG_KEY = re.compile(r"/logs/(\d{4})/rank-(\d{5})/(\d{12})$")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from gpucloud.domain.bootstrap.answers import REFUSED, parse_answer
+from gpucloud.domain.bootstrap.answers import REFUSED, SETUP_FAILED, FailedSetup, parse_answer, parse_failed_setup
 from gpucloud.domain.bootstrap.checks import (
     check,
     check_boto3,
@@ -29,7 +29,7 @@ from gpucloud.domain.bootstrap.step import REBOOT_WANTED, Command, Step
 from gpucloud.domain.bootstrap.steps import STEPS
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.codec import Malformed, from_json
-from gpucloud.domain.errors import HostUnreachable, NodeError, RemoteCommandFailed
+from gpucloud.domain.errors import HostUnreachable, NodeError, RemoteCommandFailed, SetupFailed
 from gpucloud.domain.gate.findings import REFUSED as GATE_REFUSED
 from gpucloud.domain.shown import in_one_line
 from gpucloud.ports import Clock, Completed, DataSets, Host
@@ -40,6 +40,7 @@ _SHOWN_LINES = 20
 _NOTE = "note: "  # so begins a line of a command's answer that the user should read
 _TOLD_FROM_S = 1.0
 _AWAIT_S = 3600.0
+_SETUP_AGAIN_S = 5.0  # what the network lacked for a moment is there by then
 _MOST_REBOOTS = 2  # one for the driver, one for what only shows with it: MIG, EFA
 
 
@@ -108,7 +109,7 @@ def bootstrap(  # noqa: PLR0913  each by its name
     """Return the fit node. `sets` sends the data sets that lie on this machine; `story` hears of what takes minutes.
 
     A node that makes itself fit is waited for. Raises NodeError (with the last lines of a failed command),
-    HostUnreachable.
+    SetupFailed, HostUnreachable.
     """
     work = _Work(host, wanted, package, clock, sets=sets, story=story, conduct=conduct)
     facts = work.facts()
@@ -262,10 +263,28 @@ class _Work:
                 break
             self._reboot(name, completed)
             completed = self._command(command)
+        if (failed := _failed_setup(completed)) is not None and not self._conduct.own:
+            completed = self._once_more(failed, command)
         self._judge(name, completed)
         lines = completed.stdout.decode("utf-8", errors="replace").splitlines()
         self.notes += [line.removeprefix(_NOTE) for line in lines if line.startswith(_NOTE)]
         return completed
+
+    def _once_more(self, failed: FailedSetup, command: Command) -> Completed:
+        """Run the job's setup again on the same node. SetupFailed where the same command fails again."""
+        node_id = self._host.node.id
+        self._story(f"{node_id}: setup: {failed.in_short()}; once more on the same machine")
+        self._clock.sleep(_SETUP_AGAIN_S)
+        completed = self._command(command)
+        again = _failed_setup(completed)
+        if again is None or (again.command, again.exit_code) != (failed.command, failed.exit_code):
+            return completed
+        raise SetupFailed(
+            f"setup: {again.in_short()}",
+            shown=f"setup failed twice on {node_id}: {again.shown()}",
+            log=again.log,
+            hint=layer_hint(self._wanted),
+        )
 
     def _command(self, command: Command) -> Completed:
         return self._host.run(self._with_devices(command.argv), stdin=command.stdin, timeout_s=command.timeout_s)
@@ -298,6 +317,8 @@ class _Work:
         self._took("reboot", started)
 
     def _failed(self, name: str, completed: Completed) -> RemoteCommandFailed:
+        if (setup := _failed_setup(completed)) is not None:
+            return RemoteCommandFailed(f"{self._host.node.id}: setup: {setup.shown()}", hint=self._hint(name))
         output = (completed.stdout + completed.stderr).decode("utf-8", errors="replace").strip()
         lines = "\n".join(output.splitlines()[-_SHOWN_LINES:])
         return RemoteCommandFailed(
@@ -314,6 +335,10 @@ class _Work:
 
     def _took(self, name: str, started: datetime) -> None:
         self.seconds.append((name, round((self._clock.now() - started).total_seconds(), 3)))
+
+
+def _failed_setup(completed: Completed) -> FailedSetup | None:
+    return parse_failed_setup(completed.stdout) if completed.exit_code == SETUP_FAILED else None
 
 
 def _last_line(completed: Completed) -> str:

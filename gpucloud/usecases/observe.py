@@ -292,6 +292,7 @@ class Observer:
             told=told,
             heard=heard,
             refused=self.preparer.refused(node.id),
+            setup_failed=self.preparer.setup_failed(node.id),
         )
 
     def _with_times(self, seen: Seen, goal: Goal) -> Seen:

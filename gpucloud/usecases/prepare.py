@@ -11,9 +11,10 @@ from pathlib import PurePosixPath
 
 from gpucloud.domain.agentstatus import Status
 from gpucloud.domain.bootstrap.wanted import Wanted, with_driver
-from gpucloud.domain.errors import GateRefused, GpucloudError, HostUnreachable, NodeError, StoreError
+from gpucloud.domain.errors import GateRefused, GpucloudError, HostUnreachable, NodeError, SetupFailed, StoreError
 from gpucloud.domain.launch import Place
 from gpucloud.domain.launch.meeting import LOOK, FreePorts, candidates, common_port, parse_free
+from gpucloud.domain.masking import masked, words_of
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.state import JobState
@@ -129,12 +130,23 @@ class Preparer:
         if error is None:
             return None
         hint = error.hint if isinstance(error, GpucloudError) else None
-        return f"{error}; hint: {hint}" if hint else str(error)
+        return self._masked(f"{error}; hint: {hint}" if hint else str(error))
 
     def refused(self, node_id: str) -> str | None:
         """Return why the gate refused the node; None for any other failure, and none."""
         error = self._error(node_id)
         return error.message.removeprefix(f"{node_id}: ") if isinstance(error, GateRefused) else None
+
+    def setup_failed(self, node_id: str) -> str | None:
+        """Return what of the job's setup failed there twice, in one line; None for any other failure, and none."""
+        error = self._error(node_id)
+        return self._masked(error.message) if isinstance(error, SetupFailed) else None
+
+    def failed_setup(self) -> tuple[str, bytes] | None:
+        """Return the last lines and the log of a setup that failed twice on a machine; None where none did."""
+        failed = (error for work in self._work if isinstance(error := self._error(work), SetupFailed))
+        found = next(failed, None)
+        return (self._masked(found.shown), self._masked(found.log).encode()) if found is not None else None
 
     def unreachable(self, node_id: str) -> bool:
         """Whether the node could not be prepared because it did not answer."""
@@ -241,6 +253,11 @@ class Preparer:
         )
         wanted = replace(wanted, driver=world.driver)
         return with_driver(wanted, self._driver()) if wanted.machine is not None else wanted
+
+    def _masked(self, text: str) -> str:
+        """What a node says of a failure is kept in the books: a setup may have printed a secret."""
+        hidden = words_of(self.world.secrets.values())
+        return masked(text.encode("utf-8", "replace"), hidden).decode("utf-8", "replace")
 
     def _error(self, node_id: str) -> BaseException | None:
         work = self._work.get(node_id)

@@ -14,7 +14,7 @@ from gpucloud.domain.job import Job
 from gpucloud.domain.launch.environment import REACHES_SCRIPT
 from gpucloud.domain.ledger import ZERO, Terms
 from gpucloud.domain.node import NO_GROUP, GroupView
-from gpucloud.domain.order import CLOSED, Order, Until, held_until, is_closed, keeps, with_budget
+from gpucloud.domain.order import Order, Until, held_until, is_closed, is_finished, keeps, with_budget
 from gpucloud.domain.plan import Plan, make_plan
 from gpucloud.domain.quantities import format_moment
 from gpucloud.domain.state import JobState
@@ -249,7 +249,7 @@ class Starter:
             before = replace(before, budget_usd=job.budget_usd, file_budget_usd=job.budget_usd, budget_changes=())
         now = self._now(jobs)
         reopens = self._waits(found, job, now, trusted=trusted)
-        ends = state.exit_code in CLOSED and not reopens  # then it lacks its teardown alone
+        ends = is_finished(state) and not reopens  # then it lacks its teardown alone
         before = replace(before, first_at=min(before.first_at, now))  # another's may say that it is of the future
         spent = ZERO if ends else self._cashier(jobs).used_usd(state, self._listed(state), now)
         budget = _budget(before, job, asked)
@@ -279,7 +279,7 @@ class Starter:
             continues=True,
             changed=changed,
             reopens=reopens,
-            clears=ends and held_until(found.given.order, state) is not None,
+            clears=ends and (state.setup_failed or held_until(found.given.order, state) is not None),
         )
 
     def _waits(self, found: Found, job: Job, now: datetime, *, trusted: bool) -> bool:
@@ -371,7 +371,7 @@ def adopt(state: JobState, plan: Plan | None, *, drills: bool = False, reopens: 
     A run that ended for good, and was not torn down, stays as it is, unless its script failed and a mended one
     `reopens` it. A drill that is wanted now is another one.
     """
-    if state.exit_code in CLOSED and not (reopens and state.failed_at is not None):
+    if is_finished(state) and not (reopens and state.failed_at is not None):
         return state
     going_on = books.reopen(state) if state.status.ended else state
     message = going_on.message if going_on.attempt is not None else None  # what stopped it before is over

@@ -88,6 +88,8 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
             return f"replacing {', '.join(node_ids)}"
         case Drill(node_id=node_id):
             return f"drill: asking the cloud to take {node_id}"
+        case Finish(reason=ExitReason.USER_ERROR):
+            return f"the job ends: {ExitReason.USER_ERROR.value}"  # what failed is told with its last lines
         case Finish(reason=reason, message=message):
             return f"the job ends: {reason.value}{': ' + message if message else ''}"
         case Pause(message=message):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.package import package_zip
-from gpucloud.domain.errors import GateRefused, NodeError, RemoteCommandFailed
+from gpucloud.domain.errors import GateRefused, NodeError, RemoteCommandFailed, SetupFailed
 from gpucloud.domain.job import GatePolicy, Job, Market, Resources
 from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.offer import Pool
@@ -35,6 +35,18 @@ class SystemClock:
 
     def sleep(self, seconds):
         raise AssertionError("bootstrap waits for nothing")
+
+
+class PassingClock(SystemClock):
+    """A clock whose waits are over at once; `meanwhile` is what happens in them."""
+
+    def __init__(self, meanwhile=lambda: None):
+        self.waits: list[float] = []
+        self._meanwhile = meanwhile
+
+    def sleep(self, seconds):
+        self.waits.append(seconds)
+        self._meanwhile()
 
 
 class HereHost:
@@ -91,11 +103,12 @@ def job(code, run="train.py", **changes):
     return Job(name="j", run=run, budget_usd=Decimal(1), source=code / "j.yaml", code=code, **changes)
 
 
-def fit(host, package, job, secrets=None, *, store_url="file:///store", power_off=()):
+def fit(host, package, job, secrets=None, *, store_url="file:///store", power_off=(), clock=None, story=lambda _: None):
     wanted = wanted_for(
         job, package=package.sha256, code=str(job.code), secrets=secrets or {}, store_url=store_url, power_off=power_off
     )
-    return bootstrap(host, of_node(wanted, job, None, host.node, store_url), package, SystemClock())
+    wanted = of_node(wanted, job, None, host.node, store_url)
+    return bootstrap(host, wanted, package, clock or SystemClock(), story=story)
 
 
 def test_a_bare_node_gets_package_and_agent_and_a_second_run_changes_nothing_in_one_round_trip(home, code, package):
@@ -163,20 +176,61 @@ def test_setup_runs_once_in_a_layer_over_the_nodes_python_and_its_programs_find_
     assert not any("s3cret" in word for argv in host.commands for word in argv)
 
 
-def test_a_setup_that_fails_shows_its_last_lines_and_begins_afresh_next_time(home, code, package):
-    host = HereHost(home)
-    setup = """\
-for i in $(seq 100); do echo line $i; done
+SETUP = """\
+# what it needs
+for i in $(seq 100); do
+  echo line $i
+done
+echo try >>tries
 [ -f mended ] || { touch "$VIRTUAL_ENV/rest"; echo no such wheel >&2; exit 9; }
 [ ! -e "$VIRTUAL_ENV/rest" ]
 """
+FAILS = '[ -f mended ] || { touch "$VIRTUAL_ENV/rest"; echo no such wheel >&2; exit 9; }'
+
+
+def test_a_setup_that_fails_twice_by_the_same_command_on_one_machine_is_the_jobs_own_fault(home, code, package):
+    host, clock, told = HereHost(home), PassingClock(), []
+    with pytest.raises(SetupFailed) as caught:
+        fit(host, package, job(code, setup=SETUP), clock=clock, story=told.append)
+    failed = caught.value
+    assert (failed.exit_code, failed.hint) == (20, "mend `setup:` in the job file")
+    assert failed.message == f"setup: `{FAILS}` ended with exit code 9: no such wheel"
+    assert failed.shown.startswith(f"setup failed twice on n1: `{FAILS}` ended with exit code 9:\nline 82\n")
+    assert failed.shown.endswith("\nline 100\nno such wheel")
+    assert failed.log.startswith("line 1\n")
+    assert ((code / "tries").read_text(), clock.waits) == ("try\ntry\n", [5.0])
+    assert told == [f"n1: setup: `{FAILS}` ended with exit code 9: no such wheel; once more on the same machine"]
+
+
+def test_a_setup_that_fails_once_begins_afresh_on_the_same_machine(home, code, package):
+    clock = PassingClock((code / "mended").touch)
+    assert fit(HereHost(home), package, job(code, setup=SETUP), clock=clock).changed == ("package", "agent", "setup")
+    assert ((code / "tries").read_text(), clock.waits) == ("try\ntry\n", [5.0])
+
+
+def test_a_setup_that_fails_by_one_command_and_then_by_another_may_be_the_machines_fault(home, code, package):
+    setup = "rm mended\nfalse"
     with pytest.raises(RemoteCommandFailed) as caught:
-        fit(host, package, job(code, setup=setup))
-    message = caught.value.message
-    assert "line 100\nno such wheel\n(exit code 9; all of it: " in message
-    assert "line 50\n" not in message
-    (code / "mended").touch()
-    assert fit(host, package, job(code, setup=setup)).changed == ("setup",)
+        fit(HereHost(home), package, job(code, setup=setup), clock=PassingClock((code / "mended").touch))
+    assert caught.value.message.startswith("n1: setup: `false` ended with exit code 1:")
+
+
+@pytest.mark.parametrize(
+    ("setup", "named"),
+    [
+        ("true\npip install \\\n  nothing.of.this.name --no-index", "pip install nothing.of.this.name --no-index"),
+        ("true && false", "true && false"),
+        ("f() {\n  false\n}\necho a\nf\n", "f"),
+        ("cat <<E\nfalse\nE\nfalse", "cat <<E false E false"),
+        ("echo 'a\nb'\nfalse # at last", "false # at last"),
+        ("cd /\nunset PATH\nset -C\n[ $PWD = / ]\n[ -n '' ]", "[ -n '' ]"),
+        ("echo a\nif true; then", "echo a if true; then"),
+    ],
+)
+def test_the_command_of_a_setup_that_failed_is_named(home, code, package, setup, named):
+    with pytest.raises(SetupFailed) as caught:
+        fit(HereHost(home), package, job(code, setup=setup), clock=PassingClock())
+    assert caught.value.message.startswith(f"setup: `{named}` ended with exit code ")
 
 
 def test_two_nodes_that_share_their_layers_run_setup_once(tmp_path, code, package):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +17,7 @@ from gpucloud.adapters.local.devices import Devices
 from gpucloud.adapters.local.market import LocalMarket
 from gpucloud.adapters.outputs import OutputsFolder
 from gpucloud.adapters.package import package_zip
+from gpucloud.domain.bootstrap.answers import SETUP_FAILED, FailedSetup
 from gpucloud.domain.codec import from_json, to_json
 from gpucloud.domain.gate.check import Checked
 from gpucloud.domain.gate.findings import fail
@@ -178,11 +179,27 @@ def test_three_bad_nodes_in_a_row_end_the_job_when_no_other_pool_has_good_ones(m
     assert state.attempts == ()
 
 
+def test_a_setup_that_cannot_work_ends_the_job_on_the_machines_that_it_has_and_its_log_is_kept(made):
+    said = FailedSetup(command="pip install s3cr3t-of-mine", exit_code=1, log="getting ready\nno s3cr3t-of-mine\n")
+    broken = Completed(exit_code=SETUP_FAILED, stdout=to_json(said).encode(), stderr=b"")
+    world = made(lambda n, argv, stdin: broken if argv[2] == "layer" else None, setup="pip install $TOKEN")
+    world = replace(world, secrets={"TOKEN": "s3cr3t-of-mine"})
+    state, story = run(world)
+    assert (state.exit_reason, state.exit_code, state.attempts) == (ExitReason.USER_ERROR, 20, ()), story
+    assert state.message == "setup: `pip install **************` ended with exit code 1: no **************"
+    assert {node_id for node_id, _ in world.shell.calls} == {"i-00000000000000001", "i-00000000000000002"}
+    assert len(asked(world, "layer")) == 4
+    (kept,) = world.jobs.records.log_parts()
+    assert (kept.attempt, world.jobs.records.read_log(kept)) == (0, b"getting ready\nno **************\n")
+    assert sum("setup failed twice on" in line for line in story) == 1
+    assert not any("s3cr3t" in line for line in story)
+
+
 def test_a_store_out_of_reach_ends_the_job_after_two_rounds_and_blames_none(made):
     away = fail("store", "the store at https://s3 cannot be reached: timed out", "let the machine reach it")
     world = made(lambda n, argv, stdin: answer(away) if argv[2] == "gate" else None)
     state, story = run(world)
-    assert (state.exit_reason, state.exit_code, state.quarantined) == (ExitReason.USER_ERROR, 14, ()), story
+    assert (state.exit_reason, state.exit_code, state.quarantined) == (ExitReason.UNPREPARED, 14, ()), story
     assert "the store at https://s3 cannot be reached: timed out; hint: let the machine reach it" in state.message
     # Two rounds, however many machines: what fails beside another counts once, and one may take long to fail.
     assert failures(state) == 2

@@ -95,13 +95,13 @@ def _unpaid(seen: Seen) -> str:
 
 
 def _is_held(wish: Wish, seen: Seen) -> bool:
-    """Machines of a script that failed by itself wait for the mended one."""
+    """Machines of a script, or of a setup, that failed by itself wait for the mended one."""
     state = seen.state
     there = any(node.state is not NodeState.TERMINATED for node in seen.group.nodes)
-    failed = state.exit_reason is ExitReason.USER_ERROR and bool(state.attempts)
+    failed = state.exit_reason is ExitReason.USER_ERROR
     if wish.hold is None or state.ended_at is None or not failed or not there:
         return False
-    return state.attempts[-1].reason is ExitReason.USER_ERROR and seen.now < state.ended_at + wish.hold
+    return seen.now < state.ended_at + wish.hold
 
 
 def _paid_beyond(wish: Wish, seen: Seen) -> str:

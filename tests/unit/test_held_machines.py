@@ -72,7 +72,7 @@ def test_machines_wait_no_longer_than_the_budget_pays_for() -> None:
         (FAILED, {"hold": timedelta(minutes=1)}),
         (replace(FAILED, exit_reason=ExitReason.LOST), {}),
         (replace(FAILED, exit_reason=ExitReason.SUCCEEDED), {}),
-        (replace(FAILED, attempts=()), {}),
+        (replace(FAILED, exit_reason=ExitReason.UNPREPARED, exit_code=14), {}),
     ],
 )
 def test_nothing_else_holds_machines(failed: JobState, goal: dict[str, object]) -> None:
@@ -87,6 +87,17 @@ def test_machines_that_drive_their_job_hold_none() -> None:
     assert goal_of(order(hold=MINUTES), Supervising(node="i-1")).hold is None
     assert not keeps(order(hold=MINUTES), FAILED)
     assert not is_closed(order(hold=MINUTES), FAILED)
+
+
+def test_machines_of_a_setup_that_failed_wait_for_a_mended_one_in_the_same_run() -> None:
+    failed = replace(FAILED, attempts=())
+    assert decided(failed) == Done()
+    assert held_until(order(hold=MINUTES), failed) == HELD_UNTIL
+    assert adopt(failed, None, reopens=True).status is JobStatus.WAITING
+    assert adopt(failed, None) == failed  # machines that wait in vain are torn down first
+    torn_down = replace(failed, torn_down=True, group=None)
+    assert not is_closed(order(hold=MINUTES), torn_down)
+    assert adopt(torn_down, None).status is JobStatus.WAITING
 
 
 @pytest.fixture

@@ -284,7 +284,7 @@ def test_machines_of_a_job_that_failed_or_was_ended_since_are_not_kept():
         ({"exit_reason": ExitReason.SUCCEEDED, "exit_code": 0}, True, True),
         ({"exit_reason": ExitReason.SUCCEEDED, "exit_code": 0}, False, False),
         ({"exit_reason": ExitReason.USER_ERROR, "exit_code": 20}, True, False),
-        ({"exit_reason": ExitReason.USER_ERROR, "exit_code": 14, "torn_down": True}, True, False),
+        ({"exit_reason": ExitReason.UNPREPARED, "exit_code": 14, "torn_down": True}, True, False),
         ({"exit_reason": ExitReason.BUDGET, "exit_code": 10, "torn_down": True}, True, False),
         ({}, True, False),
     ],

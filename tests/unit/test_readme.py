@@ -104,3 +104,11 @@ def names_set(run, **changes):
     here = replace(here, node=replace(here.node, devices=("0",)))
     (only,) = launches(job(run, **changes), START, (here,), {})
     return dict(only.env)
+
+
+def test_every_way_in_which_a_run_ends_is_named_with_its_exit_code():
+    said = README[README.index("How a run or an attempt ended") : README.index("## When nobody looks")]
+    assert set(re.findall(r"`([a-z_]+)`", said)) - {"setup"} == {reason.value for reason in ExitReason}
+    told = {name: int(code) for name, code in re.findall(r"`([a-z_]+)` \((\d+)", said)}
+    assert told == {reason.value: reason.exit_code for reason in ExitReason if not reason.retried}
+    assert {reason.exit_code for reason in ExitReason if reason.retried} == {21}

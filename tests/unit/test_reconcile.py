@@ -161,7 +161,7 @@ def test_a_bootstrap_that_fails_once_costs_the_node_and_twice_the_job():
 
     assert decide(GOAL, seen(*nodes, failed_bootstraps=1), RULES) == Replace(node_ids=("a",))
     assert decide(GOAL, seen(*nodes, failed_bootstraps=2), RULES) == Finish(
-        reason=ExitReason.USER_ERROR, message="no pip", exit_code=14
+        reason=ExitReason.UNPREPARED, message="no pip"
     )
 
 

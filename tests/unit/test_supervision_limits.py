@@ -212,11 +212,14 @@ def test_refusals_of_last_week_do_not_lengthen_the_cooldown_of_today():
 
 
 def test_a_job_that_ended_because_machines_could_not_be_prepared_goes_on_from_its_checkpoint():
-    failed = books.finish(
-        state(), Finish(reason=ExitReason.USER_ERROR, message="no pip", exit_code=14), NOW, Decimal(1)
-    )
+    failed = books.finish(state(), Finish(reason=ExitReason.UNPREPARED, message="no pip"), NOW, Decimal(1))
+    assert failed.exit_code == 14
     assert not is_closed(order(), replace(failed, torn_down=True))
-    script = books.finish(state(), Finish(reason=ExitReason.USER_ERROR), NOW, Decimal(1))
+    setup = books.finish(state(), Finish(reason=ExitReason.USER_ERROR), NOW, Decimal(1))
+    assert setup.exit_code == 20
+    assert not is_closed(order(), replace(setup, torn_down=True))
+    trained = state(attempts=(opened("a", reason=ExitReason.USER_ERROR),))
+    script = books.finish(trained, Finish(reason=ExitReason.USER_ERROR), NOW, Decimal(1))
     assert is_closed(order(), replace(script, torn_down=True))
 
 
@@ -234,7 +237,7 @@ def test_a_start_after_an_end_because_machines_could_not_be_prepared_prepares_ot
     )
     failed = state(group=None, failed_bootstraps=tries)
     assert failures(failed) == 2
-    over = Finish(reason=ExitReason.USER_ERROR, message="no pip", exit_code=14)
+    over = Finish(reason=ExitReason.UNPREPARED, message="no pip")
     again = books.reopen(replace(books.finish(failed, over, NOW, Decimal(1)), torn_down=True))
     assert decide(GOAL, nothing_yet(again), RULES) == Provision()
 

@@ -28,7 +28,9 @@ from gpucloud.agent.layer.fact import base, index_for, key_of, read_ready
 from gpucloud.agent.layer.installed import freeze, installed_version, torch_cuda
 from gpucloud.agent.layer.places import Places, places
 from gpucloud.agent.layer.simpleindex import Unreachable
+from gpucloud.agent.layer.steps import stepped
 from gpucloud.agent.layer.variables import installing, variables
+from gpucloud.domain.bootstrap.answers import SETUP_LOG_BYTES, FailedSetup
 from gpucloud.domain.layer import BOTO3, ISAL, LayerOrder, suffices
 from gpucloud.domain.torchwheels import TORCH
 from gpucloud.wholefile import read_tail, write_whole
@@ -41,8 +43,16 @@ class Failed(Exception):
     """The layer could not be made; the message is for the user."""
 
 
+class SetupFailed(Failed):
+    """What the job file has run failed, the job's `setup` or `conda`."""
+
+    def __init__(self, failed: FailedSetup) -> None:
+        super().__init__(failed.shown())
+        self.failed = failed
+
+
 def build(order: LayerOrder) -> tuple[str, ...]:
-    """Make the layer unless it is ready; return what the user should know of it. Raises Failed.
+    """Make the layer unless it is ready; return what the user should know of it. Raises Failed, SetupFailed.
 
     Built where it will stay, because scripts that pip installs name their interpreter; `ready.json` comes last,
     and what is there without it is the rest of a build that was killed.
@@ -88,7 +98,7 @@ class _Work:
     uv: str | None = None
 
     def make(self) -> None:
-        """Make the layer from nothing. Raises Failed."""
+        """Make the layer from nothing. Raises Failed, SetupFailed."""
         self._log_path.unlink(missing_ok=True)
         made = self._environment()
         lacks_torch = self.order.wanted.torch and installed_version("torch", made.path) is None
@@ -97,7 +107,7 @@ class _Work:
         if lacks_torch:  # before the setup: what depends on torch is then content with this build
             self._run(made, f"pip install -q '{TORCH}'", installing_torch=True)
         if self.order.setup:
-            self._run(made, self.order.setup)
+            self._run_setup(made)
         if self.order.wanted.boto3 and not suffices(installed_version("boto3", made.path)):
             self._run(made, f"pip install -q '{BOTO3}' && {{ pip install -q --only-binary :all: '{ISAL}' || true; }}")
         self._finish(made)
@@ -112,7 +122,8 @@ class _Work:
             raise Failed(
                 f"conda: the node has no micromamba, mamba or conda, and none could be had: {error}"
             ) from error
-        self._call(conda_argv(program, self.folder, file), self.order.code, self._variables(None))
+        code = self._call(conda_argv(program, self.folder, file), self.order.code, self._variables(None))
+        self._judge_users(code, f"conda: {self.order.conda}")
         made = Environment(folder=self.folder, conda=True)
         if not made.python.exists():
             raise Failed(f"{self.order.conda} makes an environment without Python; add `python` to its dependencies")
@@ -151,16 +162,34 @@ class _Work:
             self._log(f"without pip: {error}\n")
 
     def _run(self, made: Environment, commands: str, *, installing_torch: bool = False) -> None:
-        """Run the commands in the layer: as the user wrote them, stopped at the first that fails."""
+        """Run commands of our own in the layer."""
         env = self._variables(made)
         if installing_torch:
             env = installing(env, self.index, self.order.torch_mirror)
-        own = commands is not self.order.setup
-        self._call(["/bin/sh", "-e", "-c", commands], str(self.folder) if own else self.order.code, env)
+        code = self._call(["/bin/sh", "-e", "-c", commands], str(self.folder), env)
+        if code != 0:
+            tail = "\n".join(read_tail(self._log_path, 8192).splitlines()[-20:])
+            raise Failed(f"{tail}\n(exit code {code}; all of it: {self._log_path})")
 
-    def _call(self, argv: list[str], directory: str, env: dict[str, str]) -> None:
+    def _run_setup(self, made: Environment) -> None:
+        """Run the user's commands in the layer, stopped at the first that fails."""
+        setup = stepped(self.order.setup, self._log_path.with_suffix(".at"))
+        setup.file.unlink(missing_ok=True)
+        code = self._call(["/bin/sh", "-e", "-c", setup.text], self.order.code, self._variables(made))
+        self._judge_users(code, setup.last_begun())
+        setup.file.unlink(missing_ok=True)
+
+    def _judge_users(self, code: int, command: str) -> None:
+        """Raise SetupFailed for what the job file had run; what was killed by a signal was not done by the file."""
+        if code < 0:
+            raise Failed(f"{command}: ended by signal {-code} (all of it: {self._log_path})")
+        if code != 0:
+            log = read_tail(self._log_path, SETUP_LOG_BYTES)
+            raise SetupFailed(FailedSetup(command=command, exit_code=code, log=log))
+
+    def _call(self, argv: list[str], directory: str, env: dict[str, str]) -> int:
         with self._log_path.open("ab") as log:
-            done = subprocess.run(
+            return subprocess.run(
                 argv,
                 cwd=directory,
                 env=env,
@@ -168,10 +197,7 @@ class _Work:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 check=False,
-            )
-        if done.returncode != 0:
-            tail = "\n".join(read_tail(self._log_path, 8192).splitlines()[-20:])
-            raise Failed(f"{tail}\n(exit code {done.returncode}; all of it: {self._log_path})")
+            ).returncode
 
     def _finish(self, made: Environment) -> None:
         uv = tools.uv_version(self.uv) if self.uv else None

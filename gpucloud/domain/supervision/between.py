@@ -26,6 +26,7 @@ from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, i
 from gpucloud.domain.supervision.prepaid import may_launch
 from gpucloud.domain.supervision.quarantine import give_up_pool, note_bad, stop_buying, to_replace
 from gpucloud.domain.supervision.seen import Goal, Limits, Readiness, Rules, Seen
+from gpucloud.domain.supervision.setups import failed_setup
 from gpucloud.domain.supervision.storm import pause_line, pause_until, saved_steps
 from gpucloud.domain.supervision.succession import succeed
 from gpucloud.domain.supervision.upkeep import can_renew, make_room, prepare, promise, renew, tell, unfit
@@ -62,9 +63,11 @@ def _waits_for(seen: Seen, limits: Limits) -> str:
 def _finish(goal: Goal, seen: Seen, limits: Limits) -> Finish | None:
     if seen.wanted_end is not None:
         return Finish(reason=seen.wanted_end)
+    if (failed := failed_setup(seen)) is not None:
+        return Finish(reason=ExitReason.USER_ERROR, message=failed)
     if seen.failed_bootstraps >= limits.bootstrap_tries and not can_start(goal, seen):
         error = next((node.error for node in seen.nodes if node.error), "the bootstrap failed")
-        return Finish(reason=ExitReason.USER_ERROR, message=error, exit_code=14)
+        return Finish(reason=ExitReason.UNPREPARED, message=error)
     count = fruitless(seen.state.attempts[seen.state.reopened_after :])
     if count >= limits.fruitless_attempts:
         return Finish(reason=ExitReason.LOST, message=f"{count} attempts in a row made no new step")

@@ -191,6 +191,8 @@ class NodeSeen:
     told: bool = False
     heard: bool = False
     refused: str | None = None
+    setup_failed: str | None = None
+    """What of the job's setup failed there twice, in one line."""
     word: Word = Word.NOTHING
     witness: str = ""
     trial: DriveTrial | None = None

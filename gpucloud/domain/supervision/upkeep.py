@@ -18,6 +18,7 @@ from gpucloud.domain.supervision.belief import is_out_of_reach
 from gpucloud.domain.supervision.membership import TAKEN_WITHIN, all_silent, has_notice, is_gone, warned_until
 from gpucloud.domain.supervision.prepaid import Wall, may_launch, sooner
 from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Readiness, Seen
+from gpucloud.domain.supervision.setups import is_in_doubt
 
 
 def prepare(seen: Seen) -> Prepare | None:
@@ -38,8 +39,11 @@ def prepare(seen: Seen) -> Prepare | None:
 
 
 def unfit(seen: Seen, limits: Limits) -> tuple[str, ...]:
-    """Return the machines that no attempt can have: not to be prepared, out of reach, long without a host key."""
-    return tuple(n.node.id for n in seen.nodes if _is_unfit(n, seen, limits))
+    """Return the machines that no attempt can have: not to be prepared, out of reach, long without a host key.
+
+    One whose setup failed is kept until another one's has shown whose fault that is.
+    """
+    return tuple(n.node.id for n in seen.nodes if _is_unfit(n, seen, limits) and not is_in_doubt(n, seen))
 
 
 def tell(seen: Seen) -> Tell | None:
