@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Protocol, TypeVar
 from xml.etree import ElementTree
 
@@ -15,6 +16,10 @@ from gpucloud.domain.hardware.gpus import Gpu, GpuProcess
 
 _STAND_IN = "GPUCLOUD_STAND_IN_GPUS"
 _TIMEOUT_S = 60.0  # the first answer of eight GPUs that no service holds open takes half a minute on a good machine
+NO_PARTS: Mapping[str, str] = MappingProxyType({})
+_LISTED = re.compile(r"(?:GPU [0-9]+: .*\(UUID: (?P<device>GPU-[^)]+)\)|\s+MIG .*\(UUID: (?P<part>MIG-[^)]+)\))")
+_NAMES_PART = re.compile(r"MIG-(?!GPU-)")
+_OLDER_PART = re.compile(r"MIG-(GPU-[0-9a-fA-F-]{1,64})/[0-9]{1,4}/[0-9]{1,4}")  # drivers before R470
 _CHOSEN = ("idle", "applications_clocks_setting", "display_clocks_setting", "sync_boost")
 
 
@@ -31,7 +36,8 @@ def gpus(
     try:
         answer = answered((program, "-q", "-x"), timeout_s=timeout_s)
         if answer.exit_code == 0:
-            return visible(parse(answer.stdout), environ.get("CUDA_VISIBLE_DEVICES")), None
+            chosen = environ.get("CUDA_VISIBLE_DEVICES")
+            return visible(parse(answer.stdout), chosen, mig_parts(chosen)), None
     except subprocess.TimeoutExpired:
         return (), f"no answer within {timeout_s:.0f} s"
     except (OSError, ValueError) as error:
@@ -69,17 +75,47 @@ class _Device(Protocol):
 D = TypeVar("D", bound=_Device)
 
 
-def visible(found: tuple[D, ...], devices: str | None) -> tuple[D, ...]:
-    """Return those that CUDA_VISIBLE_DEVICES lets a process see, in its order; a word that names none ends the list."""
+def visible(found: tuple[D, ...], devices: str | None, parts: Mapping[str, str] = NO_PARTS) -> tuple[D, ...]:
+    """Return those that CUDA_VISIBLE_DEVICES lets a process see, in its order.
+
+    A word that names none, several or one once more ends the list. A part of a device (MIG; `parts` says of which)
+    stands for it, and alone: CUDA uses one part (NVIDIA's MIG user guide, "CUDA_VISIBLE_DEVICES").
+    """
     if devices is None:
         return found
     chosen: list[D] = []
     for word in (part.strip() for part in devices.split(",")):
-        gpu = next((g for g in found if str(g.index) == word or (len(word) > 4 and g.uuid.startswith(word))), None)
-        if gpu is None:
+        older = _OLDER_PART.fullmatch(word)
+        whole = parts.get(word) or (older[1] if older else "")
+        named = [g for g in found if (g.uuid == whole if whole else _is_named(g, word))]
+        if len(named) != 1 or named[0] in chosen or (whole and chosen):
             break
-        chosen.append(gpu)
+        chosen += named
+        if whole:
+            break
     return tuple(chosen)
+
+
+def mig_parts(devices: str | None, *, timeout_s: float = _TIMEOUT_S) -> Mapping[str, str]:
+    """Return the device of each MIG part that there is, by their UUIDs; none where `devices` name no part."""
+    return parse_parts(said("-L", timeout_s=timeout_s)) if _NAMES_PART.search(devices or "") else NO_PARTS
+
+
+def parse_parts(listed: str) -> Mapping[str, str]:
+    """Return the device of each part in the output of `nvidia-smi -L`, by their UUIDs."""
+    parts, device = {}, ""
+    for line in listed.splitlines():
+        if (found := _LISTED.match(line)) is None:
+            continue
+        if found["device"]:
+            device = found["device"]
+        elif device:
+            parts[found["part"]] = device
+    return parts
+
+
+def _is_named(device: _Device, word: str) -> bool:
+    return str(device.index) == word or (len(word) > len("GPU-") and device.uuid.startswith(word))
 
 
 def parse(text: str) -> tuple[Gpu, ...]:

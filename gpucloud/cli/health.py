@@ -12,6 +12,8 @@ from gpucloud.domain.gate.findings import Severity, failures
 from gpucloud.domain.hardware.gpus import Gpu
 from gpucloud.domain.shown import in_one_line
 
+_WORTH_TELLING_S = 0.1
+
 
 def is_fit(checked: Checked) -> bool:
     """Whether nothing keeps the machine out."""
@@ -31,13 +33,14 @@ def checked_json(checked: Checked) -> dict[str, Any]:
 def checked_text(checked: Checked) -> str:
     """Return a table of GPUs, what was measured, and every finding with what to do."""
     report = checked.report
-    parts = [_gpus(report.gpus) if report.gpus else "no NVIDIA GPU that is used"]
+    parts = [_gpus(report.gpus) if report.gpus else "no NVIDIA GPU here: jobs run on the CPU"]
     measured = [f"{name} {figure}" for name, figure in figures(report) if name != "took"]
     if measured:
         parts.append(in_one_line("measured: " + ", ".join(measured)))
     words = {Severity.FAIL: "FAILED", Severity.WARN: "warning"}
     parts += [in_one_line(f"{words[one.severity]}: {one}; {one.hint}") for one in checked.findings]
-    return "\n".join([*parts, f"{'fit' if is_fit(checked) else 'not fit'}, after {report.seconds:.1f} s"])
+    took = f", after {report.seconds:.1f} s" if report.seconds >= _WORTH_TELLING_S else ""
+    return "\n".join([*parts, f"{'fit' if is_fit(checked) else 'not fit'}{took}"])
 
 
 def _gpus(gpus: tuple[Gpu, ...]) -> str:

@@ -52,7 +52,6 @@ class Asked:
     seed: int
     sweep: bool
     plot: Path | None = None
-    unseen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +85,8 @@ def rehearse(target: str | None, asked: Asked, *, as_json: bool) -> int:
     done = []
     for name in asked.markets or recordings(priced.gpus):
         market = known.market(name)
-        beside = recorded_beside(market, every)
-        done.append(_simulated(cloud, file.job, scenario, priced.market(market), replace(asked, unseen=beside)))
+        study = _study(file.job, scenario, priced.market(market), asked, unseen=recorded_beside(market, every))
+        done.append(_simulated(cloud, scenario, priced.market(market), study))
     if as_json:
         say_json(simulation_json(file.job.name, scenario, done))
     else:
@@ -168,16 +167,20 @@ def _priced(cloud: Gpucloud, job: Job, asked: Asked) -> _Priced:
     )
 
 
-def _simulated(cloud: Gpucloud, job: Job, scenario: Scenario, market: RecordedMarket, asked: Asked) -> Simulation:
-    study = Study(
+def _simulated(cloud: Gpucloud, scenario: Scenario, market: RecordedMarket, study: Study) -> Simulation:
+    return Simulation(market=market, study=study, results=tuple(simulate(scenario, market, study, cloud.policy_tables)))
+
+
+def _study(job: Job, scenario: Scenario, market: RecordedMarket, asked: Asked, *, unseen: tuple[str, ...]) -> Study:
+    """Return what is tried on the market; `unseen` are the recordings of which the learned policy knows nothing."""
+    return Study(
         zone_sets=_zone_sets(job, market, asked.zones),
         policies=asked.policies or tuple(Policy),
         deadlines=(asked.sweep and deadlines(scenario, market)) or (scenario.deadline,),
         windows=asked.windows,
         seed=asked.seed,
-        unseen=asked.unseen,
+        unseen=unseen,
     )
-    return Simulation(market=market, study=study, results=tuple(simulate(scenario, market, study, cloud.policy_tables)))
 
 
 def _zone_sets(job: Job, market: RecordedMarket, asked: tuple[str, ...]) -> tuple[tuple[RecordedZone, ...], ...]:

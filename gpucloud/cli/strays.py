@@ -15,7 +15,7 @@ from gpucloud.domain.quantities import format_span, format_usd
 from gpucloud.domain.strays import Thing
 from gpucloud.usecases.gc import Sweeper, Swept
 from gpucloud.wiring import Gpucloud
-from gpucloud.wiring.strays import sweepers
+from gpucloud.wiring.strays import sweepers, swept_clouds
 
 _LEFT = 30
 
@@ -36,6 +36,7 @@ def gc(asked: Sweep, *, as_json: bool) -> int:
     cloud = Gpucloud()
     results = [_sweep(one, asked) for one in sweepers(cloud, asked.clouds, asked.store, asked.regions, tell)]
     found = tuple(thing for swept in results for thing in swept.strays)
+    tell(_looked_at(swept_clouds(cloud, asked.clouds)))
     if as_json:
         say_json({"strays": [_json(thing, swept) for swept in results for thing in swept.strays]})
     else:
@@ -50,6 +51,12 @@ def _sweep(sweeper: Sweeper, asked: Sweep) -> Swept:
         tell(f"{len(swept.strays)} strays: looking again when they were first seen a minute ago")
         swept = sweeper.wait_for_a_second_look(swept)
     return sweeper.remove(swept) if asked.delete and swept.ripe else swept
+
+
+def _looked_at(clouds: tuple[Cloud, ...]) -> str:
+    """Say of which clouds the answer is: what nobody was asked about may stand there all the same."""
+    line = f"looked at: {', '.join('AWS' if one is Cloud.AWS else 'the embedded fleet' for one in clouds)}"
+    return line if Cloud.AWS in clouds else f"{line}; AWS was not asked, no job known here ran there (--cloud aws asks)"
 
 
 def _foreign(results: list[Swept]) -> frozenset[str]:

@@ -63,7 +63,12 @@ def _disk(home: Home) -> Check:
 
 def _aws(account: Callable[[], Account]) -> Check:
     if not _has_credentials():
-        return Check(name="AWS", ok=None, text="no credentials; needed for cloud: aws only", hint="aws configure")
+        return Check(
+            name="AWS",
+            ok=None,
+            text="no credentials; needed for cloud: aws only",
+            hint="aws sso login, aws configure, or AWS_PROFILE=…",
+        )
     try:
         caller = account().caller()
     except GpucloudError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpucloud.adapters.home import KnownJob
 from gpucloud.adapters.sightings import SightingsFile
-from gpucloud.domain.errors import GpucloudError
+from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.job import AwsChoices, Resources
 from gpucloud.domain.job import Cloud as CloudName
 from gpucloud.ports import Census
@@ -36,13 +36,21 @@ def sweepers(
     profile's and those of known jobs.
     """
     known = gpucloud.home.known()
-    for name in clouds or tuple(one for one in _SWEPT if one is CloudName.LOCAL or _on(known, one)):
+    for name in swept_clouds(gpucloud, clouds):
         there = _on(known, name)
         cloud = gpucloud.local() if name is CloudName.LOCAL else _aws_of(gpucloud, regions, there)
         urls = (store,) if store else (cloud.default_store(), *(one.store for one in there))
         stores = {kept.url: kept for kept in (open_store(url, profile=cloud.profile) for url in urls)}
         for kept in stores.values():
             yield _sweeper(gpucloud, cloud.census(kept), kept, story)
+
+
+def swept_clouds(gpucloud: Gpucloud, clouds: tuple[CloudName, ...]) -> tuple[CloudName, ...]:
+    """Return the clouds that are looked at: those named, else the embedded fleet and known jobs'. UsageError."""
+    if CloudName.SSH in clouds:
+        raise UsageError("own hosts have no strays: what stands there is yours", hint="gpucloud gc")
+    known = gpucloud.home.known()
+    return clouds or tuple(one for one in _SWEPT if one is CloudName.LOCAL or _on(known, one))
 
 
 def leftovers(gpucloud: Gpucloud, known: KnownJob) -> tuple[str, ...]:

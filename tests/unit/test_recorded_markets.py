@@ -9,7 +9,7 @@ import pytest
 
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.markets import mean_price, supply, zone_set
+from gpucloud.domain.markets import mean_price, recorded_beside, supply, zone_set
 from gpucloud.domain.simulation.timeline import timeline
 from tests.standins.tiny_markets import tiny_market
 
@@ -35,6 +35,17 @@ PUBLISHED = {
     "us-west-2b": (90, 2.1),
     "us-west-2c": (89, 3.1),
 }
+
+
+def test_a_recording_is_learned_from_beside_none_of_the_same_weeks():
+    every = [MARKETS.market(name) for name in MARKETS.names()]
+    found = {market.name: recorded_beside(market, every) for market in every}
+    assert found["p3.2xlarge-2022-11"] == tuple(
+        f"{kind}-2022-11" for kind in ("p2.8xlarge", "p2.xlarge", "p3.16xlarge", "p3.2xlarge")
+    )
+    assert found["gcp-v100-2021-12"] == ("gcp-a100-2021-12", "gcp-v100-2021-12")  # an hour of both
+    assert found["p3.2xlarge-2023-02"] == ("p3.2xlarge-2023-02",)
+    assert found["p3.2xlarge-group"] == ("p3.2xlarge-group",)  # of which nobody knows when
 
 
 def test_nine_zones_are_as_published():

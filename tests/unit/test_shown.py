@@ -223,6 +223,14 @@ def test_findings_of_a_machine_are_one_line_each() -> None:
     assert shown.splitlines()[-2] == "FAILED: slow fit, after 0.1 s; wait fit, after 0.2 s"
 
 
+def test_a_machine_without_gpus_is_said_to_train_on_its_cpu() -> None:
+    shown = health.checked_text(Checked(report=replace(gate_report(), gpus=None, seconds=0.01), findings=()))
+    assert shown.splitlines()[0] == "no NVIDIA GPU here: jobs run on the CPU"
+    assert shown.splitlines()[-1] == "fit"
+    slow = health.checked_text(Checked(report=replace(gate_report(), seconds=3.21), findings=()))
+    assert slow.splitlines()[-1] == "fit, after 3.2 s"
+
+
 def test_of_all_that_a_copy_leaves_out_the_first_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     err = Terminal(is_terminal=False)
     monkeypatch.setattr("sys.stderr", err)

@@ -7,10 +7,17 @@ from pathlib import Path
 import pytest
 
 from gpucloud.domain.hardware.gpus import GpuProcess, model_of
-from gpucloud.smi import parse, visible
+from gpucloud.smi import parse, parse_parts, visible
 
 DATA = Path(__file__).parent.parent / "data" / "nvidia_smi"
 RECORDED = (DATA / "h200x4.xml").read_text()
+# As NVIDIA's MIG user guide shows `nvidia-smi -L`.
+LISTED = """\
+GPU 0: NVIDIA H200 (UUID: GPU-00000000-0000-0000-0000-000000000000)
+GPU 1: NVIDIA H200 (UUID: GPU-00000001-0000-0000-0000-000000000001)
+  MIG 3g.71gb     Device  0: (UUID: MIG-11111111-1111-4111-8111-111111111111)
+  MIG 3g.71gb     Device  1: (UUID: MIG-22222222-2222-4222-8222-222222222222)
+"""
 
 
 def test_a_genuine_recording_gives_every_device() -> None:
@@ -62,10 +69,29 @@ def test_one_changed_word_is_seen_in_the_first_device(old: str, new: str, seen: 
         ("GPU-00000003", [3]),
         ("1,9,2", [1]),
         ("-1", []),
+        ("0,0,1", [0]),
+        ("GPU-0000000", []),  # of four: CUDA takes none
+        ("GPU-", []),
+        (",1", []),
+        ("all", []),
+        ("x" * 100_000, []),
+        ("MIG-GPU-00000002-0000-0000-0000-000000000002/3/0", [2]),
+        ("MIG-11111111-1111-4111-8111-111111111111", [1]),
+        ("MIG-11111111-1111-4111-8111-111111111111,MIG-22222222-2222-4222-8222-222222222222", [1]),
+        ("0,MIG-11111111-1111-4111-8111-111111111111", [0]),
+        ("MIG-33333333-3333-4333-8333-333333333333", []),
+        ("MIG-GPU-../../x/3/0", []),
     ],
 )
 def test_devices_that_a_job_cannot_see_are_not_listed(devices: str | None, indices: list[int]) -> None:
-    assert [gpu.index for gpu in visible(parse(RECORDED), devices)] == indices
+    parts = parse_parts(LISTED)
+    assert [gpu.index for gpu in visible(parse(RECORDED), devices, parts)] == indices
+
+
+def test_parts_are_told_by_the_device_above_them() -> None:
+    second = parse(RECORDED)[1].uuid
+    assert parse_parts(LISTED) == {f"MIG-{n * 8}-{n * 4}-4{n * 3}-8{n * 3}-{n * 12}": second for n in "12"}
+    assert parse_parts("  MIG 1g.5gb Device 0: (UUID: MIG-1)\nNo devices found.\n" + "GPU 0: (" * 1000) == {}
 
 
 def test_the_programs_that_hold_a_device_are_seen_in_a_genuine_recording() -> None:

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.cli.strays import Sweep, gc
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.job import Cloud
 from gpucloud.domain.strays import Claim, Owner, Thing, claim, is_owned, ripe, sighted, strays
 from gpucloud.usecases.gc import Sweeper
 from gpucloud.usecases.jobstore import JobStore
@@ -120,6 +122,7 @@ def left_alone(monkeypatch, capsys, stores):
         sweepers.append(Sweeper(census=census, store=store, clock=clock, sightings=seen, story=lambda _: None))
     monkeypatch.setattr("gpucloud.cli.strays.Gpucloud", lambda: None)
     monkeypatch.setattr("gpucloud.cli.strays.sweepers", lambda *_: sweepers)
+    monkeypatch.setattr("gpucloud.cli.strays.swept_clouds", lambda *_: (Cloud.LOCAL, Cloud.AWS))
     gc(Sweep(), as_json=False)
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("left alone")]
 
@@ -129,6 +132,25 @@ def test_what_one_store_that_was_looked_at_has_is_foreign_to_none_and_each_thing
     assert left_alone(monkeypatch, capsys, ["s3://jobs"]) == [f"left alone: 2 things {end}"]
     assert left_alone(monkeypatch, capsys, ["s3://jobs", "s3://new"]) == [f"left alone: 2 things {end}"]
     assert left_alone(monkeypatch, capsys, ["s3://jobs", "s3://theirs"]) == [f"left alone: 1 thing {end}"]
+
+
+def test_gc_says_where_it_looked_and_who_was_not_asked(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path))
+    monkeypatch.setattr("gpucloud.cli.strays.sweepers", lambda *_: ())
+    gc(Sweep(), as_json=False)
+    said = capsys.readouterr()
+    assert said.out == "no strays\n"
+    assert said.err == (
+        "looked at: the embedded fleet; AWS was not asked, no job known here ran there (--cloud aws asks)\n"
+    )
+    gc(Sweep(clouds=(Cloud.AWS,)), as_json=False)
+    assert capsys.readouterr().err == "looked at: AWS\n"
+
+
+def test_own_hosts_have_no_strays(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="own hosts have no strays: what stands there is yours"):
+        gc(Sweep(clouds=(Cloud.SSH,)), as_json=False)
 
 
 @pytest.mark.parametrize("damage", [None, b"{"], ids=["gone", "damaged"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -27,8 +28,12 @@ class Devices:
 
 
 def here() -> Devices:
-    """Return this machine's; none when its `nvidia-smi` does not answer."""
-    return of(smi.gpus()[0] or ())
+    """Return this machine's; none when its `nvidia-smi` does not answer.
+
+    A part of one (MIG) is none: a node that is given the whole device may take another's part.
+    """
+    names_part = "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return Devices() if names_part else of(smi.gpus()[0] or ())
 
 
 def of(gpus: tuple[Gpu, ...]) -> Devices:

@@ -50,7 +50,7 @@ def _seen(order: GateOrder, *, busy: bool) -> Report:
     chosen = ",".join(order.devices) or os.environ.get("CUDA_VISIBLE_DEVICES")
     every, fault = smi.gpus({})
     stand_in = smi.are_stand_ins()
-    gpus = None if every is None else smi.visible(every, chosen)
+    gpus = None if every is None else smi.visible(every, chosen, smi.mig_parts(chosen))
     report = Report(
         at=datetime.now(timezone.utc),
         host=socket.gethostname(),

@@ -22,12 +22,13 @@ from gpucloud.domain.hardware.gpus import GpuSample
 from gpucloud.domain.hardware.host import HostSample
 from gpucloud.domain.hardware.illness import Signs, absent, illness
 from gpucloud.domain.hardware.xids import Xid, pci_address
-from gpucloud.smi import visible
+from gpucloud.smi import NO_PARTS, mig_parts, visible
 from gpucloud.wholefile import write_whole
 
 PORT_VARIABLE = "GPUCLOUD_METRICS_PORT"
 _EVERY_S = 1.0
 _STALE_S = 10.0
+_PARTS_WITHIN_S = 5.0
 
 
 class Station:
@@ -49,6 +50,8 @@ class Station:
         self._xids: dict[int, int] = {}
         self._endpoint: Endpoint | None = None
         self._looked_at = 0.0
+        self._chosen: str | None = None
+        self._parts = NO_PARTS
 
     @property
     def spared(self) -> frozenset[int]:
@@ -106,7 +109,9 @@ class Station:
         chosen = devices if devices is not None else self._environ.get("CUDA_VISIBLE_DEVICES")
         heard = self._sampler.heard_at
         fresh = heard is not None and now - heard < _STALE_S
-        self.gpus = visible(self._sampler.newest, chosen) if fresh else ()
+        if chosen != self._chosen:
+            self._chosen, self._parts = chosen, mig_parts(chosen, timeout_s=_PARTS_WITHIN_S)
+        self.gpus = visible(self._sampler.newest, chosen, self._parts) if fresh else ()
         news = self._kernel.news() if self._kernel is not None else ()
         self._note(news)
         running = attempt is not None and attempt.state is RunState.RUNNING
