@@ -97,7 +97,7 @@ class Home:
     def identity(self) -> str:
         """What tells this folder from every other one: made once, by chance."""
         path = self.root / "identity"
-        with _writing(path):
+        with writing(path):
             if not path.is_file():
                 write_whole(path, f"{uuid.uuid4().hex}\n")
             return path.read_text().strip()
@@ -121,7 +121,7 @@ class Home:
 
         What is full is found so before any machine is rented.
         """
-        with _writing(self._reserve):
+        with writing(self._reserve):
             free = shutil.disk_usage(self.root).free
         if free < least + _RESERVE:
             raise StoreError(
@@ -129,7 +129,7 @@ class Home:
                 hint=f"free some space there, or {_ELSEWHERE}",
             )
         if not self._reserve.is_file():
-            with _writing(self._reserve), self._reserve.open("wb") as file:
+            with writing(self._reserve), self._reserve.open("wb") as file:
                 _fill(file.fileno(), _RESERVE)
 
     def give_reserve(self) -> None:
@@ -145,7 +145,7 @@ class Home:
     def remember(self, job: KnownJob) -> None:
         """Add the job to the known ones."""
         path = self._index / f"{job.name}.json"
-        with _writing(path):
+        with writing(path):
             write_whole(path, json.dumps(_entry(job)))
 
     def clear(self, job: KnownJob) -> None:
@@ -206,7 +206,7 @@ class OrderMarks:
     def raise_to(self, store: str, job: str, mark: OrderMark) -> None:
         """Keep the mark of the newest order of a run; one that is there and newer stays."""
         path = self._path(store, job)
-        with _writing(path), path.with_suffix(".lock").open("w") as lock:
+        with writing(path), path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             known = self.seen(store, job)
             if known is None or known < mark:
@@ -221,7 +221,7 @@ class OrderMarks:
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
     """Have the file's folder, and StoreError for what cannot be written there."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-from gpucloud.domain.errors import StoreError
+from gpucloud.adapters.home import writing
 from gpucloud.domain.strays import Owner
 from gpucloud.wholefile import write_whole
 
@@ -29,10 +29,8 @@ class SightingsFile:
     def save(self, owner: Owner, first_seen: Mapping[str, datetime]) -> None:
         """Keep it; what other owners have stays."""
         kept = {**self._all(), _key(owner): {key: at.isoformat() for key, at in first_seen.items()}}
-        try:
+        with writing(self._path):
             write_whole(self._path, json.dumps(kept))
-        except OSError as error:
-            raise StoreError(f"cannot write {self._path}: {error.strerror}", hint="GPUCLOUD_HOME") from error
 
     def _all(self) -> dict[str, dict[str, str]]:
         try:

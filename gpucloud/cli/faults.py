@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from datetime import datetime, timezone
@@ -10,6 +11,9 @@ from pathlib import Path
 from gpucloud.cli.render import error_json, say_json, tell_error
 from gpucloud.domain.errors import GpucloudError, StoreError
 from gpucloud.wiring import Gpucloud
+
+_OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_FULL = "`df -h` says which disk is full; `gpucloud down JOB` works on a full one"
 
 
 def exit_code_of(error: Exception) -> int:
@@ -29,6 +33,8 @@ def known_error(error: Exception) -> GpucloudError:
 def _of_the_system(error: Exception) -> GpucloudError | None:
     if isinstance(error, OSError) and error.filename is not None:
         return StoreError(f"{error.filename}: {error.strerror}", hint="check the disk's space and the folder's rights")
+    if isinstance(error, OSError) and error.errno in _OF_A_DISK:  # of a file that was open, which has no name any more
+        return StoreError(f"a file could not be written: {error.strerror}", hint=f"free some space: {_FULL}")
     return None
 
 

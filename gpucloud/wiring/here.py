@@ -46,7 +46,6 @@ def _terraform(home: Home) -> Check:
     from gpucloud.adapters.terraform.program import require_terraform
 
     cache = home.root / "cache" / "terraform.json"
-    cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         program = require_terraform(os.environ, cache, tools=home.tools)
     except GpucloudError as error:

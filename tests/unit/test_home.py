@@ -14,8 +14,12 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.adapters.home import Home, KnownJob, open_home
+from gpucloud.adapters.sightings import SightingsFile
+from gpucloud.adapters.terraform.program import require_terraform
 from gpucloud.adapters.worktree import HashCache, read_tree
+from gpucloud.cli.faults import known_error
 from gpucloud.domain.errors import StoreError, UsageError
+from gpucloud.domain.strays import Owner
 from gpucloud.wholefile import write_whole
 
 OTHER = 12345
@@ -227,3 +231,29 @@ def test_a_home_that_is_not_there_or_may_not_be_written_to_gives_no_reserve_and_
     monkeypatch.setattr("pathlib.Path.unlink", read_only)
     gone.give_reserve()
     assert (gone.root / "reserve").is_file()
+
+
+def test_a_file_that_was_open_when_the_disk_became_full_is_no_fault_of_ours():
+    known = known_error(OSError(errno.ENOSPC, "No space left on device"))
+    assert (known.exit_code, known.message) == (15, "a file could not be written: No space left on device")
+    assert known.hint == "free some space: `df -h` says which disk is full; `gpucloud down JOB` works on a full one"
+    assert known_error(OSError(errno.EPERM, "Operation not permitted")).exit_code == 1
+
+
+def test_terraforms_version_need_not_be_remembered(tmp_path):
+    program = tmp_path / "terraform"
+    program.write_text('#!/bin/sh\necho \'{"terraform_version": "1.11.4"}\'\n')
+    program.chmod(0o755)
+    (tmp_path / "file").write_text("")
+    env = {"PATH": str(tmp_path) + os.pathsep + os.environ["PATH"]}
+    for cache in (tmp_path / "file" / "terraform.json", tmp_path / "new" / "terraform.json"):
+        assert require_terraform(env, cache) == program
+    assert (tmp_path / "new" / "terraform.json").read_text().endswith(" 1.11.4")
+
+
+def test_sightings_that_cannot_be_written_say_what_to_do(tmp_path):
+    (tmp_path / "file").write_text("")
+    sightings = SightingsFile(tmp_path / "file" / "sightings.json")
+    with pytest.raises(StoreError) as refused:
+        sightings.save(Owner(account="1", store="s3://jobs"), {})
+    assert refused.value.hint == "have GPUCLOUD_HOME name another folder"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -79,14 +80,16 @@ def _known_version(program: Path, env: Mapping[str, str], cache: Path, least: tu
     if remembered.startswith(stamp):
         return remembered.removeprefix(stamp)
     version = _version(program, env, least)
-    cache.write_text(stamp + version)
+    with contextlib.suppress(OSError):  # then it is asked again the next time
+        cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        cache.write_text(stamp + version)
     return version
 
 
 def _remembered(cache: Path) -> str | None:
     try:
         return cache.read_text()
-    except FileNotFoundError:
+    except OSError:
         return None
 
 
