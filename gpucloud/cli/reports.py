@@ -169,9 +169,10 @@ def _failure_text(report: JobReport) -> str | None:
     line = " · ".join(in_one_line(part) for part in (said, *helps))
     if report.held_until is None:
         return line
+    what = "setup" if (report.message or "").startswith("setup: ") else "script"
     some = f"{len(report.nodes)} machine{'s are' if len(report.nodes) != 1 else ' is'}"
     return (
-        f"{line}\n{some} ready for a mended script until {format_moment(report.held_until, report.looked_at)},"
+        f"{line}\n{some} ready for a mended {what} until {format_moment(report.held_until, report.looked_at)},"
         f" {format_usd(report.spend.promised_usd)} at the most; gpucloud down {report.job} ends"
         f" {'them' if len(report.nodes) != 1 else 'it'} now"
     )

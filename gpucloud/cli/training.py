@@ -85,7 +85,7 @@ def _once(begin: Callable[[], Begun], go: Callable[[Begun], int]) -> int:
     """Begin a run and go on with it; where the machines of the one before waited in vain, they are torn down first."""
     begun = begin()
     if begun.start.clears:
-        tell(f"the machines of {begun.name} wait no longer for a mended script: a new run follows their teardown")
+        tell(f"the machines of {begun.name} wait no longer for a mended script: they are torn down first")
         if (left := _left_while_clearing(begun)) is not None:
             return left
         begun = begin()

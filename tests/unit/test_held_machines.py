@@ -219,6 +219,17 @@ def test_up_after_the_wait_is_a_new_run_too(outside: Outside) -> None:
     assert stored(outside, f"{JOB}-2") is not None
 
 
+def test_the_last_line_of_a_setup_that_failed_names_the_command_the_log_and_what_to_type() -> None:
+    message = "setup: `pip install nothing` ended with exit code 1: no such package"
+    failed = replace(FAILED, attempts=(), message=message)
+    world = seen(up("a"), up("b"), state=failed)
+    spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.01"), promised_usd=Decimal(0))
+    told = replace(report(failed, spend, (), world.group, None), held_until=HELD_UNTIL)
+    *_, last, held = report_text(told).splitlines()
+    assert last == f"digits: failed: {message} · gpucloud logs digits · mend it and run the same command"
+    assert held.startswith("2 machines are ready for a mended setup until ")
+
+
 def test_a_run_that_has_succeeded_is_not_reopened_by_a_start_that_came_for_a_failed_one() -> None:
     succeeded = replace(
         FAILED,
