@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gpucloud.cli.logwriting import LogWriter, log_writer
 from gpucloud.cli.machines import one_node
-from gpucloud.cli.render import say, say_json, table, tell
+from gpucloud.cli.render import say, say_json, say_words, table, tell
 from gpucloud.cli.reports import jobs_text, newest_first, report_json, report_text
 from gpucloud.cli.target import called, known_job, report_or_line
 from gpucloud.cli.use import history_json, history_rows
@@ -48,7 +48,7 @@ def status(target: str | None, *, history: bool, every: bool, as_json: bool) -> 
     if as_json:
         say_json(report_json(report))
     else:
-        say(report_text(report))
+        say_words(report_text(report))
     if report.status.ended and cloud.has_stored_outputs(known):
         tell(f"outputs are in the job's store: `gpucloud down {called(cloud, known)}` brings them home")
     return 0

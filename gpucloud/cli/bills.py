@@ -28,19 +28,21 @@ def rows_text(heads: Sequence[str], rows: Sequence[Row]) -> str:
     told = ["machine hours", *(kind.value for kind in shown), "USD"]
     whole = [_hours(rows), *(_sum(rows, kind, places) for kind in shown), f"{sum(row.usd for row in rows):.{places}f}"]
     numbers, *cells, sums = _right([told, *(_cells(row, shown, places) for row in rows), whole])
-    lines = [(*heads, "from", *numbers, "")]
+    lines = [(*heads, "from (UTC)", *numbers, "")]
     lines += [
         (*row.name, f"{row.start:%Y-%m-%d %H:%M}", *own, "partly estimated" if row.estimated else "")
         for row, own in zip(rows, cells, strict=True)
     ]
     if len(rows) > 1:
         lines.append(("total", *[""] * len(heads), *sums, ""))
-    return table(lines)
+    return table(lines, ("from (UTC)",))
 
 
 def charges_text(charges: Sequence[Charge]) -> str:
-    """Return charges as a table, one a row."""
-    rows = [("node", "attempt", "what", "from", "seconds", "USD/h", "USD", "")]
+    """Return charges as a table, one a row, and below it what the marks behind them mean."""
+    notes = list(dict.fromkeys(charge.note for charge in charges if charge.note))
+    marks = {note: "*" * number for number, note in enumerate(notes, 1)}
+    rows = [("node", "attempt", "what", "from (UTC)", "billed s", "USD/h", "USD", "")]
     moment = "%H:%M:%S" if len({charge.start.date() for charge in charges}) == 1 else "%m-%d %H:%M:%S"
     rows += [
         (
@@ -51,11 +53,11 @@ def charges_text(charges: Sequence[Charge]) -> str:
             f"{(charge.end - charge.start).total_seconds():.0f}",
             usd(charge.usd_per_hour),
             f"{charge.usd:.6f}",
-            charge.note,
+            marks.get(charge.note, ""),
         )
         for charge in charges
     ]
-    return table(rows)
+    return "\n".join([table(rows, ("from (UTC)", "billed s")), *(f"{mark} {note}" for note, mark in marks.items())])
 
 
 def unproven_rows(spend: Spend) -> list[tuple[str, str]]:
@@ -66,14 +68,17 @@ def unproven_rows(spend: Spend) -> list[tuple[str, str]]:
     return [("unproven", f"{format_usd(spend.unproven_usd)}: {why}")]
 
 
-def money_line(spend: Spend) -> str:
+def money_line(spend: Spend, *, is_short: bool = False) -> str:
     """Return what is spent of the budget, the rate, and the latest time and sum at which everything is off."""
     parts = [f"{plain_amount(spend.spent_usd)} of {plain_amount(spend.budget_usd)} USD"]
     if spend.usd_per_hour:
         parts.append(f"{plain_amount(spend.usd_per_hour)} USD/h")
     if spend.off_at is not None:
         off_at = format_moment(spend.off_at, spend.as_of, seconds=False)
-        parts.append(f"off by {off_at} at the latest, at {plain_amount(spend.off_usd)} USD")
+        sum_at_most = f"{plain_amount(spend.off_usd)} USD"
+        parts.append(
+            f"off by {off_at} ({sum_at_most})" if is_short else f"off by {off_at} at the latest, at {sum_at_most}"
+        )
     return " · ".join(parts)
 
 

@@ -9,15 +9,16 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from gpucloud.cli.bills import money_json, money_line, unproven_rows
+from gpucloud.cli.bills import money_json, money_line, plain_amount, unproven_rows
 from gpucloud.cli.passes import reconcile_known
-from gpucloud.cli.render import say, say_json, table, tell, usd
+from gpucloud.cli.render import say_json, say_words, table, tell, usd
 from gpucloud.cli.target import known_job
+from gpucloud.cli.use import condition_word
 from gpucloud.domain import codec
 from gpucloud.domain.errors import BudgetRefused, GpucloudError, LeaseHeld, UsageError
 from gpucloud.domain.order import BudgetChange, Order, with_budget
 from gpucloud.domain.quantities import format_usd, parse_usd
-from gpucloud.domain.supervision.budget import plain_usd, refusal
+from gpucloud.domain.supervision.budget import refusal
 from gpucloud.domain.supervision.goal import rules_for
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.usecases.budgeting import bring_closer, least_usd, obey_here, standing
@@ -59,7 +60,7 @@ def budget(target: str | None, wanted: Decimal | None, *, as_json: bool) -> int:
     if as_json:
         say_json(_json(report, order))
     else:
-        say(_text(report, order))
+        say_words(_text(report, order))
     return 0
 
 
@@ -146,12 +147,13 @@ def _text(report: JobReport, order: Order) -> str:
         *unproven_rows(spend),
         ("left", format_usd(spend.left_usd)),
     ]
-    parts = [f"{report.job}: {report.status.value}", table(rows)]
+    parts = [f"{report.job}: {condition_word(report)}", table(rows)]
     if order.budget_changes:
-        heads = ("changed", "by", "from", "to")
+        heads = ("changed (UTC)", "by", "from", "to")
         parts.append(table([heads, *map(_row, order.budget_changes)]))
     return "\n\n".join(parts)
 
 
 def _row(change: BudgetChange) -> tuple[str, ...]:
-    return f"{change.at:%Y-%m-%d %H:%M:%S}", change.by, plain_usd(change.old_usd), plain_usd(change.new_usd)
+    sums = (f"{plain_amount(usd)} USD" for usd in (change.old_usd, change.new_usd))
+    return f"{change.at:%Y-%m-%d %H:%M:%S}", change.by, *sums

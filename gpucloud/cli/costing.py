@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from gpucloud.cli.bills import charge_json, cost_json, cost_text, rows_json, rows_text
-from gpucloud.cli.render import say, say_json, tell, usd
+from gpucloud.cli.render import say, say_json, say_words, tell, usd
 from gpucloud.cli.target import known_job, report_or_line
 from gpucloud.cli.use import progress_of_report
 from gpucloud.domain.costs import Grouping, Item, Row, after, grouped, grouping
@@ -72,7 +72,7 @@ def _cost(targets: Sequence[str], asked: Asked, *, as_json: bool) -> int:
         rows = grouped(counted, by)
         say(rows_text(by.heads, rows) if rows else "nothing was spent")
     else:
-        say(cost_text(reports[0], by.heads, grouped(counted, by)))
+        say_words(cost_text(reports[0], by.heads, grouped(counted, by)))
     return 0
 
 

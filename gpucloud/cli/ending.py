@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from gpucloud.cli.entering import means_to_end
 from gpucloud.cli.interrupts import Interrupts, Leave, obeyed
 from gpucloud.cli.onlookers import Onlooker, onlooker
-from gpucloud.cli.render import say, say_json, tell
+from gpucloud.cli.render import say_json, say_words, tell
 from gpucloud.cli.reports import report_json, report_text
 from gpucloud.cli.supervising import bring_stored_home, say_what_lives
 from gpucloud.cli.target import known_job
@@ -212,6 +212,6 @@ def _prove_empty(cloud: Gpucloud, known: KnownJob, asker: Asker, *, as_json: boo
     if as_json:
         say_json({**report_json(report), "left_over": []})
     else:
-        say(report_text(report))
+        say_words(report_text(report))
         tell("listed again: no machines, no node group")
     return 0

@@ -26,12 +26,16 @@ from gpucloud.usecases.quotas import Need
 _BARS = "▁▂▃▄▅▆▇█"
 _NEVER = (Saving.NONE, Saving.NOTHING)
 _OTHERWISE = (*_NEVER, Saving.DIRECTORY)
+_SPARE = ("zones", "work", "9 in 10 below", "GPUs")
 _MUCH_CHEAPER = Decimal("0.8")
 _FAR = 2.0  # a budget further above everything else would press it flat
 
 
-def estimate_text(job: Job, estimate: Estimate, *, sparkline: bool, protection: Protection | None = None) -> str:
-    """Return the estimate: the plan, what is to be expected, what else there is; with a small curve on a terminal."""
+def estimate_text(job: Job, estimate: Estimate, *, width: int | None, protection: Protection | None = None) -> str:
+    """Return the estimate: the plan, what is to be expected, what else there is.
+
+    `width` is a terminal's, which has a small curve too; None for what is none.
+    """
     rows = plan_rows(estimate.plan)
     rows = {"machines": rows.pop("machines"), **dict(_memory_rows(job, estimate)), **rows}
     rows |= dict(_expected_rows(job, estimate))
@@ -40,11 +44,11 @@ def estimate_text(job: Job, estimate: Estimate, *, sparkline: bool, protection: 
         if protection.saving in _OTHERWISE:
             rows.pop("beside", None)  # what is saved, and how often, is the script's own affair
     quotas = _quota_texts(estimate.quotas)
-    parts = [labelled(f"plan for {estimate.plan.job}", rows), *quotas]
-    parts.append(table([*_candidate_rows(estimate.candidates)]))
+    parts = [labelled(f"plan for {estimate.plan.job}", rows, width), *quotas]
+    parts.append(table([*_candidate_rows(estimate.candidates)], _SPARE))
     if len(estimate.policies) > 1:
         parts.append(table([*_policy_rows(estimate)]))
-    if sparkline and len(estimate.curve) > 1:
+    if width is not None and len(estimate.curve) > 1:
         parts.append(_sparkline(estimate.curve))
     remarks = [*_sources(job, estimate)]
     if protection is not None and protection.saving in _NEVER and estimate.outlook is not None:

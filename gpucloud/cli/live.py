@@ -15,6 +15,7 @@ from rich.text import Text
 from gpucloud.cli.bars import FirstRank
 from gpucloud.cli.bills import money_line
 from gpucloud.cli.progress import Snapshot, snapshot
+from gpucloud.cli.render import folded
 from gpucloud.cli.use import headline, use_rows
 from gpucloud.domain.agentstatus import UNTOLD
 from gpucloud.domain.ledger import Spend
@@ -33,6 +34,8 @@ _BAR, _GAP = 24, 2
 _FRAME = 4
 """The panel's two edges with the blanks inside them."""
 _MOST_BARS = 4
+_STORY = " " * len("12:34:56 ")
+"""What a line of the story goes on behind."""
 
 
 class LiveOnlooker:
@@ -71,7 +74,10 @@ class LiveOnlooker:
 
     def story(self, line: str) -> None:
         """Print the line above the panel."""
-        self._print(Text(f"{datetime.now(timezone.utc):%H:%M:%S} ", style="dim") + Text(set_off(line)))
+        lines = set_off(f"{datetime.now(timezone.utc):%H:%M:%S} {line}").split("\n")
+        first, *rest = "\n".join(folded(one, self._console.width, _STORY) for one in lines).split("\n")
+        time, told = first[: len(_STORY)], first[len(_STORY) :]
+        self._print(Text(time, style="dim") + Text("\n".join([told, *rest])))
 
     def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
         """Draw the panel anew."""
@@ -145,7 +151,7 @@ def _nobody(report: JobReport) -> str:
 def _panel(now: Snapshot, moving: tuple[str, ...], width: int) -> Panel:
     title = f"{now.job} · attempt {now.attempt}" if now.attempt else now.job
     bars = [Text(in_one_line(row), style="dim", no_wrap=True, overflow="ellipsis") for row in moving[:_MOST_BARS]]
-    shown = Group(_progress(now, width - _FRAME), *bars, _money(now), _nodes(now))
+    shown = Group(_progress(now, width - _FRAME), *bars, _money(now, width - _FRAME), _nodes(now))
     return Panel(shown, title=title, title_align="left", width=width)
 
 
@@ -182,8 +188,9 @@ def _uncut(columns: int) -> Table:
     return grid
 
 
-def _money(now: Snapshot) -> Text:
-    return Text(f"spent {money_line(now.spend)}", no_wrap=True, overflow="ellipsis")
+def _money(now: Snapshot, width: int) -> Text:
+    whole, short = (f"spent {money_line(now.spend, is_short=is_short)}" for is_short in (False, True))
+    return Text(whole if len(whole) <= width else short, no_wrap=True, overflow="ellipsis")
 
 
 def _nodes(now: Snapshot) -> Table:

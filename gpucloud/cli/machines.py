@@ -8,15 +8,18 @@ from gpucloud.wiring import Gpucloud, KnownJob
 
 
 def one_node(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
-    """Return the node that is meant; the first one without a name."""
+    """Return the node that is meant, by its name or the beginning that tables have of it; without one the first."""
     asker = cloud.asker(known)
     listed = asker.group.describe(group_of(cloud, known)).alive
     running = [node for node in listed if node.state is NodeState.RUNNING]
     if not running:
         raise UsageError(f"{known.name} has no machine that is up", hint=f"gpucloud status {known.name}")
-    found = [node for node in running if node_id is None or node.id == node_id]
-    if not found:
-        raise UsageError(f"{known.name} has no node {node_id}", hint=f"one of {', '.join(n.id for n in running)}")
+    if node_id is None:
+        return running[0]
+    found = [node for node in running if node.id.startswith(node_id)]
+    if len(found) != 1:
+        why = "has no node" if not found else "has several nodes that begin with"
+        raise UsageError(f"{known.name} {why} {node_id}", hint=f"one of {', '.join(n.id for n in running)}")
     return found[0]
 
 

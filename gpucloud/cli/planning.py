@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from gpucloud.cli.estimates import deadline_chart, estimate_json, estimate_text
-from gpucloud.cli.render import say, say_json, tell
+from gpucloud.cli.render import say_json, say_words, tell, width_of
 from gpucloud.cli.target import read_target
 from gpucloud.cli.training import introduce, remark, warn
 from gpucloud.domain.errors import CredentialsError
@@ -28,7 +28,7 @@ def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bo
     if as_json:
         say_json(estimate_json(job, estimate, protection))
     else:
-        say(estimate_text(job, estimate, sparkline=sys.stdout.isatty(), protection=protection))
+        say_words(estimate_text(job, estimate, width=width_of(sys.stdout), protection=protection))
     if plot is not None:
         tell(f"drawn: {plot}")
     warn(protection)

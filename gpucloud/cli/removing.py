@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.target import called, known_job
+from gpucloud.cli.use import condition_word
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.quantities import format_size
 from gpucloud.usecases.checkpoints import Shelf
@@ -67,7 +68,9 @@ def _forget(cloud: Gpucloud, known: KnownJob, jobs: JobStore) -> None:
 def _require_over(cloud: Gpucloud, known: KnownJob, name: str) -> None:
     state = cloud.asker(known).state()
     if not state.status.ended or not state.torn_down:
-        raise UsageError(f"{known.name} is not over: {state.status.value}", hint=f"gpucloud down {name}")
+        ended = "it has ended, and is not torn down"
+        word = ended if state.status.ended else condition_word(cloud.asker(known).report())
+        raise UsageError(f"{known.name} is not over: {word}", hint=f"gpucloud down {name}")
     if left := leftovers(cloud, known):
         raise UsageError(f"of {known.name} is still listed: {', '.join(left)}", hint=f"gpucloud down {name}")
     if cloud.has_stored_outputs(known):

@@ -6,13 +6,12 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, TextIO
 
+from gpucloud.cli.help import GROUPS
 from gpucloud.domain import codec
 from gpucloud.domain.errors import GpucloudError, JobFileError
 from gpucloud.domain.offer import Pool
@@ -22,9 +21,13 @@ from gpucloud.domain.state import Quarantine
 VERSION = 1
 _ID = re.compile(r"\bi-[0-9a-f]{17}\b")
 _SHORT_ID = 10
-_LEAST_NEEDED = ("from", "seconds")
-"""Columns that go where a terminal has no room; `--json` and `--csv` have them."""
 _LEAST_ROOM = 16
+_USUAL_COLUMNS = 80
+_TOKEN = re.compile(
+    rf"gpucloud (?:{'|'.join(name for commands in GROUPS.values() for name in commands)})\b[^·;,`]*[^\s·;,`][;,]?"
+    r"|(?:[^\s`]*`[^`]*`)+\S*|\S+"
+)
+"""A word; a command, and what stands between backticks, with what touches it, is one."""
 _COMMAND = re.compile(r"(##|##vso)\[")
 
 
@@ -32,6 +35,12 @@ def say(text: str) -> None:
     """Write an answer."""
     sys.stdout.write("\n".join(lines_of(text)) + "\n")
     sys.stdout.flush()
+
+
+def say_words(text: str) -> None:
+    """Write an answer for people: on a terminal, a line that has no room goes on between words."""
+    width = width_of(sys.stdout)
+    say("\n".join(folded(line, width) for line in lines_of(text)))
 
 
 def say_json(answer: dict[str, Any], *, is_one_of_many: bool = False) -> None:
@@ -46,10 +55,12 @@ def say_json(answer: dict[str, Any], *, is_one_of_many: bool = False) -> None:
 def tell(text: str) -> None:
     """Write a piece of the story, all but its first line set off, for words of others may be in it.
 
-    Where nobody can read it any more (a closed terminal), go on without.
+    On a terminal, lines go on between words; a hint stays one line, for it is copied. Where nobody can read it any more
+    (a closed terminal), go on without.
     """
     try:
-        sys.stderr.write(set_off(text) + "\n")
+        width = width_of(sys.stderr)
+        sys.stderr.write("\n".join(folded(line, width) for line in set_off(text).split("\n")) + "\n")
         sys.stderr.flush()
     except OSError:
         silence()
@@ -84,21 +95,57 @@ def error_json(error: GpucloudError) -> dict[str, Any]:
     }
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows in columns, two spaces apart; machines' ids are short where a terminal has no room for them whole."""
-    return fitted(rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+def width_of(stream: TextIO) -> int | None:
+    """Return how many columns the terminal has that is written to, None for what is no terminal."""
+    if not stream.isatty():
+        return None
+    told = os.environ.get("COLUMNS", "")
+    try:
+        own = int(told) if told.isdigit() else os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        own = 0
+    return own or _USUAL_COLUMNS
 
 
-def fitted(rows: Sequence[Sequence[str]], width: int | None) -> str:
+def folded(line: str, width: int | None, indent: str | None = None) -> str:
+    """Return the line in as many as a terminal so wide has room for, broken between words; as it is for no terminal.
+
+    What is copied from it stays right: what stands between backticks is not broken, nor is a hint. `indent` is what
+    the others begin with, two columns more than the first without it.
+    """
+    if width is None or len(line) <= width or line.startswith("hint: "):
+        return line
+    blank = line[: len(line) - len(line.lstrip())]
+    indent = f"{blank}  " if indent is None else indent
+    told, at = [blank], len(blank)
+    for word in _TOKEN.finditer(line):
+        gap = line[at : word.start()]
+        if told[-1].strip() and len(told[-1]) + len(gap) + len(word[0]) > width:
+            told.append(indent + word[0])
+        else:
+            told[-1] += gap + word[0]
+        at = word.end()
+    return "\n".join(told)
+
+
+def table(rows: Sequence[Sequence[str]], spare: Sequence[str] = ()) -> str:
+    """Return rows in columns, two spaces apart; machines' ids are short where a terminal has no room for them whole.
+
+    `spare` are heads of columns that go then, in that order.
+    """
+    return fitted(rows, width_of(sys.stdout), spare)
+
+
+def fitted(rows: Sequence[Sequence[str]], width: int | None, spare: Sequence[str] = ()) -> str:
     """Return rows in columns for so wide a terminal, None for no terminal.
 
-    What does not fit has ids of ten characters, if those tell machines apart, then goes without columns that are
-    needed least, then the last column goes on between words in lines of its own.
+    What does not fit has ids of ten characters, if those tell machines apart, then goes without the spare columns,
+    then the last column goes on between words in lines of its own.
     """
     lines = [[in_one_line(cell) for cell in row] for row in rows]
     if width is not None and _width(lines) > width:
         lines = _with_short_ids(lines)
-    for head in _LEAST_NEEDED:
+    for head in spare:
         if width is not None and lines and head in lines[0] and _width(lines) > width:
             at = lines[0].index(head)
             lines = [[*line[:at], *line[at + 1 :]] for line in lines]
@@ -107,7 +154,9 @@ def fitted(rows: Sequence[Sequence[str]], width: int | None) -> str:
     if width is None or not lines or len(lines[0]) < 2:
         return "\n".join(told)
     before = sum(len(column[0]) + 2 for column in columns[:-1])
-    return "\n".join(_folded(line, before, width) for line in told)
+    if width - before < _LEAST_ROOM:
+        return "\n".join(told)
+    return "\n".join(folded(line, width, " " * before) for line in told)
 
 
 def _width(lines: Sequence[Sequence[str]]) -> int:
@@ -119,15 +168,6 @@ def _with_short_ids(lines: list[list[str]]) -> list[list[str]]:
     if len({one[:_SHORT_ID] for one in ids}) < len(ids):
         return lines
     return [[_ID.sub(lambda found: found[0][:_SHORT_ID], cell) for cell in line] for line in lines]
-
-
-def _folded(line: str, before: int, width: int) -> str:
-    """Return a line whose last column goes on below itself, where there is room for a few words."""
-    room = width - before
-    if len(line) <= width or room < _LEAST_ROOM:
-        return line
-    words = textwrap.wrap(line[before:], room, break_long_words=False, break_on_hyphens=False)
-    return f"\n{' ' * before}".join([line[:before] + words[0], *words[1:]])
 
 
 def usd(amount: Decimal) -> str:

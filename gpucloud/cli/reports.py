@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from gpucloud.cli.bills import charges_text, plain_amount, spend_json, spend_text
-from gpucloud.cli.render import pool_json, quarantine_json, table, usd
+from gpucloud.cli.render import folded, pool_json, quarantine_json, table, usd
 from gpucloud.cli.use import condition_word, progress_of_report, step_words, use_json, use_rows
 from gpucloud.domain import codec
 from gpucloud.domain.agentstatus import Progress
@@ -23,13 +23,13 @@ from gpucloud.usecases.report import JobReport
 from gpucloud.usecases.story import course_line, missing_line
 
 
-def plan_text(plan: Plan, protection: Protection) -> str:
-    """Return the plan: what, at what price, the ceiling, and how the script saves."""
+def plan_text(plan: Plan, protection: Protection, width: int | None = None) -> str:
+    """Return the plan: what, at what price, the ceiling, and how the script saves; for a terminal so wide."""
     rows = {**plan_rows(plan), "saves": protection.row}
     others = [f"{o.pool} {format_usd(o.usd_per_hour)}" for o in plan.others]
     if others:
         rows["next"] = f"{'; '.join(others)} a node"
-    return labelled(f"plan for {plan.job}", rows)
+    return labelled(f"plan for {plan.job}", rows, width)
 
 
 def plan_rows(plan: Plan) -> dict[str, str]:
@@ -45,9 +45,10 @@ def plan_rows(plan: Plan) -> dict[str, str]:
     }
 
 
-def labelled(title: str, rows: Mapping[str, str]) -> str:
-    """Return lines under a title, their labels in a column."""
-    return "\n".join([title, *(f"  {label:<10} {text}" for label, text in rows.items())])
+def labelled(title: str, rows: Mapping[str, str], width: int | None = None) -> str:
+    """Return lines under a title, their labels in a column; for a terminal so wide, None for none."""
+    behind = " " * len(f"  {'':<10} ")
+    return "\n".join([title, *(folded(f"  {label:<10} {text}", width, behind) for label, text in rows.items())])
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -149,10 +150,13 @@ def _tables(report: JobReport) -> list[str]:
     if report.charges:
         parts.append(charges_text(report.charges))
     if report.cooldowns:
-        rows = [("passed over", "until", "why"), *map(_cooldown_row, report.cooldowns)]
+        rows = [("passed over", "until (UTC)", "why"), *map(_cooldown_row, report.cooldowns)]
         parts.append(table(rows))
     if report.quarantined:
-        rows = [("bad node", "since", "why"), *((q.node_id, f"{q.at:%H:%M:%S}", q.why) for q in report.quarantined)]
+        rows = [
+            ("bad node", "since (UTC)", "why"),
+            *((q.node_id, f"{q.at:%H:%M:%S}", q.why) for q in report.quarantined),
+        ]
         parts.append(table(rows))
     if report.standing:
         parts.append(table(use_rows(report)))

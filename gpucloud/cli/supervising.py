@@ -9,7 +9,7 @@ from functools import partial
 from gpucloud.cli.entering import means_to_go_on
 from gpucloud.cli.interrupts import Interrupts, obeyed
 from gpucloud.cli.onlookers import Onlooker, onlooker
-from gpucloud.cli.render import say, say_json, tell
+from gpucloud.cli.render import say_json, say_words, tell
 from gpucloud.cli.reports import report_json, report_text
 from gpucloud.cli.target import Target, called
 from gpucloud.domain.errors import LandingRefused, StoreError
@@ -96,7 +96,7 @@ def answer(report: JobReport, *, as_json: bool) -> int:
     if as_json:
         say_json(report_json(report))
     else:
-        say(report_text(report))
+        say_words(report_text(report))
     return report.exit_code or 0
 
 

@@ -10,7 +10,7 @@ from decimal import Decimal
 
 from gpucloud.cli.interrupts import Detach, Leave
 from gpucloud.cli.launching import detach, launch
-from gpucloud.cli.render import tell
+from gpucloud.cli.render import tell, width_of
 from gpucloud.cli.reports import plan_text
 from gpucloud.cli.supervising import Begun, answer, bring_stored_home, run, say_what_lives
 from gpucloud.cli.target import Target, read_target
@@ -194,7 +194,7 @@ def begin(cloud: Gpucloud, read: Target, wishes: Wishes) -> Begun:
         _say_what_it_follows(prospect)
         if prospect.plan is not None:
             cloud.home.require_room(MINIMUM_FREE_BYTES if read.job.cloud is Cloud.LOCAL else 0)
-            for line in plan_text(prospect.plan, protection).splitlines():
+            for line in plan_text(prospect.plan, protection, width_of(sys.stderr)).splitlines():
                 tell(line)
             if not read.job.trial:
                 warn(protection)

@@ -115,7 +115,7 @@ def answer(capsys, *targets, **asked):
 
 def test_a_jobs_cost_is_a_table_by_attempt_and_what_is_left(home, capsys):
     assert said(capsys, "vision") == (
-        "attempt  from              machine hours   compute      disk   address  transfer       USD\n"
+        "attempt  from (UTC)        machine hours   compute      disk   address  transfer       USD\n"
         "1        2026-11-10 23:00           1.00  0.360000  0.100000  0.005000  0.250000  0.715000  partly estimated\n"
         "2        2026-11-11 00:00           2.00  0.720000  0.200000  0.010000  0.000000  0.930000\n"
         "total                               3.00  1.080000  0.300000  0.015000  0.250000  1.645000\n"

@@ -106,7 +106,7 @@ def test_a_deadline_on_spot_machines_alone_may_be_missed() -> None:
     assert found.outlook is not None
     assert found.outlook.missed > 0
     assert found.policy is None
-    assert "depends on spot machines alone" in estimate_text(spot, found, sparkline=False)
+    assert "depends on spot machines alone" in estimate_text(spot, found, width=None)
 
 
 def test_a_quota_that_holds_nothing_on_demand_refuses_a_deadline() -> None:
@@ -128,7 +128,7 @@ def test_machines_that_nobody_takes_cost_what_they_cost() -> None:
     assert found.outlook is not None
     assert (found.outlook.mean_usd, found.outlook.windows) == (Decimal("3.66"), 0)  # 0.3 · 12.2
     assert found.quotas == ()
-    assert "expected   3.66 USD\n" in estimate_text(local, found, sparkline=False)
+    assert "expected   3.66 USD\n" in estimate_text(local, found, width=None)
 
 
 def test_a_long_job_is_replayed_shorter() -> None:
@@ -171,14 +171,14 @@ def test_a_job_that_may_go_on_demand_and_has_no_deadline_asks_no_policy() -> Non
     assert (found.policy, found.policies) == (None, ())
     assert found.outlook is not None
     assert found.outlook.missed == 0
-    text = estimate_text(undated, found, sparkline=False)
+    text = estimate_text(undated, found, width=None)
     assert "spot after each loss, and on demand to the end once no zone has any" in text
     assert "uniform" not in text
 
 
 def test_a_gang_is_said_to_come_and_go_together() -> None:
     pair = replace(JOB, resources=Resources(nodes=2, market=MarketPolicy.AUTO))
-    text = estimate_text(pair, estimated(pair, V100), sparkline=False)
+    text = estimate_text(pair, estimated(pair, V100), width=None)
     assert "recorded with one machine: all 2 are taken to come and go together" in text
 
 
@@ -198,7 +198,7 @@ def test_what_checkpoints_cost_in_s3_is_said_with_the_interval_that_costs_least(
     assert found.stored is not None
     assert found.stored.size == 84 * 10**9
     assert found.stored.cheapest_usd < found.stored.usd / 2
-    text = estimate_text(job, found, sparkline=False)
+    text = estimate_text(job, found, width=None)
     assert "saves of 78.2 GiB, in no budget; `checkpoint: {every: " in text
     assert "what is stored in S3 comes beside" in text
 
@@ -211,7 +211,7 @@ def test_tokens_make_the_cheapest_training_the_best_machine() -> None:
     # An hour of H100 costs 1.6 times as much, and computes 3.2 times as much.
     assert [one.offer.gpu for one in found.candidates] == ["H100", "A100"]
     assert found.saves is not None
-    text = estimate_text(job, found, sparkline=False)
+    text = estimate_text(job, found, width=None)
     assert "model      7.0B bf16 adamw fsdp over 8 GPUs" in text
     assert "= 18.8 GB of 80 on each; activations are not counted without `seq:`" in text
     assert "saves      every " in text
@@ -219,7 +219,7 @@ def test_tokens_make_the_cheapest_training_the_best_machine() -> None:
 
 def test_a_gpu_without_the_models_precision_has_no_time() -> None:
     job = replace(JOB, work=None, deadline=None, model=Model(params=10**8, tokens=10**9))
-    text = estimate_text(job, estimated(job, V100), sparkline=False)
+    text = estimate_text(job, estimated(job, V100), width=None)
     assert "work       not known: there is no peak in bf16 for V100; `work: 48h` says it" in text
 
 
@@ -227,7 +227,7 @@ def test_a_job_of_unknown_work_is_told_how_to_say_it() -> None:
     job = replace(JOB, work=None)
     found = estimated(job, V100)
     assert (found.outlook, found.curve, found.saves) == (None, (), None)
-    text = estimate_text(job, found, sparkline=True)
+    text = estimate_text(job, found, width=200)
     assert "work       not known: `work: 48h`, or `model: {tokens: 300B}`, makes time and cost known" in text
     with pytest.raises(UsageError, match="nothing to draw"):
         deadline_chart(job, found)
@@ -240,7 +240,7 @@ def test_a_deadline_that_cannot_be_kept_refuses_the_plan() -> None:
 
 
 def test_the_text_says_what_to_expect_and_where_it_comes_from(estimate: Estimate) -> None:
-    text = estimate_text(JOB, estimate, sparkline=True)
+    text = estimate_text(JOB, estimate, width=200)
     assert "work       12 h: `work:` in the job file" in text
     assert "; on demand 36.60 USD" in text
     assert "the deadline is after 16 h" in text
@@ -248,7 +248,7 @@ def test_the_text_says_what_to_expect_and_where_it_comes_from(estimate: Estimate
     assert "quota: 8 vCPUs of 'All spot' in us-east-1, 0 of 999 in use" in text
     assert "expected cost by deadline, with `market: auto`: █" in text
     assert "p3.2xlarge (1 × V100) in 9 zones, 44 d 20 h from 2023-02-16 on (p3.2xlarge-2023-02)" in text
-    assert "expected cost by deadline" not in estimate_text(JOB, estimate, sparkline=False)
+    assert "expected cost by deadline" not in estimate_text(JOB, estimate, width=None)
 
 
 def test_the_json_has_every_number(estimate: Estimate) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from gpucloud.cli.render import fitted
+import pytest
+
+from gpucloud.cli.render import fitted, folded
+from gpucloud.cli.reports import labelled
 
 ROWS = (
     ("node", "what", "USD", "why"),
@@ -43,4 +46,28 @@ def test_no_rows_and_one_column_are_as_they_are() -> None:
 
 def test_columns_that_are_needed_least_go_before_a_fold() -> None:
     rows = (("node", "what", "from", "USD"), ("i-0b2d6461083273350", "local.p2.xlarge spot", "12:00:00", "0.0045"))
-    assert fitted(rows, 48).splitlines()[1] == "i-0b2d6461  local.p2.xlarge spot  0.0045"
+    assert fitted(rows, 48, ("from",)).splitlines()[1] == "i-0b2d6461  local.p2.xlarge spot  0.0045"
+
+
+@pytest.mark.parametrize(
+    ("line", "lines"),
+    [
+        ("next  a spot in b 3.35 USD; c spot", ["next  a spot in b", "  3.35 USD; c spot"]),
+        ("  a script that says nothing", ["  a script that says", "    nothing"]),
+        ("say `gpucloud train JOB --keep`, now", ["say", "  `gpucloud train JOB --keep`,", "  now"]),
+        ("it failed · gpucloud logs held · mend", ["it failed ·", "  gpucloud logs held", "  · mend"]),
+        ("hint: gpucloud budget small 0.27 USD", ["hint: gpucloud budget small 0.27 USD"]),
+        ("averyveryverylongwordthatis one", ["averyveryverylongwordthatis", "  one"]),
+        ("short", ["short"]),
+    ],
+)
+def test_a_line_goes_on_between_words_and_no_command_is_broken(line: str, lines: list[str]) -> None:
+    assert folded(line, 20).splitlines() == lines
+    assert folded(line, None) == line
+
+
+def test_labels_stand_alone_in_their_column() -> None:
+    assert (
+        labelled("plan", {"next": "a spot in b; c spot in d"}, 28)
+        == "plan\n  next       a spot in b; c\n             spot in d"
+    )

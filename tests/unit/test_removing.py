@@ -29,6 +29,7 @@ def test_a_job_whose_machines_are_up_is_refused(outside: Outside) -> None:
     give(outside, "train", "small.yaml", "--keep")
     refused = give(outside, "rm", JOB, "--yes", "--with-checkpoints")
     assert (refused.code, f"hint: gpucloud down {JOB}" in refused.stderr) == (2, True)
+    assert "small is not over: it has ended, and is not torn down" in refused.stderr
     assert JobStore(outside.store, JOB).load() is not None
 
 
