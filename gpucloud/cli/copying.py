@@ -90,7 +90,7 @@ def _refuse(found: Listing, there: _There, *, recursive: bool) -> None:
         hint = f"did you mean {there.job}:{near}?" if near else f"gpucloud ssh {there.job} -- ls {found.base}"
         raise UsageError(f"there is no {path} on the node", hint=hint)
     if found.asked_folders and not recursive:
-        raise UsageError(f"{found.asked_folders[0]} is a folder", hint=f"gpucloud cp -r {there.job}:{there.path} …")
+        raise UsageError(f"{found.asked_folders[0]} is a folder", hint=f"gpucloud cp -r {there.job}:{there.path} .")
 
 
 def _place(found: Listing, written: str, target: Path) -> tuple[Path, Callable[[str], str]]:
@@ -161,7 +161,10 @@ def _from_store(
         hint = f"did you mean {known.name}:@store/{near[0]}?" if near else f"gpucloud cp -r {known.name}:@store here"
         raise UsageError(f"the store has no {wanted} of {known.name}", hint=hint)
     if keys != [wanted] and not recursive:
-        raise UsageError(f"@store/{wanted} is a folder of {len(keys)} objects", hint="gpucloud cp -r …")
+        raise UsageError(
+            f"@store/{wanted} is a folder of {len(keys)} objects",
+            hint=f"gpucloud cp -r {known.name}:@store/{wanted} {target}",
+        )
     below, place_of = _store_place(wanted, target, is_folder=keys != [wanted])
     files, refused = fitting({key: place_of(key) for key in keys})
     moved = 0

@@ -45,7 +45,10 @@ def _job(target: str | None, *, full: bool, as_json: bool) -> int:
     finally:
         world.shell.close()
     if not found:
-        raise UsageError(f"{known.name} has no machine that is up", hint=f"gpucloud up {known.name}")
+        raise UsageError(
+            f"{known.name} has no machine that is up",
+            hint=f"gpucloud {'status' if state.status.ended else 'up'} {known.name}",
+        )
     fit = all(one.checked is not None and is_fit(one.checked) for one in found)
     if as_json:
         say_json({"job": known.name, "nodes": [_node_json(one) for one in found], "fit": fit})

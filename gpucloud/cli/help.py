@@ -9,6 +9,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from gpucloud.domain.errors import UsageError
+
 GROUPS = {
     "Start": {
         "init": "Write a job file",
@@ -76,6 +78,16 @@ EXAMPLES = {
     "completion": 'eval "$(gpucloud completion bash)"',
 }
 
+_SAID_ELSEWHERE = {
+    **dict.fromkeys(("ls", "list", "ps", "jobs", "queue"), "gpucloud status lists all jobs"),
+    **dict.fromkeys(("stop", "kill", "cancel", "end", "destroy"), "gpucloud down JOB saves and ends a job"),
+    **dict.fromkeys(("run", "launch", "start", "submit"), "gpucloud train runs a job"),
+    **dict.fromkeys(("delete", "remove"), "gpucloud rm JOB deletes what is kept of a job"),
+    **dict.fromkeys(("exec", "shell"), "gpucloud ssh JOB opens a shell on a machine"),
+    "version": "gpucloud --version",
+}
+"""Commands of other tools, and what is one here."""
+
 _METAVARS = (
     (re.compile(r" <list\[(str|int)\]>| <str>"), " TEXT"),
     (re.compile(r" <(int|float)( range)?>"), " N"),
@@ -113,6 +125,16 @@ class Group(TyperGroup):
         """Write the usage, and an example under it."""
         super().format_usage(ctx, formatter)
         _write_example(ctx, formatter)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command; UsageError for one that is called so elsewhere, and for `help`, with what is meant."""
+        word = args[0] if args else ""
+        if word == "help":
+            meant = " ".join(["gpucloud", *args[1:], "--help"])
+            raise UsageError("help is an option here", hint=meant)
+        if word in _SAID_ELSEWHERE:
+            raise UsageError(f"there is no command {word!r}", hint=_SAID_ELSEWHERE[word])
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write each group with its commands."""

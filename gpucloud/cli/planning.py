@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpucloud.cli.estimates import deadline_chart, estimate_json, estimate_text
 from gpucloud.cli.render import say_json, say_words, tell, width_of
-from gpucloud.cli.target import read_target
+from gpucloud.cli.target import of_another_file, read_target
 from gpucloud.cli.training import introduce, remark, warn
 from gpucloud.domain.errors import CredentialsError
 from gpucloud.domain.job import Cloud, Job
@@ -18,7 +18,8 @@ from gpucloud.wiring import Gpucloud, look
 def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bool) -> int:
     """Say what would be rented and what it costs; nothing is made. Return the exit code."""
     cloud = Gpucloud()
-    job = read_target(cloud, target, on).job
+    read = read_target(cloud, target, on)
+    job = read.job
     protection = protection_of(job, look(job.code, job.run))
     drawn = cloud.plot(plot) if plot is not None else None
     offline = not _is_known(cloud, job)
@@ -32,6 +33,8 @@ def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bo
     if plot is not None:
         tell(f"drawn: {plot}")
     warn(protection)
+    if (other := of_another_file(cloud, read)) is not None:
+        tell(f"warning: {other.name} is a run of {other.file}: `gpucloud train` asks for another name, or for --adopt")
     if not offline:
         remark(cloud, job, estimate.plan)
     else:

@@ -53,6 +53,8 @@ def known_job(cloud: Gpucloud, target: str | None) -> KnownJob:
     """
     if target is not None and not _is_file(target):
         return _newest(cloud, _run_named(cloud, target), target)
+    if target is None and not Path(DEFAULT_FILE).is_file():
+        raise _nothing_named(cloud)
     read = read_target(cloud, target)
     elsewhere = _started_elsewhere(cloud, read)
     if elsewhere is not None:
@@ -60,9 +62,31 @@ def known_job(cloud: Gpucloud, target: str | None) -> KnownJob:
     found = current_run(cloud.store(read.job), read.job.name, cloud.clock)
     if found is None:
         raise UsageError(f"{read.job.name} was never started", hint=f"gpucloud train {target or ''}".strip())
-    way = f"{found.name} alone, without a file, is that run"
+    own = [one for one in cloud.home.known() if one.file == read.file.resolve()]
+    mine = (
+        f", {called(cloud, max(own, key=lambda one: run_of(read.job.name, one.name) or 0))} this file's" if own else ""
+    )
+    way = f"named instead of the file, {called(cloud, cloud.known(read.job, found.name, read.file))} is that run{mine}"
     require_own(found, read.job, sha256_of(read.spec), cloud.home.identity, way)
     return cloud.known(read.job, found.name, read.file)
+
+
+def of_another_file(cloud: Gpucloud, read: Target) -> KnownJob | None:
+    """Return the known job of that name which another file, that is still there, has begun: `train` refuses that."""
+    known = cloud.home.find(read.job.name)
+    if known is None or not known.file.is_file() or known.file.samefile(read.file):
+        return None
+    return known
+
+
+def _nothing_named(cloud: Gpucloud) -> UsageError:
+    names = [known.name for known in cloud.home.known()]
+    if not names:
+        return UsageError(f"there is no file {DEFAULT_FILE}", hint="gpucloud init writes one")
+    some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return UsageError(
+        f"no job is named, and there is no {DEFAULT_FILE} here", hint=f"name one: {some}; gpucloud status lists them"
+    )
 
 
 def called(cloud: Gpucloud, known: KnownJob) -> str:

@@ -175,7 +175,8 @@ class Starter:
         """
         found = current_run(self.store, job.name, self.clock)
         if found is not None and not asked.adopts:
-            way = f"gpucloud train {job.source.name} --adopt takes that run over"
+            does = "begins its next run" if is_closed(found.given.order, found.state) else "takes that run over"
+            way = f"gpucloud train {job.source.name} --adopt {does}"
             require_own(found, job, sha256_of(spec), self.host, way)
         if found is not None and not is_closed(found.given.order, found.state):
             return self._continue(job, spec, asked, found, check)

@@ -111,7 +111,8 @@ def test_two_job_files_of_one_name_do_not_go_on_with_each_others_weights(starter
     stands = "succeeded" if is_over else "unfinished"
     with pytest.raises(UsageError, match=f"digits is a run of {files[0]}, {stands}, and ") as refused:
         starter.start(other, SPEC)
-    assert refused.value.hint == "name: digits-b in this file; gpucloud train digits.yaml --adopt takes that run over"
+    does = "begins its next run" if is_over else "takes that run over"
+    assert refused.value.hint == f"name: digits-b in this file; gpucloud train digits.yaml --adopt {does}"
     assert starter.start(other, SPEC, Asked(adopts=True)).name == ("digits-2" if is_over else "digits")
 
     files[0].unlink()  # moved

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.cli.app import app
 from gpucloud.cli.help import EXAMPLES, GROUPS
+from gpucloud.domain.errors import UsageError
 
 
 def test_every_command_stands_in_one_group_with_a_short_summary() -> None:
@@ -73,3 +74,18 @@ def test_commands_choices_jobs_and_job_files_are_completed(words: str, completed
         cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.split() == completed
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("ls", "gpucloud status lists all jobs"),
+        ("stop digits", "gpucloud down JOB saves and ends a job"),
+        ("help", "gpucloud --help"),
+        ("help local kill", "gpucloud local kill --help"),
+    ],
+)
+def test_words_of_other_tools_are_answered_with_what_is_meant(words: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        CliRunner().invoke(app, words.split(), catch_exceptions=False)
+    assert refused.value.hint == hint

@@ -13,13 +13,16 @@ import pytest
 
 from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.cli.reports import jobs_text, newest_first
-from gpucloud.cli.target import known_job, read_target
+from gpucloud.cli.target import known_job, of_another_file, read_target
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.ledger import Spend
 from gpucloud.domain.node import NO_GROUP
 from gpucloud.domain.state import JobStatus
+from gpucloud.store import open_store
+from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.report import JobReport, report
-from tests.unit.worlds import NOW, state
+from gpucloud.wiring import Gpucloud
+from tests.unit.worlds import NOW, put_job, state
 
 BASES = {"boom": "boom", "boom-2": "boom", "boom-10": "boom", "other-2": "other-2", "other": "other"}
 
@@ -85,3 +88,60 @@ def test_all_jobs_are_listed_with_the_newest_first() -> None:
         "boom-2  waiting, nobody supervises  03-01 12:09    -            -     0         0.25 of 1.00 USD\n"
         "boom    failed                      03-01 12:00    03-01 12:01  -     0         0.25 of 1.00 USD"
     )
+
+
+def test_without_a_name_and_a_file_the_known_jobs_are_named(
+    cloud: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="no job is named") as refused:
+        known_job(cloud, None)
+    assert refused.value.hint == "name one: boom-10, boom-2, boom, …; gpucloud status lists them"
+    for path in (tmp_path / "index").glob("*.json"):
+        path.unlink()
+    with pytest.raises(UsageError) as refused:
+        known_job(cloud, None)
+    assert refused.value.hint == "gpucloud init writes one"
+
+
+FILE = "name: live\nrun: train.py\nbudget: 1 USD\nresources: {nodes: 1, gpus: 1}\ncode: .\n"
+
+
+@pytest.fixture
+def two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Gpucloud, Path, Path]:
+    """Two folders with a job file of the same name; the other's run is in the store, and is the newest."""
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path / "home"))
+    cloud = Gpucloud()
+    mine, other = (tmp_path / folder / "gpucloud.yaml" for folder in ("mine", "other"))
+    for number, file in enumerate((mine, other), 1):
+        file.parent.mkdir()
+        (file.parent / "train.py").touch()
+        file.write_text(FILE)
+        name = "live" if number == 1 else "live-2"
+        jobs = JobStore(open_store(cloud.home.store), name)
+        resolved = cloud.read_job(file)
+        put_job(jobs, state(job=name), resolved=resolved, base="live", run=number, host=cloud.home.identity)
+        cloud.home.remember(KnownJob(name=name, store=jobs.store.url, file=file.resolve()))
+    return cloud, mine, other
+
+
+def test_a_file_whose_jobs_newest_run_is_another_files_is_answered_with_both_runs_names(
+    two_files: tuple[Gpucloud, Path, Path],
+) -> None:
+    cloud, mine, other = two_files
+    assert known_job(cloud, str(other)).name == "live-2"
+    with pytest.raises(UsageError, match=f"live-2 is a run of {other}") as refused:
+        known_job(cloud, str(mine))
+    assert refused.value.hint == (
+        "name: live-mine in this file; named instead of the file, live-2 is that run, live@1 this file's"
+    )
+
+
+def test_a_plan_knows_whose_name_it_is(two_files: tuple[Gpucloud, Path, Path]) -> None:
+    cloud, mine, other = two_files
+    found = of_another_file(cloud, read_target(cloud, str(other)))
+    assert found is not None
+    assert found.file == mine
+    assert of_another_file(cloud, read_target(cloud, str(mine))) is None
+    mine.unlink()  # moved
+    assert of_another_file(cloud, read_target(cloud, str(other))) is None
