@@ -6,6 +6,7 @@ import json
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from gpucloud.cli.consent import is_meant
 from gpucloud.cli.render import say, say_json, table, tell
 from gpucloud.cli.target import read_target
 from gpucloud.domain.account import QuotaRequest
@@ -114,13 +115,13 @@ def _tell_of_roles(printed: PrintedPolicies, whose: Whose, *, own_profile: bool)
         tell(
             "without roles, machines need an instance profile of your own: `aws: {instance_profile: NAME}`, whose role"
         )
-        tell("an administrator gives what `gpucloud iam policy --node` prints; name the job's file here, too")
+        tell("an administrator gives what `gpucloud iam policy --machines` prints; name the job's file here, too")
     elif whose is Whose.CALLER and not own_profile:
         name = printed.boundary_name
         tell(f"roles are made under the boundary {name} only: `gpucloud iam policy --boundary` prints it")
 
 
-def end_base(region: str | None, *, with_data: bool, as_json: bool) -> int:
+def end_base(region: str | None, *, with_data: bool, yes: bool, as_json: bool) -> int:
     """Remove what stands in a region without any job: network, roles, and with `with_data` the bucket; 30 if not all.
 
     UsageError while a job's group stands there.
@@ -132,6 +133,10 @@ def end_base(region: str | None, *, with_data: bool, as_json: bool) -> int:
     costs = aws.base_costs()
     for what, usd in costs:
         tell(f"{what}: {format_usd(usd)} a month")
+    if with_data and not yes:
+        tell("the bucket goes too, with the state, the bills and the checkpoints of all jobs in it")
+        if not is_meant("gpucloud down --base --with-data --yes"):
+            return 2
     left = aws.end_base(with_data=with_data, story=tell)
     if as_json:
         say_json({"region": aws.aws.region, "left_over": list(left)})

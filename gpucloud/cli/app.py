@@ -72,7 +72,7 @@ def simulate(  # noqa: PLR0913, PLR0917  each is an option
     target: Target = None,
     market: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--market", metavar="NAME", help="A recorded market; may be repeated."),
+        typer.Option("--recording", metavar="NAME", help="A recorded market; may be repeated."),
     ] = None,
     zones: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -451,7 +451,9 @@ def checkpoints(  # noqa: PLR0913, PLR0917  each is an option
         Optional[int],  # noqa: UP045
         typer.Option(min=0, help="Which one; what a restore takes first if left out."),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="With --export: optimizer and other state too.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--with-state", help="With --export: optimizer and other state too.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --prune: delete.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -470,13 +472,14 @@ def down(
     base: Annotated[bool, typer.Option("--base", help="End what stands on AWS without any job.")] = False,
     region: Annotated[Optional[str], typer.Option(help="With --base: where.")] = None,  # noqa: UP045
     with_data: Annotated[bool, typer.Option("--with-data", help="With --base: the bucket too, and all in it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --with-data: delete without asking.")] = False,
     as_json: Json = False,
 ) -> None:
     """Save and end a job, end its machines, and show that nothing is left."""
     if base:
         from gpucloud.cli import account
 
-        raise typer.Exit(account.end_base(region, with_data=with_data, as_json=as_json))
+        raise typer.Exit(account.end_base(region, with_data=with_data, yes=yes, as_json=as_json))
     from gpucloud.cli import ending
 
     raise typer.Exit(ending.down(target, as_json=as_json))
@@ -518,7 +521,7 @@ def gc(
     ] = None,
     region: Annotated[Optional[list[str]], typer.Option(help="On AWS, where; may be repeated.")] = None,  # noqa: UP045
     store: Annotated[Optional[str], typer.Option(help="Of jobs in this store; all known ones.")] = None,  # noqa: UP045
-    delete: Annotated[bool, typer.Option("--delete", help="Remove what was seen twice, a minute apart.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove what was seen twice, a minute apart.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Look again after that minute.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -526,7 +529,7 @@ def gc(
     from gpucloud.cli import strays
 
     clouds, regions = tuple(cloud or ()), tuple(region or ())
-    asked = strays.Sweep(clouds=clouds, regions=regions, store=store, delete=delete, wait=wait)
+    asked = strays.Sweep(clouds=clouds, regions=regions, store=store, delete=yes, wait=wait)
     raise typer.Exit(strays.gc(asked, as_json=as_json))
 
 

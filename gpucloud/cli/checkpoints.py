@@ -71,7 +71,7 @@ def _require_one(asked: Asked) -> None:
         raise UsageError(f"{given[0]} and {given[1]} are two things", hint="one of them at a time")
     for option, value, of in (
         ("--step", asked.step is not None, {"--verify", "--pull", "--export"}),
-        ("--all", asked.everything, {"--export"}),
+        ("--with-state", asked.everything, {"--export"}),
         ("--yes", asked.yes, {"--prune"}),
     ):
         if value and not of.intersection(given):

@@ -207,7 +207,7 @@ def _prove_empty(cloud: Gpucloud, known: KnownJob, asker: Asker, *, as_json: boo
         left = leftovers(cloud, known)
     if left:
         # What the same command removes is gone by now; strays that nothing of ours made are not its own.
-        raise CleanupIncomplete(f"still listed: {', '.join(left)}", hint="gpucloud gc --wait --delete")
+        raise CleanupIncomplete(f"still listed: {', '.join(left)}", hint="gpucloud gc --wait --yes")
     report = asker.report()
     if as_json:
         say_json({**report_json(report), "left_over": []})

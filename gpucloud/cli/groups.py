@@ -124,8 +124,10 @@ def quota_status(target: Target = None, as_json: Json = False) -> None:
 @iam.command("policy")
 def iam_policy(  # noqa: PLR0913, PLR0917  each by its name
     target: Target = None,
-    node: Annotated[bool, typer.Option("--node", help="The machines' policy instead of the caller's.")] = False,
-    unattended: Annotated[bool, typer.Option("--unattended", help="That of machines that drive their job.")] = False,
+    machines: Annotated[bool, typer.Option("--machines", help="The machines' policy instead of the caller's.")] = False,
+    self_driving: Annotated[
+        bool, typer.Option("--self-driving", help="That of machines that drive their job.")
+    ] = False,
     boundary: Annotated[bool, typer.Option("--boundary", help="The boundary of the roles that are made.")] = False,
     no_boundary: Annotated[
         bool, typer.Option("--no-boundary", help="The caller's, without it: that makes an administrator.")
@@ -154,13 +156,14 @@ def iam_policy(  # noqa: PLR0913, PLR0917  each by its name
         account.Whose.BOUNDARY: boundary,
         account.Whose.UNBOUNDED: no_boundary,
         account.Whose.CI: ci,
-        account.Whose.DRIVER: unattended,
-        account.Whose.NODE: node and not unattended,
+        account.Whose.DRIVER: self_driving,
+        account.Whose.NODE: machines and not self_driving,
     }
     chosen = [whose for whose, is_asked in asked.items() if is_asked]
     if len(chosen) > 1:
         raise UsageError(
-            "one policy at a time: --node, --unattended, --boundary, --no-boundary or --ci", hint="leave the others out"
+            "one policy at a time: --machines, --self-driving, --boundary, --no-boundary or --ci",
+            hint="leave the others out",
         )
     whose = chosen[0] if chosen else account.Whose.CALLER
     raise typer.Exit(account.iam_policy(target, whose, tuple(kms_key or ()), account=aws_account, region=region))

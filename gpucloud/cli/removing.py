@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
+from gpucloud.cli.consent import is_meant
 from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.target import called, known_job
 from gpucloud.cli.use import condition_word
@@ -47,7 +47,7 @@ def rm(target: str | None, *, with_checkpoints: bool, yes: bool, as_json: bool) 
             f" gpucloud checkpoints {name} --pull DIR brings one here first",
         )
     tell(f"{known.name}: {kept} in {jobs.store.url}; its costs are told no longer")
-    if not yes and not _is_meant(f"{name} --with-checkpoints" if with_checkpoints else name):
+    if not yes and not is_meant(f"gpucloud rm {name}{' --with-checkpoints' if with_checkpoints else ''} --yes"):
         return 2
     _delete(cloud, known, jobs, kept)
     _forget(cloud, known, jobs)
@@ -83,16 +83,6 @@ def _kept(jobs: JobStore) -> _Kept:
     pieces = {piece.key: piece.size for manifest in manifests if manifest is not None for piece in manifest.pieces}
     keys = jobs.store.list(f"jobs/{jobs.job}/")
     return _Kept(keys=keys, checkpoints=len(manifests), size=sum(pieces.values()))
-
-
-def _is_meant(what: str) -> bool:
-    """Ask whoever sits there; elsewhere `--yes` says so."""
-    if not sys.stdin.isatty():
-        tell(f"nothing is deleted: gpucloud rm {what} --yes")
-        return False
-    sys.stderr.write("delete it? [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _delete(cloud: Gpucloud, known: KnownJob, jobs: JobStore, kept: _Kept) -> None:

@@ -70,7 +70,7 @@ def _advise(found: tuple[Thing, ...], asked: Sweep, foreign: int) -> None:
         many = f"{foreign} thing{'' if foreign == 1 else 's'}"
         tell(f"left alone: {many} of clusters of other stores, or not tagged to the letter")
     if found and not asked.delete:
-        tell("nothing was removed; `gpucloud gc --delete` removes what was seen as a stray twice, a minute apart")
+        tell("nothing was removed; `gpucloud gc --yes` removes what was seen as a stray twice, a minute apart")
     elif found:
         tell("what is listed was seen for the first time, or could not be removed: the same again in a minute")
 

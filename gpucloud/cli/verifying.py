@@ -48,7 +48,7 @@ def verify_resume(
     if not imports_resume(read.job.code):
         raise UsageError(
             f"nothing in {read.job.code} imports gpucloud.resume: there is no exact resume to verify",
-            hint="README, “In the script”: import gpucloud.resume as resume; resume.init(model=…)",
+            hint="import gpucloud.resume as resume; resume.init(model=…)",
         )
     jobs = two_jobs(read.job, steps)
     _introduce(read.job, jobs)
@@ -135,7 +135,7 @@ class _Trial:
         if not self._shelves()[-1].standing():
             raise UsageError(
                 f"{self.names[-1]} ended without one checkpoint: what it ran never called run.step() or run.done()",
-                hint="let the script that `run` names use gpucloud.resume; README, “In the script”",
+                hint="let the script that `run` names use gpucloud.resume (README, “The script”)",
             )
 
     def _shelves(self) -> list[Shelf]:

@@ -150,7 +150,7 @@ class Run:
         if any(one.base for one in before):
             self.figures.told("down_base", "not tried: the base stood before this run")
         else:
-            self.jobs.gpucloud("down", "--base", "--region", self.account.region, "--with-data")
+            self.jobs.gpucloud("down", "--base", "--region", self.account.region, "--with-data", "--yes")
             self._compare("left_after_down_base", lambda: appeared(before, self.account.inventory()))
         gone = [one for one in vanished(before, self.account.inventory()) if not one.base]
         self.figures.equal("others_things_gone", ",".join(map(str, gone)), "")

@@ -23,7 +23,7 @@ aws: {{{aws}}}
 """
 FORMS = [
     ("file.yaml",), (), ("--ci", "file.yaml"), ("--no-boundary",), ("--boundary",), ("--boundary", "file.yaml"),
-    ("--node", "file.yaml"), ("--unattended", "file.yaml"),
+    ("--machines", "file.yaml"), ("--self-driving", "file.yaml"),
 ]  # fmt: skip
 OURS = "111122223333"
 
@@ -82,7 +82,7 @@ def test_without_credentials_a_placeholder_stands_for_the_account_and_one_line_s
 
 def test_a_job_without_a_region_has_a_placeholder_for_it_in_its_machines_policy(policy: Shell):
     policy.file(regions="")
-    code, answer, story = policy("--node", "file.yaml")
+    code, answer, story = policy("--machines", "file.yaml")
     assert code == 0
     assert "arn:aws:s3:::gpucloud-<ACCOUNT>-<REGION>/jobs/digits/*" in answer
     assert [line.split()[0] for line in placeholders(story)] == ["<REGION>", "<ACCOUNT>"]
@@ -105,9 +105,9 @@ def test_with_an_account_nothing_is_asked_of_aws(
 
 def expected(words: tuple[str, ...]) -> Any:
     who: dict[str, Any] = {"partition": "aws", "account": OURS, "region": "eu-west-1"}
-    if words[:1] in {("--node",), ("--unattended",)}:
+    if words[:1] in {("--machines",), ("--self-driving",)}:
         bucket = f"gpucloud-{OURS}-eu-west-1"
-        return node_policy(**who, cluster="gpucloud-digits", bucket=bucket, unattended=words[0] == "--unattended")
+        return node_policy(**who, cluster="gpucloud-digits", bucket=bucket, unattended=words[0] == "--self-driving")
     if words[:1] == ("--boundary",):
         return boundary_policy(**who)
     boundary = None if words == ("--no-boundary",) else boundary_arn("aws", OURS)
@@ -146,7 +146,7 @@ def test_the_role_of_an_own_profile_is_a_placeholder_where_aws_is_not_asked(poli
 
 def test_a_stores_key_that_is_named_is_in_the_machines_policy_too(policy: Shell):
     policy.file(aws="kms_key: mrk-1")
-    code, answer, _ = policy("--node", "file.yaml", "--account", OURS, "--kms-key", "mrk-2", "--kms-key", "mrk-1")
+    code, answer, _ = policy("--machines", "file.yaml", "--account", OURS, "--kms-key", "mrk-2", "--kms-key", "mrk-1")
     (statement,) = (one for one in json.loads(answer)["Statement"] if one["Sid"] == "StoreKey")
     assert (code, statement["Resource"]) == (0, [f"arn:aws:kms:us-east-2:{OURS}:key/mrk-{n}" for n in (1, 2)])
 
@@ -166,7 +166,7 @@ def test_machines_without_a_public_address_have_the_channels_of_sessions_in_thei
     policy: Shell, types: str, access: str, *, channels: bool, remarks: list[str]
 ):
     policy.file(regions=f", nodes: 2, regions: [us-east-2], types: [{types}]", aws=f"access: {access}")
-    code, answer, story = policy("--node", "file.yaml", "--account", OURS)
+    code, answer, story = policy("--machines", "file.yaml", "--account", OURS)
     assert (code, "ssmmessages:OpenControlChannel" in answer) == (0, channels)
     assert [line.partition(":")[0] for line in story if "public address" in line] == remarks
 

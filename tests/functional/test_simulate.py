@@ -152,7 +152,7 @@ def test_the_learned_policy_is_tried_on_weeks_that_it_has_not_seen(simulate):
 
 
 def test_several_markets_are_answered_one_after_the_other(simulate):
-    words = ("--market", "p3.16xlarge-2022-10", "--market", "p3.16xlarge-2022-12", "--price", "3USD")
+    words = ("--recording", "p3.16xlarge-2022-10", "--recording", "p3.16xlarge-2022-12", "--price", "3USD")
     _, answer, _ = simulate("train.yaml", *words, "--policy", "greedy", *QUICK)
     assert answer.count("vision: 48 h of work within 60 h") == 2
 
@@ -217,11 +217,11 @@ def test_the_markets_are_listed_with_their_figures_and_licences(simulate):
             " happens; the budget is 100.00 USD\nhint: budget: 147.68 USD, or --price",
         ),
         (
-            ("--market", "p3-2xlarge-2023"),
+            ("--recording", "p3-2xlarge-2023"),
             "error: no recorded market is called 'p3-2xlarge-2023'\nhint: did you mean p3.",
         ),
         (("--zones", "us-west-9"), "error: p3.2xlarge-2023-02 has no zone or region 'us-west-9'\nhint: there are us-"),
-        (("--market", "gcp-a100-2021-12"), "error: gcp-a100-2021-12 is 27 h long, and the deadline is after 60 h"),
+        (("--recording", "gcp-a100-2021-12"), "error: gcp-a100-2021-12 is 27 h long, and the deadline is after 60 h"),
         (
             ("--restart", "20s"),
             "error: --restart: a machine takes longer than a minute to start\nhint: --restart 10min",
@@ -258,7 +258,7 @@ def test_what_the_job_file_does_not_say_is_asked_for(simulate, folder, key, said
 
 
 def test_a_small_job_in_a_large_group_is_said_to_lose_its_nodes_last(simulate):
-    words = ("--market", "gcp-a100-2021-12", "--work", "8h", "--deadline", "10h", "--policy", "greedy")
+    words = ("--recording", "gcp-a100-2021-12", "--work", "8h", "--deadline", "10h", "--policy", "greedy")
     _, answer, _ = simulate("train.yaml", *words, *QUICK)
     assert "recorded with 64 machines: the job's are taken to be the last that go" in answer
 

@@ -38,16 +38,16 @@ def test_machines_of_a_job_whose_state_is_lost_are_removed_after_two_looks_and_n
     assert line.run("gc", "--json").json["strays"] == []  # a living job's
     (line.home / "store" / "jobs" / "small" / "state.json").unlink()
 
-    first = line.run("gc", "--delete", "--json")
+    first = line.run("gc", "--yes", "--json")
     assert (first.code, kinds(first)) == (30, ["instance", "instance", "node-group"])
     assert {one["cluster"] for one in first.json["strays"]} == {"gpucloud-small"}
     assert len(line.nodes()) == 2
     shown = line.run("gc")
     assert shown.code == 30
     assert "gpucloud-small" in shown.stdout
-    assert "gpucloud gc --delete" in shown.stderr
+    assert "gpucloud gc --yes" in shown.stderr
     _age(line, seconds=61)
-    second = line.run("gc", "--delete", "--json")
+    second = line.run("gc", "--yes", "--json")
 
     assert (second.code, second.json["strays"]) == (0, []), second.stderr
     assert line.nodes() == []

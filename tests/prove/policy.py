@@ -117,7 +117,7 @@ def _attended() -> Iterable[list[Any]]:
             ("quota", "status", file), ("plan", file), ("up", file), ("doctor", "small"),
             ("train", file, "--drill", "--json"), ("cost", "small"), ("cost", "small", "--reconcile"),
             ("checkpoints", "small"), ("down", "small"), ("gc",), ("catalog", "refresh"),
-            ("down", "--base", "--with-data"),
+            ("down", "--base", "--with-data", "--yes"),
         ):  # fmt: skip
             _succeeds(aws, *command)
         return _kept(aws, node="gpucloud-small-us-east-1")
@@ -134,7 +134,7 @@ def _own_attended() -> Iterable[list[Any]]:
     """The same with a profile, a bucket and a key of the user's own, by sessions; he makes no roles."""
     with tempfile.TemporaryDirectory() as folder, _company(Path(folder), uses=_OWN, makes_roles=False) as aws:
         file = _keyed_job(aws, "access: session_manager, instance_profile: nodes")
-        _give_role(aws, file, "--node")
+        _give_role(aws, file, "--machines")
         for command in (
             ("iam", "policy", file), ("doctor",), ("plan", file), ("up", file), ("doctor", "small"),
             ("train", file, "--json"), ("cost", "small"), ("checkpoints", "small"), ("down", "small"), ("gc",),
@@ -148,7 +148,7 @@ def _own_driven() -> Iterable[list[Any]]:
     """The job drives itself under the profile of the user's own; its machines have several EFA interfaces."""
     with tempfile.TemporaryDirectory() as folder, _company(Path(folder), uses=_OWN, makes_roles=False) as aws:
         file = _keyed_job(aws, "instance_profile: nodes", efa=True)
-        _give_role(aws, file, "--unattended")
+        _give_role(aws, file, "--self-driving")
         _drives_itself(aws, file)
         return _kept(aws, **{"own.caller": "caller", "own.driver": "nodes"})
 

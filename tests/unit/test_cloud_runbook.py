@@ -236,7 +236,7 @@ def test_the_whole_run_passes_where_all_goes_as_it_should(made, tmp_path, capsys
         *("up", "ssh", "ssh", "ssh", "down", "down"),
     ]
     assert all(read_as_typed(words) for words in asked(tmp_path))
-    assert asked(tmp_path)[-1] == ["down", "--base", "--region", "us-east-1", "--with-data"]
+    assert asked(tmp_path)[-1] == ["down", "--base", "--region", "us-east-1", "--with-data", "--yes"]
     assert proof.jobs.started == []
 
 

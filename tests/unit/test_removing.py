@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
-from gpucloud.cli import removing
+from gpucloud.cli import account, removing
+from gpucloud.cli.app import app
 from gpucloud.usecases.jobstore import JobStore
 from tests.faults.process import Ended, run
 from tests.faults.rig import JOB, Outside
@@ -59,7 +62,7 @@ def test_a_job_that_went_on_while_the_question_stood_is_not_deleted(
         outside.store.put(f"jobs/{JOB}/logs/2/0/0", b"new")
         return True
 
-    monkeypatch.setattr(removing, "_is_meant", answered)
+    monkeypatch.setattr(removing, "is_meant", answered)
     refused = give(outside, "rm", JOB, "--with-checkpoints")
     assert (refused.code, f"{JOB} has gone on meanwhile" in refused.stderr) == (2, True), refused.stderr
     loaded = JobStore(outside.store, JOB).load()
@@ -128,3 +131,22 @@ def test_a_jobs_name_means_its_newest_run_when_its_first_is_deleted(outside: Out
     told = give(outside, "status", JOB)
     assert (told.code, told.stdout.startswith(f"{JOB}-2: ")) == (0, True), told.stderr
     assert told.stderr == f"{JOB}: its newest run, {JOB}-2\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "with_data"), [((), 0, False), (("--with-data",), 2, None), (("--with-data", "--yes"), 0, True)]
+)
+def test_the_bucket_goes_only_where_that_is_meant(
+    words: tuple[str, ...], code: int, with_data: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[bool] = []
+    aws = SimpleNamespace(
+        aws=SimpleNamespace(region="us-east-1"),
+        account=lambda: SimpleNamespace(caller=lambda: "111122223333"),
+        base_costs=lambda: (),
+        end_base=lambda *, with_data, story: ended.append(with_data) or (),
+    )
+    monkeypatch.setattr(account, "Gpucloud", lambda: SimpleNamespace(aws=lambda *_: aws))
+    done = CliRunner().invoke(app, ["down", "--base", *words])
+    assert (done.exit_code, ended) == (code, [] if with_data is None else [with_data]), done.output
+    assert ("nothing is deleted: gpucloud down --base --with-data --yes" in done.stderr) == (code == 2)

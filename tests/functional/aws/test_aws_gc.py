@@ -147,14 +147,14 @@ def test_everything_of_a_killed_run_whose_state_is_lost_goes_after_two_looks_and
     theirs = hand.of("gpucloud-theirs", tags("theirs", "s3://somebody-elses")).all()
     before = len(aws.lab.calls)
 
-    first = gc(aws, "--delete")
+    first = gc(aws, "--yes")
     assert first.code == 30, first.stderr
     assert set(kinds(first)) == KINDS - {"placement-group"}  # machines of this type are in none
     assert len([kind for kind in kinds(first) if kind == "instance"]) == len(aws.alive("small")) == 2
     assert {one["cluster"] for one in first.json["strays"]} == {"gpucloud-small"}
     assert apart < {one["id"] for one in first.json["strays"]}
     age(aws)
-    second = gc(aws, "--delete")
+    second = gc(aws, "--yes")
 
     assert (second.code, second.json["strays"]) == (0, []), second.stderr
     left = aws.lab.inventory()
@@ -177,7 +177,7 @@ def test_down_names_what_it_did_not_make_and_gc_removes_it(aws: Account) -> None
     assert aws.alive("small") == []
     assert gc(aws).code == 30
     age(aws)
-    gone = gc(aws, "--delete")
+    gone = gc(aws, "--yes")
 
     assert (gone.code, gone.json["strays"]) == (0, []), gone.stderr
     assert not [line for line in aws.lab.inventory() if volume in line or interface in line or "gpucloud-small" in line]

@@ -231,7 +231,7 @@ def test_ending_the_base_leaves_what_was_there_before(whole: Whole) -> None:
     kept = whole.aws.line.run("down", "--base")
     assert kept.code == 0, kept.stderr
     assert {line.split()[0] for line in set(whole.aws.lab.inventory()) - set(whole.before)} == {"bucket"}
-    assert whole.aws.line.run("down", "--base", "--with-data").code == 0
+    assert whole.aws.line.run("down", "--base", "--with-data", "--yes").code == 0
     assert whole.aws.lab.inventory() == whole.before
     until(lambda: not whole.aws.running, "no machine", 1)
 
