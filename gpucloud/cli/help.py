@@ -103,6 +103,10 @@ class Command(TyperCommand):
         super().format_usage(ctx, formatter)
         _write_example(ctx, formatter)
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return what may be given, each in capitals, and in brackets what may be left out."""
+        return [_usage(piece) for piece in super().collect_usage_pieces(ctx)]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, then options."""
         arguments: list[tuple[str, str]] = []
@@ -160,10 +164,21 @@ def _write_example(ctx: Any, formatter: Any) -> None:
         formatter.write(f"Example: {example}\n")
 
 
+def _usage(piece: str) -> str:
+    """Return a piece of the usage in one pair of brackets: typer puts its own around those that are there."""
+    found = re.fullmatch(r"\[(.+)\](?:\.\.\.)?", piece)
+    if found is None:
+        return piece.strip("{}").upper()
+    inner = found[1]
+    many = "..." if piece.endswith("...") and "] [" not in inner else ""
+    inner = inner.removesuffix("...")
+    return f"{inner if inner.startswith('[') else f'[{inner.upper()}]'}{many}"
+
+
 def _plain(record: tuple[str, str], *, is_argument: bool) -> tuple[str, str]:
     name, about = record
     if is_argument:
-        return re.sub(r" <[^>]*>", "", name), about
+        return re.sub(r" <[^>]*>", "", name).removesuffix("...").upper(), about
     for shape, word in _METAVARS:
         name = shape.sub(word, name)
     return name, about

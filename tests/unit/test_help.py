@@ -89,3 +89,23 @@ def test_words_of_other_tools_are_answered_with_what_is_meant(words: str, hint: 
     with pytest.raises(UsageError) as refused:
         CliRunner().invoke(app, words.split(), catch_exceptions=False)
     assert refused.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        "gpucloud status [OPTIONS] [JOB|FILE]",
+        "gpucloud cost [OPTIONS] [JOB|FILE]...",
+        "gpucloud budget [OPTIONS] [JOB|FILE] [SUM]",
+        "gpucloud ssh [OPTIONS] [JOB|FILE] [COMMAND]...",
+        "gpucloud cp [OPTIONS] FROM TO",
+        "gpucloud init [OPTIONS] [NAME]",
+        "gpucloud local kill [OPTIONS] [NODE|JOB|FILE]",
+        "gpucloud local shortage [OPTIONS] TIME",
+        "gpucloud keys add [OPTIONS] NAME KEY",
+        "gpucloud completion [OPTIONS] SHELL",
+    ],
+)
+def test_a_usage_names_what_is_given_in_capitals_and_one_pair_of_brackets(usage: str) -> None:
+    words = usage.partition(" [OPTIONS]")[0].split()[1:]
+    assert CliRunner().invoke(app, [*words, "--help"], prog_name="gpucloud").stdout.splitlines()[0] == f"Usage: {usage}"
