@@ -61,7 +61,8 @@ def _status_of_all(cloud: Gpucloud, *, every: bool, as_json: bool) -> int:
     if as_json:
         say_json({"jobs": [report_json(report) for report in reports]})
     else:
-        say(jobs_text(reports))
+        names = {known.name: called(cloud, known) for known in cloud.home.known()}
+        say(jobs_text(reports, names))
     if hidden := len(found) - len(reports):
         tell(f"{hidden} rehearsals of --verify-resume are not shown: gpucloud status --all")
     return 0

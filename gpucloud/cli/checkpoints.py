@@ -11,7 +11,7 @@ from pathlib import Path
 from gpucloud.cli.checkpointtables import damage_json, gone_json, gone_text, standing_json, standing_text
 from gpucloud.cli.meter import Meter
 from gpucloud.cli.render import say, say_json, tell
-from gpucloud.cli.target import known_job
+from gpucloud.cli.target import known_job, require_one_run
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job import CheckpointPolicy
 from gpucloud.domain.keeping.keys import files_apart
@@ -55,6 +55,8 @@ def checkpoints(target: str | None, asked: Asked, *, as_json: bool) -> int:
     """Do what is asked and return the exit code: 15 when `verify` finds damage, 130 after Ctrl-C."""
     _require_one(asked)
     job = _job(target)
+    if asked.prune and asked.yes:
+        require_one_run(job.cloud, target, "gpucloud checkpoints JOB --prune --yes")
     act, stopped = _meant(asked)
     try:
         return act(job, asked, as_json)

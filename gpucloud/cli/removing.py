@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpucloud.cli.consent import is_meant
 from gpucloud.cli.render import say, say_json, tell
-from gpucloud.cli.target import called, known_job
+from gpucloud.cli.target import called, known_job, require_one_run
 from gpucloud.cli.use import condition_word
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.quantities import format_size
@@ -26,8 +26,12 @@ class _Kept:
     size: int
 
     def __str__(self) -> str:
-        saved = f" with {self.checkpoints} checkpoints ({format_size(self.size)})" if self.checkpoints else ""
-        return f"{len(self.keys)} objects{saved}"
+        return f"{len(self.keys)} objects" + (f" with {self.saved}" if self.checkpoints else "")
+
+    @property
+    def saved(self) -> str:
+        """Its checkpoints in words."""
+        return f"{self.checkpoints} checkpoint{'s' if self.checkpoints > 1 else ''} ({format_size(self.size)})"
 
 
 def rm(target: str | None, *, with_checkpoints: bool, yes: bool, as_json: bool) -> int:
@@ -37,16 +41,17 @@ def rm(target: str | None, *, with_checkpoints: bool, yes: bool, as_json: bool) 
     """
     cloud = Gpucloud()
     known = known_job(cloud, target)
+    require_one_run(cloud, target, "gpucloud rm JOB")
     jobs, name = JobStore(cloud.store_of(known), known.name), called(cloud, known)
     _require_over(cloud, known, name)
     kept = _kept(jobs)
     if kept.checkpoints and not with_checkpoints:
         raise UsageError(
-            f"{known.name} has {kept.checkpoints} checkpoints ({format_size(kept.size)})",
+            f"{known.name} has {kept.saved}",
             hint=f"gpucloud rm {name} --with-checkpoints deletes them too;"
             f" gpucloud checkpoints {name} --pull DIR brings one here first",
         )
-    tell(f"{known.name}: {kept} in {jobs.store.url}; its costs are told no longer")
+    tell(f"{known.name}: {kept} in {jobs.store.url}; `gpucloud cost` has it no longer")
     if not yes and not is_meant(f"gpucloud rm {name}{' --with-checkpoints' if with_checkpoints else ''} --yes"):
         return 2
     _delete(cloud, known, jobs, kept)

@@ -228,14 +228,14 @@ def newest_first(reports: Sequence[JobReport]) -> list[JobReport]:
     return sorted(reports, key=lambda r: (r.started_at is not None, r.started_at), reverse=True)
 
 
-def jobs_text(reports: Sequence[JobReport]) -> str:
-    """Return one line a job, times in UTC."""
+def jobs_text(reports: Sequence[JobReport], names: Mapping[str, str] | None = None) -> str:
+    """Return one line a job, times in UTC; `names` are what means a run on a command line, by its own name."""
     if not reports:
         return "no jobs yet"
     rows = [("job", "status", "started (UTC)", "ended", "step", "machines", "spent")]
     rows += [
         (
-            r.job,
+            (names or {}).get(r.job, r.job),
             condition_word(r),
             f"{r.started_at:%m-%d %H:%M}" if r.started_at else "-",
             f"{r.ended_at:%m-%d %H:%M}" if r.ended_at else "-",

@@ -95,6 +95,18 @@ def called(cloud: Gpucloud, known: KnownJob) -> str:
     return f"{known.name}@1" if max(later, default=0) > 1 else known.name
 
 
+def require_one_run(cloud: Gpucloud, target: str | None, command: str) -> None:
+    """UsageError for a name that several runs have: what is deleted is named by a run's own name, or by a file."""
+    if target is None or _is_file(target) or "@" in target:
+        return
+    first = [f"{target}@1"] if cloud.home.find(target) is not None else []
+    names = [*first, *(one.name for one in _later_runs(cloud, target))]
+    if len(names) > 1:
+        raise UsageError(
+            f"{target} has {len(names)} runs: {', '.join(names)}", hint=f"{command.replace('JOB', names[1])}, for one"
+        )
+
+
 def report_or_line(cloud: Gpucloud, known: KnownJob, *, visits: bool = False) -> JobReport | None:
     """Return the job's report; None, with a line that says why, when its store does not give it.
 

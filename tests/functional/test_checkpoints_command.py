@@ -135,7 +135,7 @@ def test_ctrl_c_is_one_line_and_code_130_and_leaves_nothing_that_can_be_seen(
     [
         ({"verify": True, "prune": True}, "--verify and --prune are two things"),
         ({"step": 3}, "--step says nothing alone"),
-        ({"everything": True}, "--all says nothing alone"),
+        ({"everything": True}, "--with-state says nothing alone"),
         ({"yes": True}, "--yes says nothing alone"),
         ({"verify": True, "step": 33}, "no checkpoint of step 33: the nearest is 30"),
     ],

@@ -13,7 +13,7 @@ import pytest
 
 from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.cli.reports import jobs_text, newest_first
-from gpucloud.cli.target import known_job, of_another_file, read_target
+from gpucloud.cli.target import known_job, of_another_file, read_target, require_one_run
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.ledger import Spend
 from gpucloud.domain.node import NO_GROUP
@@ -145,3 +145,14 @@ def test_a_plan_knows_whose_name_it_is(two_files: tuple[Gpucloud, Path, Path]) -
     assert of_another_file(cloud, read_target(cloud, str(mine))) is None
     mine.unlink()  # moved
     assert of_another_file(cloud, read_target(cloud, str(other))) is None
+
+
+@pytest.mark.parametrize("name", ["boom@1", "boom-2", "other", None, "./gpucloud.yaml"])
+def test_what_means_one_run_is_deleted(cloud: Any, name: str | None) -> None:
+    require_one_run(cloud, name, "gpucloud rm JOB")
+
+
+def test_by_a_name_of_several_runs_nothing_is_deleted(cloud: Any) -> None:
+    with pytest.raises(UsageError, match="boom has 3 runs: boom@1, boom-10, boom-2") as refused:
+        require_one_run(cloud, "boom", "gpucloud rm JOB")
+    assert refused.value.hint == "gpucloud rm boom-10, for one"
