@@ -7,17 +7,20 @@ from typing import Annotated, Optional
 import typer
 
 from gpucloud.cli.arguments import Drilled, Json, JsonAlready, OneNode, Target
-from gpucloud.cli.help import App
+from gpucloud.cli.help import App, Below
 
 local = App(
-    help="The embedded cloud: have it take, freeze and cut off machines.", rich_markup_mode=None, no_args_is_help=True
+    help="The embedded cloud: have it take, freeze and cut off machines.",
+    cls=Below,
+    rich_markup_mode=None,
+    no_args_is_help=True,
 )
-quota = App(help="What the AWS account may rent.", rich_markup_mode=None, no_args_is_help=True)
-iam = App(help="The rights that gpucloud needs on AWS.", rich_markup_mode=None, no_args_is_help=True)
-catalog = App(help="Machines and list prices.", rich_markup_mode=None, no_args_is_help=True)
-keys = App(help="Whose orders may start something here.", rich_markup_mode=None)
-ci = App(help="gpucloud in a repository's CI.", rich_markup_mode=None, no_args_is_help=True)
-tools = App(help="Programs that gpucloud calls.", rich_markup_mode=None, no_args_is_help=True)
+quota = App(help="What the AWS account may rent.", cls=Below, rich_markup_mode=None, no_args_is_help=True)
+iam = App(help="The rights that gpucloud needs on AWS.", cls=Below, rich_markup_mode=None, no_args_is_help=True)
+catalog = App(help="Machines and list prices.", cls=Below, rich_markup_mode=None, no_args_is_help=True)
+keys = App(help="Whose orders may start something here.", cls=Below, rich_markup_mode=None)
+ci = App(help="gpucloud in a repository's CI.", cls=Below, rich_markup_mode=None, no_args_is_help=True)
+tools = App(help="Programs that gpucloud calls.", cls=Below, rich_markup_mode=None, no_args_is_help=True)
 
 
 @local.command()

@@ -149,6 +149,16 @@ class Group(TyperGroup):
                 formatter.write_dl([(name.ljust(width), about) for name, about in commands.items()])
 
 
+class Below(TyperGroup):
+    """A group of commands below the root: each with its whole first line."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, (one.help or "").partition("\n")[0]) for name, one in self.commands.items()])
+
+
 class App(typer.Typer):
     """A typer whose commands have that help."""
 

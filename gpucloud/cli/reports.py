@@ -321,4 +321,6 @@ def _nodes_text(report: JobReport) -> str:
     if not report.nodes:
         return "no machines are alive"
     until = f", paid until {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
-    return f"{len(report.nodes)} machines{until}: " + in_one_line(", ".join(node.id for node in report.nodes))
+    return f"{len(report.nodes)} machine{'s' if len(report.nodes) > 1 else ''}{until}: " + in_one_line(
+        ", ".join(node.id for node in report.nodes)
+    )

@@ -109,3 +109,10 @@ def test_words_of_other_tools_are_answered_with_what_is_meant(words: str, hint: 
 def test_a_usage_names_what_is_given_in_capitals_and_one_pair_of_brackets(usage: str) -> None:
     words = usage.partition(" [OPTIONS]")[0].split()[1:]
     assert CliRunner().invoke(app, [*words, "--help"], prog_name="gpucloud").stdout.splitlines()[0] == f"Usage: {usage}"
+
+
+@pytest.mark.parametrize("group", ["local", "quota", "keys", "catalog", "iam", "ci", "tools"])
+def test_no_summary_of_a_group_is_cut(group: str) -> None:
+    told = CliRunner().invoke(app, [group, "--help"]).stdout
+    assert "Commands:" in told
+    assert "..." not in told.partition("Commands:")[2]
