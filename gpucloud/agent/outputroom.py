@@ -25,6 +25,16 @@ class _Rank:
     gone: int = 0
 
 
+def gone(folder: Path, sizes: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """Return how many bytes of each rank's output are gone already, as an agent finds it that knows nothing of it."""
+    found: list[tuple[int, int]] = []
+    for rank, size in sizes:
+        with contextlib.suppress(OSError), (folder / f"rank-{rank}.log").open("rb") as file:
+            if size and (begin := os.lseek(file.fileno(), 0, os.SEEK_DATA)):
+                found.append((rank, begin))
+    return tuple(found)
+
+
 class OutputRoom:
     """The output files of one attempt, `rank-<n>.log` in its folder, which workers only append to, and other logs."""
 
@@ -68,11 +78,12 @@ class OutputRoom:
         return self._frees
 
     def _trim_others(self, now_s: float) -> None:
-        """Bound what nobody follows: the launcher's own words, and what NCCL was told to write (`NCCL_DEBUG=INFO`)."""
+        """Bound what has no end: the launcher's words, what NCCL was told to write (`NCCL_DEBUG=INFO`), old times."""
         if self._trimmed_at_s is not None and now_s - self._trimmed_at_s < _TRIM_EVERY_S:
             return
         self._trimmed_at_s = now_s
-        for path in (*self._folder.glob("nccl-*.log"), self._folder / "launcher.log"):
+        others = (path for name in ("nccl-*.log", "rank-*.times") for path in self._folder.glob(name))
+        for path in (*others, self._folder / "launcher.log"):
             with contextlib.suppress(OSError):
                 status = path.stat()
                 if status.st_blocks * 512 > 2 * self._step_bytes and self._can_free():

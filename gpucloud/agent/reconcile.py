@@ -30,7 +30,7 @@ from gpucloud.agent.decide import (
 )
 from gpucloud.agent.levels import Inbox, Outbox
 from gpucloud.agent.metrics.station import Station
-from gpucloud.agent.outputroom import OutputRoom
+from gpucloud.agent.outputroom import OutputRoom, gone
 from gpucloud.agent.running import CANNOT_RUN, RunningAttempt, end_beside, sweep
 from gpucloud.domain.agentstatus import AttemptStatus, Launch, Outcome, RunState, Status
 from gpucloud.domain.node import Notice
@@ -218,6 +218,7 @@ class Agent:
 
 
 def _ended(folder: AttemptFolder, outcome: Outcome, exit_code: int | None) -> AttemptStatus:
+    output = folder.output()
     return AttemptStatus(
         attempt=folder.number,
         state=RunState.EXITED,
@@ -225,4 +226,6 @@ def _ended(folder: AttemptFolder, outcome: Outcome, exit_code: int | None) -> At
         exit_code=exit_code,
         progress=folder.progress(),
         failed_rank=None,
+        output=output,
+        dropped=gone(folder.path, output),
     )

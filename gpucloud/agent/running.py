@@ -11,6 +11,7 @@ from gpucloud import processes
 from gpucloud.agent.attemptfolder import AttemptFolder
 from gpucloud.agent.composing import MARK, compose, end_recorded
 from gpucloud.agent.outputroom import OutputRoom
+from gpucloud.agent.outputtimes import OutputTimes
 from gpucloud.agent.stacks import ask_for_stacks, told_of
 from gpucloud.domain.agentstatus import AttemptStatus, Launch, RunState
 from gpucloud.wholefile import write_whole
@@ -34,6 +35,7 @@ class RunningAttempt:
         self._aborting_since: float | None = None
         self._ended_beside = False
         self.room = OutputRoom(folder.path)
+        self._times = OutputTimes(folder.path)
         self._launcher = self._start(launch)
 
     def kill(self) -> None:
@@ -55,7 +57,7 @@ class RunningAttempt:
         if over and self._swept(spare):
             self._reap()
             return self._verdict()
-        output = self.folder.output()
+        output = self._output()
         return AttemptStatus(
             attempt=self.folder.number,
             state=RunState.RUNNING,
@@ -66,6 +68,11 @@ class RunningAttempt:
             output=output,
             dropped=self.room.look(output, now_s=time.monotonic()),
         )
+
+    def _output(self, *, last: bool = False) -> tuple[tuple[int, int], ...]:
+        """Note when what is there came, and return how much of it that is."""
+        sizes, at_ms = self.folder.output(), time.time_ns() // 1_000_000
+        return self._times.look(sizes, now_s=time.monotonic(), at_ms=at_ms, last=last)
 
     def _start(self, launch: Launch) -> subprocess.Popen[bytes] | None:
         if launch.container is not None and launch.container.home:
@@ -121,7 +128,7 @@ class RunningAttempt:
     def _verdict(self) -> AttemptStatus:
         killed = self._killing or self._aborting_since is not None
         failed = self._exit_code not in (0, None) and not killed
-        output = self.folder.output()
+        output = self._output(last=True)
         return AttemptStatus(
             attempt=self.folder.number,
             state=RunState.EXITED,

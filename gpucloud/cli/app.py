@@ -388,17 +388,38 @@ def logs(  # noqa: PLR0913, PLR0917  each is an option
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
     attempt: Annotated[Optional[int], typer.Option(help="Only this attempt.")] = None,  # noqa: UP045
     rank: Annotated[Optional[int], typer.Option(help="Only this rank; 0 is what `train` shows.")] = None,  # noqa: UP045
-    tail: Annotated[Optional[int], typer.Option(min=0, metavar="N", help="Only the last N lines before now.")] = None,  # noqa: UP045
+    node: Annotated[Optional[str], typer.Option(metavar="ID", help="Only that node's ranks.")] = None,  # noqa: UP045
+    tail: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--tail", "-n", min=0, metavar="N", help="Only each rank's last N lines before now."),
+    ] = None,
+    since: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="TIME", help="Only lines since then: 10m (ago), 18:40 (UTC), 2026-11-24T18:40:00Z."),
+    ] = None,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", "-t", help="Before each line, when its node had it, UTC.")
+    ] = False,
     launch: Annotated[bool, typer.Option("--launch", help="How each node was launched instead: JSON lines.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Write the output of a job's script."""
     from gpucloud.cli import asking
+    from gpucloud.cli import logs as output
 
     if launch:
         raise typer.Exit(asking.launches(target, attempt=attempt))
-    wanted = asking.Wanted(follow=follow, attempt=attempt, rank=rank, tail=tail)
-    raise typer.Exit(asking.logs(target, wanted, as_json=as_json))
+    wanted = output.Wanted(
+        follow=follow,
+        attempt=attempt,
+        rank=rank,
+        node=node,
+        tail=tail,
+        since=since,
+        timestamps=timestamps,
+        as_json=as_json,
+    )
+    raise typer.Exit(output.logs(target, wanted))
 
 
 @app.command()

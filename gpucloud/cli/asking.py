@@ -1,27 +1,21 @@
-"""`status`, `metrics`, `logs` and `ssh`: they ask, and supervise nothing."""
+"""`status`, `metrics`, `logs --launch` and `ssh`: they ask, and supervise nothing."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections import deque
-from dataclasses import dataclass
 
-from gpucloud.cli.logwriting import LogWriter, log_writer
+from gpucloud.cli.logs import require_attempt
 from gpucloud.cli.machines import one_node
 from gpucloud.cli.render import say, say_json, say_words, table, tell
 from gpucloud.cli.reports import jobs_text, newest_first, report_json, report_text
 from gpucloud.cli.target import called, known_job, report_or_line
 from gpucloud.cli.use import history_json, history_rows
-from gpucloud.domain.errors import NodeError, StoreError, UsageError
-from gpucloud.domain.state import JobState
-from gpucloud.usecases.attemptrecords import BEFORE, LogPart
+from gpucloud.domain.errors import NodeError, StoreError
 from gpucloud.usecases.history import read_history
-from gpucloud.usecases.jobs import Asker
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.wiring import Gpucloud, KnownJob
 
-_LINES = re.compile(rb"[^\n]*\n|[^\n]+")  # a bar's states, between carriage returns, are one
 _PROGRAM = re.compile(r"[\w@%+=:,./-]+")
 
 # The package that the agent runs from answers; which one that is the agent has written down.
@@ -85,98 +79,12 @@ def metrics(target: str | None, node_id: str | None) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """Which output `logs` writes: of one attempt, of one rank, of all before now the last `tail` lines."""
-
-    follow: bool = False
-    attempt: int | None = None
-    rank: int | None = None
-    tail: int | None = None
-
-
-def logs(target: str | None, wanted: Wanted, *, as_json: bool) -> int:
-    """Write the output of a job's ranks, to its end with `follow`; return the exit code. UsageError without any."""
-    cloud = Gpucloud()
-    known = known_job(cloud, target)
-    asker, read = cloud.asker(known), 0
-    if wanted.attempt is not None and not wanted.follow:
-        _require_attempt(asker.stored_state(), wanted.attempt)
-    writer = log_writer(follow=wanted.follow, as_json=as_json)
-    shown = _Shown(asker=asker, writer=writer, as_json=as_json, tail=wanted.tail)
-    try:
-        for part, data in asker.output(
-            attempt=wanted.attempt, rank=wanted.rank, follow=wanted.follow, caught_up=shown.caught_up
-        ):
-            read += len(data)
-            shown.take(part, data)
-        writer.end()
-    finally:
-        asker.bill_pull(read)
-    if not read:
-        of_rank = "" if wanted.rank is None else f" of rank {wanted.rank}"
-        raise UsageError(f"{known.name} has no output{of_rank} yet", hint=f"gpucloud status {known.name}")
-    return 0
-
-
-@dataclass(slots=True)
-class _Shown:
-    """Writes output piece by piece, with a line on standard error before each attempt's.
-
-    Of what was kept before somebody asked, only the last `tail` lines, None for all.
-    """
-
-    asker: Asker
-    writer: LogWriter
-    as_json: bool
-    tail: int | None
-    _attempt: int | None = None
-    _waiting: deque[tuple[LogPart, bytes]] | None = None
-
-    def __post_init__(self) -> None:
-        if self.tail is not None:
-            self._waiting = deque(maxlen=self.tail)
-
-    def take(self, part: LogPart, data: bytes) -> None:
-        """Write the piece, or keep its last lines until all that there is has been read."""
-        if self._waiting is None:
-            self._write(part, data)
-        else:
-            self._waiting.extend((part, line) for line in _LINES.findall(data))
-
-    def caught_up(self) -> None:
-        """Write the last lines; all that comes from now on is new."""
-        waiting, self._waiting = self._waiting, None
-        for part, line in waiting or ():
-            self._write(part, line)
-
-    def _write(self, part: LogPart, data: bytes) -> None:
-        if part.attempt != self._attempt:
-            self.writer.end()
-            if not self.as_json:
-                tell(attempt_header(part.attempt, self.asker.stored_state()))
-        self._attempt = part.attempt
-        self.writer.write(part, data)
-
-
-def attempt_header(number: int, state: JobState) -> str:
-    """Return the line before an attempt's output: which it is, on how many machines, from which step."""
-    if number == BEFORE:
-        return "── setup that failed ──"
-    attempt = next((one for one in state.attempts if one.number == number), None)
-    parts = [f"attempt {number}"]
-    if attempt is not None:
-        parts.append(f"{len(attempt.members)} node{'s' if len(attempt.members) != 1 else ''}")
-        parts += [f"from step {attempt.first_step}"] if attempt.first_step is not None else []
-    return f"── {', '.join(parts)} ──"
-
-
 def launches(target: str | None, *, attempt: int | None) -> int:
     """Write how each node of each attempt was launched, secrets left out; return the exit code."""
     cloud = Gpucloud()
     known = known_job(cloud, target)
     if attempt is not None:
-        _require_attempt(cloud.asker(known).stored_state(), attempt)
+        require_attempt(cloud.asker(known).stored_state(), attempt)
     for number, node, data in JobStore(cloud.store_of(known), known.name).records.launches(attempt):
         try:
             launch = json.loads(data)
@@ -215,9 +123,3 @@ def _history(cloud: Gpucloud, known: KnownJob, *, as_json: bool) -> int:
     else:
         say(f"{known.name}: no use is kept yet: it comes every few minutes, and when an attempt ends")
     return 0
-
-
-def _require_attempt(state: JobState, number: int) -> None:
-    if number not in [attempt.number for attempt in state.attempts]:
-        last = f"its newest is {state.attempts[-1].number}" if state.attempts else "none has started yet"
-        raise UsageError(f"{state.job} has no attempt {number}: {last}", hint=f"gpucloud status {state.job}")

@@ -6,7 +6,9 @@ import os
 import shutil
 import stat
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Protocol
 
 from gpucloud.cli.bars import MOVING_EVERY_S, Paced
@@ -21,13 +23,26 @@ _RUNNERS = ("GITHUB_ACTIONS", "TF_BUILD")
 _SHOWN_EVERY_S = 0.5
 _CLEAR = "\r\x1b[K"
 _WIDTH = (80, 24)
+_LONGEST = 1 << 20  # bytes of a line that is waited for; a longer one is written in pieces, each as a line
+_STAMP = len("2026-11-24T18:40:00.123Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where output was written; `label` are the words for it before each line, none where it is clear."""
+
+    node: str | None = None
+    label: str = ""
+
+
+NOWHERE = Place()
 
 
 class LogWriter(Protocol):
     """Writes pieces of output in the order in which they are read."""
 
-    def write(self, part: LogPart, data: bytes) -> None:
-        """Write the next piece of a rank's output."""
+    def write(self, part: LogPart, data: bytes, at: datetime | None = None) -> None:
+        """Write the next piece of a rank's output, which was there at that time, None where nobody knows."""
         ...
 
     def end(self) -> None:
@@ -35,81 +50,160 @@ class LogWriter(Protocol):
         ...
 
 
-def log_writer(*, follow: bool, as_json: bool) -> LogWriter:
+def log_writer(
+    *,
+    follow: bool,
+    as_json: bool,
+    timestamps: bool = False,
+    place: Callable[[LogPart], Place] = lambda part: NOWHERE,  # noqa: ARG005
+) -> LogWriter:
     """Return what writes to standard output: a file, and a pipe that is not followed, get all that was written."""
     if as_json:
-        return JsonLines()
-    in_place = sys.stdout.isatty()
+        return JsonLines(place)
+    in_place, before = sys.stdout.isatty(), _Before(place, timestamps=timestamps)
     if in_place or (follow and not _is_file()):
-        return AsShown(in_place=in_place)
-    return AsWritten()
+        return AsShown(in_place=in_place, before=before)
+    return AsWritten(before)
 
 
-class AsWritten:
-    """Every byte, but for a CI runner, which would obey some of them."""
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What stands before each line: where it was written, then when, as `docker compose logs -t` has it."""
 
-    def write(self, part: LogPart, data: bytes) -> None:
-        """Write it as it is."""
-        del part
-        _put(data if not _obeys() else _harmless(data.decode(errors="replace")).encode())
+    place: Callable[[LogPart], Place]
+    timestamps: bool = field(kw_only=True)
 
-    def end(self) -> None:
-        """Nothing is left."""
+    def of(self, part: LogPart, at: datetime | None) -> str:
+        """Return the words before a line, none for a line that is to be as it is."""
+        return f"{self.place(part).label}{_stamp(at):<{_STAMP}} " if self.timestamps else self.place(part).label
 
 
 @dataclass(slots=True)
+class _Begun:
+    """The lines of several ranks, and what each has begun of its next one."""
+
+    _begun: dict[tuple[int, int], tuple[LogPart, bytearray]] = field(default_factory=dict)
+
+    def whole(self, part: LogPart, data: bytes) -> list[bytes]:
+        """Return the lines that end in the data, without their ends."""
+        _, begun = self._begun.setdefault((part.attempt, part.rank), (part, bytearray()))
+        if b"\n" not in data and len(begun) + len(data) < _LONGEST:
+            begun += data
+            return []
+        *lines, rest = (bytes(begun) + data).split(b"\n")
+        if len(rest) >= _LONGEST:  # one that has no end
+            lines, rest = [*lines, rest], b""
+        begun[:] = rest
+        return lines
+
+    def left(self) -> Iterator[tuple[LogPart, bytes]]:
+        """Yield lines that never ended, and forget them."""
+        begun, self._begun = self._begun, {}
+        yield from ((part, bytes(line)) for part, line in begun.values() if line)
+
+
+class AsWritten:
+    """Every byte, but for a CI runner, which would obey some of them.
+
+    With words before lines, these are written when they are whole: those of ranks do not run into each other.
+    """
+
+    def __init__(self, before: _Before | None = None) -> None:
+        self._before = before or _Before(lambda _: NOWHERE, timestamps=False)
+        self._begun = _Begun()
+        self._newest: dict[tuple[int, int], datetime | None] = {}
+
+    def write(self, part: LogPart, data: bytes, at: datetime | None = None) -> None:
+        """Write it as it is, or the lines that are whole now."""
+        before = self._before.of(part, at).encode()
+        if not before:
+            _put(data if not _obeys() else _harmless(data.decode(errors="replace")).encode())
+            return
+        self._newest[part.attempt, part.rank] = at
+        self._write_lines(before, self._begun.whole(part, data))
+
+    def end(self) -> None:
+        """Write lines that never ended."""
+        for part, line in self._begun.left():
+            self._write_lines(self._before.of(part, self._newest[part.attempt, part.rank]).encode(), [line])
+
+    @staticmethod
+    def _write_lines(before: bytes, lines: list[bytes]) -> None:
+        data = b"".join(b"%s%s\n" % (before, line) for line in lines)
+        if data:
+            _put(data if not _obeys() else _harmless(data.decode(errors="replace")).encode())
+
+
 class JsonLines:
     """One object a line: a bar's states are one line, with the carriage returns that part them."""
 
-    _begun: dict[tuple[int, int], BegunLine] = field(default_factory=dict)
+    def __init__(self, place: Callable[[LogPart], Place]) -> None:
+        self._place = place
+        self._begun: dict[tuple[int, int], BegunLine] = {}
+        self._newest: dict[tuple[int, int], tuple[LogPart, datetime | None]] = {}
 
-    def write(self, part: LogPart, data: bytes) -> None:
+    def write(self, part: LogPart, data: bytes, at: datetime | None = None) -> None:
         """Write the lines that are whole now."""
         key = part.attempt, part.rank
-        begun = self._begun.setdefault(key, BegunLine())
+        begun, self._newest[key] = self._begun.setdefault(key, BegunLine()), (part, at)
         *ends, rest = data.decode(errors="surrogateescape").split("\n")
         for end in ends:
             begun.add(end)
-            _say_line(key, begun.end())
+            self._say(part, begun.end(), at)
         begun.add(rest)
 
     def end(self) -> None:
         """Write lines that never ended."""
         for key, begun in self._begun.items():
+            part, at = self._newest[key]
             if line := begun.end():
-                _say_line(key, line)
+                self._say(part, line, at)
         self._begun.clear()
+
+    def _say(self, part: LogPart, line: str, at: datetime | None) -> None:
+        said = {"attempt": part.attempt, "rank": part.rank, "node": self._place(part).node, "at": _stamp(at) or None}
+        say_json({**said, "line": _letters(line)}, is_one_of_many=True)
 
 
 class AsShown:
     """Lines that stand, and of what moves the newest state at a bounded rate: in one place, or as a line of its own."""
 
-    def __init__(self, *, in_place: bool) -> None:
+    def __init__(self, *, in_place: bool, before: _Before) -> None:
         self._in_place = in_place
+        self._before = before
         self._bars: dict[tuple[int, int], Bars] = {}
+        self._newest: dict[tuple[int, int], tuple[LogPart, datetime | None]] = {}
         self._pace = Paced(every_s=_SHOWN_EVERY_S if in_place else MOVING_EVERY_S)
         self._drawn = ""
 
-    def write(self, part: LogPart, data: bytes) -> None:
+    def write(self, part: LogPart, data: bytes, at: datetime | None = None) -> None:
         """Write what stands now; of several ranks the lowest one's row moves."""
-        bars = self._bars.setdefault((part.attempt, part.rank), Bars())
+        key = part.attempt, part.rank
+        bars, self._newest[key] = self._bars.setdefault(key, Bars()), (part, at)
         stands = bars.feed(data.decode(errors="surrogateescape"))
-        self._stand(stands if self._in_place else self._pace.untold(stands))
+        self._stand(self._begun(key, stands if self._in_place else self._pace.untold(stands)))
         newest = max(attempt for attempt, _ in self._bars)
-        ranks = sorted(rank for attempt, rank in self._bars if attempt == newest)
-        rows = next((rows for rank in ranks if (rows := self._bars[newest, rank].moving)), ())
-        due = self._pace.due(rows)
+        moving = (one for one in sorted(self._bars) if one[0] == newest and self._bars[one].moving)
+        lowest = next(moving, key)
+        due = self._pace.due(self._bars[lowest].moving)
         if due and self._in_place:
-            self._draw(due[-1])
+            self._draw(self._begun(lowest, due[-1]))
         elif due:
-            self._stand("".join(f"{row}\n" for row in due))
+            self._stand(self._begun(lowest, "".join(f"{row}\n" for row in due)))
 
     def end(self) -> None:
         """Write the last state of what was left moving."""
         if self._drawn:
             self._drawn = ""
             _put(_CLEAR.encode())
-        self._stand("".join(self._bars[key].end() for key in sorted(self._bars)))
+        self._stand("".join(self._begun(key, self._bars[key].end()) for key in sorted(self._bars)))
+
+    def _begun(self, key: tuple[int, int], text: str) -> str:
+        """Return whole lines, or one without its end, with the words before each."""
+        before = self._before.of(*self._newest[key])
+        if not before or not text:
+            return text
+        return before + text[:-1].replace("\n", f"\n{before}") + text[-1:]
 
     def _stand(self, text: str) -> None:
         if not text:
@@ -126,8 +220,9 @@ class AsShown:
         _put(f"{_CLEAR}{plain(_letters(row))[:width]}".encode())
 
 
-def _say_line(key: tuple[int, int], line: str) -> None:
-    say_json({"attempt": key[0], "rank": key[1], "line": _letters(line)}, is_one_of_many=True)
+def _stamp(at: datetime | None) -> str:
+    """Return the time as ISO 8601 has it, UTC to the millisecond; nothing for one that is not known."""
+    return "" if at is None else f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03}Z"
 
 
 def _letters(text: str) -> str:

@@ -144,7 +144,7 @@ def fitted(rows: Sequence[Sequence[str]], width: int | None, spare: Sequence[str
     """
     lines = [[in_one_line(cell) for cell in row] for row in rows]
     if width is not None and _width(lines) > width:
-        lines = _with_short_ids(lines)
+        lines = with_short_ids(lines)
     for head in spare:
         if width is not None and lines and head in lines[0] and _width(lines) > width:
             at = lines[0].index(head)
@@ -159,15 +159,16 @@ def fitted(rows: Sequence[Sequence[str]], width: int | None, spare: Sequence[str
     return "\n".join(folded(line, width, " " * before) for line in told)
 
 
-def _width(lines: Sequence[Sequence[str]]) -> int:
-    return sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True)) - 2
-
-
-def _with_short_ids(lines: list[list[str]]) -> list[list[str]]:
+def with_short_ids(lines: list[list[str]]) -> list[list[str]]:
+    """Return the cells with machines' ids of ten characters, if those tell them apart."""
     ids = {found for line in lines for cell in line for found in _ID.findall(cell)}
     if len({one[:_SHORT_ID] for one in ids}) < len(ids):
         return lines
     return [[_ID.sub(lambda found: found[0][:_SHORT_ID], cell) for cell in line] for line in lines]
+
+
+def _width(lines: Sequence[Sequence[str]]) -> int:
+    return sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True)) - 2
 
 
 def usd(amount: Decimal) -> str:

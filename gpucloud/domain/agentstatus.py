@@ -8,9 +8,9 @@ All paths live under the agent's root on the node, `~/.gpucloud` or a folder of 
     agent/desired.json         Desired, by the supervisor
     agent/status.json          Status, by the agent, several times a second while something changes
     code/<sha>/                synced code
-    attempts/<number>/         launch.json, launcher.log, rank-<rank>.log, stop.json, progress.json, saving.json,
-                               left-<rank>.json, done-<rank>.json, exit.json (the agent's verdict); <number> has
-                               four digits
+    attempts/<number>/         launch.json, launcher.log, rank-<rank>.log, rank-<rank>.times (when output came),
+                               stop.json, progress.json, saving.json, left-<rank>.json, done-<rank>.json, exit.json
+                               (the agent's verdict); <number> has four digits
 """
 
 from __future__ import annotations

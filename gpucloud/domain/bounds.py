@@ -23,8 +23,11 @@ JSON that was made for it; the state of a thousand machines has 1 MiB, the manif
 NOTES_BYTES = 32 << 20
 """Of what is noted beside the bytes of a job's outputs: some 200,000 files."""
 
-LOG_BYTES = 16 << 20
+LOG_BYTES = 15 << 20
 """Of a piece of a script's output; pieces are written of 1 MiB, larger ones after a failure of the store alone."""
+
+LOG_TIMES_BYTES = 1 << 20
+"""Of the line before a piece that says when it was written."""
 
 KEPT_OUTPUT_BYTES = 1 << 30
 """Of the output of all ranks of an attempt on a machine: what that keeps of it on its disk, and a little more, and so
@@ -65,7 +68,7 @@ _MOST = (
     (r"jobs/[^/]+/outputs/notes\.json", NOTES_BYTES),
     (r"jobs/[^/]+/launches/(?:\d+/)?lock\.json", RECORD_BYTES),
     (r"jobs/[^/]+/(?:status|launches)/.*", STATUS_BYTES),
-    (r"jobs/[^/]+/logs/.*", LOG_BYTES),
+    (r"jobs/[^/]+/logs/.*", LOG_BYTES + LOG_TIMES_BYTES),
     (r"jobs/[^/]+/metrics/.*", HISTORY_BYTES),
     (r"(?:.*/)?gen/\d+(?:\.start)?\.json", STATUS_BYTES),
     (r"clusters/[^/]+/hosts/.*", STATUS_BYTES),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from gpucloud.domain.bootstrap.record import attempt_lock
+from gpucloud.domain.outputtimes import DatedPiece
 from gpucloud.domain.state import ExitReason
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import (
@@ -129,7 +130,7 @@ class Actor:
             shown, log = failed
             self.watcher.story(shown)
             records = self.world.jobs.records
-            records.append_log(BEFORE, 0, records.log_length(BEFORE, 0), log)
+            records.append_log(BEFORE, 0, records.log_end(BEFORE, 0)[0], DatedPiece(data=log))
 
     def _open(self, action: OpenAttempt, seen: Seen) -> None:
         tree = self.preparer.one_tree(action.node_ids)

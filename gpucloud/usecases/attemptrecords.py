@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gpucloud.domain.bounds import HISTORY_BYTES, unpacked
 from gpucloud.domain.errors import StoreError
+from gpucloud.domain.outputtimes import DatedPiece, read_piece, with_times
 from gpucloud.store import ObjectStore, get_small, put_once
 
 _HISTORY_KEY = re.compile(r"/metrics/(\d{4})/([^/]+)-(\d{12})\.jsonl\.gz$")
@@ -58,9 +59,9 @@ class AttemptRecords:
         data = json.dumps(lock, sort_keys=True).encode()
         self._store.put(f"{self._root}/launches/{attempt:04d}/lock.json", data)
 
-    def append_log(self, attempt: int, rank: int, offset: int, data: bytes) -> None:
+    def append_log(self, attempt: int, rank: int, offset: int, piece: DatedPiece) -> None:
         """Keep a piece of a rank's output; a piece that is there already is left as it is."""
-        put_once(self._store, f"{self._root}/logs/{attempt:04d}/rank-{rank:05d}/{offset:012d}", data)
+        put_once(self._store, f"{self._root}/logs/{attempt:04d}/rank-{rank:05d}/{offset:012d}", with_times(piece))
 
     def keep_launch(self, attempt: int, node: int, data: bytes) -> None:
         """Keep how a node of an attempt was launched; what is kept already is left as it is."""
@@ -79,19 +80,24 @@ class AttemptRecords:
         found = (_LOG_KEY.search(key) for key in self._store.list(prefix))
         return tuple(LogPart(attempt=int(m[1]), rank=int(m[2]), offset=int(m[3]), key=m.string) for m in found if m)
 
-    def log_length(self, attempt: int, rank: int) -> int:
-        """Return how many bytes of a rank's output are kept."""
+    def log_end(self, attempt: int, rank: int) -> tuple[int, int]:
+        """Return how many bytes of a rank's output are kept, and where its node's file of times goes on."""
         keys = self._store.list(f"{self._root}/logs/{attempt:04d}/rank-{rank:05d}/")
         found = [match for key in keys if (match := _LOG_KEY.search(key))]
         if not found:
-            return 0
+            return 0, 0
         last = LogPart(attempt=attempt, rank=rank, offset=int(found[-1][3]), key=found[-1].string)
-        return last.offset + len(self.read_log(last))
+        piece = self.read_dated(last)
+        return last.offset + len(piece.data), piece.place
 
     def read_log(self, part: LogPart) -> bytes:
         """Return the bytes of a piece; none of one that is too large for any that was kept: a machine put it there."""
+        return self.read_dated(part).data
+
+    def read_dated(self, part: LogPart) -> DatedPiece:
+        """Return the bytes of a piece and when they were written, as far as that is known."""
         stored = get_small(self._store, part.key)
-        return stored.data if stored else b""
+        return read_piece(stored.data if stored else b"")
 
     def append_history(self, attempt: int, node_id: str, offset: int, data: bytes) -> None:
         """Keep a compressed piece of a node's use; a piece that is there already is left as it is."""

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
+from gpucloud.domain.launch import workers_per_node
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.node import NO_GROUP, GroupView
 from gpucloud.domain.order import Order, held_until, undrilled
+from gpucloud.domain.outputtimes import DatedPiece
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.domain.sundries import Sundries, charges_of
 from gpucloud.domain.supervision.lives import as_listed
@@ -101,6 +103,13 @@ class Asker:
         """Return the newest order for the job, whoever signed it; UsageError when there is no such job."""
         return self._orders.newest().order
 
+    def ranks_of_a_node(self) -> int:
+        """Return how many ranks each node of the job has; 1 where nobody can tell any more."""
+        try:
+            return workers_per_node(self.order().resolved)
+        except GpucloudError:
+            return 1
+
     def bill_pull(self, fetched: int) -> None:
         """Write down what it cost that a command brought bytes out of the cloud, where that costs anything.
 
@@ -118,8 +127,8 @@ class Asker:
 
     def output(
         self, *, attempt: int | None, rank: int | None, follow: bool, caught_up: Callable[[], None] = lambda: None
-    ) -> Iterator[tuple[LogPart, bytes]]:
-        """Yield the kept output in order; with `follow`, go on until the job has ended and all is told.
+    ) -> Iterator[tuple[LogPart, DatedPiece]]:
+        """Yield the kept output in order with its times; with `follow`, until the job has ended and all is told.
 
         Where two supervisors kept the same stretch in different pieces, it comes once. `caught_up` is called whenever
         all that is kept by then was told.
@@ -131,10 +140,11 @@ class Asker:
             for part in self.jobs.records.log_parts(attempt):
                 if part.key not in told and rank in (None, part.rank):
                     told.add(part.key)
-                    data, end = self.jobs.records.read_log(part), ends.get((part.attempt, part.rank), 0)
-                    ends[part.attempt, part.rank] = max(end, part.offset + len(data))
-                    if part.offset + len(data) > end:
-                        yield part, data[max(0, end - part.offset) :]
+                    piece, told_to = self.jobs.records.read_dated(part), ends.get((part.attempt, part.rank), 0)
+                    end = part.offset + len(piece.data)
+                    if end > told_to:
+                        ends[part.attempt, part.rank] = end
+                        yield part, piece.after(max(0, told_to - part.offset))
             caught_up()
             if not follow or ended:
                 return

@@ -12,6 +12,7 @@ from gpucloud.domain.agentstatus import RunState, Status, status_from_json
 from gpucloud.domain.bounds import LOG_BYTES, STATUS_BYTES
 from gpucloud.domain.launch import attempt_folder
 from gpucloud.domain.masking import masked
+from gpucloud.domain.outputtimes import MOST_MARKS, DatedPiece, Mark, read_marks
 from gpucloud.domain.state import Attempt
 from gpucloud.ports import Host
 from gpucloud.usecases.jobstore import JobStore
@@ -32,13 +33,16 @@ done"""
 class _Rank:
     """One rank's output: read up to `offset`; `unkept` is the end of it that is not in the store yet.
 
-    Of that, a piece of `tried` bytes may be there all the same: its put failed, or only the answer to it. `lock` is
-    held for moments, `keeping` while a piece is on its way.
+    Of that, a piece of `tried` bytes may be there all the same: its put failed, or only the answer to it. `marks` are
+    of what is not kept, read up to `place` of the node's file. `lock` is held for moments, `keeping` while a piece is
+    on its way.
     """
 
     offset: int
+    place: int = 0
     unkept: bytes = b""
     tried: int = 0
+    marks: tuple[Mark, ...] = ()
     lock: threading.Lock = field(default_factory=threading.Lock)
     keeping: threading.Lock = field(default_factory=threading.Lock)
 
@@ -61,8 +65,25 @@ class LogReader:
         """Return how many bytes have been read; what an earlier supervisor kept counts."""
         key = (attempt, rank)
         if key not in self._ranks:
-            self._ranks[key] = _Rank(offset=self.jobs.records.log_length(attempt, rank))
+            offset, place = self.jobs.records.log_end(attempt, rank)
+            self._ranks[key] = _Rank(offset=offset, place=place)
         return self._ranks[key].offset
+
+    def times_from(self, attempt: int, rank: int, until: int) -> int | None:
+        """Return where to read on in the node's file of times, None while those of all before `until` are known."""
+        self.offset(attempt, rank)
+        known = self._ranks[attempt, rank]
+        return None if known.marks and known.marks[-1].until >= until else known.place
+
+    def take_times(self, attempt: int, rank: int, data: bytes) -> None:
+        """Take what the node's file of times has next."""
+        known = self._ranks[attempt, rank]
+        with known.lock:
+            after = known.marks[-1].until if known.marks else known.offset - len(known.unkept)
+            marks, place = read_marks(data, known.place, after)
+            known.marks += marks
+            # Where so much has no line's end, the node gave the oldest marks' blocks back.
+            known.place = place if place > known.place or len(data) < _MOST else place + len(data)
 
     def take(self, attempt: int, rank: int, data: bytes, *, last: bool) -> None:
         """Take new output: whole lines, or all of it when it is the `last` or a line is too long to wait for.
@@ -144,11 +165,33 @@ class LogReader:
         known = self._ranks[attempt, rank]
         while known.unkept:
             with known.lock:
-                known.tried = known.tried or min(len(known.unkept), LOG_BYTES)
-                data, start = known.unkept[: known.tried], known.offset - len(known.unkept)
-            self.jobs.records.append_log(attempt, rank, start, data)
+                start = known.offset - len(known.unkept)
+                known.tried = known.tried or min(len(known.unkept), LOG_BYTES, _most_marked(known.marks, start))
+                piece = _dated(known, start)
+            self.jobs.records.append_log(attempt, rank, start, piece)
             with known.lock:
-                known.unkept, known.tried = known.unkept[len(data) :], 0
+                known.unkept, known.tried = known.unkept[len(piece.data) :], 0
+                end = start + len(piece.data)
+                known.marks = tuple(mark for mark in known.marks if mark.until > end)
+
+
+def _most_marked(marks: tuple[Mark, ...], start: int) -> int:
+    """Return how many bytes from `start` on have no more marks than a piece may have."""
+    return marks[MOST_MARKS - 1].until - start if len(marks) > MOST_MARKS else LOG_BYTES
+
+
+def _dated(known: _Rank, start: int) -> DatedPiece:
+    """Return the piece that is tried, with its marks; the last of them may be behind what follows, too."""
+    data, place = known.unkept[: known.tried], known.place
+    marks: list[Mark] = []
+    for mark in known.marks:
+        until = min(mark.until - start, len(data))
+        if until > (marks[-1].until if marks else 0):
+            marks.append(Mark(until=until, at_ms=mark.at_ms))
+        if mark.until - start > len(data):
+            place = mark.place
+            break
+    return DatedPiece(data=data, marks=tuple(marks), place=place)
 
 
 def read_node(
@@ -171,7 +214,8 @@ def read_node(
         for _ in range(_PASSES):
             already = logs.taken
             behind = tuple(r for r in own if written.get(r, 0) > logs.offset(attempt.number, r))
-            read_output(host, attempt.number, behind, logs, last=part.state is RunState.EXITED)
+            asked = tuple((r, written[r]) for r in behind)
+            read_output(host, attempt.number, asked, logs, last=part.state is RunState.EXITED)
             if logs.taken - already < _MOST // 2:
                 break
     return status, logs.taken > before
@@ -196,17 +240,28 @@ def _keep_launch(host: Host, node_id: str, attempt: Attempt, logs: LogReader) ->
         logs.keep_launch(attempt.number, rank, done.stdout)
 
 
-def read_output(host: Host, number: int, ranks: tuple[int, ...], logs: LogReader, *, last: bool) -> None:
-    """Give new output of these ranks to `logs`; with `last`, an unfinished line too."""
-    if not ranks:
+def read_output(host: Host, number: int, asked: tuple[tuple[int, int], ...], logs: LogReader, *, last: bool) -> None:
+    """Give new output of these ranks to `logs`, with its times; with `last`, an unfinished line too.
+
+    `asked` has with each rank how much its agent has marked: what was written since comes with the next look.
+    """
+    if not asked:
         return
-    files: list[str] = []
-    for rank in ranks:
-        files += [f"{attempt_folder(host.node.root, number)}/rank-{rank}.log", str(logs.offset(number, rank) + 1)]
+    folder, files, dated = attempt_folder(host.node.root, number), [], []
+    for rank, _ in asked:
+        files += [f"{folder}/rank-{rank}.log", str(logs.offset(number, rank) + 1)]
+    for rank, until in asked:
+        place = logs.times_from(number, rank, min(until, logs.offset(number, rank) + _MOST))
+        if place is not None:
+            dated.append(rank)
+            files += [f"{folder}/rank-{rank}.times", str(place + 1)]
     border = f"--{uuid.uuid4().hex}--"  # no output holds it by accident
     done = host.run(("sh", "-c", _READ, "sh", border, str(_MOST), *files))
-    for rank, data in zip(ranks, done.stdout.split(border.encode())[1:], strict=False):
-        logs.take(number, rank, data, last=last)
+    told = done.stdout.split(border.encode())[1:]
+    for rank, data in zip(dated, told[len(asked) :], strict=False):
+        logs.take_times(number, rank, data)
+    for (rank, until), data in zip(asked, told, strict=False):
+        logs.take(number, rank, data[: max(0, until - logs.offset(number, rank))], last=last)
 
 
 def _ranks(node_id: str, attempt: Attempt, workers: int) -> tuple[int, ...]:

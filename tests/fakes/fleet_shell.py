@@ -125,8 +125,9 @@ class FleetHost:
         """The ranks' output from an offset on; nothing of what the agent measured, which is kept elsewhere."""
         said = b""
         for path, start in zip(files[::2], files[1::2], strict=False):
-            rank = int(path.rpartition("rank-")[2].removesuffix(".log"))
-            said += border.encode() + self._own.log.get(rank, b"")[int(start) - 1 :][:most]
+            rank, _, kind = path.rpartition("rank-")[2].partition(".")
+            kept = self._own.log.get(int(rank), b"") if kind == "log" else b""
+            said += border.encode() + kept[int(start) - 1 :][:most]
         return said
 
 

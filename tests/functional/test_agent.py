@@ -23,6 +23,7 @@ from gpucloud.domain.job import Job, Market, Resources
 from gpucloud.domain.launch import AttemptStart, Place, launches
 from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.offer import Pool
+from gpucloud.domain.outputtimes import read_marks
 from tests.standins.agent_node import AgentNode, wait_until
 from tests.standins.metadata_service import MetadataService
 
@@ -190,6 +191,23 @@ def test_an_attempt_whose_agent_died_is_swept_and_reported_killed_by_the_next_ag
     attempt = node.status().attempt
     assert (attempt.attempt, attempt.state, attempt.outcome) == (1, RunState.EXITED, Outcome.KILLED)
     assert node.alive(1) == ()
+
+
+def test_what_a_rank_wrote_is_dated_and_what_it_wrote_while_no_agent_looked_is_told_without_a_time(node):
+    node.start()
+    began_ms = time.time_ns() // 1_000_000
+    writes = 'log="$GPUCLOUD_ATTEMPT_DIR/rank-0.log"; echo one >"$log"; until [ -e "$GPUCLOUD_ATTEMPT_DIR/go" ]; do'
+    node.want(node.launch(1, "/bin/sh", "-c", f'{writes} sleep 0.05; done; echo two >>"$log"; exec sleep 600'))
+    node.wait_for(lambda s: s.attempt and s.attempt.output == ((0, 4),), "the first line")
+    node.sigkill()
+    (node.folder(1) / "go").touch()
+    wait_until(lambda: (node.folder(1) / "rank-0.log").read_bytes() == b"one\ntwo\n", "the second line")
+    node.start()
+    attempt = node.status().attempt
+    assert (attempt.outcome, attempt.output, attempt.dropped) == (Outcome.KILLED, ((0, 8),), ())
+    ((mark,), _) = read_marks((node.folder(1) / "rank-0.times").read_bytes(), 0, 0)
+    assert mark.until == 4
+    assert began_ms <= mark.at_ms <= time.time_ns() // 1_000_000
 
 
 def test_the_same_attempt_is_never_started_twice_not_even_by_another_agent(node):

@@ -14,6 +14,7 @@ import pytest
 from gpucloud import processes
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.domain.errors import LeaseHeld, StoreError
+from gpucloud.domain.outputtimes import DatedPiece
 from gpucloud.domain.state import JobStatus, Owner
 from gpucloud.store import Conflict, open_store
 from gpucloud.usecases.jobstore import JobStore
@@ -159,14 +160,14 @@ def test_the_ledger_takes_a_nodes_charges_once(jobs):
 
 
 def test_kept_output_is_read_back_in_order_of_its_offsets(jobs):
-    jobs.records.append_log(1, 0, 6, b"world\n")
-    jobs.records.append_log(1, 0, 0, b"hello\n")
-    jobs.records.append_log(1, 0, 0, b"again\n")
-    jobs.records.append_log(2, 1, 0, b"other\n")
+    jobs.records.append_log(1, 0, 6, DatedPiece(data=b"world\n"))
+    jobs.records.append_log(1, 0, 0, DatedPiece(data=b"hello\n"))
+    jobs.records.append_log(1, 0, 0, DatedPiece(data=b"again\n"))
+    jobs.records.append_log(2, 1, 0, DatedPiece(data=b"other\n"))
 
     assert [jobs.records.read_log(part) for part in jobs.records.log_parts(1)] == [b"hello\n", b"world\n"]
-    assert jobs.records.log_length(1, 0) == 12
-    assert jobs.records.log_length(2, 0) == 0
+    assert jobs.records.log_end(1, 0)[0] == 12
+    assert jobs.records.log_end(2, 0)[0] == 0
 
 
 class _Uptime:

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.adapters.home import Home, KnownJob
-from gpucloud.cli import asking, copying
+from gpucloud.cli import copying, logs
 from gpucloud.domain.data import DataFile, data_set
 from gpucloud.domain.errors import StoreError
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.manifest import Commit
+from gpucloud.domain.outputtimes import DatedPiece
 from gpucloud.domain.rates import GIB, Rates
 from gpucloud.domain.state import ExitReason
 from gpucloud.store import open_store
@@ -107,8 +108,8 @@ def test_the_requests_of_a_pull_are_charged_with_its_bytes(world):
     put_job(world.jobs, state(job="made", group="gpucloud-made"))
     world.tally.take()
     asker = Asker(jobs=world.jobs, market=None, group=None, clock=world.clock, terms=world.terms, tally=world.tally)
-    world.jobs.records.append_log(1, 0, 0, b"seven b")
-    told = b"".join(data for _, data in asker.output(attempt=None, rank=None, follow=False))
+    world.jobs.records.append_log(1, 0, 0, DatedPiece(data=b"seven b"))
+    told = b"".join(piece.data for _, piece in asker.output(attempt=None, rank=None, follow=False))
     asker.bill_pull(len(told))
     charges = {charge.kind.value: charge for charge in world.jobs.charges()}
     assert charges["transfer"].usd == 7
@@ -123,14 +124,14 @@ def charged(world, tmp_path, monkeypatch):
     monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path))
     monkeypatch.setattr("gpucloud.wiring.local.Terms", partial(Terms, rates=(S3,)))
     put_job(world.jobs, state(job="made", group="gpucloud-made"))
-    world.jobs.records.append_log(1, 0, 0, b"hello\n")
+    world.jobs.records.append_log(1, 0, 0, DatedPiece(data=b"hello\n"))
     home.remember(KnownJob(name="made", store=world.jobs.store.url, file=tmp_path / "gpucloud.yaml"))
     return world.jobs
 
 
 @pytest.mark.parametrize("lines", [False, True])
 def test_logs_that_are_read_out_of_the_store_are_charged(charged, lines, capfdbinary):
-    assert asking.logs("made", asking.Wanted(), as_json=lines) == 0
+    assert logs.logs("made", logs.Wanted(as_json=lines)) == 0
     assert b"hello" in capfdbinary.readouterr().out
     sums = {charge.kind.value: charge.usd for charge in charged.charges()}
     assert sums == {"transfer": 6, "requests": Decimal("0.001")}
@@ -151,5 +152,5 @@ def test_who_may_only_read_reads_all_the_same(charged, monkeypatch, capfd):
         raise StoreError("403")
 
     monkeypatch.setattr(JobStore, "bill_beside", refused)
-    assert asking.logs("made", asking.Wanted(), as_json=False) == 0
+    assert logs.logs("made", logs.Wanted()) == 0
     assert capfd.readouterr().out == "hello\n"

@@ -26,6 +26,7 @@ from gpucloud.adapters.clock import SystemClock
 from gpucloud.domain import codec
 from gpucloud.domain.errors import GpucloudError, StoreError
 from gpucloud.domain.manifest import Commit, Manifest, Promise
+from gpucloud.domain.outputtimes import DatedPiece
 from gpucloud.domain.state import JobStatus
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.checkpoints import Checkpoints
@@ -276,7 +277,7 @@ class _Role:
         with self._on_it(), take(jobs, SystemClock(), node="i-0aaa") as lease:
             nodes = AwsNodeGroup(**{**Rig(self._lab).arguments(), "aws": Aws(region=REGION), "own": True})
             peer = next(node for node in nodes.describe(GROUP).alive if node.id != self._peer)
-            jobs.records.append_log(1, 0, 0, b"step 1")
+            jobs.records.append_log(1, 0, 0, DatedPiece(data=b"step 1"))
             jobs.records.keep_launch(1, 0, b"{}")
             nodes.terminate(GROUP, peer.id)
             jobs.bill(peer.id, ())

@@ -1,31 +1,60 @@
-"""What `logs` writes before the output of each attempt, and which lines of it."""
+"""What `logs` writes before the output of each attempt and before its lines, and which lines of it."""
 
 from __future__ import annotations
 
+import json
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
-from gpucloud.cli import asking
+from gpucloud.cli import logs, logwriting
+from gpucloud.domain.errors import GpucloudError, UsageError
+from gpucloud.domain.outputtimes import DatedPiece, Mark
+from gpucloud.domain.state import JobStatus
 from gpucloud.usecases.attemptrecords import LogPart
+from tests.unit.test_shown import Terminal
 from tests.unit.worlds import opened, state
 
 STATE = state(attempts=(opened("a", "b", number=1, first_step=1), opened("a", number=2)))
+AT = datetime(2026, 11, 24, 18, 40, tzinfo=timezone.utc)
 
 
-def part(attempt: int) -> LogPart:
-    return LogPart(attempt=attempt, rank=0, offset=0, key=f"{attempt}")
+def part(attempt: int, rank: int = 0) -> LogPart:
+    return LogPart(attempt=attempt, rank=rank, offset=0, key=f"{attempt}")
+
+
+def piece(data: bytes) -> DatedPiece:
+    return DatedPiece(data=data)
+
+
+def dated(*stretches: tuple[bytes, int | None]) -> DatedPiece:
+    """A piece whose stretches were there so many seconds after `AT`."""
+    data, marks = b"", []
+    for text, seconds in stretches:
+        data += text
+        at_ms = None if seconds is None else int(AT.timestamp() + seconds) * 1000
+        marks.append(Mark(until=len(data), at_ms=at_ms))
+    return DatedPiece(data=data, marks=tuple(marks))
 
 
 class Stored:
+    """A job's stored state, and how many ranks its nodes have."""
+
+    def __init__(self, ranks: int = 1) -> None:
+        self.ranks = ranks
+
     def stored_state(self) -> Any:
         return STATE
+
+    def ranks_of_a_node(self) -> int:
+        return self.ranks
 
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(asking, "tell", lines.append)
+    monkeypatch.setattr(logs, "tell", lines.append)
     return lines
 
 
@@ -35,7 +64,8 @@ class Writer:
     def __init__(self, lines: list[str]) -> None:
         self.lines = lines
 
-    def write(self, part: LogPart, data: bytes) -> None:
+    def write(self, part: LogPart, data: bytes, at: datetime | None = None) -> None:
+        del part, at
         self.lines.append(data.decode())
 
     def end(self) -> None:
@@ -43,14 +73,18 @@ class Writer:
             self.lines.append("(ended)")
 
 
-def shown_to(lines: list[str], tail: int | None) -> asking._Shown:
-    return asking._Shown(asker=Stored(), writer=Writer(lines), as_json=False, tail=tail)  # type: ignore[arg-type]
+def ranks_of(wanted: logs.Wanted, *, each: int = 1) -> logs.Ranks:
+    return logs.Ranks(asker=Stored(each), state=STATE, wanted=wanted)  # type: ignore[arg-type]
+
+
+def shown_to(lines: list[str], wanted: logs.Wanted, since: logs.Since | None = None) -> logs.Shown:
+    return logs.Shown(ranks=ranks_of(wanted), writer=Writer(lines), wanted=wanted, since=since)
 
 
 def test_each_attempts_output_has_a_line_before_it(written: list[str]) -> None:
-    shown = shown_to(written, None)
+    shown = shown_to(written, logs.Wanted())
     for number, data in ((1, b"one\n"), (1, b"two\n"), (2, b"three\n")):
-        shown.take(part(number), data)
+        shown.take(part(number), piece(data))
     assert written == [
         "── attempt 1, 2 nodes, from step 1 ──",
         "one\n",
@@ -62,9 +96,171 @@ def test_each_attempts_output_has_a_line_before_it(written: list[str]) -> None:
 
 
 def test_a_tail_is_of_what_was_there_and_all_that_follows_comes(written: list[str]) -> None:
-    shown = shown_to(written, 2)
-    shown.take(part(1), b"one\ntwo\n 1%\r99%\rthree\n")
+    shown = shown_to(written, logs.Wanted(tail=2))
+    shown.take(part(1), piece(b"one\ntwo\n 1%\r"))
+    shown.take(part(1), piece(b"99%\rthree\n"))
     assert written == []
     shown.caught_up()
-    shown.take(part(1), b"four\nfive\nsix\n")
+    shown.take(part(1), piece(b"four\nfive\nsix\n"))
     assert written == ["── attempt 1, 2 nodes, from step 1 ──", "two\n", " 1%\r99%\rthree\n", "four\nfive\nsix\n"]
+
+
+def test_a_tail_is_of_each_rank_over_all_attempts(written: list[str]) -> None:
+    shown = shown_to(written, logs.Wanted(tail=1))
+    for attempt, rank, data in ((1, 0, b"zero\n"), (1, 1, b"one\ntwo\n"), (2, 0, b"three\nfour\n")):
+        shown.take(part(attempt, rank), piece(data))
+    shown.caught_up()
+    assert [line for line in written if line.endswith("\n")] == ["two\n", "four\n"]
+
+
+def test_a_job_that_is_followed_and_has_written_nothing_says_so_once(written: list[str]) -> None:
+    shown = shown_to(written, logs.Wanted(follow=True))
+    shown.caught_up()
+    shown.caught_up()
+    assert written == ["digits has no output yet: following (Ctrl-C leaves, the job goes on)"]
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        ("10m", "2026-11-24T18:30:00+00:00"),
+        ("1h30m", "2026-11-24T17:10:00+00:00"),
+        ("18:39", "2026-11-24T18:39:00+00:00"),
+        ("18:41:30", "2026-11-23T18:41:30+00:00"),
+        ("2026-11-24T18:40:00Z", "2026-11-24T18:40:00+00:00"),
+        ("2026-11-24T18:40:00.5", "2026-11-24T18:40:00.500000+00:00"),
+        ("2026-11-24T20:40:00+02:00", "2026-11-24T20:40:00+02:00"),
+        ("2026-11-24", "2026-11-24T00:00:00+00:00"),
+    ],
+)
+def test_since_is_a_span_a_time_of_day_or_a_time(text: str, at: str) -> None:
+    assert logs.since_time(text, AT).isoformat() == at
+
+
+@pytest.mark.parametrize("text", ["yesterday", "25:00", "10", "", "999999999h"])
+def test_what_is_no_time_is_answered_with_those_that_are(text: str) -> None:
+    with pytest.raises(UsageError, match="is no time") as raised:
+        logs.since_time(text, AT)
+    assert raised.value.hint == "--since 10m, --since 18:40 or --since 2026-11-24T18:40:00Z; UTC where no zone is named"
+
+
+def test_lines_since_a_time_are_those_that_ended_then(written: list[str]) -> None:
+    wanted = logs.Wanted(since="10m")
+    shown = shown_to(written, wanted, logs.Since(AT + timedelta(seconds=10)))
+    shown.take(part(2), dated((b"old\nbegun", 9), (b" and ended\n", 10), (b"new\n", 11)))
+    shown.take(part(2), dated((b"of no known time\n", None)))
+    assert written == ["── attempt 2, 1 node ──", "begun and ended\n", "new\n", "of no known time\n"]
+
+
+def test_older_lines_without_a_time_are_left_out_and_counted(written: list[str]) -> None:
+    since = logs.Since(AT + timedelta(days=9000))
+    shown = shown_to(written, logs.Wanted(since="10m"), since)
+    shown.take(part(2), dated((b"one\n", 5), (b"two\nthree\n", None)))
+    assert (written, since.undated, shown.read_any, shown.wrote_any) == ([], 2, True, False)
+
+
+def output(monkeypatch: pytest.MonkeyPatch, wanted: logs.Wanted, *, each: int = 1, is_terminal: bool = False) -> str:
+    """What `logs` writes of two ranks' output to a pipe, or to a terminal."""
+    for runner in logwriting._RUNNERS:
+        monkeypatch.delenv(runner, raising=False)
+    out = Terminal(is_terminal=is_terminal)
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr(logwriting, "_is_file", lambda: False)
+    monkeypatch.setattr(logs, "tell", lambda _: None)
+    ranks = ranks_of(wanted, each=each)
+    writer = logwriting.log_writer(
+        follow=wanted.follow, as_json=wanted.as_json, timestamps=wanted.timestamps, place=ranks.place
+    )
+    shown = logs.Shown(ranks=ranks, writer=writer, wanted=wanted)
+    shown.take(part(1, 0), dated((b"epoch 1\nepo", 0), (b"ch 2\n\n", 1), (b"bad \xff\n", None)))
+    shown.take(part(1, 1), dated((b"\r 1%\r99%", 2), (b"\r100%\n", 3), (b"left", 4)))
+    writer.end()
+    return out.written().decode(errors="surrogateescape")
+
+
+def test_lines_of_several_ranks_say_which_node_and_rank_wrote_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert output(monkeypatch, logs.Wanted()) == (
+        "a rank 0 | epoch 1\na rank 0 | epoch 2\na rank 0 | \na rank 0 | bad \udcff\n"
+        "b rank 1 | \r 1%\r99%\r100%\nb rank 1 | left\n"
+    )
+
+
+def test_ranks_have_labels_of_one_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", Terminal(is_terminal=False))
+    ranks = ranks_of(logs.Wanted(), each=6)
+    assert [ranks.place(part(1, rank)).label for rank in (0, 5, 11)] == ["a rank 0  | ", "a rank 5  | ", "b rank 11 | "]
+    assert ranks.place(part(2, 3)).label == "rank 3 | "
+
+
+@pytest.mark.parametrize("wanted", [logs.Wanted(rank=0), logs.Wanted(rank=0, follow=True)])
+def test_the_lines_of_one_rank_are_as_it_wrote_them(monkeypatch: pytest.MonkeyPatch, wanted: logs.Wanted) -> None:
+    assert output(monkeypatch, wanted).startswith("epoch 1\nepoch 2\n\nbad \udcff\n")
+
+
+def test_timestamps_are_of_each_lines_end_and_of_no_line_that_nobody_dated(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert output(monkeypatch, logs.Wanted(timestamps=True)).splitlines() == [
+        "a rank 0 | 2026-11-24T18:40:00.000Z epoch 1",
+        "a rank 0 | 2026-11-24T18:40:01.000Z epoch 2",
+        "a rank 0 | 2026-11-24T18:40:01.000Z ",
+        "a rank 0 |                          bad \udcff",
+        "b rank 1 | 2026-11-24T18:40:03.000Z ",
+        " 1%",
+        "99%",
+        "100%",
+        "b rank 1 | 2026-11-24T18:40:04.000Z left",
+    ]
+
+
+def test_a_bar_that_is_followed_ends_with_the_time_of_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = output(monkeypatch, logs.Wanted(timestamps=True, follow=True)).splitlines()
+    assert lines[-2:] == ["b rank 1 | 2026-11-24T18:40:03.000Z 100%", "b rank 1 | 2026-11-24T18:40:04.000Z left"]
+
+
+def test_lines_of_json_have_node_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [json.loads(line) for line in output(monkeypatch, logs.Wanted(as_json=True)).splitlines()]
+    assert lines[1] == {
+        "version": 1, "attempt": 1, "rank": 0, "node": "a", "at": "2026-11-24T18:40:01.000Z", "line": "epoch 2",
+    }  # fmt: skip
+    assert [(one["node"], one["at"]) for one in lines[-2:]] == [
+        ("b", "2026-11-24T18:40:03.000Z"),
+        ("b", "2026-11-24T18:40:04.000Z"),
+    ]
+    assert lines[3]["at"] is None
+
+
+def test_one_nodes_output_is_had_by_its_name(written: list[str]) -> None:
+    shown = shown_to(written, logs.Wanted(node="b"))
+    shown.take(part(1, 0), piece(b"of a\n"))
+    shown.take(part(1, 1), piece(b"of b\n"))
+    assert written[1:] == ["of b\n"]
+    with pytest.raises(UsageError, match="no attempt of digits ran on c") as raised:
+        ranks_of(logs.Wanted(node="c")).require_wanted()
+    assert raised.value.hint == "one of a, b"
+
+
+def test_a_rank_that_no_attempt_had_is_answered_with_those_that_there_were() -> None:
+    with pytest.raises(UsageError, match="digits has no rank 4: its ranks were 0 to 3") as raised:
+        ranks_of(logs.Wanted(rank=4), each=2).require_wanted()
+    assert raised.value.hint == "gpucloud logs digits --rank 3"
+    ranks_of(logs.Wanted(rank=3), each=2).require_wanted()
+
+
+@pytest.mark.parametrize(
+    ("job", "message", "hint"),
+    [
+        (state(), "digits has not started its script yet: no output", "gpucloud status digits says where it stands"),
+        (
+            state(attempts=(opened("a"),)),
+            "digits has no output of rank 1 yet",
+            "gpucloud logs -f digits waits for it, gpucloud status digits says where the job stands",
+        ),
+        (
+            state(attempts=(opened("a"),), status=JobStatus.FAILED),
+            "digits has ended, and there is no output of rank 1",
+            "gpucloud status digits says how it ended, gpucloud logs digits --launch what was run",
+        ),
+    ],
+)
+def test_a_job_without_output_says_why_and_what_helps(job: Any, message: str, hint: str) -> None:
+    error: GpucloudError = logs._no_output(job, logs.Wanted(rank=1))
+    assert (error.message, error.hint, error.exit_code) == (message, hint, 2)

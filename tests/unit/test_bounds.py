@@ -99,7 +99,7 @@ def test_a_record_of_a_machine_that_is_too_large_costs_no_memory_and_counts_for_
     assert raised.value.hint == "gpucloud down j ends the job all the same"
     assert own.charges() == (written,)
     assert own.trial("n-1") is None
-    assert own.records.log_length(1, 0) == 7
+    assert own.records.log_end(1, 0)[0] == 7
     assert CheckpointMark.DAMAGED in shelf.standing()[0].marks
     assert newest_commit(store, "jobs/j/checkpoints") is None
     assert tracemalloc.get_traced_memory()[1] < 2 << 20

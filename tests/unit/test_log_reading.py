@@ -22,6 +22,7 @@ from gpucloud.domain.agentstatus import Outcome
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import HostUnreachable, StoreError
 from gpucloud.domain.masking import masked, words_of
+from gpucloud.domain.outputtimes import DatedPiece
 from gpucloud.domain.state import ExitReason
 from gpucloud.ports import Completed
 from gpucloud.store.directory import DirectoryStore
@@ -140,8 +141,8 @@ def test_how_much_of_a_rank_is_kept_is_asked_of_that_rank_alone(tmp_path):
 
     jobs = JobStore(Listing(tmp_path), "small")
     for rank in range(64):
-        jobs.records.append_log(1, rank, 0, b"a line\n")
-    assert jobs.records.log_length(1, 7) == 7
+        jobs.records.append_log(1, rank, 0, DatedPiece(data=b"a line\n"))
+    assert jobs.records.log_end(1, 7)[0] == 7
     assert asked == ["jobs/small/logs/0001/rank-00007/"]
 
 
@@ -226,10 +227,10 @@ class Ended(Asker):
 
 def test_what_two_supervisors_kept_comes_once(jobs):
     asker = Ended(jobs=jobs, market=None, group=None, clock=None, terms=None)
-    jobs.records.append_log(1, 0, 0, b"one\ntwo\n")
-    jobs.records.append_log(1, 0, 4, b"two\nthree\n")
-    jobs.records.append_log(1, 0, 8, b"three\n")
-    got = [data for _, data in asker.output(attempt=None, rank=None, follow=False)]
+    jobs.records.append_log(1, 0, 0, DatedPiece(data=b"one\ntwo\n"))
+    jobs.records.append_log(1, 0, 4, DatedPiece(data=b"two\nthree\n"))
+    jobs.records.append_log(1, 0, 8, DatedPiece(data=b"three\n"))
+    got = [piece.data for _, piece in asker.output(attempt=None, rank=None, follow=False)]
     assert b"".join(got) == b"one\ntwo\nthree\n"
 
 

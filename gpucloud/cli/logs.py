@@ -1,0 +1,254 @@
+"""`logs`: the output of a job's ranks, each line with where and when it was written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from gpucloud.cli.logchoice import Since, Tail, since_time
+from gpucloud.cli.logwriting import LogWriter, Place, log_writer
+from gpucloud.cli.render import tell, with_short_ids
+from gpucloud.cli.target import known_job
+from gpucloud.domain.errors import GpucloudError, UsageError
+from gpucloud.domain.outputtimes import DatedPiece
+from gpucloud.domain.state import Attempt, JobState
+from gpucloud.usecases.attemptrecords import BEFORE, LogPart
+from gpucloud.usecases.jobs import Asker
+from gpucloud.wiring import Gpucloud
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which output `logs` writes, and how: of one attempt, rank or node, since a time, each rank's last lines."""
+
+    follow: bool = False
+    attempt: int | None = None
+    rank: int | None = None
+    node: str | None = None
+    tail: int | None = None
+    since: str | None = None
+    timestamps: bool = False
+    as_json: bool = False
+
+
+def logs(target: str | None, wanted: Wanted) -> int:
+    """Write the output of a job's ranks, to its end with `follow`; return the exit code. UsageError without any."""
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    asker, read = cloud.asker(known), 0
+    since = Since(since_time(wanted.since, asker.clock.now())) if wanted.since is not None else None
+    state = asker.stored_state()
+    ranks = Ranks(asker=asker, state=state, wanted=wanted)
+    ranks.require_wanted()
+    writer = log_writer(follow=wanted.follow, as_json=wanted.as_json, timestamps=wanted.timestamps, place=ranks.place)
+    shown = Shown(ranks=ranks, writer=writer, wanted=wanted, since=since)
+    try:
+        for part, piece in asker.output(
+            attempt=wanted.attempt, rank=wanted.rank, follow=wanted.follow, caught_up=shown.caught_up
+        ):
+            read += len(piece.data)
+            shown.take(part, piece)
+        writer.end()
+    finally:
+        asker.bill_pull(read)
+    if not shown.read_any:
+        raise _no_output(ranks.newest_state(), wanted)
+    _say_what_is_left_out(shown, since)
+    return 0
+
+
+@dataclass(slots=True)
+class Ranks:
+    """Which node each rank of an attempt is on, and how that is written before its lines."""
+
+    asker: Asker
+    state: JobState
+    wanted: Wanted
+    _of_node: int | None = None
+    _sought: set[int] = field(default_factory=set)
+    _labels: dict[int, dict[int, str]] = field(default_factory=dict)
+
+    def attempt(self, number: int) -> Attempt | None:
+        """Return that attempt; one that has begun meanwhile is looked for."""
+        found = self._attempt(number)
+        if found is None and number not in self._sought:
+            self._sought.add(number)
+            self.state = self.asker.stored_state()
+            found = self._attempt(number)
+        return found
+
+    def newest_state(self) -> JobState:
+        """Return the state as it is now."""
+        self.state = self.asker.stored_state()
+        return self.state
+
+    def node(self, part: LogPart) -> str | None:
+        """Return the node of the rank, None where nobody knows."""
+        attempt = self.attempt(part.attempt)
+        place = part.rank // self._each()
+        return next((m.node_id for m in attempt.members if m.rank == place), None) if attempt is not None else None
+
+    def place(self, part: LogPart) -> Place:
+        """Return where the part was written, with the words for it: none where one rank alone can have."""
+        return Place(node=self.node(part), label=self._label(part))
+
+    def require_wanted(self) -> None:
+        """Raise UsageError for an attempt, a rank or a node that the job does not have, with those that it has."""
+        attempts, job = self.state.attempts, self.state.job
+        if self.wanted.attempt is not None and not self.wanted.follow:
+            require_attempt(self.state, self.wanted.attempt)
+        last = max((len(one.members) for one in attempts), default=0) * self._each() - 1
+        if self.wanted.rank is not None and attempts and not 0 <= self.wanted.rank <= last and not self.wanted.follow:
+            others = f"its ranks were 0 to {last}" if last else "its only rank was 0"
+            raise UsageError(
+                f"{job} has no rank {self.wanted.rank}: {others}", hint=f"gpucloud logs {job} --rank {last}"
+            )
+        nodes = tuple(dict.fromkeys(m.node_id for attempt in attempts for m in attempt.members))
+        if self.wanted.node is not None and nodes and not any(map(self._is_wanted, nodes)) and not self.wanted.follow:
+            raise UsageError(f"no attempt of {job} ran on {self.wanted.node}", hint=f"one of {', '.join(nodes)}")
+
+    def wants(self, part: LogPart) -> bool:
+        """Whether the part is of the node that was asked for, if one was."""
+        if self.wanted.node is None:
+            return True
+        node = self.node(part)
+        return node is not None and self._is_wanted(node)
+
+    def _is_wanted(self, node: str) -> bool:
+        return self.wanted.node is not None and node.startswith(self.wanted.node)
+
+    def _attempt(self, number: int) -> Attempt | None:
+        return next((one for one in self.state.attempts if one.number == number), None)
+
+    def _each(self) -> int:
+        if self._of_node is None:
+            self._of_node = self.asker.ranks_of_a_node()
+        return self._of_node
+
+    def _label(self, part: LogPart) -> str:
+        if self.wanted.rank is not None or self.wanted.as_json:
+            return ""
+        labels = self._labels.get(part.attempt)
+        if labels is None:
+            labels = self._labels[part.attempt] = dict(self._labels_of(part.attempt))
+        return labels.get(part.rank, "")
+
+    def _labels_of(self, number: int) -> Iterator[tuple[int, str]]:
+        """Yield ranks with their labels, all of one width; the node stands in them where there are several."""
+        attempt, each = self.attempt(number), self._each()
+        if attempt is None or len(attempt.members) * each == 1:
+            return
+        members = sorted(attempt.members, key=lambda member: member.rank)
+        nodes = [member.node_id for member in members]
+        if sys.stdout.isatty():
+            nodes = [cell for (cell,) in with_short_ids([[node] for node in nodes])]
+        width, last = max(map(len, nodes)), len(str(len(members) * each - 1))
+        for node, member in zip(nodes, members, strict=True):
+            where = f"{node:<{width}} " if len(members) > 1 else ""
+            for rank in range(member.rank * each, (member.rank + 1) * each):
+                yield rank, f"{where}rank {rank:<{last}} | "
+
+
+@dataclass(slots=True)
+class Shown:
+    """Writes output piece by piece, with a line on standard error before each attempt's.
+
+    Of what was kept before somebody asked, only the last lines where a tail is wanted.
+    """
+
+    ranks: Ranks
+    writer: LogWriter
+    wanted: Wanted
+    since: Since | None = None
+    read_any: bool = False
+    wrote_any: bool = False
+    _attempt: int | None = None
+    _tail: Tail | None = None
+    _is_new: bool = False
+
+    def __post_init__(self) -> None:
+        if self.wanted.tail is not None:
+            self._tail = Tail(self.wanted.tail)
+
+    def take(self, part: LogPart, piece: DatedPiece) -> None:
+        """Write what is wanted of the piece, or keep its last lines until all that there is has been read."""
+        if not self.ranks.wants(part):
+            return
+        self.read_any = True
+        for data, at in self._dated(piece):
+            left = self._since(part, data, at)
+            if left and self._tail is not None:
+                self._tail.take(part, left, at)
+            elif left:
+                self._write(part, left, at)
+
+    def caught_up(self) -> None:
+        """Write the last lines; all that comes from now on is new. Say so where nothing has come yet."""
+        tail, self._tail = self._tail, None
+        for part, data, at in tail.left() if tail is not None else ():
+            self._write(part, data, at)
+        if self.wanted.follow and not self._is_new and not self.wrote_any and not self.ranks.state.status.ended:
+            of_it = "nothing new" if self.read_any else "no output"
+            tell(f"{self.ranks.state.job} has {of_it} yet: following (Ctrl-C leaves, the job goes on)")
+        self._is_new = True
+
+    def _dated(self, piece: DatedPiece) -> Iterator[tuple[bytes, datetime | None]]:
+        if self.since is not None or self.wanted.timestamps or self.wanted.as_json:
+            return piece.stretches()
+        return iter(((piece.data, None),))
+
+    def _since(self, part: LogPart, data: bytes, at: datetime | None) -> bytes:
+        if self.since is None:
+            return data
+        attempt = self.ranks.attempt(part.attempt)
+        return self.since.left(part, data, at, began=attempt.started_at if attempt is not None else None)
+
+    def _write(self, part: LogPart, data: bytes, at: datetime | None) -> None:
+        if part.attempt != self._attempt:
+            self.writer.end()
+            if not self.wanted.as_json:
+                tell(attempt_header(part.attempt, self.ranks.attempt(part.attempt)))
+        self._attempt, self.wrote_any = part.attempt, True
+        self.writer.write(part, data, at)
+
+
+def attempt_header(number: int, attempt: Attempt | None) -> str:
+    """Return the line before an attempt's output: which it is, on how many machines, from which step."""
+    if number == BEFORE:
+        return "── setup that failed ──"
+    parts = [f"attempt {number}"]
+    if attempt is not None:
+        parts.append(f"{len(attempt.members)} node{'s' if len(attempt.members) != 1 else ''}")
+        parts += [f"from step {attempt.first_step}"] if attempt.first_step is not None else []
+    return f"── {', '.join(parts)} ──"
+
+
+def require_attempt(state: JobState, number: int) -> None:
+    """Raise UsageError unless the job has had that attempt."""
+    if number not in [attempt.number for attempt in state.attempts]:
+        last = f"its newest is {state.attempts[-1].number}" if state.attempts else "none has started yet"
+        raise UsageError(f"{state.job} has no attempt {number}: {last}", hint=f"gpucloud status {state.job}")
+
+
+def _no_output(state: JobState, wanted: Wanted) -> GpucloudError:
+    of = "" if wanted.rank is None else f" of rank {wanted.rank}"
+    of += "" if wanted.node is None else f" of {wanted.node}"
+    if not state.attempts:
+        why = "has ended before its script started" if state.status.ended else "has not started its script yet"
+        return UsageError(f"{state.job} {why}: no output", hint=f"gpucloud status {state.job} says where it stands")
+    if state.status.ended:
+        hint = f"gpucloud status {state.job} says how it ended, gpucloud logs {state.job} --launch what was run"
+        return UsageError(f"{state.job} has ended, and there is no output{of}", hint=hint)
+    hint = f"gpucloud logs -f {state.job} waits for it, gpucloud status {state.job} says where the job stands"
+    return UsageError(f"{state.job} has no output{of} yet", hint=hint)
+
+
+def _say_what_is_left_out(shown: Shown, since: Since | None) -> None:
+    if since is None:
+        return
+    if not shown.wrote_any:
+        tell(f"no output since {since.at:%Y-%m-%d %H:%M:%S} UTC")
+    if since.undated:
+        tell(f"left out: {since.undated} older lines whose time is not known")
