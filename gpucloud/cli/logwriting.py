@@ -14,6 +14,7 @@ from typing import Protocol
 from gpucloud.cli.bars import MOVING_EVERY_S, Paced
 from gpucloud.cli.render import say_json
 from gpucloud.domain.bars import Bars, BegunLine
+from gpucloud.domain.raised import without_code_folder
 from gpucloud.domain.shown import coloured, lines_of, plain
 from gpucloud.usecases.attemptrecords import LogPart
 
@@ -166,7 +167,10 @@ class JsonLines:
 
 
 class AsShown:
-    """Lines that stand, and of what moves the newest state at a bounded rate: in one place, or as a line of its own."""
+    """Lines that stand, and of what moves the newest state at a bounded rate: in one place, or as a line of its own.
+
+    On a terminal files of the job's code are named as `train` names them, by their paths in its folder.
+    """
 
     def __init__(self, *, in_place: bool, before: _Before) -> None:
         self._in_place = in_place
@@ -208,7 +212,13 @@ class AsShown:
     def _stand(self, text: str) -> None:
         if not text:
             return
-        shown = coloured(_letters(text)) if self._in_place else _harmless(_letters(text)) if _obeys() else text
+        shown = (
+            coloured(without_code_folder(_letters(text)))
+            if self._in_place
+            else _harmless(_letters(text))
+            if _obeys()
+            else text
+        )
         drawn, self._drawn = self._drawn, ""
         _put(f"{_CLEAR if drawn else ''}{shown}".encode(errors="surrogateescape"))
         if drawn:

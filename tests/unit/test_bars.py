@@ -174,3 +174,10 @@ def test_a_line_of_json_is_a_line_that_has_ended(monkeypatch):
 
 def test_a_few_bytes_that_go_down_are_not_many_rows():
     assert Bars().feed("\x1b[99B" * 10) == "\n" * 10
+
+
+def test_on_a_terminal_a_traceback_names_files_by_their_paths_in_the_jobs_folder(monkeypatch):
+    line = f'  File "/home/me/.gpucloud/digits/code/{"0f" * 32}/src/train.py", line 3, in main\n'
+    shown = written(monkeypatch, [(0, line.encode())], follow=False, is_terminal=True)
+    assert shown == '  File "src/train.py", line 3, in main\n'
+    assert written(monkeypatch, [(0, line.encode())], follow=True) == line
