@@ -177,7 +177,7 @@ def _failure_text(report: JobReport) -> str | None:
     some = f"{len(report.nodes)} machine{'s are' if len(report.nodes) != 1 else ' is'}"
     return (
         f"{line}\n{some} ready for a mended {what} until {format_moment(report.held_until, report.looked_at)},"
-        f" {format_usd(report.spend.promised_usd)} at the most; gpucloud down {report.job} ends"
+        f" {format_usd(report.spend.promised_usd)} more at the most; gpucloud down {report.job} ends"
         f" {'them' if len(report.nodes) != 1 else 'it'} now"
     )
 
