@@ -16,16 +16,16 @@ from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job import Cloud, Job, Market
 from gpucloud.domain.markets import RecordedMarket
 from gpucloud.domain.offer import Offer
-from gpucloud.domain.plan import memory_needed
-from gpucloud.domain.protection import Protection, Saving
+from gpucloud.domain.outlook import Saves, Stored
+from gpucloud.domain.plan import Plan, memory_needed
+from gpucloud.domain.protection import NEVER, Protection, Saving
 from gpucloud.domain.quantities import format_size, format_span, format_usd
 from gpucloud.domain.simulation.outcome import Summary
-from gpucloud.usecases.estimate import QUICK, AtDeadline, Candidate, Estimate, Saves, Stored
+from gpucloud.domain.simulation.recovery import USUAL
+from gpucloud.usecases.estimate import QUICK, AtDeadline, Candidate, Estimate
 from gpucloud.usecases.quotas import Need
 
 _BARS = "▁▂▃▄▅▆▇█"
-_NEVER = (Saving.NONE, Saving.NOTHING)
-_OTHERWISE = (*_NEVER, Saving.DIRECTORY)
 _SPARE = ("zones", "work", "9 in 10 below", "GPUs")
 _MUCH_CHEAPER = Decimal("0.8")
 _FAR = 2.0  # a budget further above everything else would press it flat
@@ -41,20 +41,14 @@ def estimate_text(job: Job, estimate: Estimate, *, width: int | None, protection
     rows |= dict(_expected_rows(job, estimate))
     if protection is not None:
         rows["saves"] = protection.row
-        if protection.saving in _OTHERWISE:
-            rows.pop("beside", None)  # what is saved, and how often, is the script's own affair
     quotas = _quota_texts(estimate.quotas)
     parts = [labelled(f"plan for {estimate.plan.job}", rows, width), *quotas]
-    parts.append(table([*_candidate_rows(estimate.candidates)], _SPARE))
+    parts.append(table([*_candidate_rows(estimate)], _SPARE))
     if len(estimate.policies) > 1:
         parts.append(table([*_policy_rows(estimate)]))
     if width is not None and len(estimate.curve) > 1:
         parts.append(_sparkline(estimate.curve))
-    remarks = [*_sources(job, estimate)]
-    if protection is not None and protection.saving in _NEVER and estimate.outlook is not None:
-        remarks += [
-            "expected: as if it went on where it was; this script begins anew, and costs more, each time it is taken"
-        ]
+    remarks = [*_sources(job, estimate), *_kept(estimate, protection)]
     return "\n\n".join([*parts, "\n".join(remarks)])
 
 
@@ -108,9 +102,31 @@ def estimate_json(job: Job, estimate: Estimate, protection: Protection | None = 
             for point in estimate.curve
         ],
         "checkpoint_interval": _saves_json(estimate),
-        "stored": _stored_json(estimate.stored),
+        "stored": stored_json(estimate.stored),
         "quotas": None if estimate.quotas is None else [need_json(need) for need in estimate.quotas],
         "recorded": [market.name for market in estimate.recorded],
+    }
+
+
+def stored_text(stored: Stored) -> str:
+    """Return what saves cost beside the budget, and at which interval they would cost much less."""
+    text = f"about {format_usd(stored.usd)} to S3 for {stored.saves} saves of {format_size(stored.size)}, in no budget"
+    if stored.cheapest_usd > stored.usd * _MUCH_CHEAPER:
+        return text
+    every = f"{max(1, round(stored.cheapest_every / timedelta(minutes=1)))}min"
+    return f"{text}; `checkpoint: {{every: {every}}}` makes it {format_usd(stored.cheapest_usd)}"
+
+
+def stored_json(stored: Stored | None) -> dict[str, Any] | None:
+    """Return what saves cost as an object."""
+    if stored is None:
+        return None
+    return {
+        "saves": stored.saves,
+        "save_bytes": stored.size,
+        "usd": usd(stored.usd),
+        "cheapest_every_s": stored.cheapest_every.total_seconds(),
+        "cheapest_usd": usd(stored.cheapest_usd),
     }
 
 
@@ -148,7 +164,7 @@ def _expected_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, str]]:
     if estimate.saves is not None:
         yield "saves", _saves_text(estimate.saves)
     if estimate.stored is not None:
-        yield "beside", _stored_text(estimate.stored)
+        yield "beside", stored_text(estimate.stored)
 
 
 def _unknown(job: Job, offer: Offer) -> str:
@@ -173,14 +189,6 @@ def _saves_text(saves: Saves) -> str:
     )
 
 
-def _stored_text(stored: Stored) -> str:
-    text = f"about {format_usd(stored.usd)} to S3 for {stored.saves} saves of {format_size(stored.size)}, in no budget"
-    if stored.cheapest_usd > stored.usd * _MUCH_CHEAPER:
-        return text
-    every = f"{max(1, round(stored.cheapest_every / timedelta(minutes=1)))}min"
-    return f"{text}; `checkpoint: {{every: {every}}}` makes it {format_usd(stored.cheapest_usd)}"
-
-
 def _quota_texts(needs: Sequence[Need] | None) -> list[str]:
     if needs is None:
         return ["quota: not known without AWS credentials"]
@@ -194,29 +202,33 @@ def _quota_text(need: Need) -> str:
     return f"quota: {need.vcpus} vCPUs of {room.name!r} in {room.region}, {used} of {limit} in use{verdict}"
 
 
-def _candidate_rows(candidates: Sequence[Candidate]) -> Iterator[tuple[str, ...]]:
+def _candidate_rows(estimate: Estimate) -> Iterator[tuple[str, ...]]:
     yield ("machine", "GPUs", "zones", "USD/h", "work", "expected", "9 in 10 below", "done after", "taken")
-    for candidate in candidates:
+    for candidate in estimate.candidates:
         offer, outlook = candidate.offer, candidate.outlook
         gpus = f"{offer.gpus} × {offer.gpu} {offer.vram_gib} GB" if offer.gpu else "-"
         work = format_span(candidate.work.span) if candidate.work else "?"
         hourly = f"{offer.usd_per_hour:.2f}"
         ends = f", ends as {candidate.ends_on}" if candidate.ends_on is not None else ""
-        yield (f"{offer.pool}{ends}", gpus, str(candidate.zones), hourly, work, *_outlook_cells(outlook))
+        yield (f"{offer.pool}{ends}", gpus, str(candidate.zones), hourly, work, *_cells(outlook, estimate.plan))
 
 
 def _policy_rows(estimate: Estimate) -> Iterator[tuple[str, ...]]:
     yield ("policy", "expected", "9 in 10 below", "done after", "taken", "missed")
     for policy, outlook in estimate.policies:
         missed = f"{outlook.missed} of {outlook.windows}" if outlook.windows else "-"
-        yield (policy.value, *_outlook_cells(outlook), missed)
+        yield (policy.value, *_cells(outlook, estimate.plan), missed)
 
 
-def _outlook_cells(outlook: Summary | None) -> tuple[str, ...]:
+def _cells(outlook: Summary | None, plan: Plan) -> tuple[str, ...]:
+    """Return what is to be expected; a sum that only the budget's end holds down is none."""
     if outlook is None:
         return ("?", "?", "?", "?")
     took = format_span(outlook.took) if outlook.took is not None else "never"
-    return (f"{outlook.mean_usd:.2f}", f"{outlook.p90_usd:.2f}", took, f"{outlook.interruptions:.1f}")
+    dear = (outlook.is_over(plan.budget_usd), outlook.is_over(plan.budget_usd, once_in=10))
+    sums = (outlook.mean_usd, outlook.p90_usd)
+    mean, p90 = ("over budget" if over else f"{sum_usd:.2f}" for over, sum_usd in zip(dear, sums, strict=True))
+    return (mean, p90, took, f"{outlook.interruptions:.1f}")
 
 
 def _sparkline(curve: Sequence[AtDeadline]) -> str:
@@ -254,6 +266,21 @@ def _rule(job: Job, estimate: Estimate) -> str:
     if job.deadline is None and any(offer.pool.market is Market.ON_DEMAND for offer in estimate.plan.offers):
         return "spot after each loss, and on demand to the end once no zone has any: no `deadline:` lets it wait"
     return "waiting for spot machines"
+
+
+def _kept(estimate: Estimate, protection: Protection | None) -> Iterator[str]:
+    """Say what an interruption was taken to cost the script, and where it trains for less."""
+    if protection is None or not estimate.recorded:
+        return
+    if protection.saving is Saving.DIRECTORY:
+        yield f"replayed as a script that saves every {format_span(timedelta(seconds=USUAL.save_s))} by itself"
+    if protection.saving in NEVER:
+        yield "replayed as a script that begins anew whenever its machines go"
+        if protection.saving is Saving.NOTHING and estimate.policy is not None:
+            yield "with `checkpoint: none` it is kept on demand, unless a whole run more fits before the deadline"
+        dear = estimate.on_demand
+        if dear is not None and (estimate.outlook is None or estimate.outlook.mean_usd >= dear.mean_usd):
+            yield "spot machines do not pay for such a script: `resources: {market: on_demand}`, or have it save"
 
 
 def _recording(market: RecordedMarket) -> str:
@@ -302,19 +329,8 @@ def _outlook_json(outlook: Summary | None) -> dict[str, Any] | None:
         "done_after_s": outlook.took.total_seconds() if outlook.took is not None else None,
         "interruptions": outlook.interruptions,
         "missed": outlook.missed,
+        "over_budget": outlook.over_budget,
         "unended": outlook.unended,
-    }
-
-
-def _stored_json(stored: Stored | None) -> dict[str, Any] | None:
-    if stored is None:
-        return None
-    return {
-        "saves": stored.saves,
-        "save_bytes": stored.size,
-        "usd": usd(stored.usd),
-        "cheapest_every_s": stored.cheapest_every.total_seconds(),
-        "cheapest_usd": usd(stored.cheapest_usd),
     }
 
 

@@ -93,7 +93,10 @@ def _at_most(one: Listing, market: MarketPolicy) -> str:
 
 
 def _saving(one: Listing, market: MarketPolicy) -> str:
-    return f"{one.saving_percent}%" if one.saving_percent is not None and market.allows(Market.SPOT) else ""
+    percent = one.saving_percent
+    if percent is None or not market.allows(Market.SPOT):
+        return ""
+    return f"{percent}%" if percent >= 0 else f"{-percent}% dearer"
 
 
 def _zones(one: Listing, _: MarketPolicy) -> str:

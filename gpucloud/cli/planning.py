@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from gpucloud.cli.estimates import deadline_chart, estimate_json, estimate_text
@@ -22,8 +23,10 @@ def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bo
     job = read.job
     protection = protection_of(job, look(job.code, job.run))
     drawn = cloud.plot(plot) if plot is not None else None
-    offline = not _is_known(cloud, job)
-    estimate = cloud.estimator(job, offline=offline).estimate(job)
+    named = _named(cloud, job)
+    offline = named is not None or not _is_known(cloud, job)
+    job = named or job
+    estimate = cloud.estimator(job, protection.saving, offline=offline).estimate(job)
     if drawn is not None:
         drawn.save([deadline_chart(job, estimate)], title=f"{job.name}: cost against deadline")
     if as_json:
@@ -40,6 +43,23 @@ def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bo
     else:
         tell(cloud.aws(job.aws, job.resources).way_in(estimate.plan.offer))
     return 0
+
+
+def _named(cloud: Gpucloud, job: Job) -> Job | None:
+    """Return the job of somebody who has named no AWS region as it is in all that the catalog knows; else None."""
+    widened = everywhere(cloud, job)
+    if widened is not None:
+        tell("no AWS region is named (`resources: {regions: [us-east-1]}`, or AWS_REGION): planned by list prices")
+        tell(cloud.aws(widened.aws, widened.resources).list_remark())
+    return widened
+
+
+def everywhere(cloud: Gpucloud, job: Job) -> Job | None:
+    """Return the job in every region whose list prices are known; None where it, or AWS_REGION, names one."""
+    aws = cloud.aws(job.aws, job.resources) if job.cloud is Cloud.AWS and not job.resources.regions else None
+    if aws is None or aws.aws.knows_region:
+        return None
+    return replace(job, resources=replace(job.resources, regions=tuple(aws.catalog.prices)))
 
 
 def _is_known(cloud: Gpucloud, job: Job) -> bool:

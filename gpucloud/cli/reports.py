@@ -36,9 +36,12 @@ def plan_rows(plan: Plan) -> dict[str, str]:
     """Return the plan's lines by their labels."""
     fewer = f"; fewer will do, down to {plan.least_nodes}" if plan.least_nodes < plan.nodes else ""
     workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
+    price = f"{format_usd(plan.usd_per_hour)} an hour now, {format_usd(plan.cap_usd_per_hour)} at the most"
+    if plan.dearest_usd_per_hour > plan.cap_usd_per_hour:
+        price += f"; on others, where these are not to be had, up to {format_usd(plan.dearest_usd_per_hour)}"
     return {
         "machines": f"{plan.nodes} × {plan.offer.pool}, {workers}{fewer}",
-        "price": f"{format_usd(plan.usd_per_hour)} an hour now, {format_usd(plan.cap_usd_per_hour)} at the most",
+        "price": price,
         "budget": f"{format_usd(plan.budget_usd)}: lasts {format_span(plan.paid_for)} now,"
         f" {format_span(plan.paid_for_at_cap)} at the highest price",
         "worst cost": f"{format_usd(plan.worst_usd)}, then everything is off",
@@ -60,6 +63,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         **pool_json(plan.offer.pool),
         "usd_per_hour": usd(plan.usd_per_hour),
         "cap_usd_per_hour": usd(plan.cap_usd_per_hour),
+        "dearest_usd_per_hour": usd(plan.dearest_usd_per_hour),
         "budget_usd": usd(plan.budget_usd),
         "worst_usd": usd(plan.worst_usd),
     }
@@ -177,7 +181,7 @@ def _failure_text(report: JobReport) -> str | None:
     some = f"{len(report.nodes)} machine{'s are' if len(report.nodes) != 1 else ' is'}"
     return (
         f"{line}\n{some} ready for a mended {what} until {format_moment(report.held_until, report.looked_at)},"
-        f" {format_usd(report.spend.promised_usd)} more at the most; gpucloud down {report.job} ends"
+        f" {format_usd(report.spend.promised_usd)} at the most; gpucloud down {report.job} ends"
         f" {'them' if len(report.nodes) != 1 else 'it'} now"
     )
 

@@ -9,29 +9,30 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TypeVar
 
+from gpucloud.cli.planning import everywhere
 from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.simulationcharts import charts
 from gpucloud.cli.simulations import Simulation, market_json, markets_text, simulation_json, simulation_text, title
 from gpucloud.cli.target import read_target
 from gpucloud.domain.catalog import aged
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job import Cloud, Job, Market
+from gpucloud.domain.job import Cloud, Job, Market, MarketPolicy
 from gpucloud.domain.ledger import PLAIN_TERMS, Terms, with_beside
 from gpucloud.domain.markets import RecordedMarket, RecordedZone, recorded_beside, zone_set
+from gpucloud.domain.outlook import Stored, saves_of, stored_of
 from gpucloud.domain.plan import fitting
 from gpucloud.domain.policy.names import Policy
+from gpucloud.domain.protection import Saving, protection_of
 from gpucloud.domain.quantities import format_usd, parse_span, parse_usd
-from gpucloud.domain.simulation.recovery import Recovery
+from gpucloud.domain.rates import Rates
+from gpucloud.domain.simulation.recovery import recovery_of
 from gpucloud.domain.simulation.rehearsal import recordings
 from gpucloud.domain.simulation.scenario import Scenario, deadlines
 from gpucloud.domain.work import work_of
 from gpucloud.usecases.simulation import Study, simulate
-from gpucloud.wiring import Gpucloud
+from gpucloud.wiring import Gpucloud, look
 
 _SHORTEST = timedelta(minutes=1)  # what is charged at the least
-_HANDOVER = timedelta(minutes=3)  # from the last save on the old machines to the first step on new ones that are ready
-_NOTICE = timedelta(minutes=2)  # AWS's
-_SAVE = timedelta(minutes=10)  # between checkpoints, where the job file leaves it to the job
 _Value = TypeVar("_Value")
 
 
@@ -56,13 +57,17 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Priced:
-    """The job's machine: its GPUs, its prices an hour where known, what stands beside it, and its time for tokens."""
+    """The job's machine: its GPUs, its prices an hour where known, what stands beside it, and its time for tokens.
+
+    `rates` are its region's.
+    """
 
     gpus: int
     on_demand_usd: Decimal | None = None
     spot_usd: Decimal | None = None
     terms: Terms = PLAIN_TERMS
     work: timedelta | None = None
+    rates: Rates | None = None
 
     def market(self, recorded: RecordedMarket) -> RecordedMarket:
         """Return the market at the machine's prices; spot keeps its share of a price on demand where none is known."""
@@ -78,7 +83,8 @@ def rehearse(target: str | None, asked: Asked, *, as_json: bool) -> int:
     cloud = Gpucloud()
     file = read_target(cloud, target)
     priced = _priced(cloud, file.job, asked)
-    scenario = replace(_scenario(file.job, file.file, asked, priced), terms=priced.terms)
+    saving = protection_of(file.job, look(file.job.code, file.job.run)).saving
+    scenario = _scenario(file.job, file.file, asked, priced, saving)
     plot = None if asked.plot is None else cloud.plot(asked.plot)
     known = cloud.recorded_markets()
     every = [known.market(name) for name in known.names()]
@@ -86,7 +92,8 @@ def rehearse(target: str | None, asked: Asked, *, as_json: bool) -> int:
     for name in asked.markets or recordings(priced.gpus):
         market = known.market(name)
         study = _study(file.job, scenario, priced.market(market), asked, unseen=recorded_beside(market, every))
-        done.append(_simulated(cloud, scenario, priced.market(market), study))
+        one = _simulated(cloud, scenario, priced.market(market), study)
+        done.append(replace(one, stored=_stored(file.job, saving, priced, scenario, one)))
     if as_json:
         say_json(simulation_json(file.job.name, scenario, done))
     else:
@@ -108,14 +115,14 @@ def list_markets(*, as_json: bool) -> int:
     return 0
 
 
-def _scenario(job: Job, file: Path, asked: Asked, priced: _Priced) -> Scenario:
+def _scenario(job: Job, file: Path, asked: Asked, priced: _Priced, saving: Saving) -> Scenario:
     work = _read(parse_span, "--work", asked.work) or job.work or priced.work
     deadline = _read(parse_span, "--deadline", asked.deadline) or job.deadline
     restart = _read(parse_span, "--restart", asked.restart)
     if work is None:
         raise UsageError(f"{file} does not say how much work the job is", hint="`work: 48h` there, or --work 48h")
-    if deadline is None:
-        raise UsageError(f"{file} has no deadline", hint="`deadline: 60h` there, or --deadline 60h")
+    if deadline is None and asked.policies and not asked.sweep:
+        raise UsageError("without a deadline no policy is asked", hint="--deadline 60h, or --sweep, for --policy")
     if restart is None or restart < _SHORTEST:
         raise UsageError("--restart: a machine takes longer than a minute to start", hint="--restart 10min")
     return Scenario(
@@ -124,17 +131,9 @@ def _scenario(job: Job, file: Path, asked: Asked, priced: _Priced) -> Scenario:
         budget_usd=_read(parse_usd, "--budget", asked.budget) or job.budget_usd,
         nodes=job.resources.nodes,
         least_nodes=job.resources.least_nodes,
-        recovery=_recovery(job, restart, notice=asked.notice),
-    )
-
-
-def _recovery(job: Job, restart: timedelta, *, notice: bool) -> Recovery:
-    save = job.checkpoint.every or _SAVE
-    return Recovery(
-        restart_s=restart.total_seconds(),
-        handover_s=min(restart, _HANDOVER).total_seconds(),
-        notice_s=_NOTICE.total_seconds() if notice else None,
-        save_s=save.total_seconds(),
+        recovery=recovery_of(restart, saving, job.checkpoint, notice=asked.notice),
+        terms=priced.terms,
+        begins_anew=job.checkpoint.none,
     )
 
 
@@ -142,6 +141,7 @@ def _priced(cloud: Gpucloud, job: Job, asked: Asked) -> _Priced:
     """Return the machine that the job gets, on AWS at the catalog's prices: the one that `plan` would take."""
     if asked.price is not None or job.cloud is not Cloud.AWS:
         return _Priced(gpus=job.resources.gpus, on_demand_usd=_read(parse_usd, "--price", asked.price))
+    job = everywhere(cloud, job) or job
     aws = cloud.aws(job.aws, job.resources)
     whole = aws.manners.terms
     offers = fitting(job, with_beside(aws.listed_market().offers(job.resources), whole))
@@ -163,7 +163,12 @@ def _priced(cloud: Gpucloud, job: Job, asked: Asked) -> _Priced:
         tell(f"spot at {format_usd(spot)} throughout, as `plan` has it; disk and address {beside} an hour")
     work = work_of(job, best)
     return _Priced(
-        gpus=best.gpus, on_demand_usd=usd, spot_usd=spot, terms=terms, work=None if work is None else work.span
+        gpus=best.gpus,
+        on_demand_usd=usd,
+        spot_usd=spot,
+        terms=terms,
+        work=None if work is None else work.span,
+        rates=whole.rates_in(region),
     )
 
 
@@ -173,14 +178,31 @@ def _simulated(cloud: Gpucloud, scenario: Scenario, market: RecordedMarket, stud
 
 def _study(job: Job, scenario: Scenario, market: RecordedMarket, asked: Asked, *, unseen: tuple[str, ...]) -> Study:
     """Return what is tried on the market; `unseen` are the recordings of which the learned policy knows nothing."""
+    spans = (asked.sweep and deadlines(scenario, market)) or (scenario.deadline,)
     return Study(
         zone_sets=_zone_sets(job, market, asked.zones),
-        policies=asked.policies or tuple(Policy),
-        deadlines=(asked.sweep and deadlines(scenario, market)) or (scenario.deadline,),
+        policies=asked.policies or (tuple(Policy) if None not in spans else _without_deadline(job)),
+        deadlines=spans,
         windows=asked.windows,
         seed=asked.seed,
         unseen=unseen,
     )
+
+
+def _without_deadline(job: Job) -> tuple[Policy | None, ...]:
+    """Return what a job without a deadline does, and beside it the same on demand; greedy waits for spot machines."""
+    spot = Policy.GREEDY if job.resources.market is MarketPolicy.SPOT else None
+    return (Policy.ON_DEMAND,) if job.resources.market is MarketPolicy.ON_DEMAND else (spot, Policy.ON_DEMAND)
+
+
+def _stored(job: Job, saving: Saving, priced: _Priced, scenario: Scenario, done: Simulation) -> Stored | None:
+    """Return what the job's saves cost in S3, under its own policy in the first zones, as `plan` has it."""
+    own = job.policy if job.policy in done.study.policies else done.study.policies[0]
+    first = next((one for one in done.results if one.policy is own), None)
+    if first is None or priced.rates is None:
+        return None
+    found = first.summary
+    return stored_of(job, priced.rates, scenario.work, found, saves_of(job, saving, found))
 
 
 def _zone_sets(job: Job, market: RecordedMarket, asked: tuple[str, ...]) -> tuple[tuple[RecordedZone, ...], ...]:

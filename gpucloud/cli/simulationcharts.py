@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpucloud.cli.simulations import Simulation, zones_named
+from gpucloud.cli.simulations import Simulation, policy_named, zones_named
 from gpucloud.domain.chart import Chart, Series
 from gpucloud.domain.simulation.scenario import Scenario
 from gpucloud.usecases.simulation import Result
@@ -29,9 +29,10 @@ def _chart(scenario: Scenario, done: Simulation, zones: tuple[str, ...]) -> Char
 
 
 def _against_deadlines(results: Sequence[Result]) -> Series:
-    found = [(result.deadline.total_seconds() / 3600, result.summary) for result in results]
+    dated = [(result.deadline, result.summary) for result in results if result.deadline is not None]
+    found = [(deadline.total_seconds() / 3600, summary) for deadline, summary in dated]
     return Series(
-        label=results[0].policy.value,
+        label=policy_named(results[0].policy),
         points=tuple((hours, float(one.mean_usd)) for hours, one in found),
         upper=tuple(float(one.p90_usd) for _, one in found),
     )
@@ -40,4 +41,4 @@ def _against_deadlines(results: Sequence[Result]) -> Series:
 def _spread(result: Result) -> Series:
     costs = sorted(float(outcome.usd) for outcome in result.outcomes)
     points = tuple((100 * number / len(costs), usd) for number, usd in enumerate(costs, start=1))
-    return Series(label=result.policy.value, points=points)
+    return Series(label=policy_named(result.policy), points=points)

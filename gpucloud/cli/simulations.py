@@ -8,12 +8,15 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
+from gpucloud.cli.estimates import stored_json, stored_text
 from gpucloud.cli.render import table, usd
 from gpucloud.domain import codec
 from gpucloud.domain.markets import RecordedMarket, RecordedZone, mean_price, supply
 from gpucloud.domain.offer import region_of
+from gpucloud.domain.outlook import Stored
 from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.quantities import format_hours, format_span, format_usd
+from gpucloud.domain.simulation.recovery import Recovery
 from gpucloud.domain.simulation.scenario import Scenario, task_of
 from gpucloud.usecases.simulation import Result, Study
 
@@ -38,16 +41,15 @@ class Simulation:
     market: RecordedMarket
     study: Study
     results: tuple[Result, ...]
+    stored: Stored | None = None
 
 
 def simulation_text(job: str, scenario: Scenario, done: Simulation) -> str:
     """Return what was rehearsed, every result a row, what went wrong, and what the figures cannot know."""
     recovery, market = scenario.recovery, done.market
-    notice_s = recovery.notice_s
-    lost = f"the {_span(notice_s)} of its notice" if notice_s is not None else f"up to {_span(recovery.save_s)} of work"
     lines = [
         f"{title(job, scenario)} on {scenario.nodes} × {market.machine}{_fewer(scenario)}",
-        f"a restart takes {_span(recovery.restart_s)}; an interruption undoes {lost}",
+        f"a restart takes {_span(recovery.restart_s)}; {_lost(recovery)}",
         f"market {market.name}: {market.about}, {_recorded(market)}, {format_span(market.length)};"
         f" {format_usd(market.on_demand_usd_per_hour)} an hour on demand,"
         f" spot prices {'recorded' if market.prices_recorded else 'assumed'}",
@@ -63,10 +65,8 @@ def simulation_text(job: str, scenario: Scenario, done: Simulation) -> str:
 
 def title(job: str, scenario: Scenario) -> str:
     """Return what is rehearsed, in a line."""
-    return (
-        f"{job}: {format_hours(scenario.work)} of work within {format_hours(scenario.deadline)},"
-        f" for {format_usd(scenario.budget_usd)} at the most"
-    )
+    within = f"within {format_hours(scenario.deadline)}" if scenario.deadline is not None else "without a deadline"
+    return f"{job}: {format_hours(scenario.work)} of work {within}, for {format_usd(scenario.budget_usd)} at the most"
 
 
 def simulation_json(job: str, scenario: Scenario, done: Sequence[Simulation]) -> dict[str, Any]:
@@ -75,18 +75,19 @@ def simulation_json(job: str, scenario: Scenario, done: Sequence[Simulation]) ->
     return {
         "job": job,
         "work_s": scenario.work.total_seconds(),
-        "deadline_s": scenario.deadline.total_seconds(),
+        "deadline_s": _seconds(scenario.deadline),
         "budget_usd": usd(scenario.budget_usd),
         "nodes": scenario.nodes,
         "least_nodes": scenario.least_nodes or scenario.nodes,
         "restart_s": recovery.restart_s,
         "notice_s": recovery.notice_s,
-        "save_s": recovery.save_s,
+        "save_s": None if recovery.begins_anew else recovery.save_s,
         "markets": [
             {
                 **_about_json(one.market),
                 "windows": one.study.windows,
                 "seed": one.study.seed,
+                "stored": stored_json(one.stored),
                 "results": [_result_json(scenario, one.market, result) for result in one.results],
             }
             for one in done
@@ -119,9 +120,10 @@ def _swept(done: Simulation) -> list[tuple[str, ...]]:
     """Return a row for each set of zones and deadline, with the mean cost under every policy."""
     means: dict[tuple[str, str], list[str]] = {}
     for result in done.results:
-        place = (zones_named(done.market, result.zones), format_hours(result.deadline))
+        deadline = format_hours(result.deadline) if result.deadline is not None else "none"
+        place = (zones_named(done.market, result.zones), deadline)
         means.setdefault(place, []).append(f"{result.summary.mean_usd:.2f}")
-    head = ("zones", "deadline", *(f"{policy.value} USD" for policy in done.study.policies))
+    head = ("zones", "deadline", *(f"{policy_named(policy)} USD" for policy in done.study.policies))
     return [head, *((*place, *costs) for place, costs in means.items())]
 
 
@@ -133,7 +135,7 @@ def _row(scenario: Scenario, market: RecordedMarket, result: Result) -> tuple[st
     found = result.summary
     return (
         zones_named(market, result.zones),
-        result.policy.value,
+        policy_named(result.policy),
         f"{found.mean_usd:.2f}",
         f"{found.p90_usd:.2f}",
         f"{found.worst_usd:.2f}",
@@ -148,12 +150,15 @@ def _troubles(done: Simulation) -> list[str]:
     """Say of each result what went wrong in it, or that nothing did in any."""
     lines = []
     for result in done.results:
-        found, which = result.summary, f"{result.policy.value} in {zones_named(done.market, result.zones)}"
-        if found.missed:
+        found, which = result.summary, f"{policy_named(result.policy)} in {zones_named(done.market, result.zones)}"
+        if found.missed and result.deadline is not None:
             lines.append(f"{which}: {found.missed} of {found.windows} missed the deadline")
+        if found.unended:
+            lines.append(f"{which}: {found.unended} of {found.windows} had no end in the recording, and no known cost")
         if found.over_budget:
             lines.append(f"{which}: {found.over_budget} of {found.windows} cost more than the budget")
-    return lines or ["no deadline missed and no budget passed, in any window"]
+    kept = "no deadline missed and no budget passed" if None not in done.study.deadlines else "no budget passed"
+    return lines or [f"{kept}, in any window"]
 
 
 def _fewer(scenario: Scenario) -> str:
@@ -163,7 +168,8 @@ def _fewer(scenario: Scenario) -> str:
 def _remarks(scenario: Scenario, done: Simulation) -> list[str]:
     market = done.market
     year = f" of {market.started_at:%Y}" if market.started_at else ""
-    lines = [f"these were {market.gpu} machines{year}: others, H100-class ones above all, may come and go otherwise"]
+    lines = [f"beside: {stored_text(done.stored)}"] if done.stored is not None else []
+    lines += [f"these were {market.gpu} machines{year}: others, H100-class ones above all, may come and go otherwise"]
     if Policy.LEARNED in done.study.policies:
         lines.append("learned knows nothing of these weeks, only of the other recordings")
     if scenario.nodes > market.nodes == 1:
@@ -194,8 +200,8 @@ def _result_json(scenario: Scenario, market: RecordedMarket, result: Result) -> 
     found = result.summary
     return {
         "zones": list(result.zones),
-        "deadline_s": result.deadline.total_seconds(),
-        "policy": result.policy.value,
+        "deadline_s": _seconds(result.deadline),
+        "policy": result.policy.value if result.policy is not None else None,
         "mean_usd": usd(found.mean_usd),
         "p90_usd": usd(found.p90_usd),
         "worst_usd": usd(found.worst_usd),
@@ -254,6 +260,24 @@ def _supply_json(market: RecordedMarket, zones: Sequence[RecordedZone]) -> dict[
 
 def _recorded(market: RecordedMarket) -> str:
     return f"{market.started_at:%Y-%m-%d}" if market.started_at else "undated"
+
+
+def policy_named(policy: Policy | None) -> str:
+    """Return what a policy is called, and None, what a job does that asks none."""
+    return policy.value if policy is not None else "spot, else on demand"
+
+
+def _lost(recovery: Recovery) -> str:
+    if recovery.begins_anew:
+        return "it saves nothing: whenever its machines go, it begins anew"
+    if recovery.notice_s is not None:
+        return f"an interruption undoes the {_span(recovery.notice_s)} of its notice"
+    other = "" if recovery.saves_when_asked else ", and so does a change of machines"
+    return f"an interruption undoes up to {_span(recovery.save_s)} of work{other}"
+
+
+def _seconds(span: timedelta | None) -> float | None:
+    return span.total_seconds() if span is not None else None
 
 
 def _span(seconds: float) -> str:

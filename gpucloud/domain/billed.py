@@ -19,6 +19,7 @@ _KINDS = (
     (r"TimedStorage-", ChargeKind.STORAGE),
     (r"Requests-Tier", ChargeKind.REQUESTS),
     (r"(DataTransfer|AWS|NatGateway).*-Bytes$", ChargeKind.TRANSFER),
+    (r"NatGateway-Hours$", ChargeKind.GATEWAY),
 )
 _OF_NO_JOB = (ChargeKind.STORAGE, ChargeKind.REQUESTS, ChargeKind.DATA, ChargeKind.DRILL)
 LAG = timedelta(days=2)

@@ -59,6 +59,7 @@ def task_of(job: Job, needs: Needs) -> Task:
         on_demand_usd_per_hour=float(on_demand),
         nodes=job.resources.nodes,
         least_nodes=job.resources.least_nodes,
+        begins_anew=job.checkpoint.none,
     )
 
 
@@ -83,12 +84,16 @@ def refuse_what_cannot_be_kept(job: Job, offers: Sequence[Offer], changeover: ti
     least = least_usd(job, needs, wall).quantize(_CENT, ROUND_UP)
     if job.budget_usd < least:
         falls_back = _must_end(job) and needs.offer.pool.market is Market.SPOT and needs.fallback is not None
-        ending = f", when it must end on {needs.fallback.pool}" if falls_back and needs.fallback is not None else ""
+        machines = f"{job.resources.nodes} × {needs.offer.pool}"
+        ending = needs.fallback.pool if falls_back and needs.fallback is not None else None
+        other = "no `work:`, to train as far as it goes"
+        costs = f"cost at least {format_usd(least)} on {machines}"
+        if ending is not None:  # spot machines may do for less: it is the deadline that wants the sum
+            other = "`market: spot`, which may miss the deadline"
+            costs = f"on {machines} may cost {format_usd(least)}, when the deadline has it end on {ending}"
         raise PlanRefused(
-            f"{format_span(needs.work)} of work cost at least {format_usd(least)} on {job.resources.nodes} ×"
-            f" {needs.offer.pool}{ending}; the budget is {format_usd(job.budget_usd)}",
-            hint=f"budget: {least:f} USD, or "
-            + ("`market: spot`, which may miss the deadline" if ending else "no `work:`, to train as far as it goes"),
+            f"{format_span(needs.work)} of work {costs}; the budget is {format_usd(job.budget_usd)}",
+            hint=f"budget: {least:f} USD, or {other}",
         )
 
 

@@ -45,6 +45,7 @@ class ChargeKind(str, Enum):
     STORAGE = "storage"
     REQUESTS = "requests"
     TRANSFER = "transfer"
+    GATEWAY = "gateway"  # a NAT gateway's hours, which are the base's: they are in AWS's bill, and in no ledger
     DATA = "data"  # read from a bucket in another region
     DRILL = "drill"
 

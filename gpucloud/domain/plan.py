@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
+from difflib import get_close_matches
 
 from gpucloud.domain.account import Headroom
 from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, PlanRefused
+from gpucloud.domain.hardware.datasheets import MODELS
 from gpucloud.domain.job import Cloud, Job
 from gpucloud.domain.offer import Offer, rank, worth
 from gpucloud.domain.sizing import Memory, memory, way_to_fit
@@ -45,6 +48,11 @@ class Plan:
         return self.offers[0]
 
     @property
+    def dearest_usd_per_hour(self) -> Decimal:
+        """What its nodes cost an hour on the dearest of all that would do: where no other can be had."""
+        return max(offer.cap_usd_per_hour for offer in self.offers) * self.nodes
+
+    @property
     def others(self) -> tuple[Offer, ...]:
         """The runners-up."""
         return self.offers[1:4]
@@ -60,7 +68,8 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
     if not ranked:
         _refuse_what_is_not_here(job, offers)
         _refuse_what_is_too_large(job, offers)
-        raise PlanRefused(_nothing_matches(job, offers), hint="more `regions`, or other `resources`; gpucloud offers")
+        hint = _meant(job.resources.gpu) or "more `regions`, or other `resources`; gpucloud offers"
+        raise PlanRefused(_nothing_matches(job, offers), hint=hint)
     nodes, left = job.resources.nodes, job.budget_usd - spent_usd
     payable = affordable(ranked, nodes, left, wall)
     if not payable:
@@ -69,7 +78,8 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
         refused = BudgetTooSmall if spent_usd else PlanRefused  # what a job has used up is no fault of its file
         raise refused(
             f"{left:.4f} USD are left of the budget; {nodes} × {cheapest.pool} need at least {least:.4f} USD",
-            hint=f"budget: {math.ceil((job.budget_usd - left + least) * 100) / 100:.2f} USD, or fewer nodes",
+            hint=f"budget: {math.ceil((job.budget_usd - left + least) * 100) / 100:.2f} USD"
+            + (", or fewer nodes" if nodes > 1 else ""),
         )
     best = payable[0]
     return Plan(
@@ -182,6 +192,15 @@ def _nothing_matches(job: Job, offers: tuple[Offer, ...]) -> str:
     slots = ", ".join(map(str, sorted({offer.gpus for offer in offers})))
     zones = ", ".join(sorted({offer.pool.zone for offer in offers}))
     return f"no offer has {_wish(job)}; there are {slots} in {zones}"
+
+
+def _meant(gpus: Sequence[str]) -> str | None:
+    """Return the GPU that is nearest to one that nobody has."""
+    for gpu in gpus:
+        near = get_close_matches(gpu.upper(), MODELS, n=1, cutoff=0.5) if gpu not in MODELS else []
+        if near:
+            return f"did you mean {near[0]}? gpucloud offers lists what there is"
+    return None
 
 
 def _wish(job: Job) -> str:

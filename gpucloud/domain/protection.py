@@ -18,6 +18,13 @@ class Saving(str, Enum):
     UNKNOWN = "unknown"
 
 
+NEVER = (Saving.NONE, Saving.NOTHING)
+"""What an interruption takes back to the beginning."""
+
+OTHERWISE = (*NEVER, Saving.DIRECTORY)
+"""Of which gpucloud does not say how often it saves."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
     """What was found in a job's code: the script that `run` names, and where `gpucloud.resume` is imported."""

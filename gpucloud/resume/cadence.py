@@ -59,6 +59,10 @@ def is_due(cadence: Cadence, moment: Moment) -> bool:
     """Whether to save after this step.
 
     Auto is Young's interval sqrt(2 × cost × time between interruptions), never shorter than the save itself.
+
+    It knows no prices, which is nothing for what is small. But 84 GB (7B parameters with AdamW) from 8 × H100 at 26 USD
+    an hour, saved every 2.5 minutes over 84 hours, cost 199 USD in S3 beside 2,835 for the machines, and 81 at every 6
+    minutes: `plan` names the `every:` that costs least where it saves more than a fifth.
     """
     if cadence.every_steps is not None:
         return moment.step % cadence.every_steps == 0

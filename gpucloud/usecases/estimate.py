@@ -9,18 +9,17 @@ from decimal import Decimal
 
 from gpucloud.domain.errors import CredentialsError
 from gpucloud.domain.feasibility import Needs, needs_of, task_of
-from gpucloud.domain.interval import SaveTimes, cheapest_interval, interval, interval_with_notice, save_times
 from gpucloud.domain.job import Cloud, Job, Market, MarketPolicy
 from gpucloud.domain.markets import RecordedMarket
 from gpucloud.domain.offer import Offer, Pool
-from gpucloud.domain.outlook import between, undisturbed
+from gpucloud.domain.outlook import Saves, Stored, saves_of, stored_of, undisturbed
 from gpucloud.domain.plan import Plan
 from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.net import least_span_s
 from gpucloud.domain.policy.observation import Task
+from gpucloud.domain.protection import Saving
 from gpucloud.domain.simulation.outcome import Summary
-from gpucloud.domain.sizing import saved_bytes
-from gpucloud.domain.sundries import usd_of_saves
+from gpucloud.domain.simulation.recovery import recovery_of, restart_within
 from gpucloud.domain.work import Work, work_of
 from gpucloud.usecases.outlooks import Outlooks, Stage
 from gpucloud.usecases.planning import Planner
@@ -58,27 +57,6 @@ class AtDeadline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saves:
-    """How often a job saves by itself, what a save takes, and how often would do if every notice came."""
-
-    every: timedelta
-    with_notice: timedelta
-    between: timedelta
-    times: SaveTimes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """What checkpoints of `size` bytes cost in S3 beside the budget, saved at that interval; and at the cheapest."""
-
-    size: int
-    saves: int
-    usd: Decimal
-    cheapest_every: timedelta
-    cheapest_usd: Decimal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """A plan, and what is to be expected of it; without known work only the plan, the candidates and the quotas.
 
@@ -105,10 +83,11 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimator:
-    """Estimates jobs as one planner plans them."""
+    """Estimates jobs as one planner plans them, whose script saves so: an interruption costs what is not saved."""
 
     planner: Planner
     outlooks: Outlooks
+    saving: Saving = Saving.RESUME
 
     def estimate(self, job: Job) -> Estimate:
         """Return the job's estimate; nothing is written. Raises what a plan raises."""
@@ -133,7 +112,7 @@ class Estimator:
         outlook = dict(policies).get(job.policy) if policies else self._outlook(job, needs, stage)
         if outlook is None:
             return known
-        saves = _saves(job, outlook)
+        saves = saves_of(job, self.saving, outlook)
         return replace(
             known,
             outlook=outlook,
@@ -141,7 +120,7 @@ class Estimator:
             policies=policies,
             curve=tuple(self._curve(task, replace(stage, fallback=True))),
             saves=saves,
-            stored=None if saves is None else self._stored(job, needs, outlook, saves),
+            stored=stored_of(job, self.planner.terms.rates_in(needs.offer.pool.region), needs.work, outlook, saves),
         )
 
     def _candidates(self, job: Job, plan: Plan) -> Iterator[Candidate]:
@@ -196,6 +175,7 @@ class Estimator:
             on_demand_usd_per_hour=Decimal(str(task_of(job, needs).on_demand_usd_per_hour)) - beside_usd,
             terms=self.planner.terms.of(offer.pool.instance_type),
             fallback=needs.fallback is not None,
+            recovery=recovery_of(restart_within(needs.changeover), self.saving, job.checkpoint),
         )
 
     def _curve(self, task: Task, stage: Stage) -> Iterator[AtDeadline]:
@@ -205,27 +185,6 @@ class Estimator:
             outlook = self.outlooks.outlook(QUICK, asked, stage, budget_usd=_ANY_SUM, windows=_FEW)
             if outlook is not None:
                 yield AtDeadline(deadline=timedelta(seconds=span_s), outlook=outlook)
-
-    def _stored(self, job: Job, needs: Needs, outlook: Summary, saves: Saves) -> Stored | None:
-        rates = self.planner.terms.rates_in(needs.offer.pool.region)
-        if job.model is None or not rates.storage_usd_per_gib_month:
-            return None
-        size, span, keep = saved_bytes(job.model), outlook.took or needs.work, job.checkpoint.keep
-
-        def usd(saved: int) -> Decimal:
-            return usd_of_saves(size, saved, keep, span, rates)
-
-        usd_per_hour = float(outlook.mean_usd) / max(span / timedelta(hours=1), 1.0)
-        each_usd = float(usd(keep + 2) - usd(keep + 1))
-        cheapest = cheapest_interval(saves.times, saves.between, each_usd, usd_per_hour)
-        made = max(1, needs.work // (job.checkpoint.every or saves.every))
-        return Stored(
-            size=size,
-            saves=made,
-            usd=usd(made),
-            cheapest_every=cheapest,
-            cheapest_usd=usd(max(1, needs.work // cheapest)),
-        )
 
     def _quotas(self, job: Job, offer: Offer) -> tuple[Need, ...] | None:
         """Return what the chosen machines need of the quotas of both markets; None where nobody can say."""
@@ -247,13 +206,3 @@ def _zones(offers: list[Offer]) -> int:
 
 def _never_taken(job: Job, needs: Needs) -> Summary:
     return undisturbed(task_of(job, needs))
-
-
-def _saves(job: Job, outlook: Summary) -> Saves | None:
-    apart = between(outlook)
-    if job.model is None or apart is None:
-        return None
-    times = save_times(job.model, nodes=job.resources.nodes, gpus=job.resources.gpus)
-    return Saves(
-        every=interval(times, apart), with_notice=interval_with_notice(times, apart), between=apart, times=times
-    )

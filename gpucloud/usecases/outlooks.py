@@ -16,20 +16,20 @@ from gpucloud.domain.policy.decide import decide, without_deadline
 from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.observation import Task
 from gpucloud.domain.simulation.outcome import Outcome, Summary, summary
+from gpucloud.domain.simulation.recovery import USUAL, Recovery
 from gpucloud.domain.simulation.rehearsal import (
     Rehearsal,
+    followed_s,
     outcomes,
     recordings,
     room_for,
     spread,
-    usual_recovery,
     zone_sets,
 )
 from gpucloud.domain.simulation.replay import Decide
 from gpucloud.domain.simulation.timeline import LOOK_S, Timeline, timeline
 from gpucloud.ports import Markets, PolicyTables
 
-_PATIENCE = 3.0  # a job that may wait for ever is followed for so many times its work
 _SHARE = 0.5  # of a recording that one window may take; a longer job is replayed shorter
 
 
@@ -38,7 +38,7 @@ class Stage:
     """Where a job is rehearsed: machines with so many GPUs, in so many zones, at prices that do not change.
 
     What stands beside a machine, by the `terms`, is not in the prices. With `fallback`, a deadline is kept on demand;
-    else the job waits for spot machines, whatever comes of it.
+    else the job waits for spot machines, whatever comes of it. `recovery` is what machines that go cost its script.
     """
 
     gpus: int
@@ -47,6 +47,7 @@ class Stage:
     on_demand_usd_per_hour: Decimal
     terms: Terms = PLAIN_TERMS
     fallback: bool = True
+    recovery: Recovery = USUAL
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,11 +68,14 @@ class Outlooks:
         """Return what about so many replays of the task come to, starts and zones spread over the recordings.
 
         Under the policy; with None as a job without a deadline goes. A job that is too long for the recordings is
-        replayed with work and deadline shortened alike, and the outcome stretched. None where no replay has an end.
+        replayed with work and deadline shortened alike, and the outcome stretched. None where no replay has an end, and
+        for a job that begins anew and is too long: its part would end, and never the whole.
         """
         regions = self._regions(stage, task.nodes)
         longest_s = min(line.looks for lines in regions for line in lines) * LOOK_S * _SHARE
-        factor = max(1.0, _followed_s(task, stage) / longest_s)
+        factor = max(1.0, followed_s(task, fallback=stage.fallback) / longest_s)
+        if factor > 1.0 and stage.recovery.begins_anew:
+            return None
         short = replace(shortened(task, factor), tick_s=float(LOOK_S))
         cap_usd = budget_usd / Decimal(str(factor))
         found = summary(tuple(self._outcomes(policy, short, stage, cap_usd, windows)))
@@ -85,13 +89,18 @@ class Outlooks:
         self, policy: Policy | None, task: Task, stage: Stage, budget_usd: Decimal, windows: int
     ) -> Iterator[Outcome]:
         """Every recorded region has the same share, whatever sets of zones it has."""
-        recovery = usual_recovery(timedelta(seconds=task.changeover_s))
+        recovery = stage.recovery
         last_usd = usd_for(Decimal(str(task.nodes * task.on_demand_usd_per_hour)), timedelta(seconds=1))
         # Without machines on demand a policy has no end to keep to: the deadline is not its business.
-        told = replace(task, handover_s=recovery.handover_s, span_s=task.span_s if stage.fallback else math.inf)
+        told = replace(
+            task,
+            changeover_s=recovery.changeover_s,
+            handover_s=recovery.handover_s,
+            span_s=task.span_s if stage.fallback else math.inf,
+        )
         choose, regions = self._choosing(policy, told, stage), self._regions(stage, task.nodes)
         for lines in regions:
-            room = room_for(lines[0], _followed_s(told, stage) + task.changeover_s)
+            room = room_for(lines[0], followed_s(told, fallback=stage.fallback) + task.changeover_s)
             for line, starts in zip(lines, spread(room, len(lines), windows // len(regions)), strict=True):
                 rehearsal = Rehearsal(
                     task=told,
@@ -133,10 +142,3 @@ class Outlooks:
     def _priced(self, stage: Stage) -> Iterator[RecordedMarket]:
         for market in self.recordings(stage.gpus):
             yield market.at_prices(stage.on_demand_usd_per_hour, stage.spot_usd_per_hour)
-
-
-def _followed_s(task: Task, stage: Stage) -> float:
-    """Return for how long a replay is followed: to its deadline, or where nothing ends it for a few times its work."""
-    if math.isfinite(task.span_s):
-        return task.span_s
-    return (task.work_s * (2.0 if stage.fallback else _PATIENCE)) + task.changeover_s

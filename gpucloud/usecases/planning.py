@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from gpucloud.domain.errors import PlanRefused
 from gpucloud.domain.feasibility import refuse_what_cannot_be_kept
 from gpucloud.domain.job import Job
 from gpucloud.domain.ledger import ZERO, Terms, with_beside
@@ -33,7 +34,14 @@ class Planner:
 
         Raises PlanRefused, NoCapacity (no offer, or no quota for any), BudgetTooSmall.
         """
-        plan = make_plan(job, self.allowed(job, self.offers(job)), self.clock.now(), self.wall, spent_usd=ZERO)
+        offers = self.allowed(job, self.offers(job))
+        try:
+            plan = make_plan(job, offers, self.clock.now(), self.wall, spent_usd=ZERO)
+        except PlanRefused:
+            # The whole work wants more than a start: the larger sum is the one to name.
+            if found := fitting(job, offers):
+                refuse_what_cannot_be_kept(job, found, self.changeover, self.wall)
+            raise
         refuse_what_cannot_be_kept(job, plan.offers, self.changeover, self.wall)
         return plan
 

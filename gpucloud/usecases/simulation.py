@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from gpucloud.domain.markets import RecordedMarket, RecordedZone
-from gpucloud.domain.policy.decide import decide
+from gpucloud.domain.policy.decide import decide, without_deadline
 from gpucloud.domain.policy.learned import Tables
 from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.simulation.outcome import Outcome, Summary, summary
-from gpucloud.domain.simulation.rehearsal import Rehearsal, outcomes
+from gpucloud.domain.simulation.rehearsal import Rehearsal, followed_s, outcomes
+from gpucloud.domain.simulation.replay import Decide
 from gpucloud.domain.simulation.scenario import Scenario, refuse_what_cannot_be_kept, starts, task_of
 from gpucloud.domain.simulation.timeline import Timeline, timeline
 from gpucloud.ports import PolicyTables
@@ -22,12 +23,14 @@ from gpucloud.ports import PolicyTables
 class Study:
     """What is tried: every policy in every set of zones and with every deadline, over as many windows of a market.
 
-    `unseen` are the recordings from which the learned policy learns nothing, beside the market's own.
+    Without a deadline (None) a job that may go on demand asks no policy (None): it takes spot machines after each loss,
+    and stays on demand once there are none. `unseen` are the recordings from which the learned policy learns nothing,
+    beside the market's own.
     """
 
     zone_sets: tuple[tuple[RecordedZone, ...], ...]
-    policies: tuple[Policy, ...]
-    deadlines: tuple[timedelta, ...]
+    policies: tuple[Policy | None, ...]
+    deadlines: tuple[timedelta | None, ...]
     windows: int
     seed: int
     unseen: tuple[str, ...] = ()
@@ -38,8 +41,8 @@ class Result:
     """What one policy came to in one set of zones with one deadline; outcomes are in the windows' order."""
 
     zones: tuple[str, ...]
-    deadline: timedelta
-    policy: Policy
+    deadline: timedelta | None
+    policy: Policy | None
     outcomes: tuple[Outcome, ...]
 
     @property
@@ -58,22 +61,30 @@ def simulate(
     deadline or the budget cannot be kept, UsageError where the market cannot hold the job.
     """
     unseen = (market.name, *study.unseen)
-    submitted = starts(market, max(study.deadlines), study.windows, study.seed)
+    submitted = starts(market, _followed(scenario, market, study), study.windows, study.seed)
     for zones in study.zone_sets:
         seen = timeline(market, zones, scenario.nodes, scenario.terms.beside_usd_per_hour)
         for deadline in study.deadlines:
             tried = replace(scenario, deadline=deadline)
             refuse_what_cannot_be_kept(tried, market, zones)
             for policy in study.policies:
-                choose = functools.partial(decide, policy)
+                choose: Decide = without_deadline if policy is None else functools.partial(decide, policy)
                 if policy is Policy.LEARNED:
-                    choose = functools.partial(choose, tables=_learned(tried, market, zones, tables(unseen)))
+                    learned = _learned(tried, market, zones, tables(unseen))
+                    choose = functools.partial(decide, policy, tables=learned)
                 yield Result(
                     zones=tuple(zone.name for zone in zones),
                     deadline=deadline,
                     policy=policy,
                     outcomes=tuple(outcomes(choose, _rehearsal(tried, seen), submitted)),
                 )
+
+
+def _followed(scenario: Scenario, market: RecordedMarket, study: Study) -> timedelta:
+    """Return for how long each replay is followed at the least."""
+    fallback = None in study.policies
+    spans = [followed_s(task_of(replace(scenario, deadline=one), market), fallback=fallback) for one in study.deadlines]
+    return timedelta(seconds=max(spans))
 
 
 def _learned(scenario: Scenario, market: RecordedMarket, zones: Sequence[RecordedZone], maker: PolicyTables) -> Tables:

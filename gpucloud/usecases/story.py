@@ -67,7 +67,7 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
         case TakeOver():
             return f"{seen.state.successor.pool} takes over" if seen.state.successor is not None else None
         case Move(offer=offer):
-            return f"turning to {offer.pool}, {format_usd(offer.usd_per_hour)} an hour"
+            return f"turning to {offer.pool}, {format_usd(offer.usd_per_hour)} an hour a node"
         case Prepare(node_ids=node_ids):
             return f"preparing {', '.join(node_ids)}"
         case OpenAttempt(number=number, node_ids=node_ids):

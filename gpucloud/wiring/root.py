@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gpucloud.domain.node import Node
     from gpucloud.domain.order import Order
     from gpucloud.domain.plan import Plan
+    from gpucloud.domain.protection import Saving
     from gpucloud.domain.state import JobState
     from gpucloud.ports import Clock, DataSets, Markets, PolicyTables, Shell, Signer, Trust
     from gpucloud.usecases.estimate import Estimator
@@ -286,8 +287,8 @@ class Gpucloud:
             pack_code=partial(whole_code, cache=self._cache),
         )
 
-    def estimator(self, job: Job, *, offline: bool = False) -> Estimator:
-        """Return what says what the job is going to cost, and when it will be done.
+    def estimator(self, job: Job, saving: Saving, *, offline: bool = False) -> Estimator:
+        """Return what says what the job is going to cost, and when it will be done, where its script saves so.
 
         `offline`: by the catalog's prices, for a job on AWS of somebody whom AWS does not know.
         """
@@ -305,7 +306,7 @@ class Gpucloud:
             terms=cloud.manners.terms,
             changeover=cloud.manners.rules.limits.changeover,
         )
-        return Estimator(planner=planner, outlooks=outlooks)
+        return Estimator(planner=planner, outlooks=outlooks, saving=saving)
 
     def first_plan(self, job: Job) -> Plan | None:
         """Return the plan of a job whose store does not exist yet; None when it does."""

@@ -115,7 +115,7 @@ def test_a_refusal_is_told_in_our_words(explorer):
         ("USW2-DataTransfer-Regional-Bytes", ChargeKind.TRANSFER),
         ("USW2-USE1-AWS-Out-Bytes", ChargeKind.TRANSFER),
         ("USW2-NatGateway-Bytes", ChargeKind.TRANSFER),
-        ("USW2-NatGateway-Hours", None),
+        ("USW2-NatGateway-Hours", ChargeKind.GATEWAY),
         ("NoSuchUsage", None),
     ],
 )

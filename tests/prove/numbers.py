@@ -27,7 +27,7 @@ from gpucloud.domain.catalog import Machine
 from gpucloud.domain.errors import PlanRefused
 from gpucloud.domain.feasibility import refuse_what_cannot_be_kept
 from gpucloud.domain.hardware.datasheets import sheet_of
-from gpucloud.domain.job import Job, Market, MarketPolicy, Resources
+from gpucloud.domain.job import CheckpointDirectory, CheckpointPolicy, Job, Market, MarketPolicy, Resources
 from gpucloud.domain.ledger import ChargeKind, total
 from gpucloud.domain.markets import zone_set
 from gpucloud.domain.model import USUAL_MFU_PERCENT, Model, Strategy
@@ -35,12 +35,14 @@ from gpucloud.domain.node import NodeState
 from gpucloud.domain.offer import Offer, Pool, rank
 from gpucloud.domain.policy.decide import decide
 from gpucloud.domain.policy.names import Policy
+from gpucloud.domain.policy.net import least_budget_usd, least_span_s
 from gpucloud.domain.policy.observation import Task
+from gpucloud.domain.protection import NEVER, Saving
 from gpucloud.domain.quantities import parse_count
 from gpucloud.domain.simulation.bill import bill_usd, charges
 from gpucloud.domain.simulation.fleet import ON_DEMAND
-from gpucloud.domain.simulation.recovery import Recovery
-from gpucloud.domain.simulation.rehearsal import usual_recovery, zone_sets
+from gpucloud.domain.simulation.recovery import USUAL, Recovery, recovery_of
+from gpucloud.domain.simulation.rehearsal import zone_sets
 from gpucloud.domain.simulation.replay import Decide, Run, replay
 from gpucloud.domain.simulation.scenario import Scenario, starts
 from gpucloud.domain.simulation.timeline import Timeline, timeline
@@ -79,10 +81,13 @@ def run(form: Form) -> Iterator[Figure]:
     kinds: dict[str, tuple[Callable[[], Found], int]] = {
         "catalog": (catalog, 550),
         "invoices": (invoices, 40),
-        "trainings": (trainings, 8),
+        "trainings": (trainings, 12),
         "memory": (memories, 8),
         "limits": (partial(limits, _JOBS[form]), 500),
-        "monotone": (partial(monotone, _REPLAYED[form]), _REPLAYED[form]),
+        **{
+            f"monotone.{saving.value}": (partial(monotone, saving, _REPLAYED[form]), _REPLAYED[form])
+            for saving in (Saving.RESUME, Saving.DIRECTORY, Saving.NONE)
+        },
         "least-deadline": (partial(least_deadline, _LEARNED[form]), _LEARNED[form]),
         "plan-is-simulate": (plan_is_simulate, 4),
         "simulate-is-bill": (partial(simulate_is_bill, _BILLED[form]), _BILLED[form]),
@@ -277,30 +282,37 @@ def _least_budget(job: Job, offers: tuple[Offer, ...], changeover: timedelta) ->
     return Decimal(hint.split()[1]) if hint.startswith("budget: ") else Decimal("0.01")
 
 
-def monotone(jobs: int) -> Found:
-    """Replay drawn jobs: all are in time; dearer prices cost as much more, more time and zones less on average.
+def monotone(saving: Saving, jobs: int) -> Found:
+    """Replay drawn jobs whose script saves so: dearer prices cost as much more, and the rest less on average.
 
-    Time and zones are compared by the sums over all jobs: one job may be lucky where it had less of them.
+    More time, money and zones are compared by the sums over all jobs: one job may be lucky where it had less of them.
+    All are in time, at the very least deadline too, and no bill passes a budget.
     """
     draw, wrong = random.Random(2), []
-    by_time, by_zones = [0.0] * 3, [0.0] * 4
+    by_time, by_zones, by_budget = [0.0] * 3, [0.0] * 4, [0.0] * 3
     for number in range(jobs):
-        task = _task(draw)
+        task = _task(draw, saving)
         at = [draw.randrange(15_000) for _ in range(2)]
-        edge_s = task.work_s + 2 * task.changeover_s
+        edge_s = least_span_s(task)
         for place, span_s in enumerate((edge_s, 1.25 * edge_s, 2 * edge_s)):
-            runs = [_replayed(replace(task, span_s=span_s), 2, start) for start in at]
+            runs = [_replayed(replace(task, span_s=span_s), 2, start, saving=saving) for start in at]
             if any(run.finished_s is None or run.finished_s > span_s for run in runs):
                 wrong.append(f"job {number} is late with {span_s / edge_s:g} times its least deadline")
             by_time[place] += sum(run.usd for run in runs) / task.on_demand_usd_per_hour
         relaxed = replace(task, span_s=1.25 * edge_s)
         for zones in range(1, 5):
-            by_zones[zones - 1] += sum(_replayed(relaxed, zones, start).usd for start in at)
-        once, twice = (_replayed(relaxed, 2, at[0], times).usd for times in (1, 2))
+            by_zones[zones - 1] += sum(_replayed(relaxed, zones, start, saving=saving).usd for start in at)
+        least = least_budget_usd(relaxed, 0.4)
+        for place, budget in enumerate((least, 1.5 * least, 4 * least)):
+            paid = [_replayed(relaxed, 2, start, saving=saving, budget_usd=budget).usd for start in at]
+            by_budget[place] += sum(paid)
+            if max(paid) > budget * 1.0001:
+                wrong.append(f"job {number} costs {max(paid)} with a budget of {budget}")
+        once, twice = (_replayed(relaxed, 2, at[0], times, saving=saving).usd for times in (1, 2))
         if abs(twice - 2 * once) > 1e-6 * once:
             wrong.append(f"job {number} costs {twice / once} times as much at twice the price")
-    wrong += [f"more time costs more: {by_time}"] if by_time != sorted(by_time, reverse=True) else []
-    wrong += [f"more zones cost more: {by_zones}"] if by_zones != sorted(by_zones, reverse=True) else []
+    for what, sums in (("time", by_time), ("zones", by_zones), ("money", by_budget)):
+        wrong += [f"more {what} costs more: {sums}"] if sums != sorted(sums, reverse=True) else []
     return Found(tried=jobs, wrong=wrong)
 
 
@@ -310,7 +322,7 @@ def least_deadline(jobs: int) -> Found:
     for _ in range(jobs):
         task = _task(draw)
         task = replace(task, span_s=task.work_s + 2 * task.changeover_s)
-        handover_s = usual_recovery(timedelta(seconds=task.changeover_s)).handover_s
+        handover_s = _recovery(task, Saving.RESUME).handover_s
         tables = TableMaker().tables(replace(task, handover_s=handover_s), 2, 1, 0.4)
         for start in (draw.randrange(15_000) for _ in range(6)):
             for policy in usd:
@@ -319,16 +331,38 @@ def least_deadline(jobs: int) -> Found:
     return Found(tried=jobs, wrong=[f"learned costs {usd[Policy.LEARNED] / usd[Policy.UNIFORM]:.3f}"] if dear else [])
 
 
-def _task(draw: random.Random) -> Task:
-    changeover_s = 60.0 * draw.randint(3, 20)
+def _task(draw: random.Random, saving: Saving = Saving.RESUME) -> Task:
+    changeover_s = 60.0 * draw.randint(4, 20) + (480.0 if saving is Saving.DIRECTORY else 0.0)
     work_s = float(draw.choice([180, draw.randint(1, 8) * 3600, draw.randint(600, 28_800)]))
     return Task(work_s=work_s, span_s=0.0, changeover_s=changeover_s, on_demand_usd_per_hour=1.0, tick_s=180.0)
 
 
-def _replayed(task: Task, zones: int, start: int, times: int = 1, policy: Decide = _UNIFORM) -> Run:
-    recovery = usual_recovery(timedelta(seconds=task.changeover_s))
-    told = replace(task, on_demand_usd_per_hour=float(times), handover_s=recovery.handover_s)
-    return replay(policy, told, _line(zones, times), start, recovery)
+def _recovery(task: Task, saving: Saving) -> Recovery:
+    """Return what the task's changeover is for a script that saves so."""
+    directory = CheckpointDirectory(path="out") if saving is Saving.DIRECTORY else None
+    usual = recovery_of(timedelta(0), saving, CheckpointPolicy(directory=directory))
+    restart = timedelta(seconds=task.changeover_s - usual.changeover_s)
+    return recovery_of(restart, saving, CheckpointPolicy(directory=directory))
+
+
+def _replayed(
+    task: Task,
+    zones: int,
+    start: int,
+    times: int = 1,
+    *,
+    policy: Decide = _UNIFORM,
+    saving: Saving = Saving.RESUME,
+    budget_usd: float | None = None,
+) -> Run:
+    recovery = _recovery(task, saving)
+    told = replace(
+        task,
+        on_demand_usd_per_hour=float(times),
+        handover_s=recovery.handover_s,
+        begins_anew=saving in NEVER,
+    )
+    return replay(policy, told, _line(zones, times), start, recovery, budget_usd)
 
 
 @cache
@@ -352,7 +386,7 @@ def plan_is_simulate() -> Found:
             deadline=timedelta(hours=30),
             budget_usd=Decimal(1000),
             nodes=1,
-            recovery=usual_recovery(changeover),
+            recovery=USUAL,
         )
         task = Task(
             work_s=24 * _HOUR_S,

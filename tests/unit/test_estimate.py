@@ -9,15 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from gpucloud.adapters.aws.prices.listed import ListedMarket
 from gpucloud.adapters.aws.prices.rates import region_rates
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.tables import TableMaker
 from gpucloud.cli.estimates import deadline_chart, estimate_json, estimate_text
+from gpucloud.domain.catalog import Catalog, Machine, PriceList, SpotList
 from gpucloud.domain.errors import PlanRefused, UsageError
-from gpucloud.domain.job import Cloud, Job, Market, MarketPolicy, Resources
+from gpucloud.domain.job import CheckpointDirectory, CheckpointPolicy, Cloud, Job, Market, MarketPolicy, Resources
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.model import Model, Strategy
 from gpucloud.domain.policy.names import Policy
+from gpucloud.domain.protection import Protection, Saving
 from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.usecases.estimate import QUICK, Estimate, Estimator
 from gpucloud.usecases.outlooks import Outlooks
@@ -41,7 +44,7 @@ JOB = Job(
 OUTLOOKS = Outlooks(markets=PackagedMarkets(), tables=TableMaker())
 
 
-def estimated(job: Job, *kinds: Kind, on_demand: int = 999) -> Estimate:
+def estimated(job: Job, *kinds: Kind, on_demand: int = 999, saving: Saving = Saving.RESUME) -> Estimate:
     account = FakeAccount({Market.SPOT: 999, Market.ON_DEMAND: on_demand}) if job.cloud is Cloud.AWS else None
     planner = Planner(
         market=FakeMarket(*kinds),
@@ -51,7 +54,7 @@ def estimated(job: Job, *kinds: Kind, on_demand: int = 999) -> Estimate:
         terms=Terms(),
         changeover=timedelta(minutes=12),
     )
-    return Estimator(planner=planner, outlooks=OUTLOOKS).estimate(job)
+    return Estimator(planner=planner, outlooks=OUTLOOKS, saving=saving).estimate(job)
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +168,25 @@ def test_a_machine_that_cannot_be_had_on_demand_says_what_it_ends_on() -> None:
     assert [str(row.ends_on) for row in rows if row.ends_on is not None] == ["p3.2xlarge on_demand in us-east-1a"]
 
 
+def test_a_row_that_the_budget_does_not_pay_for_says_so_and_no_other_machines_sum() -> None:
+    pair = Resources(nodes=2, gpus=8, market=MarketPolicy.AUTO)
+    job = replace(JOB, budget_usd=Decimal(280), deadline=None, work=8 * HOUR, resources=pair)
+    found = estimated(job, A100, H100)
+    rows = {str(row.offer.pool.instance_type): row for row in found.candidates if row.offer.pool.market is Market.SPOT}
+    # 8.2 h: 2 · 11 USD an hour are 180.40, and 2 · 18 are 295.20; on demand 541.20 and 885.60
+    assert rows["p4d.24xlarge"].outlook is not None
+    assert Decimal("150") < rows["p4d.24xlarge"].outlook.mean_usd < Decimal(280)
+    dear = rows["p5.48xlarge"].outlook
+    assert dear is not None
+    assert (dear.mean_usd, dear.took, dear.over_budget + dear.unended) == (Decimal("280.00"), None, dear.windows)
+    lines = [line for line in estimate_text(job, found, width=None).splitlines() if "over budget" in line]
+    assert [line.split(" in ")[0] for line in lines if line.count("over budget") == 2] == [
+        "p5.48xlarge spot",
+        "p4d.24xlarge on_demand",
+        "p5.48xlarge on_demand",
+    ]
+
+
 def test_a_job_that_may_go_on_demand_and_has_no_deadline_asks_no_policy() -> None:
     undated = replace(JOB, deadline=None)
     found = estimated(undated, V100)
@@ -174,6 +196,102 @@ def test_a_job_that_may_go_on_demand_and_has_no_deadline_asks_no_policy() -> Non
     text = estimate_text(undated, found, width=None)
     assert "spot after each loss, and on demand to the end once no zone has any" in text
     assert "uniform" not in text
+
+
+@pytest.mark.parametrize("saving", [Saving.NONE, Saving.NOTHING])
+def test_a_script_that_saves_nothing_is_replayed_from_its_beginning(estimate: Estimate, saving: Saving) -> None:
+    found = estimated(JOB, V100, saving=saving)
+    assert found.outlook is not None
+    assert estimate.outlook is not None
+    assert found.outlook.mean_usd > estimate.outlook.mean_usd * Decimal("1.2")
+    assert found.saves is None
+    text = estimate_text(JOB, found, width=None, protection=Protection(saving=saving, row="nothing"))
+    assert "replayed as a script that begins anew whenever its machines go" in text
+
+
+def test_where_spot_machines_do_not_pay_for_a_script_that_saves_nothing_on_demand_is_named() -> None:
+    long = replace(JOB, work=48 * HOUR, deadline=60 * HOUR)
+    found = estimated(long, replace(V100, zones="a"), saving=Saving.NOTHING)
+    text = estimate_text(long, found, width=None, protection=Protection(saving=Saving.NOTHING, row="nothing"))
+    assert "spot machines do not pay for such a script: `resources: {market: on_demand}`, or have it save" in text
+
+
+def test_a_script_that_saves_by_itself_costs_no_less_than_one_that_saves_on_a_notice(estimate: Estimate) -> None:
+    by_itself = replace(JOB, checkpoint=CheckpointPolicy(directory=CheckpointDirectory(path="out")))
+    found = estimated(by_itself, V100, saving=Saving.DIRECTORY)
+    nothing = estimated(JOB, V100, saving=Saving.NOTHING)
+    assert found.outlook is not None
+    assert estimate.outlook is not None
+    assert nothing.outlook is not None
+    assert estimate.outlook.mean_usd <= found.outlook.mean_usd < nothing.outlook.mean_usd
+    text = estimate_text(by_itself, found, width=None, protection=Protection(saving=Saving.DIRECTORY, row="out"))
+    assert "replayed as a script that saves every 10 min by itself" in text
+
+
+def test_a_job_that_says_that_it_saves_nothing_keeps_its_deadline() -> None:
+    meant = replace(JOB, checkpoint=CheckpointPolicy(none=True))
+    found = estimated(meant, V100, saving=Saving.NONE)
+    assert found.outlook is not None
+    # 12 h of work in 16 h: a run that fails leaves no time for another, and all of it is on demand, 10 min a start
+    assert (found.outlook.missed, found.outlook.mean_usd) == (0, Decimal("36.50"))
+    unsaid = estimated(JOB, V100, saving=Saving.NOTHING)
+    assert unsaid.outlook is not None
+    assert unsaid.outlook.missed > 0
+    text = estimate_text(JOB, unsaid, width=None, protection=Protection(saving=Saving.NOTHING, row="nothing"))
+    assert "with `checkpoint: none` it is kept on demand, unless a whole run more fits before the deadline" in text
+
+
+def test_a_job_too_long_for_the_recordings_that_begins_anew_has_no_outlook() -> None:
+    long = replace(JOB, deadline=1600 * HOUR, work=1200 * HOUR, budget_usd=Decimal(20_000))
+    assert estimated(long, V100, saving=Saving.NOTHING).outlook is None
+
+
+def test_without_an_account_a_job_is_replayed_in_as_many_zones_as_the_catalog_knows() -> None:
+    def planned(zones: int | None) -> Estimate:
+        machine = Machine(name="g5.xlarge", gpu="A10G", gpus=1, vram_gib=24, vcpus=4, memory_gib=16, efa=0)
+        catalog = Catalog(
+            machines={"g5.xlarge": machine},
+            prices={"us-east-1": PriceList(as_of=NOW.date(), usd_per_hour={"g5.xlarge": Decimal("1.006")})},
+            spot={"us-east-1": SpotList(as_of=NOW, usd_per_hour={"g5.xlarge": {"us-east-1a": Decimal("0.4")}})},
+            zones={"us-east-1": {"g5.xlarge": zones}} if zones is not None else {},
+        )
+        planner = Planner(
+            market=ListedMarket(catalog, ("us-east-1",)),
+            account=None,
+            clock=JumpingClock(NOW),
+            wall=Wall(),
+            terms=Terms(),
+            changeover=timedelta(minutes=12),
+        )
+        return Estimator(planner=planner, outlooks=OUTLOOKS).estimate(JOB)
+
+    five, unknown = planned(5), planned(None)
+    assert (five.candidates[0].zones, unknown.candidates[0].zones) == (5, 1)
+    assert five.outlook is not None
+    assert unknown.outlook is not None
+    assert five.outlook.mean_usd < unknown.outlook.mean_usd
+
+
+def test_a_budget_too_small_to_start_is_told_what_the_whole_work_needs() -> None:
+    with pytest.raises(PlanRefused) as caught:
+        estimated(replace(JOB, deadline=None, budget_usd=Decimal("0.10")), V100)
+    # 12.2 h at 1 USD, and what is kept aside
+    assert (caught.value.hint or "").startswith("budget: 12.38 USD, or no `work:`")
+    with pytest.raises(PlanRefused) as caught:
+        estimated(replace(JOB, work=None, deadline=None, budget_usd=Decimal("0.10")), V100)
+    assert "fewer nodes" not in (caught.value.hint or "")
+
+
+def test_a_plan_says_what_its_nodes_cost_on_the_dearest_machines_that_would_do(estimate: Estimate) -> None:
+    text = estimate_text(JOB, estimate, width=None)
+    said = "1.00 USD an hour now, 3.00 USD at the most; on others, where these are not to be had, up to 33.00 USD"
+    assert said in text
+
+
+def test_a_gpu_that_nobody_has_is_answered_with_the_nearest() -> None:
+    with pytest.raises(PlanRefused) as caught:
+        estimated(replace(JOB, resources=Resources(gpu=("h1000",), market=MarketPolicy.AUTO)), V100)
+    assert caught.value.hint == "did you mean H100? gpucloud offers lists what there is"
 
 
 def test_a_gang_is_said_to_come_and_go_together() -> None:

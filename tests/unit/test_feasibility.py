@@ -107,8 +107,8 @@ def test_a_budget_that_is_too_small_is_told_what_it_must_be() -> None:
     with pytest.raises(PlanRefused) as caught:
         refuse(job(deadline=60 * HOUR, budget_usd=Decimal(3000)))
     assert caught.value.message == (
-        "2 d of work cost at least 3189.45 USD on 2 × p4d.24xlarge spot in us-east-1a, when it must end on p4d.24xlarge"
-        " on_demand in us-east-1a; the budget is 3000.00 USD"
+        "2 d of work on 2 × p4d.24xlarge spot in us-east-1a may cost 3189.45 USD, when the deadline has it end on"
+        " p4d.24xlarge on_demand in us-east-1a; the budget is 3000.00 USD"
     )
     assert caught.value.hint == "budget: 3189.45 USD, or `market: spot`, which may miss the deadline"
 

@@ -109,6 +109,13 @@ def test_the_range_over_zones_and_what_is_not_offered_are_shown():
     ]
 
 
+def test_spot_machines_above_the_list_price_save_nothing_and_are_said_to_be_dearer():
+    quotes = Quotes({"p5.48xlarge": {"us-east-1a": Decimal("66.048")}})
+    query = understood(Query(gpu=("H100",), regions=("us-east-1",), types=("p5.48xlarge",)), CATALOG)
+    lines = offers_text(look(query, Order.PRICE, CATALOG, quotes).listings, MarketPolicy.AUTO, width=0).splitlines()
+    assert "20% dearer" in lines[1]
+
+
 def test_json_has_the_query_as_it_was_understood_and_everything_known():
     answer = offers_json(look(H100, Order.PRICE, CATALOG))
     assert answer["query"] == {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -12,19 +13,23 @@ import pytest
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.tables import TableMaker
 from gpucloud.domain.ledger import Terms
+from gpucloud.domain.markets import zone_set
 from gpucloud.domain.outlook import between
 from gpucloud.domain.policy.decide import decide, without_deadline
+from gpucloud.domain.policy.learned import Tables
 from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.observation import Task
 from gpucloud.domain.rates import Rates
 from gpucloud.domain.simulation.bill import bill_usd
 from gpucloud.domain.simulation.fleet import ON_DEMAND
 from gpucloud.domain.simulation.outcome import Outcome, Summary, summary
-from gpucloud.domain.simulation.recovery import Recovery
+from gpucloud.domain.simulation.recovery import USUAL, Recovery
 from gpucloud.domain.simulation.rehearsal import recordings, spread, zone_sets
 from gpucloud.domain.simulation.replay import replay
+from gpucloud.domain.simulation.scenario import Scenario
 from gpucloud.domain.simulation.timeline import timeline
 from gpucloud.usecases.outlooks import Outlooks, Stage
+from gpucloud.usecases.simulation import Study, simulate
 from tests.standins.tiny_markets import tiny_market
 
 HOUR_S = 3600.0
@@ -98,6 +103,30 @@ def test_the_time_between_interruptions_is_of_spot_machines() -> None:
     on_spot = between(found)
     assert on_spot is not None
     assert on_spot < timedelta(seconds=TASK.work_s) / found.interruptions
+
+
+def test_the_learned_policy_is_told_the_price_at_the_beginning_of_the_recording_and_none_of_later() -> None:
+    told: list[tuple[tuple[str, ...], float]] = []
+
+    class Noting:
+        def __init__(self, unseen: Sequence[str]) -> None:
+            self.unseen = tuple(unseen)
+
+        def tables(self, task: Task, zones: int, gpus: int, spot_usd_per_hour: float) -> Tables:
+            told.append((self.unseen, spot_usd_per_hour))
+            return TableMaker().tables(task, zones, gpus, spot_usd_per_hour)
+
+    market = MARKETS.market("p3.2xlarge-2023-02")
+    scenario = Scenario(
+        work=timedelta(hours=2), deadline=timedelta(hours=3), budget_usd=Decimal(50), nodes=1, recovery=USUAL
+    )
+    sets = (zone_set(market, "us-east-1c"),)
+    study = Study(
+        zone_sets=sets, policies=(Policy.LEARNED,), deadlines=(scenario.deadline,), windows=1, seed=0, unseen=("other",)
+    )
+    assert len(list(simulate(scenario, market, study, Noting))) == 1
+    assert told == [(("p3.2xlarge-2023-02", "other"), float(sets[0][0].prices[0][1]))]
+    assert told[0][1] == pytest.approx(1.205, abs=0.001)  # over all six weeks it is 1.279
 
 
 def test_disk_and_address_are_in_the_cost_and_due_for_machines_that_are_taken() -> None:

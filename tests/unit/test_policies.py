@@ -177,3 +177,51 @@ def test_a_gang_that_restarts_quickly_moves_to_a_zone_that_has_all_nodes():
     part = seen(PART, THREE, other, done=8, elapsed=9)
     assert decide(Policy.UNIFORM, replace(GANG, changeover_s=180.0), part).zone == "b"
     assert decide(Policy.UNIFORM, GANG, part).zone == "a"
+
+
+# 2 h of work that begins anew wherever its machines go; a run takes 2.2 h, and two of them 4.4.
+ANEW = replace(TASK, work_s=2 * HOUR, span_s=5 * HOUR, begins_anew=True)
+
+
+def of_anew(holding=NOTHING, *zones, left=5.0, money=None):
+    return Observation(
+        work_left_s=2 * HOUR,
+        time_left_s=left * HOUR,
+        holding=holding,
+        zones=zones or (UP,),
+        money_left_usd=money,
+    )
+
+
+@pytest.mark.parametrize("policy", [Policy.LEARNED, Policy.UNIFORM, Policy.GREEDY])
+@pytest.mark.parametrize(
+    ("observation", "mode", "reason"),
+    [
+        (of_anew(), Mode.SPOT, Reason.CHEAPEST),
+        (of_anew(left=4.4), Mode.SPOT, Reason.CHEAPEST),
+        (of_anew(left=4.3), Mode.ON_DEMAND, Reason.DEADLINE),  # were it taken at its end, a whole run would be late
+        (of_anew(NOTHING, DOWN), Mode.IDLE, Reason.WAIT),
+        (of_anew(NOTHING, DOWN, left=4.3), Mode.ON_DEMAND, Reason.DEADLINE),
+        (of_anew(money=8.8), Mode.SPOT, Reason.CHEAPEST),  # 2.2 h at 1 USD, and 2.2 at 3
+        (of_anew(money=8.7), Mode.ON_DEMAND, Reason.BUDGET),
+        (of_anew(ON_DEMAND), Mode.ON_DEMAND, Reason.STAY),
+        (of_anew(SPOT, DOWN, left=2.1), Mode.SPOT, Reason.STAY),
+        (of_anew(NOTHING, replace(UP, usd_per_hour=2.4)), Mode.ON_DEMAND, Reason.EXPECTED),
+    ],
+)
+def test_a_script_that_begins_anew_tries_spot_once_where_a_whole_run_more_is_in_time_and_money(
+    policy, observation, mode, reason
+):
+    choice = decide(policy, ANEW, observation)
+    assert (choice.mode, choice.reason) == (mode, reason)
+
+
+def test_a_run_that_spot_machines_hardly_ever_outlive_is_on_demand_at_once():
+    long = replace(ANEW, work_s=8 * HOUR, span_s=60 * HOUR)
+    choice = decide(Policy.LEARNED, long, of_anew(left=60.0))
+    assert (choice.mode, choice.reason) == (Mode.ON_DEMAND, Reason.EXPECTED)
+
+
+def test_on_demand_is_on_demand_and_without_an_end_spot_is_waited_for():
+    assert decide(Policy.ON_DEMAND, ANEW, of_anew()).mode is Mode.ON_DEMAND
+    assert decide(Policy.UNIFORM, replace(ANEW, span_s=math.inf), of_anew(NOTHING, DOWN)).mode is Mode.IDLE

@@ -4,14 +4,19 @@ A tick is three minutes. The job is 12 minutes of work in 30; a start takes 3, a
 3.00 USD an hour, 0.15 a tick.
 """
 
+import inspect
+import math
 import random
 from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
 from functools import partial
 
 import pytest
 
 from gpucloud.adapters.markets import PackagedMarkets
+from gpucloud.cli.app import simulate
+from gpucloud.domain.job import CheckpointDirectory, CheckpointPolicy, OnNotice
 from gpucloud.domain.ledger import total
 from gpucloud.domain.markets import zone_set
 from gpucloud.domain.node import EndCause
@@ -19,11 +24,14 @@ from gpucloud.domain.policy.choice import Choice
 from gpucloud.domain.policy.decide import decide
 from gpucloud.domain.policy.names import Policy
 from gpucloud.domain.policy.observation import Mode, Task
+from gpucloud.domain.protection import Saving
+from gpucloud.domain.quantities import parse_span
 from gpucloud.domain.simulation.bill import bill_usd, charges
 from gpucloud.domain.simulation.fleet import ON_DEMAND, Life
-from gpucloud.domain.simulation.recovery import Recovery
+from gpucloud.domain.simulation.recovery import USUAL, Recovery, recovery_of, restart_within
 from gpucloud.domain.simulation.replay import replay
 from gpucloud.domain.simulation.timeline import timeline
+from gpucloud.domain.supervision.seen import Limits
 from tests.standins.tiny_markets import tiny_market
 
 NOTICED = Recovery(restart_s=180, notice_s=60)
@@ -104,6 +112,64 @@ def test_without_notice_the_work_since_the_last_checkpoint_is_done_again():
     done, _ = run(Policy.GREEDY, tiny_market({"a": ("1110" + "1" * 16, "1.00")}), task=task, recovery=recovery)
     # 6 min were done when a was taken, and 4 saved. At 12 min it is back: 3 to start, 8 to work.
     assert done.lives[-1] == life(0, 720, 720 + 180 + 480)
+
+
+ANEW = Recovery(restart_s=180, handover_s=60, notice_s=None, save_s=math.inf, saves_when_asked=False)
+
+
+def test_a_script_that_saves_nothing_begins_anew_when_it_is_taken():
+    market = tiny_market({"a": ("1110" + "1" * 16, "1.00")})
+    done, bill = run(Policy.GREEDY, market, task=replace(TASK, span_s=3600), recovery=ANEW)
+    # 6 min were done when a was taken. At 12 min it is back: 3 to start, and all 12 to work.
+    assert done.lives == (life(0, 0, 540, EndCause.INTERRUPTED), life(0, 720, 720 + 180 + 720))
+    assert bill == Decimal("0.25")
+
+
+def test_a_script_that_saves_nothing_begins_anew_when_it_leaves_by_choice():
+    market = tiny_market({"a": ("0" * 2 + "1" * 78, "1.00")})
+    task = replace(TASK, work_s=3600, span_s=7200)
+    done, _ = run(Policy.UNIFORM, market, task=task, recovery=ANEW)
+    # As a script that saves, it leaves machines on demand at 21 min with 15 of work done; these are done again.
+    assert done.lives[:2] == (life(ON_DEMAND, 180, 1260), life(0, 1260, done.lives[1].ended_s))
+    assert done.finished_s == 1260 + 180 + 3600
+
+
+def test_a_script_that_saves_by_itself_loses_by_either_what_it_had_not_saved():
+    itself = Recovery(restart_s=180, handover_s=180, notice_s=None, save_s=240, saves_when_asked=False)
+    assert (itself.lost_s(1000), itself.left_behind_s(1000), itself.changeover_s) == (40, 40, 420)
+    assert NOTICED.left_behind_s(1000) == 0
+
+
+@pytest.mark.parametrize(
+    ("saving", "policy", "notice", "found"),
+    [
+        (Saving.RESUME, {}, True, (120.0, 600.0, True)),
+        (Saving.RESUME, {"every": timedelta(minutes=5)}, False, (None, 300.0, True)),
+        (Saving.UNKNOWN, {}, True, (120.0, 600.0, True)),
+        (Saving.NONE, {"none": True}, True, (None, math.inf, False)),
+        (Saving.NOTHING, {}, True, (None, math.inf, False)),
+        (Saving.DIRECTORY, {"directory": CheckpointDirectory(path="out")}, True, (None, 600.0, False)),
+        (
+            Saving.DIRECTORY,
+            {"directory": CheckpointDirectory(path="out", on_notice=OnNotice.SIGTERM)},
+            True,
+            (120.0, 600.0, True),
+        ),
+    ],
+)
+def test_how_a_script_saves_says_what_an_interruption_undoes(saving, policy, notice, found):
+    recovery = recovery_of(timedelta(minutes=10), saving, CheckpointPolicy(**policy), notice=notice)
+    assert (recovery.notice_s, recovery.save_s, recovery.saves_when_asked) == found
+    assert (recovery.restart_s, recovery.handover_s) == (600.0, 180.0)
+
+
+def test_a_changeover_of_a_plan_is_the_restart_of_a_rehearsal_and_a_notice():
+    restart = restart_within(Limits().changeover)
+    assert restart == timedelta(minutes=10)
+    assert recovery_of(restart, Saving.RESUME, CheckpointPolicy()) == USUAL
+    assert USUAL.changeover_s == Limits().changeover.total_seconds()
+    asked = inspect.signature(simulate).parameters["restart"].default
+    assert parse_span(asked) == restart
 
 
 def test_a_machine_that_is_taken_after_its_first_hour_is_charged():

@@ -60,6 +60,11 @@ class Aws:
             raise UsageError("no AWS region is known", hint="resources: {regions: [us-east-1]}, or set AWS_REGION")
         return self._region
 
+    @property
+    def knows_region(self) -> bool:
+        """Whether a region is named anywhere."""
+        return bool(self._region)
+
     def now(self) -> datetime:
         """Return the time by AWS's own clock, as its last answer told it; before the first, by this machine's."""
         return datetime.now(timezone.utc) - self._ahead

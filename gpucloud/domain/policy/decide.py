@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from gpucloud.domain.policy.anew import anew
 from gpucloud.domain.policy.choice import Choice, Reason
 from gpucloud.domain.policy.elastic import elastic, is_partial
 from gpucloud.domain.policy.greedy import greedy
@@ -17,7 +18,8 @@ from gpucloud.domain.policy.uniform import uniform
 def decide(policy: Policy, task: Task, seen: Observation, tables: Tables | None = None) -> Choice:
     """Return what to run on now: what the policy wants, or what deadline and budget leave.
 
-    `LEARNED` without tables acts as `UNIFORM`. Greedy, and every policy without a deadline, waits for spot.
+    `LEARNED` without tables acts as `UNIFORM`. Greedy, and every policy without a deadline, waits for spot. Of a script
+    that begins anew none is asked: they reckon with work that is kept.
     """
     if is_partial(task, seen):
         choice = elastic(task, seen, lambda alone: _wanted(policy, task, alone, tables))
@@ -43,6 +45,8 @@ def _never_idle(task: Task, seen: Observation) -> Choice:
 
 
 def _wanted(policy: Policy, task: Task, seen: Observation, tables: Tables | None) -> Choice:
+    if task.begins_anew and policy is not Policy.ON_DEMAND:
+        return anew(task, seen)
     match policy:
         case Policy.UNIFORM:
             return uniform(task, seen)

@@ -51,6 +51,13 @@ class Summary:
     on_spot: timedelta = timedelta(0)
     unended: int = 0
 
+    def is_over(self, budget_usd: Decimal, *, once_in: int = 1) -> bool:
+        """Whether all that ended, or more than once in so many, had used up the budget before their work was done."""
+        if not self.windows:
+            return self.mean_usd > budget_usd
+        ended = self.windows - self.unended
+        return self.over_budget == ended if once_in == 1 else self.over_budget * once_in > ended
+
 
 def summary(outcomes: Sequence[Outcome]) -> Summary:
     """Return the outcomes taken together; `took` is the mean of those that came to their end.

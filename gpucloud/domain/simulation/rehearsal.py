@@ -21,9 +21,8 @@ from gpucloud.domain.simulation.replay import Decide, Run, replay
 from gpucloud.domain.simulation.timeline import LOOK_S, Timeline
 
 _SINGLE = ("p3.2xlarge-2023-02",)
+_PATIENCE = 3.0  # a job that may wait for ever is followed for so many times its work
 _EIGHT = ("p3.16xlarge-2022-10", "p3.16xlarge-2022-11", "p3.16xlarge-2022-12")
-_HANDOVER_S = 180.0  # from the last save on the old machines to the first step on new ones that are ready
-_NOTICE_S = 120.0  # AWS's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +67,6 @@ def recordings(gpus: int) -> tuple[str, ...]:
     return _EIGHT if gpus > 2 else _SINGLE
 
 
-def usual_recovery(changeover: timedelta) -> Recovery:
-    """Return what launches and interruptions cost a job whose changeover takes so long, a notice's work in it."""
-    lost_s = min(_NOTICE_S, changeover.total_seconds() / 2)
-    restart_s = changeover.total_seconds() - lost_s
-    return Recovery(restart_s=restart_s, handover_s=min(restart_s, _HANDOVER_S), notice_s=lost_s)
-
-
 def zone_sets(market: RecordedMarket, zones: int) -> tuple[tuple[tuple[RecordedZone, ...], ...], ...]:
     """Return, for each recorded region, every set of so many of its zones: what a job in one region would have.
 
@@ -98,6 +90,13 @@ def spread(room: int, sets: int, windows: int) -> tuple[tuple[int, ...], ...]:
 def room_for(market: Timeline, followed_s: float) -> int:
     """Return the last look at which a job may begin that is followed for so long."""
     return max(0, market.looks - math.ceil(followed_s / LOOK_S) - 1)
+
+
+def followed_s(task: Task, *, fallback: bool) -> float:
+    """Return for how long a replay is followed: to its deadline, or where nothing ends it for a few times its work."""
+    if math.isfinite(task.span_s):
+        return task.span_s
+    return (task.work_s * (2.0 if fallback else _PATIENCE)) + task.changeover_s
 
 
 def _on_spot(run: Run) -> timedelta:

@@ -83,7 +83,7 @@ class _Course:
         views = self._market.views[self._change]
         rate = self._rate()
         if self.fleet.lose(views, float(self.now * LOOK_S)) and self.fleet.on_demand is None:
-            self._left_s += self._recovery.lost_s(self._worked_s) * rate
+            self._undo(self._recovery.lost_s(self._worked_s) * rate)
             self._regroup()
         self._join()
         return views
@@ -117,15 +117,19 @@ class _Course:
             zone = None
         fleet, recovery, now_s = self.fleet, self._recovery, float(self.now * LOOK_S)
         worked_on_demand = fleet.on_demand is not None
-        launches = fleet.launches
+        launches, rate = fleet.launches, self._rate()
         new_spot = fleet.rent_spot(zone, nodes, now_s)
         if fleet.launches > launches:
             self._beside_s = recovery.restart_s - recovery.handover_s
         new_on_demand = fleet.rent_on_demand(now_s, wanted=choice.mode in (Mode.ON_DEMAND, Mode.BOTH))
         if new_on_demand or (new_spot and fleet.on_demand is None):
-            self._boot_s, self._worked_s = recovery.restart_s, 0.0
+            self._boot_s = recovery.restart_s
+            self._leave(rate)
         elif worked_on_demand and fleet.on_demand is None:
-            self._boot_s, self._worked_s = self._beside_s + recovery.handover_s, 0.0
+            self._boot_s = self._beside_s + recovery.handover_s
+            self._leave(rate)
+        elif not self._rate():
+            self._leave(rate)
         self._join()
 
     def go_on(self, holds_s: float, views: tuple[ZoneView, ...]) -> None:
@@ -165,12 +169,21 @@ class _Course:
     def _join(self) -> None:
         """Let machines that have booted beside others of their group work with them."""
         if self.fleet.joining and self._beside_s <= 0:
+            self._leave(self._rate())
             self.fleet.join()
             self._regroup()
 
     def _regroup(self) -> None:
         """Another number of machines goes on together, all of which have booted."""
         self._boot_s, self._worked_s = max(self._boot_s, self._recovery.handover_s), 0.0
+
+    def _leave(self, rate: float) -> None:
+        """Give up machines on which the work went on so fast: what is not saved then is to be done again."""
+        self._undo(self._recovery.left_behind_s(self._worked_s) * rate)
+        self._worked_s = 0.0
+
+    def _undo(self, work_s: float) -> None:
+        self._left_s = min(self._left_s + work_s, self._task.work_s)
 
     def _holding(self, views: tuple[ZoneView, ...]) -> Holding:
         fleet = self.fleet

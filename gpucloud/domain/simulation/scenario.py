@@ -26,16 +26,18 @@ _SHARES = (1.1, 1.25, 1.5, 1.75, 2.0)
 class Scenario:
     """The job that is rehearsed: how much work it is, in how long and for how much, and what a restart takes.
 
-    `work` is that of `nodes` nodes; on `least_nodes` of them, where that is not 0, it also goes on, and takes longer.
-    `terms` say how machines are billed, with what stands beside them.
+    Without a `deadline` nothing ends it but its work and its budget. `work` is that of `nodes` nodes; on
+    `least_nodes` of them, where that is not 0, it also goes on, and takes longer. `terms` say how machines are billed,
+    with what stands beside them. `begins_anew` is what policies are told: the job file says that nothing is saved.
     """
 
     work: timedelta
-    deadline: timedelta
+    deadline: timedelta | None
     budget_usd: Decimal
     nodes: int
     recovery: Recovery
     least_nodes: int = 0
+    begins_anew: bool = False
     terms: Terms = PLAIN_TERMS
 
     def spendable_usd(self, market: RecordedMarket) -> Decimal:
@@ -51,18 +53,24 @@ def task_of(scenario: Scenario, market: RecordedMarket) -> Task:
     """Return what policies are told of the job on that market."""
     return Task(
         work_s=scenario.work.total_seconds(),
-        span_s=scenario.deadline.total_seconds(),
+        span_s=math.inf if scenario.deadline is None else scenario.deadline.total_seconds(),
         changeover_s=scenario.recovery.changeover_s,
         handover_s=scenario.recovery.handover_s,
         on_demand_usd_per_hour=float(scenario.on_demand_usd_per_hour(market)),
         tick_s=float(LOOK_S),
         nodes=scenario.nodes,
         least_nodes=scenario.least_nodes or scenario.nodes,
+        begins_anew=scenario.begins_anew,
     )
 
 
 def refuse_what_cannot_be_kept(scenario: Scenario, market: RecordedMarket, zones: Sequence[RecordedZone]) -> None:
-    """Raise PlanRefused for a deadline or a budget that no policy can keep: the hint is the number that must move."""
+    """Raise PlanRefused for a deadline, or a budget beside it, that no policy can keep.
+
+    The hint is the number that must move.
+    """
+    if scenario.deadline is None:
+        return
     task = task_of(scenario, market)
     least_span = timedelta(seconds=least_span_s(task))
     work = f"{format_hours(scenario.work)} of work"
@@ -83,15 +91,15 @@ def refuse_what_cannot_be_kept(scenario: Scenario, market: RecordedMarket, zones
         )
 
 
-def starts(market: RecordedMarket, deadline: timedelta, count: int, seed: int) -> tuple[int, ...]:
-    """Return the looks at which `count` jobs are submitted, at random, all with their deadline within the recording.
+def starts(market: RecordedMarket, followed: timedelta, count: int, seed: int) -> tuple[int, ...]:
+    """Return the looks at which `count` jobs are submitted, at random, all followed for so long within the recording.
 
     The same seed gives the same looks. Raises UsageError where the recording is too short.
     """
-    room = int(market.length.total_seconds() - deadline.total_seconds()) // LOOK_S
+    room = int(market.length.total_seconds() - followed.total_seconds()) // LOOK_S
     if room < 0:
         raise UsageError(
-            f"{market.name} is {format_hours(market.length)} long, and the deadline is after {format_hours(deadline)}",
+            f"{market.name} is {format_hours(market.length)} long, and the job may take {format_hours(followed)}",
             hint="a longer market (gpucloud simulate --list), or --deadline",
         )
     draw = random.Random(seed)  # noqa: S311  windows, not secrets
@@ -105,6 +113,7 @@ def deadlines(scenario: Scenario, market: RecordedMarket) -> tuple[timedelta, ..
     """
     tightest = math.ceil(least_span_s(task_of(scenario, market)) / 60) * 60
     work_s = scenario.work.total_seconds()
-    tried = {tightest, *(round(work_s * share / 60) * 60 for share in _SHARES), scenario.deadline.total_seconds()}
+    tried: set[float] = {tightest, *(round(work_s * share / 60) * 60 for share in _SHARES)}
+    tried |= {scenario.deadline.total_seconds()} if scenario.deadline is not None else set()
     longest = market.length.total_seconds()
     return tuple(timedelta(seconds=span) for span in sorted(tried) if tightest <= span <= longest)

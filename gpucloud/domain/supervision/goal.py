@@ -56,6 +56,7 @@ def goal_of(order: Order, who: Supervising) -> Goal:
         give_up=job.checkpoint.give_up,
         saves_alone=job.checkpoint.directory is not None,
         uses_library=who.uses_library,
+        begins_anew=job.checkpoint.none,
         policy=None if on_machine else job.deadline_policy,
         work=None if on_machine else job.work,
     )
