@@ -54,7 +54,10 @@ def logs(target: str | None, wanted: Wanted) -> int:
     finally:
         asker.bill_pull(read)
     if not shown.read_any:
-        raise _no_output(ranks.newest_state(), wanted)
+        none = _no_output(ranks.newest_state(), wanted)
+        if not wanted.follow or state.status.ended:
+            raise none
+        tell(none.message)  # it was followed to its end, as asked
     _say_what_is_left_out(shown, since)
     return 0
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.outputtimes import DatedPiece, Mark
 from gpucloud.domain.state import JobStatus
 from gpucloud.usecases.attemptrecords import LogPart
+from tests.fakes.clock import JumpingClock
 from tests.unit.test_shown import Terminal
 from tests.unit.worlds import opened, state
 
@@ -264,3 +267,49 @@ def test_a_rank_that_no_attempt_had_is_answered_with_those_that_there_were() -> 
 def test_a_job_without_output_says_why_and_what_helps(job: Any, message: str, hint: str) -> None:
     error: GpucloudError = logs._no_output(job, logs.Wanted(rank=1))
     assert (error.message, error.hint, error.exit_code) == (message, hint, 2)
+
+
+class Silent(Stored):
+    """A job that runs when it is asked for first, and ends without a word."""
+
+    def __init__(self, *statuses: JobStatus) -> None:
+        super().__init__()
+        self.statuses = list(statuses)
+        self.clock = JumpingClock(AT)
+
+    def stored_state(self) -> Any:
+        status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        return replace(STATE, status=status)
+
+    def output(self, *, caught_up: Any, **_: Any) -> Any:
+        caught_up()
+        return iter(())
+
+    def bill_pull(self, fetched: int) -> None:
+        assert fetched == 0
+
+
+def asked_of(monkeypatch: pytest.MonkeyPatch, asker: Silent, wanted: logs.Wanted) -> int:
+    monkeypatch.setattr(logs, "Gpucloud", lambda: SimpleNamespace(asker=lambda _: asker))
+    monkeypatch.setattr(logs, "known_job", lambda *_: None)
+    return logs.logs("digits", wanted)
+
+
+def test_a_silent_job_that_was_followed_to_its_end_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, written: list[str]
+) -> None:
+    asker = Silent(JobStatus.RUNNING, JobStatus.SUCCEEDED)
+    assert asked_of(monkeypatch, asker, logs.Wanted(follow=True)) == 0
+    assert written == [
+        "digits has no output yet: following (Ctrl-C leaves, the job goes on)",
+        "digits has ended, and there is no output",
+    ]
+
+
+@pytest.mark.parametrize("status", [JobStatus.SUCCEEDED, JobStatus.RUNNING])
+def test_a_silent_job_that_is_not_followed_or_was_over_is_one(
+    monkeypatch: pytest.MonkeyPatch, written: list[str], status: JobStatus
+) -> None:
+    with pytest.raises(UsageError, match="no output"):
+        asked_of(monkeypatch, Silent(status), logs.Wanted(follow=status.ended))
+    assert written == []
