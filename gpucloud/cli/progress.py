@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from gpucloud.cli.use import brief
+from gpucloud.domain.condition import WORDS, Condition
 from gpucloud.domain.ledger import Spend
 from gpucloud.domain.node import NodeState
 from gpucloud.domain.shown import in_one_line
-from gpucloud.domain.supervision.action import Action, Wait
+from gpucloud.domain.state import ExitReason
+from gpucloud.domain.supervision.action import Action, Arm, Done, Wait
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, progress_of
 from gpucloud.domain.supervision.seen import NodeSeen, Readiness, Seen
 from gpucloud.usecases.forecast import time_left
@@ -75,7 +77,9 @@ def _working(seen: Seen) -> list[NodeSeen]:
 
 def _phase(seen: Seen, action: Action, reported: str | None) -> str:
     if seen.state.status.ended:
-        return "tearing down"
+        stays = isinstance(action, Arm | Done) and bool(seen.group.alive)
+        failed = seen.state.exit_reason is ExitReason.USER_ERROR
+        return WORDS[Condition.HELD if failed else Condition.KEPT] if stays else "tearing down"
     if isinstance(action, Wait) and action.why == NOBODY_ANSWERS:
         return NOBODY_ANSWERS
     if seen.state.attempt is not None:

@@ -90,8 +90,8 @@ def report_text(report: JobReport) -> str:
     parts += _tables(report)
     parts.append(spend_text(report.spend))
     parts.append(_nodes_text(report))
-    if failed is not None:
-        parts.append(failed)
+    if last := [line for line in (failed, stay_text(report)) if line is not None]:
+        parts.append("\n".join(last))
     return "\n\n".join(parts)
 
 
@@ -107,7 +107,7 @@ def _headline(report: JobReport) -> str:
 def _lacking(report: JobReport) -> list[str]:
     """Return what somebody should know, and do, about a job that nobody sees to, or that lacks its last part."""
     if report.status.ended:
-        return []
+        return _lacking_at_the_end(report)
     told = []
     if report.supervisor is None and report.last_supervisor is not None and report.written_at is not None:
         seen = f"{format_moment(report.written_at, report.looked_at)}{_ago(report)}"
@@ -124,11 +124,20 @@ def _lacking(report: JobReport) -> list[str]:
             told.append(f"nothing trains on its {len(report.nodes)} machines, which switch themselves off{until}")
         case Condition.LEFT | Condition.WAITING | Condition.TRAINING | Condition.TRAINED:
             pass
-        case Condition.ENDING | Condition.ENDED:
+        case Condition.HELD | Condition.KEPT | Condition.ENDING | Condition.ENDED:
             pass
     if report.condition in (Condition.UNSUPERVISED, Condition.LEFT):
         told.append(f"go on: gpucloud train {report.job} · end it: gpucloud down {report.job}")
     return ["\n".join(map(in_one_line, told))] if told else []
+
+
+def _lacking_at_the_end(report: JobReport) -> list[str]:
+    if report.condition is not Condition.ENDING or report.supervisor is not None:
+        return []
+    until = f" until {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
+    alive = [f"{len(report.nodes)} machines are alive, paid{until}"] if report.nodes else []
+    does = f"gpucloud down {report.job} brings home what is in its store, and removes what is left on the cloud"
+    return ["\n".join([*alive, does])]
 
 
 def _ago(report: JobReport) -> str:
@@ -174,15 +183,22 @@ def _failure_text(report: JobReport) -> str | None:
     said = f"{report.job}: failed" + (f": {report.message}" if report.message else " by its own error")
     advice = advice_for(report.message or "")
     helps = [f"gpucloud logs {report.job}", *([advice] if advice else []), "mend it and run the same command"]
-    line = " · ".join(in_one_line(part) for part in (said, *helps))
-    if report.held_until is None:
-        return line
+    return " · ".join(in_one_line(part) for part in (said, *helps))
+
+
+def stay_text(report: JobReport) -> str | None:
+    """Return the line about machines that stay up after the end: for what, until when, at what cost; None for none."""
+    until = report.held_until or report.kept_until
+    if until is None:
+        return None
+    one = len(report.nodes) == 1
+    some = f"{len(report.nodes)} machine{' is' if one else 's are'}"
     what = "setup" if (report.message or "").startswith("setup: ") else "script"
-    some = f"{len(report.nodes)} machine{'s are' if len(report.nodes) != 1 else ' is'}"
+    why = f"ready for a mended {what}" if report.held_until is not None else "kept, for a look,"
     return (
-        f"{line}\n{some} ready for a mended {what} until {format_moment(report.held_until, report.looked_at)},"
-        f" {format_usd(report.spend.promised_usd)} at the most; gpucloud down {report.job} ends"
-        f" {'them' if len(report.nodes) != 1 else 'it'} now"
+        f"{some} {why} until {format_moment(until, report.looked_at)},"
+        f" {format_usd(report.spend.promised_usd)} more at the most; gpucloud down {report.job} ends"
+        f" {'it' if one else 'them'} now"
     )
 
 
@@ -209,6 +225,7 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "started_at": codec.plain(report.started_at),
         "ended_at": codec.plain(report.ended_at),
         "held_until": codec.plain(report.held_until),
+        "kept_until": codec.plain(report.kept_until),
         "supervisor": report.supervisor,
         "signed_by": report.signed_by,
         "attempts": [_attempt_json(attempt) for attempt in report.attempts],

@@ -142,7 +142,7 @@ def _leave_by_the_newest(begun: Begun, *, as_json: bool) -> int:
     if report.condition is Condition.ENDED and begun.asker.state().torn_down:
         tell(f"{begun.name} has ended meanwhile: {report.status.value}")
         return answer(report, as_json=as_json)
-    if report.condition in (Condition.ENDED, Condition.ENDING, Condition.TRAINED):
+    if report.status.ended or report.condition is Condition.TRAINED:
         tell(f"{begun.name} has come to its end meanwhile, which is seen to first")
         return _supervise(begun, as_json=as_json)
     if begun.start.order.end is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from gpucloud.cli.bills import money_line
 from gpucloud.domain import codec
 from gpucloud.domain.agentstatus import UNTOLD, Progress
-from gpucloud.domain.condition import WORDS
+from gpucloud.domain.condition import WORDS, Condition
 from gpucloud.domain.hardware.gpus import GpuSample
 from gpucloud.domain.hardware.host import HostSample
 from gpucloud.domain.history import GpuSpan, Span
@@ -99,6 +99,8 @@ def history_json(history: Sequence[NodeHistory]) -> list[dict[str, Any]]:
 
 def condition_word(report: JobReport) -> str:
     """Return how a job stands in a few words: what goes on, and whether anybody sees to it; how it ended."""
+    if report.condition is Condition.ENDING:
+        return f"{report.status.value}, {'ending its machines' if report.supervisor else 'not torn down'}"
     return WORDS.get(report.condition, report.status.value)
 
 

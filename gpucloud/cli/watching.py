@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 from gpucloud.cli.onlookers import Display, display
 from gpucloud.cli.render import say, say_json, table, tell
-from gpucloud.cli.reports import report_json
+from gpucloud.cli.reports import report_json, stay_text
 from gpucloud.cli.target import known_job
 from gpucloud.cli.use import headline, use_rows
+from gpucloud.domain.condition import Condition
 from gpucloud.ports import Shell
 from gpucloud.usecases.jobs import Asker
 from gpucloud.usecases.report import JobReport
@@ -22,7 +23,7 @@ _REPORT_S = 3.0  # the state in the store and the cloud's list change more slowl
 
 
 def watch(target: str | None, *, as_json: bool) -> int:
-    """Show a job's GPUs, steps and money until its machines are gone; return the exit code.
+    """Show a job's GPUs, steps and money until its machines are gone, or stay for its user; return the exit code.
 
     Live on a terminal, lines every ten seconds elsewhere. Ctrl-C ends the watching alone.
     """
@@ -31,22 +32,24 @@ def watch(target: str | None, *, as_json: bool) -> int:
     shell, live = cloud.visitor(known), sys.stdout.isatty() and not as_json
     try:
         with display() if live else _Lines(as_json=as_json) as shown:
-            _look(cloud.asker(known), shell, cloud.clock.sleep, shown, every_s=_LIVE_S if live else _PLAIN_S)
+            last = _look(cloud.asker(known), shell, cloud.clock.sleep, shown, every_s=_LIVE_S if live else _PLAIN_S)
     except KeyboardInterrupt:
         tell(f"{known.name} goes on as before")
         return 130
     finally:
         shell.close()
+    if (stay := stay_text(last)) is not None:
+        tell(stay)
     return 0
 
 
-def _look(asker: Asker, shell: Shell, sleep: Callable[[float], None], shown: Display, *, every_s: float) -> None:
+def _look(asker: Asker, shell: Shell, sleep: Callable[[float], None], shown: Display, *, every_s: float) -> JobReport:
     report, age_s = asker.report(), 0.0
     while True:
         report = visited(report, shell)
         shown.show(report)
-        if report.status.ended and not report.nodes:
-            return
+        if report.status.ended and (not report.nodes or report.condition in (Condition.HELD, Condition.KEPT)):
+            return report
         sleep(every_s)
         age_s += every_s
         if age_s >= _REPORT_S:

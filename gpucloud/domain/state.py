@@ -208,6 +208,8 @@ class Quarantine:
     node_id: str
     why: str
     at: datetime
+    may_pass: bool = False
+    """Whether the reason may pass, as what others do there now: its host may be taken again, as a new node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

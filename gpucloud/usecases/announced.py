@@ -12,6 +12,7 @@ from gpucloud.domain.shown import in_one_line
 from gpucloud.domain.state import Attempt
 from gpucloud.domain.supervision.action import Action, Wait
 from gpucloud.domain.supervision.belief import vouched_for
+from gpucloud.domain.supervision.between import IN_USE
 from gpucloud.domain.supervision.during import DRILL_WAITS
 from gpucloud.domain.supervision.elastic import AWAITING
 from gpucloud.domain.supervision.membership import (
@@ -134,4 +135,8 @@ def _undriven(seen: Seen, limits: Limits) -> tuple[str, ...]:
 
 
 def _told_wait(action: Action) -> tuple[str, ...]:
-    return (action.why,) if isinstance(action, Wait) and action.why.startswith((PAUSING, AWAITING, DRILL_WAITS)) else ()
+    return (
+        (action.why,)
+        if isinstance(action, Wait) and action.why.startswith((PAUSING, AWAITING, DRILL_WAITS, IN_USE))
+        else ()
+    )

@@ -5,23 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from gpucloud.domain.bootstrap.gate_step import gate_command
 from gpucloud.domain.codec import Malformed, from_json, to_json
 from gpucloud.domain.errors import NodeError
-from gpucloud.domain.gate.findings import why
+from gpucloud.domain.gate.findings import Finding, is_in_use, why
 from gpucloud.domain.gate.gang import GangOrder, GangSeen, blame
 from gpucloud.domain.gate.wanted import GateOrder, GateWanted
 from gpucloud.domain.launch.meeting import candidates, common_port
 from gpucloud.domain.machine.wanting import machine_wanted
 from gpucloud.domain.supervision.action import Inspect
-from gpucloud.domain.supervision.seen import Inspection, Seen
+from gpucloud.domain.supervision.seen import Inspection, InUse, Seen
 from gpucloud.usecases.bootstrap import Bootstrapped
 from gpucloud.usecases.gate import gate_wanted, parse_checked
 from gpucloud.usecases.prepare import Preparer, free_ports
 from gpucloud.usecases.world import World
 
 Bad = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """What a look found: who is bad, and whose GPUs others use; when it was over."""
+
+    bad: Bad = ()
+    in_use: Bad = ()
+    over_at: datetime
+
+
 Made = Mapping[str, Bootstrapped]
 
 _GANG_S = 90.0
@@ -39,8 +51,10 @@ class Inspector:
     pool: ThreadPoolExecutor
     device: str = "cuda"
     _asked: Inspect | None = None
-    _work: Future[Bad] | None = None
+    _work: Future[_Look] | None = None
     _passed: frozenset[str] = field(default_factory=frozenset)
+    _in_use: dict[str, datetime] = field(default_factory=dict)
+    """Since when others use the GPUs of which node."""
 
     def start(self, asked: Inspect, seen: Seen) -> None:
         """Begin to look; an earlier look that still goes on is forgotten.
@@ -49,15 +63,22 @@ class Inspector:
         """
         self._asked = asked
         made = {node_id: self.preparer.made_of(node_id) for node_id in asked.node_ids}
-        self._work = self.pool.submit(self._look, asked, made, seen.state.gpu, self._efa(seen))
+        self._work = self.pool.submit(self._timed, asked, made, seen.state.gpu, self._efa(seen))
 
     def seen(self) -> Inspection | None:
         """Return the last look. A fault of ours in it is raised here."""
         if self._asked is None or self._work is None:
             return None
-        done = self._work.done()
-        bad = self._work.result() if done else ()
-        return Inspection(number=self._asked.number, node_ids=self._asked.node_ids, done=done, bad=bad)
+        number, node_ids = self._asked.number, self._asked.node_ids
+        if not self._work.done():
+            return Inspection(number=number, node_ids=node_ids, done=False)
+        look = self._work.result()
+        since = {node_id: self._in_use.get(node_id, look.over_at) for node_id, _ in look.in_use}
+        self._in_use = since
+        in_use = tuple(InUse(node_id=node_id, why=why, since=since[node_id]) for node_id, why in look.in_use)
+        return Inspection(
+            number=number, node_ids=node_ids, done=True, bad=look.bad, in_use=in_use, over_at=look.over_at
+        )
 
     @property
     def busy(self) -> bool:
@@ -67,25 +88,31 @@ class Inspector:
     def _efa(self, seen: Seen) -> bool:
         return any(layout.interfaces for layout in seen.state.efa)
 
-    def _look(self, asked: Inspect, made: Made, gpu: str | None, efa: bool) -> Bad:  # noqa: FBT001
+    def _timed(self, asked: Inspect, made: Made, gpu: str | None, efa: bool) -> _Look:  # noqa: FBT001
+        bad, in_use = self._look(asked, made, gpu, efa)
+        return _Look(bad=bad, in_use=in_use, over_at=self.world.clock.now())
+
+    def _look(self, asked: Inspect, made: Made, gpu: str | None, efa: bool) -> tuple[Bad, Bad]:  # noqa: FBT001
         wanted = gate_wanted(self.world.job, gpu)
         if wanted is None:
-            return ()
+            return (), ()
         # Threads of their own: this pool's may all be preparing nodes.
         with ThreadPoolExecutor(max_workers=min(32, len(asked.node_ids))) as hands:
-            found = hands.map(lambda node_id: self._alone(node_id, made[node_id], wanted), asked.node_ids)
-            bad = tuple((node_id, said) for node_id, said in zip(asked.node_ids, found, strict=True) if said)
-            if bad or len(asked.node_ids) == 1 or not wanted.full or not wanted.torch:
-                return bad
+            told = list(hands.map(lambda node_id: self._alone(node_id, made[node_id], wanted), asked.node_ids))
+            found = [(node_id, why(said), is_in_use(said)) for node_id, said in zip(asked.node_ids, told, strict=True)]
+            bad = tuple((node_id, said) for node_id, said, used in found if said and not used)
+            in_use = tuple((node_id, said) for node_id, said, used in found if used)
+            if bad or in_use or len(asked.node_ids) == 1 or not wanted.full or not wanted.torch:
+                return bad, in_use
             if frozenset(asked.node_ids) <= self._passed:
-                return ()
+                return (), ()
             bad = self._together(asked.node_ids, made, hands, efa=efa)
         if not bad:
             self._passed = frozenset(asked.node_ids)
-        return bad
+        return bad, ()
 
-    def _alone(self, node_id: str, made: Bootstrapped, wanted: GateWanted) -> str | None:
-        """Return why the node's GPUs are bad now; None too where it does not answer: that is seen elsewhere."""
+    def _alone(self, node_id: str, made: Bootstrapped, wanted: GateWanted) -> tuple[Finding, ...]:
+        """Return what is found of the node's GPUs now; nothing where it does not answer: that is seen elsewhere."""
         node = self.preparer.node(node_id)
         machine = machine_wanted(self.world.job)
         order = GateOrder(
@@ -99,9 +126,9 @@ class Inspector:
         try:
             done = self.world.shell.host(node).run(command.argv, stdin=command.stdin, timeout_s=command.timeout_s)
         except NodeError:
-            return None
+            return ()
         checked = parse_checked(done.stdout)
-        return why(checked.findings) or None if checked is not None else None
+        return checked.findings if checked is not None else ()
 
     def _together(self, node_ids: tuple[str, ...], made: Made, hands: ThreadPoolExecutor, *, efa: bool) -> Bad:
         drawn = candidates(f"{self.world.name} {' '.join(node_ids)}")

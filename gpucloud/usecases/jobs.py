@@ -11,7 +11,7 @@ from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.launch import workers_per_node
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.node import NO_GROUP, GroupView
-from gpucloud.domain.order import Order, held_until, undrilled
+from gpucloud.domain.order import Order, held_until, keeps, undrilled
 from gpucloud.domain.outputtimes import DatedPiece
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.domain.sundries import Sundries, charges_of
@@ -75,6 +75,7 @@ class Asker:
             signed_by=self._signed_by(given),
             started_at=given.order.first_at,
             held_until=_held_until(given.order, state, listed, now),
+            kept_until=_kept_until(given.order, state, listed, now),
             rehearses=bool(given.order.resolved.trial),
             last_supervisor=supervised_by(state.owner) if state.owner is not None else None,
             written_at=stored.modified,
@@ -171,6 +172,12 @@ def _held_until(order: Order, state: JobState, listed: GroupView, now: datetime)
     if until is None or until <= now:
         return None
     return min(until, listed.armed_until or until)
+
+
+def _kept_until(order: Order, state: JobState, listed: GroupView, now: datetime) -> datetime | None:
+    until = listed.armed_until
+    stay = keeps(order, state) and bool(listed.alive) and not state.torn_down
+    return until if stay and until is not None and until > now else None
 
 
 def _supervisor(state: JobState, stored: Stored) -> str | None:

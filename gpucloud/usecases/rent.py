@@ -25,7 +25,7 @@ from gpucloud.domain.supervision.action import (
     TearDown,
 )
 from gpucloud.domain.supervision.lives import as_listed, ended
-from gpucloud.domain.supervision.membership import quarantined
+from gpucloud.domain.supervision.membership import barred
 from gpucloud.ports import ClusterSpec
 from gpucloud.usecases.cashier import Cashier
 from gpucloud.usecases.lease import Lease
@@ -67,7 +67,7 @@ class Renter:
                 group.relieve(name, node_id, cap_usd_per_hour=self._cap(state.cap_usd_per_hour))
             case Replace(node_ids=node_ids):
                 for node_id in node_ids:
-                    group.terminate(name, node_id, bad=node_id in quarantined(state))
+                    group.terminate(name, node_id, bad=node_id in barred(state))
             case Drill(node_id=node_id):
                 self.lease.write(replace(state, drilled=True))
                 self._bill_drill()

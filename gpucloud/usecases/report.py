@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gpucloud.domain.agentstatus import Outcome, Status
-from gpucloud.domain.condition import Condition, condition_of
+from gpucloud.domain.condition import Condition, Left, condition_of
 from gpucloud.domain.ledger import Charge, Spend, total
 from gpucloud.domain.node import GroupView, Node
 from gpucloud.domain.state import (
@@ -67,6 +67,9 @@ class JobReport:
     ended_at: datetime | None = None
     held_until: datetime | None = None
     """Until when its machines wait for a mended script; None where they do not."""
+    kept_until: datetime | None = None
+    """Until when the machines of one that succeeded stay up for a look at them; None where they do not."""
+    torn_down: bool = False
     rehearses: bool = False
     """Whether it is one of the short runs of `--verify-resume`."""
     last_supervisor: str | None = None
@@ -87,6 +90,7 @@ class JobReport:
             trained=attempt is not None and self._is_trained(attempt),
             supervised=self.supervisor is not None,
             machines=len(self.nodes),
+            left=Left(torn_down=self.torn_down, held=self.held_until is not None, kept=self.kept_until is not None),
         )
 
     def _is_trained(self, attempt: Attempt) -> bool:
@@ -128,6 +132,7 @@ def report(
         missing_outputs=state.missing_outputs,
         drives_itself=state.drives_itself,
         ended_at=state.ended_at,
+        torn_down=state.torn_down,
     )
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from types import SimpleNamespace
 
 import pytest
 
+from gpucloud.cli.progress import snapshot
 from gpucloud.cli.reports import report_json, report_text
 from gpucloud.cli.use import headline
+from gpucloud.cli.watching import _look
 from gpucloud.domain.agentstatus import Outcome
-from gpucloud.domain.condition import Condition, condition_of
+from gpucloud.domain.condition import Condition, Left, condition_of
 from gpucloud.domain.ledger import Spend
 from gpucloud.domain.state import ExitReason, Interruption, InterruptionKind, JobStatus
 from gpucloud.domain.supervision import books
+from gpucloud.domain.supervision.action import Arm, Done, TearDown
 from gpucloud.usecases.report import NodeStanding, report
 from tests.unit.worlds import NOW, opened, part, seen, state, up
 
@@ -35,7 +39,7 @@ SPEND = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.011"), promised_usd=De
         (False, False, False, False, 2, Condition.LEFT),
         (False, False, False, False, 0, Condition.LEFT),
         (True, False, False, False, 2, Condition.ENDING),
-        (True, False, False, False, 0, Condition.ENDED),
+        (True, False, False, False, 0, Condition.ENDING),  # its node group, or results in its store, are left
     ],
 )
 def test_a_job_stands_in_one_way(ended, open_attempt, trained, supervised, machines, condition):
@@ -43,6 +47,87 @@ def test_a_job_stands_in_one_way(ended, open_attempt, trained, supervised, machi
         ended=ended, open_attempt=open_attempt, trained=trained, supervised=supervised, machines=machines
     )
     assert found is condition
+
+
+@pytest.mark.parametrize(
+    ("left", "machines", "condition"),
+    [
+        (Left(torn_down=True), 0, Condition.ENDED),
+        (Left(torn_down=True), 1, Condition.ENDING),  # the cloud lists one all the same
+        (Left(held=True), 2, Condition.HELD),
+        (Left(kept=True), 2, Condition.KEPT),
+        (Left(held=True), 0, Condition.ENDING),
+        (Left(kept=True), 0, Condition.ENDING),
+    ],
+)
+def test_a_job_that_is_over_says_what_its_machines_are_there_for(left, machines, condition):
+    stands = {"ended": True, "open_attempt": False, "trained": False, "supervised": False}
+    assert condition_of(**stands, machines=machines, left=left) is condition
+
+
+def over(status, reason, *nodes, **changes):
+    attempt = replace(opened("a", "b", first_step=1, last_step=5), reason=reason)
+    known = state(job="live", attempts=(attempt,), status=status, exit_reason=reason, exit_code=reason.exit_code)
+    world = seen(*nodes, state=known)
+    spend = replace(SPEND, promised_usd=Decimal("0.15"))
+    return replace(report(world.state, spend, (), world.group, None), signed_by="own", looked_at=NOW, **changes)
+
+
+def test_machines_that_are_held_or_kept_say_until_when_what_they_cost_and_how_they_end():
+    until = NOW + timedelta(minutes=5)
+    held = over(JobStatus.FAILED, ExitReason.USER_ERROR, up("a"), up("b"), held_until=until)
+    assert report_text(held).splitlines()[0] == "live: failed, machines held (user_error)"
+    assert report_text(held).splitlines()[-1] == (
+        "2 machines are ready for a mended script until 12:05:00 UTC, 0.15 USD more at the most;"
+        " gpucloud down live ends them now"
+    )
+    kept = over(JobStatus.SUCCEEDED, ExitReason.SUCCEEDED, up("a"), kept_until=until)
+    assert report_text(kept).splitlines()[0] == "live: succeeded, machines kept"
+    assert report_text(kept).splitlines()[-1] == (
+        "1 machine is kept, for a look, until 12:05:00 UTC, 0.15 USD more at the most; gpucloud down live ends it now"
+    )
+    assert [report_json(one)["condition"] for one in (held, kept)] == ["held", "kept"]
+    assert report_json(kept)["kept_until"] == "2026-03-01T12:05:00+00:00"
+    assert headline(held).startswith("live: failed, machines held")
+
+
+def test_a_job_that_is_over_and_not_torn_down_says_what_brings_its_results_home():
+    driven = over(JobStatus.SUCCEEDED, ExitReason.SUCCEEDED)
+    assert report_text(driven).split("\n\n")[:3] == [
+        "live: succeeded, not torn down",
+        "its order is signed by your own key",
+        "gpucloud down live brings home what is in its store, and removes what is left on the cloud",
+    ]
+    tears_down = replace(driven, supervisor="process 1 on vm", nodes=(up("a").node,))
+    assert report_text(tears_down).startswith("live: succeeded, ending its machines, supervised by process 1 on vm")
+    assert "gpucloud down" not in report_text(tears_down)
+    assert report_text(replace(driven, torn_down=True)).startswith("live: succeeded\n")
+
+
+@pytest.mark.parametrize(
+    ("reason", "action", "phase"),
+    [
+        (ExitReason.USER_ERROR, Done(), "failed, machines held"),
+        (ExitReason.USER_ERROR, Arm(until=NOW), "failed, machines held"),
+        (ExitReason.SUCCEEDED, Done(), "succeeded, machines kept"),
+        (ExitReason.USER_ERROR, TearDown(), "tearing down"),
+    ],
+)
+def test_the_panel_says_that_machines_stay(reason, action, phase):
+    status = JobStatus.FAILED if reason is ExitReason.USER_ERROR else JobStatus.SUCCEEDED
+    world = seen(up("a"), state=state(status=status, exit_reason=reason))
+    assert snapshot(world, action, SPEND).phase == phase
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_watch_leaves_a_job_whose_machines_stay(held):
+    until = NOW + timedelta(minutes=5)
+    changes = {"held_until": until} if held else {"kept_until": until}
+    stays = over(JobStatus.FAILED, ExitReason.USER_ERROR, up("a"), **changes)
+    shown = []
+    asker, looks = SimpleNamespace(report=lambda: stays), SimpleNamespace(show=shown.append)
+    last = _look(asker, SimpleNamespace(), lambda _: pytest.fail("it waits"), looks, every_s=1.0)
+    assert (last.condition, len(shown)) == (Condition.HELD if held else Condition.KEPT, 1)
 
 
 def told(*nodes, supervisor=None, visited=True, **changes):

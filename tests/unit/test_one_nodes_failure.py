@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from concurrent.futures import Future
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import HostUnreachable, NodeError
+from gpucloud.domain.gate.check import Checked
+from gpucloud.domain.gate.findings import Finding, fail
+from gpucloud.domain.gate.report import Report
 from gpucloud.domain.job import Cloud
 from gpucloud.domain.supervision.action import Inspect
 from gpucloud.ports import Completed
@@ -22,7 +29,7 @@ from tests.faults.process import run
 from tests.faults.rig import GROUP, JOB, Outside
 from tests.faults.strikes import Strikes
 from tests.unit.test_lying_states import left_to_its_machines, state
-from tests.unit.worlds import node, seen
+from tests.unit.worlds import NOW, node, seen
 
 Fault = Callable[[str], Completed]
 
@@ -147,7 +154,51 @@ def silent_world() -> SimpleNamespace:
 
     resources = SimpleNamespace(gpu=("T4",), vram_gib=None, gpus=1)
     job = SimpleNamespace(cloud=Cloud.LOCAL, resources=resources, image=None, gate=None, run="x")
-    return SimpleNamespace(shell=SimpleNamespace(host=lambda _: SimpleNamespace(run=run)), job=job)
+    shell = SimpleNamespace(host=lambda _: SimpleNamespace(run=run))
+    return SimpleNamespace(shell=shell, job=job, clock=SimpleNamespace(now=lambda: NOW))
+
+
+def test_a_look_tells_gpus_that_others_use_from_bad_ones_and_since_when(node_says: Callable[..., SimpleNamespace]):
+    used, xid = fail("in-use", "it is in use by python (pid 7)", "wait", 0), fail("xid", "Xid 79", "replace it", 1)
+    pool, preparer = Later(), Forgetful()
+    inspector = Inspector(world=node_says((used,), (used,), (used, xid), ()), preparer=preparer, pool=pool)
+    made, found = dict(preparer.made), []
+    for _ in range(4):
+        preparer.made.update(made)
+        inspector.start(Inspect(number=1, node_ids=("a",)), seen(group_size=1))
+        look = Future[Any]()
+        look.set_result(pool.given.pop()())
+        inspector._work = look
+        inspection = inspector.seen()
+        assert inspection is not None
+        found.append((inspection.bad, [(one.why, one.since) for one in inspection.in_use], inspection.over_at))
+    why, at = "GPU 0: it is in use by python (pid 7)", [NOW + timedelta(seconds=n) for n in range(4)]
+    assert found == [
+        ((), [(why, at[0])], at[0]),
+        ((), [(why, at[0])], at[1]),
+        ((("a", f"{why}; GPU 1: Xid 79"),), [], at[2]),
+        ((), [], at[3]),
+    ]
+
+
+@pytest.fixture
+def node_says() -> Callable[..., SimpleNamespace]:
+    """A world whose node gives these findings, one look after the other, each a second later."""
+
+    def made(*findings: tuple[Finding, ...]) -> SimpleNamespace:
+        answers_ = iter(findings)
+        times = (NOW + timedelta(seconds=n) for n in itertools.count())
+
+        def run(*_: object, **__: object) -> Completed:
+            checked = Checked(report=Report(at=NOW), findings=next(answers_))
+            return Completed(exit_code=0, stdout=to_json(checked).encode(), stderr=b"")
+
+        world = silent_world()
+        world.shell = SimpleNamespace(host=lambda _: SimpleNamespace(run=run))
+        world.clock = SimpleNamespace(now=lambda: next(times))
+        return world
+
+    return made
 
 
 @pytest.mark.parametrize("who", ["the look before an attempt", "a knock by its peer"])

@@ -47,8 +47,9 @@ from gpucloud.domain.supervision.action import (
     Wait,
 )
 from gpucloud.domain.supervision.between import fruitless
+from gpucloud.domain.supervision.membership import barred, quarantined
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Homecoming, Inspection, Readiness, Rules
+from gpucloud.domain.supervision.seen import Goal, Homecoming, Inspection, InUse, Readiness, Rules
 from gpucloud.domain.use import DeviceUse, GpuUse
 from gpucloud.domain.witness import Word
 from gpucloud.usecases.report import report
@@ -929,6 +930,25 @@ def test_a_node_found_bad_is_written_down_and_then_replaced():
     assert decide(GOAL, world, RULES) == QuarantineNodes(nodes=(("b", "GPU 0: Xid 79"),))
     known = replace(world, state=state(quarantined=(bad("b"),)))
     assert decide(GOAL, known, RULES) == Replace(node_ids=("b",))
+
+
+def in_use(since_s, looked_s):
+    since, over_at = (NOW - timedelta(seconds=seconds) for seconds in (since_s, looked_s))
+    used = InUse(node_id="b", why="GPU 0: it is in use by python (pid 7)", since=since)
+    look = Inspection(number=1, node_ids=("a", "b"), done=True, in_use=(used,), over_at=over_at)
+    return seen(up("a"), up("b"), inspects=True, inspection=look)
+
+
+def test_a_gpu_that_others_use_is_looked_at_again_and_only_after_a_while_is_another_machine_taken():
+    until = "waiting for GPUs that others use until 12:01:30 UTC: b: GPU 0: it is in use by python (pid 7)"
+    assert decide(GOAL, in_use(30, 9), RULES) == Wait(why=until)
+    assert decide(GOAL, in_use(30, 10), RULES) == Inspect(number=1, node_ids=("a", "b"))
+    late = decide(GOAL, in_use(120, 1), RULES)
+    said = "GPU 0: it is in use by python (pid 7)"
+    assert late == QuarantineNodes(nodes=(("b", said),), may_pass=frozenset({"b"}))
+    known = books.quarantine(state(), late, NOW)
+    assert decide(GOAL, replace(in_use(120, 1), state=known), RULES) == Replace(node_ids=("b",))
+    assert (quarantined(known), barred(known)) == ({"b"}, frozenset())
 
 
 def test_a_node_that_the_gate_refused_is_quarantined_and_not_counted_as_a_failed_bootstrap():

@@ -78,6 +78,7 @@ def listed(job: str, minutes: int, status: JobStatus) -> JobReport:
     spend = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.25"), promised_usd=Decimal(0))
     told = report(state(job=job, status=status), spend, (), NO_GROUP, None)
     ended = NOW + timedelta(minutes=minutes + 1) if status.ended else None
+    told = replace(told, torn_down=status.ended)
     return replace(told, started_at=NOW + timedelta(minutes=minutes), ended_at=ended)
 
 

@@ -25,6 +25,7 @@ from gpucloud.domain.shown import coloured, in_one_line, lines_of, plain
 from gpucloud.domain.state import Course, MissingOutput
 from gpucloud.domain.supervision.action import QuarantineNodes
 from gpucloud.domain.supervision.quarantine import note_bad
+from gpucloud.domain.supervision.seen import Limits
 from gpucloud.domain.trial import Outcome, Verdict
 from gpucloud.ports import Brought, Host
 from gpucloud.usecases.attemptrecords import LogPart
@@ -259,7 +260,7 @@ def test_no_line_of_a_machines_begins_where_ours_do(monkeypatch: pytest.MonkeyPa
 
 def test_words_of_a_machine_are_one_line_of_ours() -> None:
     lie = "Xid 79\rn2: well\n::add-mask::x"
-    assert note_bad(seen(up("n1", ill=lie), up("n2"))) == QuarantineNodes(
+    assert note_bad(seen(up("n1", ill=lie), up("n2")), Limits()) == QuarantineNodes(
         nodes=(("n1", "Xid 79 n2: well | ::add-mask::x"),)
     )
 

@@ -59,6 +59,12 @@ def is_machines(findings: Iterable[Finding]) -> bool:
     return any(finding.code not in _NOT_THE_MACHINES for finding in failures(findings))
 
 
+def is_in_use(findings: Iterable[Finding]) -> bool:
+    """Whether nothing keeps the machine out but what others do there now."""
+    failed = failures(findings)
+    return bool(failed) and all(finding.code == "in-use" for finding in failed)
+
+
 def why(findings: Iterable[Finding]) -> str:
     """Return the failures in one line, empty for none."""
     return "; ".join(str(finding) for finding in failures(findings))

@@ -120,6 +120,8 @@ class QuarantineNodes:
     """Write down that these nodes take no part any more: `(node id, why)` each; `Replace` then ends them."""
 
     nodes: tuple[tuple[str, str], ...]
+    may_pass: frozenset[str] = frozenset()
+    """Those of them whose reason may pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from gpucloud.domain.order import Until
+from gpucloud.domain.shown import in_one_line
 from gpucloud.domain.state import Attempt, ExitReason
 from gpucloud.domain.supervision.action import (
     Action,
@@ -35,6 +36,7 @@ _WORTH = timedelta(seconds=30)
 _ARMING = timedelta(seconds=15)
 """What may pass until the least time is armed and machines are asked for: else it would be armed anew for ever."""
 
+IN_USE = "waiting for GPUs that others use until"
 TIME_IS_OVER = "unattended time is over; `gpucloud train {job}` goes on"
 
 
@@ -42,10 +44,10 @@ def between(goal: Goal, seen: Seen, rules: Rules) -> Action:
     """Return the next thing to do when no attempt is open."""
     ends = _finish(goal, seen, rules.limits)
     if ends is None and seen.payable_until is None:
-        return note_bad(seen) or _note_news(seen) or tell(seen) or Wait(why="machines that leave")
+        return note_bad(seen, rules.limits) or _note_news(seen) or tell(seen) or Wait(why="machines that leave")
     return (
         ends
-        or note_bad(seen)
+        or note_bad(seen, rules.limits)
         or _capacity(goal, seen, rules)
         or prepare(seen)
         or tell(seen)
@@ -198,17 +200,27 @@ def _start(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
     if paused is not None:
         return paused
     opening = OpenAttempt(number=len(seen.state.attempts) + 1, node_ids=_ranked(ready, seen)[: goal.nodes])
-    return _inspect(opening, seen) or opening
+    return _inspect(opening, seen, limits) or opening
 
 
-def _inspect(opening: OpenAttempt, seen: Seen) -> Action | None:
-    """GPUs are looked at before every attempt that uses them; who is bad was written down before we came here."""
+def _inspect(opening: OpenAttempt, seen: Seen, limits: Limits) -> Action | None:
+    """GPUs are looked at before every attempt that uses them; who is bad was written down before we came here.
+
+    Those that others use are looked at again after a while.
+    """
     if not seen.inspects:
         return None
     last = seen.inspection
     if last is None or (last.number, last.node_ids) != (opening.number, opening.node_ids):
         return Inspect(number=opening.number, node_ids=opening.node_ids)
-    return None if last.done else Wait(why="gate")
+    if not last.done:
+        return Wait(why="gate")
+    if not last.in_use:
+        return None
+    if last.over_at is not None and seen.now - last.over_at >= limits.ask_again:
+        return Inspect(number=opening.number, node_ids=opening.node_ids)
+    one = last.in_use[0]
+    return Wait(why=f"{IN_USE} {(one.since + limits.in_use):%H:%M:%S} UTC: {one.node_id}: {in_one_line(one.why)}")
 
 
 def _ranked(ready: list[str], seen: Seen) -> tuple[str, ...]:

@@ -120,7 +120,11 @@ def note_interruptions(state: JobState, action: NoteInterruptions) -> JobState:
 def quarantine(state: JobState, action: QuarantineNodes, now: datetime) -> JobState:
     """Return the state in which the nodes are never used again; the first reason stays."""
     known = {one.node_id for one in state.quarantined}
-    new = tuple(Quarantine(node_id=i, why=why, at=now) for i, why in action.nodes if i not in known)
+    new = tuple(
+        Quarantine(node_id=i, why=why, at=now, may_pass=i in action.may_pass)
+        for i, why in action.nodes
+        if i not in known
+    )
     return replace(state, quarantined=(*state.quarantined, *new))
 
 

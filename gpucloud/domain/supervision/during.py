@@ -55,7 +55,7 @@ def during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:
     news = _news(attempt, members, seen, rules.limits)
     if news:
         return NoteInterruptions(interruptions=news)
-    bad = note_bad(seen)
+    bad = note_bad(seen, rules.limits)
     if bad is not None:
         return bad
     if all(is_over(attempt, node) for node in members):

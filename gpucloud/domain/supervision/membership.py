@@ -138,6 +138,11 @@ def quarantined(state: JobState) -> frozenset[str]:
     return frozenset(one.node_id for one in state.quarantined)
 
 
+def barred(state: JobState) -> frozenset[str]:
+    """Return those of them whose hosts would be no better another time."""
+    return frozenset(one.node_id for one in state.quarantined if not one.may_pass)
+
+
 def somebody_answers(seen: Seen) -> bool:
     """All silent at once means that we are offline, and nothing is believed."""
     return any(node.silent_for == timedelta(0) and not is_gone(node) for node in seen.nodes)

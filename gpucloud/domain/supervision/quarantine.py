@@ -7,21 +7,28 @@ from gpucloud.domain.shown import in_one_line
 from gpucloud.domain.state import ExitReason, JobState, Quarantine
 from gpucloud.domain.supervision.action import CoolDown, Finish, QuarantineNodes
 from gpucloud.domain.supervision.membership import is_gone, quarantined
-from gpucloud.domain.supervision.seen import Limits, NodeSeen, Seen
+from gpucloud.domain.supervision.seen import InUse, Limits, NodeSeen, Seen
 
 QUARANTINED = "Quarantined"
 """The code of a cooldown that a pool of bad nodes got."""
 
 
-def note_bad(seen: Seen) -> QuarantineNodes | None:
-    """Write down who was refused by the gate, who was found bad before an attempt, and who fell ill."""
+def note_bad(seen: Seen, limits: Limits) -> QuarantineNodes | None:
+    """Write down who was refused by the gate, who was found bad before an attempt, and who fell ill.
+
+    So too whose GPUs others use for longer than is waited.
+    """
     known = {one.node_id for one in seen.state.quarantined}
     alive = {node.node.id: node for node in seen.nodes if not is_gone(node)}
     found = {node_id: why for node_id, node in alive.items() if (why := _why(node)) is not None}
+    used: frozenset[str] = frozenset()
     if seen.inspection is not None and seen.inspection.done:
         found.update({node_id: in_one_line(why) for node_id, why in seen.inspection.bad if node_id in alive})
+        late = {one.node_id: in_one_line(one.why) for one in seen.inspection.in_use if _is_late(one, seen, limits)}
+        used = frozenset(late.keys() & alive.keys() - found.keys())
+        found.update({node_id: late[node_id] for node_id in sorted(used)})
     news = tuple((node_id, why) for node_id, why in found.items() if node_id not in known)
-    return QuarantineNodes(nodes=news) if news else None
+    return QuarantineNodes(nodes=news, may_pass=used & {node_id for node_id, _ in news}) if news else None
 
 
 def to_replace(seen: Seen) -> tuple[str, ...]:
@@ -63,6 +70,10 @@ def in_a_row(state: JobState) -> tuple[Quarantine, ...]:
     started = [attempt.started_at for attempt in state.attempts if attempt.last_step is not None]
     since = max([*started, *([state.pool_at] if state.pool_at is not None else [])], default=None)
     return tuple(one for one in state.quarantined[state.forgiven :] if since is None or one.at > since)
+
+
+def _is_late(one: InUse, seen: Seen, limits: Limits) -> bool:
+    return seen.now - one.since >= limits.in_use
 
 
 def _why(node: NodeSeen) -> str | None:

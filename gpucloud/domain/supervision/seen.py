@@ -147,6 +147,8 @@ class Limits:
     insist: timedelta = timedelta(minutes=1)
     homing: timedelta = timedelta(minutes=10)
     """For outputs that cannot be brought anywhere: so long their machines' time is renewed for it."""
+    in_use: timedelta = timedelta(minutes=2)
+    """For a GPU that others use to be free, before an attempt: looked at every `ask_again`. Then another is taken."""
     granted: timedelta = timedelta(minutes=2)
     """For a right that was given to be there: the cloud tells its parts of it one after the other."""
     driver: timedelta = timedelta(minutes=20)
@@ -201,6 +203,15 @@ class NodeSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InUse:
+    """A node whose GPUs others use: who, and at which look that was found first."""
+
+    node_id: str
+    why: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
     """The look at nodes before attempt `number`: over or not, and who is to take no part, `(node id, why)` each."""
 
@@ -208,6 +219,9 @@ class Inspection:
     node_ids: tuple[str, ...]
     done: bool
     bad: tuple[tuple[str, str], ...] = ()
+    in_use: tuple[InUse, ...] = ()
+    """Those whose GPUs others use, which may end: they are looked at again."""
+    over_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
