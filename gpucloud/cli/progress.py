@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from gpucloud.cli.use import brief
+from gpucloud.domain.agentstatus import Stop
 from gpucloud.domain.condition import WORDS, Condition
 from gpucloud.domain.ledger import Spend
 from gpucloud.domain.node import NodeState
+from gpucloud.domain.quantities import format_span
 from gpucloud.domain.shown import in_one_line
 from gpucloud.domain.state import ExitReason
 from gpucloud.domain.supervision.action import Action, Arm, Done, Wait
@@ -83,15 +85,25 @@ def _phase(seen: Seen, action: Action, reported: str | None) -> str:
     if isinstance(action, Wait) and action.why == NOBODY_ANSWERS:
         return NOBODY_ANSWERS
     if seen.state.attempt is not None:
-        return in_one_line(reported or _untold(seen))
+        return in_one_line(_ending(seen) or reported or _untold(seen))
     return action.why if isinstance(action, Wait) else "machines"
+
+
+def _ending(seen: Seen) -> str | None:
+    """Return the phase of an attempt that is to end for good; None of any other."""
+    attempt = seen.state.attempt
+    if attempt is None or attempt.condemned is None or attempt.condemned.retried:
+        return None
+    return "asked to save and leave" if attempt.ordered is Stop.SAVE else "ending"
 
 
 def _untold(seen: Seen) -> str:
     """Return the phase of a script that has told none: it starts, or it never will."""
     attempt = seen.state.attempt
-    young = attempt is None or seen.now - attempt.started_at < _LAUNCHES_FOR
-    return "launch" if young else "running, tells no steps"
+    if attempt is None:
+        return "launch"
+    age = seen.now - attempt.started_at
+    return f"running for {format_span(age)}, no step yet" if age < _LAUNCHES_FOR else "running, tells no steps"
 
 
 def _node_line(node: NodeSeen, seen: Seen) -> NodeLine:

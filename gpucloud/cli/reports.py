@@ -156,7 +156,8 @@ def _tables(report: JobReport) -> list[str]:
         ]
         parts.append(table(rows))
     if report.interruptions:
-        rows = [("taken", "how", "in attempt", "training again after"), *map(_interruption_row, report.interruptions)]
+        rows = [("taken", "how", "in attempt", "training again after")]
+        rows += [_interruption_row(one, report.attempts) for one in report.interruptions]
         parts.append(table(rows))
     if report.checkpoint:
         parts.append(f"checkpoint at step {report.checkpoint.step}, manifest {report.checkpoint.sha256[:16]}")
@@ -327,9 +328,15 @@ def _attempt_row(attempt: Attempt, farthest: Progress | None) -> tuple[str, ...]
     return str(attempt.number), str(len(attempt.members)), steps, reason, format_span(until - attempt.started_at)
 
 
-def _interruption_row(interruption: Interruption) -> tuple[str, ...]:
-    after = interruption.resumed_at - interruption.noticed_at if interruption.resumed_at else None
-    again = format_span(after) if after is not None else "-"
+def _interruption_row(interruption: Interruption, attempts: Sequence[Attempt]) -> tuple[str, ...]:
+    """Return an interruption's cells; of a script that tells no steps, the start of the next attempt is known."""
+    number = interruption.attempt
+    later = next((one for one in attempts if number is not None and one.number > number), None)
+    again = "-"
+    if interruption.resumed_at is not None:
+        again = format_span(interruption.resumed_at - interruption.noticed_at)
+    elif later is not None and later.first_step is None:
+        again = f"started after {format_span(later.started_at - interruption.noticed_at)}, tells no steps"
     attempt = str(interruption.attempt) if interruption.attempt is not None else "none"
     return interruption.node_id, interruption.kind.value, attempt, again
 

@@ -74,7 +74,7 @@ class Session:
     def _held(self, entering: Entering | None, *, saves: bool = True) -> Iterator[Supervisor]:
         world = replace(self.world, clock=StoreClock(self.world.clock, self.world.jobs, self.watcher.story))
         orders = replace(self.orders, clock=world.clock)
-        who = replace(self.who, began_at=world.clock.now(), uses_library=world.uses_library)
+        who = replace(self.who, began_at=world.clock.now(), saving=world.saving)
         with take(world.jobs, world.clock, node=self.who.node) as lease:
             order = orders.acted_on().order if entering is None else _enter(entering, orders, lease)
             if not saves and not lease.state.status.ended:

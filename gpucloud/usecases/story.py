@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from gpucloud.domain.agentstatus import Stop
 from gpucloud.domain.job import Market
 from gpucloud.domain.order import BudgetChange
 from gpucloud.domain.policy.observation import Mode
@@ -78,8 +79,9 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
             return f"looking at the GPUs of {', '.join(node_ids)}"
         case QuarantineNodes(nodes=nodes):
             return "; ".join(f"{node_id} takes no part any more: {why}" for node_id, why in nodes)
-        case EndAttempt(reason=reason, message=message):
-            return f"ending the attempt: {reason.value}{': ' + message if message else ''}"
+        case EndAttempt(how=how, reason=reason, message=message):
+            does = "asking the script to save and leave" if how is Stop.SAVE else "ending the attempt"
+            return f"{does}: {reason.value}{': ' + message if message else ''}"
         case CloseAttempt(reason=reason):
             return _closed(reason, seen)
         case Relieve(node_id=node_id):

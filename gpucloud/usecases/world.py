@@ -11,6 +11,7 @@ from gpucloud.domain.bootstrap.wanted import DriverWanted
 from gpucloud.domain.driving import DriveOrder
 from gpucloud.domain.job import Job
 from gpucloud.domain.ledger import Spend, Terms
+from gpucloud.domain.protection import Saving
 from gpucloud.domain.supervision.action import Action
 from gpucloud.domain.supervision.seen import Rules, Seen
 from gpucloud.ports import Clock, DataSets, MarketData, NodeGroup, Outputs, Provisioner, Shell
@@ -75,8 +76,8 @@ class World:
     tally: Tally = field(default_factory=Tally)
     make_tables: MakeTables | None = None
     on_machine: bool = False
-    uses_library: bool = False
-    """Whether the job's script imports gpucloud.resume, as far as its code tells."""
+    saving: Saving = Saving.UNKNOWN
+    """How the job's script saves, as far as its code and its job file tell."""
     stored_outputs: Outputs | None = None
     """Where outputs go that cannot be brought home, None where they go to the store anyway."""
 

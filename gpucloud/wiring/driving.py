@@ -61,6 +61,7 @@ class Machine:
 
         from gpucloud.adapters.scripts import look
         from gpucloud.adapters.ssh import SshShell, generate_key
+        from gpucloud.domain.protection import protection_of
         from gpucloud.usecases.bootstrap import Package
         from gpucloud.usecases.world import World
 
@@ -89,7 +90,7 @@ class Machine:
             key=order.key,
             driver=self.wanted,
             on_machine=True,
-            uses_library=look(job.code, job.run).reached,
+            saving=protection_of(job, look(job.code, job.run)).saving,
         )
 
     def group(self, order: DriveOrder) -> NodeGroup:

@@ -21,6 +21,7 @@ from gpucloud.domain.driving import VERSION, DriveOrder, Unable, order_key, unab
 from gpucloud.domain.job import Cloud as CloudName
 from gpucloud.domain.job import Job
 from gpucloud.domain.policy.learned import Tables
+from gpucloud.domain.protection import protection_of
 from gpucloud.domain.supervision.goal import rules_for
 from gpucloud.domain.supervision.situation import Lesson
 from gpucloud.ports import Clock, DataSets, Shell
@@ -88,7 +89,7 @@ def compose_world(
         secrets=secrets,
         self_boot=_self_boot(manners, unattended, around.cache),
         make_tables=_make_tables,
-        uses_library=look(job.code, job.run).reached,
+        saving=protection_of(job, look(job.code, job.run)).saving,
     )
     return world if unattended is None else _driven(world, around)
 

@@ -13,12 +13,12 @@ from gpucloud.cli.progress import snapshot
 from gpucloud.cli.reports import report_json, report_text
 from gpucloud.cli.use import headline
 from gpucloud.cli.watching import _look
-from gpucloud.domain.agentstatus import Outcome
+from gpucloud.domain.agentstatus import Outcome, Stop
 from gpucloud.domain.condition import Condition, Left, condition_of
 from gpucloud.domain.ledger import Spend
 from gpucloud.domain.state import ExitReason, Interruption, InterruptionKind, JobStatus
 from gpucloud.domain.supervision import books
-from gpucloud.domain.supervision.action import Arm, Done, TearDown
+from gpucloud.domain.supervision.action import Arm, Done, TearDown, Wait
 from gpucloud.usecases.report import NodeStanding, report
 from tests.unit.worlds import NOW, opened, part, seen, state, up
 
@@ -182,6 +182,24 @@ def test_results_that_a_supervisor_brings_home_ask_nobody_to_bring_them():
 def test_an_attempt_that_has_told_no_step_yet_is_running_all_the_same():
     world = seen(up("a", part(1)), up("b", part(1)), state=state(attempts=(opened("a", "b"),)))
     assert report(world.state, SPEND, (), world.group, None).status is JobStatus.RUNNING
+
+
+def test_a_script_that_tells_no_steps_was_started_again_after_so_long():
+    first = replace(opened("a", "b"), reason=ExitReason.LOST)
+    lost = Interruption(node_id="b", kind=InterruptionKind.LOST, attempt=1, noticed_at=NOW - timedelta(seconds=66))
+    world = seen(up("a", part(2)), state=state(attempts=(first, opened("a", "c", number=2)), interruptions=(lost,)))
+    text = report_text(report(world.state, SPEND, (), world.group, "process 1 on vm"))
+    assert "b      lost  1           started after 6 s, tells no steps" in text, text
+
+
+def test_the_panel_says_since_when_a_script_runs_that_has_told_no_step_and_that_it_is_to_end():
+    young = replace(opened("a"), started_at=NOW - timedelta(seconds=24))
+    asked = {"condemned": ExitReason.STOPPED, "condemned_at": NOW, "ordered": Stop.SAVE}
+    phases = [
+        snapshot(seen(up("a", part(1)), state=state(attempts=(one,))), Wait(why="running"), SPEND).phase
+        for one in (young, opened("a"), replace(young, **asked), replace(young, **{**asked, "ordered": Stop.KILL}))
+    ]
+    assert phases == ["running for 24 s, no step yet", "running, tells no steps", "asked to save and leave", "ending"]
 
 
 def test_a_restart_took_as_long_as_the_nodes_own_steps_say_whoever_looked_late():

@@ -19,6 +19,7 @@ from gpucloud.adapters.ssh import generate_key
 from gpucloud.domain.errors import CredentialsError, ProvisionError, StoreError, UsageError
 from gpucloud.domain.job import Cloud, Job
 from gpucloud.domain.order import run_of, undrillable
+from gpucloud.domain.protection import Saving
 from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.orders import Orders
@@ -299,13 +300,13 @@ def test_what_ends_a_job_makes_no_key_and_what_begins_one_does(tmp_path: Path, m
     assert (again.public_key, again.key) == (begins.public_key, begins.key)
 
 
-def test_whoever_supervises_a_job_knows_whether_its_script_will_tell_its_steps(tmp_path: Path) -> None:
+def test_whoever_supervises_a_job_knows_how_its_script_saves(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: digits\nbudget: 1USD\nrun: train.py\n")
-    for text, tells in (("from gpucloud import resume\n", True), ("import torch\n", False)):
+    for text, saving in (("from gpucloud import resume\n", Saving.RESUME), ("import torch\n", Saving.NOTHING)):
         (tmp_path / "train.py").write_text(text)
         cloud = Gpucloud(Home(tmp_path / "home"))
         job = replace(cloud.read_job(tmp_path / "job.yaml"), store=str(tmp_path / "store"))
-        assert cloud.world(job, "digits", goes_on=False).uses_library is tells
+        assert cloud.world(job, "digits", goes_on=False).saving is saving
 
 
 class Beside:

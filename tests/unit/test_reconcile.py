@@ -15,6 +15,7 @@ from gpucloud.domain.job import IdlePolicy
 from gpucloud.domain.ledger import Spend
 from gpucloud.domain.node import EndCause, Fault, NodeState, Notice
 from gpucloud.domain.order import Until
+from gpucloud.domain.protection import Saving
 from gpucloud.domain.state import (
     ExitReason,
     Interruption,
@@ -47,6 +48,7 @@ from gpucloud.domain.supervision.action import (
     Wait,
 )
 from gpucloud.domain.supervision.between import fruitless
+from gpucloud.domain.supervision.goal import Supervising, goal_of
 from gpucloud.domain.supervision.membership import barred, quarantined
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Homecoming, Inspection, InUse, Readiness, Rules
@@ -63,6 +65,7 @@ from tests.unit.worlds import (
     gone,
     offer,
     opened,
+    order,
     part,
     refusal,
     seen,
@@ -719,6 +722,37 @@ def test_an_attempt_that_resumes_at_the_last_step_has_nothing_left_to_train():
     for earlier in (before, replace(before, last_step=None)):  # of which nothing need have been seen
         world = seen(*done, state=state(attempts=(earlier, now)))
         assert decide(GOAL, world, RULES) == CloseAttempt(reason=ExitReason.SUCCEEDED)
+
+
+@pytest.mark.parametrize(
+    ("saves_nothing", "first_step", "told", "how"),
+    [
+        (True, None, part(1), Stop.KILL),
+        (False, None, part(1), Stop.SAVE),
+        (True, 1, part(1), Stop.SAVE),  # it has told steps before
+        (True, None, part(1, step=3), Stop.SAVE),  # its own word counts more than what its code tells
+    ],
+)
+def test_a_script_that_saves_nothing_is_not_waited_for_when_the_user_ends_the_job(saves_nothing, first_step, told, how):
+    goal = replace(GOAL, saves_nothing=saves_nothing)
+    attempt = replace(opened("a", "b"), first_step=first_step)
+    world = running(up("a", told), up("b", part(1)), attempt=attempt, wanted_end=ExitReason.STOPPED)
+    assert decide(goal, world, RULES) == EndAttempt(how=how, reason=ExitReason.STOPPED)
+
+
+@pytest.mark.parametrize(
+    ("saving", "uses_library", "saves_nothing"),
+    [
+        (Saving.RESUME, True, False),
+        (Saving.DIRECTORY, False, False),
+        (Saving.NONE, False, True),
+        (Saving.NOTHING, False, True),
+        (Saving.UNKNOWN, False, False),
+    ],
+)
+def test_a_goal_says_what_is_known_of_how_the_script_saves(saving, uses_library, saves_nothing):
+    goal = goal_of(order(), Supervising(saving=saving))
+    assert (goal.uses_library, goal.saves_nothing) == (uses_library, saves_nothing)
 
 
 def test_a_drill_takes_the_last_member_once_in_mid_run():

@@ -209,7 +209,7 @@ def _order(
         or _order_for_the_hung(attempt, seen, limits)
         or _order_for_the_taken(attempt, goal, seen)
         or _order_for_the_unprepared(attempt, seen, limits)
-        or _order_for_the_user(attempt, seen, limits)
+        or _order_for_the_user(attempt, goal, seen, limits)
         or _order_for_the_budget(attempt, goal, seen, limits)
         or _order_for_the_idle(attempt, goal, seen, limits)
         or _order_for_the_moved(attempt, goal, seen, limits)
@@ -322,10 +322,12 @@ def _replace_undying(attempt: Attempt, seen: Seen, limits: Limits) -> Replace | 
     return Replace(node_ids=undying) if undying else None
 
 
-def _order_for_the_user(attempt: Attempt, seen: Seen, limits: Limits) -> EndAttempt | None:
+def _order_for_the_user(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:
+    """A script that saves nothing is asked for nothing: it would not hear that, and go on until it is killed."""
     if seen.wanted_end is None:
         return None
-    return EndAttempt(how=_how(attempt, seen, limits), reason=seen.wanted_end)
+    is_mute = goal.saves_nothing and attempt.first_step is None and progress_of(attempt, seen) is None
+    return EndAttempt(how=Stop.KILL if is_mute else _how(attempt, seen, limits), reason=seen.wanted_end)
 
 
 def _order_for_the_budget(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from gpucloud.domain.job import Cloud
 from gpucloud.domain.order import Order, Until
+from gpucloud.domain.protection import Saving
 from gpucloud.domain.supervision.seen import Goal, Rules
 
 
@@ -15,14 +16,14 @@ class Supervising:
     """Who supervises a job.
 
     `node` is the machine of the job that does, empty for a process outside. `leaves`: a process outside that stays only
-    until the machines drive the job; `began_at` is when it began, by the store's clock. `uses_library`: it has the
-    job's code, whose script imports gpucloud.resume.
+    until the machines drive the job; `began_at` is when it began, by the store's clock. `saving` is how the
+    job's script saves, as far as it knows.
     """
 
     node: str = ""
     leaves: bool = False
     began_at: datetime | None = None
-    uses_library: bool = False
+    saving: Saving = Saving.UNKNOWN
 
 
 OUTSIDE = Supervising()
@@ -55,7 +56,8 @@ def goal_of(order: Order, who: Supervising) -> Goal:
         within_rights=on_machine and aws,
         give_up=job.checkpoint.give_up,
         saves_alone=job.checkpoint.directory is not None,
-        uses_library=who.uses_library,
+        uses_library=who.saving is Saving.RESUME,
+        saves_nothing=who.saving in (Saving.NONE, Saving.NOTHING),
         begins_anew=job.checkpoint.none,
         policy=None if on_machine else job.deadline_policy,
         work=None if on_machine else job.work,

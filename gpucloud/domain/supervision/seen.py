@@ -76,6 +76,8 @@ class Goal:
     begins_anew: bool = False
     uses_library: bool = False
     """Whether its script imports gpucloud.resume, as far as its code tells."""
+    saves_nothing: bool = False
+    """Whether its script saves nothing, as its job file says, or as far as its code tells."""
     policy: Policy | None = None
     tables: Tables | None = None
     work: timedelta | None = None
