@@ -136,7 +136,9 @@ def test_credentials_that_expire_leave_the_machines_paid_for_and_say_so(aws: Acc
     assert up.wait(60) == 3
     assert re.search(r"error: cannot .*expired", aws.story)
     said = next(line for line in aws.story.splitlines() if line.startswith("alive and paid until "))
-    assert re.fullmatch(r"alive and paid until \d\d:\d\d:\d\d UTC, then off by themselves: .*", said)
+    assert re.fullmatch(
+        r"alive and paid until (?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d UTC, then off by themselves: .*", said
+    )
     assert sorted(said.rpartition(": ")[2].split(", ")) == sorted(machines)
     assert "hint: log in " in aws.story
     assert sorted(aws.alive("expiring")) == sorted(machines)
