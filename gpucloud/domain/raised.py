@@ -24,6 +24,7 @@ _SYNTAX = re.compile(r"(?:SyntaxError|IndentationError|TabError): .*")
 _CODE = re.compile(r"/code/[0-9a-f]{40,64}/(?=[^/])")
 _WORD = re.compile(r"[^\s\"':]+")  # looked at once: a script may write megabytes without a space
 _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3")
+_UNSAVED = re.compile(r"gpucloud: (rank \d{1,6} could not save step \d{1,18}: .+)")
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '([A-Za-z_]\w{0,63})(?:\.[\w.]*)?'")
 _PACKAGES = {
     "PIL": "pillow",
@@ -54,6 +55,12 @@ def failure_of(output: str, rank: int) -> str | None:
     frames = [(found[1], found[2]) for line in lines[start:end] if (found := _FRAME.match(line))]
     place = _place(frames)
     return f"{words} ({place}, rank {rank})" if place else f"{words} (rank {rank})"
+
+
+def unsaved_of(output: str) -> str | None:
+    """Return the last step that could not be saved, and why, as the library says at the output's end; None for none."""
+    found = [match[1] for line in output[-_READ:].splitlines() if (match := _UNSAVED.match(line))]
+    return _cut(in_one_line(found[-1]), _LONGEST) if found else None
 
 
 def advice_for(failure: str) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpucloud.domain.agentstatus import Outcome
 from gpucloud.domain.launch import attempt_folder
-from gpucloud.domain.raised import failure_of, without_code_folder
+from gpucloud.domain.raised import failure_of, unsaved_of, without_code_folder
 from gpucloud.domain.state import Attempt
 from gpucloud.domain.supervision.membership import members_of, part_of
 from gpucloud.domain.supervision.seen import NodeSeen, Seen
@@ -16,6 +16,7 @@ from gpucloud.ports import Host, Shell
 from gpucloud.usecases.jobstore import JobStore
 
 _LINES = 40
+_END = 8000  # of a rank's output: what it said just before
 # What the other ranks say when one of them is gone: gloo's and NCCL's words, as torch 2.6 to 2.13 raises them.
 _PEER_LOST = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|gloo/transport|DistBackendError|NCCL (error|communicator)"
@@ -49,7 +50,16 @@ def last_words(attempt: Attempt, seen: Seen, jobs: JobStore, shell: Shell) -> La
         said = _launcher(shell.host(node), attempt.number)
         return LastWords(shown=_tail(f"the launcher on {node.id}", said))
     shown = None if rank == 0 else _tail(f"rank {rank}", texts[rank])
-    return LastWords(shown=shown, failure=failure_of(texts[rank], rank))
+    return LastWords(shown=shown, failure=cause(texts, rank))
+
+
+def cause(texts: Mapping[int, str], rank: int) -> str | None:
+    """Return what ended the scripts in one line; of ranks that all lost a peer, first why one could not save."""
+    failure = failure_of(texts[rank], rank)
+    if failure is None or _PEER_LOST.search(failure) is None:
+        return failure
+    unsaved = next((said for text in texts.values() if (said := unsaved_of(text[-_END:])) is not None), None)
+    return f"{unsaved}; then {failure}" if unsaved is not None else failure
 
 
 def first_to_fail(texts: Mapping[int, str]) -> int:

@@ -10,8 +10,9 @@ import pytest
 from gpucloud.cli.reports import report_text
 from gpucloud.domain.ledger import Spend
 from gpucloud.domain.node import NO_GROUP
-from gpucloud.domain.raised import advice_for, failure_of, without_code_folder
+from gpucloud.domain.raised import advice_for, failure_of, unsaved_of, without_code_folder
 from gpucloud.domain.state import ExitReason, JobStatus
+from gpucloud.usecases.failure import cause
 from gpucloud.usecases.report import JobReport, report
 from tests.unit.worlds import opened, state
 
@@ -150,3 +151,31 @@ def test_a_failed_job_ends_with_one_line_that_says_what_to_do() -> None:
 
 def test_output_without_a_space_is_looked_through_once():
     assert without_code_folder("/code/" + "/" * 2_000_000) == "/code/" + "/" * 2_000_000
+
+
+UNSAVED = "gpucloud: rank 0 could not save step 15: No space left on device\n"
+LOST = PLAIN.replace("ValueError: my bad learning rate", "RuntimeError: Connection closed by peer [127.0.0.1]:4242")
+
+
+@pytest.mark.parametrize(
+    ("texts", "rank", "failure"),
+    [
+        (
+            {0: UNSAVED + LOST, 1: LOST},
+            0,
+            "rank 0 could not save step 15: No space left on device; then"
+            " RuntimeError: Connection closed by peer [127.0.0.1]:4242 (boom.py:3, rank 0)",
+        ),
+        ({0: LOST}, 0, "RuntimeError: Connection closed by peer [127.0.0.1]:4242 (boom.py:3, rank 0)"),
+        ({0: UNSAVED + PLAIN}, 0, "ValueError: my bad learning rate (boom.py:3, rank 0)"),
+        ({0: UNSAVED}, 0, None),
+        ({0: f"{UNSAVED}{'x' * 9000}\n{LOST}"}, 0, failure_of(LOST, 0)),
+    ],
+)
+def test_ranks_that_lost_a_peer_name_what_could_not_be_saved_before(texts, rank, failure):
+    assert cause(texts, rank) == failure
+
+
+def test_of_a_step_that_could_not_be_saved_one_short_line_is_told():
+    assert len(unsaved_of(UNSAVED.strip() + "\x1b[2J" + "y" * 5000) or "") == 200
+    assert unsaved_of("rank 0 could not save step 15: x") is None
