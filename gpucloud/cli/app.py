@@ -92,7 +92,7 @@ def simulate(  # noqa: PLR0913, PLR0917  each is an option
     ] = None,
     budget: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="SUM", help="Another budget than the job file's, such as 160USD."),
+        typer.Option(metavar="SUM", help="Another budget than the job file's, such as '160 USD'."),
     ] = None,
     price: Annotated[
         Optional[str],  # noqa: UP045
@@ -229,7 +229,7 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
     ] = None,
     budget: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--budget", metavar="SUM", help="Another budget than the job file's, such as 40USD."),
+        typer.Option("--budget", metavar="SUM", help="Another budget than the job file's, such as '40 USD'."),
     ] = None,
     adopt: Annotated[bool, typer.Option("--adopt", help="Go on with a run that another job file began.")] = False,
     as_json: Json = False,

@@ -16,9 +16,9 @@ from gpucloud.cli.target import known_job
 from gpucloud.cli.use import condition_word
 from gpucloud.domain import codec
 from gpucloud.domain.errors import BudgetRefused, GpucloudError, LeaseHeld, UsageError
-from gpucloud.domain.order import BudgetChange, Order, with_budget
+from gpucloud.domain.order import BudgetChange, Order, is_closed, with_budget
 from gpucloud.domain.quantities import format_usd, parse_usd
-from gpucloud.domain.supervision.budget import refusal
+from gpucloud.domain.supervision.budget import plain_usd, refusal
 from gpucloud.domain.supervision.goal import rules_for
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.usecases.budgeting import bring_closer, least_usd, obey_here, standing
@@ -28,25 +28,39 @@ from gpucloud.usecases.report import JobReport
 from gpucloud.usecases.story import budget_line
 from gpucloud.wiring import Gpucloud, KnownJob
 
+_BARE = re.compile(r"[0-9]+(\.[0-9]+)?")
 _LOOK_S = 0.1
 _MACHINE_SAYS_SO = timedelta(seconds=30)
 
 
 def sum_of(text: str | None) -> Decimal | None:
-    """Return the sum that is written on the command line, None for none. UsageError says the right form."""
+    """Return the sum that `--budget` says, None for none. UsageError says the right form."""
+    return None if text is None else _sum(text, "--budget '{} USD'")
+
+
+def _sum(text: str, form: str) -> Decimal:
+    """Return the sum; `form` is what is to be typed, but for a number."""
     try:
-        return None if text is None else parse_usd(text)
+        return parse_usd(text)
     except ValueError as error:
-        is_bare = re.fullmatch(r"[0-9]+(\.[0-9]+)?", text or "")
-        hint = f"did you mean {text}USD?" if is_bare else "write it like 40USD"
-        raise UsageError(str(error), hint=hint) from error
+        hint = form.format(text if _BARE.fullmatch(text) else 40)
+        raise UsageError(str(error), hint=f"did you mean {hint}?" if _BARE.fullmatch(text) else hint) from error
 
 
 def meant(words: Sequence[str]) -> tuple[str | None, Decimal | None]:
     """Return the job, None for the file here, and the sum that the words of a command line mean."""
     with suppress(ValueError):
         return None, parse_usd(" ".join(words))
-    return (words[0] if words else None), (sum_of(" ".join(words[1:])) if words[1:] else None)
+    match words:
+        case []:
+            return None, None
+        case [word] if _BARE.fullmatch(word):
+            return None, _sum(word, "gpucloud budget {} USD")
+        case [job]:
+            return job, None
+        case [job, *rest]:
+            return job, _sum(" ".join(rest), f"gpucloud budget {job} {{}} USD")
+    return None, None
 
 
 def budget(target: str | None, wanted: Decimal | None, *, as_json: bool) -> int:
@@ -68,6 +82,12 @@ def _change(cloud: Gpucloud, known: KnownJob, asker: Asker, wanted: Decimal) -> 
     """Order it, and have it in force; the same sum again too: whoever ordered it may have died in between."""
     orders, state = cloud.orders(known), asker.state()
     before = orders.newest()
+    if is_closed(before.order, state) and state.torn_down:
+        file = known.file.name
+        raise UsageError(
+            f"{known.name} is over: no budget limits it any more",
+            hint=f"the next run takes `budget:` of {file}, or gpucloud train --budget '{plain_usd(wanted)} USD'",
+        )
     if before.order.budget_usd == wanted and not orders.is_trusted(before):
         return
     rules = rules_for(before.order.unattended, cloud.cloud_of(known).manners.rules)

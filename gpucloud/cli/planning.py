@@ -10,7 +10,7 @@ from gpucloud.cli.estimates import deadline_chart, estimate_json, estimate_text
 from gpucloud.cli.render import say_json, say_words, tell, width_of
 from gpucloud.cli.target import of_another_file, read_target
 from gpucloud.cli.training import introduce, remark, warn
-from gpucloud.domain.errors import CredentialsError
+from gpucloud.domain.errors import CredentialsError, UsageError
 from gpucloud.domain.job import Cloud, Job
 from gpucloud.domain.protection import protection_of
 from gpucloud.wiring import Gpucloud, look
@@ -38,6 +38,7 @@ def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bo
     warn(protection)
     if (other := of_another_file(cloud, read)) is not None:
         tell(f"warning: {other.name} is a run of {other.file}: `gpucloud train` asks for another name, or for --adopt")
+    _warn_of_secrets(cloud, job)
     if not offline:
         remark(cloud, job, estimate.plan)
     else:
@@ -60,6 +61,13 @@ def everywhere(cloud: Gpucloud, job: Job) -> Job | None:
     if aws is None or aws.aws.knows_region:
         return None
     return replace(job, resources=replace(job.resources, regions=tuple(aws.catalog.prices)))
+
+
+def _warn_of_secrets(cloud: Gpucloud, job: Job) -> None:
+    try:
+        cloud.require_secrets(job)
+    except UsageError as missing:
+        tell(f"warning: {missing.message}: `gpucloud train` is refused; {missing.hint}")
 
 
 def _is_known(cloud: Gpucloud, job: Job) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -40,7 +41,7 @@ def read_target(cloud: Gpucloud, target: str | None, on: Cloud | None = None) ->
     path = known.file if known is not None else _job_file(target)
     on = on or (known.cloud if known is not None else None)
     if not path.is_file():
-        hint = "gpucloud init writes one" if target is None else "gpucloud status lists known jobs"
+        hint = "gpucloud status lists known jobs" if target is not None and path == Path(target) else _to_write(path)
         raise UsageError(f"there is no file {path}", hint=hint)
     job = cloud.read_job(path)
     return Target(file=path, job=replace(job, cloud=on) if on is not None else job, spec=path.read_bytes())
@@ -103,7 +104,8 @@ def require_one_run(cloud: Gpucloud, target: str | None, command: str) -> None:
     names = [*first, *(one.name for one in _later_runs(cloud, target))]
     if len(names) > 1:
         raise UsageError(
-            f"{target} has {len(names)} runs: {', '.join(names)}", hint=f"{command.replace('JOB', names[1])}, for one"
+            f"{target} has {len(names)} runs: {', '.join(names)}",
+            hint=" or ".join(command.replace("JOB", name) for name in (names[0], names[1])),
         )
 
 
@@ -143,6 +145,14 @@ def _job_file(target: str | None) -> Path:
     return path / DEFAULT_FILE if path.is_dir() else path
 
 
+def _to_write(path: Path) -> str:
+    """Return how a folder gets its job file."""
+    folder = path.parent
+    if not folder.is_dir() or folder.samefile("."):
+        return "gpucloud init writes one"
+    return f"cd {shlex.quote(str(folder))} && gpucloud init writes one"
+
+
 def _run_named(cloud: Gpucloud, name: str) -> KnownJob:
     """Return the run of exactly that name; `digits@1` is the first run of `digits`."""
     base, _, number = name.partition("@")
@@ -155,6 +165,9 @@ def _run_named(cloud: Gpucloud, name: str) -> KnownJob:
         return newest
     near = get_close_matches(name, [job.name for job in cloud.home.known()], n=1)
     hint = f"did you mean {near[0]}?" if near else "gpucloud status lists known jobs; a file name ends in .yaml"
+    if (folder := Path(name)).is_dir():
+        file = folder / DEFAULT_FILE
+        hint = f"the folder's job file is ./{file}" if file.is_file() else _to_write(file)
     raise UsageError(f"no job is called {name!r}", hint=hint)
 
 

@@ -301,7 +301,7 @@ class Starter:
             least = in_cents(spent + least_budget_usd(nodes, cap, wall))
             raise BudgetTooSmall(
                 f"{state.job} has {max(rest, ZERO):.2f} USD left of {order.budget_usd:f} USD, too little to go on",
-                hint=f"gpucloud train {state.job} --budget {least}USD is the least;"
+                hint=f"gpucloud train {state.job} --budget '{least} USD' is the least;"
                 f" or a new run: gpucloud down {state.job} first",
             )
 
@@ -357,7 +357,7 @@ class Starter:
         why = refusal(state, before.budget_usd, order.budget_usd, standing, rules)
         if why is not None:
             least = in_cents(least_to_lower_to(state, standing, rules))
-            raise BudgetRefused(f"{state.job}: {why}", hint=f"gpucloud train {state.job} --budget {least}USD")
+            raise BudgetRefused(f"{state.job}: {why}", hint=f"gpucloud train {state.job} --budget '{least} USD'")
 
     def _orders(self, jobs: JobStore) -> Orders:
         return Orders(jobs=jobs, clock=self.clock, signer=self.signer, reader=self.reader)

@@ -48,7 +48,7 @@ def test_a_job_whose_budget_is_lowered_ends_at_the_wall_and_goes_on_from_there(l
     state = line.state()
     assert (state["exit_reason"], state["torn_down"], state["attempts"][-1]["reason"]) == ("budget", True, "budget")
     assert state["checkpoint"]["step"] == state["attempts"][-1]["last_step"] < 400
-    assert f"train small --budget {2 * lower:f}".rstrip("0") in state["message"]
+    assert f"train small --budget '{2 * lower:f}".rstrip("0") in state["message"]
     assert line.nodes() == []
     ended = line.run("cost", "small", "--json").json
     assert money(ended)["promised_usd"] == 0
@@ -66,13 +66,19 @@ def test_a_job_whose_budget_is_lowered_ends_at_the_wall_and_goes_on_from_there(l
 
 def test_a_budget_is_shown_and_raised_when_nobody_supervises_the_job(line):
     job = line.job(steps=3)
-    assert line.run("train", job).code == 0
+    assert line.run("up", job).code == 0
 
     shown = line.run("budget", "small")
     assert shown.code == 0
     assert re.search(r"budget +1\.00 USD", shown.stdout), shown.stdout
     raised = line.run("budget", "small", "2", "USD", "--json").json
     assert money(raised)["budget_usd"] == 2
-    assert money(raised)["promised_usd"] == 0
     assert line.run("budget", "small", "much").code == 2
     assert "2 → 3 USD" in line.run("budget", job, "3USD").stderr
+    assert line.run("train", job).code == 0
+    over = line.run("budget", job, "4", "USD")
+    assert (over.code, over.stderr) == (
+        2,
+        "error: small is over: no budget limits it any more\n"
+        "hint: the next run takes `budget:` of small.yaml, or gpucloud train --budget '4 USD'\n",
+    )

@@ -194,7 +194,7 @@ def test_an_attempt_that_runs_near_the_end_of_its_budget_can_be_supervised_again
         starter.start(JOB, SPEC, Asked(budget_usd=Decimal("0.5")))
     least = re.search(r"at least (\d+\.\d\d) USD", str(refused.value))
     assert least is not None
-    assert refused.value.hint == f"gpucloud train digits --budget {least[1]}USD"  # as `gpucloud budget` says
+    assert refused.value.hint == f"gpucloud train digits --budget '{least[1]} USD'"  # as `gpucloud budget` says
 
 
 def test_what_changed_since_the_last_start_is_said(starter):

@@ -9,20 +9,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.cli.budgeting import await_order, meant
+from gpucloud.cli.budgeting import await_order, budget, meant
 from gpucloud.domain.armings import arming
-from gpucloud.domain.errors import BudgetRefused
+from gpucloud.domain.errors import BudgetRefused, UsageError
 from gpucloud.domain.ledger import Terms
 from gpucloud.domain.offer import PricePoint
-from gpucloud.domain.state import Owner, Successor
+from gpucloud.domain.state import ExitReason, JobStatus, Owner, Successor
 from gpucloud.domain.supervision.goal import rules_for
 from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.supervision.seen import Limits, Rules
+from gpucloud.store import open_store
 from gpucloud.usecases.budgeting import bring_closer, least_usd, obey_here, standing
 from gpucloud.usecases.jobs import Asker
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.lease import take
 from gpucloud.usecases.start import Asked, Starter
+from gpucloud.wiring import Gpucloud, KnownJob
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.node_group import FakeNodeGroup
@@ -213,3 +215,29 @@ def test_the_closer_shut_off_is_told_of_for_as_many_machines_as_may_live_until_t
 )
 def test_a_sum_without_a_job_is_for_the_file_here(words, job, usd):
     assert meant(words) == (job, usd)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["0.2"], "did you mean gpucloud budget 0.2 USD?"),
+        (["digits", "3"], "did you mean gpucloud budget digits 3 USD?"),
+        (["digits", "much"], "gpucloud budget digits 40 USD"),
+    ],
+)
+def test_a_sum_without_its_unit_is_answered_with_what_is_to_be_typed(words, hint):
+    with pytest.raises(UsageError, match="is not a sum of money") as refused:
+        meant(words)
+    assert refused.value.hint == hint
+
+
+def test_a_job_that_is_over_takes_no_budget(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path))
+    cloud = Gpucloud()
+    jobs = JobStore(open_store(cloud.home.store), "digits")
+    put_job(jobs, state(status=JobStatus.SUCCEEDED, exit_reason=ExitReason.SUCCEEDED, exit_code=0, torn_down=True))
+    cloud.home.remember(KnownJob(name="digits", store=jobs.store.url, file=tmp_path / "gpucloud.yaml"))
+    with pytest.raises(UsageError, match="digits is over: no budget limits it any more") as refused:
+        budget("digits", Decimal(40), as_json=False)
+    assert refused.value.hint == ("the next run takes `budget:` of gpucloud.yaml, or gpucloud train --budget '40 USD'")
+    assert cloud.orders(cloud.home.find("digits")).newest().order.number == 1

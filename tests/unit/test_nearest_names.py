@@ -35,7 +35,7 @@ def test_a_gpu_that_nobody_has_is_refused_with_the_nearest() -> None:
 def test_a_bare_number_is_asked_for_with_its_unit() -> None:
     with pytest.raises(UsageError) as refused:
         sum_of("5")
-    assert refused.value.hint == "did you mean 5USD?"
+    assert refused.value.hint == "did you mean --budget '5 USD'?"
 
 
 def test_who_is_not_logged_in_hears_the_ways_to_do_it() -> None:

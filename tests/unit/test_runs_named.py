@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gpucloud.adapters.home import Home, KnownJob
+from gpucloud.cli.planning import plan
 from gpucloud.cli.reports import jobs_text, newest_first
 from gpucloud.cli.target import known_job, of_another_file, read_target, require_one_run
 from gpucloud.domain.errors import UsageError
@@ -156,4 +157,42 @@ def test_what_means_one_run_is_deleted(cloud: Any, name: str | None) -> None:
 def test_by_a_name_of_several_runs_nothing_is_deleted(cloud: Any) -> None:
     with pytest.raises(UsageError, match="boom has 3 runs: boom@1, boom-10, boom-2") as refused:
         require_one_run(cloud, "boom", "gpucloud rm JOB")
-    assert refused.value.hint == "gpucloud rm boom-10, for one"
+    assert refused.value.hint == "gpucloud rm boom@1 or gpucloud rm boom-10"
+
+
+@pytest.mark.parametrize(
+    ("target", "hint"),
+    [
+        (".", "gpucloud init writes one"),
+        ("job", "cd job && gpucloud init writes one"),
+        ("full", "the folder's job file is ./full/gpucloud.yaml"),
+        ("./job", "cd job && gpucloud init writes one"),
+        ("./none.yaml", "gpucloud status lists known jobs"),
+    ],
+)
+def test_a_folder_without_a_job_file_is_answered_with_what_writes_one(
+    cloud: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "gpucloud.yaml").touch()
+    with pytest.raises(UsageError) as refused:
+        read_target(cloud, target)
+    assert refused.value.hint == hint
+
+
+def test_a_plan_says_which_secrets_a_start_would_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    (tmp_path / "train.py").touch()
+    file = tmp_path / "gpucloud.yaml"
+    file.write_text(FILE + "secrets: [HF_TOKEN]\n")
+    assert plan(str(file), on=None, plot=None, as_json=True) == 0
+    lacks = "warning: secrets: HF_TOKEN not set in the environment: `gpucloud train` is refused; export HF_TOKEN=…\n"
+    assert lacks in capsys.readouterr().err
+    monkeypatch.setenv("HF_TOKEN", "h")
+    assert plan(str(file), on=None, plot=None, as_json=True) == 0
+    assert lacks not in capsys.readouterr().err

@@ -88,7 +88,7 @@ def used_up(state: JobState, budget_usd: Decimal) -> str:
     """Return what to say when a job ends at its budget: the sum, what is kept, and how it goes on."""
     return (
         f"the budget of {plain_usd(budget_usd)} USD is used up, {_saved(state)}:"
-        f" gpucloud train {state.job} --budget {plain_usd(2 * budget_usd)}USD goes on from there"
+        f" gpucloud train {state.job} --budget '{plain_usd(2 * budget_usd)} USD' goes on from there"
     )
 
 
