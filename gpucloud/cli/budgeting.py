@@ -51,16 +51,10 @@ def meant(words: Sequence[str]) -> tuple[str | None, Decimal | None]:
     """Return the job, None for the file here, and the sum that the words of a command line mean."""
     with suppress(ValueError):
         return None, parse_usd(" ".join(words))
-    match words:
-        case []:
-            return None, None
-        case [word] if _BARE.fullmatch(word):
-            return None, _sum(word, "gpucloud budget {} USD")
-        case [job]:
-            return job, None
-        case [job, *rest]:
-            return job, _sum(" ".join(rest), f"gpucloud budget {job} {{}} USD")
-    return None, None
+    job, rest = (words[0] if words else None), " ".join(words[1:])
+    if job is not None and not rest and _BARE.fullmatch(job):
+        return None, _sum(job, "gpucloud budget {} USD")
+    return job, (_sum(rest, f"gpucloud budget {job} {{}} USD") if rest else None)
 
 
 def budget(target: str | None, wanted: Decimal | None, *, as_json: bool) -> int:

@@ -7,18 +7,22 @@ import os
 import select
 import signal
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from gpucloud.cli.onlookers import Onlooker
 from gpucloud.cli.render import tell
 from gpucloud.domain.state import ExitReason
 
-_STOP = "[s]top the job (save, then end the machines), "
-_DETACH = "[d]etach (it goes on by itself), "
+_STOP = "[s]top the job (saves first), "
+_DETACH = "[d]etach (it goes on), "
 _CONTINUE = "or [c]ontinue? "
+_CONTINUE_BY_LINE = "or [c]ontinue, then Enter? "
+_BLANK = " \t\r\n\x04"  # with Ctrl-D, as a terminal gives it that gives single keys
 _ANSWER_WITHIN_S = 60.0
 
 
@@ -52,6 +56,7 @@ class Interrupts:
         self._asked_at: float | None = None
         self._left: Leave | None = None
         self._end: ExitReason | None = None
+        self._keys = _Keys()
 
     def wanted_end(self) -> ExitReason | None:
         """Return why the user wants the job to end, None if not. Raises Leave or Detach."""
@@ -71,13 +76,15 @@ class Interrupts:
             raise self._left
         self._pressed += 1
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Take back a question that nobody answered: the job has come to its end, or to an error, meanwhile."""
+        self._keys.end()
         if self._asked_at is None:
             return
         self._asked_at = None
         tell("")
-        tell("no answer is needed any more")
+        if self._left is None:
+            tell("it stopped before an answer, for this:" if failed else "done before an answer: nothing is to choose")
         self._onlooker.go_on()
 
     def _can_ask(self) -> bool:
@@ -86,11 +93,13 @@ class Interrupts:
     def _ask(self) -> None:
         self._onlooker.pause()
         self._asked_at = time.monotonic()
+        self._keys.begin()
         self._prompt()
 
     def _prompt(self) -> None:
         with contextlib.suppress(OSError):
-            sys.stderr.write(_STOP + (_DETACH if self._detaches else "") + _CONTINUE)
+            last = _CONTINUE if self._keys.one_by_one else _CONTINUE_BY_LINE
+            sys.stderr.write(_STOP + (_DETACH if self._detaches else "") + last)
             sys.stderr.flush()
 
     def _hear(self, since: float) -> None:
@@ -98,19 +107,59 @@ class Interrupts:
         word = _typed()
         if word is None and time.monotonic() - since < _ANSWER_WITHIN_S:
             return
-        if word and word[0] not in ("s", "c", *(("d",) if self._detaches else ())):
+        answer = self._meant(word) if word else ""
+        if self._keys.one_by_one and word:
+            tell(word[0])  # nothing else shows what was typed
+        if answer is None:
             self._prompt()
             return
         if not word:
             tell("")
             if word is None:
                 tell("no answer: the job goes on")
+        self._keys.end()
         self._pressed, self._asked_at = 0, None
         self._onlooker.go_on()
-        if word and word[0] == "d":
+        if answer == "d":
             raise Detach
-        if word and word[0] == "s":
+        if answer == "s":
             self._end = ExitReason.STOPPED
+
+    def _meant(self, typed: str) -> str | None:
+        """Return the first answer in what was typed, None for none."""
+        answers = ("s", "c", *(("d",) if self._detaches else ()))
+        return next((line.strip()[0] for line in typed.splitlines() if line.strip().startswith(answers)), None)
+
+
+class _Keys:
+    """Has a terminal give each key as it is typed, and not show it; what can give lines only stays as it is."""
+
+    def __init__(self) -> None:
+        self._before: list[Any] | None = None
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether a key is read without Enter."""
+        return self._before is not None
+
+    def begin(self) -> None:
+        """Forget what was typed before the question; Ctrl-C stays the signal that it is."""
+        with contextlib.suppress(OSError, ValueError, termios.error):
+            terminal = sys.stdin.fileno()
+            if self._before is not None or os.tcgetpgrp(terminal) != os.getpgrp():
+                return  # in the background, whoever changes the terminal is stopped
+            before = termios.tcgetattr(terminal)
+            changed = [*before[:3], before[3] & ~(termios.ICANON | termios.ECHO), *before[4:6], [*before[6]]]
+            changed[6][termios.VMIN], changed[6][termios.VTIME] = 1, 0
+            termios.tcsetattr(terminal, termios.TCSAFLUSH, changed)
+            self._before = before
+
+    def end(self) -> None:
+        """Put the terminal back as it was; what was typed and not read goes to no other program."""
+        before, self._before = self._before, None
+        if before is not None:
+            with contextlib.suppress(OSError, ValueError, termios.error):
+                termios.tcsetattr(sys.stdin.fileno(), termios.TCSAFLUSH, before)
 
 
 @contextmanager
@@ -120,6 +169,9 @@ def obeyed(onlooker: Onlooker, *, asks: bool = True, detaches: bool = False) -> 
     before = {number: signal.signal(number, interrupts.press) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interrupts
+    except BaseException:
+        interrupts.close(failed=True)
+        raise
     finally:
         interrupts.close()
         for number, handler in before.items():
@@ -127,10 +179,10 @@ def obeyed(onlooker: Onlooker, *, asks: bool = True, detaches: bool = False) -> 
 
 
 def _typed() -> str | None:
-    """Return the line that was typed, None before there is one; what is no terminal any more says nothing."""
+    """Return what was typed, None before there is something; what is no terminal any more says nothing."""
     try:
         if not select.select([sys.stdin], [], [], 0)[0]:
             return None
-        return os.read(sys.stdin.fileno(), 1024).decode(errors="replace").strip().lower()
+        return os.read(sys.stdin.fileno(), 1024).decode(errors="replace").strip(_BLANK).lower()
     except (OSError, ValueError):
         return ""

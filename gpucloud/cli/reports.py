@@ -15,7 +15,7 @@ from gpucloud.domain.condition import Condition
 from gpucloud.domain.node import Node
 from gpucloud.domain.plan import Plan
 from gpucloud.domain.protection import Protection
-from gpucloud.domain.quantities import format_moment, format_span, format_usd
+from gpucloud.domain.quantities import counted, format_moment, format_span, format_usd
 from gpucloud.domain.raised import advice_for
 from gpucloud.domain.shown import in_one_line, set_off
 from gpucloud.domain.state import Attempt, Cooldown, Course, ExitReason, Interruption
@@ -121,7 +121,7 @@ def _lacking(report: JobReport) -> list[str]:
         case Condition.TRAINED if report.supervisor is None:
             told.append(f"gpucloud train {report.job} brings them home, and ends its machines")
         case Condition.LEFT if report.nodes:
-            told.append(f"nothing trains on its {len(report.nodes)} machines, which switch themselves off{until}")
+            told.append(f"nothing trains on its {counted(len(report.nodes), 'machine')}: off by themselves{until}")
         case Condition.LEFT | Condition.WAITING | Condition.TRAINING | Condition.TRAINED:
             pass
         case Condition.HELD | Condition.KEPT | Condition.ENDING | Condition.ENDED:
@@ -135,7 +135,7 @@ def _lacking_at_the_end(report: JobReport) -> list[str]:
     if report.condition is not Condition.ENDING or report.supervisor is not None:
         return []
     until = f" until {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
-    alive = [f"{len(report.nodes)} machines are alive, paid{until}"] if report.nodes else []
+    alive = [f"alive: {counted(len(report.nodes), 'machine')}, paid{until}"] if report.nodes else []
     does = f"gpucloud down {report.job} brings home what is in its store, and removes what is left on the cloud"
     return ["\n".join([*alive, does])]
 
@@ -349,6 +349,5 @@ def _nodes_text(report: JobReport) -> str:
     if not report.nodes:
         return "no machines are alive"
     until = f", paid until {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
-    return f"{len(report.nodes)} machine{'s' if len(report.nodes) > 1 else ''}{until}: " + in_one_line(
-        ", ".join(node.id for node in report.nodes)
-    )
+    alive = f"{counted(len(report.nodes), 'machine')}{until}: {', '.join(node.id for node in report.nodes)}"
+    return in_one_line(alive)

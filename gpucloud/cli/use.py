@@ -101,6 +101,8 @@ def condition_word(report: JobReport) -> str:
     """Return how a job stands in a few words: what goes on, and whether anybody sees to it; how it ended."""
     if report.condition is Condition.ENDING:
         return f"{report.status.value}, {'ending its machines' if report.supervisor else 'not torn down'}"
+    if report.condition is Condition.LEFT and report.prepared:
+        return "prepared, nothing trains on it"
     return WORDS.get(report.condition, report.status.value)
 
 

@@ -94,6 +94,11 @@ def parse_count(text: str) -> int:
     return int(count)
 
 
+def counted(count: int, thing: str) -> str:
+    """Return "1 machine" or "2 machines"."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
 def format_usd(usd: Decimal) -> str:
     """Return "20.00 USD" or "0.0312 USD": two digits after the point, more where a small sum needs them."""
     places = 2

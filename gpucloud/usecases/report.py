@@ -79,6 +79,8 @@ class JobReport:
     looked_at: datetime | None = None
     """When the report was made, by the same clock."""
     drives_itself: bool = False
+    prepared: bool = False
+    """Whether all of its machines are ready for an attempt, as far as its state says."""
 
     @property
     def condition(self) -> Condition:
@@ -131,6 +133,7 @@ def report(
         course=None if state.status.ended else state.course,
         missing_outputs=state.missing_outputs,
         drives_itself=state.drives_itself,
+        prepared=bool(state.alive) and all(life.prepared for life in state.alive),
         ended_at=state.ended_at,
         torn_down=state.torn_down,
     )

@@ -11,7 +11,7 @@ import pytest
 
 from gpucloud.cli.progress import snapshot
 from gpucloud.cli.reports import report_json, report_text
-from gpucloud.cli.use import headline
+from gpucloud.cli.use import condition_word, headline
 from gpucloud.cli.watching import _look
 from gpucloud.domain.agentstatus import Outcome, Stop
 from gpucloud.domain.condition import Condition, Left, condition_of
@@ -211,3 +211,10 @@ def test_a_restart_took_as_long_as_the_nodes_own_steps_say_whoever_looked_late()
     recorded = books.record(seen(*nodes, state=state(attempts=(first, second), interruptions=(lost,))))
     (again,) = recorded.interruptions
     assert again.resumed_at == NOW - timedelta(seconds=40.1)
+
+
+def test_machines_that_are_ready_and_have_no_attempt_are_prepared():
+    ready = replace(told(up("a"), up("b")), attempts=(), prepared=True)
+    assert condition_word(ready) == "prepared, nothing trains on it"
+    assert condition_word(replace(ready, prepared=False)) == "waiting, nobody supervises"
+    assert condition_word(replace(ready, supervisor="process 1 on vm")) == "waiting for machines"

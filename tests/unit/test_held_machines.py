@@ -195,7 +195,7 @@ def test_a_budget_that_is_too_small_to_go_on_is_said_before_anything_is_done(out
     refused = give(outside, "train", "small.yaml")
     assert refused.code == 10
     assert "USD left of 0.02 USD, too little to go on" in refused.stderr
-    least = re.search(r"hint: gpucloud train small --budget (0\.\d\d)USD is the least; or a new run", refused.stderr)
+    least = re.search(r"hint: gpucloud train small --budget '(0\.\d\d) USD' is the least; or a new run", refused.stderr)
     assert least is not None, refused.stderr
     outside.fleet.training = Training()
     below = give(outside, "train", "small.yaml", "--budget", f"{Decimal(least[1]) - Decimal('0.01')}USD")

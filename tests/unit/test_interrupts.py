@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
+import termios
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,7 +84,64 @@ def test_a_question_is_taken_back_when_the_job_ends_meanwhile(monkeypatch: pytes
     terminal.interrupts.press(signal.SIGINT, None)
     terminal.interrupts.wanted_end()
     terminal.interrupts.close()
-    assert capsys.readouterr().err.endswith("ontinue? \nno answer is needed any more\n")
+    assert capsys.readouterr().err.endswith("then Enter? \ndone before an answer: nothing is to choose\n")
+
+
+def asks_and_fails() -> None:
+    with obeyed(PlainOnlooker()) as interrupts:
+        interrupts.press(signal.SIGINT, None)
+        interrupts.wanted_end()
+        raise OSError
+
+
+def asks_and_is_left() -> None:
+    with obeyed(PlainOnlooker()) as interrupts:
+        interrupts.press(signal.SIGINT, None)
+        interrupts.wanted_end()
+        interrupts.press(signal.SIGINT, None)
+
+
+@pytest.mark.parametrize(
+    ("does", "why", "said"),
+    [(asks_and_fails, OSError, "it stopped before an answer, for this:\n"), (asks_and_is_left, Leave, "")],
+)
+def test_what_ends_a_question_is_said_where_it_was_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    does: Callable[[], None],
+    why: type[BaseException],
+    said: str,
+) -> None:
+    monkeypatch.setattr("gpucloud.cli.interrupts._typed", lambda: None)
+    monkeypatch.setattr(Interrupts, "_can_ask", lambda _: True)
+    with pytest.raises(why):
+        does()
+    assert capsys.readouterr().err.endswith(f"then Enter? \n{said}")
+
+
+def test_a_terminal_gives_an_answer_as_one_key_and_is_as_before_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs) as stdin, os.fdopen(ours, "wb", buffering=0) as keys:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())
+        monkeypatch.setattr(Interrupts, "_can_ask", lambda _: True)
+        before = termios.tcgetattr(stdin)
+        keys.write(b"s\n")  # typed ahead of the question: no answer to it
+        with obeyed(PlainOnlooker(), detaches=True) as interrupts:
+            interrupts.press(signal.SIGINT, None)
+            assert interrupts.wanted_end() is None
+            question = capsys.readouterr().err
+            assert question == "[s]top the job (saves first), [d]etach (it goes on), or [c]ontinue? "
+            keys.write(b"x")
+            select.select([stdin], [], [])
+            assert interrupts.wanted_end() is None
+            assert capsys.readouterr().err == f"x\n{question}"
+            keys.write(b"s")
+            select.select([stdin], [], [])
+            assert interrupts.wanted_end() is ExitReason.STOPPED
+            assert termios.tcgetattr(stdin) == before
 
 
 def test_a_second_interrupt_leaves_while_the_question_stands(monkeypatch: pytest.MonkeyPatch) -> None:
