@@ -129,6 +129,7 @@ def test_a_terminal_gives_an_answer_as_one_key_and_is_as_before_then(
         monkeypatch.setattr(Interrupts, "_can_ask", lambda _: True)
         before = termios.tcgetattr(stdin)
         keys.write(b"s\n")  # typed ahead of the question: no answer to it
+        select.select([stdin], [], [])
         with obeyed(PlainOnlooker(), detaches=True) as interrupts:
             interrupts.press(signal.SIGINT, None)
             assert interrupts.wanted_end() is None
