@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from gpucloud.wiring import Gpucloud
 
 ASKED_BY = "_GPUCLOUD_COMPLETE"
 """Set while a shell asks: typer answers in `main` then, and no command runs."""
+
+_HARMLESS = re.compile(r"[\w@%+=:,./~ -]+")  # zsh evaluates what it is answered, a backslash before `$(...)` too
 
 
 def completion(shell: str) -> int:
@@ -41,4 +44,4 @@ def named(incomplete: str) -> list[str]:
                 files.append(f"{path}/")
             elif path.suffix in (".yaml", ".yml"):
                 files.append(str(path))
-    return [word for word in (*jobs, *files) if word.startswith(incomplete)]
+    return [word for word in (*jobs, *files) if word.startswith(incomplete) and _HARMLESS.fullmatch(word)]

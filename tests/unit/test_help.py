@@ -13,6 +13,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from gpucloud.adapters.home import Home, KnownJob
+from gpucloud.cli import completing
 from gpucloud.cli.app import app
 from gpucloud.cli.help import EXAMPLES, GROUPS
 from gpucloud.domain.errors import UsageError
@@ -74,6 +75,19 @@ def test_commands_choices_jobs_and_job_files_are_completed(words: str, completed
         cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.split() == completed
+
+
+@pytest.mark.parametrize("name", ["\\$(id)", "a`id`", "a'b", 'a"b', "a\nb", "a\x1b[2Jb", "*", "a;b", "a\udcffb"])
+def test_names_that_a_shell_would_read_as_more_than_a_name_are_not_completed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """zsh evaluates what it is answered: a file of a folder that somebody else wrote must not become a command."""
+    monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path / ".home"))
+    monkeypatch.chdir(tmp_path)
+    for one in (f"{name}.yaml", "what I train (2).yaml", "größer-1.5_b.yaml", "with space.yaml"):
+        (tmp_path / one).touch()
+    (tmp_path / f"{name}x").mkdir()
+    assert completing.named("") == ["größer-1.5_b.yaml", "with space.yaml"]
 
 
 @pytest.mark.parametrize(
