@@ -9,8 +9,9 @@ import pytest
 
 from gpucloud.domain.bootstrap.answers import FailedSetup, parse_failed_setup
 from gpucloud.domain.codec import to_json
+from gpucloud.domain.node import NodeState
 from gpucloud.domain.state import ExitReason
-from gpucloud.domain.supervision.action import Finish, Replace, Wait
+from gpucloud.domain.supervision.action import Finish, Prepare, Replace, Wait
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, NodeSeen, Readiness, Rules
 from tests.unit.worlds import opened, seen, state, up
@@ -52,6 +53,13 @@ def test_a_mended_job_whose_setup_fails_on_the_held_machines_ends_at_once_again(
     reopened = replace(state(attempts=(script,)), reopened_after=1)
     there = seen(failed("a"), failed("b"), state=reopened, failed_bootstraps=1)
     assert decide(GOAL, there, RULES) == Finish(reason=ExitReason.USER_ERROR, message=WHY)
+
+
+def test_a_setup_that_failed_on_a_machine_that_is_gone_says_nothing_of_those_that_came_after_it() -> None:
+    # Another one's setup worked meanwhile, and that machine was lost before an attempt: nobody knows any more.
+    gone = replace(failed("a"), node=replace(failed("a").node, state=NodeState.TERMINATED))
+    young = (up("b", readiness=Readiness.NO), up("c", readiness=Readiness.NO))
+    assert decide(GOAL, seen(gone, *young, failed_bootstraps=1), RULES) == Prepare(node_ids=("b", "c"))
 
 
 def test_what_the_user_wants_comes_before_the_setups_fault() -> None:

@@ -7,10 +7,13 @@ from gpucloud.domain.supervision.seen import NodeSeen, Readiness, Seen
 
 
 def failed_setup(seen: Seen) -> str | None:
-    """Return why the job's setup can work on no machine; None where it has worked on one, or may yet."""
+    """Return why the job's setup can work on no machine; None where it has worked on one, or may yet.
+
+    One that is gone says nothing any more: after it failed, another one's may have worked, and that be gone as well.
+    """
     if _has_worked(seen) or _may_work(seen):
         return None
-    return next((node.setup_failed for node in seen.nodes if node.setup_failed is not None), None)
+    return next((node.setup_failed for node in seen.nodes if node.setup_failed is not None and not is_gone(node)), None)
 
 
 def is_in_doubt(node: NodeSeen, seen: Seen) -> bool:
