@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from gpucloud.domain.ledger import Spend
@@ -9,6 +10,9 @@ from gpucloud.domain.masking import masked
 from gpucloud.domain.supervision.action import Action
 from gpucloud.domain.supervision.seen import Seen
 from gpucloud.usecases.world import Watcher
+
+_HALVES = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
+"""Halves of letters, which a machine's JSON may hold and no text; those between stand for bytes that are no letter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,4 +35,5 @@ class Discreet:
         self.watcher.output(attempt, rank, self._shown(text))
 
     def _shown(self, text: str) -> str:
-        return masked(text.encode("utf-8", "surrogateescape"), self.hidden).decode("utf-8", "replace")
+        whole = _HALVES.sub("\ufffd", text)
+        return masked(whole.encode("utf-8", "surrogateescape"), self.hidden).decode("utf-8", "replace")
