@@ -16,6 +16,7 @@ from gpucloud.ports import Completed, Shell
 
 AT_ONCE = 8
 _LIMIT_S = 30.0
+_LATEST_S = 16725225600.0  # the end of the calendar, year 2500
 _RUN = 'exec "${GPUCLOUD_PYTHON:-python3}" -I -c "$1"'
 
 
@@ -61,9 +62,30 @@ def _asked(shell: Shell, order: Order) -> dict[str, Any]:
         raise _failed(order.node, done)
     lines = done.stdout.splitlines()
     try:
-        return dict(json.loads(lines[-1]))  # a login banner may come first
-    except (IndexError, ValueError, TypeError, RecursionError) as error:
+        return _usable(json.loads(lines[-1]))  # a login banner may come first
+    except (LookupError, ValueError, TypeError, RecursionError) as error:
         raise NodeError(f"{order.node.id}: an answer that is none: {done.stdout[-200:]!r}") from error
+
+
+def _usable(answer: Any) -> dict[str, Any]:
+    """Return an answer of which every word can be used: others of the login may write there too.
+
+    Raises ValueError, TypeError, LookupError.
+    """
+    found = dict(answer)
+    if not found.keys() & {"address", "held", "store", "left"}:
+        raise ValueError("nothing that a host answers")
+    if (holder := found.get("held")) is not None:
+        _require_words(holder["job"], holder["owner"], *holder["devices"])
+        if not 0 <= holder["until"] < _LATEST_S:
+            raise ValueError("a time that cannot be")
+    _require_words(found.get("address") or "", *(found.get("left") or ()))
+    return found
+
+
+def _require_words(*found: object) -> None:
+    if not all(isinstance(word, str) for word in found):
+        raise TypeError("a word that is none")
 
 
 def _failed(node: Node, done: Completed) -> RemoteCommandFailed:

@@ -181,7 +181,7 @@ class SshNodeGroup:
         for node, answer in zip(wanted, answers, strict=True):
             why = passing.why_not(answer, self.records.now())
             if why is None and not isinstance(answer, GpucloudError):
-                came.append(_arrived(node, answer["address"], self.records.now()))
+                came.append(_arrived(node, answer.get("address"), self.records.now()))
             elif why is not None:
                 marks.append(passing.over(node.place.name, why[0], self.records.now(), lasting=why[1]))
         self.records.change(group, lambda r: passing.marked(replace(r, nodes=(*r.nodes, *came)), tuple(marks)))

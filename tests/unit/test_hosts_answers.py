@@ -1,0 +1,54 @@
+"""What own hosts answer: one that nobody can use is a fault of that host, and ends nothing here."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpucloud.adapters.hosts.asking import Asking, Order
+from gpucloud.domain.errors import NodeError
+from gpucloud.ports import Completed
+from tests.unit.worlds import node
+
+HOLDER = {"until": 1763983245.5, "devices": ["0"], "job": "digits", "owner": "ann@box"}
+
+
+def answered(answer: object) -> Any:
+    done = Completed(exit_code=0, stdout=json.dumps(answer).encode() + b"\n", stderr=b"")
+    host = SimpleNamespace(run=lambda *_, **__: done, close=lambda: None)
+    asking = Asking(lambda: SimpleNamespace(host=lambda _: host, close=lambda: None))  # type: ignore[arg-type, return-value]
+    (said,) = asking.ask([Order(node=node("a"), order={"do": "take"})])
+    return said
+
+
+@pytest.mark.parametrize(
+    "answer", [{"address": "10.0.0.1"}, {"address": None}, {"held": HOLDER}, {"store": False}, {"left": ["/x"]}]
+)
+def test_what_a_host_may_answer_is_taken_as_it_is(answer: dict[str, Any]) -> None:
+    assert answered(answer) == answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"held": {**HOLDER, "until": 1e300}},
+        {"held": {**HOLDER, "until": float("nan")}},
+        {"held": {**HOLDER, "until": "later"}},
+        {"held": {**HOLDER, "devices": [1]}},
+        {"held": {**HOLDER, "job": None}},
+        {"held": {"devices": []}},
+        {"held": "ann"},
+        {"left": [1]},
+        {"left": 5},
+        {"address": 5},
+        {},
+        5,
+    ],
+)
+def test_words_that_cannot_be_are_the_hosts_own_fault(answer: object) -> None:
+    said = answered(answer)
+    assert isinstance(said, NodeError)
+    assert "an answer that is none" in said.message
