@@ -18,6 +18,7 @@ from gpucloud.ports import Host
 from gpucloud.usecases.jobstore import JobStore
 
 _MOST = 1 << 20  # bytes of output of one rank that one pass takes
+_MOST_WAITING = 100_000  # marks of one rank that wait for the store: hours of an agent's, seconds of a hostile node's
 _PASSES = 3  # that one look at a node makes while there is more; a node that is slow to answer looks dead
 _KEEP_AT = 1 << 16  # bytes after which read output goes to the store without waiting for the next flush
 # What UTF-8 has of a letter whose last bytes are not there.
@@ -81,7 +82,7 @@ class LogReader:
         with known.lock:
             after = known.marks[-1].until if known.marks else known.offset - len(known.unkept)
             marks, place = read_marks(data, known.place, after)
-            known.marks += marks
+            known.marks = _thinned((*known.marks, *marks))
             # Where so much has no line's end, the node gave the oldest marks' blocks back.
             known.place = place if place > known.place or len(data) < _MOST else place + len(data)
 
@@ -173,6 +174,13 @@ class LogReader:
                 known.unkept, known.tried = known.unkept[len(piece.data) :], 0
                 end = start + len(piece.data)
                 known.marks = tuple(mark for mark in known.marks if mark.until > end)
+
+
+def _thinned(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
+    """Return no more marks than are kept: a later one dates what stands before it too, and the last one stays."""
+    while len(marks) > _MOST_WAITING:
+        marks = marks[::-2][::-1]
+    return marks
 
 
 def _most_marked(marks: tuple[Mark, ...], start: int) -> int:

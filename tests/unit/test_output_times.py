@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from gpucloud.domain.errors import StoreError
 from gpucloud.domain.outputtimes import MOST_MARKS, DatedPiece, Mark, mark_line, read_marks, read_piece, with_times
 from gpucloud.ports import Completed
 from gpucloud.store.directory import DirectoryStore
+from gpucloud.usecases import lookout
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.lookout import LogReader, read_output
 from tests.unit.worlds import node
@@ -64,6 +67,21 @@ def test_marks_are_read_on_where_a_line_has_ended() -> None:
 @pytest.mark.parametrize("text", [b"\0" * 50 + b"\n", b"x y\n", b"-5 3\n", b"5 99999999999999\n", b"5 5 5\n", b"5\n"])
 def test_what_is_no_mark_is_passed_over(text: bytes) -> None:
     assert marked(mark_line(10, MS) + text + mark_line(20, MS)) == [(10, MS), (20, MS)]
+
+
+def test_marks_of_every_byte_are_thinned_so_that_a_node_fills_nobodys_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookout, "_MOST_WAITING", 50_000)
+    reader = LogReader(
+        jobs=SimpleNamespace(records=SimpleNamespace(log_end=lambda *_: (0, 0))),  # type: ignore[arg-type]
+        output=lambda *_: None,
+    )
+    reader.offset(1, 0)
+    for begin in range(0, 60_000, 10_000):
+        reader.take_times(1, 0, b"".join(mark_line(until, MS + until) for until in range(begin + 1, begin + 10_001)))
+    marks = reader._ranks[1, 0].marks
+    assert len(marks) == 30_000
+    assert (marks[-1].until, marks[-1].at_ms) == (60_000, MS + 60_000)
+    assert all(later.until > mark.until for mark, later in pairwise(marks))
 
 
 def test_a_mark_that_goes_back_is_none() -> None:
