@@ -27,8 +27,8 @@ def since_time(text: str, now: datetime) -> datetime:
         return at if at <= now else at - timedelta(days=1)
     try:
         at = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
-        return at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
-    except ValueError:
+        return at.astimezone(timezone.utc) if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
+    except (ValueError, OverflowError):
         pass
     try:
         return now - parse_span(text)

@@ -132,7 +132,7 @@ def test_a_job_that_is_followed_and_has_written_nothing_says_so_once(written: li
         ("18:41:30", "2026-11-23T18:41:30+00:00"),
         ("2026-11-24T18:40:00Z", "2026-11-24T18:40:00+00:00"),
         ("2026-11-24T18:40:00.5", "2026-11-24T18:40:00.500000+00:00"),
-        ("2026-11-24T20:40:00+02:00", "2026-11-24T20:40:00+02:00"),
+        ("2026-11-24T20:40:00+02:00", "2026-11-24T18:40:00+00:00"),  # UTC is what is said of it
         ("2026-11-24", "2026-11-24T00:00:00+00:00"),
     ],
 )
@@ -140,7 +140,7 @@ def test_since_is_a_span_a_time_of_day_or_a_time(text: str, at: str) -> None:
     assert logs.since_time(text, AT).isoformat() == at
 
 
-@pytest.mark.parametrize("text", ["yesterday", "25:00", "10", "", "999999999h"])
+@pytest.mark.parametrize("text", ["yesterday", "25:00", "10", "", "999999999h", "0001-01-01T00:00:00+23:59"])
 def test_what_is_no_time_is_answered_with_those_that_are(text: str) -> None:
     with pytest.raises(UsageError, match="is no time") as raised:
         logs.since_time(text, AT)
