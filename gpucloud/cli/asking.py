@@ -12,6 +12,7 @@ from gpucloud.cli.reports import jobs_text, newest_first, report_json, report_te
 from gpucloud.cli.target import called, known_job, report_or_line
 from gpucloud.cli.use import history_json, history_rows
 from gpucloud.domain.errors import NodeError, StoreError
+from gpucloud.domain.quantities import counted
 from gpucloud.usecases.history import read_history
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.wiring import Gpucloud, KnownJob
@@ -58,7 +59,7 @@ def _status_of_all(cloud: Gpucloud, *, every: bool, as_json: bool) -> int:
         names = {known.name: called(cloud, known) for known in cloud.home.known()}
         say(jobs_text(reports, names))
     if hidden := len(found) - len(reports):
-        tell(f"{hidden} rehearsals of --verify-resume are not shown: gpucloud status --all")
+        tell(f"not shown: {counted(hidden, 'rehearsal')} of --verify-resume: gpucloud status --all")
     return 0
 
 

@@ -16,7 +16,7 @@ from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
 from gpucloud.domain.job import CheckpointPolicy
 from gpucloud.domain.keeping.keys import files_apart
 from gpucloud.domain.manifest import Manifest, Piece
-from gpucloud.domain.quantities import format_size
+from gpucloud.domain.quantities import counted, format_size
 from gpucloud.store.directory import DirectoryStore, user_path
 from gpucloud.usecases import exporting
 from gpucloud.usecases.checkpoints import Shelf, of_step, restorable
@@ -134,7 +134,8 @@ def _verify(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
             say(str(damage))
         if not damaged and not damages:
             steps = ", ".join(str(one.commit.step) for one in standing)
-            say(f"whole: step {steps}; {len(pieces)} objects, {format_size(sum(piece.size for piece in pieces))}")
+            size = format_size(sum(piece.size for piece in pieces))
+            say(f"whole: step {steps}; {counted(len(pieces), 'object')}, {size}")
     return StoreError.exit_code if damaged or damages else 0
 
 
@@ -186,7 +187,7 @@ def _unpack(job: _Job, manifest: Manifest, files: tuple[tuple[str, Piece], ...],
         say_json({"job": job.name, **answer, "folder": str(folder.absolute()), **sizes})
         return 0
     known = f", {format_size(size - fetched)} of it was there" if size > fetched else ""
-    sums = f"{len(files)} files, {format_size(size)}{known}"
+    sums = f"{counted(len(files), 'file')}, {format_size(size)}{known}"
     say(f"step {manifest.commit.step} is in {folder}, as the script wrote it: {sums}")
     return 0
 

@@ -17,6 +17,7 @@ from gpucloud.cli.use import progress_of_report
 from gpucloud.domain.costs import Grouping, Item, Row, after, grouped, grouping
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.ledger import usd_for
+from gpucloud.domain.quantities import counted
 from gpucloud.usecases.forecast import time_to_go
 from gpucloud.usecases.report import JobReport
 from gpucloud.wiring import Gpucloud, KnownJob
@@ -141,4 +142,4 @@ def _write_csv(to: str, lines: Sequence[dict[str, object]]) -> None:
         Path(to).write_text(text.getvalue(), encoding="utf-8", newline="")
     except OSError as error:
         raise UsageError(f"cannot write {to}: {error.strerror}", hint="--csv names a file, or -") from error
-    tell(f"{len(lines)} lines are in {to}")
+    tell(f"{to} has {counted(len(lines), 'line')}")

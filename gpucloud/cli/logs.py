@@ -13,6 +13,7 @@ from gpucloud.cli.render import tell, with_short_ids
 from gpucloud.cli.target import known_job
 from gpucloud.domain.errors import GpucloudError, UsageError
 from gpucloud.domain.outputtimes import DatedPiece
+from gpucloud.domain.quantities import counted
 from gpucloud.domain.state import Attempt, JobState
 from gpucloud.usecases.attemptrecords import BEFORE, LogPart
 from gpucloud.usecases.jobs import Asker
@@ -223,7 +224,7 @@ def attempt_header(number: int, attempt: Attempt | None) -> str:
         return "── setup that failed ──"
     parts = [f"attempt {number}"]
     if attempt is not None:
-        parts.append(f"{len(attempt.members)} node{'s' if len(attempt.members) != 1 else ''}")
+        parts.append(counted(len(attempt.members), "node"))
         parts += [f"from step {attempt.first_step}"] if attempt.first_step is not None else []
     return f"── {', '.join(parts)} ──"
 

@@ -9,7 +9,7 @@ from gpucloud.cli.render import say, say_json, tell
 from gpucloud.cli.target import called, known_job, require_one_run
 from gpucloud.cli.use import condition_word
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.quantities import format_size
+from gpucloud.domain.quantities import counted, format_size
 from gpucloud.usecases.checkpoints import Shelf
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.lease import Lease, take
@@ -26,12 +26,12 @@ class _Kept:
     size: int
 
     def __str__(self) -> str:
-        return f"{len(self.keys)} objects" + (f" with {self.saved}" if self.checkpoints else "")
+        return counted(len(self.keys), "object") + (f" with {self.saved}" if self.checkpoints else "")
 
     @property
     def saved(self) -> str:
         """Its checkpoints in words."""
-        return f"{self.checkpoints} checkpoint{'s' if self.checkpoints > 1 else ''} ({format_size(self.size)})"
+        return f"{counted(self.checkpoints, 'checkpoint')} ({format_size(self.size)})"
 
 
 def rm(target: str | None, *, with_checkpoints: bool, yes: bool, as_json: bool) -> int:

@@ -10,7 +10,7 @@ from gpucloud.cli.bills import charges_text, plain_amount, spend_json, spend_tex
 from gpucloud.cli.render import folded, pool_json, quarantine_json, table, usd
 from gpucloud.cli.use import condition_word, progress_of_report, step_words, use_json, use_rows
 from gpucloud.domain import codec
-from gpucloud.domain.agentstatus import Progress
+from gpucloud.domain.agentstatus import UNTOLD, Progress
 from gpucloud.domain.condition import Condition
 from gpucloud.domain.node import Node
 from gpucloud.domain.plan import Plan
@@ -95,6 +95,19 @@ def report_text(report: JobReport) -> str:
     return "\n\n".join(parts)
 
 
+def going_on_line(report: JobReport) -> str | None:
+    """Return what a process finds that goes on with a job; None where nothing trains, or somebody sees to it."""
+    if report.condition is not Condition.UNSUPERVISED:
+        return None
+    attempt = report.attempts[-1]
+    step = f" (step {attempt.last_step})" if attempt.last_step is not None else ""
+    on = f"attempt {attempt.number} trains on {counted(len(report.nodes), 'machine')}{step}"
+    if report.last_supervisor is None or report.written_at is None:
+        return f"{report.job} goes on: {on}"
+    seen = format_moment(report.written_at, report.looked_at)
+    return f"{report.job} goes on: {on}; its supervisor, {report.last_supervisor}, was last seen at {seen}"
+
+
 def _headline(report: JobReport) -> str:
     head = f"{report.job}: {condition_word(report)}"
     if report.exit_reason and report.exit_reason.value != report.status.value:
@@ -121,7 +134,7 @@ def _lacking(report: JobReport) -> list[str]:
         case Condition.TRAINED if report.supervisor is None:
             told.append(f"gpucloud train {report.job} brings them home, and ends its machines")
         case Condition.LEFT if report.nodes:
-            told.append(f"nothing trains on its {counted(len(report.nodes), 'machine')}: off by themselves{until}")
+            told.append(f"nothing trains on its {counted(len(report.nodes), 'machine')}; all is off by itself{until}")
         case Condition.LEFT | Condition.WAITING | Condition.TRAINING | Condition.TRAINED:
             pass
         case Condition.HELD | Condition.KEPT | Condition.ENDING | Condition.ENDED:
@@ -261,13 +274,24 @@ def jobs_text(reports: Sequence[JobReport], names: Mapping[str, str] | None = No
             condition_word(r),
             f"{r.started_at:%m-%d %H:%M}" if r.started_at else "-",
             f"{r.ended_at:%m-%d %H:%M}" if r.ended_at else "-",
-            str(r.last_step if r.last_step is not None else "-"),
+            _step_cell(r),
             str(len(r.nodes)),
             f"{plain_amount(r.spend.spent_usd)} of {plain_amount(r.spend.budget_usd)} USD",
         )
         for r in reports
     ]
     return table(rows)
+
+
+def _step_cell(report: JobReport) -> str:
+    """Return the step that its nodes say now; else the one that its supervisor wrote last, with when it did."""
+    progress = progress_of_report(report)
+    if progress is not None and progress.phase != UNTOLD:
+        return str(progress.step)
+    if report.last_step is None:
+        return "-"
+    is_of_then = report.written_at is not None and report.attempts[-1:] and report.attempts[-1].reason is None
+    return f"{report.last_step} ({report.written_at:%H:%M:%S})" if is_of_then else str(report.last_step)
 
 
 def _course_json(course: Course | None) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from decimal import Decimal
 from gpucloud.cli.interrupts import Detach, Leave
 from gpucloud.cli.launching import detach, launch
 from gpucloud.cli.render import tell, width_of
-from gpucloud.cli.reports import plan_text
+from gpucloud.cli.reports import going_on_line, plan_text
 from gpucloud.cli.supervising import Begun, answer, bring_stored_home, run, say_what_lives
 from gpucloud.cli.target import Target, read_target
 from gpucloud.domain.bootstrap.checks import MINIMUM_FREE_BYTES
@@ -22,8 +22,9 @@ from gpucloud.domain.job import Cloud, Job
 from gpucloud.domain.order import Until, is_finished, undrillable, without_drill_done
 from gpucloud.domain.plan import Plan
 from gpucloud.domain.protection import REMEDY, Protection, must_be_meant, protection_of
-from gpucloud.domain.quantities import format_span, parse_span
+from gpucloud.domain.quantities import counted, format_span, parse_span
 from gpucloud.domain.state import JobState
+from gpucloud.usecases.jobs import Asker
 from gpucloud.usecases.start import Asked as Wishes
 from gpucloud.usecases.start import Prospect
 from gpucloud.usecases.supervise import CannotLeave
@@ -192,6 +193,7 @@ def begin(cloud: Gpucloud, read: Target, wishes: Wishes) -> Begun:
         if wishes.until is Until.FINISHED and (prospect.state is None or not prospect.state.attempts):
             _require_meant(read.job, protection)  # `up` has made the state, perhaps, and no script has run yet
         _say_what_it_follows(prospect)
+        _say_what_trains(prospect, cloud.asker(cloud.known(read.job, prospect.name, read.file)))
         if prospect.plan is not None:
             cloud.home.require_room(MINIMUM_FREE_BYTES if read.job.cloud is Cloud.LOCAL else 0)
             for line in plan_text(prospect.plan, protection, width_of(sys.stderr)).splitlines():
@@ -229,9 +231,16 @@ def _say_what_it_follows(prospect: Prospect) -> None:
         tell(f"{prospect.kept}; this run has machines of its own")
 
 
+def _say_what_trains(prospect: Prospect, asker: Asker) -> None:
+    if prospect.state is None or prospect.state.attempt is None:
+        return
+    if (line := going_on_line(asker.report())) is not None:
+        tell(line)
+
+
 def _goes_on_line(state: JobState) -> str:
     step = f"step {state.checkpoint.step}" if state.checkpoint is not None else "the beginning"
-    machines = f"{len(state.alive)} machine{'s' if len(state.alive) != 1 else ''}"
+    machines = counted(len(state.alive), "machine")
     return f"{state.job} goes on with the script as it is now, from {step}, on the {machines} held for it"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 from gpucloud.domain.data import DataSet, gigabytes
-from gpucloud.domain.quantities import format_usd
+from gpucloud.domain.quantities import counted, format_usd
 
 # Between regions of North America and Europe: AWS re:Post, "Cost effective methods for accessing S3 buckets
 # cross-region", prices of January 2026. Elsewhere prices differ by region, and none is known to be above this.
@@ -29,6 +29,6 @@ def remark(found: DataSet, region: str, nodes: int) -> str | None:
         return None
     return (
         f"data: {found.source} is in {found.region}, the machines are in {region}: reading {gigabytes(found.size)} on"
-        f" {nodes} nodes costs up to {format_usd(usd)} (list prices of January 2026), again for each replacement;"
-        " the budget does not count it"
+        f" {counted(nodes, 'node')} costs up to {format_usd(usd)} (list prices of January 2026), again for each"
+        " replacement; the budget does not count it"
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from gpucloud.domain.data import DataSet, DataWanted, difference, gigabytes, wanted
 from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
 from gpucloud.domain.job import Job
+from gpucloud.domain.quantities import counted
 from gpucloud.ports import DataSets
 from gpucloud.usecases.jobstore import JobStore
 
@@ -43,7 +44,9 @@ class JobData:
         if kept is None:
             found = self.sets.listed(source)
             self.jobs.keep_data_set(found)
-            self.story(f"data: {source}: {len(found.files)} files, {gigabytes(found.size)}, staged on every node")
+            self.story(
+                f"data: {source}: {counted(len(found.files), 'file')}, {gigabytes(found.size)}, staged on every node"
+            )
             return found
         self._compare(kept)
         return kept

@@ -16,7 +16,7 @@ from gpucloud.domain.ledger import ZERO, Terms
 from gpucloud.domain.node import NO_GROUP, GroupView
 from gpucloud.domain.order import Order, Until, held_until, is_closed, is_finished, keeps, with_budget
 from gpucloud.domain.plan import Plan, make_plan
-from gpucloud.domain.quantities import format_moment
+from gpucloud.domain.quantities import counted, format_moment
 from gpucloud.domain.state import JobState
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.budget import in_cents, least_to_lower_to, refusal
@@ -66,7 +66,7 @@ class Kept:
 
     def __str__(self) -> str:
         some = self.machines != 1
-        are = f"{self.machines} machine{'s' if some else ''}, paid until {format_moment(self.until, self.as_of)}"
+        are = f"{counted(self.machines, 'machine')}, paid until {format_moment(self.until, self.as_of)}"
         # A job's name means its newest run, and another one is there or about to be.
         called = f"{self.name}@1" if self.run == 1 else self.name
         return f"{self.name} keeps {are}: `gpucloud down {called}` ends {'them' if some else 'it'} now"

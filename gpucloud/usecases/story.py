@@ -70,7 +70,7 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
         case Move(offer=offer):
             return f"turning to {offer.pool}, {format_usd(offer.usd_per_hour)} an hour a node"
         case Prepare(node_ids=node_ids):
-            return f"preparing {', '.join(node_ids)}"
+            return _prepared(node_ids, seen)
         case OpenAttempt(number=number, node_ids=node_ids):
             return f"attempt {number} starts {_from(seen)}on {', '.join(node_ids)}{_lost(seen)}"
         case NoteInterruptions(interruptions=interruptions):
@@ -131,6 +131,17 @@ def silence(seen: Seen) -> str:
     until = seen.group.armed_until
     goes_on = f"; what works there goes on until {format_moment(until, seen.now)} at the latest" if until else ""
     return f"no machine answers: {', '.join(node.id for node in seen.group.alive)}{goes_on}"
+
+
+def _prepared(node_ids: tuple[str, ...], seen: Seen) -> str:
+    """Return which machines are made ready; those that train since before this supervisor came are looked at alone."""
+    attempt, owner = seen.state.attempt, seen.state.owner
+    is_older = attempt is not None and owner is not None and attempt.started_at < owner.since
+    at_work = {member.node_id for member in attempt.members} if attempt is not None and is_older else set()
+    new, training = ([one for one in node_ids if (one in at_work) is works] for works in (False, True))
+    told = [f"preparing {', '.join(new)}"] if new else []
+    told += [f"checking {', '.join(training)}: the attempt there goes on"] if training else []
+    return "; ".join(told)
 
 
 def _resized(size: int, seen: Seen) -> str:

@@ -153,7 +153,7 @@ def test_a_file_torn_on_the_disk_is_seen_and_only_it_is_read_again(tiny, tmp_pat
     torn = root / "data" / "at" / "data" / "train" / "099.bin"
     os.truncate(torn, 10)
     assert staged(root, (one.key,)) == ()
-    assert stage(root, one)[1].endswith("1 files, 149 were there")
+    assert stage(root, one)[1].endswith("1 file, 149 were there")
     assert torn.read_bytes() == FILES["train/099.bin"]
     assert staged(root, (one.key,)) == (one.key,)
 

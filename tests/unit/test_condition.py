@@ -10,16 +10,17 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.cli.progress import snapshot
-from gpucloud.cli.reports import report_json, report_text
+from gpucloud.cli.reports import going_on_line, jobs_text, report_json, report_text
 from gpucloud.cli.use import condition_word, headline
 from gpucloud.cli.watching import _look
 from gpucloud.domain.agentstatus import Outcome, Stop
 from gpucloud.domain.condition import Condition, Left, condition_of
 from gpucloud.domain.ledger import Spend
-from gpucloud.domain.state import ExitReason, Interruption, InterruptionKind, JobStatus
+from gpucloud.domain.state import ExitReason, Interruption, InterruptionKind, JobStatus, Owner
 from gpucloud.domain.supervision import books
-from gpucloud.domain.supervision.action import Arm, Done, TearDown, Wait
+from gpucloud.domain.supervision.action import Arm, Done, Prepare, TearDown, Wait
 from gpucloud.usecases.report import NodeStanding, report
+from gpucloud.usecases.story import tell_story
 from tests.unit.worlds import NOW, opened, part, seen, state, up
 
 SPEND = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.011"), promised_usd=Decimal(0))
@@ -218,3 +219,43 @@ def test_machines_that_are_ready_and_have_no_attempt_are_prepared():
     assert condition_word(ready) == "prepared, nothing trains on it"
     assert condition_word(replace(ready, prepared=False)) == "waiting, nobody supervises"
     assert condition_word(replace(ready, supervisor="process 1 on vm")) == "waiting for machines"
+
+
+def test_a_process_that_goes_on_says_what_trains_and_who_saw_to_it_last():
+    left = told(up("a"), up("b"), visited=False)
+    assert going_on_line(left) == (
+        "live goes on: attempt 1 trains on 2 machines (step 385);"
+        " its supervisor, process 20984 on vm, was last seen at 11:59:44 UTC"
+    )
+    assert going_on_line(replace(left, last_supervisor=None)) == (
+        "live goes on: attempt 1 trains on 2 machines (step 385)"
+    )
+    assert going_on_line(replace(left, supervisor="process 1 on vm")) is None
+    assert going_on_line(replace(left, nodes=())) is None
+
+
+def test_machines_of_an_attempt_that_another_supervisor_began_are_not_prepared():
+    later = Owner(id="x", host="vm", pid=1, started="s", since=NOW + timedelta(minutes=9))
+    there = seen(up("a"), up("b"), state=state(attempts=(opened("a", "b"),), owner=later))
+    assert tell_story(Prepare(node_ids=("a", "b")), there) == "checking a, b: the attempt there goes on"
+    assert tell_story(Prepare(node_ids=("b", "c")), there) == "preparing c; checking b: the attempt there goes on"
+    own = replace(there.state, owner=replace(later, since=NOW - timedelta(days=1)))
+    assert tell_story(Prepare(node_ids=("b",)), replace(there, state=own)) == "preparing b"
+    assert tell_story(Prepare(node_ids=("b", "c")), replace(there, state=state(owner=later))) == "preparing b, c"
+
+
+@pytest.mark.parametrize(
+    ("changes", "cell"),
+    [
+        ({}, " 385 (11:59:44) "),
+        ({"last_step": None}, " - "),
+        ({"attempts": ()}, " 385 "),
+    ],
+)
+def test_the_list_of_jobs_says_how_old_a_step_is(changes, cell):
+    listed = jobs_text([replace(told(up("a"), up("b"), visited=False), **changes)]).splitlines()[1]
+    assert cell in listed
+
+
+def test_the_list_of_jobs_has_the_step_that_nodes_say_now():
+    assert " 412 " in jobs_text([told(up("a", part(step=412)), up("b"))]).splitlines()[1]

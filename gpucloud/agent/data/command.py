@@ -13,6 +13,7 @@ from gpucloud.agent.data.staging import Order, finish, locked, prepare, stage
 from gpucloud.domain.codec import from_json
 from gpucloud.domain.data import gigabytes, unpack
 from gpucloud.domain.errors import GpucloudError
+from gpucloud.domain.quantities import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ def main(root: Path, given: BinaryIO, say: Callable[[str], object]) -> int:
             case "finish":
                 with locked(root, asked.order.content):
                     finish(root, asked.order, found, prepare(root, asked.order, found).folder)
-                say(f"note: data: {asked.order.target}: {gigabytes(found.size)}, {len(found.files)} files")
+                say(f"note: data: {asked.order.target}: {gigabytes(found.size)}, {counted(len(found.files), 'file')}")
             case _:
                 say(f"note: {stage(root, asked.order, found)}")
     except GpucloudError as error:

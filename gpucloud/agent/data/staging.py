@@ -19,6 +19,7 @@ from gpucloud.agent.data.staged import MARK, marked, of_mark
 from gpucloud.domain.data import DataFile, DataSet, gigabytes, place_of
 from gpucloud.domain.errors import NodeError
 from gpucloud.domain.hardware.disks import Disk, choose
+from gpucloud.domain.quantities import counted
 from gpucloud.wholefile import read_text, write_whole
 
 _BEGUN = ".gpucloud-begun"
@@ -109,7 +110,8 @@ def told(order: Order, found: DataSet, done: Fetched, seconds: float) -> str:
     if not done.files:
         return f"data: {order.target}: {gigabytes(found.size)} were there"
     rate = done.size / seconds / 1e9 if seconds else 0.0
-    line = f"data: {order.target}: {gigabytes(done.size)} in {seconds:.1f} s ({rate:.2f} GB/s), {done.files} files"
+    line = f"data: {order.target}: {gigabytes(done.size)} in {seconds:.1f} s ({rate:.2f} GB/s)"
+    line += f", {counted(done.files, 'file')}"
     kept = len(found.files) - done.files
     line += f", {kept} were there" if kept else ""
     return f"{line}; {done.unproven} proven by their length only" if done.unproven else line

@@ -13,6 +13,7 @@ from gpucloud.domain.gate.work import work_findings
 from gpucloud.domain.hardware.drivers import is_older, least_driver
 from gpucloud.domain.hardware.gpus import Gpu, model_of
 from gpucloud.domain.hardware.xids import XidClass, same_device, xid_class, xid_means
+from gpucloud.domain.quantities import counted
 
 _LEAST_FREE = 5 << 30
 _LEAST_WRITE_MBPS = 50.0
@@ -56,7 +57,8 @@ def _presence(report: Report, wanted: GateWanted) -> Iterator[Finding]:
         return
     on_the_bus = len(report.on_the_bus)
     if report.gpus is None and on_the_bus:
-        text = f"{on_the_bus} NVIDIA devices and no driver: nvidia-smi is not there, {wanted.gpus} GPUs expected"
+        wants = f"{counted(wanted.gpus, 'GPU')} expected"
+        text = f"{counted(on_the_bus, 'NVIDIA device')} and no driver: nvidia-smi is not there, {wants}"
         yield fail("no-driver", text, "machine: {driver: 580} has it installed")
         return
     if on_the_bus > report.listed:
@@ -65,7 +67,9 @@ def _presence(report: Report, wanted: GateWanted) -> Iterator[Finding]:
         why = f": {report.listed} are there, CUDA_VISIBLE_DEVICES hides the others"
     else:
         why = ""
-    yield fail("count", f"{found} GPUs, {wanted.gpus} expected{why}", f"{REPLACE}, or lower `resources.gpus`")
+    yield fail(
+        "count", f"{counted(found, 'GPU')}, {wanted.gpus} expected{why}", f"{REPLACE}, or lower `resources.gpus`"
+    )
 
 
 def _stand_ins(report: Report, wanted: GateWanted) -> Iterator[Finding]:  # noqa: ARG001
