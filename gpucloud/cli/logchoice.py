@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -80,7 +81,7 @@ class Tail:
 
     def take(self, part: LogPart, data: bytes, at: datetime | None) -> None:
         """Keep its lines while no later ones take their place."""
-        kept = self._ranks.setdefault(part.rank, deque(maxlen=self.lines))
+        kept = self._ranks.setdefault(part.rank, deque(maxlen=min(self.lines, sys.maxsize)))
         for line in _LINES.findall(data):
             if kept and _goes_on(kept[-1], part):
                 kept[-1].data += line

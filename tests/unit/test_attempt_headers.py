@@ -147,6 +147,12 @@ def test_what_is_no_time_is_answered_with_those_that_are(text: str) -> None:
     assert raised.value.hint == "--since 10m, --since 18:40 or --since 2026-11-24T18:40:00Z; UTC where no zone is named"
 
 
+def test_a_tail_of_more_lines_than_a_machine_can_count_is_all_of_them() -> None:
+    tail = logs.Tail(10**20)
+    tail.take(part(1), b"one\ntwo\n", None)
+    assert [data for _, data, _ in tail.left()] == [b"one\n", b"two\n"]
+
+
 def test_lines_since_a_time_are_those_that_ended_then(written: list[str]) -> None:
     wanted = logs.Wanted(since="10m")
     shown = shown_to(written, wanted, logs.Since(AT + timedelta(seconds=10)))
