@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from gpucloud.domain.bootstrap.answers import REFUSED, SETUP_FAILED, FailedSetup, parse_answer, parse_failed_setup
@@ -104,14 +104,17 @@ def bootstrap(  # noqa: PLR0913  each by its name
     *,
     sets: DataSets | None = None,
     story: Callable[[str], None] = lambda _: None,
+    hide: Callable[[str], str] = str,
     conduct: Conduct = SUPERVISOR,
 ) -> Bootstrapped:
     """Return the fit node. `sets` sends the data sets that lie on this machine; `story` hears of what takes minutes.
 
+    `hide` takes the secrets out of what a setup wrote, before anything is cut: a part of one is found no longer.
+
     A node that makes itself fit is waited for. Raises NodeError (with the last lines of a failed command),
     SetupFailed, HostUnreachable.
     """
-    work = _Work(host, wanted, package, clock, sets=sets, story=story, conduct=conduct)
+    work = _Work(host, wanted, package, clock, sets=sets, story=story, hide=hide, conduct=conduct)
     facts = work.facts()
     for step in STEPS:
         if step.name == conduct.left:
@@ -150,6 +153,7 @@ class _Work:
         *,
         sets: DataSets | None,
         story: Callable[[str], None],
+        hide: Callable[[str], str],
         conduct: Conduct,
     ) -> None:
         self.changed: list[str] = []
@@ -162,6 +166,7 @@ class _Work:
         self._clock = clock
         self._sets = sets
         self._story = story
+        self._hide = hide
         self._conduct = conduct
         self._boot_id = ""
         self._answer = Completed(exit_code=0, stdout=b"", stderr=b"")
@@ -263,7 +268,7 @@ class _Work:
                 break
             self._reboot(name, completed)
             completed = self._command(command)
-        if (failed := _failed_setup(completed)) is not None and not self._conduct.own:
+        if (failed := self._failed_setup(completed)) is not None and not self._conduct.own:
             completed = self._once_more(failed, command)
         self._judge(name, completed)
         lines = completed.stdout.decode("utf-8", errors="replace").splitlines()
@@ -276,7 +281,7 @@ class _Work:
         self._story(f"{node_id}: setup: {failed.in_short()}; once more on the same machine")
         self._clock.sleep(_SETUP_AGAIN_S)
         completed = self._command(command)
-        again = _failed_setup(completed)
+        again = self._failed_setup(completed)
         if again is None or (again.command, again.exit_code) != (failed.command, failed.exit_code):
             return completed
         raise SetupFailed(
@@ -317,7 +322,7 @@ class _Work:
         self._took("reboot", started)
 
     def _failed(self, name: str, completed: Completed) -> RemoteCommandFailed:
-        if (setup := _failed_setup(completed)) is not None:
+        if (setup := self._failed_setup(completed)) is not None:
             return RemoteCommandFailed(f"{self._host.node.id}: setup: {setup.shown()}", hint=self._hint(name))
         output = (completed.stdout + completed.stderr).decode("utf-8", errors="replace").strip()
         lines = "\n".join(output.splitlines()[-_SHOWN_LINES:])
@@ -333,12 +338,12 @@ class _Work:
             return IMAGE_HINT
         return layer_hint(self._wanted) if name == "setup" else "run the command again"
 
+    def _failed_setup(self, completed: Completed) -> FailedSetup | None:
+        failed = parse_failed_setup(completed.stdout) if completed.exit_code == SETUP_FAILED else None
+        return replace(failed, command=self._hide(failed.command), log=self._hide(failed.log)) if failed else None
+
     def _took(self, name: str, started: datetime) -> None:
         self.seconds.append((name, round((self._clock.now() - started).total_seconds(), 3)))
-
-
-def _failed_setup(completed: Completed) -> FailedSetup | None:
-    return parse_failed_setup(completed.stdout) if completed.exit_code == SETUP_FAILED else None
 
 
 def _last_line(completed: Completed) -> str:

@@ -277,6 +277,7 @@ class Preparer:
                 self.world.clock,
                 sets=self.world.data_sets,
                 story=self.watcher.story,
+                hide=self._masked,
             )
             self._keep(done, node.pool, gpu)
             code = syncing.result()

@@ -103,12 +103,12 @@ def job(code, run="train.py", **changes):
     return Job(name="j", run=run, budget_usd=Decimal(1), source=code / "j.yaml", code=code, **changes)
 
 
-def fit(host, package, job, secrets=None, *, store_url="file:///store", power_off=(), clock=None, story=lambda _: None):
+def fit(host, package, job, secrets=None, *, store_url="file:///store", power_off=(), clock=None, **told):
     wanted = wanted_for(
         job, package=package.sha256, code=str(job.code), secrets=secrets or {}, store_url=store_url, power_off=power_off
     )
     wanted = of_node(wanted, job, None, host.node, store_url)
-    return bootstrap(host, wanted, package, clock or SystemClock(), story=story)
+    return bootstrap(host, wanted, package, clock or SystemClock(), **told)
 
 
 def test_a_bare_node_gets_package_and_agent_and_a_second_run_changes_nothing_in_one_round_trip(home, code, package):
@@ -200,6 +200,17 @@ def test_a_setup_that_fails_twice_by_the_same_command_on_one_machine_is_the_jobs
     assert failed.log.startswith("line 1\n")
     assert ((code / "tries").read_text(), clock.waits) == ("try\ntry\n", [5.0])
     assert told == [f"n1: setup: `{FAILS}` ended with exit code 9: no such wheel; once more on the same machine"]
+
+
+def test_a_secret_that_a_failed_setup_wrote_is_hidden_before_its_line_is_cut(home, code, package):
+    told, setup = [], f"echo {'x' * 280}; printf '%s' {'x' * 280}$TOKEN; exit 3"
+    wanted = job(code, setup=setup, env=(("TOKEN", "s3cret-" * 8),))
+    hide = lambda text: text.replace("s3cret-" * 8, "*" * 56)  # noqa: E731
+    with pytest.raises(SetupFailed) as caught:
+        fit(HereHost(home), package, wanted, clock=PassingClock(), story=told.append, hide=hide)
+    said = "".join([*told, caught.value.message, caught.value.shown, caught.value.log])
+    assert "x" * 280 + "*" in said
+    assert "s3cret" not in said
 
 
 def test_a_setup_that_fails_once_begins_afresh_on_the_same_machine(home, code, package):
