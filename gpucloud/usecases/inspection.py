@@ -73,7 +73,8 @@ class Inspector:
         if not self._work.done():
             return Inspection(number=number, node_ids=node_ids, done=False)
         look = self._work.result()
-        since = {node_id: self._in_use.get(node_id, look.over_at) for node_id, _ in look.in_use}
+        began = min(self._in_use.values(), default=look.over_at)  # of the wait: in turn, they would be used for ever
+        since = {node_id: began for node_id, _ in look.in_use}
         self._in_use = since
         in_use = tuple(InUse(node_id=node_id, why=why, since=since[node_id]) for node_id, why in look.in_use)
         return Inspection(
