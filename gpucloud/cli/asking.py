@@ -9,7 +9,7 @@ from gpucloud.cli.logs import require_attempt
 from gpucloud.cli.machines import one_node
 from gpucloud.cli.render import say, say_json, say_words, table, tell
 from gpucloud.cli.reports import jobs_text, newest_first, report_json, report_text
-from gpucloud.cli.target import called, known_job, report_or_line
+from gpucloud.cli.target import all_called, called, known_job, report_or_line
 from gpucloud.cli.use import history_json, history_rows
 from gpucloud.domain.errors import NodeError, StoreError
 from gpucloud.domain.quantities import counted
@@ -56,8 +56,7 @@ def _status_of_all(cloud: Gpucloud, *, every: bool, as_json: bool) -> int:
     if as_json:
         say_json({"jobs": [report_json(report) for report in reports]})
     else:
-        names = {known.name: called(cloud, known) for known in cloud.home.known()}
-        say(jobs_text(reports, names))
+        say(jobs_text(reports, all_called(cloud)))
     if hidden := len(found) - len(reports):
         tell(f"not shown: {counted(hidden, 'rehearsal')} of --verify-resume: gpucloud status --all")
     return 0

@@ -255,4 +255,4 @@ def _say_what_is_left_out(shown: Shown, since: Since | None) -> None:
     if not shown.wrote_any:
         tell(f"no output since {since.at:%Y-%m-%d %H:%M:%S} UTC")
     if since.undated:
-        tell(f"left out: {since.undated} older lines whose time is not known")
+        tell(f"left out: {counted(since.undated, 'older line')} of no known time")

@@ -16,7 +16,8 @@ def one_node(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
         raise UsageError(f"{known.name} has no machine that is up", hint=f"gpucloud status {known.name}")
     if node_id is None:
         return running[0]
-    found = [node for node in running if node.id.startswith(node_id)]
+    exact = [node for node in running if node.id == node_id]
+    found = exact or [node for node in running if node.id.startswith(node_id)]
     if len(found) != 1:
         why = "has no node" if not found else "has several nodes that begin with"
         raise UsageError(f"{known.name} {why} {node_id}", hint=f"one of {', '.join(n.id for n in running)}")

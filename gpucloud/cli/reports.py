@@ -177,13 +177,12 @@ def _tables(report: JobReport) -> list[str]:
     if report.charges:
         parts.append(charges_text(report.charges))
     if report.cooldowns:
-        rows = [("passed over", "until (UTC)", "why"), *map(_cooldown_row, report.cooldowns)]
+        rows = [("passed over", "until (UTC)", "why")]
+        rows += [_cooldown_row(one, report.looked_at) for one in report.cooldowns]
         parts.append(table(rows))
     if report.quarantined:
-        rows = [
-            ("bad node", "since (UTC)", "why"),
-            *((q.node_id, f"{q.at:%H:%M:%S}", q.why) for q in report.quarantined),
-        ]
+        rows = [("bad node", "since (UTC)", "why")]
+        rows += [(q.node_id, _in_column(q.at, report.looked_at), q.why) for q in report.quarantined]
         parts.append(table(rows))
     if report.standing:
         parts.append(table(use_rows(report)))
@@ -365,8 +364,13 @@ def _interruption_row(interruption: Interruption, attempts: Sequence[Attempt]) -
     return interruption.node_id, interruption.kind.value, attempt, again
 
 
-def _cooldown_row(cooldown: Cooldown) -> tuple[str, ...]:
-    return str(cooldown.pool), f"{cooldown.until:%H:%M:%S}", f"{cooldown.message} ({cooldown.code})"
+def _cooldown_row(cooldown: Cooldown, now: datetime | None) -> tuple[str, ...]:
+    return str(cooldown.pool), _in_column(cooldown.until, now), f"{cooldown.message} ({cooldown.code})"
+
+
+def _in_column(at: datetime, now: datetime | None) -> str:
+    """Return the moment for a column whose head says that it is UTC."""
+    return format_moment(at, now).removesuffix(" UTC")
 
 
 def _nodes_text(report: JobReport) -> str:

@@ -36,7 +36,7 @@ def gc(asked: Sweep, *, as_json: bool) -> int:
     cloud = Gpucloud()
     results = [_sweep(one, asked) for one in sweepers(cloud, asked.clouds, asked.store, asked.regions, tell)]
     found = tuple(thing for swept in results for thing in swept.strays)
-    tell(_looked_at(swept_clouds(cloud, asked.clouds)))
+    tell(_looked_at(swept_clouds(cloud, asked.clouds), is_asked=bool(asked.clouds)))
     if as_json:
         say_json({"strays": [_json(thing, swept) for swept in results for thing in swept.strays]})
     else:
@@ -53,10 +53,14 @@ def _sweep(sweeper: Sweeper, asked: Sweep) -> Swept:
     return sweeper.remove(swept) if asked.delete and swept.ripe else swept
 
 
-def _looked_at(clouds: tuple[Cloud, ...]) -> str:
+def _looked_at(clouds: tuple[Cloud, ...], *, is_asked: bool) -> str:
     """Say of which clouds the answer is: what nobody was asked about may stand there all the same."""
     line = f"looked at: {', '.join('AWS' if one is Cloud.AWS else 'the embedded fleet' for one in clouds)}"
-    return line if Cloud.AWS in clouds else f"{line}; AWS was not asked, no job known here ran there (--cloud aws asks)"
+    return (
+        line
+        if Cloud.AWS in clouds or is_asked
+        else f"{line}; AWS was not asked, no job known here ran there (--cloud aws asks)"
+    )
 
 
 def _foreign(results: list[Swept]) -> frozenset[str]:

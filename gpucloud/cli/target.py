@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -92,7 +92,17 @@ def _nothing_named(cloud: Gpucloud) -> UsageError:
 
 def called(cloud: Gpucloud, known: KnownJob) -> str:
     """Return what means that very run on a command line: a first run's own name may mean a newer one."""
-    later = (run_of(known.name, one.name) or 0 for one in cloud.home.known() if one.store == known.store)
+    return _called_among(known, cloud.home.known())
+
+
+def all_called(cloud: Gpucloud) -> dict[str, str]:
+    """Return what means each known run on a command line, by its own name."""
+    every = cloud.home.known()
+    return {known.name: _called_among(known, every) for known in every}
+
+
+def _called_among(known: KnownJob, every: Sequence[KnownJob]) -> str:
+    later = (run_of(known.name, one.name) or 0 for one in every if one.store == known.store)
     return f"{known.name}@1" if max(later, default=0) > 1 else known.name
 
 

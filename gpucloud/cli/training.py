@@ -140,7 +140,7 @@ def _leave_by_the_newest(begun: Begun, *, as_json: bool) -> int:
     """
     begun = _by_the_newest(begun)
     report = begun.asker.report()
-    if report.condition is Condition.ENDED and begun.asker.state().torn_down:
+    if report.condition is Condition.ENDED:
         tell(f"{begun.name} has ended meanwhile: {report.status.value}")
         return answer(report, as_json=as_json)
     if report.status.ended or report.condition is Condition.TRAINED:
@@ -171,7 +171,7 @@ def _require_able(cloud: Gpucloud, read: Target, asked: Asked, lasting: timedelt
     if undrilled is not None and unable is None:  # with `--detach`, a process here drives what machines cannot
         raise UsageError(
             f"--drill: {undrilled}",
-            hint=f"gpucloud train {read.file.name} --drill; Ctrl-C leaves the job to its machines after the drill",
+            hint=f"gpucloud train {read.file} --drill; Ctrl-C leaves the job to its machines after the drill",
         )
 
 

@@ -35,6 +35,7 @@ from gpucloud.domain.supervision.action import (
     Wait,
 )
 from gpucloud.domain.supervision.seen import Goal, Seen
+from gpucloud.domain.supervision.setups import failed_setup
 from gpucloud.usecases.announced import Announced
 from gpucloud.usecases.attemptrecords import BEFORE
 from gpucloud.usecases.closing import Closing
@@ -117,15 +118,19 @@ class Actor:
                 closed = books.close_attempt(state, action, seen.now, goal.budget_usd, left.missing, left.failure)
                 self.lease.write(closed)
             case Finish():
-                self._keep_failed_setup(action)
+                self._keep_failed_setup(action, seen)
                 ended = books.finish(state, action, seen.now, goal.budget_usd)
                 self.lease.write(books.left_behind(ended, self.world.job.outputs))
             case Pause(message=message):
                 self.lease.write(replace(state, message=message))
 
-    def _keep_failed_setup(self, action: Finish) -> None:
-        """What a setup wrote is told, and kept before its machine ends, as the output of what came before attempt 1."""
-        failed = self.preparer.failed_setup() if action.reason is ExitReason.USER_ERROR else None
+    def _keep_failed_setup(self, action: Finish, seen: Seen) -> None:
+        """What a setup wrote is told, and kept before its machine ends, as the output of what came before attempt 1.
+
+        Only where it is what ends the job: one that failed on a machine given up since is no news of a failed script.
+        """
+        is_the_end = action.reason is ExitReason.USER_ERROR and failed_setup(seen) is not None
+        failed = self.preparer.failed_setup() if is_the_end else None
         if failed is not None:
             shown, log = failed
             self.watcher.story(shown)

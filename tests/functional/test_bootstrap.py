@@ -236,6 +236,7 @@ def test_a_setup_that_fails_by_one_command_and_then_by_another_may_be_the_machin
         ("echo 'a\nb'\nfalse # at last", "false # at last"),
         ("cd /\nunset PATH\nset -C\n[ $PWD = / ]\n[ -n '' ]", "[ -n '' ]"),
         ("echo a\nif true; then", "echo a if true; then"),
+        ("true\n[ 'a\x0cb' = \"$(printf 'a\\fb')\" ]\nfalse", "false"),  # a form feed ends no line of a shell's
     ],
 )
 def test_the_command_of_a_setup_that_failed_is_named(home, code, package, setup, named):

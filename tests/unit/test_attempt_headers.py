@@ -166,6 +166,8 @@ def test_older_lines_without_a_time_are_left_out_and_counted(written: list[str])
     shown = shown_to(written, logs.Wanted(since="10m"), since)
     shown.take(part(2), dated((b"one\n", 5), (b"two\nthree\n", None)))
     assert (written, since.undated, shown.read_any, shown.wrote_any) == ([], 2, True, False)
+    logs._say_what_is_left_out(shown, replace(since, at=AT, undated=1))
+    assert written == ["no output since 2026-11-24 18:40:00 UTC", "left out: 1 older line of no known time"]
 
 
 def output(monkeypatch: pytest.MonkeyPatch, wanted: logs.Wanted, *, each: int = 1, is_terminal: bool = False) -> str:

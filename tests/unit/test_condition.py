@@ -16,12 +16,12 @@ from gpucloud.cli.watching import _look
 from gpucloud.domain.agentstatus import Outcome, Stop
 from gpucloud.domain.condition import Condition, Left, condition_of
 from gpucloud.domain.ledger import Spend
-from gpucloud.domain.state import ExitReason, Interruption, InterruptionKind, JobStatus, Owner
+from gpucloud.domain.state import ExitReason, Interruption, InterruptionKind, JobStatus, Owner, Quarantine
 from gpucloud.domain.supervision import books
 from gpucloud.domain.supervision.action import Arm, Done, Prepare, TearDown, Wait
 from gpucloud.usecases.report import NodeStanding, report
 from gpucloud.usecases.story import tell_story
-from tests.unit.worlds import NOW, opened, part, seen, state, up
+from tests.unit.worlds import NOW, cooldown, opened, part, seen, state, up
 
 SPEND = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.011"), promised_usd=Decimal(0))
 
@@ -129,6 +129,16 @@ def test_watch_leaves_a_job_whose_machines_stay(held):
     asker, looks = SimpleNamespace(report=lambda: stays), SimpleNamespace(show=shown.append)
     last = _look(asker, SimpleNamespace(), lambda _: pytest.fail("it waits"), looks, every_s=1.0)
     assert (last.condition, len(shown)) == (Condition.HELD if held else Condition.KEPT, 1)
+
+
+def test_when_a_machine_was_found_bad_and_until_when_a_pool_is_passed_over_have_their_day_where_it_is_not_today():
+    bad = Quarantine(node_id="b", why="Xid 79", at=NOW - timedelta(days=1))
+    late = replace(cooldown(), until=NOW + timedelta(hours=13))
+    world = seen(up("a"), state=state(quarantined=(bad, replace(bad, node_id="c", at=NOW)), cooldowns=(late,)))
+    lines = report_text(replace(report(world.state, SPEND, (), world.group, "here"), looked_at=NOW)).splitlines()
+    assert "b         2026-02-28 12:00:00  Xid 79" in lines
+    assert "c         12:00:00             Xid 79" in lines
+    assert any("  2026-03-02 01:00:00  none there now" in line for line in lines)
 
 
 def told(*nodes, supervisor=None, visited=True, **changes):

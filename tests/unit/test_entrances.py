@@ -133,7 +133,7 @@ def test_a_drill_that_machines_on_aws_may_not_make_is_refused_before_any_money_i
 
     assert refused.code == UsageError.exit_code
     assert "error: --drill: on AWS, machines that drive their job have no right to take one\n" in refused.stderr
-    assert "hint: gpucloud train small.yaml --drill; Ctrl-C leaves the job to its machines after" in refused.stderr
+    assert f"hint: gpucloud train {outside.file} --drill; Ctrl-C leaves the job to its machines after" in refused.stderr
     assert (outside.store.list(""), alive(outside)) == ((), 0)
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gpucloud.cli.machines import one_node
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.node import GroupView
+from gpucloud.domain.node import NO_GROUP, GroupView
 from tests.faults.process import run
 from tests.faults.rig import GROUP, JOB, Outside
 from tests.faults.strikes import Strikes
+from tests.unit.worlds import node
 
 
 @pytest.fixture
@@ -40,6 +44,15 @@ def test_the_whole_name_and_a_beginning_of_one_machine_alone_mean_it(outside: Ou
     first, second = alive(outside)
     assert (meant(outside, None), meant(outside, second)) == (first, second)
     assert meant(outside, unique(second, first)) == second
+
+
+def test_a_whole_name_with_which_another_one_begins_means_its_machine() -> None:
+    machines = tuple(node(name) for name in ("vm-1a", "vm-1", "vm-1b"))
+    group = SimpleNamespace(describe=lambda _: replace(NO_GROUP, nodes=machines))
+    asker = SimpleNamespace(group=group, state=lambda: SimpleNamespace(group=GROUP))
+    cloud: Any = SimpleNamespace(asker=lambda _: asker)
+    known: Any = SimpleNamespace(name=JOB)
+    assert one_node(cloud, known, "vm-1").id == "vm-1"
 
 
 def unique(name: str, other: str) -> str:

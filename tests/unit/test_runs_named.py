@@ -14,7 +14,7 @@ import pytest
 from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.cli.planning import plan
 from gpucloud.cli.reports import jobs_text, newest_first
-from gpucloud.cli.target import known_job, of_another_file, read_target, require_one_run
+from gpucloud.cli.target import all_called, known_job, of_another_file, read_target, require_one_run
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.ledger import Spend
 from gpucloud.domain.node import NO_GROUP
@@ -147,6 +147,16 @@ def test_a_plan_knows_whose_name_it_is(two_files: tuple[Gpucloud, Path, Path]) -
     assert of_another_file(cloud, read_target(cloud, str(mine))) is None
     mine.unlink()  # moved
     assert of_another_file(cloud, read_target(cloud, str(other))) is None
+
+
+def test_the_names_of_all_runs_are_found_by_one_look_at_the_known_ones(cloud: Any) -> None:
+    looks: list[int] = []
+    known = cloud.home.known()
+    cloud.home = SimpleNamespace(known=lambda: looks.append(1) or known)
+    assert all_called(cloud) == {
+        "boom": "boom@1", "boom-10": "boom-10", "boom-2": "boom-2", "other": "other@1", "other-2": "other-2",
+    }  # fmt: skip
+    assert len(looks) == 1
 
 
 @pytest.mark.parametrize("name", ["boom@1", "boom-2", "other", None, "./gpucloud.yaml"])

@@ -145,6 +145,8 @@ def test_gc_says_where_it_looked_and_who_was_not_asked(tmp_path, monkeypatch, ca
     )
     gc(Sweep(clouds=(Cloud.AWS,)), as_json=False)
     assert capsys.readouterr().err == "looked at: AWS\n"
+    gc(Sweep(clouds=(Cloud.LOCAL,)), as_json=False)  # whatever runs on AWS, who names a cloud has left it out
+    assert capsys.readouterr().err == "looked at: the embedded fleet\n"
 
 
 def test_own_hosts_have_no_strays(tmp_path, monkeypatch):

@@ -497,6 +497,26 @@ def test_what_stayed_on_machines_is_written_down_when_the_job_ends_between_two_a
     assert [(one.exit_reason, len(one.missing_outputs)) for one in written] == [(ExitReason.NO_CAPACITY, 1)]
 
 
+@pytest.mark.parametrize(("is_own_fault", "kept"), [(True, [(0, b"log")]), (False, [])])
+def test_a_setup_that_failed_on_a_machine_given_up_since_is_not_told_when_the_script_fails(is_own_fault, kept):
+    attempts = () if is_own_fault else (replace(opened("b"), reason=ExitReason.USER_ERROR, ended_at=NOW),)
+    failed = replace(up("a", readiness=Readiness.FAILED), setup_failed="setup: no")
+    ended = seen(failed if is_own_fault else gone("a"), state=state(attempts=attempts))
+    told, logs = [], []
+    records = SimpleNamespace(
+        log_end=lambda *_: (0, 0), append_log=lambda attempt, rank, at, piece: logs.append((attempt, piece.data))
+    )
+    world = SimpleNamespace(job=job(), rules=RULES, jobs=SimpleNamespace(records=records))
+    lease = SimpleNamespace(state=ended.state, write=lambda _: None)
+    preparer = SimpleNamespace(failed_setup=lambda: ("setup failed twice on a", b"log"))
+    parts = dict.fromkeys(("inspector", "renter", "closing"))
+    actor = Actor(world=world, lease=lease, preparer=preparer, watcher=SimpleNamespace(story=told.append), **parts)
+    actor.act(Finish(reason=ExitReason.USER_ERROR), ended, GOAL)
+
+    assert logs == kept
+    assert ("setup failed twice on a" in told) == is_own_fault
+
+
 class Stalling:
     """A connection over which a little comes, and then nothing, with no error either; then it comes to life again."""
 

@@ -41,7 +41,7 @@ def stepped(text: str, file: Path) -> Stepped:
 
 
 def _commands(text: str) -> tuple[str, ...]:
-    lines = text.splitlines()
+    lines = text.split("\n")
     if "<<" in text or len(lines) > _MOST_LINES:
         return ()
     commands: list[str] = []
