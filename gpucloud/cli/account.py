@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from gpucloud.cli.consent import is_meant
+from gpucloud.cli.estimates import need_json
 from gpucloud.cli.render import say, say_json, table, tell
 from gpucloud.cli.target import read_target
 from gpucloud.domain.account import QuotaRequest
@@ -208,21 +209,6 @@ def _need_row(need: Need) -> tuple[str, ...]:
     known = ("?" if number is None else str(number) for number in (room.limit, room.used))
     verdict = "enough" if need.enough else "too small: gpucloud quota request"
     return (room.name, room.region, *known, str(need.vcpus), need.instance_type, verdict)
-
-
-def need_json(need: Need) -> dict[str, Any]:
-    """Return what a job needs of one quota as an object."""
-    room = need.room
-    return {
-        "region": room.region,
-        "code": room.code,
-        "name": room.name,
-        "limit": room.limit,
-        "used": room.used,
-        "needed": need.vcpus,
-        "instance_type": need.instance_type,
-        "enough": need.enough,
-    }
 
 
 def _request_json(request: QuotaRequest) -> dict[str, Any]:

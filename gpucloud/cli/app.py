@@ -239,6 +239,7 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
 
     if verify_resume or verify_steps is not None:
         from gpucloud.cli import verifying
+        from gpucloud.usecases.trials import STEPS
 
         others = {
             "--keep": keep,
@@ -249,7 +250,7 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
         }
         verifying.require_alone([option for option, given in others.items() if given])
         total = budgeting.sum_of(budget)
-        asked_steps = verify_steps or verifying.STEPS
+        asked_steps = verify_steps or STEPS
         raise typer.Exit(verifying.verify_resume(target, asked_steps, on=cloud, budget_usd=total, as_json=as_json))
     steps = profile_steps or (5 if profile else None)
     asked = training.Asked(

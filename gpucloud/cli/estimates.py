@@ -7,7 +7,6 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from gpucloud.cli.account import need_json
 from gpucloud.cli.render import pool_json, table, usd
 from gpucloud.cli.reports import labelled, plan_json, plan_rows
 from gpucloud.domain.catalog import aged
@@ -344,4 +343,19 @@ def _saves_json(estimate: Estimate) -> dict[str, float] | None:
         "cost_s": saves.times.cost.total_seconds(),
         "upload_s": saves.times.upload.total_seconds(),
         "between_interruptions_s": saves.between.total_seconds(),
+    }
+
+
+def need_json(need: Need) -> dict[str, Any]:
+    """Return what a job needs of one quota as an object."""
+    room = need.room
+    return {
+        "region": room.region,
+        "code": room.code,
+        "name": room.name,
+        "limit": room.limit,
+        "used": room.used,
+        "needed": need.vcpus,
+        "instance_type": need.instance_type,
+        "enough": need.enough,
     }

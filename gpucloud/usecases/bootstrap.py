@@ -35,6 +35,7 @@ from gpucloud.domain.shown import in_one_line
 from gpucloud.ports import Clock, Completed, DataSets, Host
 from gpucloud.usecases.gate import refusal
 from gpucloud.usecases.rebooting import come_back, reboot
+from gpucloud.usecases.world import Package
 
 _SHOWN_LINES = 20
 _NOTE = "note: "  # so begins a line of a command's answer that the user should read
@@ -42,14 +43,6 @@ _TOLD_FROM_S = 1.0
 _AWAIT_S = 3600.0
 _SETUP_AGAIN_S = 5.0  # what the network lacked for a moment is there by then
 _MOST_REBOOTS = 2  # one for the driver, one for what only shows with it: MIG, EFA
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
-    """The zip that nodes run; `sha256` names it there."""
-
-    data: bytes
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

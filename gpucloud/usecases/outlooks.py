@@ -101,7 +101,7 @@ class Outlooks:
         choose, regions = self._choosing(policy, told, stage), self._regions(stage, task.nodes)
         for lines in regions:
             room = room_for(lines[0], followed_s(told, fallback=stage.fallback) + task.changeover_s)
-            for line, starts in zip(lines, spread(room, len(lines), windows // len(regions)), strict=True):
+            for line, begun in zip(lines, spread(room, len(lines), windows // len(regions)), strict=True):
                 rehearsal = Rehearsal(
                     task=told,
                     market=line,
@@ -110,7 +110,7 @@ class Outlooks:
                     spendable_usd=budget_usd - last_usd,
                     terms=stage.terms,
                 )
-                for one in outcomes(choose, rehearsal, starts):
+                for one in outcomes(choose, rehearsal, begun):
                     yield replace(one, missed=one.took is None or one.took.total_seconds() > task.span_s)
 
     def _choosing(self, policy: Policy | None, task: Task, stage: Stage) -> Decide:

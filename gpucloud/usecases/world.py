@@ -17,7 +17,6 @@ from gpucloud.domain.supervision.seen import Rules, Seen
 from gpucloud.ports import Clock, DataSets, MarketData, NodeGroup, Outputs, Provisioner, Shell
 from gpucloud.store import ObjectStore
 from gpucloud.store.counting import Tally
-from gpucloud.usecases.bootstrap import Package
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.learning import MakeTables
 
@@ -28,6 +27,14 @@ class PackCode(Protocol):
     def __call__(self, root: Path, *, limit: int) -> tuple[str, bytes | None]:
         """Return the tree's name and the object, None for one with more than `limit` bytes. Raises UsageError."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """The zip that nodes run; `sha256` names it there."""
+
+    data: bytes
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,8 +62,7 @@ class Machine:
         from gpucloud.adapters.scripts import look
         from gpucloud.adapters.ssh import SshShell, generate_key
         from gpucloud.domain.protection import protection_of
-        from gpucloud.usecases.bootstrap import Package
-        from gpucloud.usecases.world import World
+        from gpucloud.usecases.world import Package, World
 
         key, tally = self._key(order), Tally()
         package = Path(sys.argv[0]).read_bytes()

@@ -27,8 +27,7 @@ from gpucloud.domain.supervision.situation import Lesson
 from gpucloud.ports import Clock, DataSets, Shell
 from gpucloud.store import ObjectStore
 from gpucloud.store.counting import CountingStore, Tally
-from gpucloud.usecases.bootstrap import Package
-from gpucloud.usecases.world import SelfBoot, World
+from gpucloud.usecases.world import Package, SelfBoot, World
 from gpucloud.wiring.cloud import Cloud, Manners
 
 

@@ -23,7 +23,8 @@ from gpucloud.adapters.package import package_zip
 from gpucloud.adapters.ssh import SshShell
 from gpucloud.domain.bootstrap.wanted import Wanted
 from gpucloud.domain.node import Node
-from gpucloud.usecases.bootstrap import Package, bootstrap
+from gpucloud.usecases.bootstrap import bootstrap
+from gpucloud.usecases.world import Package
 from tests.bench.figures import figure
 from tests.fakes.nodes import Server, openssh_server
 

@@ -21,9 +21,8 @@ from gpucloud.domain.offer import Offer
 from gpucloud.domain.order import opened
 from gpucloud.domain.supervision.seen import DriveTrial, Rules
 from gpucloud.ports import Brought, ClusterSpec
-from gpucloud.usecases.bootstrap import Package
 from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.world import World
+from gpucloud.usecases.world import Package, World
 from gpucloud.wiring import Gpucloud
 from gpucloud.wiring.cloud import Manners
 from tests.fakes.agent import FakeFleet, Training

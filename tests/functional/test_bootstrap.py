@@ -20,9 +20,10 @@ from gpucloud.domain.job import GatePolicy, Job, Market, Resources
 from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Completed
-from gpucloud.usecases.bootstrap import Package, bootstrap
+from gpucloud.usecases.bootstrap import bootstrap
 from gpucloud.usecases.gate import of_node
 from gpucloud.usecases.needs import wanted_for
+from gpucloud.usecases.world import Package
 from tests.standins.agent_node import AgentNode
 from tests.standins.packages import wheel
 

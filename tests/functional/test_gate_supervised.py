@@ -31,13 +31,13 @@ from gpucloud.domain.supervision.bootstraps import failures
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.ports import Completed
 from gpucloud.store import open_store
-from gpucloud.usecases.bootstrap import Bootstrapped, Package
+from gpucloud.usecases.bootstrap import Bootstrapped
 from gpucloud.usecases.doctor import examine
 from gpucloud.usecases.inspection import Inspector
 from gpucloud.usecases.orders import Orders
 from gpucloud.usecases.session import Session
 from gpucloud.usecases.start import Starter
-from gpucloud.usecases.world import World
+from gpucloud.usecases.world import Package, World
 from tests.fakes.node_group import FakeNodeGroup
 from tests.fakes.provisioner import FakeProvisioner
 from tests.fakes.shell import FakeShell

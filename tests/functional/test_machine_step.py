@@ -25,8 +25,9 @@ from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Completed
 from gpucloud.smi import parse
-from gpucloud.usecases.bootstrap import Package, bootstrap
+from gpucloud.usecases.bootstrap import bootstrap
 from gpucloud.usecases.needs import wanted_for
+from gpucloud.usecases.world import Package
 from tests.standins.gpus import write_nvidia_smi
 
 RECORDED = Path(__file__).parent.parent / "data" / "nvidia_smi" / "h200x4.xml"

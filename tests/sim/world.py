@@ -25,11 +25,11 @@ from gpucloud.domain.state import ExitReason, JobState
 from gpucloud.domain.supervision.situation import Lesson
 from gpucloud.ports import Brought
 from gpucloud.ports import Host as HostPort
-from gpucloud.usecases.bootstrap import Bootstrapped, Package
+from gpucloud.usecases.bootstrap import Bootstrapped
 from gpucloud.usecases.jobstore import JobStore
 from gpucloud.usecases.orders import Orders
 from gpucloud.usecases.session import Session
-from gpucloud.usecases.world import World
+from gpucloud.usecases.world import Package, World
 from tests.sim.cloud import CAP, Cloud, CloudLine, Prices
 from tests.sim.invoice import invoice
 from tests.sim.loom import EPOCH, Loom, Process

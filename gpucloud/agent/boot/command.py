@@ -20,7 +20,8 @@ from gpucloud.agent.boot.resuming import PerBoot
 from gpucloud.domain.bootstrap.noderecord import NodeRecord, parse_record
 from gpucloud.domain.bootstrap.probing import package_path
 from gpucloud.domain.errors import GpucloudError, NodeError
-from gpucloud.usecases.bootstrap import Bootstrapped, Conduct, Package, bootstrap
+from gpucloud.usecases.bootstrap import Bootstrapped, Conduct, bootstrap
+from gpucloud.usecases.world import Package
 from gpucloud.wholefile import read_text, write_whole
 
 _CHUNK_BYTES = 1 << 20

@@ -34,11 +34,11 @@ from gpucloud.domain.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Host
 from gpucloud.store.s3 import S3Store
-from gpucloud.usecases.bootstrap import Bootstrapped, Package, bootstrap
+from gpucloud.usecases.bootstrap import Bootstrapped, bootstrap
 from gpucloud.usecases.gate import of_node
 from gpucloud.usecases.needs import wanted_for
 from gpucloud.usecases.noderecords import NodeRecords
-from gpucloud.usecases.world import SelfBoot, World
+from gpucloud.usecases.world import Package, SelfBoot, World
 from tests.lab.aws.machines import Address, Machines
 from tests.running import words_of
 from tests.standins.bare_aws import bare_aws, instance_role
