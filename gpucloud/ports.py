@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:  # ports are words alone: what they speak of is imported by whoever uses it
+if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import datetime
     from decimal import Decimal
     from pathlib import Path
 
-    from gpucloud.domain.account import Caller, Headroom, QuotaRequest
-    from gpucloud.domain.billed import Billed
-    from gpucloud.domain.catalog import SpotList
-    from gpucloud.domain.data import DataSet, DataWanted
-    from gpucloud.domain.job import Market, Resources
-    from gpucloud.domain.markets import RecordedMarket
-    from gpucloud.domain.node import GroupView, Node
+    from gpucloud.domain.job.data import DataSet, DataWanted
+    from gpucloud.domain.job.spec import Market, Resources
+    from gpucloud.domain.market.account import Caller, Headroom, QuotaRequest
+    from gpucloud.domain.market.catalog import SpotList
+    from gpucloud.domain.market.policy.learned import Tables
+    from gpucloud.domain.market.policy.observation import Task
+    from gpucloud.domain.market.recordings import RecordedMarket
+    from gpucloud.domain.money.costs import Billed
+    from gpucloud.domain.node.node import GroupView, Node
     from gpucloud.domain.offer import EfaLayout, Offer, Pool, PricePoint
-    from gpucloud.domain.policy.learned import Tables
-    from gpucloud.domain.policy.observation import Task
-    from gpucloud.domain.state import MissingOutput
-    from gpucloud.domain.strays import Owner, Thing
+    from gpucloud.domain.state.state import MissingOutput
+    from gpucloud.domain.supervision.strays import Owner, Thing
 
 
 class Clock(Protocol):
@@ -341,3 +341,26 @@ class Trust(Protocol):
     def verify(self, data: bytes, key_id: str, signature: bytes) -> str | None:
         """Return whose key signed these very bytes; None where it is not trusted, or the signature is not its."""
         ...
+
+
+# A chart as data: what is drawn where, whoever draws it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """A line through (x, y); `upper`, if given, holds a second y each, up to which the space is shaded."""
+
+    label: str
+    points: tuple[tuple[float, float], ...]
+    upper: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """One panel. The axes' labels name their units; `limit` is a labelled line across, such as a budget."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    limit: tuple[str, float] | None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 from gpucloud.adapters.aws.bucket import ensure_bucket
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.adapters.aws.stacks.provision import AwsProvisioner, Sources
-from gpucloud.domain.job import AwsChoices, Market
+from gpucloud.domain.job.spec import AwsChoices, Market
 from gpucloud.ports import ClusterSpec
 from tests.lab.aws import Lab
 

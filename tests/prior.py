@@ -14,10 +14,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from gpucloud.adapters.markets import PackagedMarkets
-from gpucloud.domain.markets import RecordedMarket, RecordedZone
-from gpucloud.domain.policy.counting import count, watch
-from gpucloud.domain.policy.hazards import Counts
-from gpucloud.domain.simulation.timeline import LOOK_S, timeline
+from gpucloud.domain.market.policy.learned import Counts, count, watch
+from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone
+from gpucloud.domain.market.simulation.timeline import LOOK_S, timeline
 
 PRIOR = Path(__file__).resolve().parent.parent / "gpucloud" / "adapters" / "tables" / "prior.json"
 SHORTEST = timedelta(days=7)

@@ -7,9 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-from gpucloud.adapters.bundled import bundled
+from gpucloud.adapters.home import bundled
 from gpucloud.adapters.terraform import TerraformProvisioner
-from gpucloud.domain.job import Market
+from gpucloud.domain.job.spec import Market
 from gpucloud.ports import ClusterSpec
 
 # Called as `$GPUCLOUD_PYTHON -m gpucloud.adapters.local.provision ensure|destroy`. `wait` holds it until it is removed.

@@ -1,4 +1,4 @@
-"""gpucloud's own folder for a user: the default store, keys, known jobs, Terraform's work and logs."""
+"""gpucloud's own folder for a user (keys, known jobs, Terraform's work), and what travels with the package."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ import shutil
 import stat
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
-from gpucloud.domain.authorization import OrderMark
+import gpucloud
 from gpucloud.domain.codec import from_json, to_json
-from gpucloud.domain.errors import StoreError, UsageError
-from gpucloud.domain.job import Cloud
-from gpucloud.domain.quantities import format_size
+from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
+from gpucloud.domain.job.quantities import format_size
+from gpucloud.domain.job.spec import Cloud
+from gpucloud.domain.state.authorization import OrderMark
+from gpucloud.domain.supervision.strays import Owner
 from gpucloud.store.directory import user_path
 from gpucloud.wholefile import write_whole
 
@@ -325,3 +328,57 @@ def _platform_data() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support"
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+
+
+# When strays were first seen, in one file of the user's own folder.
+
+
+class SightingsFile:
+    """Implements `Sightings`. A damaged file counts as none: everything is then seen for the first time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self, owner: Owner) -> dict[str, datetime]:
+        """Return what was kept for this owner."""
+        kept = self._all().get(_key(owner), {})
+        try:
+            return {key: datetime.fromisoformat(at) for key, at in kept.items()}
+        except (ValueError, TypeError, AttributeError):
+            return {}
+
+    def save(self, owner: Owner, first_seen: Mapping[str, datetime]) -> None:
+        """Keep it; what other owners have stays."""
+        kept = {**self._all(), _key(owner): {key: at.isoformat() for key, at in first_seen.items()}}
+        with writing(self._path):
+            write_whole(self._path, json.dumps(kept))
+
+    def _all(self) -> dict[str, dict[str, str]]:
+        try:
+            kept = json.loads(self._path.read_text())
+        except (OSError, ValueError):
+            return {}
+        return kept if isinstance(kept, dict) else {}
+
+
+def _key(owner: Owner) -> str:
+    return f"{owner.account} {owner.store}"
+
+
+# Finds the folders that travel with the package: `terraform/` and `templates/`.
+
+
+def bundled(*parts: str) -> Path:
+    """Return the path of a bundled file or folder, as in `bundled("terraform", "local")`.
+
+    A wheel holds it in `gpucloud/bundled/`; a checkout, or an editable install of one, at the repository's root.
+    """
+    package = Path(gpucloud.__file__).resolve().parent
+    for root in (package / "bundled", package.parent):
+        path = root.joinpath(*parts)
+        if path.exists():
+            return path
+    raise GpucloudError(
+        f"this installation of gpucloud lacks {'/'.join(parts)}",
+        hint="install gpucloud anew, from a wheel or a whole checkout",
+    )

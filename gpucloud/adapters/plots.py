@@ -11,8 +11,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gpucloud.domain.chart import Chart
 from gpucloud.domain.errors import UsageError
+from gpucloud.ports import Chart
 
 _FORMATS = (".png", ".svg")
 _PANEL_INCHES = (4.6, 3.4)

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpucloud.domain.protection import Code
+from gpucloud.domain.checkpoint.protection import Code
 
 _IMPORTS = re.compile(rb"^[ \t]*(?:import\s+gpucloud\.resume|from\s+gpucloud(?:\.resume)?\s+import)\b", re.MULTILINE)
 _LARGEST = 2**20

@@ -81,14 +81,14 @@ def _add_mpi(command: Callable[[str, Do, str], argparse.ArgumentParser]) -> None
 
 def _facts(root: Path, _: argparse.Namespace) -> int:
     from gpucloud.agent import facts
-    from gpucloud.domain.bootstrap.facts import Asked
+    from gpucloud.domain.node.bootstrap.facts import Asked
 
     asked = from_json(Asked, sys.stdin.read() or "{}")
     return _say(to_json(facts.gather(root, package=running_package(), asked=asked)))
 
 
 def _machine(root: Path, _: argparse.Namespace) -> int:
-    from gpucloud.agent.machine.command import machine_command
+    from gpucloud.agent.machine.making import machine_command
 
     return machine_command(root)
 
@@ -117,8 +117,8 @@ def _drive(root: Path, options: argparse.Namespace) -> int:
 
         return be_driver(root, *options.held, package=sha256)
     from gpucloud.agent.drive.starting import start
-    from gpucloud.domain.bootstrap.wanted import DriverWanted
     from gpucloud.domain.errors import NodeError
+    from gpucloud.domain.node.bootstrap.wanted import DriverWanted
 
     wanted = from_json(DriverWanted, sys.stdin.read())
     try:
@@ -135,7 +135,7 @@ def _await(root: Path, _: argparse.Namespace) -> int:
 
 
 def _code(_root: Path, options: argparse.Namespace) -> int:
-    from gpucloud.adapters.receiver import main as receive
+    from gpucloud.adapters.transfer.receiver import main as receive
 
     receive(options.target, options.tree)
     return 0
@@ -143,7 +143,7 @@ def _code(_root: Path, options: argparse.Namespace) -> int:
 
 def _image(root: Path, _: argparse.Namespace) -> int:
     from gpucloud.agent import image
-    from gpucloud.domain.container import ImageWanted
+    from gpucloud.domain.node.container import ImageWanted
 
     failure = image.pull(root, from_json(ImageWanted, sys.stdin.read()))
     return _say(failure or "ready", code=0 if failure is None else 1)
@@ -152,8 +152,8 @@ def _image(root: Path, _: argparse.Namespace) -> int:
 def _layer(_root: Path, _: argparse.Namespace) -> int:
     """Layers are shared by all jobs of a login, so that they lie below its home."""
     from gpucloud.agent.layer.build import Failed, SetupFailed, build
-    from gpucloud.domain.bootstrap.answers import SETUP_FAILED
-    from gpucloud.domain.layer import LayerOrder
+    from gpucloud.domain.node.bootstrap.facts import SETUP_FAILED
+    from gpucloud.domain.node.layer import LayerOrder
 
     try:
         notes = build(from_json(LayerOrder, sys.stdin.read()))
@@ -165,24 +165,23 @@ def _layer(_root: Path, _: argparse.Namespace) -> int:
 
 
 def _data(root: Path, _: argparse.Namespace) -> int:
-    from gpucloud.agent.data import command
+    from gpucloud.agent.data import staging
 
-    return command.main(root, sys.stdin.buffer, _say)
+    return staging.main(root, sys.stdin.buffer, _say)
 
 
 def _gate(root: Path, _: argparse.Namespace) -> int:
     from gpucloud.agent.facts import is_busy
     from gpucloud.agent.gate.check import check
-    from gpucloud.domain.gate.findings import REFUSED, failures
-    from gpucloud.domain.gate.wanted import GateOrder
+    from gpucloud.domain.node.gate.findings import REFUSED, GateOrder, failures
 
     done = check(root, from_json(GateOrder, sys.stdin.read()), busy=is_busy(root))
     return _say(to_json(done), code=REFUSED if failures(done.findings) else 0)
 
 
 def _gang(_root: Path, _: argparse.Namespace) -> int:
-    from gpucloud.agent.gate.member import take_part
-    from gpucloud.domain.gate.gang import GangOrder
+    from gpucloud.agent.gate.work import take_part
+    from gpucloud.domain.node.gate.gang import GangOrder
 
     return _say(to_json(take_part(from_json(GangOrder, sys.stdin.read()))))
 
@@ -200,16 +199,15 @@ def _metrics(root: Path, _: argparse.Namespace) -> int:
 
 
 def _knock(_root: Path, options: argparse.Namespace) -> int:
-    from gpucloud.agent.knocking import knock
+    from gpucloud.agent.network import knock
 
     return _say(knock(options.address, options.port, limit_s=options.limit).value)
 
 
 def _mpi(_root: Path, options: argparse.Namespace) -> int:
     from gpucloud.agent.mpi.head import lead
-    from gpucloud.agent.mpi.member import follow
-    from gpucloud.agent.mpi.order import Order
-    from gpucloud.domain.launch import SECRET
+    from gpucloud.agent.mpi.member import Order, follow
+    from gpucloud.domain.node.launch import SECRET
 
     order = Order(
         rank=options.rank,
@@ -225,17 +223,17 @@ def _mpi(_root: Path, options: argparse.Namespace) -> int:
 
 
 def _keep(_root: Path, options: argparse.Namespace) -> int:
-    from gpucloud.agent.keep.command import keep
-    from gpucloud.domain.keeping.order import KeepOrder
+    from gpucloud.agent.scripts.keeper import keep
+    from gpucloud.domain.checkpoint.directory.layouts import KeepOrder
 
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     return keep(from_json(KeepOrder, options.order), tuple(words))
 
 
 def _rexec(_root: Path, options: argparse.Namespace) -> int:
-    from gpucloud.agent.mpi import remote
+    from gpucloud.agent.mpi import head
 
-    return remote.call(options.host, options.words)
+    return head.call(options.host, options.words)
 
 
 def _say(text: str, *, code: int = 0) -> int:

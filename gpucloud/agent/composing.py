@@ -10,12 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.agent.interface import carrying
-from gpucloud.agent.runtime import chosen_runtime
-from gpucloud.domain.agentstatus import Launch
-from gpucloud.domain.collectives import gpu_defaults, on_interface, threads
-from gpucloud.domain.container import OF_THE_CLIENT, ContainerRun, Inside, Passed, container_argv, end_argv, identity
-from gpucloud.domain.job import ContainerRuntime
+from gpucloud.agent.image import chosen_runtime
+from gpucloud.agent.network import carrying
+from gpucloud.domain.job.spec import ContainerRuntime
+from gpucloud.domain.node.collectives import gpu_defaults, on_interface, threads
+from gpucloud.domain.node.container import (
+    OF_THE_CLIENT,
+    ContainerRun,
+    Inside,
+    Passed,
+    container_argv,
+    end_argv,
+    identity,
+)
+from gpucloud.domain.node.status import Launch
 
 MARK = "GPUCLOUD_ATTEMPT_DIR"
 """The variable that every process of an attempt bears, with the attempt's folder."""

@@ -1,20 +1,22 @@
-"""One agent per node, detached from whoever started it."""
+"""One agent per node, detached from whoever started it, with the kernel's limits raised and a rest that news ends."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+import select
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 from gpucloud import processes
 from gpucloud.agent.decide import OwnEnd
-from gpucloud.agent.limits import raise_limits
 from gpucloud.agent.metadata import watcher_from
 from gpucloud.agent.metrics.station import Station
 from gpucloud.agent.reconcile import Agent
 from gpucloud.agent.seat import agent_seat
-from gpucloud.agent.wake import Wake
 
 _NONE = OwnEnd()
 
@@ -92,3 +94,61 @@ def _redirect(log: Path) -> None:
     os.close(nothing)
     os.close(output)
     sys.stderr.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+# Ends the loop's rest early: a child exited, or another thread has news.
+
+
+class Wake:
+    """A pipe that `rest` listens to."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+
+    def at_child_exit(self) -> None:
+        """Wake whenever a child of this process ends; only the main thread may ask for it."""
+        signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+
+    def wake(self) -> None:
+        """End the rest now; from any thread."""
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
+            os.write(self._writer, b"w")
+
+    def rest(self, seconds: float) -> None:
+        """Return after `seconds`, or at once when there is news."""
+        if select.select([self._reader], [], [], seconds)[0]:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._reader, 4096)
+
+
+# What the kernel lets the processes of an attempt have: open files, and memory that stays where it is.
+
+
+_MOST_FILES = 1 << 20  # some programs close every number up to the limit, one by one
+_ASKED_S = 10.0
+
+
+def raise_limits(*, lock_memory: bool) -> None:
+    """Raise this process's limits, and so those of all that it starts, as far as it may.
+
+    RDMA cards register memory that must not move. What EFA's installer writes into limits.d counts from the next login
+    on, and we are of an earlier one: with `lock_memory` root says it of this process.
+    """
+    _raise(resource.RLIMIT_NOFILE, _MOST_FILES)
+    _raise(resource.RLIMIT_MEMLOCK, resource.RLIM_INFINITY)
+    if lock_memory and resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] != resource.RLIM_INFINITY:
+        root = () if os.geteuid() == 0 else ("sudo", "-n")
+        argv = (*root, "prlimit", f"--pid={os.getpid()}", "--memlock=unlimited:unlimited")
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # without it, the gate warns
+            subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASKED_S, check=False)
+
+
+def _raise(kind: int, most: int) -> None:
+    soft, hard = resource.getrlimit(kind)
+    within = hard if most == resource.RLIM_INFINITY else most if hard == resource.RLIM_INFINITY else min(hard, most)
+    if soft not in (resource.RLIM_INFINITY, within) and (within == resource.RLIM_INFINITY or within > soft):
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(kind, (within, hard))

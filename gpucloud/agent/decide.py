@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 
-from gpucloud.domain.agentstatus import Desired, Launch, Stop
-from gpucloud.domain.node import Notice
+from gpucloud.domain.node.node import Notice
+from gpucloud.domain.node.status import Desired, Launch, Stop
 
 _SAVE_AHEAD = timedelta(seconds=60)
 _SAVE_SHARE = 0.2  # of a short lease: else it would be spent on saving

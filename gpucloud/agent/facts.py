@@ -12,15 +12,15 @@ from gpucloud.agent import image
 from gpucloud.agent.boot.files import boots_itself, note_visit
 from gpucloud.agent.data.staged import staged
 from gpucloud.agent.gate.record import gate_fact
+from gpucloud.agent.layer.environment import places
 from gpucloud.agent.layer.fact import base as base_python
 from gpucloud.agent.layer.fact import index_for, layer_fact
-from gpucloud.agent.layer.places import places
 from gpucloud.agent.machine.notes import machine_fact
 from gpucloud.agent.package import package_sha256
 from gpucloud.agent.seat import agent_seat, driver_seat
-from gpucloud.domain.agentstatus import RunState, status_from_json
-from gpucloud.domain.bootstrap.facts import Asked, Facts
 from gpucloud.domain.codec import Malformed
+from gpucloud.domain.node.bootstrap.facts import Asked, Facts
+from gpucloud.domain.node.status import RunState, status_from_json
 from gpucloud.wholefile import read_text
 
 

@@ -7,14 +7,14 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
-from gpucloud.agent.runtime import chosen_runtime
 from gpucloud.domain.codec import Malformed, from_json, to_json
-from gpucloud.domain.container import ImageFact, ImageWanted
-from gpucloud.domain.job import ContainerRuntime
+from gpucloud.domain.job.spec import ContainerRuntime
+from gpucloud.domain.node.container import ImageFact, ImageWanted
 from gpucloud.wholefile import read_text, write_whole
 
 _HUB = "https://index.docker.io/v1/"  # Docker's own name for its registry in config.json
@@ -115,3 +115,14 @@ def _said(argv: list[str], env: dict[str, str]) -> str | None:
 
 def _record(root: Path, reference: str) -> Path:
     return root / "images" / f"{hashlib.sha256(reference.encode()).hexdigest()[:16]}.json"
+
+
+# Which container runtime this node uses.
+
+
+def chosen_runtime(wanted: ContainerRuntime) -> ContainerRuntime:
+    """Return the runtime; AUTO is Apptainer where only that is, else Docker."""
+    if wanted is not ContainerRuntime.AUTO:
+        return wanted
+    alone = shutil.which("docker") is None and shutil.which("apptainer") is not None
+    return ContainerRuntime.APPTAINER if alone else ContainerRuntime.DOCKER

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from urllib.parse import urlsplit
 
-from gpucloud.domain.node import Notice
-from gpucloud.domain.notice import notice_from, recommended_at
+from gpucloud.domain.node.node import Notice, notice_from, recommended_at
 
 _TOKEN_TTL_S = 21600  # the longest that IMDSv2 grants
 _ABSENT_LIMIT_S = 30.0  # a host that never had a metadata service is asked this often at last

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.agent.attemptfolder import AttemptFolder, newest, prune, saving_before
+from gpucloud.agent.attemptfolder import AttemptFolder, Inbox, Outbox, newest, prune, saving_before
 from gpucloud.agent.decide import (
     Abort,
     Action,
@@ -28,12 +28,11 @@ from gpucloud.agent.decide import (
     Start,
     decide,
 )
-from gpucloud.agent.levels import Inbox, Outbox
 from gpucloud.agent.metrics.station import Station
 from gpucloud.agent.outputroom import OutputRoom, gone
 from gpucloud.agent.running import CANNOT_RUN, RunningAttempt, end_beside, sweep
-from gpucloud.domain.agentstatus import AttemptStatus, Launch, Outcome, RunState, Status
-from gpucloud.domain.node import Notice
+from gpucloud.domain.node.node import Notice
+from gpucloud.domain.node.status import AttemptStatus, Launch, Outcome, RunState, Status
 
 # Each look costs about 0.3 ms of a core that sleeps otherwise: 20 a second are 0.6 %.
 _POLL_S = 0.05

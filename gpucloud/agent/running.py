@@ -1,19 +1,23 @@
-"""The process tree of one attempt."""
+"""The process tree of one attempt: started, ended, its output dated, and where its ranks are."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+import signal
 import subprocess
+import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud import processes
 from gpucloud.agent.attemptfolder import AttemptFolder
 from gpucloud.agent.composing import MARK, compose, end_recorded
 from gpucloud.agent.outputroom import OutputRoom
-from gpucloud.agent.outputtimes import OutputTimes
-from gpucloud.agent.stacks import ask_for_stacks, told_of
-from gpucloud.domain.agentstatus import AttemptStatus, Launch, RunState
+from gpucloud.domain.node.outputtimes import mark_line
+from gpucloud.domain.node.status import AttemptStatus, Launch, RunState
 from gpucloud.wholefile import write_whole
 
 CANNOT_RUN = 127  # what a shell answers when it cannot start a command
@@ -167,3 +171,93 @@ def _note(folder: AttemptFolder, text: str) -> None:
             log.write(text)
     except OSError:
         return  # the status says 127 all the same
+
+
+# Notes when output came (`gpucloud.domain.node.outputtimes`): a line for every tenth of a second in which some did.
+
+
+_EVERY_S = 0.1
+
+
+@dataclass(slots=True)
+class _Rank:
+    until: int = 0
+    marked_at_s: float | None = None
+    unmarked: int | None = None
+    """Up to where a mark should stand that could not be written: of what is before it nobody knows the time."""
+
+
+class OutputTimes:
+    """The marks of one attempt, `rank-<n>.times` in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ranks: dict[int, _Rank] = {}
+
+    def look(
+        self, sizes: tuple[tuple[int, int], ...], *, now_s: float, at_ms: int, last: bool = False
+    ) -> tuple[tuple[int, int], ...]:
+        """Mark what came since the last look, not too often but for the `last` time; return how much is marked.
+
+        That much may be read: what has no mark yet would be read without its time.
+        """
+        for rank, size in sizes:
+            known = self._ranks.setdefault(rank, _Rank())
+            due = known.marked_at_s is None or now_s - known.marked_at_s >= _EVERY_S
+            if size > known.until and (due or last):
+                self._mark(rank, known, size, at_ms)
+                known.until, known.marked_at_s = size, now_s
+        return tuple((rank, self._ranks[rank].until) for rank, _ in sizes)
+
+    def _mark(self, rank: int, known: _Rank, size: int, at_ms: int) -> None:
+        """On a full disk go on without: a mark later on must not date what was written meanwhile."""
+        missing = b"" if known.unmarked is None else b"\n" + mark_line(known.unmarked, None)
+        try:
+            _append(self._folder / f"rank-{rank}.times", missing + mark_line(size, at_ms))
+            known.unmarked = None
+        except OSError:
+            known.unmarked = size
+
+
+def _append(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        if os.write(descriptor, data) < len(data):
+            raise OSError("the disk is full")
+    finally:
+        os.close(descriptor)
+
+
+# Where the ranks of an attempt are: Python's own account of every thread, in each rank's output.
+
+
+_RANK = "RANK="
+_NO_CORE = 1  # bytes; core(5): a limit of 1 keeps the kernel from feeding a core dump to a program, too
+
+
+def ask_for_stacks(folder: Path) -> tuple[int, ...]:
+    """Send SIGABRT to every process of a rank and return their pids; one that is stopped is let go on for it.
+
+    With PYTHONFAULTHANDLER (`domain.launch.environment`) Python then writes the stack of every thread to its standard
+    error, whatever it waits for, and ends. Any other program just ends. In containers too: their processes are seen
+    from outside, by the attempt's mark.
+    """
+    found = told_of(folder)
+    for pid in found:
+        with contextlib.suppress(OSError, ValueError):
+            _without_core(pid)
+        for number in (signal.SIGABRT, signal.SIGCONT):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+    return found
+
+
+def told_of(folder: Path) -> tuple[int, ...]:
+    """Return the pids of the attempt's ranks that are alive, with what they started: launchers are no ranks."""
+    return tuple(pid for pid in processes.marked(MARK, str(folder)) if processes.has_variable(pid, _RANK))
+
+
+def _without_core(pid: int) -> None:
+    """A core of a process that holds a GPU's buffers takes minutes to write, and nobody asked for it."""
+    if sys.platform.startswith("linux"):
+        resource.prlimit(pid, resource.RLIMIT_CORE, (_NO_CORE, _NO_CORE))

@@ -11,9 +11,8 @@ from gpucloud import __version__
 from gpucloud.cli.arguments import Json, JsonAlready, OnCloud, Shell, Target, named
 from gpucloud.cli.groups import catalog, ci, iam, keys, local, quota, tools
 from gpucloud.cli.help import App, Group
-from gpucloud.domain.job import Cloud, MarketPolicy
-from gpucloud.domain.policy.names import Policy
-from gpucloud.domain.query import Order, Query
+from gpucloud.domain.job.spec import Cloud, MarketPolicy, Policy
+from gpucloud.domain.market.listing import Order, Query
 
 app = App(
     name="gpucloud",
@@ -62,7 +61,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show what would be rented, what it is going to cost and when it will be done; nothing is made."""
-    from gpucloud.cli import planning
+    from gpucloud.cli.commands import planning
 
     raise typer.Exit(planning.plan(target, on=cloud, plot=plot, as_json=as_json))
 
@@ -114,7 +113,7 @@ def simulate(  # noqa: PLR0913, PLR0917  each is an option
     as_json: Json = False,
 ) -> None:
     """Rehearse a job on recorded spot markets: cost, deadlines, interruptions; nothing is made."""
-    from gpucloud.cli import simulate as command
+    from gpucloud.cli.commands import simulate as command
 
     if show:
         raise typer.Exit(command.list_markets(as_json=as_json))
@@ -173,7 +172,7 @@ def offers(  # noqa: PLR0913, PLR0917  each is an option
     as_json: Json = False,
 ) -> None:
     """List the GPU machines that AWS rents, with prices, best first; needs no account."""
-    from gpucloud.cli import offers as command
+    from gpucloud.cli.commands import offers as command
 
     query = Query(
         gpu=tuple(gpu or ()),
@@ -193,7 +192,7 @@ def offers(  # noqa: PLR0913, PLR0917  each is an option
 @app.command()
 def up(target: Target = None, cloud: OnCloud = None, as_json: Json = False) -> None:
     """Start the job's machines, prepaid and prepared, without training."""
-    from gpucloud.cli import training
+    from gpucloud.cli.commands import training
 
     raise typer.Exit(training.up(target, on=cloud, as_json=as_json))
 
@@ -235,11 +234,11 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
     as_json: Json = False,
 ) -> None:
     """Run a job to its end, or continue it: machines, code, training, interruptions, teardown, cost."""
-    from gpucloud.cli import budgeting, training
+    from gpucloud.cli.commands import budgeting, training
 
     if verify_resume or verify_steps is not None:
-        from gpucloud.cli import verifying
-        from gpucloud.usecases.trials import STEPS
+        from gpucloud.cli.commands import verifying
+        from gpucloud.usecases.checkpoint.comparing import STEPS
 
         others = {
             "--keep": keep,
@@ -278,7 +277,7 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Say where a job stands and how it uses its GPUs; without a job, list all."""
-    from gpucloud.cli import asking
+    from gpucloud.cli.commands import asking
 
     raise typer.Exit(asking.status(target, history=metrics, every=every, as_json=as_json))
 
@@ -289,9 +288,9 @@ def watch(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Show a job's GPUs, steps and money until it ends; Ctrl-C leaves the job alone."""
-    from gpucloud.cli import watching
+    from gpucloud.cli.commands import asking
 
-    raise typer.Exit(watching.watch(target, as_json=as_json))
+    raise typer.Exit(asking.watch(target, as_json=as_json))
 
 
 @app.command()
@@ -300,7 +299,7 @@ def metrics(
     node: Annotated[Optional[str], typer.Option(help="Which node; the first if left out.")] = None,  # noqa: UP045
 ) -> None:
     """Write a machine's figures as Prometheus reads them."""
-    from gpucloud.cli import asking
+    from gpucloud.cli.commands import asking
 
     raise typer.Exit(asking.metrics(target, node))
 
@@ -334,14 +333,14 @@ def cost(  # noqa: PLR0913, PLR0917  each is an option
     as_json: Json = False,
 ) -> None:
     """Say what jobs have cost, may still cost, and have left of their budgets."""
-    from gpucloud.cli import costing
+    from gpucloud.cli.commands import costing
 
     asked = costing.Asked(by=by, since=since, to=to, every=every)
     if reconcile:
-        from gpucloud.cli import billed
+        from gpucloud.cli.commands import costing
 
         costing.require_one(targets or (), asked)
-        raise typer.Exit(billed.reconcile(targets[0] if targets else None, as_json=as_json))
+        raise typer.Exit(costing.reconcile(targets[0] if targets else None, as_json=as_json))
     raise typer.Exit(costing.cost(targets or (), asked, as_json=as_json))
 
 
@@ -358,7 +357,7 @@ def budget(
     as_json: Json = False,
 ) -> None:
     """Raise or lower a job's budget, also while it runs; without a sum, show it and its changes."""
-    from gpucloud.cli import budgeting
+    from gpucloud.cli.commands import budgeting
 
     job, wanted = budgeting.meant(words or [])
     raise typer.Exit(budgeting.budget(job, wanted, as_json=as_json))
@@ -378,7 +377,7 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Say whether machines and their GPUs are fit: this one, or those of a job."""
-    from gpucloud.cli import doctor as asked
+    from gpucloud.cli.commands import machines as asked
 
     raise typer.Exit(asked.doctor(target, full=full, as_json=as_json))
 
@@ -405,8 +404,8 @@ def logs(  # noqa: PLR0913, PLR0917  each is an option
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Write the output of a job's script."""
-    from gpucloud.cli import asking
-    from gpucloud.cli import logs as output
+    from gpucloud.cli.commands import asking
+    from gpucloud.cli.commands import logs as output
 
     if launch:
         raise typer.Exit(asking.launches(target, attempt=attempt))
@@ -433,7 +432,7 @@ def ssh(
     node: Annotated[Optional[str], typer.Option(help="Which node; the first if left out.")] = None,  # noqa: UP045
 ) -> None:
     """Open a shell on a machine, or run a command."""
-    from gpucloud.cli import asking
+    from gpucloud.cli.commands import asking
 
     raise typer.Exit(asking.ssh(target, node, tuple(command or ())))
 
@@ -447,7 +446,7 @@ def cp(
     as_json: Json = False,
 ) -> None:
     """Copy files to or from a job's machines; JOB:path starts in the job's code folder, JOB:@store/ is its store."""
-    from gpucloud.cli import copying
+    from gpucloud.cli.commands import copying
 
     raise typer.Exit(copying.copy(source, target, node=node, recursive=recursive, as_json=as_json))
 
@@ -480,7 +479,7 @@ def checkpoints(  # noqa: PLR0913, PLR0917  each is an option
     as_json: Json = False,
 ) -> None:
     """List a job's checkpoints; verify them, delete old ones, bring one here."""
-    from gpucloud.cli import checkpoints as command
+    from gpucloud.cli.commands import checkpoints as command
 
     asked = command.Asked(
         verify=verify, prune=prune, pull=pull, export=export, step=step, everything=everything, yes=yes
@@ -499,10 +498,10 @@ def down(
 ) -> None:
     """Save and end a job, end its machines, and show that nothing is left."""
     if base:
-        from gpucloud.cli import account
+        from gpucloud.cli.commands import account
 
         raise typer.Exit(account.end_base(region, with_data=with_data, yes=yes, as_json=as_json))
-    from gpucloud.cli import ending
+    from gpucloud.cli.commands import ending
 
     raise typer.Exit(ending.down(target, as_json=as_json))
 
@@ -515,9 +514,9 @@ def rm(
     as_json: Json = False,
 ) -> None:
     """Delete what is kept of a job that is over."""
-    from gpucloud.cli import removing
+    from gpucloud.cli.commands import ending
 
-    raise typer.Exit(removing.rm(target, with_checkpoints=with_checkpoints, yes=yes, as_json=as_json))
+    raise typer.Exit(ending.rm(target, with_checkpoints=with_checkpoints, yes=yes, as_json=as_json))
 
 
 @app.command()
@@ -528,7 +527,7 @@ def reconcile(
     as_json: Json = False,
 ) -> None:
     """Make one pass for a job and leave: for cron and CI schedules."""
-    from gpucloud.cli import passes
+    from gpucloud.cli.commands import passes
 
     if every or store:
         raise typer.Exit(passes.reconcile_all(store, as_json=as_json))
@@ -548,11 +547,11 @@ def gc(
     as_json: Json = False,
 ) -> None:
     """List what bears gpucloud's tags and belongs to no living job; remove it on request."""
-    from gpucloud.cli import strays
+    from gpucloud.cli.commands import machines
 
     clouds, regions = tuple(cloud or ()), tuple(region or ())
-    asked = strays.Sweep(clouds=clouds, regions=regions, store=store, delete=yes, wait=wait)
-    raise typer.Exit(strays.gc(asked, as_json=as_json))
+    asked = machines.Sweep(clouds=clouds, regions=regions, store=store, delete=yes, wait=wait)
+    raise typer.Exit(machines.gc(asked, as_json=as_json))
 
 
 @app.command()
@@ -566,7 +565,7 @@ def init(  # noqa: PLR0913, PLR0917  each is an option
     as_json: Json = False,
 ) -> None:
     """Write a job file, gpucloud.yaml."""
-    from gpucloud.cli import writing
+    from gpucloud.cli.commands import writing
 
     if show:
         raise typer.Exit(writing.templates(as_json=as_json))
@@ -578,7 +577,7 @@ def init(  # noqa: PLR0913, PLR0917  each is an option
 def schema(as_json: JsonAlready = False) -> None:
     """Write the JSON Schema of job files."""
     del as_json
-    from gpucloud.cli import writing
+    from gpucloud.cli.commands import writing
 
     raise typer.Exit(writing.schema())
 

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from gpucloud.domain.job import Cloud
+from gpucloud.domain.job.spec import Cloud
 
 
 class Shell(str, Enum):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer.completion as typers
 
-from gpucloud.cli.render import say
+from gpucloud.cli.render.words import say
 from gpucloud.domain.errors import GpucloudError
 from gpucloud.wiring import Gpucloud
 

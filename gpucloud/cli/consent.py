@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from gpucloud.cli.render import tell
+from gpucloud.cli.render.words import tell
 
 
 def is_meant(command: str) -> bool:

@@ -8,7 +8,7 @@ import traceback
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpucloud.cli.render import error_json, say_json, tell_error
+from gpucloud.cli.render.words import error_json, say_json, tell_error
 from gpucloud.domain.errors import GpucloudError, StoreError
 from gpucloud.wiring import Gpucloud
 

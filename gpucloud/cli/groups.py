@@ -33,7 +33,7 @@ def interrupt(
     as_json: Json = False,
 ) -> None:
     """Take a node of the embedded fleet, with a notice unless told otherwise."""
-    from gpucloud.cli.drills import Drill, drill
+    from gpucloud.cli.commands.drills import Drill, drill
 
     what = Drill.REBALANCE if rebalance else Drill.FREEZE if freeze_ else Drill.KILL if now else Drill.INTERRUPT
     raise typer.Exit(drill(which, node, what, as_json=as_json))
@@ -42,7 +42,7 @@ def interrupt(
 @local.command()
 def kill(which: Drilled = None, node: OneNode = None, as_json: Json = False) -> None:
     """Take a node of the embedded fleet without a notice: all of it is gone at once."""
-    from gpucloud.cli.drills import Drill, drill
+    from gpucloud.cli.commands.drills import Drill, drill
 
     raise typer.Exit(drill(which, node, Drill.KILL, as_json=as_json))
 
@@ -50,7 +50,7 @@ def kill(which: Drilled = None, node: OneNode = None, as_json: Json = False) -> 
 @local.command()
 def freeze(which: Drilled = None, node: OneNode = None, as_json: Json = False) -> None:
     """Stop everything on a node of the embedded fleet: it is there, is paid for, and answers nothing."""
-    from gpucloud.cli.drills import Drill, drill
+    from gpucloud.cli.commands.drills import Drill, drill
 
     raise typer.Exit(drill(which, node, Drill.FREEZE, as_json=as_json))
 
@@ -58,7 +58,7 @@ def freeze(which: Drilled = None, node: OneNode = None, as_json: Json = False) -
 @local.command()
 def cut(which: Drilled = None, node: OneNode = None, as_json: Json = False) -> None:
     """Cut a node of the embedded fleet off the network; what runs on it goes on."""
-    from gpucloud.cli.drills import Drill, drill
+    from gpucloud.cli.commands.drills import Drill, drill
 
     raise typer.Exit(drill(which, node, Drill.CUT, as_json=as_json))
 
@@ -66,7 +66,7 @@ def cut(which: Drilled = None, node: OneNode = None, as_json: Json = False) -> N
 @local.command()
 def heal(which: Drilled = None, node: OneNode = None, as_json: Json = False) -> None:
     """Undo `freeze` and `cut`."""
-    from gpucloud.cli.drills import Drill, drill
+    from gpucloud.cli.commands.drills import Drill, drill
 
     raise typer.Exit(drill(which, node, Drill.HEAL, as_json=as_json))
 
@@ -80,7 +80,7 @@ def weather(
     as_json: Json = False,
 ) -> None:
     """Take nodes of the embedded fleet at random times, the same for the same seed."""
-    from gpucloud.cli import drills
+    from gpucloud.cli.commands import drills
 
     raise typer.Exit(drills.weather(target, seed=seed, mean=mean, unannounced=unannounced, as_json=as_json))
 
@@ -91,7 +91,7 @@ def shortage(
     as_json: Json = False,
 ) -> None:
     """Start no spot machines for a while, as a market that has none; those that run stay."""
-    from gpucloud.cli import drills
+    from gpucloud.cli.commands import drills
 
     raise typer.Exit(drills.shortage(lasting, as_json=as_json))
 
@@ -99,7 +99,7 @@ def shortage(
 @quota.command("show")
 def quota_show(target: Target = None, as_json: Json = False) -> None:
     """Say what of the account's quotas a job needs, and what there is."""
-    from gpucloud.cli import account
+    from gpucloud.cli.commands import account
 
     raise typer.Exit(account.quota_show(target, as_json=as_json))
 
@@ -111,7 +111,7 @@ def quota_request(
     as_json: Json = False,
 ) -> None:
     """Ask AWS for as much as a job needs."""
-    from gpucloud.cli import account
+    from gpucloud.cli.commands import account
 
     raise typer.Exit(account.quota_request(target, vcpus=vcpus, as_json=as_json))
 
@@ -119,7 +119,7 @@ def quota_request(
 @quota.command("status")
 def quota_status(target: Target = None, as_json: Json = False) -> None:
     """List what was asked for, and AWS's answer."""
-    from gpucloud.cli import account
+    from gpucloud.cli.commands import account
 
     raise typer.Exit(account.quota_status(target, as_json=as_json))
 
@@ -152,7 +152,7 @@ def iam_policy(  # noqa: PLR0913, PLR0917  each by its name
 ) -> None:
     """Write the least policy that lets gpucloud work, as JSON; no credentials are needed."""
     del as_json
-    from gpucloud.cli import account
+    from gpucloud.cli.commands import account
     from gpucloud.domain.errors import UsageError
 
     asked = {
@@ -175,7 +175,7 @@ def iam_policy(  # noqa: PLR0913, PLR0917  each by its name
 @keys.callback(invoke_without_command=True)
 def keys_show(context: typer.Context, as_json: Json = False) -> None:
     """Show your signing key, for others to trust, and the keys that are trusted here; add or revoke one."""
-    from gpucloud.cli import keys as command
+    from gpucloud.cli.commands import account as command
 
     if context.invoked_subcommand is None:
         raise typer.Exit(command.show(as_json=as_json))
@@ -188,7 +188,7 @@ def keys_add(
     as_json: Json = False,
 ) -> None:
     """Trust a key: what it signed may be started and gone on with from here."""
-    from gpucloud.cli import keys as command
+    from gpucloud.cli.commands import account as command
 
     raise typer.Exit(command.add(name, key, as_json=as_json))
 
@@ -199,7 +199,7 @@ def keys_revoke(
     as_json: Json = False,
 ) -> None:
     """Trust a key no longer."""
-    from gpucloud.cli import keys as command
+    from gpucloud.cli.commands import account as command
 
     raise typer.Exit(command.revoke(which, as_json=as_json))
 
@@ -212,15 +212,15 @@ def ci_init(
     as_json: Json = False,
 ) -> None:
     """Put a pipeline into this repository, and beside it all that it installs: gpucloud's wheel, a lock by hash."""
-    from gpucloud.cli import ci as command
+    from gpucloud.cli.commands import writing as command
 
-    raise typer.Exit(command.init(github=github, gitlab=gitlab, force=force, as_json=as_json))
+    raise typer.Exit(command.init_ci(github=github, gitlab=gitlab, force=force, as_json=as_json))
 
 
 @tools.command("install")
 def tools_install(as_json: Json = False) -> None:
     """Fetch Terraform into gpucloud's own folder: a pinned version, checked by its checksum."""
-    from gpucloud.cli import account
+    from gpucloud.cli.commands import account
 
     raise typer.Exit(account.tools_install(as_json=as_json))
 
@@ -238,6 +238,6 @@ def catalog_refresh(
     as_json: Json = False,
 ) -> None:
     """Ask AWS for its GPU machines, where they are, list and spot prices; keep them for plans and `offers`."""
-    from gpucloud.cli import account
+    from gpucloud.cli.commands import account
 
     raise typer.Exit(account.catalog_refresh(tuple(region or ()), tuple(scores or ()), as_json=as_json))

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from gpucloud.cli.onlookers import Onlooker
-from gpucloud.cli.render import tell
-from gpucloud.domain.state import ExitReason
+from gpucloud.cli.render.onlookers import Onlooker
+from gpucloud.cli.render.words import tell
+from gpucloud.domain.state.state import ExitReason
 
 _STOP = "[s]top the job (saves first), "
 _DETACH = "[d]etach (it goes on), "

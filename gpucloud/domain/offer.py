@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 
-from gpucloud.domain.job import Access, Market, Resources
+from gpucloud.domain.job.spec import Access, Market, Resources
 
 _WITH_RESTARTS = Decimal("1.1")
 """Of a spot hour's price: recorded machines live for 2.2 h when they are new, and a restart takes about 12 min."""

@@ -1,4 +1,4 @@
-"""One device at work: does it compute right, does its memory keep what it is given, how fast are its ways."""
+"""One device at work (right? its memory? its ways?), then an all-reduce over all devices of a machine."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import contextlib
 import fcntl
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
-from gpucloud.domain.gate.report import DeviceProbe
+from gpucloud.domain.node.gate.report import CollectiveProbe, DeviceProbe, ProbeOrder, Said, TorchSeen
+from gpucloud.probe import telling
+from gpucloud.probe.telling import reason, tell
 
 Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -140,3 +145,112 @@ def _seconds(device: torch.device, work: Callable[[], object], times: int) -> fl
 
 def _seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+# An all-reduce over all devices: is the sum right, and how fast is it.
+
+
+Reduce = Callable[[torch.Tensor], object]
+
+_TIMES = 10
+
+
+def join(order: ProbeOrder, device: torch.device, store: Store | None = None) -> None:
+    """Join the others; through `store` if there is one already. Raises RuntimeError (torch's own kinds of it)."""
+    patience = timedelta(seconds=order.patience_s)
+    if store is None:
+        store = telling.store(order.address, order.port, order.world, order.rank == 0, patience)
+    dist.init_process_group(
+        backend="nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=order.rank,
+        world_size=order.world,
+        timeout=patience,
+    )
+
+
+def measure(device: torch.device, order: ProbeOrder, reduce: Reduce = dist.all_reduce) -> CollectiveProbe:
+    """Return how an all-reduce over everybody went; what torch raises is in `error`."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    try:
+        right = sum_is_right(device, order, reduce)
+        busbw = _busbw_gbps(device, order, reduce)
+    except RuntimeError as error:
+        return CollectiveProbe(backend=backend, ranks=order.world, error=reason(error))
+    return CollectiveProbe(backend=backend, ranks=order.world, right=right, megabytes=order.megabytes, busbw_gbps=busbw)
+
+
+def sum_is_right(device: torch.device, order: ProbeOrder, reduce: Reduce) -> bool:
+    """Return whether whole numbers of every rank add up on all of them: (0 + … + n − 1) × position."""
+    positions = torch.arange(1 << 20, device=device, dtype=torch.float32) % 1000
+    mine = positions * order.rank
+    reduce(mine)
+    wrong = (mine != positions * (order.world * (order.world - 1) // 2)).any().float()
+    dist.all_reduce(wrong)  # what one rank got wrong, all must tell
+    return wrong.item() == 0
+
+
+def _busbw_gbps(device: torch.device, order: ProbeOrder, reduce: Reduce) -> float:
+    """Bus bandwidth as nccl-tests reckons it (PERFORMANCE.md): bytes / seconds × 2(n − 1)/n."""
+    size = order.megabytes << 20
+    message = torch.ones(size // 4, device=device)
+    for _ in range(2):
+        reduce(message)
+    _wait(device)
+    dist.barrier()
+    started = time.perf_counter()
+    for _ in range(_TIMES):
+        reduce(message)
+    _wait(device)
+    seconds = (time.perf_counter() - started) / _TIMES
+    return size / seconds / 1e9 * 2 * (order.world - 1) / order.world
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+# One worker for each device of a machine: the device alone, then an all-reduce over all of them.
+
+
+def run(order: ProbeOrder) -> None:
+    """Say what torch is, what the device does, and how fast all devices add up together (rank 0 says it)."""
+    seen = look()
+    tell(Said(torch=seen))
+    if order.device == "cuda" and (not seen.available or order.rank >= seen.devices):
+        return
+    device = torch.device(order.device, order.rank) if order.device == "cuda" else torch.device("cpu")
+    try:
+        tell(Said(probe=probe(device, order.rank)))
+    except RuntimeError as error:
+        tell(Said(probe=DeviceProbe(index=order.rank, error=reason(error))))
+        return
+    if order.world > 1:
+        join(order, device)
+        found = measure(device, order)
+        if order.rank == 0:
+            tell(Said(collective=found))
+
+
+def look() -> TorchSeen:
+    """Return what this Python's torch is and can use."""
+    available = torch.cuda.is_available()
+    return TorchSeen(
+        version=torch.__version__,
+        cuda=torch.version.cuda,
+        available=available,
+        devices=torch.cuda.device_count() if available else 0,
+        error=None if available else _why_not(),
+    )
+
+
+def _why_not() -> str | None:
+    """Return what CUDA says when it is used all the same; `is_available` swallows it."""
+    if torch.version.cuda is None:
+        return None
+    try:
+        torch.zeros(1, device="cuda")
+    except (RuntimeError, AssertionError) as error:
+        return reason(error)
+    return None

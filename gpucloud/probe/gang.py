@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from gpucloud.domain.gate.gang import PairSeen, rounds
-from gpucloud.domain.gate.probing import ProbeOrder, Said
-from gpucloud.probe import rendezvous
-from gpucloud.probe.collective import join
+from gpucloud.domain.node.gate.gang import PairSeen, rounds
+from gpucloud.domain.node.gate.report import ProbeOrder, Said
+from gpucloud.probe import telling
+from gpucloud.probe.device import join
 from gpucloud.probe.telling import reason, tell
 
 _TIMES = 4
@@ -42,7 +42,7 @@ def _meet(order: ProbeOrder) -> Store | None:
     """Return the store at which all met; None when somebody did not come, so that nobody waits for a collective."""
     patience = timedelta(seconds=order.patience_s)
     is_host = order.rank == 0
-    store = rendezvous.store(order.address, order.port, order.world, is_host, patience, wait_for_workers=False)
+    store = telling.store(order.address, order.port, order.world, is_host, patience, wait_for_workers=False)
     store.set(f"here-{order.rank}", "yes")
     if is_host:
         arrived = _arrived(store, order)

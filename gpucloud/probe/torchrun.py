@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
-from gpucloud.probe.rendezvous import store
+from gpucloud.probe.telling import store
 
 
 def main() -> None:

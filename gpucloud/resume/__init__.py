@@ -15,7 +15,7 @@ from __future__ import annotations
 from gpucloud.resume.loader import Loader
 from gpucloud.resume.microbatch import MicroBatch
 from gpucloud.resume.run import Run, init
-from gpucloud.resume.startup import import_ahead
+from gpucloud.resume.settings import import_ahead
 from gpucloud.store.checkpoints import Fenced
 
 __all__ = ["Fenced", "Loader", "MicroBatch", "Run", "init"]

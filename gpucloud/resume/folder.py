@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from gpucloud.domain.manifest import Why
+from gpucloud.domain.checkpoint.manifest import Why
 
 _WITH_AN_END = (Why.NOTICE, Why.BUDGET)
 _TO_LEAVE_S = 1.0  # for the ranks to end

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from gpucloud.domain.errors import UsageError
-from gpucloud.resume import randomness
+from gpucloud.resume.state import randomness
 
 Place = tuple[int, int]
 """Epoch and index: what a sample's randomness depends on, beside the seed."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud.domain.quantities import format_size
+from gpucloud.domain.job.quantities import format_size
 from gpucloud.resume.ranks import Ranks
 
 _SPARE = 256 * 2**20

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gpucloud.domain.errors import UsageError
-from gpucloud.resume import randomness
 from gpucloud.resume.folder import say
-from gpucloud.resume.layout import size_of
 from gpucloud.resume.ranks import Ranks
+from gpucloud.resume.state import randomness
+from gpucloud.resume.state.tree import size_of
 
 _BUCKET_BYTES = 64 * 2**20
 # What running out of memory is called where it is no OutOfMemoryError: by cuBLAS, cuDNN, and on the CPU.

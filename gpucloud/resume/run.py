@@ -15,32 +15,27 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset
 
+from gpucloud.domain.checkpoint.manifest import Level, Promise, Why
+from gpucloud.domain.checkpoint.trial import Trial
 from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
-from gpucloud.domain.manifest import Level, Promise, Why
-from gpucloud.domain.trial import Trial
-from gpucloud.resume import randomness
-from gpucloud.resume.capture import Capture
-from gpucloud.resume.comparing import Put, unlike
 from gpucloud.resume.folder import AttemptFolder, say
-from gpucloud.resume.keeping import Keeper, Moment
 from gpucloud.resume.loader import Loader, require_split
 from gpucloud.resume.memory import HINT
-from gpucloud.resume.naming import rebuckets
-from gpucloud.resume.pauses import Pauses
-from gpucloud.resume.profiling import Profiling
+from gpucloud.resume.profiling import Profiling, Trying
 from gpucloud.resume.progress import Progress
-from gpucloud.resume.promise import promised, surroundings, tuned
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.restoring import Restored, find
-from gpucloud.resume.saving import Saver
-from gpucloud.resume.schedules import Schedules
-from gpucloud.resume.settings import Settings, read_settings
-from gpucloud.resume.sharded import Shares
-from gpucloud.resume.startup import end_quickly
-from gpucloud.resume.state import TrainingState
-from gpucloud.resume.trying import Trying
-from gpucloud.resume.windows import Window, Windows
-from gpucloud.resume.writer import Writer
+from gpucloud.resume.restore.comparing import Put, unlike
+from gpucloud.resume.restore.restoring import Restored, find
+from gpucloud.resume.save.capture import Capture
+from gpucloud.resume.save.keeping import Keeper, Moment, Pauses
+from gpucloud.resume.save.saving import Saver
+from gpucloud.resume.save.writer import Writer
+from gpucloud.resume.settings import Settings, end_quickly, promised, read_settings, surroundings, tuned
+from gpucloud.resume.state import randomness
+from gpucloud.resume.state.sharded import Shares
+from gpucloud.resume.state.state import TrainingState
+from gpucloud.resume.state.traits import rebuckets
+from gpucloud.resume.windows import Schedules, Window, Windows
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -158,3 +158,37 @@ def _has_gathered(group: Any) -> bool:
         if hasattr(one, "_unsharded_param"):  # there is none before the first pass
             kept.append(one._unsharded_param.grad)  # noqa: SLF001
     return any(gradient is not None for gradient in kept)
+
+
+# Whether a script's schedules go on between a step and the next batch: no checkpoint has that.
+
+
+_PLACE = "last_epoch"
+"""Where torch's schedules count."""
+
+
+class Schedules:
+    """Those among the script's objects. A script whose first batch comes after a step of them takes it ahead of each
+    batch, and does so after a resume.
+    """
+
+    def __init__(self, others: Iterable[Any]) -> None:
+        self._all = [one for one in others if isinstance(getattr(one, _PLACE, None), int)]
+        self._places = self._now()
+        self._has_stepped = False
+        self._ahead = False
+
+    def stepped(self) -> None:
+        """A step is done, with all that belongs to it."""
+        self._has_stepped = True
+        self._places = self._now()
+
+    def late(self) -> bool:
+        """Whether one went on since the step before; asked ahead of the first batch of each step."""
+        moved = self._now() != self._places
+        if not self._has_stepped:
+            self._ahead = self._ahead or moved
+        return moved and not self._ahead
+
+    def _now(self) -> list[Any]:
+        return [getattr(one, _PLACE) for one in self._all]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from gpucloud.domain.data import DataFile
 from gpucloud.domain.errors import StoreError, ToolMissing, UsageError
+from gpucloud.domain.job.data import DataFile
 from gpucloud.store.s3client import error_code, make_client, may_pass
 
 _CHUNK_BYTES = 1 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import socket
@@ -11,9 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 
-from gpucloud.domain.bounds import COUNTED
-from gpucloud.domain.errors import CheckpointUnreadable, GpucloudError, StoreError, UsageError
-from gpucloud.domain.manifest import (
+from gpucloud.domain.checkpoint.manifest import (
     Commit,
     Manifest,
     OtherFormat,
@@ -34,11 +33,12 @@ from gpucloud.domain.manifest import (
     starting,
     starting_key,
 )
-from gpucloud.domain.parts import PART_BYTES, cut
-from gpucloud.store.commits import base_of, listed, under
+from gpucloud.domain.checkpoint.sums import PART_BYTES, cut
+from gpucloud.domain.errors import CheckpointUnreadable, GpucloudError, StoreError, UsageError
+from gpucloud.domain.untrusted.bounds import COUNTED
 from gpucloud.store.contract import ObjectStore, get_small, put_once
-from gpucloud.store.crc import crc32_of
-from gpucloud.store.together import all_done
+from gpucloud.store.integrity import crc32_of
+from gpucloud.store.threads import all_done
 
 HURRIED_S = 1.0
 """So long old checkpoints are deleted although a save waits: without that there would be more and more of them."""
@@ -264,3 +264,41 @@ class Checkpoints:
 
     def _key(self, key: str) -> str:
         return under(self._prefix, key)
+
+
+# The newest committed checkpoint under a prefix, as a supervisor sees it.
+
+
+def newest_commit(store: ObjectStore, prefix: str) -> tuple[int, str] | None:
+    """Return the step and the SHA-256 (hex) of the manifest that a restore would try first; None without one.
+
+    The manifest is verified, its objects are not. Raises StoreError.
+    """
+    for commit in restore_order(listed(store, prefix), lambda generation: base_of(store, prefix, generation)):
+        stored = get_small(store, under(prefix, commit_key(commit)))
+        if stored is None:
+            continue
+        with contextlib.suppress(ValueError):
+            if read_manifest(stored.data).commit == commit:
+                return commit.step, hashlib.sha256(stored.data).hexdigest()
+    return None
+
+
+def listed(store: ObjectStore, prefix: str) -> tuple[str, ...]:
+    """Return the keys of all generations and manifests, without the prefix."""
+    cut = len(under(prefix, ""))
+    return tuple(key[cut:] for kind in ("gen/", "commit/") for key in store.list(under(prefix, kind)))
+
+
+def base_of(store: ObjectStore, prefix: str, generation: int) -> Commit | None:
+    """Return the commit that a generation began from; None when it had none or its record is damaged."""
+    stored = get_small(store, under(prefix, generation_key(generation)))
+    if stored is not None:
+        with contextlib.suppress(ValueError):
+            return read_base(stored.data)
+    return None
+
+
+def under(prefix: str, key: str) -> str:
+    """Return the key below the prefix; an empty prefix adds nothing."""
+    return f"{prefix.strip('/')}/{key}" if prefix.strip("/") else key

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from gpucloud.domain import bounds
+from gpucloud.domain.checkpoint.sums import Sums
 from gpucloud.domain.errors import StoreError
-from gpucloud.domain.parts import Sums
-from gpucloud.domain.quantities import format_size
+from gpucloud.domain.job.quantities import format_size
+from gpucloud.domain.untrusted import bounds
 
 RESERVED = ".gpucloud-"
 """File names that begin so belong to the store itself: no key may have them, no listing shows them."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpucloud.domain.parts import PART_BYTES, Sums, count_of, size_of
+from gpucloud.domain.checkpoint.sums import PART_BYTES, Sums, count_of, size_of
 from gpucloud.store.contract import ObjectStore, Stored
 
 _LISTED_AT_ONCE = 1000

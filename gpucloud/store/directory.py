@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpucloud.domain.bounds import most_of
+from gpucloud.domain.checkpoint.sums import PART_BYTES, Part, Sums, cut, size_of
 from gpucloud.domain.errors import StoreError, UsageError
-from gpucloud.domain.parts import PART_BYTES, Sums, size_of
+from gpucloud.domain.untrusted.bounds import most_of
 from gpucloud.store.contract import RESERVED, Conflict, Stored, TooLarge, checked, within
-from gpucloud.store.diskparts import read_parts, write_parts
-from gpucloud.store.folders import create, create_unnamed, files, make_folder, name_it, sync_folder
+from gpucloud.store.integrity import crc32_of
+from gpucloud.store.threads import all_done
 
 _LOCKS = f"{RESERVED}locks"
 _LOCK_LIMIT_S = 10.0
@@ -228,3 +228,146 @@ def user_path(written: str | Path, what: str) -> Path:
     except RuntimeError as error:
         user = Path(written).parts[0]
         raise UsageError(f"{what} is in {user}, and there is no such user here", hint="write the whole path") from error
+
+
+# Large objects between memory and a file: several parts at once, each at its place, none of them copied.
+
+
+# A file system that cannot set room aside says so in one of these ways.
+_NO_ROOM_KEPT = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+
+def write_parts(descriptor: int, pieces: Sequence[memoryview]) -> Sums:
+    """Fill the empty file with the pieces, one after the other, and return their sums. Raises OSError."""
+    parts = tuple(cut(pieces))
+    size = size_of(pieces)
+    _keep_room(descriptor, size)
+
+    def write(number: int) -> int:
+        _write(descriptor, parts[number], number * PART_BYTES)
+        return crc32_of(parts[number])
+
+    return Sums(size=size, crc32=tuple(all_done(write, range(len(parts)))))
+
+
+def read_parts(descriptor: int, at: int, into: memoryview) -> bool:
+    """Fill `into` with the file's bytes from `at` on; False when it ends before that. Raises OSError."""
+    parts = tuple(cut((into,)))
+
+    def read(number: int) -> bool:
+        return _read(descriptor, parts[number][0], at + number * PART_BYTES)
+
+    return all(all_done(read, range(len(parts))))
+
+
+def _keep_room(descriptor: int, size: int) -> None:
+    """A full disk is met before the first byte, and the file lies in few stretches."""
+    if size > PART_BYTES and hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if error.errno not in _NO_ROOM_KEPT:
+                raise
+
+
+def _write(descriptor: int, part: Part, at: int) -> None:
+    for view in part:
+        rest = view
+        while rest:
+            done = os.pwrite(descriptor, rest, at)
+            rest, at = rest[done:], at + done
+
+
+def _read(descriptor: int, into: memoryview, at: int) -> bool:
+    rest = into
+    while rest:
+        done = os.preadv(descriptor, [rest], at)
+        if done == 0:
+            return False
+        rest, at = rest[done:], at + done
+    return True
+
+
+# Folders of the directory store: made durably, looked through, and new files in them.
+
+
+_OPEN_FILES = Path("/proc/self/fd")
+_TRIES = 20
+_NO_UNNAMED = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS}  # network file systems, old kernels
+
+
+def create(path: Path, mode: int) -> int:
+    """Return a new file, open for writing; its folder is made if need be."""
+    for _ in range(_TRIES):
+        # `delete` takes empty folders away, so a folder just made may be gone again.
+        with contextlib.suppress(FileNotFoundError):
+            make_folder(path.parent)
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    raise FileNotFoundError(errno.ENOENT, "the folder vanishes again and again", str(path.parent))
+
+
+def create_unnamed(folder: Path, mode: int) -> int | None:
+    """Return a new file without a name, open for writing, which is gone when its writer dies; None where there is none.
+
+    `name_it` gives it one.
+    """
+    if not hasattr(os, "O_TMPFILE") or not _OPEN_FILES.is_dir():
+        return None
+    for _ in range(_TRIES):
+        try:
+            make_folder(folder)
+            return os.open(folder, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, mode)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno in _NO_UNNAMED:
+                return None
+            raise
+    return None
+
+
+def name_it(descriptor: int, path: Path) -> None:
+    """Give the unnamed file its name. Raises OSError."""
+    opened = os.open(_OPEN_FILES, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Only with a folder does Python have the link followed to the file that is open (bpo-37612).
+        os.link(str(descriptor), path, src_dir_fd=opened, follow_symlinks=True)
+    finally:
+        os.close(opened)
+
+
+def files(top: str) -> Iterator[str]:
+    """Yield the path of every file below; none where there is no folder."""
+    try:
+        entries = list(os.scandir(top))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if entry.name.startswith(RESERVED):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from files(entry.path)
+        else:
+            yield entry.path
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder and those above it, durably; one that is there is no error."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+        sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what was done in the folder durable."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpucloud.domain.errors import StoreError
-from gpucloud.domain.quantities import format_size
+from gpucloud.domain.job.quantities import format_size
 from gpucloud.store.contract import RESERVED
-from gpucloud.store.folders import create, create_unnamed, name_it, sync_folder
+from gpucloud.store.directory import create, create_unnamed, name_it, sync_folder
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ROOM_KEPT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)

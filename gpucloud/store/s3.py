@@ -14,13 +14,13 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from gpucloud.domain.bounds import OBJECT_BYTES, most_of
+from gpucloud.domain.checkpoint.sums import PART_BYTES, Sums
 from gpucloud.domain.errors import CredentialsError, StoreError, ToolMissing
-from gpucloud.domain.parts import PART_BYTES, Sums
-from gpucloud.domain.quantities import format_size
+from gpucloud.domain.job.quantities import format_size
+from gpucloud.domain.untrusted.bounds import OBJECT_BYTES, most_of
 from gpucloud.store.contract import Conflict, NoBucket, Stored, TooLarge, checked, within
-from gpucloud.store.pace import Pace
 from gpucloud.store.s3client import Door, authorities, error_code, is_aws, make_client, make_signer, may_pass, refusal
+from gpucloud.store.threads import Pace
 
 if TYPE_CHECKING:
     from gpucloud.store.s3parts import S3Parts

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
-from gpucloud.domain.parts import Part, size_of
-from gpucloud.store.pace import Pace
+from gpucloud.domain.checkpoint.sums import Part, size_of
+from gpucloud.store.threads import Pace
 
 FAILURES = (OSError, http.client.HTTPException)
 """What an exchange raises when it broke off: nobody knows whether the server did what it was asked."""

@@ -12,7 +12,7 @@ in lines on standard output. The bytes to write lie in the memory behind the des
     {"failed": "…"}         the store refuses either
     {"fenced": "…"}         another attempt has taken over
 
-Before it writes an object it puts the fingerprints of its tensors into its header (`gpucloud.domain.fingerprints`).
+Before it writes an object it puts the fingerprints of its tensors into its header (`gpucloud.domain.checkpoint.sums`).
 
 A save that carries `"alone": {"level": …, "reason": …, "why": …, "base": …}` is that of the only rank: it is committed
 at once, and both answers follow. After a commit it deletes what is no longer needed, and goes on with that after the
@@ -33,11 +33,20 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gpucloud.domain.checkpoint.manifest import (
+    Commit,
+    Level,
+    Manifest,
+    Piece,
+    Promise,
+    Why,
+    manifest_bytes,
+    read_manifest,
+)
+from gpucloud.domain.checkpoint.safetensors import read_header
+from gpucloud.domain.checkpoint.sums import SUM_BYTES, place, sums_at, written
 from gpucloud.domain.errors import CredentialsError, StoreError
-from gpucloud.domain.fingerprints import SUM_BYTES, place, sums_at, written
-from gpucloud.domain.manifest import Commit, Level, Manifest, Piece, Promise, Why, manifest_bytes, read_manifest
-from gpucloud.domain.safetensors import read_header
-from gpucloud.store import fingerprinting
+from gpucloud.store import integrity
 from gpucloud.store.checkpoints import Checkpoints, Fenced
 from gpucloud.store.opening import open_store
 
@@ -119,11 +128,11 @@ def put_fingerprints(data: memoryview, stretches: memoryview) -> None:
     header = read_header(data)
     room = place(data, len(header.tensors))
     try:
-        name = fingerprinting.torn(data, header, stretches)
+        name = integrity.torn(data, header, stretches)
         if name is not None:
             raise Torn(f"{name} was changed while it was copied: from now on saves wait")
         if room is not None:
-            data[room] = written(fingerprinting.of_object(data, header))
+            data[room] = written(integrity.of_object(data, header))
     except ImportError:
         return
 

@@ -1,9 +1,9 @@
 """The one composition root: job and environment in, adapters out. Late imports live here, so that `--help` is quick."""
 
 from gpucloud.adapters.home import Home, KnownJob
-from gpucloud.adapters.localfiles import local_tree as local_folder
-from gpucloud.adapters.localfiles import sent as local_file
 from gpucloud.adapters.scripts import imports_resume, look
+from gpucloud.adapters.transfer.localfiles import local_tree as local_folder
+from gpucloud.adapters.transfer.localfiles import sent as local_file
 from gpucloud.wiring.ci import install_pipeline
 from gpucloud.wiring.jobfile import job_schema, job_templates, sample_job, template_job
 from gpucloud.wiring.root import Gpucloud

@@ -1,4 +1,4 @@
-"""AWS, composed: what a job's choices mean there."""
+"""AWS, composed: for the user's side, and for a machine of a job that drives itself."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING
 
 from gpucloud.adapters.aws.nodes.place import LEAST_AHEAD
 from gpucloud.adapters.home import Home
-from gpucloud.domain.catalog import Catalog, aged
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job import Access, AwsChoices, Resources
-from gpucloud.domain.ledger import Terms
-from gpucloud.domain.supervision.prepaid import Wall
+from gpucloud.domain.job.spec import Access, AwsChoices, Resources
+from gpucloud.domain.market.catalog import Catalog, aged
+from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.offer import EfaLayout
 from gpucloud.domain.supervision.seen import Limits, Rules
 from gpucloud.wiring.cloud import Manners
 
 if TYPE_CHECKING:
     from gpucloud.adapters.aws.account.account import AwsAccount
-    from gpucloud.adapters.aws.account.census import AwsCensus
-    from gpucloud.adapters.aws.account.costexplorer import CostExplorer
+    from gpucloud.adapters.aws.account.census import AwsCensus, CostExplorer
     from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
-    from gpucloud.adapters.aws.prices.listed import ListedMarket
-    from gpucloud.adapters.aws.prices.market import AwsMarket
+    from gpucloud.adapters.aws.prices.market import AwsMarket, ListedMarket
     from gpucloud.adapters.aws.session import Aws
     from gpucloud.adapters.aws.stacks.provision import AwsProvisioner
-    from gpucloud.domain.account import Caller
+    from gpucloud.domain.market.account import Caller
     from gpucloud.domain.offer import Offer
+    from gpucloud.domain.supervision.self_driving import DriveOrder
+    from gpucloud.ports import MarketData
     from gpucloud.store import ObjectStore
     from gpucloud.wiring.iam import PrintedPolicies
 
-# The cloud's schedule fires up to two minutes late (Auto Scaling user guide), and the last save and the teardown take
-# their time: both are kept aside. Fifteen minutes is the least that a start, driver and image included, is worth.
+
 _WALL = Wall(reserve=timedelta(seconds=300), least=timedelta(minutes=15), ahead=LEAST_AHEAD)
 # SSH crosses the internet, and the cloud's list is some seconds old: more patience than with processes next door.
 _LIMITS = Limits(silent=timedelta(seconds=15), settle=timedelta(seconds=8), save=timedelta(seconds=90))
@@ -69,8 +69,8 @@ class AwsCloud:
     @cached_property
     def manners(self) -> Manners:
         """How AWS is dealt with: a disk and an address are paid beside each machine."""
-        from gpucloud.adapters.aws.machine.first_boot import POWER_OFF
-        from gpucloud.adapters.aws.prices.rates import region_rates
+        from gpucloud.adapters.aws.machine import POWER_OFF
+        from gpucloud.adapters.aws.prices.catalog import region_rates
 
         return Manners(
             rules=Rules(wall=_WALL, limits=_LIMITS),
@@ -100,7 +100,7 @@ class AwsCloud:
 
     def billing(self) -> CostExplorer:
         """Return AWS's own figures."""
-        from gpucloud.adapters.aws.account.costexplorer import CostExplorer
+        from gpucloud.adapters.aws.account.census import CostExplorer
 
         return CostExplorer(self.aws)
 
@@ -110,7 +110,7 @@ class AwsCloud:
 
     def listed_market(self) -> ListedMarket:
         """Return the catalog's prices, for which nobody need be known to AWS."""
-        from gpucloud.adapters.aws.prices.listed import ListedMarket
+        from gpucloud.adapters.aws.prices.market import ListedMarket
 
         return ListedMarket(self.catalog, self.regions)
 
@@ -243,17 +243,17 @@ class AwsCloud:
         )
 
     def _provisioner(self, store_url: str) -> AwsProvisioner:
+        from gpucloud.adapters.aws import machine
         from gpucloud.adapters.aws.bucket import ensure_bucket
-        from gpucloud.adapters.aws.machine import images
-        from gpucloud.adapters.aws.machine.first_boot import user_data
-        from gpucloud.adapters.aws.stacks.caller_address import require_session_tools, ssh_cidr
+        from gpucloud.adapters.aws.machine import user_data
+        from gpucloud.adapters.aws.stacks.network import require_session_tools, ssh_cidr
         from gpucloud.adapters.aws.stacks.provision import AwsProvisioner, Sources
 
         sources = Sources(
             bucket=partial(ensure_bucket, self.aws),
             user_data=user_data,
-            image=partial(images.resolve, self.aws, self._choices),
-            root_device=cache(partial(images.root_device, self.aws)),
+            image=partial(machine.resolve, self.aws, self._choices),
+            root_device=cache(partial(machine.root_device, self.aws)),
             ssh_cidr=ssh_cidr,
             session_tools=require_session_tools,
         )
@@ -281,8 +281,8 @@ class AwsCloud:
         )
 
     def _host_keys(self, store: ObjectStore) -> Callable[[str, str, str], str | None]:
-        from gpucloud.adapters.aws.account.identity import profile_of
-        from gpucloud.adapters.aws.machine.host_keys import HostKeys
+        from gpucloud.adapters.aws.account.account import profile_of
+        from gpucloud.adapters.aws.machine import HostKeys
 
         known: dict[tuple[str, str], HostKeys] = {}
         own = self._choices.instance_profile
@@ -309,3 +309,46 @@ class AwsCloud:
 def poll_s() -> float:
     """How old the cloud's list may be, in seconds; an emulated cloud may be asked more often."""
     return float(os.environ.get("GPUCLOUD_AWS_POLL_S", "3"))
+
+
+# AWS as a machine of a job has it that drives itself: its own group and what things cost, with its role's rights.
+
+
+def own_nodes(order: DriveOrder, store: ObjectStore) -> AwsNodeGroup:
+    """Return the node groups as a machine reaches them: its peers by their private addresses, with host keys that its
+    own role published; the instance's own role signs, and no bound or shut-off is moved. Raises ProvisionError.
+    """
+    from gpucloud.adapters.aws.account.account import role_id_of
+    from gpucloud.adapters.aws.machine import HostKeys
+    from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
+
+    aws = _own_session(order)
+    keys = HostKeys(store, order.cluster, role_id=role_id_of(aws))
+    return AwsNodeGroup(
+        aws,
+        user=order.job.aws.user,
+        access=Access.PRIVATE,
+        host_key=lambda region, cluster, instance_id: keys.of(instance_id),  # noqa: ARG005  one cluster
+        efa_of=lambda _: EfaLayout(),
+        port=int(os.environ.get("GPUCLOUD_SSH_PORT", "22")),
+        interval_s=poll_s(),
+        own=True,
+    )
+
+
+def own_market(order: DriveOrder) -> MarketData:
+    """Return what machines of the order's region cost; none is offered, for a machine buys none elsewhere."""
+    from gpucloud.adapters.aws.prices.catalog import load
+    from gpucloud.adapters.aws.prices.market import AwsMarket
+    from gpucloud.usecases.supervise.provision import OwnMarket
+
+    aws = _own_session(order)
+    catalog = load().with_prices(aws.region, dict(order.on_demand))
+    return OwnMarket(AwsMarket(aws, (aws.region,), catalog=catalog))
+
+
+def _own_session(order: DriveOrder) -> Aws:
+    """No profile: whatever the user calls his, the machine has its role."""
+    from gpucloud.adapters.aws.session import Aws
+
+    return Aws(None, order.region)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from gpucloud.domain.vendoring import Forge
 
 if TYPE_CHECKING:
-    from gpucloud.adapters.pipelines import Installed
+    from gpucloud.adapters.packaging import Installed
 
 
 def install_pipeline(folder: Path, forges: frozenset[Forge], *, force: bool) -> Installed:
-    """Put pipelines and what they install into the repository around `folder`; see `gpucloud.adapters.pipelines`."""
-    from gpucloud.adapters import pipelines
+    """Put pipelines and what they install into the repository around `folder`; see `gpucloud.adapters.packaging`."""
+    from gpucloud.adapters import packaging
 
-    return pipelines.install_pipeline(folder, forges, force=force)
+    return packaging.install_pipeline(folder, forges, force=force)

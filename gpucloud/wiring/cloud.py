@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpucloud.domain.job import SshChoices
-from gpucloud.domain.ledger import Terms
+from gpucloud.domain.job.spec import SshChoices
+from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.ports import Account, BillingData, MarketData, NodeGroup, Provisioner

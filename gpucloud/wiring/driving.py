@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpucloud.adapters.clock import SystemClock
-from gpucloud.domain.driving import DriveOrder, parse_order
 from gpucloud.domain.errors import NodeError, UsageError
-from gpucloud.domain.job import Cloud
+from gpucloud.domain.job.spec import Cloud
+from gpucloud.domain.supervision.self_driving import DriveOrder, parse_order
 from gpucloud.store import open_store
 from gpucloud.store.counting import CountingStore, Tally
-from gpucloud.usecases.owngroup import OwnGroup, OwnProvisioner
+from gpucloud.usecases.supervise.provision import OwnGroup, OwnProvisioner
 
 if TYPE_CHECKING:
-    from gpucloud.domain.bootstrap.wanted import DriverWanted
-    from gpucloud.domain.state import JobState
+    from gpucloud.domain.node.bootstrap.wanted import DriverWanted
+    from gpucloud.domain.state.state import JobState
     from gpucloud.ports import Clock, DataSets, MarketData, NodeGroup, Outputs
     from gpucloud.store import ObjectStore
-    from gpucloud.usecases.world import World
+    from gpucloud.usecases.services import World
 
 _PERIODS_S = {Cloud.LOCAL: 0.5}
 _PERIOD_S = 5.0
@@ -61,8 +61,8 @@ class Machine:
 
         from gpucloud.adapters.scripts import look
         from gpucloud.adapters.ssh import SshShell, generate_key
-        from gpucloud.domain.protection import protection_of
-        from gpucloud.usecases.world import Package, World
+        from gpucloud.domain.checkpoint.protection import protection_of
+        from gpucloud.usecases.services import Package, World
 
         key, tally = self._key(order), Tally()
         package = Path(sys.argv[0]).read_bytes()
@@ -100,7 +100,7 @@ class Machine:
 
                 return OwnGroup(LocalNodeGroup(Path(order.records)), order.group)
             case Cloud.AWS:
-                from gpucloud.wiring.awsmachine import own_nodes
+                from gpucloud.wiring.aws import own_nodes
 
                 return OwnGroup(own_nodes(order, self.store), order.group)
             case Cloud.SSH:
@@ -121,15 +121,14 @@ class Machine:
 
                 return LocalMarket()
             case Cloud.AWS:
-                from gpucloud.wiring.awsmachine import own_market
+                from gpucloud.wiring.aws import own_market
 
                 return own_market(order)
             case Cloud.SSH:
                 raise _cannot(order)
 
     def _outputs(self, order: DriveOrder) -> Outputs:
-        from gpucloud.adapters.outputs import OutputsFolder
-        from gpucloud.adapters.storedoutputs import StoredOutputs
+        from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs
 
         def fetching(target: Path) -> Outputs:
             return OutputsFolder(order.job.outputs, target, python=order.node_python)
@@ -139,7 +138,7 @@ class Machine:
     def _data_sets(self, order: DriveOrder) -> DataSets | None:
         if not order.job.data:
             return None
-        from gpucloud.adapters.datasets import Sources
+        from gpucloud.adapters.transfer.datasets import Sources
 
         return Sources(profile=None, python=order.node_python, cache=self._folder / "cache")
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.home import Home
-from gpucloud.domain.job import SshChoices
-from gpucloud.domain.ledger import Terms
-from gpucloud.domain.supervision.prepaid import Wall
+from gpucloud.domain.job.spec import SshChoices
+from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.supervision.seen import Limits, Rules
 from gpucloud.wiring.cloud import Manners
 
 if TYPE_CHECKING:
+    from gpucloud.adapters.hosts.cloud import SshProvisioner
     from gpucloud.adapters.hosts.group import SshNodeGroup
     from gpucloud.adapters.hosts.places import Configured
-    from gpucloud.adapters.hosts.provision import SshProvisioner
     from gpucloud.adapters.hosts.records import Place
     from gpucloud.domain.offer import Offer
     from gpucloud.ports import MarketData, Shell
@@ -53,7 +53,7 @@ class SshCloud:
     def places(self) -> tuple[Place, ...]:
         """The hosts as SSH reaches them. HostKeyMismatch when the key of one is not known."""
         from gpucloud.adapters.hosts.places import Sources, places
-        from gpucloud.adapters.ssh.knownhosts import known_key, usual_files
+        from gpucloud.adapters.ssh.hosts import known_key, usual_files
 
         files = usual_files()
         key_of = partial(known_key, files=files)
@@ -67,7 +67,7 @@ class SshCloud:
 
     def market(self) -> MarketData:
         """Return the price that the user states."""
-        from gpucloud.adapters.hosts.market import SshMarket
+        from gpucloud.adapters.hosts.cloud import SshMarket
 
         return SshMarket(self._choices.usd_per_hour, SystemClock(), lambda: self.places)
 
@@ -75,13 +75,13 @@ class SshCloud:
         """Return the groups of hosts of jobs that keep their state in this store."""
         from gpucloud.adapters.hosts.asking import Asking
         from gpucloud.adapters.hosts.group import SshNodeGroup
-        from gpucloud.adapters.hosts.recollection import Recollection
+        from gpucloud.adapters.hosts.records import Recollection
 
         return SshNodeGroup(Recollection(store, SystemClock()), Asking(self._shell), lambda: self.places)
 
     def provisioner(self, store: ObjectStore) -> SshProvisioner:
         """Return what keeps the record of who has the hosts."""
-        from gpucloud.adapters.hosts.provision import SshProvisioner
+        from gpucloud.adapters.hosts.cloud import SshProvisioner
 
         group = self.group(store)
         return SshProvisioner(group.records, group)
@@ -110,7 +110,7 @@ class SshCloud:
 
 def _configured(alias: str) -> Configured:
     from gpucloud.adapters.hosts.places import Configured
-    from gpucloud.adapters.ssh.userconfig import said_of
+    from gpucloud.adapters.ssh.hosts import said_of
 
     said = said_of(alias)
     return Configured(address=said.address, user=said.user, port=said.port, jump=said.jump)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gpucloud.domain.errors import CredentialsError, ProvisionError, UsageError
-from gpucloud.domain.job import Access, AwsChoices, Job, Resources
+from gpucloud.domain.job.spec import Access, AwsChoices, Job, Resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,7 +154,7 @@ class PrintedPolicies:
     def _account(self) -> str:
         if self._asked_for is not None:
             return self._asked_for
-        from gpucloud.adapters.aws.account.identity import account_of
+        from gpucloud.adapters.aws.account.account import account_of
         from gpucloud.adapters.aws.session import Aws
 
         try:
@@ -196,7 +196,7 @@ class PrintedPolicies:
     def _own_profile(self, name: str) -> tuple[str, str]:
         """Return the ARNs of the user's own profile and of its role, which only IAM knows."""
         if self._knows_the_account:
-            from gpucloud.adapters.aws.account.identity import profile_of
+            from gpucloud.adapters.aws.account.account import profile_of
 
             own = profile_of(self._aws, name)
             return own.arn, own.role_arn

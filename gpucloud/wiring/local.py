@@ -8,16 +8,16 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from gpucloud.adapters.home import Home
-from gpucloud.adapters.local.login import user_name
+from gpucloud.adapters.local.place import user_name
 from gpucloud.adapters.local.records import Tier
-from gpucloud.domain.ledger import Terms
-from gpucloud.domain.supervision.prepaid import Wall
+from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.supervision.seen import Limits, Rules
 from gpucloud.wiring.cloud import Manners
 
 if TYPE_CHECKING:
-    from gpucloud.adapters.local.census import LocalCensus
     from gpucloud.adapters.local.group import LocalNodeGroup
+    from gpucloud.adapters.local.market import LocalCensus
     from gpucloud.domain.offer import Offer
     from gpucloud.ports import MarketData, Provisioner
     from gpucloud.store import ObjectStore
@@ -88,7 +88,7 @@ class LocalCloud:
 
     def provisioner(self, store: ObjectStore) -> Provisioner:  # noqa: ARG002
         """Return Terraform where it is installed, else the function that its module calls."""
-        from gpucloud.adapters.bundled import bundled
+        from gpucloud.adapters.home import bundled
         from gpucloud.adapters.local.provision import EmbeddedProvisioner, LocalProvisioner
         from gpucloud.adapters.terraform import TerraformProvisioner, find_terraform
 
@@ -100,7 +100,7 @@ class LocalCloud:
 
     def census(self, store: ObjectStore) -> LocalCensus:
         """Return what lists everything of this cloud."""
-        from gpucloud.adapters.local.census import LocalCensus
+        from gpucloud.adapters.local.market import LocalCensus
 
         return LocalCensus(self._home.cloud, self.provisioner(store))
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.home import Home, KnownJob, open_home
-from gpucloud.domain.authorization import refuse_elsewhere, unusable
 from gpucloud.domain.errors import CredentialsError, GpucloudError, ToolMissing, UsageError
-from gpucloud.domain.job import AwsChoices, Job, Resources, SshChoices
-from gpucloud.domain.job import Cloud as CloudName
+from gpucloud.domain.job.spec import AwsChoices, Job, Resources, SshChoices
+from gpucloud.domain.job.spec import Cloud as CloudName
+from gpucloud.domain.state.authorization import refuse_elsewhere, unusable
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.wiring.jobfile import read_secrets
 from gpucloud.wiring.local import LocalCloud
@@ -23,26 +23,26 @@ from gpucloud.wiring.local import LocalCloud
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from gpucloud.adapters.copying import Copier
-    from gpucloud.adapters.datasets import Sources
     from gpucloud.adapters.local.group import LocalNodeGroup
     from gpucloud.adapters.plots import Plot
     from gpucloud.adapters.signing import KeyRing
-    from gpucloud.domain.driving import Unable
-    from gpucloud.domain.node import Node
-    from gpucloud.domain.order import Order
-    from gpucloud.domain.plan import Plan
-    from gpucloud.domain.protection import Saving
-    from gpucloud.domain.state import JobState
+    from gpucloud.adapters.transfer.copying import Copier
+    from gpucloud.adapters.transfer.datasets import Sources
+    from gpucloud.domain.checkpoint.protection import Saving
+    from gpucloud.domain.market.plan import Plan
+    from gpucloud.domain.node.node import Node
+    from gpucloud.domain.state.order import Order
+    from gpucloud.domain.state.state import JobState
+    from gpucloud.domain.supervision.self_driving import Unable
     from gpucloud.ports import Clock, DataSets, Markets, PolicyTables, Shell, Signer, Trust
-    from gpucloud.usecases.estimate import Estimator
-    from gpucloud.usecases.here import Here
-    from gpucloud.usecases.jobs import Asker
-    from gpucloud.usecases.jobstore import JobStore
-    from gpucloud.usecases.orders import Given, Orders, Reader
-    from gpucloud.usecases.report import JobReport
-    from gpucloud.usecases.start import Starter
-    from gpucloud.usecases.world import World
+    from gpucloud.usecases.job.jobs import Asker
+    from gpucloud.usecases.job.start import Starter
+    from gpucloud.usecases.jobstore.jobstore import JobStore
+    from gpucloud.usecases.jobstore.orders import Given, Orders, Reader
+    from gpucloud.usecases.jobstore.report import JobReport
+    from gpucloud.usecases.machines.doctor import Here
+    from gpucloud.usecases.money.estimate import Estimator
+    from gpucloud.usecases.services import World
     from gpucloud.wiring.aws import AwsCloud
     from gpucloud.wiring.cloud import Cloud, Manners
     from gpucloud.wiring.hosts import SshCloud
@@ -115,15 +115,15 @@ class Gpucloud:
 
     def orders(self, known: KnownJob) -> Orders:
         """Return a known job's orders, to read and to give."""
-        from gpucloud.usecases.jobstore import JobStore
-        from gpucloud.usecases.orders import Orders
+        from gpucloud.usecases.jobstore.jobstore import JobStore
+        from gpucloud.usecases.jobstore.orders import Orders
 
         jobs = JobStore(self.store_of(known), known.name)
         return Orders(jobs=jobs, clock=self.store_clock(jobs), signer=self.signer(), reader=self.reader())
 
     def store_clock(self, jobs: JobStore) -> Clock:
         """Return the clock of a job's store, by which all who have to do with the job agree."""
-        from gpucloud.usecases.storeclock import StoreClock
+        from gpucloud.usecases.services import StoreClock
 
         return StoreClock(self.clock, jobs, lambda _: None)
 
@@ -176,15 +176,15 @@ class Gpucloud:
         """Return the job with the code that its order names, which no edit of the folder reaches. Raises StoreError."""
         if not order.code_sha256:
             return job
-        from gpucloud.adapters.sync import make_tree
-        from gpucloud.usecases.jobstore import JobStore
+        from gpucloud.adapters.transfer.sync import make_tree
+        from gpucloud.usecases.jobstore.jobstore import JobStore
 
         jobs = JobStore(self.store_of(known), known.name)
         folder, sha256 = self._cache / "code" / known.name, order.code_sha256
         return replace(job, code=make_tree(folder, sha256, lambda: jobs.code(sha256)))
 
     def _edited(self, known: KnownJob, order: Order) -> str | None:
-        from gpucloud.usecases.start import sha256_of
+        from gpucloud.usecases.job.start import sha256_of
 
         try:
             differs = sha256_of(known.file.read_bytes()) != order.spec_sha256
@@ -245,7 +245,7 @@ class Gpucloud:
         """Return the report with what the job's nodes say now; one that does not answer has no status."""
         if not report.nodes:
             return report
-        from gpucloud.usecases.visiting import visited
+        from gpucloud.usecases.supervise.look import visited
 
         shell = self.visitor(known)
         try:
@@ -256,7 +256,7 @@ class Gpucloud:
     @contextmanager
     def copier(self, known: KnownJob, node: Node, progress: Callable[[int, int], None]) -> Iterator[Copier]:
         """Give what copies to and from a job's node, paths starting in its code folder."""
-        from gpucloud.adapters.copying import Copier
+        from gpucloud.adapters.transfer.copying import Copier
 
         manners = self.cloud_of(known).manners
         shell = self.shell(known.name, manners)
@@ -269,8 +269,8 @@ class Gpucloud:
         """Return what starts jobs in the job's store."""
         from functools import partial
 
-        from gpucloud.adapters.sync import whole_code
-        from gpucloud.usecases.start import Starter
+        from gpucloud.adapters.transfer.sync import whole_code
+        from gpucloud.usecases.job.start import Starter
 
         cloud = self.cloud(job)
         return Starter(
@@ -292,9 +292,8 @@ class Gpucloud:
 
         `offline`: by the catalog's prices, for a job on AWS of somebody whom AWS does not know.
         """
-        from gpucloud.usecases.estimate import Estimator
-        from gpucloud.usecases.outlooks import Outlooks
-        from gpucloud.usecases.planning import Planner
+        from gpucloud.usecases.money.estimate import Estimator, Planner
+        from gpucloud.usecases.money.simulate import Outlooks
 
         cloud = self.cloud(job)
         outlooks = Outlooks(markets=self.recorded_markets(), tables=self.policy_tables())
@@ -317,8 +316,8 @@ class Gpucloud:
     def asker(self, known: KnownJob) -> Asker:
         """Return what answers questions about a known job."""
         from gpucloud.store.counting import CountingStore, Tally
-        from gpucloud.usecases.jobs import Asker
-        from gpucloud.usecases.jobstore import JobStore
+        from gpucloud.usecases.job.jobs import Asker
+        from gpucloud.usecases.jobstore.jobstore import JobStore
 
         cloud, store, tally = self.cloud_of(known), self.store_of(known), Tally()
         jobs = JobStore(CountingStore(store, tally), known.name)
@@ -366,19 +365,19 @@ class Gpucloud:
         """Bring home what a machine that drove the job put into the store; return where it is now."""
         if not job.outputs and job.profile_steps is None:
             return ()
-        from gpucloud.adapters.storedoutputs import bring_stored_home
+        from gpucloud.adapters.transfer.outputs import bring_stored_home
 
         return bring_stored_home(self.store(job), name, job.source.parent / "outputs" / name)
 
     def has_stored_outputs(self, known: KnownJob) -> bool:
         """Return whether outputs of a job are in the store, and its folder is here for them to come home to."""
-        from gpucloud.adapters.storedoutputs import has_stored
+        from gpucloud.adapters.transfer.outputs import has_stored
 
         return known.file.parent.is_dir() and has_stored(self.store_of(known), known.name)
 
     def copy_stored(self, known: KnownJob, target: Path) -> tuple[str, ...]:
         """Bring what was put into the store below `target`, as it was, and leave it there; return where it is now."""
-        from gpucloud.adapters.storedoutputs import copy_stored
+        from gpucloud.adapters.transfer.outputs import copy_stored
 
         return copy_stored(self.store_of(known), known.name, target)
 
@@ -399,14 +398,14 @@ class Gpucloud:
         """Return where the job's data comes from; None for a job without data."""
         if not job.data:
             return None
-        from gpucloud.adapters.datasets import Sources
+        from gpucloud.adapters.transfer.datasets import Sources
 
         profile, python = job.aws.profile, self.cloud(job).manners.node_python
         return self._data.setdefault(profile, Sources(profile=profile, python=python, cache=self._cache))
 
     def data_remarks(self, job: Job, region: str) -> tuple[str, ...]:
         """Return what reading the job's data costs machines in that region, where it costs anything."""
-        from gpucloud.domain.egress import remark
+        from gpucloud.domain.money.sundries import remark
 
         sets = self.data_sets(job)
         if sets is None or job.cloud is not CloudName.AWS:
@@ -436,7 +435,7 @@ class Gpucloud:
 
     def reader(self) -> Reader:
         """Return who reads orders here. Raises CredentialsError."""
-        from gpucloud.usecases.orders import Reader
+        from gpucloud.usecases.jobstore.orders import Reader
 
         return Reader(trust=self.trust(), marks=self.home.order_marks)
 
@@ -462,13 +461,13 @@ class Gpucloud:
 
     def install_terraform(self, story: Callable[[str], None]) -> Path:
         """Fetch Terraform into this user's own folder and return it. ToolMissing when that fails."""
-        from gpucloud.adapters.terraform.install import install
+        from gpucloud.adapters.terraform.program import install
 
         return install(self.home.tools, story=story)
 
     def look_here(self, *, full: bool) -> Here:
         """Return how this machine is; with `full`, its GPUs are put to work."""
-        from gpucloud.wiring.here import look_here
+        from gpucloud.wiring.jobfile import look_here
 
         return look_here(self.home, lambda: self.aws(AwsChoices(), Resources()).account(), full=full)
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud.adapters.home import KnownJob
-from gpucloud.domain.authorization import Refusal, ending_cloud
 from gpucloud.domain.errors import CredentialsError, GpucloudError
-from gpucloud.domain.job import Cloud
-from gpucloud.domain.state import JobState
+from gpucloud.domain.job.spec import Cloud
+from gpucloud.domain.state.authorization import Refusal, ending_cloud
+from gpucloud.domain.state.state import JobState
 from gpucloud.store import open_store
-from gpucloud.usecases.jobstore import JobStore, job_names
-from gpucloud.usecases.runs import may_be_run
+from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
+from gpucloud.usecases.jobstore.orders import may_be_run
 from gpucloud.wiring.root import Gpucloud
 
 

@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gpucloud.adapters.home import KnownJob
-from gpucloud.adapters.sightings import SightingsFile
+from gpucloud.adapters.home import KnownJob, SightingsFile
 from gpucloud.domain.errors import GpucloudError, UsageError
-from gpucloud.domain.job import AwsChoices, Resources
-from gpucloud.domain.job import Cloud as CloudName
+from gpucloud.domain.job.spec import AwsChoices, Resources
+from gpucloud.domain.job.spec import Cloud as CloudName
 from gpucloud.ports import Census
 from gpucloud.store import ObjectStore, open_store
-from gpucloud.usecases.gc import Sweeper
-from gpucloud.usecases.world import cluster_of
+from gpucloud.usecases.machines.strays import Sweeper
+from gpucloud.usecases.services import cluster_of
 from gpucloud.wiring.root import Gpucloud
 
 if TYPE_CHECKING:

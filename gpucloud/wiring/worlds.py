@@ -9,25 +9,23 @@ from functools import partial
 from pathlib import Path
 
 from gpucloud.adapters.home import Home
-from gpucloud.adapters.outputs import OutputsFolder
-from gpucloud.adapters.package import package_zip
+from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.scripts import look
 from gpucloud.adapters.ssh import generate_key
-from gpucloud.adapters.storedoutputs import StoredOutputs
-from gpucloud.adapters.sync import whole_code
-from gpucloud.domain.bootstrap.noderecord import LARGEST_CODE_BYTES
-from gpucloud.domain.bootstrap.wanted import DriverWanted
-from gpucloud.domain.driving import VERSION, DriveOrder, Unable, order_key, unable
-from gpucloud.domain.job import Cloud as CloudName
-from gpucloud.domain.job import Job
-from gpucloud.domain.policy.learned import Tables
-from gpucloud.domain.protection import protection_of
-from gpucloud.domain.supervision.goal import rules_for
-from gpucloud.domain.supervision.situation import Lesson
+from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs
+from gpucloud.adapters.transfer.sync import whole_code
+from gpucloud.domain.checkpoint.protection import protection_of
+from gpucloud.domain.job.spec import Cloud as CloudName
+from gpucloud.domain.job.spec import Job
+from gpucloud.domain.market.policy.learned import Tables
+from gpucloud.domain.node.bootstrap.wanted import LARGEST_CODE_BYTES, DriverWanted
+from gpucloud.domain.supervision.deadline import Lesson
+from gpucloud.domain.supervision.seen import rules_for
+from gpucloud.domain.supervision.self_driving import ORDER_VERSION, DriveOrder, Unable, order_key, unable
 from gpucloud.ports import Clock, DataSets, Shell
 from gpucloud.store import ObjectStore
 from gpucloud.store.counting import CountingStore, Tally
-from gpucloud.usecases.world import Package, SelfBoot, World
+from gpucloud.usecases.services import Package, SelfBoot, World
 from gpucloud.wiring.cloud import Cloud, Manners
 
 
@@ -121,7 +119,7 @@ def _self_boot(manners: Manners, unattended: timedelta | None, cache: Path) -> S
 def _driven(world: World, around: Around) -> World:
     """Return the world with what its machines go by; what the store adds to the order is added there."""
     order = DriveOrder(
-        version=VERSION,
+        version=ORDER_VERSION,
         name=world.name,
         cluster=world.cluster,
         group="",

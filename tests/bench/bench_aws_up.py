@@ -21,8 +21,8 @@ from unittest import mock
 
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.terraform import find_terraform
-from gpucloud.domain.job import AwsChoices, Market, Resources
-from gpucloud.domain.node import GroupView, NodeState
+from gpucloud.domain.job.spec import AwsChoices, Market, Resources
+from gpucloud.domain.node.node import GroupView, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import ClusterSpec
 from gpucloud.store import open_store

@@ -13,15 +13,15 @@ from pathlib import Path
 from unittest import mock
 
 from gpucloud.adapters.home import Home, KnownJob
-from gpucloud.domain.job import Market
-from gpucloud.domain.ledger import Terms
-from gpucloud.domain.node import EndCause
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.money.rates import Rates
+from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import Offer, Pool, PricePoint
-from gpucloud.domain.rates import Rates
-from gpucloud.domain.state import Attempt, ExitReason, JobState, JobStatus, Member, NodeLife
+from gpucloud.domain.state.state import Attempt, ExitReason, JobState, JobStatus, Member, NodeLife
 from gpucloud.store import open_store
-from gpucloud.usecases.cashier import Cashier
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.money.spend import Cashier
 from tests.bench.figures import figure
 from tests.unit.worlds import put_job
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import boto3
 
-from gpucloud.adapters.datasets import Sources
+from gpucloud.adapters.transfer.datasets import Sources
 from gpucloud.agent.data.staging import Order, stage
-from gpucloud.domain.data import DataSet, wanted
-from gpucloud.domain.job import Cloud
+from gpucloud.domain.job.data import DataSet, wanted
+from gpucloud.domain.job.spec import Cloud
 from tests.bench.figures import figure
 from tests.standins.bucket import serving
 

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from gpucloud import resume
-from gpucloud.domain.safetensors import read_header
-from gpucloud.resume.capture import Capture
+from gpucloud.domain.checkpoint.safetensors import read_header
+from gpucloud.resume.save.capture import Capture
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from tests.bench.figures import figure

@@ -21,7 +21,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gpucloud.resume.saving import NOTICE_LEAVES_S
+from gpucloud.resume.save.saving import NOTICE_LEAVES_S
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from tests.bench.figures import figure

@@ -28,19 +28,17 @@ import numpy.typing as npt
 
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.tables import TableMaker
-from gpucloud.domain.ledger import Terms
-from gpucloud.domain.markets import RecordedMarket, RecordedZone, value_at, zone_set
-from gpucloud.domain.node import EndCause
-from gpucloud.domain.policy.counting import count, watch
-from gpucloud.domain.policy.decide import decide
-from gpucloud.domain.policy.hazards import Counts
-from gpucloud.domain.policy.learned import Tables
-from gpucloud.domain.policy.names import Policy
-from gpucloud.domain.policy.observation import Task
-from gpucloud.domain.simulation.fleet import Life
-from gpucloud.domain.simulation.recovery import Recovery
-from gpucloud.domain.simulation.replay import replay
-from gpucloud.domain.simulation.timeline import LOOK_S, Timeline, ZoneView, timeline
+from gpucloud.domain.job.spec import Policy
+from gpucloud.domain.market.policy.decide import decide
+from gpucloud.domain.market.policy.learned import Counts, Tables, count, watch
+from gpucloud.domain.market.policy.observation import Task
+from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone, value_at, zone_set
+from gpucloud.domain.market.simulation.fleet import Life
+from gpucloud.domain.market.simulation.replay import replay
+from gpucloud.domain.market.simulation.scenario import Recovery
+from gpucloud.domain.market.simulation.timeline import LOOK_S, Timeline, ZoneView, timeline
+from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.node.node import EndCause
 from tests.bench.bound import Rules, least_costs
 from tests.bench.figures import figure
 

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from gpucloud.domain.manifest import (
+from gpucloud.domain.checkpoint.manifest import (
     Commit,
     Manifest,
     Piece,
@@ -28,14 +28,14 @@ from gpucloud.domain.manifest import (
     manifest_bytes,
     read_manifest,
 )
-from gpucloud.domain.parts import PART_BYTES
-from gpucloud.domain.safetensors import entries_of, header_bytes, placed
+from gpucloud.domain.checkpoint.safetensors import entries_of, header_bytes, placed
+from gpucloud.domain.checkpoint.sums import PART_BYTES
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.directory import DirectoryStore
-from gpucloud.store.together import THREADS
-from gpucloud.usecases import exporting
-from gpucloud.usecases.checkpoints import Shelf
-from gpucloud.usecases.pulling import Puller
+from gpucloud.store.threads import THREADS
+from gpucloud.usecases.checkpoint import pulling
+from gpucloud.usecases.checkpoint.checkpoints import Shelf
+from gpucloud.usecases.checkpoint.pulling import Puller
 from tests.bench import transport_candidates
 from tests.bench.figures import figure
 from tests.standins.fast_bucket import in_a_process
@@ -124,8 +124,8 @@ def _pull(shelf: Shelf, folder: Path) -> Work:
 def _export(shelf: Shelf, folder: Path) -> Work:
     def export() -> None:
         manifest = _manifest(shelf)
-        plan = exporting.planned(shelf, manifest, everything=False, about={})
-        exporting.write(shelf, manifest, plan, folder / "w.safetensors")
+        plan = pulling.planned(shelf, manifest, everything=False, about={})
+        pulling.write(shelf, manifest, plan, folder / "w.safetensors")
         assert plan.tensors == RANKS * TENSORS
 
     return export

@@ -13,11 +13,10 @@ from decimal import Decimal
 
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.tables import TableMaker
-from gpucloud.domain.markets import zone_set
-from gpucloud.domain.policy.names import Policy
-from gpucloud.domain.simulation.recovery import Recovery
-from gpucloud.domain.simulation.scenario import Scenario
-from gpucloud.usecases.simulation import Study, simulate
+from gpucloud.domain.job.spec import Policy
+from gpucloud.domain.market.recordings import zone_set
+from gpucloud.domain.market.simulation.scenario import Recovery, Scenario
+from gpucloud.usecases.money.simulate import Study, simulate
 from tests.bench.figures import figure
 
 JOB_HOURS = 10_000

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.hosts.asking import Asking, Order
-from gpucloud.adapters.package import package_zip
+from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.ssh import SshShell
-from gpucloud.domain.bootstrap.wanted import Wanted
-from gpucloud.domain.node import Node
-from gpucloud.usecases.bootstrap import bootstrap
-from gpucloud.usecases.world import Package
+from gpucloud.domain.node.bootstrap.wanted import Wanted
+from gpucloud.domain.node.node import Node
+from gpucloud.usecases.services import Package
+from gpucloud.usecases.supervise.bootstrap import bootstrap
 from tests.bench.figures import figure
 from tests.fakes.nodes import Server, openssh_server
 

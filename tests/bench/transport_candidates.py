@@ -43,7 +43,7 @@ def directory(state: memoryview, folder: Path) -> tuple[Work, Work]:
 def _stored(url: str, state: memoryview) -> tuple[Work, Work]:
     """Write the state; read it back and compare every part with its CRC32."""
     from gpucloud.store import open_store
-    from gpucloud.store.together import all_done
+    from gpucloud.store.threads import all_done
 
     store = open_store(url)
     into, sums = memoryview(bytearray(len(state))), []

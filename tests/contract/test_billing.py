@@ -9,11 +9,11 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from gpucloud.adapters.aws.account.costexplorer import CostExplorer
+from gpucloud.adapters.aws.account.census import CostExplorer
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.domain.billed import BilledLine
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.domain.ledger import ChargeKind
+from gpucloud.domain.money.costs import BilledLine
+from gpucloud.domain.money.ledger import ChargeKind
 
 FIRST = datetime(2026, 11, 20, 22, tzinfo=timezone.utc)
 NOW = datetime(2026, 11, 22, 10, tzinfo=timezone.utc)

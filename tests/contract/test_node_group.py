@@ -12,15 +12,15 @@ import pytest
 
 from gpucloud.adapters.aws.nodes.place import LEAST_AHEAD
 from gpucloud.adapters.hosts.asking import Asking
+from gpucloud.adapters.hosts.cloud import SshProvisioner
 from gpucloud.adapters.hosts.group import SshNodeGroup
-from gpucloud.adapters.hosts.provision import SshProvisioner
-from gpucloud.adapters.hosts.recollection import Recollection
 from gpucloud.adapters.hosts.records import POOL as HOSTS
+from gpucloud.adapters.hosts.records import Recollection
 from gpucloud.adapters.local.records import Tier
 from gpucloud.adapters.ssh import SshShell
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.domain.job import Market
-from gpucloud.domain.node import EndCause, GroupView, Node, NodeState
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.node.node import EndCause, GroupView, Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Clock, NodeGroup
 from gpucloud.store import open_store

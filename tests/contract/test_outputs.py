@@ -12,9 +12,8 @@ from unittest.mock import ANY
 
 import pytest
 
-from gpucloud.adapters.outputs import OutputsFolder
-from gpucloud.adapters.storedoutputs import StoredOutputs, bring_stored_home
-from gpucloud.domain.state import MissingOutput
+from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs, bring_stored_home
+from gpucloud.domain.state.state import MissingOutput
 from gpucloud.ports import Host, Outputs
 from gpucloud.store.directory import DirectoryStore
 from tests.fakes.nodes import node_at

@@ -10,7 +10,7 @@ from typing import Protocol
 import pytest
 
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.domain.job import Market
+from gpucloud.domain.job.spec import Market
 from gpucloud.ports import ClusterSpec, Provisioner
 from tests.fakes.provisioner import FakeProvisioner
 from tests.terraform import StandIn, terraform_over

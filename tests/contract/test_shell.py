@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpucloud.adapters.ssh import SshShell
 from gpucloud.domain.errors import HostUnreachable, UsageError
-from gpucloud.domain.node import Node
+from gpucloud.domain.node.node import Node
 from gpucloud.ports import Host, Shell
 from tests.fakes.nodes import embedded_server, node_at, openssh_server
 from tests.fakes.shell import FakeShell

@@ -11,8 +11,8 @@ import pytest
 from botocore.exceptions import ClientError, NoCredentialsError, ReadTimeoutError, SSOTokenLoadError
 from botocore.response import StreamingBody
 
-from gpucloud.domain import bounds
 from gpucloud.domain.errors import CredentialsError, StoreError
+from gpucloud.domain.untrusted import bounds
 from gpucloud.store import Conflict, Sums, TooLarge, get_small, open_store
 from gpucloud.store import s3 as s3_module
 from gpucloud.store.counting import CountingStore, Tally

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from gpucloud.domain.account import Caller, Headroom, QuotaRequest
-from gpucloud.domain.job import Market
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.market.account import Caller, Headroom, QuotaRequest
 from gpucloud.domain.offer import Offer
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)

@@ -10,7 +10,18 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpucloud.agent import decide as agent
-from gpucloud.domain.agentstatus import (
+from gpucloud.domain.checkpoint.manifest import (
+    Commit,
+    Manifest,
+    Promise,
+    commit_key,
+    generation_bytes,
+    generation_key,
+    manifest_bytes,
+)
+from gpucloud.domain.node.hardware.gpus import GpuSample
+from gpucloud.domain.node.node import Node, NodeState, Notice
+from gpucloud.domain.node.status import (
     AttemptStatus,
     Desired,
     Launch,
@@ -20,20 +31,9 @@ from gpucloud.domain.agentstatus import (
     Status,
     desired_from_json,
 )
-from gpucloud.domain.hardware.gpus import GpuSample
-from gpucloud.domain.manifest import (
-    Commit,
-    Manifest,
-    Promise,
-    commit_key,
-    generation_bytes,
-    generation_key,
-    manifest_bytes,
-)
-from gpucloud.domain.node import Node, NodeState, Notice
 from gpucloud.ports import Clock
 from gpucloud.store import ObjectStore
-from gpucloud.store.commits import newest_commit
+from gpucloud.store.checkpoints import newest_commit
 from tests.fakes.node_group import FakeNodeGroup
 
 BEAT = timedelta(seconds=0.5)

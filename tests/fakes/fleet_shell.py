@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gpucloud.domain.agentstatus import status_to_json
-from gpucloud.domain.bootstrap.facts import Facts
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import HostUnreachable
-from gpucloud.domain.node import Node
+from gpucloud.domain.node.bootstrap.facts import Facts
+from gpucloud.domain.node.node import Node
+from gpucloud.domain.node.status import status_to_json
 from gpucloud.ports import Completed
 from tests.fakes.agent import FakeFleet, Machine
 from tests.fakes.node_group import FakeNodeGroup

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
 
-from gpucloud.domain.job import RENTED, Market, Resources
+from gpucloud.domain.job.spec import RENTED, Market, Resources
 from gpucloud.domain.offer import Offer, Pool, PricePoint
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)

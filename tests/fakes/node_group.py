@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.domain.node import EndCause, GroupView, Node, NodeState
+from gpucloud.domain.node.node import EndCause, GroupView, Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Clock
 

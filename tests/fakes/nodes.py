@@ -15,8 +15,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from gpucloud.adapters.ssh import generate_key
-from gpucloud.domain.job import Market
-from gpucloud.domain.node import Node, NodeState
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 
 OPENSSH = Path("/usr/sbin/sshd")

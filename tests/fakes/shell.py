@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpucloud.adapters.sync import sync_tree
+from gpucloud.adapters.transfer.sync import sync_tree
 from gpucloud.domain.errors import HostUnreachable
-from gpucloud.domain.node import Node
+from gpucloud.domain.node.node import Node
 from gpucloud.ports import Completed
 
 Answers = Callable[[Node, tuple[str, ...], bytes], Completed | None]

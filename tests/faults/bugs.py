@@ -22,7 +22,7 @@ _ARMINGS_TESTS = ("pytest", "tests/unit/test_armings.py")
 _WALL_TESTS = ("pytest", "tests/functional/aws/test_aws_wall.py")
 
 
-@seeded("usecases.jobstore:JobStore.replace", "lease", quick=True)
+@seeded("usecases.jobstore.jobstore:JobStore.replace", "lease", quick=True)
 def plain_put(original: Any) -> Any:
     """The state is written whatever was written meanwhile."""
     import copy
@@ -45,7 +45,7 @@ def plain_put(original: Any) -> Any:
     return replace
 
 
-@seeded("usecases.lease:is_over", *_LEASE_TESTS)
+@seeded("usecases.jobstore.lease:is_over", *_LEASE_TESTS)
 def lease_never_expires(original: Any) -> Any:
     """Only a process that is known to be gone is followed."""
     from dataclasses import replace
@@ -53,7 +53,7 @@ def lease_never_expires(original: Any) -> Any:
     return lambda state, stored: original(state, replace(stored, modified=stored.store_time))
 
 
-@seeded("usecases.lease:is_over", *_LEASE_TESTS)
+@seeded("usecases.jobstore.lease:is_over", *_LEASE_TESTS)
 def lease_expires_by_the_owners_clock(original: Any) -> Any:
     """The age of a lease is reckoned from when its owner says that it took it."""
     from dataclasses import replace
@@ -64,7 +64,7 @@ def lease_expires_by_the_owners_clock(original: Any) -> Any:
     return is_over
 
 
-@seeded("usecases.lease:take", "lease")
+@seeded("usecases.jobstore.lease:take", "lease")
 def epoch_does_not_rise(original: Any) -> Any:
     """Who takes over goes on with the number of who was there before."""
     from dataclasses import replace
@@ -77,7 +77,7 @@ def epoch_does_not_rise(original: Any) -> Any:
     return take
 
 
-@seeded("usecases.lease:Lease._put", "lease")
+@seeded("usecases.jobstore.lease:Lease._put", "lease")
 def nonce_not_compared(original: Any) -> Any:
     """A refused write is another's, even where its own reply was lost."""
 
@@ -88,7 +88,7 @@ def nonce_not_compared(original: Any) -> Any:
     return put
 
 
-@seeded("usecases.lease:Lease._put", "lease")
+@seeded("usecases.jobstore.lease:Lease._put", "lease")
 def foreign_nonce_accepted(original: Any) -> Any:
     """A refused write is taken for one's own, whoever wrote."""
 
@@ -103,7 +103,7 @@ def foreign_nonce_accepted(original: Any) -> Any:
     return put
 
 
-@seeded("usecases.lease:Lease.write", *_LEASE_TESTS)
+@seeded("usecases.jobstore.lease:Lease.write", *_LEASE_TESTS)
 def lease_deleted_on_release(original: Any) -> Any:
     """Who gives the lease back deletes the state."""
 
@@ -115,7 +115,7 @@ def lease_deleted_on_release(original: Any) -> Any:
     return write
 
 
-@seeded("usecases.lease:Lease.confirm", *_LEASE_TESTS)
+@seeded("usecases.jobstore.lease:Lease.confirm", *_LEASE_TESTS)
 def lease_not_confirmed_after_a_sleep(original: Any) -> Any:
     """Whoever slept goes on as if nothing had happened meanwhile."""
 
@@ -126,7 +126,7 @@ def lease_not_confirmed_after_a_sleep(original: Any) -> Any:
     return confirm
 
 
-@seeded("agent.levels:Inbox._take", "lease", quick=True)
+@seeded("agent.attemptfolder:Inbox._take", "lease", quick=True)
 def node_fence_skipped(original: Any) -> Any:
     """A machine obeys who was followed by another."""
 
@@ -150,7 +150,7 @@ def launch_before_arm(original: Any) -> Any:
     return lambda goal, seen, *rest: seen.group.size == goal.nodes and original(goal, seen, *rest)
 
 
-@seeded("usecases.rent:Renter._arm", "armed")
+@seeded("usecases.supervise.provision:Renter._arm", "armed")
 def shut_off_lowered_before_the_state(original: Any) -> Any:
     """The cloud's shut-off comes closer while the books still promise the later one."""
 
@@ -161,7 +161,7 @@ def shut_off_lowered_before_the_state(original: Any) -> Any:
     return arm
 
 
-@seeded("domain.supervision.prepaid:paid_until", "budget")
+@seeded("domain.money.prepaid:paid_until", "budget")
 def reserve_forgotten(original: Any) -> Any:
     """All that is left is promised, and nothing kept for the end."""
     from dataclasses import replace
@@ -170,13 +170,13 @@ def reserve_forgotten(original: Any) -> Any:
     return lambda now, *, wall, **rest: original(now, wall=replace(wall, reserve=timedelta(0)), **rest)
 
 
-@seeded("usecases.storeclock:StoreClock.now", "storm")
+@seeded("usecases.services:StoreClock.now", "storm")
 def budget_by_the_own_clock(original: Any) -> Any:
     """The time is what this machine thinks it is."""
     return lambda self: self.clock.now()
 
 
-@seeded("usecases.cashier:Cashier.payable", *_PAYABLE_TESTS)
+@seeded("usecases.money.spend:Cashier.payable", *_PAYABLE_TESTS)
 def replacement_not_counted(original: Any) -> Any:
     """Only the machines that are wanted are reckoned with, not what the group holds and what is being taken."""
     from dataclasses import replace
@@ -188,13 +188,13 @@ def replacement_not_counted(original: Any) -> Any:
     return payable
 
 
-@seeded("domain.supervision.lives:with_lives", *_PAYABLE_TESTS)
+@seeded("domain.supervision.transitions:with_lives", *_PAYABLE_TESTS)
 def vanished_machine_forgotten(original: Any) -> Any:
     """Only what is listed was ever there."""
     return lambda lives, nodes: original((), nodes)
 
 
-@seeded("domain.supervision.upkeep:make_room", *_RECONCILE_TESTS)
+@seeded("domain.supervision.renewal:make_room", *_RECONCILE_TESTS)
 def shut_off_not_lowered_before_relieving(original: Any) -> Any:
     """One more machine is asked for within a time that was reckoned without it."""
     from dataclasses import replace
@@ -233,10 +233,10 @@ def relieved_machine_taken_out_of_its_group(original: Any) -> Any:
     return relieve
 
 
-@seeded("usecases.rent:Renter._last_lives", "pytest", "tests/unit/test_last_bill.py")
+@seeded("usecases.supervise.provision:Renter._last_lives", "pytest", "tests/unit/test_last_bill.py")
 def one_old_listing_trusted(original: Any) -> Any:
     """The first list after the end counts, whatever it still shows."""
-    from gpucloud.domain.supervision.lives import as_listed
+    from gpucloud.domain.supervision.transitions import as_listed
 
     return lambda self, name: as_listed(self.lease.state, self.world.group.describe(name), self.world.clock.now()).nodes
 
@@ -275,13 +275,13 @@ def unpaid_ranks_go_on(original: Any) -> Any:
     return of_running
 
 
-@seeded("usecases.orders:Orders.give", "pytest", "tests/unit/test_orders.py")
+@seeded("usecases.jobstore.orders:Orders.give", "pytest", "tests/unit/test_orders.py")
 def order_given_over_another(original: Any) -> Any:
     """A start has its way, whatever was ordered since it looked: a `down` that came in between is lost."""
     return lambda self, order, over: original(self, order, self.newest())
 
 
-@seeded("usecases.budgeting:sooner", "pytest", "tests/unit/test_budgeting.py")
+@seeded("usecases.job.budgeting:sooner", "pytest", "tests/unit/test_budgeting.py")
 def shut_off_left_to_machines(original: Any) -> Any:
     """A budget that was lowered is left to the machines that drive the job, whatever they may do on their cloud."""
     return lambda armed, until: None
@@ -293,12 +293,12 @@ _BELIEF_TESTS = ("pytest", "tests/unit/test_belief.py")
 _ELASTIC_TESTS = ("pytest", "tests/unit/test_elastic.py")
 
 
-@seeded("domain.supervision.belief:believed_dead", *_BELIEF_TESTS)
+@seeded("domain.supervision.membership:believed_dead", *_BELIEF_TESTS)
 def silence_alone_believed(original: Any) -> Any:
     """Who does not answer us is dead, whoever else was asked or not."""
     from dataclasses import replace
 
-    from gpucloud.domain.witness import Word
+    from gpucloud.domain.supervision.seen import Word
 
     def believed_dead(node: Any, *rest: Any) -> Any:
         return original(node if node.word is Word.ALIVE else replace(node, word=Word.DEAD), *rest)
@@ -306,11 +306,11 @@ def silence_alone_believed(original: Any) -> Any:
     return believed_dead
 
 
-@seeded("domain.supervision.belief:believed_dead", *_BELIEF_TESTS)
+@seeded("domain.supervision.membership:believed_dead", *_BELIEF_TESTS)
 def offline_believed(original: Any) -> Any:
     """What a witness said counts, though nobody at all answers us."""
     from gpucloud.domain.supervision.membership import is_gone
-    from gpucloud.domain.witness import Word
+    from gpucloud.domain.supervision.seen import Word
 
     def believed_dead(node: Any, seen: Any, limits: Any) -> Any:
         silent = not is_gone(node) and node.silent_for >= limits.silent
@@ -351,7 +351,7 @@ def waits_for_who_comes_later(original: Any) -> Any:
     return waits_until
 
 
-@seeded("usecases.observe:Observer._look_at_unprepared", "pytest", "tests/unit/test_simulation.py")
+@seeded("usecases.supervise.observe:Observer._look_at_unprepared", "pytest", "tests/unit/test_simulation.py")
 def frozen_machine_waited_for(original: Any) -> Any:
     """One that was out of reach once, and is tried again, counts as one that has just answered."""
 
@@ -373,7 +373,7 @@ def who_is_done_ends_who_is_not(original: Any) -> Any:
     return lambda attempt, seen: len({is_over(attempt, node) for node in members_of(attempt, seen)}) == 2
 
 
-@seeded("domain.supervision.lives:ended", "pytest", "tests/unit/test_supervision_limits.py")
+@seeded("domain.supervision.transitions:ended", "pytest", "tests/unit/test_supervision_limits.py")
 def what_is_listed_no_longer_lives_on(original: Any) -> Any:
     """A machine that the cloud has forgotten is charged up to now."""
     return lambda life, paid_until, now: original(life, None, now)
@@ -393,28 +393,28 @@ def a_run_without_a_step_succeeded(original: Any) -> Any:
     return lambda attempt, goal, seen: False
 
 
-@seeded("domain.order:is_of_another_file", "pytest", "tests/functional/test_start.py")
+@seeded("domain.state.order:is_of_another_file", "pytest", "tests/functional/test_start.py")
 def a_name_is_enough(original: Any) -> Any:
     """A job file goes on with any run of its name."""
     del original
     return lambda order, job, spec_sha256, *, is_there: False
 
 
-@seeded("domain.protection:must_be_meant", "pytest", "tests/unit/test_protection.py")
+@seeded("domain.checkpoint.protection:must_be_meant", "pytest", "tests/unit/test_protection.py")
 def nobody_need_mean_it(original: Any) -> Any:
     """A script that saves nothing is begun in CI on machines that cost money."""
     del original
     return lambda job, protection: False
 
 
-@seeded("domain.supervision.bootstraps:_rounds", "pytest", "tests/unit/test_preparing.py")
+@seeded("domain.supervision.quarantine:_rounds", "pytest", "tests/unit/test_preparing.py")
 def one_outage_is_many_failures(original: Any) -> Any:
     """Machines that fail beside one another count one by one."""
     del original
     return lambda failed: len(list(failed))
 
 
-@seeded("domain.supervision.books:reopen", "pytest", "tests/unit/test_supervision_limits.py")
+@seeded("domain.supervision.transitions:reopen", "pytest", "tests/unit/test_supervision_limits.py")
 def what_failed_before_an_end_counts_on(original: Any) -> Any:
     """A job that goes on after its end is judged by the refusals and failed bootstraps that it ended for."""
     from dataclasses import replace
@@ -431,26 +431,26 @@ def kept_whatever_the_budget_pays(original: Any) -> Any:
     return lambda seen, wall: Done()
 
 
-@seeded("usecases.lease:Lease.renew", "pytest", "tests/unit/test_lease_renewal.py")
+@seeded("usecases.jobstore.lease:Lease.renew", "pytest", "tests/unit/test_lease_renewal.py")
 def hung_owner_keeps_the_lease(original: Any) -> Any:
     """A lease is renewed for as long as its process is there, whatever that does."""
     del original
     return lambda self: self._write(self._state)
 
 
-@seeded("adapters.hosts.recollection:Recollection.remove", "pytest", "tests/unit/test_own_host_groups.py")
+@seeded("adapters.hosts.records:Recollection.remove", "pytest", "tests/unit/test_own_host_groups.py")
 def ids_of_hosts_used_again(original: Any) -> Any:
     """A group of hosts is forgotten with how many nodes it had."""
     del original
     return lambda self, group: self._store.delete(f"clusters/{group}/hosts.json")
 
 
-@seeded("domain.supervision.bootstraps:_with", "pytest", "tests/unit/test_preparing.py")
+@seeded("domain.supervision.quarantine:_with", "pytest", "tests/unit/test_preparing.py")
 def dead_in_bootstrap_is_the_users_error(original: Any) -> Any:
     """A machine that does not answer counts as one that cannot be prepared."""
     from dataclasses import replace
 
-    from gpucloud.domain.supervision.bootstraps import Prepared
+    from gpucloud.domain.supervision.quarantine import Prepared
 
     return lambda known, one: original(known, replace(one, how=Prepared.FAILED))
 
@@ -478,19 +478,19 @@ def attempt_started_twice(original: Any) -> Any:
     return lambda seen: original(replace(seen, newest=seen.newest - 1))
 
 
-@seeded("domain.policy.net:_in_time", "deadline")
+@seeded("domain.market.policy.decide:_in_time", "deadline")
 def deadline_net_left_out(original: Any) -> Any:
     """What a policy wants is done, whatever becomes of the deadline."""
     return lambda task, seen, choice: choice
 
 
-@seeded("domain.supervision.course:_before_it_is_late", "pytest", "tests/unit/test_course.py")
+@seeded("domain.supervision.deadline:_before_it_is_late", "pytest", "tests/unit/test_course.py")
 def lost_time_on_spot_not_seen(original: Any) -> Any:
     """Spot machines that work are trusted to lose no time."""
     return lambda case, choice: choice
 
 
-@seeded("domain.supervision.situation:situation", "pytest", "tests/unit/test_course.py")
+@seeded("domain.supervision.deadline:situation", "pytest", "tests/unit/test_course.py")
 def deadline_by_money_kept_for_the_end(original: Any) -> Any:
     """A deadline is reckoned with what is kept for the last save."""
     from dataclasses import replace
@@ -514,7 +514,7 @@ def both_pools_asked_for_before_the_shut_off(original: Any) -> Any:
     return begin
 
 
-@seeded("domain.state:JobState.dearest_usd_per_hour", "pytest", "tests/unit/test_succession.py")
+@seeded("domain.state.state:JobState.dearest_usd_per_hour", "pytest", "tests/unit/test_succession.py")
 def dearer_pool_not_counted(original: Any) -> Any:
     """Machines of another pool are reckoned at the price of the job's own."""
     return property(lambda self: self.cap_usd_per_hour)
@@ -523,7 +523,7 @@ def dearer_pool_not_counted(original: Any) -> Any:
 @seeded("domain.supervision.during:_order_for_the_hung", "pytest", "tests/unit/test_hang.py")
 def hang_not_noticed(original: Any) -> Any:
     """Ranks that make no step any more are left alone."""
-    from gpucloud.domain.state import ExitReason
+    from gpucloud.domain.state.state import ExitReason
 
     def order(attempt: Any, *rest: Any) -> Any:
         return original(attempt, *rest) if attempt.condemned is ExitReason.HUNG else None
@@ -534,7 +534,7 @@ def hang_not_noticed(original: Any) -> Any:
 # Checkpoints
 
 
-@seeded("domain.manifest:commits", "lost-steps")
+@seeded("domain.checkpoint.manifest:commits", "lost-steps")
 def oldest_restored(original: Any) -> Any:
     """The lowest step counts as the newest."""
     return lambda keys: original(keys)[::-1]
@@ -570,8 +570,8 @@ def older_trainer_goes_on(original: Any) -> Any:
 @seeded("store.checkpoints:Checkpoints", "ckpt-torn")
 def manifest_first(original: Any) -> Any:
     """The manifest is written before what it names."""
-    from gpucloud.domain.manifest import Piece, data_key
-    from gpucloud.domain.parts import sums_of
+    from gpucloud.domain.checkpoint.manifest import Piece, data_key
+    from gpucloud.domain.checkpoint.sums import sums_of
 
     commit_of = original.commit
     later: list[Any] = []
@@ -598,25 +598,25 @@ _DATA_TESTS = ("pytest", "tests/functional/test_resume_data.py")
 _STATE_TESTS = ("pytest", "tests/functional/test_resume_state.py")
 
 
-@seeded("resume.copying:_Beside.copy", *_BESIDE_TESTS)
+@seeded("resume.save.capture:_Beside.copy", *_BESIDE_TESTS)
 def graph_replayed_into_the_copy(original: Any) -> Any:
     """What comes next waits for no copy, also where no optimizer is seen to step."""
     return lambda self, own, shared, sums, *, waits: original(self, own, shared, sums, waits=False)
 
 
-@seeded("store.fingerprinting:torn", *_BESIDE_TESTS, quick=True)
+@seeded("store.integrity:torn", *_BESIDE_TESTS, quick=True)
 def torn_copy_believed(original: Any) -> Any:
     """What the GPU has summed is compared with nothing."""
     return lambda data, header, stretches: None
 
 
-@seeded("resume.comparing:unlike", "pytest", "tests/functional/test_resume_comparing.py")
+@seeded("resume.restore.comparing:unlike", "pytest", "tests/functional/test_resume_comparing.py")
 def restored_state_believed(original: Any) -> Any:
     """What was put back is not compared with what was saved."""
     return lambda saved, put, ranks, shares: ""
 
 
-@seeded("resume.layout:strides_of", *_STATE_TESTS)
+@seeded("resume.state.tree:strides_of", *_STATE_TESTS)
 def strides_lost(original: Any) -> Any:
     """Every tensor comes back row by row."""
     return lambda tensor: None
@@ -645,7 +645,7 @@ def other_order_is_exact(original: Any) -> Any:
     return load_state_dict
 
 
-@seeded("resume.naming:rebuckets", *_STATE_TESTS)
+@seeded("resume.state.traits:rebuckets", *_STATE_TESTS)
 def deep_ddp_overlooked(original: Any) -> Any:
     """Only a DDP that is the model itself makes its steps in vain."""
 
@@ -672,7 +672,7 @@ def evaluation_draws_for_training(original: Any) -> Any:
     return lambda self: None
 
 
-@seeded("resume.traits:Traits.put_back", *_SCRIPT_TESTS)
+@seeded("resume.state.traits:Traits.put_back", *_SCRIPT_TESTS)
 def frozen_layers_thaw(original: Any) -> Any:
     """What the script froze as it trained is trained again after a resume."""
     return lambda self, changed: None
@@ -691,7 +691,7 @@ def one_optimizer_speaks_for_all(original: Any) -> Any:
     return now
 
 
-@seeded("resume.state:_keep_types", *_STATE_TESTS)
+@seeded("resume.state.state:_keep_types", *_STATE_TESTS)
 def master_weights_cast_down(original: Any) -> Any:
     """What torch makes of the types of optimizer state stays so."""
     return lambda optimizer, saved: None
@@ -700,7 +700,7 @@ def master_weights_cast_down(original: Any) -> Any:
 # What lies outside
 
 
-@seeded("adapters.ssh.transport:BoundedTransport.get_remote_server_key", "hostkey")
+@seeded("adapters.ssh.connection:BoundedTransport.get_remote_server_key", "hostkey")
 def host_key_not_compared(original: Any) -> Any:
     """Whatever key a host shows is the one that is pinned."""
 
@@ -720,7 +720,7 @@ def host_key_not_compared(original: Any) -> Any:
     return lambda self: Shown()
 
 
-@seeded("domain.strays:ripe", "gc")
+@seeded("domain.supervision.strays:ripe", "gc")
 def gc_without_the_second_look(original: Any) -> Any:
     """A stray is removed when it is seen first."""
     from datetime import datetime, timezone
@@ -734,7 +734,7 @@ def gc_without_the_second_look(original: Any) -> Any:
     return ripe
 
 
-@seeded("domain.strays:is_owned", "gc")
+@seeded("domain.supervision.strays:is_owned", "gc")
 def gc_takes_another_stores(original: Any) -> Any:
     """What another store's jobs made is taken for one's own."""
     from dataclasses import replace
@@ -742,19 +742,19 @@ def gc_takes_another_stores(original: Any) -> Any:
     return lambda thing, owner: original(thing, replace(owner, store=thing.tag("gpucloud:store")))
 
 
-@seeded("adapters.ssh.words:_word", "pytest", "tests/unit/test_shell_words.py")
+@seeded("adapters.ssh.shell:_word", "pytest", "tests/unit/test_shell_words.py")
 def arguments_quoted_by_hand(original: Any) -> Any:
     """Words are put into quotes, whatever they hold."""
     return lambda word: f'"{word}"'
 
 
-@seeded("usecases.supervise:words_of", "canary")
+@seeded("usecases.supervise.loop:words_of", "canary")
 def secrets_not_masked(original: Any) -> Any:
     """Who looks on sees secrets."""
     return lambda secrets: ()
 
 
-@seeded("domain.arriving:landing_of", "landing")
+@seeded("domain.untrusted.arriving:landing_of", "landing")
 def links_judged_by_their_text(original: Any) -> Any:
     """A link may go up after it went down, as long as its text ends inside."""
     import posixpath
@@ -790,25 +790,25 @@ def part_written_through_a_link(original: Any) -> Any:
     return lambda name, flags, folder: os.open(name, flags & ~os.O_NOFOLLOW | os.O_CREAT, 0o600, dir_fd=folder)
 
 
-@seeded("adapters.receiver:_judge_together", "pytest", "tests/unit/test_pinned_tree.py")
+@seeded("adapters.transfer.receiver:_judge_together", "pytest", "tests/unit/test_pinned_tree.py")
 def code_written_below_its_own_links(original: Any) -> Any:
     """A tree of code may have a name below a link."""
     return lambda manifest: None
 
 
-@seeded("adapters.receiver:_stays", "pytest", "tests/unit/test_pinned_tree.py")
+@seeded("adapters.transfer.receiver:_stays", "pytest", "tests/unit/test_pinned_tree.py")
 def code_with_links_to_anywhere(original: Any) -> Any:
     """A link in a tree of code may lead anywhere."""
     return lambda path, target: True
 
 
-@seeded("adapters.copying:_top", "pytest", "tests/functional/test_copying.py")
+@seeded("adapters.transfer.copying:_top", "pytest", "tests/functional/test_copying.py")
 def name_taken_from_the_node(original: Any) -> Any:
     """What arrives is named as the node names it."""
     return lambda written, named: named
 
 
-@seeded("probe.rendezvous:_is_loopback", "pytest", "tests/functional/test_rendezvous.py")
+@seeded("probe.telling:_is_loopback", "pytest", "tests/functional/test_rendezvous.py")
 def ranks_meet_on_every_interface(original: Any) -> Any:
     """Where ranks meet, the whole network may come."""
     return lambda host: False
@@ -820,7 +820,7 @@ def any_provider_taken(original: Any) -> Any:
     return lambda module: tuple(module.glob("*.tf"))
 
 
-@seeded("adapters.wheels:_sum", "pytest", "tests/functional/test_ci_init.py")
+@seeded("adapters.packaging:_sum", "pytest", "tests/functional/test_ci_init.py")
 def wheel_not_compared_with_its_record(original: Any) -> Any:
     """What was changed after it had been installed is passed on."""
 
@@ -839,7 +839,7 @@ def wheel_not_compared_with_its_record(original: Any) -> Any:
 # One decision
 
 
-@seeded("domain.supervision.goal:goal_of", "one-decision")
+@seeded("domain.supervision.seen:goal_of", "one-decision")
 def machine_with_every_right(original: Any) -> Any:
     """A machine on AWS is taken for one that may move the shut-off and give machines up."""
     from dataclasses import replace
@@ -847,7 +847,7 @@ def machine_with_every_right(original: Any) -> Any:
     return lambda order, who: replace(original(order, who), within_rights=False)
 
 
-@seeded("domain.supervision.goal:goal_of", "one-decision")
+@seeded("domain.supervision.seen:goal_of", "one-decision")
 def wish_to_keep_forgotten(original: Any) -> Any:
     """Whoever comes later does not know that the machines are to stay."""
     from dataclasses import replace
@@ -864,7 +864,7 @@ def held_for_as_long_as_they_are_paid(original: Any) -> Any:
     return lambda until, seen: Done()
 
 
-@seeded("usecases.supervise:Supervisor._goal", "one-decision")
+@seeded("usecases.supervise.loop:Supervisor._goal", "one-decision")
 def budget_of_the_first_start(original: Any) -> Any:
     """What the job may cost is what it was when it was started, whatever was ordered since."""
     from dataclasses import replace
@@ -883,7 +883,7 @@ def machine_tears_down(original: Any) -> Any:
 # Who ordered what
 
 
-@seeded("domain.authorization:refuse_order", *_AUTHORIZATION_TESTS)
+@seeded("domain.state.authorization:refuse_order", *_AUTHORIZATION_TESTS)
 def older_order_taken(original: Any) -> Any:
     """The number of an order is not compared with the newest that was here."""
     return lambda order, *, signed_by, seen: original(order, signed_by=signed_by, seen=None)
@@ -900,7 +900,7 @@ def mark_of_the_newest_order_set_back(original: Any) -> Any:
     return raise_to
 
 
-@seeded("usecases.orders:Orders.signed_by", *_AUTHORIZATION_TESTS)
+@seeded("usecases.jobstore.orders:Orders.signed_by", *_AUTHORIZATION_TESTS)
 def signature_not_checked(original: Any) -> Any:
     """Whoever an order says signed it did."""
     return lambda self, given: given.envelope.key or None
@@ -912,25 +912,25 @@ def signature_of_other_bytes_accepted(original: Any) -> Any:
     return lambda self, data, key_id, signature: self._keys[key_id].name if key_id in self._keys else None
 
 
-@seeded("usecases.orders:end_alone", *_AUTHORIZATION_TESTS)
+@seeded("usecases.jobstore.orders:end_alone", *_AUTHORIZATION_TESTS)
 def unsigned_order_has_a_budget(original: Any) -> Any:
     """All of an order to end a job counts, whoever wrote it."""
     return lambda order: order
 
 
-@seeded("domain.authorization:refuse_elsewhere", *_AUTHORIZATION_TESTS)
+@seeded("domain.state.authorization:refuse_elsewhere", *_AUTHORIZATION_TESTS)
 def folders_of_another_machine_taken(original: Any) -> Any:
     """What an order names of the machine that gave it means the same here."""
     return lambda order, *, has_file: None
 
 
-@seeded("usecases.orders:is_ahead", *_AUTHORIZATION_TESTS)
+@seeded("usecases.jobstore.orders:is_ahead", *_AUTHORIZATION_TESTS)
 def order_of_the_future_kept(original: Any) -> Any:
     """Another's order of the future is the newest there can be."""
     return lambda order, now: False
 
 
-@seeded("usecases.orders:Orders.is_own", *_AUTHORIZATION_TESTS)
+@seeded("usecases.jobstore.orders:Orders.is_own", *_AUTHORIZATION_TESTS)
 def host_of_an_order_believed(original: Any) -> Any:
     """An order says itself on which machine it was given."""
     return lambda self, given: True
@@ -951,13 +951,13 @@ def links_on_the_way_home_not_looked_at(original: Any) -> Any:
 # What machines that drive their job may write
 
 
-@seeded("usecases.jobstore:as_armed", *_ARMINGS_TESTS)
+@seeded("usecases.jobstore.jobstore:as_armed", *_ARMINGS_TESTS)
 def state_of_machines_believed(original: Any) -> Any:
     """What machines wrote of their price, pool and group counts."""
     return lambda state, armings: state
 
 
-@seeded("usecases.jobstore:joined", *_ARMINGS_TESTS)
+@seeded("usecases.jobstore.jobstore:joined", *_ARMINGS_TESTS)
 def charge_lowered_by_a_machine(original: Any) -> Any:
     """A machine's bill of itself counts in place of the user's."""
     return lambda users, machines: original(
@@ -965,7 +965,7 @@ def charge_lowered_by_a_machine(original: Any) -> Any:
     )
 
 
-@seeded("usecases.cashier:unproven_usd", *_ARMINGS_TESTS)
+@seeded("usecases.money.spend:unproven_usd", *_ARMINGS_TESTS)
 def spend_of_machines_believed(original: Any) -> Any:
     """The books tell all that was spent while machines drove their job."""
     from decimal import Decimal
@@ -973,7 +973,7 @@ def spend_of_machines_believed(original: Any) -> Any:
     return lambda *told: Decimal(0)
 
 
-@seeded("usecases.cashier:earlier_usd", "boundary")
+@seeded("usecases.money.spend:earlier_usd", "boundary")
 def spend_before_machines_drove_forgotten(original: Any) -> Any:
     """What machines cost that were alive when the user left them is what their state says now."""
     from decimal import Decimal
@@ -981,7 +981,7 @@ def spend_before_machines_drove_forgotten(original: Any) -> Any:
     return lambda *told: Decimal(0)
 
 
-@seeded("usecases.jobstore:as_armed", "boundary")
+@seeded("usecases.jobstore.jobstore:as_armed", "boundary")
 def orders_acted_on_as_machines_say(original: Any) -> Any:
     """An order counts as acted on once a machine says so."""
     from dataclasses import replace
@@ -989,7 +989,7 @@ def orders_acted_on_as_machines_say(original: Any) -> Any:
     return lambda state, armings: replace(original(state, armings), order_number=state.order_number)
 
 
-@seeded("domain.armings:_lacking", "boundary")
+@seeded("domain.supervision.self_driving:_lacking", "boundary")
 def forgotten_machines_free(original: Any) -> Any:
     """A machine that the cloud lists no longer has cost what the books say of it."""
     from dataclasses import replace
@@ -997,7 +997,7 @@ def forgotten_machines_free(original: Any) -> Any:
     return lambda arming, *told: original(replace(arming, machines=0), *told)
 
 
-@seeded("usecases.jobstore:JobStore._of_ledger", "boundary")
+@seeded("usecases.jobstore.jobstore:JobStore._of_ledger", "boundary")
 def torn_bill_keeps_the_user_out(original: Any) -> Any:
     """Of a ledger in which a machine wrote what nobody can read, no sum is told."""
 
@@ -1069,7 +1069,7 @@ def tags_set_on_what_stands(original: Any) -> Any:
     return drills
 
 
-@seeded("usecases.rent:Renter._tell_of", "pytest", "tests/unit/test_arming_first.py")
+@seeded("usecases.supervise.provision:Renter._tell_of", "pytest", "tests/unit/test_arming_first.py")
 def machines_asked_for_before_they_are_told_of(original: Any) -> Any:
     """Machines that are to drive their job are asked for, and nothing on the user's side tells of them."""
     return lambda self, machines: None
@@ -1108,7 +1108,7 @@ def machine_started_too_near_to_its_end(original: Any) -> Any:
     return lambda place, listing, now: None
 
 
-@seeded("adapters.aws.nodes.templates:_data", *_WALL_TESTS)
+@seeded("adapters.aws.nodes.launching:_data", *_WALL_TESTS)
 def highest_price_left_to_the_market(original: Any) -> Any:
     """AWS is not told what a spot machine may cost at the most."""
     return lambda ec2, base, pool, cap: original(ec2, base, pool, None)
@@ -1123,13 +1123,13 @@ def newest_template_started(original: Any) -> Any:
 # What arrives
 
 
-@seeded("domain.arriving:judge_together", "landing")
+@seeded("domain.untrusted.arriving:judge_together", "landing")
 def names_that_are_one_on_the_disk_taken(original: Any) -> Any:
     """Of two names for one place, the later takes it."""
     return lambda tree, *, folded=False: None
 
 
-@seeded("domain.arriving:judge", "pytest", "tests/unit/test_landing.py")
+@seeded("domain.untrusted.arriving:judge", "pytest", "tests/unit/test_landing.py")
 def any_number_of_files_taken(original: Any) -> Any:
     """A machine fills the disk's table with files of no bytes."""
     from dataclasses import replace
@@ -1137,13 +1137,13 @@ def any_number_of_files_taken(original: Any) -> Any:
     return lambda tree, limits=original.__defaults__[0]: original(tree, replace(limits, entries=1 << 60))
 
 
-@seeded("domain.bounds:unpacked", "pytest", "tests/unit/test_bounds.py")
+@seeded("domain.untrusted.bounds:unpacked", "pytest", "tests/unit/test_bounds.py")
 def archives_unpacked_without_end(original: Any) -> Any:
     """A few bytes may become any number."""
     return lambda data, most: original(data, 1 << 40)
 
 
-@seeded("domain.shown:plain", "pytest", "tests/unit/test_shown.py")
+@seeded("domain.untrusted.shown:plain", "pytest", "tests/unit/test_shown.py")
 def terminal_obeys_machines(original: Any) -> Any:
     """Text of others reaches the terminal as it is."""
     return lambda text: text
@@ -1152,7 +1152,7 @@ def terminal_obeys_machines(original: Any) -> Any:
 # The gate
 
 
-@seeded("domain.gate.work:_least_link", "gate")
+@seeded("domain.node.gate.rules:_least_link", "gate")
 def hosts_taken_for_as_fast_as_their_gpus(original: Any) -> Any:
     """A virtual machine's host is held to the generation of the GPU itself."""
     from dataclasses import replace
@@ -1160,19 +1160,19 @@ def hosts_taken_for_as_fast_as_their_gpus(original: Any) -> Any:
     return lambda gpu, spec: replace(original(gpu, spec), generation=spec.pcie_generation)
 
 
-@seeded("domain.gate.devices:has_switches", "gate")
+@seeded("domain.node.gate.rules:has_switches", "gate")
 def boards_without_switches_not_known(original: Any) -> Any:
     """Every two GPUs are to have all their links between them."""
     return lambda report: True
 
 
-@seeded("domain.gate.work:_arithmetic", "gate")
+@seeded("domain.node.gate.rules:_arithmetic", "gate")
 def arithmetic_measured_and_not_judged(original: Any) -> Any:
     """A GPU whose clocks somebody locked takes part."""
     return lambda report: iter(())
 
 
-@seeded("domain.gate.devices:held_findings", "gate")
+@seeded("domain.node.gate.rules:held_findings", "gate")
 def gpus_of_others_taken(original: Any) -> Any:
     """A GPU whose memory another program holds is as good as a free one."""
     return lambda report, wanted: iter(())
@@ -1181,19 +1181,19 @@ def gpus_of_others_taken(original: Any) -> Any:
 # Numbers
 
 
-@seeded("domain.sizing:training_flops", "numbers")
+@seeded("domain.market.sizing:training_flops", "numbers")
 def recomputing_counted_as_work(original: Any) -> Any:
     """The same arithmetic, made twice, is charged to a figure that leaves it out."""
     return lambda model, tokens: original(model, tokens) * (8 if model.recompute else 6) / 6
 
 
-@seeded("domain.feasibility:least_span_s", "numbers")
+@seeded("domain.market.plan:least_span_s", "numbers")
 def deadlines_with_room_for_one_start(original: Any) -> Any:
     """A deadline is taken that leaves no time to come back from an interruption."""
     return lambda task: original(task) - task.changeover_s
 
 
-@seeded("domain.policy.grid:grid_of", "numbers")
+@seeded("domain.market.policy.learned:grid_of", "numbers")
 def slack_of_two_roundings(original: Any) -> Any:
     """The tables lack a tick of slack, and know of no try at spot at the least deadline."""
     from dataclasses import replace
@@ -1205,7 +1205,7 @@ def slack_of_two_roundings(original: Any) -> Any:
     return grid_of
 
 
-@seeded("usecases.outlooks:zone_sets", "numbers")
+@seeded("usecases.money.simulate:zone_sets", "numbers")
 def plan_in_every_zone_of_a_region(original: Any) -> Any:
     """The plan replays more zones than the job has."""
     return lambda market, zones: original(market, 9)

@@ -10,10 +10,10 @@ from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 
-from gpucloud.domain.ledger import Terms, meter, total
-from gpucloud.domain.node import EndCause
-from gpucloud.domain.state import ExitReason, JobState, NodeLife
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.domain.money.ledger import Terms, meter, total
+from gpucloud.domain.node.node import EndCause
+from gpucloud.domain.state.state import ExitReason, JobState, NodeLife
+from gpucloud.usecases.jobstore.jobstore import JobStore
 from tests.faults.process import Ended, run
 from tests.faults.rig import AWAY, GROUP, JOB, Outside
 from tests.faults.strikes import Blow, Strikes

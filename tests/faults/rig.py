@@ -14,15 +14,15 @@ from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.local.devices import Devices
 from gpucloud.adapters.local.market import LocalMarket
 from gpucloud.domain.errors import ProvisionError, StoreError
-from gpucloud.domain.job import Job
-from gpucloud.domain.ledger import Terms
-from gpucloud.domain.node import GroupView, Node
+from gpucloud.domain.job.spec import Job
+from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.node.node import GroupView, Node
 from gpucloud.domain.offer import Offer
-from gpucloud.domain.order import opened
+from gpucloud.domain.state.order import opened
 from gpucloud.domain.supervision.seen import DriveTrial, Rules
 from gpucloud.ports import Brought, ClusterSpec
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.world import Package, World
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.services import Package, World
 from gpucloud.wiring import Gpucloud
 from gpucloud.wiring.cloud import Manners
 from tests.fakes.agent import FakeFleet, Training

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from typing import Any
 from unittest import mock
 
@@ -24,11 +24,11 @@ import gpucloud.cli
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.cli.interrupts import Interrupts
 from gpucloud.domain.errors import GpucloudError, HostUnreachable, ProvisionError, StoreError
-from gpucloud.domain.job import Job
-from gpucloud.domain.node import Node
+from gpucloud.domain.job.spec import Job
+from gpucloud.domain.node.node import Node
 from gpucloud.ports import Brought
-from gpucloud.usecases import prepare
-from gpucloud.usecases.world import World
+from gpucloud.usecases.services import World
+from gpucloud.usecases.supervise import prepare
 from tests.fakes.agent import FakeFleet
 from tests.fakes.fleet_shell import FleetHost, FleetShell
 from tests.faults import rig
@@ -313,7 +313,7 @@ class Together:
     @contextlib.contextmanager
     def world(self) -> Iterator[None]:
         """While it lasts, `gpucloud` runs in this story."""
-        modules = [import_module(f"gpucloud.cli.{module.name}") for module in iter_modules(gpucloud.cli.__path__)]
+        modules = [import_module(module.name) for module in walk_packages(gpucloud.cli.__path__, "gpucloud.cli.")]
         with contextlib.ExitStack() as stack:
             for module in modules:
                 if hasattr(module, "Gpucloud"):

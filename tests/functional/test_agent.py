@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from gpucloud import processes
-from gpucloud.adapters.package import package_zip
-from gpucloud.domain.agentstatus import Outcome, RunState, Stop
-from gpucloud.domain.job import Job, Market, Resources
-from gpucloud.domain.launch import AttemptStart, Place, launches
-from gpucloud.domain.node import Node, NodeState
+from gpucloud.adapters.packaging import package_zip
+from gpucloud.domain.job.spec import Job, Market, Resources
+from gpucloud.domain.node.launch import AttemptStart, Place, launches
+from gpucloud.domain.node.node import Node, NodeState
+from gpucloud.domain.node.outputtimes import read_marks
+from gpucloud.domain.node.status import Outcome, RunState, Stop
 from gpucloud.domain.offer import Pool
-from gpucloud.domain.outputtimes import read_marks
 from tests.standins.agent_node import AgentNode, wait_until
 from tests.standins.metadata_service import MetadataService
 

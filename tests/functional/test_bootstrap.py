@@ -14,16 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.package import package_zip
+from gpucloud.adapters.packaging import package_zip
 from gpucloud.domain.errors import GateRefused, NodeError, RemoteCommandFailed, SetupFailed
-from gpucloud.domain.job import GatePolicy, Job, Market, Resources
-from gpucloud.domain.node import Node, NodeState
+from gpucloud.domain.job.spec import GatePolicy, Job, Market, Resources
+from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Completed
-from gpucloud.usecases.bootstrap import bootstrap
-from gpucloud.usecases.gate import of_node
-from gpucloud.usecases.needs import wanted_for
-from gpucloud.usecases.world import Package
+from gpucloud.usecases.services import Package
+from gpucloud.usecases.supervise.bootstrap import bootstrap
+from gpucloud.usecases.supervise.needs import of_node, wanted_for
 from tests.standins.agent_node import AgentNode
 from tests.standins.packages import wheel
 

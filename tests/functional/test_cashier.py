@@ -8,14 +8,14 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.ledger import Terms, total
-from gpucloud.domain.node import EndCause
+from gpucloud.domain.money.ledger import Terms, total
+from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import PricePoint
-from gpucloud.domain.state import NodeLife
+from gpucloud.domain.state.state import NodeLife
 from gpucloud.store import open_store
-from gpucloud.usecases import cashier as cashier_module
-from gpucloud.usecases.cashier import Cashier
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.money import spend as cashier_module
+from gpucloud.usecases.money.spend import Cashier
 from tests.unit.worlds import NOW, POOL, opened, state
 
 

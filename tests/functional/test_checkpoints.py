@@ -8,16 +8,16 @@ import random
 
 import pytest
 
-from gpucloud.domain import parts
+from gpucloud.domain.checkpoint import sums
+from gpucloud.domain.checkpoint.chunks import rank_of
+from gpucloud.domain.checkpoint.manifest import Commit, commit_key, data_key, generation_key
+from gpucloud.domain.checkpoint.safetensors import read_header
 from gpucloud.domain.errors import StoreError, UsageError
-from gpucloud.domain.exporting import rank_of
-from gpucloud.domain.manifest import Commit, commit_key, data_key, generation_key
-from gpucloud.domain.safetensors import read_header
-from gpucloud.store import directory, diskparts, open_store
+from gpucloud.store import directory, open_store
 from gpucloud.store.directory import DirectoryStore
-from gpucloud.usecases import checkpoints, exporting
-from gpucloud.usecases.checkpoints import Shelf, restorable
-from gpucloud.usecases.pulling import Puller
+from gpucloud.usecases.checkpoint import checkpoints, pulling
+from gpucloud.usecases.checkpoint.checkpoints import Shelf, restorable
+from gpucloud.usecases.checkpoint.pulling import Puller
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.lab.aws import Lab
@@ -58,7 +58,7 @@ def memory():
 @pytest.fixture
 def small_parts(monkeypatch):
     """Objects of a few KiB have many parts: everything that counts in parts is met."""
-    for module in (parts, checkpoints, diskparts, directory):
+    for module in (sums, checkpoints, directory, directory):
         monkeypatch.setattr(module, "PART_BYTES", 100)
 
 
@@ -90,8 +90,8 @@ def sharded(store, generation=1, step=10, *, base=None, second=False):
 def exported(store, path, *, everything=False, step=None):
     here = shelf(store)
     manifest = restorable(step, here.standing())
-    plan = exporting.planned(here, manifest, everything=everything, about={"job": "made"})
-    exporting.write(here, manifest, plan, path)
+    plan = pulling.planned(here, manifest, everything=everything, about={"job": "made"})
+    pulling.write(here, manifest, plan, path)
     data = path.read_bytes()
     assert len(data) == plan.size
     header = read_header(data, len(data))

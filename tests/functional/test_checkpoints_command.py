@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.clock import SystemClock
-from gpucloud.cli.checkpoints import Asked, checkpoints
+from gpucloud.cli.commands.checkpoints import Asked, checkpoints
+from gpucloud.domain.checkpoint.manifest import Commit, Why, commit_key, data_key
 from gpucloud.domain.errors import LeaseHeld, UsageError
-from gpucloud.domain.manifest import Commit, Why, commit_key, data_key
-from gpucloud.domain.state import Attempt, Member
-from gpucloud.usecases.lease import take
+from gpucloud.domain.state.state import Attempt, Member
+from gpucloud.usecases.jobstore.lease import take
 from tests.standins.made_checkpoints import Made, known_job, state
 
 

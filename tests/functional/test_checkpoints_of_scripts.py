@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.agent.keep.depot import Depot
-from gpucloud.agent.keep.disk import look
-from gpucloud.agent.keep.taking import Taking, Took
-from gpucloud.cli.checkpoints import Asked, checkpoints
+from gpucloud.agent.scripts.disk import Depot, look
+from gpucloud.agent.scripts.taking import Taking, Took
+from gpucloud.cli.commands.checkpoints import Asked, checkpoints
+from gpucloud.domain.checkpoint.directory.layouts import Rule
+from gpucloud.domain.checkpoint.directory.listing import object_name
+from gpucloud.domain.checkpoint.manifest import Commit, Level, Manifest, Promise
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.keeping.keys import object_name
-from gpucloud.domain.keeping.layouts import Rule
-from gpucloud.domain.manifest import Commit, Level, Manifest, Promise
 from tests.standins.made_checkpoints import known_job
 
 FILES = {

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from gpucloud import __version__
-from gpucloud.adapters import wheels
-from gpucloud.adapters.wheels import wheel_of
+from gpucloud.adapters import packaging
+from gpucloud.adapters.packaging import wheel_of
 from gpucloud.domain.errors import ToolMissing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,8 +66,8 @@ def test_the_wheels_install_without_an_index_and_run(repository: Path) -> None:
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import gpucloud, python_terraform\n"
-        "from gpucloud.adapters.bundled import bundled\n"
-        "from gpucloud.adapters.wheels import wheel_of\n"
+        "from gpucloud.adapters.home import bundled\n"
+        "from gpucloud.adapters.packaging import wheel_of\n"
         "assert bundled('terraform', 'aws').is_relative_to(sys.argv[1]), bundled('terraform', 'aws')\n"
         "sys.stdout.buffer.write(wheel_of('gpucloud').data)\n"
     )
@@ -105,8 +105,8 @@ def test_what_was_changed_after_its_installation_is_not_passed_on(
     wheel = wheel_of("python-terraform")
     (tmp_path / "w" / wheel.name).write_bytes(wheel.data)
     subprocess.run([*pip, str(tmp_path / "w" / wheel.name)], check=True)
-    (found,) = wheels.Distribution.discover(name="python-terraform", path=[str(tmp_path)])
-    monkeypatch.setattr(wheels, "distribution", lambda _: found)
+    (found,) = packaging.Distribution.discover(name="python-terraform", path=[str(tmp_path)])
+    monkeypatch.setattr(packaging, "distribution", lambda _: found)
     assert wheel_of("python-terraform") == wheel
     with (tmp_path / "python_terraform" / "tfstate.py").open("a") as file:
         file.write("# mine\n")

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from gpucloud import processes
-from gpucloud.adapters.package import package_zip
-from gpucloud.domain.agentstatus import Outcome, Stop
+from gpucloud.adapters.packaging import package_zip
 from gpucloud.domain.codec import to_json
-from gpucloud.domain.container import ContainerRun, ImageWanted, Mount
-from gpucloud.domain.job import ContainerRuntime
+from gpucloud.domain.job.spec import ContainerRuntime
+from gpucloud.domain.node.container import ContainerRun, ImageWanted, Mount
+from gpucloud.domain.node.status import Outcome, Stop
 from tests.standins.agent_node import AgentNode, wait_until
 
 STAND_IN = Path(__file__).parents[1] / "standins" / "docker.py"

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.copying import CODE, Copier
-from gpucloud.adapters.localfiles import local_tree, sent
-from gpucloud.adapters.outputs import OutputsFolder
-from gpucloud.cli.copying import _place
-from gpucloud.domain.arriving import fitting
+from gpucloud.adapters.transfer.copying import CODE, Copier
+from gpucloud.adapters.transfer.localfiles import local_tree, sent
+from gpucloud.adapters.transfer.outputs import OutputsFolder
+from gpucloud.cli.commands.copying import _place
 from gpucloud.domain.errors import HostUnreachable, LandingRefused, RemoteCommandFailed, StoreError
+from gpucloud.domain.untrusted.arriving import fitting
 from tests.fakes.nodes import node_at
 from tests.fakes.shell import FakeShell
 from tests.standins.lying_node import EVIL, LyingHost

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.home import Home, KnownJob
-from gpucloud.cli import billed as billed_command
-from gpucloud.cli.costing import Asked, cost, require_one
-from gpucloud.domain.billed import Billed, BilledLine
+from gpucloud.cli.commands import costing as billed_command
+from gpucloud.cli.commands.costing import Asked, cost, require_one
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.ledger import Charge, ChargeKind, Terms
-from gpucloud.domain.node import EndCause
+from gpucloud.domain.money.costs import Billed, BilledLine
+from gpucloud.domain.money.ledger import Charge, ChargeKind, Terms
+from gpucloud.domain.money.rates import Rates
+from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import PricePoint
-from gpucloud.domain.rates import Rates
-from gpucloud.domain.state import ExitReason, JobStatus, NodeLife
+from gpucloud.domain.state.state import ExitReason, JobStatus, NodeLife
 from gpucloud.store import open_store
-from gpucloud.usecases.cashier import Cashier
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.money.spend import Cashier
 from gpucloud.wiring.local import LocalCloud
 from tests.unit.worlds import POOL, opened, put_job, state
 

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from gpucloud import processes
-from gpucloud.adapters.datasets import Sources
+from gpucloud.adapters.transfer.datasets import Sources
 from gpucloud.agent.data import fetching
-from gpucloud.agent.data.parts import beside
+from gpucloud.agent.data.fetching import beside
 from gpucloud.agent.data.staged import staged
 from gpucloud.domain.codec import to_json
-from gpucloud.domain.data import DataFile, data_set, wanted
 from gpucloud.domain.errors import StoreError, UsageError
-from gpucloud.domain.job import Cloud
+from gpucloud.domain.job.data import DataFile, data_set, wanted
+from gpucloud.domain.job.spec import Cloud
 from tests.standins.bucket import serving
 
 FILES = {f"train/{n:03d}.bin": bytes([n]) * (1000 + n) for n in range(150)}

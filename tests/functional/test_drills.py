@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.local.folder import Folder
 from gpucloud.adapters.local.group import LocalNodeGroup
-from gpucloud.adapters.local.records import NodeRecord
-from gpucloud.domain.job import Market
-from gpucloud.domain.node import EndCause
+from gpucloud.adapters.local.records import Folder, NodeRecord
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import Pool
 from tests.commandline import CommandLine
 from tests.standins.embedded import make_cloud, poll, running

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import uv
 
-from gpucloud.adapters.package import archived, package_zip
+from gpucloud.adapters.packaging import archived, package_zip
 from tests.standins.packages import serving, wheel
 
 _LOCK = "gpucloud/agent/drive/requirements.lock"
 _ASK = """\
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from gpucloud.agent.drive.interpreter import able, make
+from gpucloud.agent.drive.starting import able, make
 from gpucloud.domain.errors import NodeError
 before = able()
 try:

@@ -18,14 +18,13 @@ from urllib.request import Request, urlopen
 import pytest
 
 from gpucloud import processes
-from gpucloud.adapters.local.folder import Folder
-from gpucloud.adapters.local.group import LocalNodeGroup
-from gpucloud.adapters.local.kick import kick
+from gpucloud.adapters.local.group import LocalNodeGroup, kick
 from gpucloud.adapters.local.node import MARK
 from gpucloud.adapters.local.provision import delete_group
+from gpucloud.adapters.local.records import Folder
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.domain.job import Market
-from gpucloud.domain.node import EndCause, Node, NodeState
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.node.node import EndCause, Node, NodeState
 from gpucloud.domain.offer import Pool
 from tests.running import words_of
 from tests.standins.embedded import STAND_IN, daemons, make_cloud, poll, running
@@ -51,7 +50,7 @@ RESIZE = """
 import sys
 from pathlib import Path
 from gpucloud.adapters.local.group import LocalNodeGroup
-from gpucloud.domain.job import Market
+from gpucloud.domain.job.spec import Market
 from gpucloud.domain.offer import Pool
 pool = Pool(instance_type="local.p3.2xlarge", zone="us-east-2a", market=Market.SPOT)
 LocalNodeGroup(Path(sys.argv[1])).resize(sys.argv[2], int(sys.argv[3]), pool)
@@ -59,7 +58,7 @@ LocalNodeGroup(Path(sys.argv[1])).resize(sys.argv[2], int(sys.argv[3]), pool)
 
 KILLED = """
 import os, signal
-from gpucloud.adapters.local.folder import Folder
+from gpucloud.adapters.local.records import Folder
 save = Folder.save_group
 def save_and_die(self, group):
     if WHEN == "after":
@@ -392,7 +391,7 @@ def test_a_cloud_that_cannot_start_says_where_to_look(root: Path, monkeypatch: p
     (broken / "gpucloud").mkdir(parents=True)
     (broken / "gpucloud" / "__init__.py").write_text("raise ImportError('No module named this')")
     with monkeypatch.context() as patch:
-        patch.setattr("gpucloud.adapters.local.kick.import_path", lambda: {"PYTHONPATH": str(broken)})
+        patch.setattr("gpucloud.adapters.local.group.import_path", lambda: {"PYTHONPATH": str(broken)})
         with pytest.raises(ProvisionError) as raised:
             nodes.resize(GROUP, 1, POOL)
     assert raised.value.hint == f"look into {root / 'daemon.log'}"

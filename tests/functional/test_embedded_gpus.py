@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.local.devices import type_with
-from gpucloud.adapters.local.folder import Folder
 from gpucloud.adapters.local.group import LocalNodeGroup
-from gpucloud.domain.job import Market
-from gpucloud.domain.node import Fault, Node
+from gpucloud.adapters.local.records import Folder
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.node.node import Fault, Node
 from gpucloud.domain.offer import Pool
 from tests.standins.embedded import make_cloud, poll, running
 

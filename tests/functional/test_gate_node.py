@@ -15,17 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpucloud.agent.gate.check import reach, write_mbps
 from gpucloud.agent.gate.look import look
-from gpucloud.agent.gate.member import take_part
 from gpucloud.agent.gate.record import gate_fact
-from gpucloud.agent.gate.surroundings import reach, write_mbps
-from gpucloud.agent.gate.try_out import try_out
-from gpucloud.agent.gate.workers import free_port, work
+from gpucloud.agent.gate.work import free_port, take_part, try_out, work
 from gpucloud.domain.codec import from_json, to_json
-from gpucloud.domain.gate.check import Checked
-from gpucloud.domain.gate.gang import GangOrder, GangSeen, blame
-from gpucloud.domain.gate.probing import MACHINE, ProbeOrder
-from gpucloud.domain.gate.wanted import GateOrder, GateWanted
+from gpucloud.domain.node.gate.findings import Checked, GateOrder, GateWanted
+from gpucloud.domain.node.gate.gang import GangOrder, GangSeen, blame
+from gpucloud.domain.node.gate.report import MACHINE, ProbeOrder
 from gpucloud.probe.device import is_repeatable, memory_keeps, probe, product_is_right
 
 ROOT = Path(__file__).parent.parent.parent
@@ -147,7 +144,7 @@ def test_a_python_without_torch_says_so(tmp_path, stand_in):
 
 
 def test_two_ranks_on_the_cpu_compute_and_add_up_right(monkeypatch):
-    monkeypatch.setattr("gpucloud.agent.gate.try_out._MEGABYTES", 8)
+    monkeypatch.setattr("gpucloud.agent.gate.work._MEGABYTES", 8)
     asked = GateOrder(wanted=GateWanted(gpus=2), digest="", python=sys.executable)
     seen = try_out(asked, look(asked), device="cpu")
     assert [(one.index, one.right, one.repeatable, one.memory_right, one.error) for one in seen.probes] == [
@@ -187,15 +184,15 @@ def test_memory_is_written_and_read_back():
 _WRONG_SUM = """
 import sys, torch, torch.distributed as dist
 from gpucloud.domain.codec import from_json
-from gpucloud.domain.gate.probing import ProbeOrder
-from gpucloud.probe import collective
+from gpucloud.domain.node.gate.report import ProbeOrder
+from gpucloud.probe import device
 order = from_json(ProbeOrder, sys.argv[1])
-collective.join(order, torch.device("cpu"))
+device.join(order, torch.device("cpu"))
 def reduce(message):
     dist.all_reduce(message)
     if order.rank == 1:
         message[7] += 1
-print(collective.sum_is_right(torch.device("cpu"), order, reduce), flush=True)
+print(device.sum_is_right(torch.device("cpu"), order, reduce), flush=True)
 """
 
 

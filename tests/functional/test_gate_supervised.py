@@ -15,29 +15,28 @@ import pytest
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.local.devices import Devices
 from gpucloud.adapters.local.market import LocalMarket
-from gpucloud.adapters.outputs import OutputsFolder
-from gpucloud.adapters.package import package_zip
-from gpucloud.domain.bootstrap.answers import SETUP_FAILED, FailedSetup
+from gpucloud.adapters.packaging import package_zip
+from gpucloud.adapters.transfer.outputs import OutputsFolder
 from gpucloud.domain.codec import from_json, to_json
-from gpucloud.domain.gate.check import Checked
-from gpucloud.domain.gate.findings import fail
-from gpucloud.domain.gate.gang import GangOrder, GangSeen, PairSeen
-from gpucloud.domain.gate.report import Report
-from gpucloud.domain.job import GatePolicy, Job, Resources
-from gpucloud.domain.ledger import Terms
-from gpucloud.domain.state import ExitReason
+from gpucloud.domain.job.spec import GatePolicy, Job, Resources
+from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.node.bootstrap.facts import SETUP_FAILED, FailedSetup
+from gpucloud.domain.node.gate.findings import Checked, fail
+from gpucloud.domain.node.gate.gang import GangOrder, GangSeen, PairSeen
+from gpucloud.domain.node.gate.report import Report
+from gpucloud.domain.state.state import ExitReason
 from gpucloud.domain.supervision.action import Inspect
-from gpucloud.domain.supervision.bootstraps import failures
+from gpucloud.domain.supervision.quarantine import failures
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.ports import Completed
 from gpucloud.store import open_store
-from gpucloud.usecases.bootstrap import Bootstrapped
-from gpucloud.usecases.doctor import examine
-from gpucloud.usecases.inspection import Inspector
-from gpucloud.usecases.orders import Orders
-from gpucloud.usecases.session import Session
-from gpucloud.usecases.start import Starter
-from gpucloud.usecases.world import Package, World
+from gpucloud.usecases.job.session import Session
+from gpucloud.usecases.job.start import Starter
+from gpucloud.usecases.jobstore.orders import Orders
+from gpucloud.usecases.machines.doctor import examine
+from gpucloud.usecases.services import Package, World
+from gpucloud.usecases.supervise.bootstrap import Bootstrapped
+from gpucloud.usecases.supervise.inspection import Inspector
 from tests.fakes.node_group import FakeNodeGroup
 from tests.fakes.provisioner import FakeProvisioner
 from tests.fakes.shell import FakeShell

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.domain.bounds import HISTORY_BYTES
 from gpucloud.domain.codec import to_json
-from gpucloud.domain.history import GpuSpan, Span
+from gpucloud.domain.node.use import GpuSpan, Span
+from gpucloud.domain.untrusted.bounds import HISTORY_BYTES
 from gpucloud.ports import Completed
 from gpucloud.store import open_store
-from gpucloud.usecases.history import EVERY, HistoryKeeper, read_history
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.supervise.usage import EVERY, HistoryKeeper, read_history
 from tests.fakes.shell import FakeShell
 from tests.unit.worlds import node
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.__main__ import main
-from gpucloud.adapters.bundled import bundled
+from gpucloud.adapters.home import bundled
 from gpucloud.adapters.jobfile import job_templates, read_job
 
 TEMPLATES = ["backoff", "chargpt", "digits", "gpt", "images", "tensorparallel"]

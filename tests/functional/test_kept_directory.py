@@ -10,13 +10,12 @@ import zipfile
 
 import pytest
 
-from gpucloud.agent.keep.depot import Depot
-from gpucloud.agent.keep.disk import copy, is_whole, look
-from gpucloud.agent.keep.putting import Directory
-from gpucloud.agent.keep.taking import Taking, Took
-from gpucloud.domain.job import Layout, OnNotice
-from gpucloud.domain.keeping.layouts import Rule
-from gpucloud.domain.manifest import Commit, Why, seal, unseal
+from gpucloud.agent.scripts.disk import Depot, copy, is_whole, look
+from gpucloud.agent.scripts.putting import Directory
+from gpucloud.agent.scripts.taking import Taking, Took
+from gpucloud.domain.checkpoint.directory.layouts import Rule
+from gpucloud.domain.checkpoint.manifest import Commit, Why, seal, unseal
+from gpucloud.domain.job.spec import Layout, OnNotice
 from tests.standins.bucket import serving
 from tests.standins.kept_script import KEEP, PREFIX, KeptScript, until
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.domain.job import OnNotice
+from gpucloud.domain.job.spec import OnNotice
 from tests.standins.kept_nodes import KeptNodes
 from tests.standins.kept_script import until
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import uv
 
-from gpucloud.adapters.package import package_zip
-from gpucloud.agent.layer import collect
-from gpucloud.agent.layer.places import Places
-from gpucloud.domain.bootstrap.facts import Asked, Facts, Layer
+from gpucloud.adapters.packaging import package_zip
+from gpucloud.agent.layer import build
+from gpucloud.agent.layer.environment import Places
 from gpucloud.domain.codec import from_json, to_json
-from gpucloud.domain.layer import LayerOrder, LayerWanted, setup_digest
+from gpucloud.domain.node.bootstrap.facts import Asked, Facts, Layer
+from gpucloud.domain.node.layer import LayerOrder, LayerWanted, setup_digest
 from tests.standins.packages import serving, wheel
 
 # As torch writes its version file; the wheel is a stand-in: torch's own are gigabytes.
@@ -233,7 +233,7 @@ def test_old_layers_are_removed_save_the_newest_the_used_and_the_one_in_hand(tmp
     os.utime(tmp_path / "layer7" / "ready.json")
     used = subprocess.Popen(["sleep", "60"], env={"PATH": f"{tmp_path / 'layer5' / 'bin'}:/usr/bin:/bin"})
     try:
-        assert collect.collect(places, keep="layer6") == ("layer3", "layer4")
+        assert build.collect(places, keep="layer6") == ("layer3", "layer4")
     finally:
         used.kill()
         used.wait()

@@ -14,11 +14,11 @@ import pytest
 from gpucloud import processes
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.domain.errors import LeaseHeld, StoreError
-from gpucloud.domain.outputtimes import DatedPiece
-from gpucloud.domain.state import JobStatus, Owner
+from gpucloud.domain.node.outputtimes import DatedPiece
+from gpucloud.domain.state.state import JobStatus, Owner
 from gpucloud.store import Conflict, open_store
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.lease import take
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.lease import take
 from tests.unit.worlds import NOW, state
 
 CLOCK = SystemClock()

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.local.folder import Folder
 from gpucloud.adapters.local.group import LocalNodeGroup
 from gpucloud.adapters.local.provision import LocalProvisioner, ensure_group
+from gpucloud.adapters.local.records import Folder
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.domain.job import Market
+from gpucloud.domain.job.spec import Market
 from gpucloud.ports import ClusterSpec
 
 SPEC = ClusterSpec(

@@ -13,21 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.package import package_zip
-from gpucloud.domain.bootstrap.answers import Answer
-from gpucloud.domain.bootstrap.facts import Facts
-from gpucloud.domain.bootstrap.wanted import with_driver
+from gpucloud.adapters.packaging import package_zip
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import HostUnreachable, NodeError
-from gpucloud.domain.job import Cloud, Job, MachineChoices, Market, Resources
-from gpucloud.domain.machine import MachineFact, MachineWanted, digest
-from gpucloud.domain.node import Node, NodeState
+from gpucloud.domain.job.spec import Cloud, Job, MachineChoices, Market, Resources
+from gpucloud.domain.node.bootstrap.facts import Answer, Facts
+from gpucloud.domain.node.bootstrap.wanted import with_driver
+from gpucloud.domain.node.machine import MachineFact, MachineWanted, digest
+from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Completed
 from gpucloud.smi import parse
-from gpucloud.usecases.bootstrap import bootstrap
-from gpucloud.usecases.needs import wanted_for
-from gpucloud.usecases.world import Package
+from gpucloud.usecases.services import Package
+from gpucloud.usecases.supervise.bootstrap import bootstrap
+from gpucloud.usecases.supervise.needs import wanted_for
 from tests.standins.gpus import write_nvidia_smi
 
 RECORDED = Path(__file__).parent.parent / "data" / "nvidia_smi" / "h200x4.xml"

@@ -16,16 +16,15 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpucloud.adapters.package import package_zip
+from gpucloud.adapters.packaging import package_zip
+from gpucloud.agent.kernel_log import KernelLog
 from gpucloud.agent.metrics.endpoint import Endpoint
-from gpucloud.agent.metrics.keeping import Keeper
-from gpucloud.agent.metrics.kernel import KernelLog
-from gpucloud.agent.metrics.machine import Machine
 from gpucloud.agent.metrics.sampler import Sampler
-from gpucloud.domain.agentstatus import Outcome
+from gpucloud.agent.metrics.station import Keeper, Machine
 from gpucloud.domain.codec import from_json
-from gpucloud.domain.hardware.host import HostSample
-from gpucloud.domain.history import Span
+from gpucloud.domain.node.hardware.host import HostSample
+from gpucloud.domain.node.status import Outcome
+from gpucloud.domain.node.use import Span
 from tests.standins.agent_node import AgentNode, wait_until
 from tests.standins.nvidia_smi import NvidiaSmi
 

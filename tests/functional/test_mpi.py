@@ -12,11 +12,11 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.adapters.package import package_zip
-from gpucloud.domain.agentstatus import Outcome, Stop
-from gpucloud.domain.job import Job, Launcher, Market, Resources
-from gpucloud.domain.launch import AttemptStart, Place, launches
-from gpucloud.domain.node import Node, NodeState
+from gpucloud.adapters.packaging import package_zip
+from gpucloud.domain.job.spec import Job, Launcher, Market, Resources
+from gpucloud.domain.node.launch import AttemptStart, Place, launches
+from gpucloud.domain.node.node import Node, NodeState
+from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.offer import Pool
 from tests.running import words_of
 from tests.standins.agent_node import AgentNode, wait_until

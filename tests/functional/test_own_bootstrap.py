@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.package import package_zip
-from gpucloud.adapters.sync import whole_code
-from gpucloud.domain.bootstrap.noderecord import NodeRecord, StoredCode, StoredPackage
-from gpucloud.domain.bootstrap.wanted import Wanted
+from gpucloud.adapters.packaging import package_zip
+from gpucloud.adapters.transfer.sync import whole_code
 from gpucloud.domain.codec import to_json
+from gpucloud.domain.node.bootstrap.wanted import NodeRecord, StoredCode, StoredPackage, Wanted
 from tests.standins.agent_node import AgentNode, wait_until
 
 # A stand-in for the machine going down: what waits for the reboot dies at once.
@@ -28,8 +27,8 @@ exec "$@"
 REBOOTS = """
 import os, sys
 from pathlib import Path
-from gpucloud.agent.boot.here import ThisHost
-from gpucloud.agent.boot.resuming import PerBoot
+from gpucloud.agent.boot.command import ThisHost
+from gpucloud.agent.boot.command import PerBoot
 root, package = Path(sys.argv[1]), Path(sys.argv[2])
 Path.home().joinpath("waits.pid").write_text(str(os.getpid()))
 PerBoot(root=root, package=package, login="me").restart(ThisHost(root), "", None)

@@ -15,7 +15,7 @@ import pytest
 from gpucloud import processes
 from gpucloud.adapters.local.node import MARK
 from gpucloud.domain.errors import HostUnreachable, ProvisionError
-from gpucloud.domain.node import EndCause, Node
+from gpucloud.domain.node.node import EndCause, Node
 from tests.running import words_of
 from tests.standins.embedded import daemons, make_cloud, poll
 from tests.standins.own_spaces import GROUP, POOL, Spaces, spaces

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.agentstatus import Outcome
 from gpucloud.domain.errors import RemoteCommandFailed
-from gpucloud.domain.state import ExitReason
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.domain.node.status import Outcome
+from gpucloud.domain.state.state import ExitReason
+from gpucloud.usecases.jobstore.jobstore import JobStore
 from tests.fakes.fleet_shell import FleetHost
 from tests.faults.process import run
 from tests.faults.rig import GROUP, JOB, Outside

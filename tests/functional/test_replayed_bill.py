@@ -8,15 +8,14 @@ from decimal import Decimal
 from pathlib import Path
 
 from gpucloud.adapters.local.market import LocalMarket
-from gpucloud.domain.ledger import total
-from gpucloud.domain.markets import RecordedMarket, RecordedZone
-from gpucloud.domain.simulation.bill import bill_usd
-from gpucloud.domain.simulation.fleet import Life
-from gpucloud.domain.simulation.replay import Run
-from gpucloud.domain.simulation.timeline import Timeline, timeline
-from gpucloud.domain.state import NodeLife
+from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone
+from gpucloud.domain.market.simulation.fleet import Life
+from gpucloud.domain.market.simulation.replay import Run, bill_usd
+from gpucloud.domain.market.simulation.timeline import Timeline, timeline
+from gpucloud.domain.money.ledger import total
+from gpucloud.domain.state.state import NodeLife
 from gpucloud.store import open_store
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.jobstore.jobstore import JobStore
 from tests.standins.quick_fleet import quick_fleet
 
 SECOND = timedelta(seconds=1)

@@ -9,9 +9,9 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from gpucloud import resume
-from gpucloud.domain.manifest import Level
-from gpucloud.resume.state import TrainingState
-from gpucloud.store import fingerprinting
+from gpucloud.domain.checkpoint.manifest import Level
+from gpucloud.resume.state.state import TrainingState
+from gpucloud.store import integrity
 from tests.functional.resuming import begin, job, train
 from tests.standins.saved_runs import SavedRun, forking
 
@@ -144,6 +144,6 @@ def test_without_numpy_where_it_goes_on_nothing_is_called_exact(job, monkeypatch
         raise ImportError
 
     train(*begin(), steps=2)
-    monkeypatch.setattr(fingerprinting, "of_words", missing)
+    monkeypatch.setattr(integrity, "of_words", missing)
     assert begin()[0].level is Level.BEST_EFFORT
     assert "NumPy is missing" in capsys.readouterr().err

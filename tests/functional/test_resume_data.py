@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from gpucloud.domain.checkpoint.manifest import Level
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.manifest import Level
 from gpucloud.resume.loader import Loader, require_split
 from tests.functional.resuming import DATA, begin, job, train
 

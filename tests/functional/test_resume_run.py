@@ -18,17 +18,16 @@ import pytest
 import torch
 
 from gpucloud import resume
+from gpucloud.domain.checkpoint.manifest import Commit, commit_key, manifest_bytes, seal, unseal
+from gpucloud.domain.checkpoint.safetensors import read_header
+from gpucloud.domain.checkpoint.sums import blank, sums_of
 from gpucloud.domain.errors import CheckpointUnreadable, StoreError, UsageError
-from gpucloud.domain.fingerprints import blank
-from gpucloud.domain.manifest import Commit, commit_key, manifest_bytes, seal, unseal
-from gpucloud.domain.parts import sums_of
-from gpucloud.domain.safetensors import read_header
-from gpucloud.resume import arena, capture, memory, reading
-from gpucloud.resume.arena import Arena
-from gpucloud.resume.cadence import Cadence, Moment, is_better_anew, is_due, read_cadence
-from gpucloud.resume.layout import tensor_at
-from gpucloud.resume.plan import Plan
-from gpucloud.resume.tree import decode, encode
+from gpucloud.resume import memory
+from gpucloud.resume.restore import reading
+from gpucloud.resume.save import arena, capture
+from gpucloud.resume.save.arena import Arena, Plan
+from gpucloud.resume.save.cadence import Cadence, Moment, is_better_anew, is_due, read_cadence
+from gpucloud.resume.state.tree import decode, encode, tensor_at
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from tests.functional.resuming import DATA, begin, job, train

@@ -7,21 +7,21 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from gpucloud.domain import parts
-from gpucloud.domain.boxes import Box
+from gpucloud.domain.checkpoint import sums
+from gpucloud.domain.checkpoint.chunks import Box
+from gpucloud.domain.checkpoint.safetensors import entries_of, header_bytes, placed, read_header
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.safetensors import entries_of, header_bytes, placed, read_header
-from gpucloud.resume.capture import Capture
-from gpucloud.resume.layout import NAMES, tensor_at
-from gpucloud.resume.naming import parameter_names, plain
-from gpucloud.resume.partly import parts_needed
-from gpucloud.resume.reading import Contents, Held, content, whole_of
-from gpucloud.resume.sharded import Layout
-from gpucloud.resume.state import TrainingState
+from gpucloud.resume.restore.reading import Contents, Held, content, whole_of
+from gpucloud.resume.restore.restoring import parts_needed
+from gpucloud.resume.save.capture import Capture
+from gpucloud.resume.state.sharded import Layout
+from gpucloud.resume.state.state import TrainingState
+from gpucloud.resume.state.traits import parameter_names, plain
+from gpucloud.resume.state.tree import NAMES, tensor_at
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
-from gpucloud.usecases import exporting
-from gpucloud.usecases.checkpoints import Shelf
+from gpucloud.usecases.checkpoint import pulling
+from gpucloud.usecases.checkpoint.checkpoints import Shelf
 from tests.functional import train_sharded
 from tests.standins.saved_runs import PREFIX, SavedRun, forking
 
@@ -113,8 +113,8 @@ def test_an_export_has_whole_tensors_by_the_bare_models_names(tmp_path):
     job = Sharded(tmp_path / "job").attempt(2, "fsdp", steps=2)
     shelf = Shelf(store=open_store(job.run.url), prefix=PREFIX, keep=3)
     manifest = next(Checkpoints(shelf.store, PREFIX, keep=3).candidates())
-    plan = exporting.planned(shelf, manifest, everything=True, about={})
-    exporting.write(shelf, manifest, plan, tmp_path / "all.safetensors")
+    plan = pulling.planned(shelf, manifest, everything=True, about={})
+    pulling.write(shelf, manifest, plan, tmp_path / "all.safetensors")
     data = memoryview(bytearray((tmp_path / "all.safetensors").read_bytes()))
     header = read_header(data)
     memory = torch.frombuffer(data, dtype=torch.uint8)
@@ -176,7 +176,7 @@ def test_state_of_wrapped_and_bare_models_is_exchanged():
 
 
 def test_a_rank_reads_the_parts_that_hold_its_rows_and_what_it_needs_whole(monkeypatch):
-    monkeypatch.setattr(parts, "PART_BYTES", 64)
+    monkeypatch.setattr(sums, "PART_BYTES", 64)
     rows = [
         ("model.w", "F32", (16, 4)),
         ("rank.randomness", "U8", (64,)),

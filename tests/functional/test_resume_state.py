@@ -13,13 +13,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gpucloud import resume
+from gpucloud.domain.checkpoint.manifest import Level
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.manifest import Level
-from gpucloud.resume import randomness
-from gpucloud.resume.layout import laid_out, strides_of
-from gpucloud.resume.naming import rebuckets
-from gpucloud.resume.promise import promised, surroundings, tuned
-from gpucloud.resume.tree import decode, encode
+from gpucloud.resume.settings import promised, surroundings, tuned
+from gpucloud.resume.state import randomness
+from gpucloud.resume.state.traits import rebuckets
+from gpucloud.resume.state.tree import decode, encode, laid_out, strides_of
 from tests.functional.resuming import begin, job
 
 __all__ = ["job"]  # a fixture
@@ -311,7 +310,7 @@ def test_code_that_inductor_made_is_seen_and_what_is_traced_alone_is_none(tmp_pa
     script.write_text(
         "import importlib\n"
         "import torch\n"
-        "from gpucloud.resume.promise import tuned\n"
+        "from gpucloud.resume.settings import tuned\n"
         "torch.compile(lambda x: x * 2, backend='aot_eager')(torch.ones(2))\n"
         "torch.cuda.is_available = lambda: True\n"
         "print(tuned().level.value)\n"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpucloud.domain.trial import Outcome
+from gpucloud.domain.checkpoint.trial import Outcome
 from gpucloud.store import open_store
-from gpucloud.usecases.checkpoints import Shelf
-from gpucloud.usecases.comparing import compared
+from gpucloud.usecases.checkpoint.checkpoints import Shelf
+from gpucloud.usecases.checkpoint.comparing import compared
 
 ROOT = Path(__file__).parents[2]
 JOBS = ROOT / "templates" / "jobs"

@@ -7,14 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from gpucloud.domain.manifest import Commit, Manifest, Promise
-from gpucloud.domain.safetensors import Tensor, entries_of, header_bytes, read_header
-from gpucloud.resume import restoring
-from gpucloud.resume.arena import Arena
-from gpucloud.resume.plan import Plan
-from gpucloud.resume.reading import Contents, Held, whole_of
+from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Promise
+from gpucloud.domain.checkpoint.safetensors import Tensor, entries_of, header_bytes, read_header
+from gpucloud.resume.restore import restoring
+from gpucloud.resume.restore.reading import Contents, Held, whole_of
 from gpucloud.resume.run import Run
-from gpucloud.resume.state import TrainingState, share
+from gpucloud.resume.save.arena import Arena, Plan
+from gpucloud.resume.state.state import TrainingState, share
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from tests.standins.saved_runs import SavedRun, forking

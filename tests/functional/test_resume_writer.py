@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.domain.manifest import Commit
-from gpucloud.resume.writer import Answer, Writer
+from gpucloud.domain.checkpoint.manifest import Commit
+from gpucloud.resume.save.writer import Answer, Writer
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from tests.standins import in_writers

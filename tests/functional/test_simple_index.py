@@ -6,9 +6,9 @@ import hashlib
 
 import pytest
 
-from gpucloud.agent.layer import simpleindex
-from gpucloud.agent.layer.simpleindex import Unreachable, fetch, fetch_from_index
-from gpucloud.domain.pinned import PinnedFile
+from gpucloud.agent.layer import tools
+from gpucloud.agent.layer.tools import Unreachable, fetch, fetch_from_index
+from gpucloud.domain.node.pinned import PinnedFile
 from tests.standins.packages import serving, wheel
 
 
@@ -79,7 +79,7 @@ def test_no_password_goes_out_in_the_clear_because_an_index_says_so(tool, tmp_pa
         asked.append(url)
         return f'<a href="http://a.example/files/{pinned.name}">it</a>'.encode(), "text/html", url
 
-    monkeypatch.setattr(simpleindex, "_get", get)
+    monkeypatch.setattr(tools, "_get", get)
     with pytest.raises(Unreachable, match="without encryption") as caught:
         fetch_from_index(index, "tool", pinned, tmp_path / "tool.whl")
     assert asked == [f"{index}/tool/"]

@@ -18,7 +18,7 @@ import pytest
 from gpucloud import processes
 from gpucloud.adapters.ssh import SshShell, generate_key
 from gpucloud.domain.errors import HostKeyMismatch, HostUnreachable, ToolMissing
-from gpucloud.domain.node import Node
+from gpucloud.domain.node.node import Node
 from tests.fakes.nodes import Server, embedded_server
 from tests.running import words_of
 

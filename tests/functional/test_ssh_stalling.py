@@ -27,7 +27,7 @@ from paramiko.common import (
 from gpucloud.adapters.ssh import SshShell, generate_key
 from gpucloud.adapters.ssh import connection as connection_module
 from gpucloud.domain.errors import HostUnreachable
-from gpucloud.domain.node import Node
+from gpucloud.domain.node.node import Node
 from tests.fakes.nodes import node_at
 
 LIMIT_S = 1.0

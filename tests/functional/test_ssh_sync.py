@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters import receiver, worktree
-from gpucloud.adapters.worktree import HashCache, read_tree
+from gpucloud.adapters.transfer import receiver, sync
+from gpucloud.adapters.transfer.sync import HashCache, read_tree
 from gpucloud.domain.errors import RemoteCommandFailed, UsageError
 from gpucloud.ports import Completed
 from tests.fakes.nodes import node_at
@@ -211,7 +211,7 @@ def test_special_and_huge_files_are_named_unless_ignored(tmp_path: Path):
         read_tree(code, HashCache(None, code))
     write(code, {".gpucloudignore": "/pipe\n"})
     with (code / "huge").open("wb") as file:
-        file.truncate(worktree.LARGEST_FILE_BYTES + 1)
+        file.truncate(sync.LARGEST_FILE_BYTES + 1)
     with pytest.raises(UsageError, match=r"huge is 1\.0 GiB"):
         read_tree(code, HashCache(None, code))
     write(code, {".gpucloudignore": "/pipe\n/huge\n"})

@@ -12,21 +12,19 @@ import pytest
 
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.local.market import LocalMarket
-from gpucloud.adapters.sync import make_tree, whole_code
+from gpucloud.adapters.transfer.sync import make_tree, whole_code
 from gpucloud.domain.errors import BudgetRefused, NoCapacity, OrderChanged, PlanRefused, StoreError, UsageError
-from gpucloud.domain.job import Access, AwsChoices, Cloud, Job, Market, MarketPolicy, Resources
-from gpucloud.domain.ledger import Terms
-from gpucloud.domain.model import Model
+from gpucloud.domain.job.spec import Access, AwsChoices, Cloud, Job, Market, MarketPolicy, Model, Resources
+from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.offer import EfaLayout
-from gpucloud.domain.order import sealed, with_budget
-from gpucloud.domain.state import ExitReason, JobStatus, NodeLife
+from gpucloud.domain.state.order import sealed, with_budget
+from gpucloud.domain.state.state import ExitReason, JobStatus, NodeLife
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.store import open_store
-from gpucloud.usecases import start as starting
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.orders import Orders
-from gpucloud.usecases.runs import current_run
-from gpucloud.usecases.start import Asked, Starter, adopt
+from gpucloud.usecases.job import start as starting
+from gpucloud.usecases.job.start import Asked, Starter, adopt
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.orders import Orders, current_run
 from tests.fakes.account import FakeAccount
 from tests.unit.worlds import POOL, opened
 

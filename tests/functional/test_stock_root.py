@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.package import package_zip
+from gpucloud.adapters.packaging import package_zip
 from gpucloud.agent.layer.fact import read_ready
 from gpucloud.domain.codec import to_json
-from gpucloud.domain.layer import LayerOrder, LayerWanted, setup_digest
-from gpucloud.domain.pinned import PIP_WHEEL, UV_WHEELS
+from gpucloud.domain.node.layer import LayerOrder, LayerWanted, setup_digest
+from gpucloud.domain.node.pinned import PIP_WHEEL, UV_WHEELS
 from tests.standins.packages import serving, wheel
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

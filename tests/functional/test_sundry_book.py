@@ -11,19 +11,19 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.adapters.home import Home, KnownJob
-from gpucloud.cli import copying, logs
-from gpucloud.domain.data import DataFile, data_set
+from gpucloud.cli.commands import copying, logs
+from gpucloud.domain.checkpoint.manifest import Commit
 from gpucloud.domain.errors import StoreError
-from gpucloud.domain.ledger import Terms
-from gpucloud.domain.manifest import Commit
-from gpucloud.domain.outputtimes import DatedPiece
-from gpucloud.domain.rates import GIB, Rates
-from gpucloud.domain.state import ExitReason
+from gpucloud.domain.job.data import DataFile, data_set
+from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.money.rates import GIB, Rates
+from gpucloud.domain.node.outputtimes import DatedPiece
+from gpucloud.domain.state.state import ExitReason
 from gpucloud.store import open_store
 from gpucloud.store.counting import CountingStore, Tally
-from gpucloud.usecases.jobs import Asker
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.sundries import SundryBook
+from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.money.spend import SundryBook
 from tests.standins.made_checkpoints import Made
 from tests.standins.made_checkpoints import state as made_state
 from tests.unit.worlds import NOW, opened, put_job, state

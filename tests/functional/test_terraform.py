@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from gpucloud import processes
-from gpucloud.adapters.bundled import bundled
+from gpucloud.adapters.home import bundled
 from gpucloud.adapters.terraform import TerraformProvisioner, find_terraform
 from gpucloud.domain.errors import ProvisionError, ToolMissing
-from gpucloud.domain.job import Market
+from gpucloud.domain.job.spec import Market
 from gpucloud.ports import ClusterSpec
 from tests.terraform import StandIn, terraform_over
 

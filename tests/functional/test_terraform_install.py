@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.terraform import find_terraform
-from gpucloud.adapters.terraform.install import install
+from gpucloud.adapters.terraform.program import install
 from gpucloud.domain.errors import ToolMissing
-from gpucloud.domain.pinned import TERRAFORM, TERRAFORM_VERSION, PinnedFile
+from gpucloud.domain.node.pinned import TERRAFORM, TERRAFORM_VERSION, PinnedFile
 
 
 class Server:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.bundled import bundled
+from gpucloud.adapters.home import bundled
 from gpucloud.adapters.terraform.program import environment, find_terraform
 from gpucloud.adapters.terraform.runner import Runner
 from gpucloud.adapters.terraform.workfolder import WorkFolder

@@ -17,10 +17,10 @@ import pytest
 
 from gpucloud import processes
 from gpucloud.adapters.terraform import keeper
-from gpucloud.adapters.terraform.failures import failure
-from gpucloud.adapters.terraform.record import Run, write
+from gpucloud.adapters.terraform.events import failure
+from gpucloud.adapters.terraform.history import Run, write
 from gpucloud.adapters.terraform.stack import Stack
-from gpucloud.adapters.terraform.statehome import in_bucket, in_directory
+from gpucloud.adapters.terraform.workfolder import in_bucket, in_directory
 from gpucloud.domain.errors import CredentialsError, GpucloudError, ProvisionError, ToolMissing
 from gpucloud.store import ObjectStore
 from gpucloud.store.directory import DirectoryStore

@@ -13,10 +13,9 @@ import pytest
 
 from gpucloud.adapters.hosts.places import Configured, Sources, places
 from gpucloud.adapters.ssh import SshShell, UserKeys
-from gpucloud.adapters.ssh.knownhosts import known_key
-from gpucloud.adapters.ssh.userconfig import Said, said_of
+from gpucloud.adapters.ssh.hosts import Said, known_key, said_of
 from gpucloud.domain.errors import HostKeyMismatch, KeyRefused, NodeError
-from gpucloud.domain.job import OwnHost, SshChoices
+from gpucloud.domain.job.spec import OwnHost, SshChoices
 from tests.fakes.nodes import embedded_server
 
 LOG_IN = """

@@ -9,21 +9,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpucloud.cli import verifying
+from gpucloud.cli.commands import verifying
+from gpucloud.domain.checkpoint.manifest import Commit, Why
+from gpucloud.domain.checkpoint.safetensors import read_header
+from gpucloud.domain.checkpoint.trial import Outcome
 from gpucloud.domain.errors import StoreError
-from gpucloud.domain.manifest import Commit, Why
-from gpucloud.domain.safetensors import read_header
-from gpucloud.domain.trial import Outcome
-from gpucloud.resume.layout import tensor_at
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.restoring import find
+from gpucloud.resume.restore.restoring import find
+from gpucloud.resume.state.tree import tensor_at
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from gpucloud.store.directory import DirectoryStore
-from gpucloud.usecases.checkpoints import Shelf, restorable
-from gpucloud.usecases.comparing import compared
-from gpucloud.usecases.exporting import planned, write
-from gpucloud.usecases.pulling import Puller
+from gpucloud.usecases.checkpoint.checkpoints import Shelf, restorable
+from gpucloud.usecases.checkpoint.comparing import compared
+from gpucloud.usecases.checkpoint.pulling import Puller, planned, write
 from tests.commandline import command_line, until
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore

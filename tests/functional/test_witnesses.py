@@ -17,12 +17,11 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.agent.__main__ import main
-from gpucloud.agent.knocking import knock
+from gpucloud.agent.network import knock
 from gpucloud.domain.errors import HostUnreachable
-from gpucloud.domain.supervision.seen import Limits, Rules
-from gpucloud.domain.witness import Word
+from gpucloud.domain.supervision.seen import Limits, Rules, Word
 from gpucloud.ports import Completed
-from gpucloud.usecases.witnesses import Witnesses
+from gpucloud.usecases.supervise.look import Witnesses
 from tests.fakes.nodes import embedded_server
 from tests.unit.worlds import NOW, opened, part, seen, state, up
 

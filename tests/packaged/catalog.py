@@ -27,7 +27,7 @@ from typing import Any
 import gpucloud.adapters.aws.prices
 from gpucloud.adapters.aws.prices.catalog import written
 from gpucloud.adapters.aws.prices.refresh import machine_of
-from gpucloud.domain.catalog import Advice, Advisor, Band, Catalog, Machine, PriceList
+from gpucloud.domain.market.catalog import Advice, Advisor, Band, Catalog, Machine, PriceList
 
 TARGET = Path(gpucloud.adapters.aws.prices.__file__).parent / "catalog.json"
 LISTED = "us-east-1"

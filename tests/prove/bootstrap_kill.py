@@ -18,13 +18,12 @@ from typing import Any
 
 from gpucloud import processes
 from gpucloud.adapters.clock import SystemClock
-from gpucloud.adapters.package import package_zip
+from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.ssh import SshShell
-from gpucloud.domain.job import Job
-from gpucloud.usecases.bootstrap import Bootstrapped, bootstrap
-from gpucloud.usecases.gate import of_node
-from gpucloud.usecases.needs import wanted_for
-from gpucloud.usecases.world import Package
+from gpucloud.domain.job.spec import Job
+from gpucloud.usecases.services import Package
+from gpucloud.usecases.supervise.bootstrap import Bootstrapped, bootstrap
+from gpucloud.usecases.supervise.needs import of_node, wanted_for
 from tests.fakes.nodes import Server, embedded_server
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.agent_node import AgentNode

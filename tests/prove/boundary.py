@@ -24,14 +24,14 @@ from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.domain import codec
+from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Promise
 from gpucloud.domain.errors import GpucloudError, StoreError
-from gpucloud.domain.manifest import Commit, Manifest, Promise
-from gpucloud.domain.outputtimes import DatedPiece
-from gpucloud.domain.state import JobStatus
+from gpucloud.domain.node.outputtimes import DatedPiece
+from gpucloud.domain.state.state import JobStatus
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.checkpoints import Checkpoints
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.lease import take
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.lease import take
 from tests.lab.aws import Lab
 from tests.lab.aws.world import ACCOUNT, REGION
 from tests.prove.claims import Driven, verdicts

@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
+from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Piece, commit_key, manifest_bytes
+from gpucloud.domain.checkpoint.sums import sums_of
 from gpucloud.domain.errors import GpucloudError
-from gpucloud.domain.manifest import Commit, Manifest, Piece, commit_key, manifest_bytes
-from gpucloud.domain.parts import sums_of
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
-from gpucloud.usecases.checkpoints import Shelf
-from gpucloud.usecases.exporting import planned, write
+from gpucloud.usecases.checkpoint.checkpoints import Shelf
+from gpucloud.usecases.checkpoint.pulling import planned, write
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.saved_runs import PREFIX, SavedRun, forking, restored
 

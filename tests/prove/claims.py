@@ -13,23 +13,22 @@ from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 
 from gpucloud.domain import codec
-from gpucloud.domain.armings import arming
-from gpucloud.domain.bounds import COUNTED
 from gpucloud.domain.errors import GpucloudError, StateUnreadable, StoreError
-from gpucloud.domain.job import Market
-from gpucloud.domain.ledger import Charge, Terms
-from gpucloud.domain.node import EndCause, GroupView, NodeState
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.money.ledger import Charge, Terms
+from gpucloud.domain.node.node import EndCause, GroupView, NodeState
 from gpucloud.domain.offer import Pool, PricePoint
-from gpucloud.domain.state import ExitReason, JobState, JobStatus, NodeLife, Successor
-from gpucloud.domain.supervision.goal import rules_for
-from gpucloud.domain.supervision.seen import Rules
+from gpucloud.domain.state.state import ExitReason, JobState, JobStatus, NodeLife, Successor
+from gpucloud.domain.supervision.seen import Rules, rules_for
+from gpucloud.domain.supervision.self_driving import arming
+from gpucloud.domain.untrusted.bounds import COUNTED
 from gpucloud.store import ObjectStore
-from gpucloud.usecases.budgeting import bring_closer, least_usd, standing
-from gpucloud.usecases.cashier import Cashier
-from gpucloud.usecases.jobs import Asker
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.lease import take
-from gpucloud.usecases.orders import Orders
+from gpucloud.usecases.job.budgeting import bring_closer, least_usd, standing
+from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.lease import take
+from gpucloud.usecases.jobstore.orders import Orders
+from gpucloud.usecases.money.spend import Cashier
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import node, order, state

@@ -15,11 +15,11 @@ from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 
-from gpucloud.domain.ledger import Terms, meter, total
-from gpucloud.domain.node import EndCause, Node
-from gpucloud.domain.order import opened
-from gpucloud.domain.state import ExitReason, JobState
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.domain.money.ledger import Terms, meter, total
+from gpucloud.domain.node.node import EndCause, Node
+from gpucloud.domain.state.order import opened
+from gpucloud.domain.state.state import ExitReason, JobState
+from gpucloud.usecases.jobstore.jobstore import JobStore
 from tests.commandline import LIMIT_S, Answer, CommandLine, command_line
 from tests.fakes.agent import Training
 from tests.faults.rig import AWAY, JOB

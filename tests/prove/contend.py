@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpucloud.store import open_store
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.jobstore.jobstore import JobStore
 from tests.lab.aws import Lab
 from tests.prove.goal import Figure, Form, Goal
 from tests.unit.worlds import state
@@ -27,8 +27,8 @@ from pathlib import Path
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.domain.errors import LeaseHeld
 from gpucloud.store import open_store
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.lease import take
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.lease import take
 
 url, folder, name, rounds = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 jobs = JobStore(open_store(url), "contended")

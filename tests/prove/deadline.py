@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from gpucloud.domain.state import ExitReason
+from gpucloud.domain.state.state import ExitReason
 from tests.prove.goal import Figure, Form, Goal
 from tests.sim import setting
 from tests.sim.many import each

@@ -20,25 +20,25 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from gpucloud.adapters import sync
 from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.adapters.local.devices import Devices
 from gpucloud.adapters.local.market import LocalMarket
+from gpucloud.adapters.transfer import sync
 from gpucloud.agent.drive import driver as driving
-from gpucloud.domain.job import Cloud
-from gpucloud.domain.ledger import ZERO
-from gpucloud.domain.node import NO_GROUP, GroupView
+from gpucloud.domain.job.spec import Cloud
+from gpucloud.domain.money.ledger import ZERO
+from gpucloud.domain.node.node import NO_GROUP, GroupView
 from gpucloud.domain.offer import Pool, PricePoint
-from gpucloud.domain.order import Order, opened, sealed, with_budget
-from gpucloud.domain.state import ExitReason, JobState
+from gpucloud.domain.state.order import Order, opened, sealed, with_budget
+from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.action import Action, Arm, ObeyOrder
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Rules, Seen
-from gpucloud.usecases import supervise
-from gpucloud.usecases.cashier import Cashier
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.observe import Observer
-from gpucloud.usecases.world import World
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.money.spend import Cashier
+from gpucloud.usecases.services import World
+from gpucloud.usecases.supervise import loop
+from gpucloud.usecases.supervise.observe import Observer
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.faults import process
@@ -170,7 +170,7 @@ class Door:
             process.as_process(self._cloud),
             mock.patch.object(sys, "argv", list(sys.argv)),
             mock.patch.object(driving, "tell", _nothing),
-            mock.patch.object(supervise, "decide", self._decide),
+            mock.patch.object(loop, "decide", self._decide),
             mock.patch.object(Observer, "observe", lambda own, *given: self._see(own, *given)),  # noqa: PLW0108
             mock.patch.object(Cashier, "spent_usd", self._spent),
             mock.patch.object(Cashier, "unproven_usd", return_value=ZERO),

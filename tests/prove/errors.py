@@ -15,16 +15,15 @@ from decimal import Decimal
 
 from botocore.exceptions import ClientError
 
-from gpucloud.adapters.aws import codes
-from gpucloud.adapters.aws.codes import CODES, PROSE, UNKNOWN
-from gpucloud.adapters.aws.faults import explained, known
-from gpucloud.adapters.aws.nodes.activities import refusals
+from gpucloud.adapters.aws import faults
+from gpucloud.adapters.aws.faults import CODES, PROSE, UNKNOWN, explained, known
 from gpucloud.adapters.aws.nodes.listing import Listing
+from gpucloud.adapters.aws.nodes.recollection import refusals_told
 from gpucloud.domain.errors import CredentialsError, GpucloudError, ProvisionError
-from gpucloud.domain.job import Market
-from gpucloud.domain.node import Fault, GroupView, Refusal
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.node.node import Fault, GroupView, Refusal
 from gpucloud.domain.offer import Pool
-from gpucloud.domain.state import JobState
+from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.action import Action, CoolDown, Finish, Resize
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal as Wanted
@@ -63,7 +62,7 @@ def _run(form: Form) -> Iterator[Figure]:
 
 def _written_twice() -> list[str]:
     """A code that is written twice in the table has two meanings, of which Python keeps the last without a word."""
-    tables = [node for node in ast.walk(ast.parse(inspect.getsource(codes))) if isinstance(node, ast.Dict)]
+    tables = [node for node in ast.walk(ast.parse(inspect.getsource(faults))) if isinstance(node, ast.Dict)]
     written = Counter(key.value for table in tables for key in table.keys if isinstance(key, ast.Constant))
     return [f"{code} is written {count} times" for code, count in written.items() if count > 1] + [
         f"{code} is not written out" for code in CODES if code not in written
@@ -78,7 +77,7 @@ def _wrong(code: str) -> Iterator[str]:
     yield from _wrong_action(_refusal(code, meaning.fault))
     if re.search(r"[a-z][A-Z]", code):  # others are plain English too, and are not looked for in prose
         for text in (code, f"Launching failed. {code}: no luck", f"Client.{code}" if "." not in code else code):
-            (told,) = refusals(_listed(text), POOL)
+            (told,) = refusals_told(_listed(text), POOL)
             if (told.code, told.fault) != (code, meaning.fault) and not _is_prefixed(told.code):
                 yield f"{code}: an activity that says {text!r} is read as {told.code}"
             yield from _wrong_action(told)
@@ -88,7 +87,7 @@ def _wrong_for_unknown(code: str) -> Iterator[str]:
     if known(code) is not UNKNOWN:
         yield f"{code} is nobody's code, and means {known(code)}"
     yield from _wrong_error(code, Fault.UNKNOWN, "as AWS says it")
-    (told,) = refusals(_listed(f"{code}: something new"), POOL)
+    (told,) = refusals_told(_listed(f"{code}: something new"), POOL)
     if told.fault is not Fault.UNKNOWN or "something new" not in told.message:
         yield f"an activity that says {code} is read as {told}"
     yield from _wrong_action(told)

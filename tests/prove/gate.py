@@ -22,15 +22,12 @@ from xml.etree import ElementTree
 
 import yaml
 
-from gpucloud.agent.gate.holders import holders
-from gpucloud.agent.gate.hostlinks import host_links
-from gpucloud.agent.gate.kernel_log import found, stamped
-from gpucloud.agent.gate.links import links
-from gpucloud.domain.gate.findings import Severity
-from gpucloud.domain.gate.judge import judge
-from gpucloud.domain.gate.report import CollectiveProbe, DeviceProbe, Report, StoreSeen, TorchSeen, UnderLoad
-from gpucloud.domain.gate.wanted import GateWanted
-from gpucloud.domain.hardware.gpus import model_of
+from gpucloud.agent.gate.look import holders, host_links, links
+from gpucloud.agent.kernel_log import found, stamped
+from gpucloud.domain.node.gate.findings import GateWanted, Severity
+from gpucloud.domain.node.gate.judge import judge
+from gpucloud.domain.node.gate.report import CollectiveProbe, DeviceProbe, Report, StoreSeen, TorchSeen, UnderLoad
+from gpucloud.domain.node.hardware.gpus import model_of
 from gpucloud.smi import parse
 from tests.prove.goal import Figure, Form, Goal
 

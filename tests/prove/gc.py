@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from gpucloud.domain.strays import CLUSTER, JOB, MANAGED, STORE, Owner, Thing
+from gpucloud.domain.supervision.strays import CLUSTER, JOB, MANAGED, STORE, Owner, Thing
 from gpucloud.store import ObjectStore, open_store
-from gpucloud.usecases.gc import Sweeper
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.machines.strays import Sweeper
 from tests.fakes.clock import JumpingClock
 from tests.prove.goal import Figure, Form, Goal
 from tests.unit.worlds import NOW, POOL, state

@@ -15,9 +15,9 @@ from decimal import Decimal
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.adapters.package import package_zip
-from gpucloud.domain.agentstatus import Stop
-from gpucloud.domain.state import ExitReason
+from gpucloud.adapters.packaging import package_zip
+from gpucloud.domain.node.status import Stop
+from gpucloud.domain.state.state import ExitReason
 from gpucloud.domain.supervision.action import EndAttempt
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal as JobGoal

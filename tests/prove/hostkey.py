@@ -13,14 +13,14 @@ from pathlib import Path
 
 import paramiko
 
-from gpucloud.adapters.copying import Copier
 from gpucloud.adapters.hosts.places import Configured, Sources, places
-from gpucloud.adapters.localfiles import sent
-from gpucloud.adapters.outputs import OutputsFolder
 from gpucloud.adapters.ssh import SshShell, generate_key
+from gpucloud.adapters.transfer.copying import Copier
+from gpucloud.adapters.transfer.localfiles import sent
+from gpucloud.adapters.transfer.outputs import OutputsFolder
 from gpucloud.domain.errors import HostKeyMismatch, HostUnreachable
-from gpucloud.domain.job import OwnHost, SshChoices
-from gpucloud.domain.node import Node
+from gpucloud.domain.job.spec import OwnHost, SshChoices
+from gpucloud.domain.node.node import Node
 from gpucloud.ports import Host
 from tests.fakes.nodes import Server, embedded_server, openssh_server
 from tests.prove.goal import Figure, Form, Goal

@@ -14,15 +14,15 @@ from shlex import quote
 from types import SimpleNamespace
 from typing import Any
 
-from gpucloud.adapters.copying import Copier
 from gpucloud.adapters.jobfile import read_job
-from gpucloud.adapters.localfiles import local_tree
-from gpucloud.adapters.outputs import OutputsFolder
-from gpucloud.adapters.package import package_zip
+from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.ssh import SshShell
+from gpucloud.adapters.transfer.copying import Copier
+from gpucloud.adapters.transfer.localfiles import local_tree
+from gpucloud.adapters.transfer.outputs import OutputsFolder
 from gpucloud.domain.errors import JobFileError
-from gpucloud.domain.job import Job
-from gpucloud.domain.launch import AttemptStart, Place, launches
+from gpucloud.domain.job.spec import Job
+from gpucloud.domain.node.launch import AttemptStart, Place, launches
 from tests.fakes.nodes import Server, embedded_server
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.agent_node import AgentNode

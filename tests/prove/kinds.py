@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from gpucloud.domain.agentstatus import AttemptStatus, RunState, Stop
-from gpucloud.domain.node import NodeState
-from gpucloud.domain.order import Order
-from gpucloud.domain.state import Attempt, ExitReason
+from gpucloud.domain.node.node import NodeState
+from gpucloud.domain.node.status import AttemptStatus, RunState, Stop
+from gpucloud.domain.state.order import Order
+from gpucloud.domain.state.state import Attempt, ExitReason
 from gpucloud.domain.supervision.seen import Limits, NodeSeen, Readiness, Seen
 
 OUTSIDE = "outside"

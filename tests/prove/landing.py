@@ -14,13 +14,12 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast
 
-from gpucloud.adapters import carrier
-from gpucloud.adapters.copying import Copier
-from gpucloud.adapters.outputs import OutputsFolder
-from gpucloud.adapters.storedoutputs import StoredOutputs, bring_stored_home
-from gpucloud.cli.copying import _place
-from gpucloud.domain.arriving import STAGING
+from gpucloud.adapters.transfer import carrier
+from gpucloud.adapters.transfer.copying import Copier
+from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs, bring_stored_home
+from gpucloud.cli.commands.copying import _place
 from gpucloud.domain.errors import GpucloudError
+from gpucloud.domain.untrusted.arriving import STAGING
 from gpucloud.ports import Completed
 from gpucloud.store import ObjectStore
 from tests.fakes.clock import JumpingClock

@@ -16,16 +16,16 @@ from decimal import Decimal
 from pathlib import Path
 
 from gpucloud.adapters.home import Home, KnownJob
-from gpucloud.adapters.package import package_zip
+from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.ssh import SshShell
-from gpucloud.domain.agentstatus import RunState
 from gpucloud.domain.errors import HostUnreachable
-from gpucloud.domain.job import Market
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.node.status import RunState
 from gpucloud.domain.offer import Pool
-from gpucloud.domain.state import Attempt, JobState, JobStatus, Member
+from gpucloud.domain.state.state import Attempt, JobState, JobStatus, Member
 from gpucloud.store import open_store
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.lookout import LogReader, read_node
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.supervise.look import LogReader, read_node
 from tests.fakes.nodes import Server, embedded_server
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.agent_node import AgentNode

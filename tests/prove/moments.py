@@ -20,15 +20,14 @@ from pathlib import Path
 from unittest import mock
 
 from gpucloud.domain import codec
-from gpucloud.domain.order import VERSION as ORDER_VERSION
-from gpucloud.domain.order import Order
-from gpucloud.domain.state import VERSION as STATE_VERSION
-from gpucloud.domain.state import ExitReason, JobStatus
+from gpucloud.domain.state.order import VERSION as ORDER_VERSION
+from gpucloud.domain.state.order import Order
+from gpucloud.domain.state.state import VERSION as STATE_VERSION
+from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.domain.supervision.action import Action
-from gpucloud.domain.supervision.goal import Supervising, goal_of
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Rules, Seen
-from gpucloud.usecases import supervise
+from gpucloud.domain.supervision.seen import Goal, Rules, Seen, Supervising, goal_of
+from gpucloud.usecases.supervise import loop
 from tests.commandline import CommandLine
 from tests.prove.entrances import Moment
 from tests.sim import setting
@@ -61,7 +60,7 @@ def taking(take: Callable[[Moment], None]) -> Iterator[None]:
         take(Moment(order=orders[0], seen=seen, rules=rules))
         return decide(goal, seen, rules)
 
-    with mock.patch.object(supervise, "goal_of", meant), mock.patch.object(supervise, "decide", decided):
+    with mock.patch.object(loop, "goal_of", meant), mock.patch.object(loop, "decide", decided):
         yield
 
 

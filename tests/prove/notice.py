@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from gpucloud.adapters.package import package_zip
+from gpucloud.adapters.packaging import package_zip
 from tests.commandline import CommandLine, command_line, until, weights
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.agent_node import AgentNode, wait_until

@@ -23,33 +23,37 @@ from gpucloud.adapters.aws.prices.catalog import load
 from gpucloud.adapters.local.records import NodeRecord
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.tables import TableMaker
-from gpucloud.domain.catalog import Machine
+from gpucloud.domain.checkpoint.protection import NEVER, Saving
 from gpucloud.domain.errors import PlanRefused
-from gpucloud.domain.feasibility import refuse_what_cannot_be_kept
-from gpucloud.domain.hardware.datasheets import sheet_of
-from gpucloud.domain.job import CheckpointDirectory, CheckpointPolicy, Job, Market, MarketPolicy, Resources
-from gpucloud.domain.ledger import ChargeKind, total
-from gpucloud.domain.markets import zone_set
-from gpucloud.domain.model import USUAL_MFU_PERCENT, Model, Strategy
-from gpucloud.domain.node import NodeState
+from gpucloud.domain.job.quantities import parse_count
+from gpucloud.domain.job.spec import (
+    USUAL_MFU_PERCENT,
+    CheckpointDirectory,
+    CheckpointPolicy,
+    Job,
+    Market,
+    MarketPolicy,
+    Model,
+    Policy,
+    Resources,
+    Strategy,
+)
+from gpucloud.domain.market.catalog import Machine
+from gpucloud.domain.market.plan import refuse_what_cannot_be_kept
+from gpucloud.domain.market.policy.decide import decide, least_span_s, least_task_budget_usd
+from gpucloud.domain.market.policy.observation import Task
+from gpucloud.domain.market.recordings import zone_set
+from gpucloud.domain.market.simulation.fleet import ON_DEMAND
+from gpucloud.domain.market.simulation.replay import Decide, Run, bill_usd, charges, replay, zone_sets
+from gpucloud.domain.market.simulation.scenario import USUAL, Recovery, Scenario, recovery_of, starts
+from gpucloud.domain.market.simulation.timeline import Timeline, timeline
+from gpucloud.domain.market.sizing import memory, saved_bytes, training_time
+from gpucloud.domain.money.ledger import ChargeKind, total
+from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.node.gate.models import sheet_of
+from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.offer import Offer, Pool, rank
-from gpucloud.domain.policy.decide import decide
-from gpucloud.domain.policy.names import Policy
-from gpucloud.domain.policy.net import least_budget_usd, least_span_s
-from gpucloud.domain.policy.observation import Task
-from gpucloud.domain.protection import NEVER, Saving
-from gpucloud.domain.quantities import parse_count
-from gpucloud.domain.simulation.bill import bill_usd, charges
-from gpucloud.domain.simulation.fleet import ON_DEMAND
-from gpucloud.domain.simulation.recovery import USUAL, Recovery, recovery_of
-from gpucloud.domain.simulation.rehearsal import zone_sets
-from gpucloud.domain.simulation.replay import Decide, Run, replay
-from gpucloud.domain.simulation.scenario import Scenario, starts
-from gpucloud.domain.simulation.timeline import Timeline, timeline
-from gpucloud.domain.sizing import memory, saved_bytes, training_time
-from gpucloud.domain.supervision.prepaid import Wall
-from gpucloud.usecases.outlooks import Outlooks, Stage
-from gpucloud.usecases.simulation import Study, simulate
+from gpucloud.usecases.money.simulate import Outlooks, Stage, Study, simulate
 from tests.fakes.market import NOW
 from tests.prove.goal import Figure, Form, Goal
 from tests.sim.invoice import invoice
@@ -302,7 +306,7 @@ def monotone(saving: Saving, jobs: int) -> Found:
         relaxed = replace(task, span_s=1.25 * edge_s)
         for zones in range(1, 5):
             by_zones[zones - 1] += sum(_replayed(relaxed, zones, start, saving=saving).usd for start in at)
-        least = least_budget_usd(relaxed, 0.4)
+        least = least_task_budget_usd(relaxed, 0.4)
         for place, budget in enumerate((least, 1.5 * least, 4 * least)):
             paid = [_replayed(relaxed, 2, start, saving=saving, budget_usd=budget).usd for start in at]
             by_budget[place] += sum(paid)

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from gpucloud.domain.errors import BudgetRefused
-from gpucloud.domain.order import Order
+from gpucloud.domain.state.order import Order
 from gpucloud.domain.supervision.action import Action, OpenAttempt, Pause, Resize
 from gpucloud.domain.supervision.seen import Limits, Readiness, Seen
 from tests.prove import moments

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud.domain.manifest import Commit, commits, generations
+from gpucloud.domain.checkpoint.manifest import Commit, commits, generations
 from gpucloud.store import open_store
-from gpucloud.store.commits import base_of, listed
+from gpucloud.store.checkpoints import base_of, listed
 from tests.commandline import until
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.quick_fleet import GROUP, QuickFleet, living, quick_fleet

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 
-from gpucloud.domain.node import NodeState
+from gpucloud.domain.node.node import NodeState
 from tests.commandline import CommandLine, command_line, undisturbed_weights, until, weights
 from tests.prove.goal import Figure, Form, Goal
 

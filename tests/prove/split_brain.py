@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud.domain.manifest import commits
+from gpucloud.domain.checkpoint.manifest import commits
 from gpucloud.store import ObjectStore, open_store
-from gpucloud.store.commits import listed
+from gpucloud.store.checkpoints import listed
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.quick_trainer import Trainer
 from tests.standins.two_attempts import meetings, overtakings

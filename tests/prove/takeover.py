@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.domain.errors import LeaseHeld
-from gpucloud.domain.state import Owner
+from gpucloud.domain.state.state import Owner
 from gpucloud.store import open_store
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.lease import take
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.lease import take
 from tests.prove.goal import Figure, Form, Goal
 from tests.unit.worlds import NOW, state
 
@@ -25,8 +25,8 @@ _HOLDER = """
 import sys, time
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.store import open_store
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.lease import take
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.lease import take
 
 with take(JobStore(open_store(sys.argv[1]), "left"), SystemClock()) as lease:
     print(lease.state.epoch, flush=True)

@@ -16,15 +16,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gpucloud.adapters.aws.machine.first_boot import POWER_OFF
+from gpucloud.adapters.aws.machine import POWER_OFF
 from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
 from gpucloud.adapters.aws.nodes.place import SHUT_OFF, SHUT_OFF_AGAIN
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.adapters.bundled import bundled
+from gpucloud.adapters.home import bundled
 from gpucloud.agent.decide import OwnEnd
 from gpucloud.agent.reconcile import Agent
-from gpucloud.domain.agentstatus import Desired, Stop, desired_to_json
 from gpucloud.domain.errors import ProvisionError
+from gpucloud.domain.node.status import Desired, Stop, desired_to_json
 from tests.commandline import until
 from tests.lab.aws import Lab
 from tests.prove.goal import Figure, Form, Goal

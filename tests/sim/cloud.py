@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from gpucloud.adapters.local.level import settle
+from gpucloud.adapters.local.machine import settle
 from gpucloud.adapters.local.records import GroupRecord, NodeRecord, noticed
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.domain.job import Market
-from gpucloud.domain.ledger import Terms, meter, total
-from gpucloud.domain.node import EndCause, Fault, GroupView, NodeState, Refusal
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.money.ledger import Terms, meter, total
+from gpucloud.domain.node.node import EndCause, Fault, GroupView, NodeState, Refusal
 from gpucloud.domain.offer import Offer, Pool, PricePoint
-from gpucloud.domain.state import NodeLife
+from gpucloud.domain.state.state import NodeLife
 from gpucloud.ports import ClusterSpec
 from tests.sim.loom import EPOCH, Loom, Process
 

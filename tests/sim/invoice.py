@@ -1,6 +1,7 @@
 """What a machine of the simulated cloud costs, worked out second by second: the other opinion on the product's meter.
 
-The rules are those of `gpucloud.domain.ledger`, written down a second time and in another way: nothing of it is used.
+The rules are those of `gpucloud.domain.money.ledger`, written down a second time and in another way: nothing of
+it is used.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from decimal import ROUND_HALF_UP, Decimal
 from fractions import Fraction
 
 from gpucloud.adapters.local.records import NodeRecord
-from gpucloud.domain.job import Market
-from gpucloud.domain.node import EndCause
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import PricePoint
 
 

@@ -8,14 +8,14 @@ from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 
-from gpucloud.agent.levels import Inbox
-from gpucloud.domain.agentstatus import Desired, Stop, desired_to_json
+from gpucloud.agent.attemptfolder import Inbox
 from gpucloud.domain.errors import GpucloudError, LeaseHeld
-from gpucloud.domain.job import Market
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.node.status import Desired, Stop, desired_to_json
 from gpucloud.domain.offer import Pool
-from gpucloud.domain.state import JobState
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.lease import take
+from gpucloud.domain.state.state import JobState
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.lease import take
 from tests.sim.loom import EPOCH, Loom, Process
 from tests.sim.store import Faults, Store, StoreLine
 from tests.sim.threads import simulated

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpucloud.agent.decide import OwnEnd
 from gpucloud.agent.reconcile import Agent
-from gpucloud.domain.agentstatus import AttemptStatus, Launch, Outcome, RunState, Status, status_to_json
 from gpucloud.domain.errors import HostUnreachable
-from gpucloud.domain.node import Node, Notice
+from gpucloud.domain.node.node import Node, Notice
+from gpucloud.domain.node.status import AttemptStatus, Launch, Outcome, RunState, Status, status_to_json
 from gpucloud.ports import Completed
 from tests.sim.training import Part
 

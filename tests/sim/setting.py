@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
 
-from gpucloud.domain.policy.names import Policy
+from gpucloud.domain.job.spec import Policy
 from gpucloud.domain.supervision.seen import Limits, Rules
 from tests.sim.cloud import CAP, Weather
 from tests.sim.store import Faults

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from gpucloud.usecases import lease, observe, prepare, supervise, telling
+from gpucloud.usecases.jobstore import lease
+from gpucloud.usecases.supervise import agents, loop, observe, prepare
 from tests.sim.loom import Killed, Loom, Process
 
 
@@ -31,9 +32,9 @@ def simulated(
             (lease, "socket", SimpleNamespace(gethostname=lambda: loom.process.host)),
             (lease, "processes", here),
             (lease, "uuid", SimpleNamespace(uuid4=lambda: uuid.UUID(int=dice.getrandbits(128), version=4))),
-            (supervise, "ThreadPoolExecutor", lambda **_: Executor(loom)),
+            (loop, "ThreadPoolExecutor", lambda **_: Executor(loom)),
             (observe, "wait", lambda futures, timeout: wait(loom, futures, timeout)),
-            (telling, "wait", lambda futures, timeout: wait(loom, futures, timeout)),
+            (agents, "wait", lambda futures, timeout: wait(loom, futures, timeout)),
             (prepare, "bootstrap", bootstrap),
         ):
             stack.enter_context(mock.patch.object(module, name, stand_in))

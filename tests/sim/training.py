@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from gpucloud.agent.decide import Saving
-from gpucloud.domain.agentstatus import AttemptStatus, Outcome, Progress, RunState
+from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Promise
 from gpucloud.domain.errors import GpucloudError
-from gpucloud.domain.manifest import Commit, Manifest, Promise
+from gpucloud.domain.node.status import AttemptStatus, Outcome, Progress, RunState
 from gpucloud.store.checkpoints import Checkpoints
 from tests.sim.loom import Loom
 

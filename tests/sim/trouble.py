@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gpucloud.domain.node import EndCause, NodeState, Notice
+from gpucloud.domain.node.node import EndCause, NodeState, Notice
 from gpucloud.domain.offer import Pool
 from tests.sim.cloud import POOLS
 

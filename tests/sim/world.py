@@ -13,23 +13,23 @@ from unittest import mock
 
 import gpucloud.agent.reconcile
 from gpucloud.adapters.tables import TableMaker
-from gpucloud.domain.agentstatus import Launch
+from gpucloud.domain.checkpoint.manifest import Commit
 from gpucloud.domain.errors import GpucloudError, HostUnreachable
-from gpucloud.domain.job import Job, Market, MarketPolicy, Resources
-from gpucloud.domain.ledger import total
-from gpucloud.domain.manifest import Commit
-from gpucloud.domain.node import EndCause
-from gpucloud.domain.order import Order
-from gpucloud.domain.policy.learned import Tables
-from gpucloud.domain.state import ExitReason, JobState
-from gpucloud.domain.supervision.situation import Lesson
+from gpucloud.domain.job.spec import Job, Market, MarketPolicy, Resources
+from gpucloud.domain.market.policy.learned import Tables
+from gpucloud.domain.money.ledger import total
+from gpucloud.domain.node.node import EndCause
+from gpucloud.domain.node.status import Launch
+from gpucloud.domain.state.order import Order
+from gpucloud.domain.state.state import ExitReason, JobState
+from gpucloud.domain.supervision.deadline import Lesson
 from gpucloud.ports import Brought
 from gpucloud.ports import Host as HostPort
-from gpucloud.usecases.bootstrap import Bootstrapped
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.orders import Orders
-from gpucloud.usecases.session import Session
-from gpucloud.usecases.world import Package, World
+from gpucloud.usecases.job.session import Session
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.orders import Orders
+from gpucloud.usecases.services import Package, World
+from gpucloud.usecases.supervise.bootstrap import Bootstrapped
 from tests.sim.cloud import CAP, Cloud, CloudLine, Prices
 from tests.sim.invoice import invoice
 from tests.sim.loom import EPOCH, Loom, Process

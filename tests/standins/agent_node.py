@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.domain.agentstatus import Desired, Launch, RunState, Status, Stop, desired_to_json, status_from_json
+from gpucloud.domain.node.status import Desired, Launch, RunState, Status, Stop, desired_to_json, status_from_json
 
 
 class AgentNode:

@@ -15,8 +15,8 @@ import pytest
 from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
 from gpucloud.adapters.aws.nodes.place import drill_role
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.domain.job import Access, Market
-from gpucloud.domain.node import GroupView, NodeState
+from gpucloud.domain.job.spec import Access, Market
+from gpucloud.domain.node.node import GroupView, NodeState
 from gpucloud.domain.offer import EfaLayout, Pool
 from tests.lab.aws import Lab
 

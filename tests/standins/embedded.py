@@ -11,8 +11,8 @@ from pathlib import Path
 from gpucloud.adapters.local.group import LocalNodeGroup
 from gpucloud.adapters.local.provision import ensure_group
 from gpucloud.adapters.local.records import Tier
-from gpucloud.domain.job import Market
-from gpucloud.domain.node import GroupView, Node, NodeState
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.node.node import GroupView, Node, NodeState
 from gpucloud.ports import ClusterSpec
 
 STAND_IN = (sys.executable, str(Path(__file__).with_name("ssh_banner.py")))

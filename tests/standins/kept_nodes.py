@@ -16,12 +16,11 @@ from pathlib import Path
 
 from gpucloud import processes
 from gpucloud.agent.composing import MARK
+from gpucloud.domain.checkpoint.directory.layouts import KeepOrder, Rule
+from gpucloud.domain.checkpoint.directory.listing import files_apart
+from gpucloud.domain.checkpoint.manifest import Manifest
 from gpucloud.domain.codec import to_json
-from gpucloud.domain.job import Layout, OnNotice
-from gpucloud.domain.keeping.keys import files_apart
-from gpucloud.domain.keeping.layouts import Rule
-from gpucloud.domain.keeping.order import KeepOrder
-from gpucloud.domain.manifest import Manifest
+from gpucloud.domain.job.spec import Layout, OnNotice
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from tests.standins.kept_script import KEEP, PREFIX, ROOT

@@ -16,13 +16,12 @@ from pathlib import Path
 
 from gpucloud import processes
 from gpucloud.agent.composing import MARK
-from gpucloud.agent.keep.disk import is_whole
+from gpucloud.agent.scripts.disk import is_whole
+from gpucloud.domain.checkpoint.directory.layouts import KeepOrder, Rule
+from gpucloud.domain.checkpoint.directory.listing import paths_of
+from gpucloud.domain.checkpoint.manifest import Manifest
 from gpucloud.domain.codec import to_json
-from gpucloud.domain.job import OnNotice
-from gpucloud.domain.keeping.keys import paths_of
-from gpucloud.domain.keeping.layouts import Rule
-from gpucloud.domain.keeping.order import KeepOrder
-from gpucloud.domain.manifest import Manifest
+from gpucloud.domain.job.spec import OnNotice
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 

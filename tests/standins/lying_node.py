@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from gpucloud.domain.node import Node
+from gpucloud.domain.node.node import Node
 from gpucloud.ports import Completed
 from tests.fakes.nodes import node_at
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from gpucloud.adapters.home import KnownJob, open_home
-from gpucloud.domain.manifest import (
+from gpucloud.domain.checkpoint.manifest import (
     Commit,
     Manifest,
     Piece,
@@ -20,12 +20,12 @@ from gpucloud.domain.manifest import (
     generation_key,
     manifest_bytes,
 )
+from gpucloud.domain.checkpoint.safetensors import entries_of, header_bytes, placed, size_of
+from gpucloud.domain.checkpoint.sums import sums_of
 from gpucloud.domain.offer import Market, Pool
-from gpucloud.domain.parts import sums_of
-from gpucloud.domain.safetensors import entries_of, header_bytes, placed, size_of
-from gpucloud.domain.state import JobState
+from gpucloud.domain.state.state import JobState
 from gpucloud.store import ObjectStore, open_store
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.jobstore.jobstore import JobStore
 from tests.unit.worlds import put_job
 
 

@@ -14,8 +14,8 @@ from gpucloud.adapters.local.provision import ensure_group
 from gpucloud.adapters.local.records import Tier
 from gpucloud.adapters.local.tiers import missing_right
 from gpucloud.adapters.ssh import SshShell, generate_key
-from gpucloud.domain.job import Market
-from gpucloud.domain.node import Node
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.node.node import Node
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Host
 from tests.standins.embedded import poll, running, spec_of

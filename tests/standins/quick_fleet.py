@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpucloud import processes
-from gpucloud.adapters.local.folder import Folder
 from gpucloud.adapters.local.node import MARK
-from gpucloud.adapters.local.records import GroupRecord
+from gpucloud.adapters.local.records import Folder, GroupRecord
 from gpucloud.adapters.local.tiers import missing_right
-from gpucloud.domain.supervision.prepaid import Wall
+from gpucloud.domain.money.prepaid import Wall
 from tests.commandline import CommandLine
 from tests.standins import quick_trainer
 

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpucloud.domain.manifest import Commit, Manifest, Promise
+from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Promise
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.checkpoints import Checkpoints, Fenced
 

@@ -15,10 +15,10 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 
-from gpucloud.domain.manifest import commits
-from gpucloud.domain.node import NodeState
+from gpucloud.domain.checkpoint.manifest import commits
+from gpucloud.domain.node.node import NodeState
 from gpucloud.store import open_store
-from gpucloud.store.commits import listed
+from gpucloud.store.checkpoints import listed
 from tests.commandline import CommandLine, undisturbed_weights, until, weights
 
 STEPS = 150

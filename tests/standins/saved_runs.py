@@ -24,7 +24,7 @@ import torch
 import torch._dynamo
 
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.restoring import Restored, find
+from gpucloud.resume.restore.restoring import Restored, find
 from gpucloud.resume.run import SAVED_AND_LEFT
 from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.checkpoints import Checkpoints

@@ -13,13 +13,12 @@ from decimal import Decimal
 from types import SimpleNamespace
 
 from gpucloud.domain.errors import HostUnreachable
-from gpucloud.domain.node import NodeState
-from gpucloud.domain.supervision import books
+from gpucloud.domain.node.node import NodeState
+from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import CloseAttempt, EndAttempt, NoteInterruptions
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Limits, Rules
-from gpucloud.domain.witness import Word
-from gpucloud.usecases.witnesses import Witnesses
+from gpucloud.domain.supervision.seen import Goal, Limits, Rules, Word
+from gpucloud.usecases.supervise.look import Witnesses
 from tests.unit.worlds import NOW, opened, part, seen, state, up
 
 LIMITS = Limits(alone=timedelta(seconds=60))
@@ -123,11 +122,11 @@ class Sight:
         nodes = tuple(self._view(i) for i in range(self.case.nodes))
         world = seen(*nodes, group_size=self.case.nodes, state=self.state)
         world = self._witnesses.hear(replace(world, now=NOW + timedelta(seconds=self.now)))
-        self.state = books.record(world)
+        self.state = transitions.record(world)
         goal = Goal(nodes=self.case.nodes, budget_usd=Decimal(1))
         action = decide(goal, replace(world, state=self.state), Rules(limits=LIMITS))
         if isinstance(action, NoteInterruptions):
-            self.state = books.note_interruptions(self.state, action)
+            self.state = transitions.note_interruptions(self.state, action)
             self.believed.update({i.node_id: self.now - self.case.at for i in action.interruptions})
         self.killed = isinstance(action, EndAttempt | CloseAttempt)
 

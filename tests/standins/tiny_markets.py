@@ -4,7 +4,7 @@ from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from itertools import groupby
 
-from gpucloud.domain.markets import RecordedMarket, RecordedZone
+from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone
 
 START = datetime(2023, 2, 16, tzinfo=timezone.utc)
 

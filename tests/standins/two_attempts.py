@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 from itertools import count
 from typing import Any
 
-from gpucloud.domain.manifest import Commit, Manifest, Promise
+from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Promise
 from gpucloud.store import ObjectStore
 from gpucloud.store.checkpoints import Checkpoints, Fenced
 from tests.fakes.memory_store import MemoryStore

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from gpucloud.adapters.package import package_zip
+from gpucloud.adapters.packaging import package_zip
 from gpucloud.domain.codec import to_json
 
 KERNEL = "6.8.0-1-standin"

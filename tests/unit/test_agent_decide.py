@@ -6,8 +6,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from gpucloud.agent.decide import Kill, PowerOff, Prepaid, Rest, Save, Saving, Seen, Start, Wall, decide
-from gpucloud.domain.agentstatus import Desired, Launch, Stop
-from gpucloud.domain.node import Notice
+from gpucloud.domain.node.node import Notice
+from gpucloud.domain.node.status import Desired, Launch, Stop
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=timezone.utc)
 LATER = NOW + timedelta(minutes=2)

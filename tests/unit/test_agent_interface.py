@@ -5,7 +5,7 @@ from ipaddress import IPv4Address, IPv4Interface
 
 import pytest
 
-from gpucloud.agent.interface import carrying, choose
+from gpucloud.agent.network import carrying, choose
 
 MANY = (
     ("lo", IPv4Interface("127.0.0.1/8")),

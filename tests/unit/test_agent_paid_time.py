@@ -12,8 +12,8 @@ import pytest
 from gpucloud.agent import reconcile
 from gpucloud.agent.decide import OwnEnd, Saving
 from gpucloud.agent.reconcile import Agent
-from gpucloud.domain.agentstatus import AttemptStatus, Desired, Launch, Outcome, RunState, Stop, desired_to_json
 from gpucloud.domain.codec import to_json
+from gpucloud.domain.node.status import AttemptStatus, Desired, Launch, Outcome, RunState, Stop, desired_to_json
 from tests.unit.worlds import NOW
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpucloud.domain.agentstatus import (
+from gpucloud.domain.codec import Malformed, from_json, to_json
+from gpucloud.domain.node.status import (
     Desired,
     Progress,
     Status,
@@ -18,7 +19,6 @@ from gpucloud.domain.agentstatus import (
     status_from_json,
     status_to_json,
 )
-from gpucloud.domain.codec import Malformed, from_json, to_json
 
 WHOLE = Desired(epoch=3, launch=None, stop=Stop.SAVE, paid_until=datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc))
 

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.domain.job import Market
-from gpucloud.domain.ledger import Terms
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.supervision.action import Arm, Move, Relieve, Resize
-from gpucloud.usecases import lease
-from gpucloud.usecases.cashier import Cashier
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.rent import Renter
+from gpucloud.usecases.jobstore import lease
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.money.spend import Cashier
+from gpucloud.usecases.supervise.provision import Renter
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import NOW, job, put_job, state

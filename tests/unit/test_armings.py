@@ -8,16 +8,16 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.armings import arming, unproven_usd
 from gpucloud.domain.errors import StoreError
-from gpucloud.domain.job import Market
-from gpucloud.domain.ledger import Charge, Terms, joined, total
-from gpucloud.domain.node import NO_GROUP, GroupView, NodeState
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.money.ledger import Charge, Terms, joined, total
+from gpucloud.domain.node.node import NO_GROUP, GroupView, NodeState
 from gpucloud.domain.offer import Pool, PricePoint
-from gpucloud.domain.state import NodeLife, Successor
-from gpucloud.usecases.cashier import Cashier
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.lease import take
+from gpucloud.domain.state.state import NodeLife, Successor
+from gpucloud.domain.supervision.self_driving import arming, unproven_usd
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.lease import take
+from gpucloud.usecases.money.spend import Cashier
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import NOW, POOL, node, put_job, state

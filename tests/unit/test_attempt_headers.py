@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpucloud.cli import logs, logwriting
+from gpucloud.cli.commands import logs, logwriting
 from gpucloud.domain.errors import GpucloudError, UsageError
-from gpucloud.domain.outputtimes import DatedPiece, Mark
-from gpucloud.domain.state import JobStatus
-from gpucloud.usecases.attemptrecords import LogPart
+from gpucloud.domain.node.outputtimes import DatedPiece, Mark
+from gpucloud.domain.state.state import JobStatus
+from gpucloud.usecases.jobstore.records import LogPart
 from tests.fakes.clock import JumpingClock
 from tests.unit.test_shown import Terminal
 from tests.unit.worlds import opened, state

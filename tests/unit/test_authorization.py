@@ -14,10 +14,15 @@ from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.adapters.local.market import LocalMarket
 from gpucloud.adapters.signing import KeyRing
-from gpucloud.adapters.sync import whole_code
+from gpucloud.adapters.transfer.sync import whole_code
 from gpucloud.cli.app import app
-from gpucloud.cli.reports import report_json, report_text
-from gpucloud.domain.authorization import (
+from gpucloud.cli.render.reports import report_json, report_text
+from gpucloud.domain.codec import to_json
+from gpucloud.domain.errors import CredentialsError, StoreError
+from gpucloud.domain.job.spec import AwsChoices, Cloud, OwnHost, SshChoices
+from gpucloud.domain.money.ledger import Spend, Terms
+from gpucloud.domain.node.node import NO_GROUP
+from gpucloud.domain.state.authorization import (
     OrderMark,
     Refusal,
     ending_cloud,
@@ -25,19 +30,14 @@ from gpucloud.domain.authorization import (
     refuse_elsewhere,
     refuse_order,
 )
-from gpucloud.domain.codec import to_json
-from gpucloud.domain.errors import CredentialsError, StoreError
-from gpucloud.domain.job import AwsChoices, Cloud, OwnHost, SshChoices
-from gpucloud.domain.ledger import Spend, Terms
-from gpucloud.domain.node import NO_GROUP
-from gpucloud.domain.order import Envelope, sealed, with_budget
-from gpucloud.domain.state import ExitReason, JobStatus
+from gpucloud.domain.state.order import Envelope, sealed, with_budget
+from gpucloud.domain.state.state import ExitReason, JobStatus
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.store import open_store
-from gpucloud.usecases.jobstore import JobStore, job_names
-from gpucloud.usecases.orders import Orders, Reader
-from gpucloud.usecases.report import report
-from gpucloud.usecases.start import Starter
+from gpucloud.usecases.job.start import Starter
+from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
+from gpucloud.usecases.jobstore.orders import Orders, Reader
+from gpucloud.usecases.jobstore.report import report
 from gpucloud.wiring import Gpucloud
 from tests.unit.worlds import NOW, job, order, state
 

@@ -16,19 +16,9 @@ from gpucloud.adapters.aws.account.quotas import family_of
 from gpucloud.adapters.aws.prices.catalog import load, read, written
 from gpucloud.adapters.aws.prices.refresh import machine_of, refresh
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.domain.catalog import (
-    Advice,
-    Band,
-    Catalog,
-    ListPrice,
-    Machine,
-    PriceList,
-    Scores,
-    SpotList,
-    aged,
-)
 from gpucloud.domain.errors import ProvisionError, UsageError
-from gpucloud.domain.job import Access, Resources
+from gpucloud.domain.job.spec import Access, Resources
+from gpucloud.domain.market.catalog import Advice, Band, Catalog, ListPrice, Machine, PriceList, Scores, SpotList, aged
 from gpucloud.domain.offer import EfaLayout
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)

@@ -8,10 +8,9 @@ import botocore.exceptions
 import pytest
 from botocore.exceptions import ClientError
 
-from gpucloud.adapters.aws.codes import CODES
-from gpucloud.adapters.aws.faults import code_in, code_of, explained, known
+from gpucloud.adapters.aws.faults import CODES, code_in, code_of, explained, known
 from gpucloud.domain.errors import CredentialsError, GpucloudError, ProvisionError
-from gpucloud.domain.node import Fault
+from gpucloud.domain.node.node import Fault
 
 FAULTS = {
     "InsufficientInstanceCapacity": Fault.CAPACITY,

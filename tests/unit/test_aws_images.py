@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from botocore.stub import Stubber
 
-from gpucloud.adapters.aws.machine.images import resolve, root_device
+from gpucloud.adapters.aws.machine import resolve, root_device
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.domain.job import AwsChoices
+from gpucloud.domain.job.spec import AwsChoices
 
 AMI = "ami-0123456789abcdef0"
 CANONICAL = "099720109477"

@@ -14,9 +14,9 @@ import pytest
 from gpucloud.adapters.aws.prices.catalog import load
 from gpucloud.adapters.aws.prices.market import AwsMarket
 from gpucloud.adapters.home import Home
-from gpucloud.domain.catalog import Catalog, PriceList
 from gpucloud.domain.errors import CredentialsError, ProvisionError
-from gpucloud.domain.job import Access, AwsChoices, Market, MarketPolicy, Resources
+from gpucloud.domain.job.spec import Access, AwsChoices, Market, MarketPolicy, Resources
+from gpucloud.domain.market.catalog import Catalog, PriceList
 from gpucloud.domain.offer import EfaLayout, Offer, Pool, PricePoint
 from gpucloud.wiring.aws import AwsCloud
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from gpucloud.adapters.aws.nodes.place import drill_role
-from gpucloud.adapters.bundled import bundled
+from gpucloud.adapters.home import bundled
 from gpucloud.adapters.jobfile.values import NAME
 
 REGIONS = ("us-east-1", "ap-southeast-2", "us-gov-west-1", "cn-north-1")

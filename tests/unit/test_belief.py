@@ -8,13 +8,12 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.agentstatus import Outcome
-from gpucloud.domain.state import ExitReason, Interruption, InterruptionKind
+from gpucloud.domain.node.status import Outcome
+from gpucloud.domain.state.state import ExitReason, Interruption, InterruptionKind
 from gpucloud.domain.supervision.action import CloseAttempt, NoteInterruptions, OpenAttempt, Replace, Wait
-from gpucloud.domain.supervision.belief import believed_dead, vouched_for
+from gpucloud.domain.supervision.membership import believed_dead, vouched_for
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Limits, Rules
-from gpucloud.domain.witness import Word, word_of
+from gpucloud.domain.supervision.seen import Goal, Limits, Rules, Word, word_of
 from tests.unit.worlds import NOW, gone, opened, part, seen, state, up
 
 LIMITS = Limits(silent=timedelta(seconds=3), alone=timedelta(seconds=60))

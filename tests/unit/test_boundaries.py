@@ -98,7 +98,11 @@ def test_reading_a_job_file_imports_nothing_heavy(module: str) -> None:
 
 @pytest.mark.parametrize("module", ["gpucloud.agent.facts", "gpucloud.agent.daemon"])
 def test_what_a_new_machine_waits_for_does_not_read_how_jobs_are_launched_or_markets_judged(module: str) -> None:
-    spared = ("gpucloud.domain.launch", "gpucloud.domain.keeping", "gpucloud.domain.policy.decide")
+    spared = (
+        "gpucloud.domain.node.launch",
+        "gpucloud.domain.checkpoint.directory",
+        "gpucloud.domain.market.policy.decide",
+    )
     code = f"import sys, gpucloud.agent.__main__, {module}; print([name for name in {spared!r} if name in sys.modules])"
     assert run(code).stdout == "[]\n"
 

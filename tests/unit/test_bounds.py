@@ -14,23 +14,31 @@ from random import Random
 
 import pytest
 
-from gpucloud.domain.agentstatus import AttemptStatus, Progress, RunState, Status, status_from_json, status_to_json
-from gpucloud.domain.bootstrap.noderecord import record_key
-from gpucloud.domain.bounds import COUNTED, MOST_RANKS, OBJECT_BYTES, RECORD_BYTES, STATUS_BYTES, most_of, unpacked
+from gpucloud.domain.checkpoint.directory.rounds import answer_key, call_key
+from gpucloud.domain.checkpoint.manifest import Commit, commit_key, generation_key, starting_key
+from gpucloud.domain.checkpoint.standing import CheckpointMark
 from gpucloud.domain.codec import Malformed, from_json, to_json
-from gpucloud.domain.driving import order_key as drive_key
 from gpucloud.domain.errors import GpucloudError, OrderUnreadable, StateUnreadable, StoreError
-from gpucloud.domain.keeping.rounds import answer_key, call_key
-from gpucloud.domain.ledger import Charge
-from gpucloud.domain.manifest import Commit, commit_key, generation_key, starting_key
-from gpucloud.domain.standing import CheckpointMark
+from gpucloud.domain.money.ledger import Charge
+from gpucloud.domain.node.bootstrap.wanted import record_key
+from gpucloud.domain.node.status import AttemptStatus, Progress, RunState, Status, status_from_json, status_to_json
+from gpucloud.domain.supervision.self_driving import order_key as drive_key
+from gpucloud.domain.untrusted.bounds import (
+    COUNTED,
+    MOST_RANKS,
+    OBJECT_BYTES,
+    RECORD_BYTES,
+    STATUS_BYTES,
+    most_of,
+    unpacked,
+)
 from gpucloud.store import TooLarge, directory, newest_commit
 from gpucloud.store.directory import DirectoryStore
-from gpucloud.usecases import lookout
-from gpucloud.usecases.attemptrecords import HistoryPart
-from gpucloud.usecases.checkpoints import Shelf
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.lookout import LogReader, read_status
+from gpucloud.usecases.checkpoint.checkpoints import Shelf
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.records import HistoryPart
+from gpucloud.usecases.supervise import look
+from gpucloud.usecases.supervise.look import LogReader, read_status
 from tests.standins.lying_node import LyingHost, bomb, hostile_json
 from tests.unit.worlds import state
 
@@ -155,7 +163,7 @@ def test_what_is_only_copied_may_be_large() -> None:
 def test_output_that_waited_for_the_store_is_kept_in_pieces_that_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "LOG_BYTES", 4)
+    monkeypatch.setattr(look, "LOG_BYTES", 4)
     records = JobStore(DirectoryStore(tmp_path), "j").records
     logs = LogReader(JobStore(DirectoryStore(tmp_path), "j"), lambda *_: None)
     assert logs.offset(1, 0) == 0

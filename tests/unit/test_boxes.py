@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from gpucloud.domain.boxes import Box, overlap, span
+from gpucloud.domain.checkpoint.chunks import Box, overlap, span
 
 
 @pytest.mark.parametrize(

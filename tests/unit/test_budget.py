@@ -8,9 +8,9 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.agentstatus import Stop
-from gpucloud.domain.order import BudgetChange
-from gpucloud.domain.state import CheckpointRef, ExitReason, Interruption, InterruptionKind, JobStatus
+from gpucloud.domain.node.status import Stop
+from gpucloud.domain.state.order import BudgetChange
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, Interruption, InterruptionKind, JobStatus
 from gpucloud.domain.supervision.action import (
     Arm,
     CloseAttempt,
@@ -21,10 +21,10 @@ from gpucloud.domain.supervision.action import (
     TearDown,
     Wait,
 )
-from gpucloud.domain.supervision.books import close_attempt
 from gpucloud.domain.supervision.budget import Standing, least_to_lower_to, plain_usd, refusal, shut_off, used_up
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Rules
+from gpucloud.domain.supervision.transitions import close_attempt
 from tests.unit.worlds import LATER, NOW, goal, opened, part, seen, state, up
 
 RULES = Rules()

@@ -9,21 +9,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.cli.budgeting import await_order, budget, meant
-from gpucloud.domain.armings import arming
+from gpucloud.cli.commands.budgeting import await_order, budget, meant
 from gpucloud.domain.errors import BudgetRefused, UsageError
-from gpucloud.domain.ledger import Terms
+from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.offer import PricePoint
-from gpucloud.domain.state import ExitReason, JobStatus, Owner, Successor
-from gpucloud.domain.supervision.goal import rules_for
-from gpucloud.domain.supervision.prepaid import Wall
-from gpucloud.domain.supervision.seen import Limits, Rules
+from gpucloud.domain.state.state import ExitReason, JobStatus, Owner, Successor
+from gpucloud.domain.supervision.seen import Limits, Rules, rules_for
+from gpucloud.domain.supervision.self_driving import arming
 from gpucloud.store import open_store
-from gpucloud.usecases.budgeting import bring_closer, least_usd, obey_here, standing
-from gpucloud.usecases.jobs import Asker
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.lease import take
-from gpucloud.usecases.start import Asked, Starter
+from gpucloud.usecases.job.budgeting import bring_closer, least_usd, obey_here, standing
+from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.job.start import Asked, Starter
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.lease import take
 from gpucloud.wiring import Gpucloud, KnownJob
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import gpucloud
-from gpucloud.adapters.bundled import bundled
+from gpucloud.adapters.home import bundled
 from gpucloud.domain.errors import GpucloudError
 
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.adapters.aws.prices.catalog import load
-from gpucloud.cli import account
-from gpucloud.domain.catalog import Catalog, Scores, SpotList
+from gpucloud.cli.commands import account
 from gpucloud.domain.errors import UsageError
+from gpucloud.domain.market.catalog import Catalog, Scores, SpotList
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 

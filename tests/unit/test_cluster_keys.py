@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives.serialization import (
 from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.adapters.ssh.keys import derive_key, generate_key
 from gpucloud.domain.errors import CredentialsError
-from gpucloud.domain.job import Market
+from gpucloud.domain.job.spec import Market
 from gpucloud.domain.offer import Pool
-from gpucloud.usecases.datasets import JobData
-from gpucloud.usecases.noderecords import NodeRecords
-from gpucloud.usecases.prepare import Preparer
+from gpucloud.usecases.supervise.agents import NodeRecords
+from gpucloud.usecases.supervise.needs import JobData
+from gpucloud.usecases.supervise.prepare import Preparer
 from gpucloud.wiring import Gpucloud
 from tests.unit.worlds import state
 

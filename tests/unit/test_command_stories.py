@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-from gpucloud.usecases.cashier import Cashier
-from gpucloud.usecases.supervise import Supervisor
+from gpucloud.usecases.money.spend import Cashier
+from gpucloud.usecases.supervise.loop import Supervisor
 from tests.prove import commands
 
 

@@ -9,18 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.cli.progress import snapshot
-from gpucloud.cli.reports import going_on_line, jobs_text, report_json, report_text
-from gpucloud.cli.use import condition_word, headline
-from gpucloud.cli.watching import _look
-from gpucloud.domain.agentstatus import Outcome, Stop
-from gpucloud.domain.condition import Condition, Left, condition_of
-from gpucloud.domain.ledger import Spend
-from gpucloud.domain.state import ExitReason, Interruption, InterruptionKind, JobStatus, Owner, Quarantine
-from gpucloud.domain.supervision import books
+from gpucloud.cli.commands.asking import _look
+from gpucloud.cli.render.progress import snapshot
+from gpucloud.cli.render.reports import going_on_line, jobs_text, report_json, report_text
+from gpucloud.cli.render.use import condition_word, headline
+from gpucloud.domain.money.ledger import Spend
+from gpucloud.domain.node.status import Outcome, Stop
+from gpucloud.domain.state.condition import Condition, Left, condition_of
+from gpucloud.domain.state.state import ExitReason, Interruption, InterruptionKind, JobStatus, Owner, Quarantine
+from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Arm, Done, Prepare, TearDown, Wait
-from gpucloud.usecases.report import NodeStanding, report
-from gpucloud.usecases.story import tell_story
+from gpucloud.usecases.jobstore.report import NodeStanding, report
+from gpucloud.usecases.supervise.story import tell_story
 from tests.unit.worlds import NOW, cooldown, opened, part, seen, state, up
 
 SPEND = Spend(budget_usd=Decimal(1), spent_usd=Decimal("0.011"), promised_usd=Decimal(0))
@@ -219,7 +219,7 @@ def test_a_restart_took_as_long_as_the_nodes_own_steps_say_whoever_looked_late()
     lost = Interruption(node_id="b", kind=InterruptionKind.LOST, attempt=1, noticed_at=NOW - timedelta(seconds=56))
     # 400 steps of 0.1 s since the first one, told 0.1 s ago: it was made 40 s ago.
     nodes = (up("a", part(2, step=401, first_step=1)),)
-    recorded = books.record(seen(*nodes, state=state(attempts=(first, second), interruptions=(lost,))))
+    recorded = transitions.record(seen(*nodes, state=state(attempts=(first, second), interruptions=(lost,))))
     (again,) = recorded.interruptions
     assert again.resumed_at == NOW - timedelta(seconds=40.1)
 

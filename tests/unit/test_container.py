@@ -9,9 +9,9 @@ import pytest
 
 from gpucloud.agent.composing import compose
 from gpucloud.agent.image import registry_of
-from gpucloud.domain.agentstatus import Launch
-from gpucloud.domain.container import ContainerRun, Inside, Mount, Passed, container_argv, end_argv
-from gpucloud.domain.job import ContainerRuntime
+from gpucloud.domain.job.spec import ContainerRuntime
+from gpucloud.domain.node.container import ContainerRun, Inside, Mount, Passed, container_argv, end_argv
+from gpucloud.domain.node.status import Launch
 
 RUN = ContainerRun(
     name="gpucloud-digits-3-0",

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from gpucloud.domain.fingerprints import SUM_BYTES, sums_at
-from gpucloud.domain.safetensors import read_header
-from gpucloud.resume import copying
-from gpucloud.resume.capture import REPLACED, TOUCHED, Capture
-from gpucloud.resume.layout import tensor_at
+from gpucloud.domain.checkpoint.safetensors import read_header
+from gpucloud.domain.checkpoint.sums import SUM_BYTES, sums_at
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.state import TrainingState
+from gpucloud.resume.save import capture as copying
+from gpucloud.resume.save.capture import REPLACED, TOUCHED, Capture
+from gpucloud.resume.state.state import TrainingState
+from gpucloud.resume.state.tree import tensor_at
 from gpucloud.store.writing import Torn, put_fingerprints
 
 EXTRA: dict[str, Any] = {"position": 7, "randomness": torch.tensor([3, 1, 4])}

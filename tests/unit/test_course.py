@@ -8,16 +8,13 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.job import Market
+from gpucloud.domain.job.spec import Market, Policy
+from gpucloud.domain.market.policy.observation import Choice, Mode, Reason
 from gpucloud.domain.offer import EfaLayout, Offer
-from gpucloud.domain.order import Until
-from gpucloud.domain.policy.choice import Choice, Reason
-from gpucloud.domain.policy.names import Policy
-from gpucloud.domain.policy.observation import Mode
-from gpucloud.domain.state import NodeLife, Shortfall, Successor
-from gpucloud.domain.supervision.course import heading
+from gpucloud.domain.state.order import Until
+from gpucloud.domain.state.state import NodeLife, Shortfall, Successor
+from gpucloud.domain.supervision.deadline import can_stand_beside, heading, lesson
 from gpucloud.domain.supervision.seen import Goal, Limits, Readiness, Rules
-from gpucloud.domain.supervision.situation import can_stand_beside, lesson
 from tests.unit.worlds import NOW, OTHER_POOL, POOL, cooldown, opened, seen, state, up
 
 # A start takes 12 min as long as none was seen: the nets of a job with 6 h of work are at 24 min and 12 min of slack.
@@ -180,7 +177,7 @@ BESIDE = Successor(pool=POOL, cap_usd_per_hour=Decimal(1), at=NOW)
     ],
 )
 def test_what_was_begun_is_ended_before_another_mind_counts(monkeypatch, successor, ready, says, slack, mode):
-    monkeypatch.setattr("gpucloud.domain.supervision.course.decide", says)
+    monkeypatch.setattr("gpucloud.domain.supervision.deadline.decide", says)
     works = working(DEAR, successor=successor)
     if ready:
         both = (*works.nodes, up("b"))

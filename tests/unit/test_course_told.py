@@ -6,16 +6,16 @@ from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
-from gpucloud.cli.reports import report_json, report_text
-from gpucloud.domain.ledger import Spend
+from gpucloud.cli.render.reports import report_json, report_text
+from gpucloud.domain.market.policy.observation import Mode
+from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.offer import Offer
-from gpucloud.domain.policy.observation import Mode
-from gpucloud.domain.state import Course, ExitReason, JobStatus, Shortfall, Successor
+from gpucloud.domain.state.state import Course, ExitReason, JobStatus, Shortfall, Successor
 from gpucloud.domain.supervision.action import Appoint, Dismiss, Resize, TakeOver, Wait
 from gpucloud.domain.supervision.seen import Heading, Limits
-from gpucloud.usecases.announced import Announced
-from gpucloud.usecases.report import report
-from gpucloud.usecases.story import tell_story
+from gpucloud.usecases.jobstore.report import report
+from gpucloud.usecases.supervise.act import Announced
+from gpucloud.usecases.supervise.story import tell_story
 from tests.unit.worlds import NOW, OTHER_POOL, seen, state, up
 
 WHY = "6 h of work, 6 h 20 min left: no time is left for another interruption"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpucloud.agent.metrics.exposition import Figures, exposition
-from gpucloud.domain.agentstatus import AttemptStatus, Progress, RunState
-from gpucloud.domain.hardware.gpus import GpuSample
-from gpucloud.domain.hardware.host import HostSample
+from gpucloud.agent.metrics.endpoint import Figures, exposition
+from gpucloud.domain.node.hardware.gpus import GpuSample
+from gpucloud.domain.node.hardware.host import HostSample
+from gpucloud.domain.node.status import AttemptStatus, Progress, RunState
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
 DASHBOARD = json.loads((Path(__file__).parents[2] / "templates" / "dashboards" / "grafana-gpucloud.json").read_text())

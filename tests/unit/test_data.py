@@ -9,15 +9,24 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.bootstrap.data_step import DATA, data_command
-from gpucloud.domain.bootstrap.facts import Facts
-from gpucloud.domain.bootstrap.steps import STEPS
-from gpucloud.domain.bootstrap.wanted import Wanted
-from gpucloud.domain.data import DataFile, data_set, difference, gigabytes, pack, place_of, unpack, variables, wanted
-from gpucloud.domain.egress import remark, transfer_usd
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.hardware.disks import Disk, Speed, choose
-from gpucloud.domain.job import Cloud
+from gpucloud.domain.job.data import (
+    DataFile,
+    data_set,
+    difference,
+    gigabytes,
+    pack,
+    place_of,
+    unpack,
+    variables,
+    wanted,
+)
+from gpucloud.domain.job.spec import Cloud
+from gpucloud.domain.money.sundries import remark, transfer_usd
+from gpucloud.domain.node.bootstrap.facts import Facts
+from gpucloud.domain.node.bootstrap.steps import DATA, STEPS, data_command
+from gpucloud.domain.node.bootstrap.wanted import Wanted
+from gpucloud.domain.node.hardware.host import Disk, Speed, choose
 
 A = DataFile(path="a", size=10, etag="1" * 32, key="p/a")
 B = DataFile(path="sub/b", size=20, etag="2" * 32, key="p/sub/b")

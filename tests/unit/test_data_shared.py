@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpucloud.agent.data.staging import Order, Place, finish, prepare
-from gpucloud.domain.data import DataFile, DataSet, data_set
+from gpucloud.domain.job.data import DataFile, DataSet, data_set
 
 SAME = DataFile(path="labels/1.txt", size=0, etag="d41d8cd98f00b204e9800998ecf8427e", key="k/1")
 CHANGED = DataFile(path="names", size=1, etag="0cc175b9c0f1b6a831c399e269772661", key="k/names")

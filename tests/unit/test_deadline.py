@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.domain.job import Cloud, Job, MarketPolicy, Resources
-from gpucloud.domain.policy.names import Policy
+from gpucloud.domain.job.spec import Cloud, Job, MarketPolicy, Policy, Resources
 
 JOB = Job(
     name="digits",

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.job import Layout
-from gpucloud.domain.keeping.keys import object_name, paths_of, written_before
-from gpucloud.domain.keeping.layouts import Rule, find_sets, layout_of, leftovers
-from gpucloud.domain.keeping.listing import Signature
-from gpucloud.domain.keeping.settling import Settling
-from gpucloud.domain.manifest import Commit, Level, Manifest, Piece, Promise, data_key, manifest_bytes, read_manifest
+from gpucloud.domain.checkpoint.directory.layouts import Rule, find_sets, layout_of, leftovers
+from gpucloud.domain.checkpoint.directory.listing import Settling, Signature, object_name, paths_of, written_before
+from gpucloud.domain.checkpoint.manifest import (
+    Commit,
+    Level,
+    Manifest,
+    Piece,
+    Promise,
+    data_key,
+    manifest_bytes,
+    read_manifest,
+)
+from gpucloud.domain.job.spec import Layout
 
 
 def listing(*paths, **times):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.job import Layout
-from gpucloud.domain.keeping.layouts import Rule, checkpoints_of, find_sets
-from gpucloud.domain.keeping.listing import Signature
-from gpucloud.domain.keeping.pointers import at_path, beside, inside, named_by, readdressed, with_pointers
-from gpucloud.domain.keeping.settling import Settling
+from gpucloud.domain.checkpoint.directory.layouts import Rule, checkpoints_of, find_sets
+from gpucloud.domain.checkpoint.directory.listing import Settling, Signature
+from gpucloud.domain.checkpoint.directory.pointers import at_path, beside, inside, named_by, readdressed, with_pointers
+from gpucloud.domain.job.spec import Layout
 
 FILE, DCP = Rule(layout=Layout.FILE), Rule(layout=Layout.DCP)
 TWO = {"iter_0000400": ("iter_0000400/a",), "iter_0000500": ("iter_0000500/a",)}

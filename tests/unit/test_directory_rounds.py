@@ -6,11 +6,9 @@ import pickle
 
 import pytest
 
-from gpucloud.domain.job import Layout
-from gpucloud.domain.keeping.keys import files_apart, files_for, object_name, paths_of
-from gpucloud.domain.keeping.layouts import Rule, find_sets
-from gpucloud.domain.keeping.listing import Signature
-from gpucloud.domain.keeping.rounds import (
+from gpucloud.domain.checkpoint.directory.layouts import Rule, find_sets
+from gpucloud.domain.checkpoint.directory.listing import Signature, files_apart, files_for, object_name, paths_of
+from gpucloud.domain.checkpoint.directory.rounds import (
     Answer,
     Call,
     Round,
@@ -24,7 +22,7 @@ from gpucloud.domain.keeping.rounds import (
     share_of,
     to_call_for,
 )
-from gpucloud.domain.manifest import (
+from gpucloud.domain.checkpoint.manifest import (
     Commit,
     Level,
     Manifest,
@@ -35,6 +33,7 @@ from gpucloud.domain.manifest import (
     generation_bytes,
     read_attempt,
 )
+from gpucloud.domain.job.spec import Layout
 
 COMMIT = Commit(3, 500)
 

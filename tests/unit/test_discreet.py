@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.usecases.discreet import Discreet
+from gpucloud.usecases.supervise.loop import Discreet
 
 
 @pytest.mark.parametrize(

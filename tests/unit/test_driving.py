@@ -13,26 +13,24 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.adapters.receiver import main as receive
-from gpucloud.adapters.storedoutputs import StoredOutputs, bring_stored_home
-from gpucloud.adapters.sync import whole_code
-from gpucloud.adapters.worktree import HashCache, read_tree
+from gpucloud.adapters.transfer.outputs import StoredOutputs, bring_stored_home
+from gpucloud.adapters.transfer.receiver import main as receive
+from gpucloud.adapters.transfer.sync import HashCache, read_tree, whole_code
 from gpucloud.agent.drive import driver as module
 from gpucloud.agent.drive.driver import Driver
-from gpucloud.domain.agentstatus import Outcome
-from gpucloud.domain.bootstrap.driver_step import DRIVER
-from gpucloud.domain.bootstrap.facts import Facts
-from gpucloud.domain.bootstrap.wanted import DriverWanted, Wanted
 from gpucloud.domain.codec import Malformed, from_json, to_json
-from gpucloud.domain.driving import VERSION, DriveOrder, order_key, parse_order, unable, unkept
 from gpucloud.domain.errors import GpucloudError, LandingRefused, LeaseHeld, ProvisionError, StoreError
-from gpucloud.domain.job import CheckpointPolicy, Cloud, IdlePolicy, Job, Market, MarketPolicy, SshChoices
-from gpucloud.domain.ledger import Terms
-from gpucloud.domain.node import EndCause, GroupView
-from gpucloud.domain.order import Until
-from gpucloud.domain.rates import Rates
-from gpucloud.domain.state import ExitReason, JobStatus, NodeLife
-from gpucloud.domain.supervision import books
+from gpucloud.domain.job.spec import CheckpointPolicy, Cloud, IdlePolicy, Job, Market, MarketPolicy, SshChoices
+from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.money.rates import Rates
+from gpucloud.domain.node.bootstrap.facts import Facts
+from gpucloud.domain.node.bootstrap.steps import DRIVER
+from gpucloud.domain.node.bootstrap.wanted import DriverWanted, Wanted
+from gpucloud.domain.node.node import EndCause, GroupView
+from gpucloud.domain.node.status import Outcome
+from gpucloud.domain.state.order import Until
+from gpucloud.domain.state.state import ExitReason, JobStatus, NodeLife
+from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
     Arm,
     CloseAttempt,
@@ -52,17 +50,17 @@ from gpucloud.domain.supervision.action import (
     Wait,
 )
 from gpucloud.domain.supervision.between import TIME_IS_OVER
-from gpucloud.domain.supervision.lives import as_listed
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import DriveTrial, Goal, Readiness, Rules
-from gpucloud.domain.witness import Word
+from gpucloud.domain.supervision.seen import DriveTrial, Goal, Readiness, Rules, Word
+from gpucloud.domain.supervision.self_driving import ORDER_VERSION, DriveOrder, order_key, parse_order, unable, unkept
+from gpucloud.domain.supervision.transitions import as_listed
 from gpucloud.ports import Brought, ClusterSpec
 from gpucloud.store.directory import DirectoryStore
-from gpucloud.usecases.announced import Announced
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.lease import take
-from gpucloud.usecases.orders import Orders
-from gpucloud.usecases.owngroup import OwnGroup, OwnProvisioner
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.lease import take
+from gpucloud.usecases.jobstore.orders import Orders
+from gpucloud.usecases.supervise.act import Announced
+from gpucloud.usecases.supervise.provision import OwnGroup, OwnProvisioner
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.node_group import FakeNodeGroup
@@ -84,7 +82,7 @@ JOB = Job(
     data=(("s3://sets/imagenet", "/data"),),
 )
 ORDER = DriveOrder(
-    version=VERSION,
+    version=ORDER_VERSION,
     name="digits-2",
     cluster="gpucloud-digits-2",
     group="gpucloud-digits-2",
@@ -308,7 +306,7 @@ def test_no_machine_ends_the_group_of_a_job_that_somebody_has_taken_or_goes_on_w
     with take(jobs, JumpingClock(NOW)) as lease:
         with pytest.raises(LeaseHeld):
             driver._is_over(ORDER)
-        lease.write(books.reopen(lease.state))
+        lease.write(transitions.reopen(lease.state))
     assert not driver._end(ORDER, jobs)
     assert ended == []
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpucloud.domain.agentstatus import Outcome, Stop
-from gpucloud.domain.job import Market
-from gpucloud.domain.order import Until
-from gpucloud.domain.policy.names import Policy
-from gpucloud.domain.policy.observation import Mode
-from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind, Member, Successor
-from gpucloud.domain.supervision import books
+from gpucloud.domain.job.spec import Market, Policy
+from gpucloud.domain.market.policy.observation import Mode
+from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.node.status import Outcome, Stop
+from gpucloud.domain.state.order import Until
+from gpucloud.domain.state.state import Attempt, ExitReason, Interruption, InterruptionKind, Member, Successor
+from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
     CloseAttempt,
     CoolDown,
@@ -29,11 +29,10 @@ from gpucloud.domain.supervision.action import (
     Resize,
     Wait,
 )
+from gpucloud.domain.supervision.deadline import observed, situation, task_of
 from gpucloud.domain.supervision.elastic import enough_since
-from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import DriveTrial, Goal, Limits, Readiness, Rules
-from gpucloud.domain.supervision.situation import observed, situation, task_of
 from tests.unit.test_course import OFFERS
 from tests.unit.worlds import NOW, OTHER_POOL, POOL, gone, opened, part, refusal, seen, state, up
 
@@ -161,7 +160,7 @@ def test_the_wait_begins_when_there_are_enough_and_a_supervisor_that_follows_goe
 
 
 def test_what_was_waited_for_is_in_the_books():
-    assert books.record(world(up("a"), up("b"), enough_at=ago(3))).enough_at == ago(3)
+    assert transitions.record(world(up("a"), up("b"), enough_at=ago(3))).enough_at == ago(3)
 
 
 # While an attempt works

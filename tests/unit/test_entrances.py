@@ -16,15 +16,14 @@ import pytest
 from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.ssh import generate_key
+from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import CredentialsError, ProvisionError, StoreError, UsageError
-from gpucloud.domain.job import Cloud, Job
-from gpucloud.domain.order import run_of, undrillable
-from gpucloud.domain.protection import Saving
-from gpucloud.domain.state import ExitReason, JobState
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.orders import Orders
-from gpucloud.usecases.runs import current_run
-from gpucloud.usecases.world import World
+from gpucloud.domain.job.spec import Cloud, Job
+from gpucloud.domain.state.order import run_of, undrillable
+from gpucloud.domain.state.state import ExitReason, JobState
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.orders import Orders, current_run
+from gpucloud.usecases.services import World
 from gpucloud.wiring import Gpucloud
 from tests.fakes.agent import Training
 from tests.faults.process import Ended, run
@@ -94,7 +93,7 @@ def test_a_job_that_is_refused_for_want_of_a_secret_has_ordered_nothing(outside:
 def test_a_script_that_saves_nothing_is_refused_in_ci_and_has_ordered_nothing(outside: Outside, monkeypatch) -> None:
     """As on AWS, whose machines cost money; on the embedded fleet it is a warning."""
     (outside.file.parent / "train.py").write_text("print('no import of the library')\n")
-    monkeypatch.setattr("gpucloud.cli.training.must_be_meant", lambda *_: True)
+    monkeypatch.setattr("gpucloud.cli.commands.training.must_be_meant", lambda *_: True)
     refused = give(outside, "train", "small.yaml")
 
     assert refused.code == UsageError.exit_code, refused.stderr
@@ -108,7 +107,7 @@ def test_a_script_that_saves_nothing_is_refused_in_ci_and_has_ordered_nothing(ou
 
 def test_machines_that_are_up_train_no_script_in_ci_that_saves_nothing(outside: Outside, monkeypatch) -> None:
     (outside.file.parent / "train.py").write_text("print('no import of the library')\n")
-    monkeypatch.setattr("gpucloud.cli.training.must_be_meant", lambda *_: True)
+    monkeypatch.setattr("gpucloud.cli.commands.training.must_be_meant", lambda *_: True)
     assert give(outside, "up", "small.yaml").code == 0
     before = outside.store.get(f"jobs/{JOB}/control/order.json")
     refused = give(outside, "train", "small.yaml")
@@ -127,7 +126,7 @@ def test_a_drill_that_machines_on_aws_may_not_make_is_refused_before_any_money_i
     """As on AWS; machines of the embedded fleet may."""
     on_aws = undrillable(replace(outside.job, cloud=Cloud.AWS))
     assert undrillable(outside.job) is None
-    monkeypatch.setattr("gpucloud.cli.training.undrillable", lambda _: on_aws)
+    monkeypatch.setattr("gpucloud.cli.commands.training.undrillable", lambda _: on_aws)
     monkeypatch.setattr(Rigged, "unable", lambda *_: None)
     refused = give(outside, "train", "small.yaml", "--drill", *leaves)
 
@@ -327,7 +326,7 @@ def detach(outside: Outside, befalls: Callable[[tuple[str, ...]], Ended], *words
     def child(argv: Sequence[str], *, stdout: Any, **_: object) -> Beside:
         return Beside(lambda: befalls(tuple(argv[3:])), stdout)
 
-    with mock.patch("gpucloud.cli.launching.subprocess", SimpleNamespace(Popen=child, DEVNULL=-3)):
+    with mock.patch("gpucloud.cli.commands.supervising.subprocess", SimpleNamespace(Popen=child, DEVNULL=-3)):
         return give(outside, "train", "small.yaml", "--detach", *words)
 
 

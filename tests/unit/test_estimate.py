@@ -9,22 +9,30 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.aws.prices.listed import ListedMarket
-from gpucloud.adapters.aws.prices.rates import region_rates
+from gpucloud.adapters.aws.prices.catalog import region_rates
+from gpucloud.adapters.aws.prices.market import ListedMarket
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.tables import TableMaker
-from gpucloud.cli.estimates import deadline_chart, estimate_json, estimate_text
-from gpucloud.domain.catalog import Catalog, Machine, PriceList, SpotList
+from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
+from gpucloud.domain.checkpoint.protection import Protection, Saving
 from gpucloud.domain.errors import PlanRefused, UsageError
-from gpucloud.domain.job import CheckpointDirectory, CheckpointPolicy, Cloud, Job, Market, MarketPolicy, Resources
-from gpucloud.domain.ledger import Terms
-from gpucloud.domain.model import Model, Strategy
-from gpucloud.domain.policy.names import Policy
-from gpucloud.domain.protection import Protection, Saving
-from gpucloud.domain.supervision.prepaid import Wall
-from gpucloud.usecases.estimate import QUICK, Estimate, Estimator
-from gpucloud.usecases.outlooks import Outlooks
-from gpucloud.usecases.planning import Planner
+from gpucloud.domain.job.spec import (
+    CheckpointDirectory,
+    CheckpointPolicy,
+    Cloud,
+    Job,
+    Market,
+    MarketPolicy,
+    Model,
+    Policy,
+    Resources,
+    Strategy,
+)
+from gpucloud.domain.market.catalog import Catalog, Machine, PriceList, SpotList
+from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.money.prepaid import Wall
+from gpucloud.usecases.money.estimate import QUICK, Estimate, Estimator, Planner
+from gpucloud.usecases.money.simulate import Outlooks
 from tests.fakes.account import FakeAccount
 from tests.fakes.clock import JumpingClock
 from tests.fakes.market import A100, H100, NOW, V100, FakeMarket, Kind

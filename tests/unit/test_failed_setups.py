@@ -7,10 +7,10 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.bootstrap.answers import FailedSetup, parse_failed_setup
 from gpucloud.domain.codec import to_json
-from gpucloud.domain.node import NodeState
-from gpucloud.domain.state import ExitReason
+from gpucloud.domain.node.bootstrap.facts import FailedSetup, parse_failed_setup
+from gpucloud.domain.node.node import NodeState
+from gpucloud.domain.state.state import ExitReason
 from gpucloud.domain.supervision.action import Finish, Prepare, Replace, Wait
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, NodeSeen, Readiness, Rules

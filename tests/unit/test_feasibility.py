@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from gpucloud.domain.errors import PlanRefused
-from gpucloud.domain.feasibility import Needs, least_usd, needs_of, refuse_what_cannot_be_kept
-from gpucloud.domain.job import Job, Market, MarketPolicy, Resources
-from gpucloud.domain.model import Model
+from gpucloud.domain.job.spec import Job, Market, MarketPolicy, Model, Resources
+from gpucloud.domain.market.plan import Needs, least_usd, needs_of, refuse_what_cannot_be_kept
+from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.offer import Offer, rank
-from gpucloud.domain.supervision.prepaid import Wall
 from tests.fakes.market import A100, H100, FakeMarket
 
 HOUR = timedelta(hours=1)

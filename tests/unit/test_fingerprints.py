@@ -7,19 +7,10 @@ import struct
 import pytest
 import torch
 
-from gpucloud.domain.fingerprints import (
-    NOTHING,
-    Fingerprint,
-    blank,
-    fingerprint,
-    of_header,
-    parsed,
-    place,
-    written,
-)
-from gpucloud.domain.safetensors import entries_of, header_bytes, placed, read_header
-from gpucloud.resume.fingerprinting import fingerprint_of, on_device
-from gpucloud.resume.layout import DTYPES, NAMES
+from gpucloud.domain.checkpoint.safetensors import entries_of, header_bytes, placed, read_header
+from gpucloud.domain.checkpoint.sums import NOTHING, Fingerprint, blank, fingerprint, of_header, parsed, place, written
+from gpucloud.resume.restore.comparing import fingerprint_of, on_device
+from gpucloud.resume.state.tree import DTYPES, NAMES
 
 SHAPES = [(), (0,), (5,), (3, 4), (7, 3, 5), (2, 3, 4, 5), (1, 9), (9, 1)]
 

@@ -14,8 +14,8 @@ import botocore.awsrequest
 import botocore.credentials
 import pytest
 
-from gpucloud.adapters.aws.machine.first_boot import USER_DATA_BYTES, user_data
-from gpucloud.adapters.bundled import bundled
+from gpucloud.adapters.aws.machine import USER_DATA_BYTES, user_data
+from gpucloud.adapters.home import bundled
 from gpucloud.domain.errors import UsageError
 
 KEYS = {"Code": "Success", "AccessKeyId": "ASIAX", "SecretAccessKey": "very-secret", "Token": "session-token"}

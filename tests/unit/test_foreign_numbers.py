@@ -16,12 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpucloud.agent.attemptfolder import AttemptFolder, newest
-from gpucloud.domain.agentstatus import AttemptStatus, RunState, Status, status_from_json, status_to_json
-from gpucloud.domain.bounds import COUNTED
-from gpucloud.domain.codec import Malformed, from_json, to_json
-from gpucloud.domain.errors import StoreError
-from gpucloud.domain.keeping.rounds import read_answer, read_call
-from gpucloud.domain.manifest import (
+from gpucloud.domain.checkpoint.directory.rounds import read_answer, read_call
+from gpucloud.domain.checkpoint.manifest import (
     Commit,
     Manifest,
     Piece,
@@ -39,14 +35,18 @@ from gpucloud.domain.manifest import (
     starting_key,
     unseal,
 )
-from gpucloud.domain.notice import notice_from, recommended_at
-from gpucloud.domain.quantities import span_of
-from gpucloud.domain.state import JobState
-from gpucloud.domain.supervision.hang import hang_limit
+from gpucloud.domain.codec import Malformed, from_json, to_json
+from gpucloud.domain.errors import StoreError
+from gpucloud.domain.job.quantities import span_of
+from gpucloud.domain.node.node import notice_from, recommended_at
+from gpucloud.domain.node.status import AttemptStatus, RunState, Status, status_from_json, status_to_json
+from gpucloud.domain.state.state import JobState
+from gpucloud.domain.supervision.pace import hang_limit
 from gpucloud.domain.supervision.seen import Limits
+from gpucloud.domain.untrusted.bounds import COUNTED
 from gpucloud.store.directory import DirectoryStore
-from gpucloud.usecases.forecast import time_to_go
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.report import time_to_go
 from tests.unit.worlds import opened, progress, state
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.domain.bootstrap.gate_step import GATE_STEP
 from gpucloud.domain.codec import from_json
-from gpucloud.domain.gate import GateFact, GateWanted
-from gpucloud.domain.gate.wanted import GateOrder
-from gpucloud.domain.machine import MachineWanted
+from gpucloud.domain.node.bootstrap.steps import GATE_STEP
+from gpucloud.domain.node.gate import GateFact, GateWanted
+from gpucloud.domain.node.gate.findings import GateOrder
+from gpucloud.domain.node.machine import MachineWanted
 from gpucloud.smi import parse
 from tests.unit.test_lock_record import FACTS, WANTED
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.gate.gang import Blame, GangSeen, PairSeen, blame, rounds, slowest
+from gpucloud.domain.node.gate.gang import Blame, GangSeen, PairSeen, blame, rounds, slowest
 
 
 def gang(world, slow=(), *, broken=(), gbps=3.0):

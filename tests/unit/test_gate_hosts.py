@@ -7,10 +7,10 @@ from datetime import datetime, timezone
 
 import pytest
 
-from gpucloud.agent.gate.hostlinks import host_links
-from gpucloud.domain.gate.findings import failures
-from gpucloud.domain.gate.judge import judge
-from gpucloud.domain.gate.report import (
+from gpucloud.agent.gate.look import host_links
+from gpucloud.domain.node.gate.findings import GateWanted, failures
+from gpucloud.domain.node.gate.judge import judge
+from gpucloud.domain.node.gate.report import (
     CollectiveProbe,
     DeviceProbe,
     Holder,
@@ -20,8 +20,7 @@ from gpucloud.domain.gate.report import (
     UnderLoad,
     XidSeen,
 )
-from gpucloud.domain.gate.wanted import GateWanted
-from gpucloud.domain.hardware.gpus import Gpu
+from gpucloud.domain.node.hardware.gpus import Gpu
 
 A100 = "NVIDIA A100-SXM4-40GB"
 H100 = "NVIDIA H100 80GB HBM3"

@@ -8,13 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.agent.gate.links import pairs
+from gpucloud.agent.gate.look import pairs
 from gpucloud.domain.codec import from_json, to_json
-from gpucloud.domain.gate.check import Checked
-from gpucloud.domain.gate.figures import figures
-from gpucloud.domain.gate.findings import Severity, fail, failures, is_machines, why
-from gpucloud.domain.gate.judge import judge
-from gpucloud.domain.gate.report import (
+from gpucloud.domain.node.gate.findings import (
+    Checked,
+    GateOrder,
+    GateWanted,
+    Severity,
+    fail,
+    failures,
+    figures,
+    gate_digest,
+    is_machines,
+    store_endpoint,
+    why,
+)
+from gpucloud.domain.node.gate.judge import judge
+from gpucloud.domain.node.gate.report import (
     CollectiveProbe,
     DeviceProbe,
     Holder,
@@ -26,7 +36,6 @@ from gpucloud.domain.gate.report import (
     UnderLoad,
     XidSeen,
 )
-from gpucloud.domain.gate.wanted import GateOrder, GateWanted, gate_digest, store_endpoint
 from gpucloud.smi import parse
 
 DATA = Path(__file__).parent.parent / "data" / "nvidia_smi"

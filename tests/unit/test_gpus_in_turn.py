@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from datetime import timedelta
 
 from gpucloud.domain.supervision.action import Inspect
-from gpucloud.usecases.inspection import Inspector, _Look
+from gpucloud.usecases.supervise.inspection import Inspector, _Look
 from tests.unit.worlds import NOW
 
 

@@ -7,11 +7,11 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.agentstatus import Outcome, Stop
-from gpucloud.domain.state import ExitReason
-from gpucloud.domain.supervision import books
+from gpucloud.domain.node.status import Outcome, Stop
+from gpucloud.domain.state.state import ExitReason
+from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import CloseAttempt, EndAttempt, Wait
-from gpucloud.domain.supervision.hang import hang_limit, hung
+from gpucloud.domain.supervision.pace import hang_limit, hung
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Limits, Rules
 from tests.unit.worlds import NOW, opened, part, seen, state, up
@@ -89,7 +89,7 @@ def test_a_hang_is_told_with_its_figures_and_the_ranks_say_where_they_are_before
         reason=ExitReason.HUNG,
         message=f"no step for 63 s (median 0.4 s; {REPORT}); stacks are in the log",
     )
-    ordered = books.order_end(state(attempts=(opened("a"),)), action, NOW).attempts[-1]
+    ordered = transitions.order_end(state(attempts=(opened("a"),)), action, NOW).attempts[-1]
     assert (ordered.condemned, ordered.ordered) == (ExitReason.HUNG, Stop.ABORT)
 
 
@@ -108,4 +108,4 @@ def test_an_attempt_that_hung_is_followed_by_another_however_its_ranks_ended(out
     world = seen(up("a", part(1, outcome)), group_size=1, state=state(attempts=(attempt,)))
     action = decide(GOAL, world, RULES)
     assert action == CloseAttempt(reason=ExitReason.HUNG)
-    assert books.close_attempt(world.state, action, NOW, Decimal(1)).status.value == "waiting"
+    assert transitions.close_attempt(world.state, action, NOW, Decimal(1)).status.value == "waiting"

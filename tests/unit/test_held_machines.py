@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.cli.reports import report_text
-from gpucloud.domain.ledger import Spend
-from gpucloud.domain.order import held_until, is_closed, keeps, without_drill_done
-from gpucloud.domain.state import ExitReason, JobState, JobStatus
+from gpucloud.cli.render.reports import report_text
+from gpucloud.domain.money.ledger import Spend
+from gpucloud.domain.state.order import held_until, is_closed, keeps, without_drill_done
+from gpucloud.domain.state.state import ExitReason, JobState, JobStatus
 from gpucloud.domain.supervision.action import Arm, Done, TearDown
-from gpucloud.domain.supervision.goal import Supervising, goal_of
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Rules
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.report import report
-from gpucloud.usecases.start import adopt
+from gpucloud.domain.supervision.seen import Goal, Rules, Supervising, goal_of
+from gpucloud.usecases.job.start import adopt
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.report import report
 from tests.fakes.agent import Training
 from tests.faults.process import Ended, run
 from tests.faults.rig import GROUP, JOB, Outside

@@ -13,13 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.adapters.home import Home, KnownJob, open_home
-from gpucloud.adapters.sightings import SightingsFile
+from gpucloud.adapters.home import Home, KnownJob, SightingsFile, open_home
 from gpucloud.adapters.terraform.program import require_terraform
-from gpucloud.adapters.worktree import HashCache, read_tree
+from gpucloud.adapters.transfer.sync import HashCache, read_tree
 from gpucloud.cli.faults import known_error
 from gpucloud.domain.errors import StoreError, UsageError
-from gpucloud.domain.strays import Owner
+from gpucloud.domain.supervision.strays import Owner
 from gpucloud.wholefile import write_whole
 
 OTHER = 12345
@@ -171,7 +170,7 @@ def test_what_a_command_writes_is_its_owners_whatever_the_umask_is(home):
 def test_the_agents_folder_on_a_node_is_its_users_only_around_trees_that_are_alike_everywhere(tmp_path):
     root = tmp_path / ".gpucloud"
     root.mkdir(mode=0o755)
-    script = f"from gpucloud.adapters.receiver import main; main({str(root / 'code')!r}, '0' * 64)"
+    script = f"from gpucloud.adapters.transfer.receiver import main; main({str(root / 'code')!r}, '0' * 64)"
 
     subprocess.run([sys.executable, "-c", script], input=b"", check=True, capture_output=True)
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.adapters.aws.machine.host_keys import HostKeys, from_console, parse
+from gpucloud.adapters.aws.machine import HostKeys, from_console, parse
 from gpucloud.adapters.home import Home
-from gpucloud.domain.job import AwsChoices, Resources
+from gpucloud.domain.job.spec import AwsChoices, Resources
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.wiring.aws import AwsCloud
 

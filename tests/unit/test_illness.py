@@ -7,9 +7,8 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from gpucloud.domain.hardware.gpus import GpuSample
-from gpucloud.domain.hardware.illness import Signs, illness
-from gpucloud.domain.hardware.xids import Xid, find_error, find_xid
+from gpucloud.domain.node.hardware.gpus import GpuSample
+from gpucloud.domain.node.hardware.xids import Signs, Xid, find_error, find_xid, illness
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
 FELL_OFF = "NVRM: Xid (PCI:0000:05:00): 79, pid=4711, name=python3, GPU has fallen off the bus."

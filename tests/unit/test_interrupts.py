@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from gpucloud.cli.interrupts import Interrupts, Leave, obeyed
-from gpucloud.cli.onlookers import PlainOnlooker, Unshaken
-from gpucloud.cli.render import tell
-from gpucloud.domain.state import ExitReason
+from gpucloud.cli.render.onlookers import PlainOnlooker, Unshaken
+from gpucloud.cli.render.words import tell
+from gpucloud.domain.state.state import ExitReason
 
 
 def test_no_library_that_takes_every_exception_for_its_own_keeps_the_user_here() -> None:
@@ -162,7 +162,7 @@ def test_who_cannot_be_told_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch
             raise BrokenPipeError
 
     silenced: list[bool] = []
-    monkeypatch.setattr("gpucloud.cli.onlookers.silence", lambda: silenced.append(True))
+    monkeypatch.setattr("gpucloud.cli.render.onlookers.silence", lambda: silenced.append(True))
     with Unshaken(Closed()) as one:
         one.story("something happened")
     assert silenced == [True, True]
@@ -173,7 +173,7 @@ def test_an_answer_comes_though_what_is_told_beside_it_goes_nowhere(monkeypatch:
         raise OSError(errno.EIO, "Input/output error")
 
     silenced: list[bool] = []
-    monkeypatch.setattr("gpucloud.cli.render.silence", lambda: silenced.append(True))
+    monkeypatch.setattr("gpucloud.cli.render.words.silence", lambda: silenced.append(True))
     monkeypatch.setattr(sys.stderr, "write", gone)
     tell("something happened")
     assert silenced == [True]
@@ -184,7 +184,7 @@ def test_a_supervisor_whose_terminal_is_closed_goes_on(tmp_path: Path) -> None:
     code = """
 import signal, sys, time
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
-from gpucloud.cli.onlookers import onlooker
+from gpucloud.cli.render.onlookers import onlooker
 from pathlib import Path
 with onlooker() as shown:
     shown.story("before")

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from gpucloud.domain.interval import SaveTimes, interval, interval_with_notice, save_times
-from gpucloud.domain.model import Model, Optimizer
+from gpucloud.domain.job.spec import Model, Optimizer
+from gpucloud.domain.market.sizing import SaveTimes, interval, interval_with_notice, save_times
 
 S = timedelta(seconds=1)
 UP = timedelta(hours=2.1)  # the mean up-time of April 2023's recording

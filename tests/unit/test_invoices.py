@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpucloud.domain.job import Market
-from gpucloud.domain.ledger import ChargeKind, Terms, meter, total
-from gpucloud.domain.node import EndCause
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.money.ledger import ChargeKind, Terms, meter, total
+from gpucloud.domain.money.rates import GIB, Rates
+from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import Pool, PricePoint
-from gpucloud.domain.rates import GIB, Rates
-from gpucloud.domain.state import NodeLife
+from gpucloud.domain.state.state import NodeLife
 from tests.unit.worlds import opened
 
 STORIES = yaml.safe_load((Path(__file__).parents[1] / "data" / "invoices.yaml").read_text())

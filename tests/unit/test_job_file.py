@@ -13,11 +13,11 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpucloud.adapters.bundled import bundled
+from gpucloud.adapters.home import bundled
 from gpucloud.adapters.jobfile import json_schema, read_job, sample_job, spec_sha256
 from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys, ModelKeys, ResourcesKeys
 from gpucloud.domain.errors import JobFileError, Problem, UsageError
-from gpucloud.domain.job import (
+from gpucloud.domain.job.spec import (
     CheckpointDirectory,
     CheckpointPolicy,
     Cloud,
@@ -29,13 +29,16 @@ from gpucloud.domain.job import (
     MachineChoices,
     MarketPolicy,
     Mirrors,
+    Model,
     OnNotice,
+    Optimizer,
     OwnHost,
+    Policy,
+    Precision,
     Resources,
     SshChoices,
+    Strategy,
 )
-from gpucloud.domain.model import Model, Optimizer, Precision, Strategy
-from gpucloud.domain.policy.names import Policy
 
 SAMPLE = bundled("templates", "gpucloud.yaml").read_text(encoding="utf-8")
 # A "#" with no space after it hides a key that the reader of the sample may want.

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.domain.node import EndCause, GroupView, NodeState
+from gpucloud.domain.node.node import EndCause, GroupView, NodeState
 from gpucloud.domain.offer import PricePoint
-from gpucloud.domain.state import NodeLife
+from gpucloud.domain.state.state import NodeLife
 from gpucloud.domain.supervision.action import TearDown
 from gpucloud.domain.supervision.seen import Rules
-from gpucloud.usecases import lease
-from gpucloud.usecases.cashier import Cashier
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.rent import Renter
+from gpucloud.usecases.jobstore import lease
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.money.spend import Cashier
+from gpucloud.usecases.supervise.provision import Renter
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import NOW, POOL, node, state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpucloud.resume.loss import LastLoss
+from gpucloud.resume.progress import LastLoss
 
 
 def test_before_the_first_step_there_is_none() -> None:

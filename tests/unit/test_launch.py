@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from gpucloud.agent.composing import compose
+from gpucloud.domain.checkpoint.directory.layouts import KeepOrder, Rule
 from gpucloud.domain.codec import from_json
-from gpucloud.domain.collectives import gpu_defaults
-from gpucloud.domain.collectives import threads as threads_of
-from gpucloud.domain.container import ContainerRun, Mount
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job import (
+from gpucloud.domain.job.spec import (
     CheckpointDirectory,
     CheckpointPolicy,
     Cloud,
@@ -27,9 +25,10 @@ from gpucloud.domain.job import (
     OnNotice,
     Resources,
 )
-from gpucloud.domain.keeping.layouts import Rule
-from gpucloud.domain.keeping.order import KeepOrder
-from gpucloud.domain.launch import (
+from gpucloud.domain.node.collectives import gpu_defaults
+from gpucloud.domain.node.collectives import threads as threads_of
+from gpucloud.domain.node.container import ContainerRun, Mount
+from gpucloud.domain.node.launch import (
     AttemptStart,
     CommandLine,
     Place,
@@ -39,8 +38,8 @@ from gpucloud.domain.launch import (
     parse_run,
     workers_per_node,
 )
-from gpucloud.domain.launch.environment import recipe
-from gpucloud.domain.node import Node, NodeState
+from gpucloud.domain.node.launch.environment import recipe
+from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 
 START = AttemptStart(number=3, port=29501, store_url="s3://b/p", checkpoints="jobs/digits/checkpoints")

@@ -4,8 +4,8 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.job import Job
-from gpucloud.domain.layer import (
+from gpucloud.domain.job.spec import Job
+from gpucloud.domain.node.layer import (
     LayerWanted,
     is_needed,
     layer_key,
@@ -17,7 +17,7 @@ from gpucloud.domain.layer import (
     setup_variables,
     suffices,
 )
-from gpucloud.usecases.needs import wanted_for
+from gpucloud.usecases.supervise.needs import wanted_for
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import replace
 
-from gpucloud.domain.policy.observation import Task
-from gpucloud.domain.supervision.situation import Lesson
-from gpucloud.usecases.learning import Learning
+from gpucloud.domain.market.policy.observation import Task
+from gpucloud.domain.supervision.deadline import Lesson
+from gpucloud.usecases.services import Learning
 
 TASK = Task(work_s=36000, span_s=50000, changeover_s=600, on_demand_usd_per_hour=3.0)
 LESSON = Lesson(task=TASK, zones=3, gpus=1, spot_usd_per_hour=1.0)

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpucloud.usecases import lease
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.jobstore import lease
+from gpucloud.usecases.jobstore.jobstore import JobStore
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import state
@@ -25,7 +25,7 @@ def test_a_renewal_never_writes_an_older_state_than_the_last(monkeypatch: pytest
         time.sleep(0.002)  # it asks the system, and so lets another thread go first
         return real()
 
-    monkeypatch.setattr("gpucloud.usecases.lease.uuid.uuid4", slow)
+    monkeypatch.setattr("gpucloud.usecases.jobstore.lease.uuid.uuid4", slow)
     with lease.take(jobs, clock) as held:
         for number in range(40):
             held.write(replace(held.state, message=str(number)))

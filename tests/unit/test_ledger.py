@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpucloud.cli.bills import money_line
+from gpucloud.cli.render.bills import money_line
 from gpucloud.domain.codec import from_json, to_json
-from gpucloud.domain.job import Market
-from gpucloud.domain.ledger import Spend, Terms, meter, total, usd_for
-from gpucloud.domain.node import EndCause
+from gpucloud.domain.job.quantities import format_moment
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.money.ledger import Spend, Terms, meter, total, usd_for
+from gpucloud.domain.money.prepaid import Wall, least_budget_usd, paid_until
+from gpucloud.domain.money.rates import Rates
+from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.offer import PricePoint
-from gpucloud.domain.quantities import format_moment
-from gpucloud.domain.rates import Rates
-from gpucloud.domain.state import ExitReason, NodeLife
-from gpucloud.domain.supervision.prepaid import Wall, least_budget_usd, paid_until
+from gpucloud.domain.state.state import ExitReason, NodeLife
 from tests.unit.worlds import NOW, POOL, opened
 
 PRICES = (PricePoint(since=NOW - timedelta(days=1), usd_per_hour=Decimal("0.36")),)

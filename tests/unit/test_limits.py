@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from gpucloud.agent import daemon, limits
+from gpucloud.agent import daemon
 from gpucloud.agent.decide import OwnEnd
 
 SHOW = """
 import resource
-from gpucloud.agent.limits import raise_limits
+from gpucloud.agent.daemon import raise_limits
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 16, 1 << 20))
 raise_limits(lock_memory=False)
@@ -40,11 +40,11 @@ def test_root_is_asked_for_locked_memory_only_where_that_is_wanted_and_lacking(
     def run(argv: tuple[str, ...], **_: Any) -> None:
         asked.append(argv)
 
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (before, before))
-    monkeypatch.setattr(limits.subprocess, "run", run)
-    monkeypatch.setattr(limits.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(limits.os, "getpid", lambda: 77)
-    limits.raise_limits(lock_memory=lock_memory)
+    monkeypatch.setattr(daemon.resource, "getrlimit", lambda _: (before, before))
+    monkeypatch.setattr(daemon.subprocess, "run", run)
+    monkeypatch.setattr(daemon.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(daemon.os, "getpid", lambda: 77)
+    daemon.raise_limits(lock_memory=lock_memory)
     assert asked == [("sudo", "-n", "prlimit", "--pid=77", "--memlock=unlimited:unlimited")] * asks
 
 
@@ -68,7 +68,7 @@ def test_an_agent_has_no_more_open_files_than_programs_close_one_by_one(monkeypa
     monkeypatch.setattr(daemon.os, "chdir", lambda _: None)
     monkeypatch.setattr(daemon.signal, "signal", lambda *_: None)
     monkeypatch.setattr(daemon.processes, "adopt_orphans", lambda: None)
-    limits.raise_limits(lock_memory=False)
+    daemon.raise_limits(lock_memory=False)
     with pytest.raises(Sitting):
         daemon._be_agent(Path("/nowhere"), 0, package="", own_end=OwnEnd())
     assert had[resource.RLIMIT_NOFILE] == (1 << 20, 1 << 30)

@@ -7,9 +7,9 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.adapters.aws.prices.listed import ListedMarket
-from gpucloud.domain.catalog import Advice, Advisor, Band, Catalog, Machine, PriceList, SpotList
-from gpucloud.domain.job import Market, MarketPolicy, Resources
+from gpucloud.adapters.aws.prices.market import ListedMarket
+from gpucloud.domain.job.spec import Market, MarketPolicy, Resources
+from gpucloud.domain.market.catalog import Advice, Advisor, Band, Catalog, Machine, PriceList, SpotList
 from gpucloud.domain.offer import Pool
 
 LISTED = date(2026, 7, 20)

@@ -8,10 +8,19 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.catalog import Advice, Advisor, Band, Catalog, ListPrice, Machine, PriceList, Scores, SpotList
-from gpucloud.domain.job import MarketPolicy, Resources
-from gpucloud.domain.listing import Listing, SpotRange, cheapest_on_demand, listings, matches, rank
-from gpucloud.domain.query import Order, Query
+from gpucloud.domain.job.spec import MarketPolicy, Resources
+from gpucloud.domain.market.catalog import (
+    Advice,
+    Advisor,
+    Band,
+    Catalog,
+    ListPrice,
+    Machine,
+    PriceList,
+    Scores,
+    SpotList,
+)
+from gpucloud.domain.market.listing import Listing, Order, Query, SpotRange, cheapest_on_demand, listings, matches, rank
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 LISTED, ADVISED = date(2026, 7, 20), date(2025, 6, 28)

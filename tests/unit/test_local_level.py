@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
-from gpucloud.adapters.local.level import settle
+from gpucloud.adapters.local.machine import settle
 from gpucloud.adapters.local.records import (
     GroupRecord,
     NodeRecord,
@@ -18,8 +18,8 @@ from gpucloud.adapters.local.records import (
     settings_from,
     to_json,
 )
-from gpucloud.domain.job import Market
-from gpucloud.domain.node import EndCause, NodeState
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.node.node import EndCause, NodeState
 from gpucloud.domain.offer import Pool
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)

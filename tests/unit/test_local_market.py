@@ -11,7 +11,7 @@ from gpucloud.adapters.local import devices
 from gpucloud.adapters.local.devices import Devices
 from gpucloud.adapters.local.market import LocalMarket
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job import Market, Resources
+from gpucloud.domain.job.spec import Market, Resources
 from gpucloud.domain.offer import Pool, PricePoint, rank
 
 ANCHOR = datetime(2026, 1, 1, tzinfo=timezone.utc)

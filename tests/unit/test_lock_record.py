@@ -3,11 +3,10 @@ from __future__ import annotations
 import json
 from datetime import datetime, timezone
 
-from gpucloud.domain.bootstrap.facts import Facts, Layer
-from gpucloud.domain.bootstrap.record import attempt_lock, lock_record
-from gpucloud.domain.bootstrap.wanted import Wanted
-from gpucloud.domain.hardware.gpus import Gpu
-from gpucloud.usecases.prepare import ready_line
+from gpucloud.domain.node.bootstrap.facts import Facts, Layer, attempt_lock, lock_record
+from gpucloud.domain.node.bootstrap.wanted import Wanted
+from gpucloud.domain.node.hardware.gpus import Gpu
+from gpucloud.usecases.supervise.prepare import ready_line
 
 FACTS = Facts(
     python="/usr/bin/python3", version=(3, 12, 3), torch=None, root="/home/me/.gpucloud", package="zip", cpus=8,

@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from gpucloud.adapters.pipelines import _WITHOUT_WHEELS
+from gpucloud.adapters.packaging import _WITHOUT_WHEELS
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNNER, DRIVER = ROOT / "templates/ci/requirements.lock", ROOT / "gpucloud/agent/drive/requirements.lock"

@@ -18,19 +18,19 @@ import pytest
 from gpucloud.agent import outputroom
 from gpucloud.agent.attemptfolder import AttemptFolder, prune
 from gpucloud.agent.outputroom import OutputRoom
-from gpucloud.domain.agentstatus import Outcome
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import HostUnreachable, StoreError
-from gpucloud.domain.masking import masked, words_of
-from gpucloud.domain.outputtimes import DatedPiece
-from gpucloud.domain.state import ExitReason
+from gpucloud.domain.node.outputtimes import DatedPiece
+from gpucloud.domain.node.status import Outcome
+from gpucloud.domain.state.state import ExitReason
+from gpucloud.domain.untrusted.shown import masked, words_of
 from gpucloud.ports import Completed
 from gpucloud.store.directory import DirectoryStore
-from gpucloud.usecases import closing
-from gpucloud.usecases.closing import Closing
-from gpucloud.usecases.jobs import Asker
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.lookout import LogReader
+from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.supervise import closing
+from gpucloud.usecases.supervise.closing import Closing
+from gpucloud.usecases.supervise.look import LogReader
 from tests.fakes.clock import JumpingClock
 from tests.unit.worlds import NOW, job, node, opened, part, seen, state, up
 

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.home import KnownJob
-from gpucloud.cli import ending
-from gpucloud.domain import bounds, codec
-from gpucloud.domain.armings import arming
-from gpucloud.domain.bounds import RECORD_BYTES
+from gpucloud.cli.commands import ending
+from gpucloud.domain import codec
 from gpucloud.domain.errors import CredentialsError, ProvisionError, ToolMissing
-from gpucloud.domain.state import ExitReason, JobState, NodeLife, Owner
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.domain.state.state import ExitReason, JobState, NodeLife, Owner
+from gpucloud.domain.supervision.self_driving import arming
+from gpucloud.domain.untrusted import bounds
+from gpucloud.domain.untrusted.bounds import RECORD_BYTES
+from gpucloud.usecases.jobstore.jobstore import JobStore
 from tests.fakes.agent import Training
 from tests.faults.process import Ended, run
 from tests.faults.rig import GROUP, JOB, Outside

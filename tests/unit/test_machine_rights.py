@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.home import Home
-from gpucloud.domain.driving import order_key, parse_order
-from gpucloud.domain.job import Market, Resources
+from gpucloud.domain.job.spec import Market, Resources
+from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.offer import Pool, PricePoint
-from gpucloud.domain.state import Interruption, InterruptionKind
+from gpucloud.domain.state.state import Interruption, InterruptionKind
 from gpucloud.domain.supervision.action import Arm, Relieve
-from gpucloud.domain.supervision.prepaid import Wall
+from gpucloud.domain.supervision.renewal import make_room, renew
 from gpucloud.domain.supervision.seen import Goal, Limits, Rules
-from gpucloud.domain.supervision.upkeep import make_room, renew
-from gpucloud.usecases.datasets import JobData
-from gpucloud.usecases.noderecords import NodeRecords
-from gpucloud.usecases.owngroup import OwnMarket
-from gpucloud.usecases.prepare import Preparer
+from gpucloud.domain.supervision.self_driving import order_key, parse_order
+from gpucloud.usecases.supervise.agents import NodeRecords
+from gpucloud.usecases.supervise.needs import JobData
+from gpucloud.usecases.supervise.prepare import Preparer
+from gpucloud.usecases.supervise.provision import OwnMarket
 from gpucloud.wiring import Gpucloud
-from gpucloud.wiring.awsmachine import own_market
+from gpucloud.wiring.aws import own_market
 from tests.unit.test_driving import ORDER
 from tests.unit.worlds import NOW, seen, state, up
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpucloud.domain.hardware.gpus import Gpu, GpuProcess
-from gpucloud.domain.machine import MachineWanted
-from gpucloud.domain.machine.deciding import next_step
-from gpucloud.domain.machine.decisions import Ask, MachineStep, Ready, Reboot, Stuck
-from gpucloud.domain.machine.facts import AptAnswer, MachineFacts, MigInstance, MigRoom, Package, PciDevice, Source
+from gpucloud.domain.node.hardware.gpus import Gpu, GpuProcess
+from gpucloud.domain.node.machine import MachineWanted
+from gpucloud.domain.node.machine.decide import next_step
+from gpucloud.domain.node.machine.decisions import Ask, MachineStep, Ready, Reboot, Stuck
+from gpucloud.domain.node.machine.facts import AptAnswer, MachineFacts, MigInstance, MigRoom, Package, PciDevice, Source
 
 APT = (
     "env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a apt-get -q -y "

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.domain.job import Cloud, Job, MachineChoices, Mirrors, Resources
-from gpucloud.domain.machine import MachineWanted, digest
-from gpucloud.domain.machine.versions import upstream
-from gpucloud.domain.machine.wanting import machine_wanted
+from gpucloud.domain.job.spec import Cloud, Job, MachineChoices, Mirrors, Resources
+from gpucloud.domain.node.machine import MachineWanted, digest
+from gpucloud.domain.node.machine.facts import machine_wanted
+from gpucloud.domain.node.machine.packages import upstream
 
 
 def job(cloud, **changes) -> Job:

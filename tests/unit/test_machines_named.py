@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gpucloud.cli.machines import one_node
+from gpucloud.cli.commands.copying import one_node
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.node import NO_GROUP, GroupView
+from gpucloud.domain.node.node import NO_GROUP, GroupView
 from tests.faults.process import run
 from tests.faults.rig import GROUP, JOB, Outside
 from tests.faults.strikes import Strikes

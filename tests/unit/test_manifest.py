@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpucloud.domain.manifest import (
+from gpucloud.domain.checkpoint.manifest import (
     Commit,
     Level,
     Manifest,

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from gpucloud.resume.meeting import Meeting
+from gpucloud.resume.ranks import Meeting
 
 
 def ranks(world: int) -> list[Meeting]:

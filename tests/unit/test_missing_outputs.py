@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from gpucloud.adapters.outputs import OutputsFolder
-from gpucloud.cli.reports import report_json, report_text
+from gpucloud.adapters.transfer.outputs import OutputsFolder
+from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.domain.errors import LandingRefused
-from gpucloud.domain.job import Job
-from gpucloud.domain.ledger import Spend
-from gpucloud.domain.node import NO_GROUP, Node
-from gpucloud.domain.state import Attempt, ExitReason, MissingOutput
+from gpucloud.domain.job.spec import Job
+from gpucloud.domain.money.ledger import Spend
+from gpucloud.domain.node.node import NO_GROUP, Node
+from gpucloud.domain.state.state import Attempt, ExitReason, MissingOutput
 from gpucloud.ports import Brought, Completed
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.report import report
-from gpucloud.usecases.story import missing_line
-from gpucloud.usecases.world import World
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.report import report
+from gpucloud.usecases.services import World
+from gpucloud.usecases.supervise.story import missing_line
 from tests.fakes.nodes import node_at
 from tests.faults.process import Ended, run
 from tests.faults.rig import JOB, NoOutputs, Outside, Rigged

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.domain.bounds import STATUS_BYTES
-from gpucloud.domain.state import NodeLife
-from gpucloud.domain.supervision import books
-from gpucloud.domain.supervision.belief import believed_dead
+from gpucloud.domain.state.state import NodeLife
+from gpucloud.domain.supervision import transitions
+from gpucloud.domain.supervision.membership import believed_dead
 from gpucloud.domain.supervision.seen import Limits, Rules
+from gpucloud.domain.untrusted.bounds import STATUS_BYTES
 from gpucloud.ports import Completed
-from gpucloud.usecases.observe import _Memory
+from gpucloud.usecases.supervise.observe import _Memory
 from tests.fakes import fleet_shell
 from tests.fakes.agent import Training
 from tests.faults.process import run
@@ -113,7 +113,7 @@ def test_an_agent_that_writes_no_more_is_mute_until_it_writes() -> None:
 def test_who_comes_after_goes_on_counting() -> None:
     node = replace(up("a"), mute_for=timedelta(seconds=300))
     before = state(nodes=(NodeLife(node_id="a", pool=POOL, launched_at=NOW),))
-    (life,) = books.since(before, seen(node, state=before), 1).nodes
+    (life,) = transitions.since(before, seen(node, state=before), 1).nodes
     assert life.silent_at == NOW - timedelta(seconds=300)
     memory = _Memory(answered_at=NOW, silent_at=life.silent_at)
     assert told(memory, None, 10) == timedelta(seconds=310)

@@ -9,9 +9,9 @@ from decimal import Decimal
 import pytest
 from rich.console import Console
 
-from gpucloud.cli.live import _panel
-from gpucloud.cli.progress import NodeLine, Snapshot
-from gpucloud.domain.ledger import Spend
+from gpucloud.cli.render.live import _panel
+from gpucloud.cli.render.progress import NodeLine, Snapshot
+from gpucloud.domain.money.ledger import Spend
 from tests.unit.worlds import NOW
 
 NODE = NodeLine(node_id="i-0e2467d3f703d7dee", zone="us-east-2c", word="in the attempt, node rank 0", gpus="8 GPUs 97%")

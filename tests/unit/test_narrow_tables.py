@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.cli.render import fitted, folded
-from gpucloud.cli.reports import labelled
+from gpucloud.cli.render.reports import labelled
+from gpucloud.cli.render.words import fitted, folded
 
 ROWS = (
     ("node", "what", "USD", "why"),

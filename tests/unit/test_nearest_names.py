@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.adapters.aws.codes import CODES
+from gpucloud.adapters.aws.faults import CODES
 from gpucloud.adapters.aws.prices.catalog import load
 from gpucloud.adapters.jobfile import read_job
-from gpucloud.cli.budgeting import sum_of
+from gpucloud.cli.commands.budgeting import sum_of
 from gpucloud.domain.errors import JobFileError, UsageError
-from gpucloud.domain.job import Resources
+from gpucloud.domain.job.spec import Resources
 
 
 def test_a_script_of_a_similar_name_in_the_same_folder_is_named(tmp_path: Path) -> None:

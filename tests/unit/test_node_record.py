@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.bootstrap.noderecord import (
+from gpucloud.domain.codec import Malformed, to_json
+from gpucloud.domain.job.data import DataWanted
+from gpucloud.domain.job.spec import ContainerRuntime
+from gpucloud.domain.node.bootstrap.wanted import (
     Left,
     NodeRecord,
     StoredCode,
     StoredPackage,
+    Wanted,
     code_key,
     first_left,
     package_key,
@@ -16,11 +20,7 @@ from gpucloud.domain.bootstrap.noderecord import (
     record_key,
     without_secrets,
 )
-from gpucloud.domain.bootstrap.wanted import Wanted
-from gpucloud.domain.codec import Malformed, to_json
-from gpucloud.domain.container import ImageWanted
-from gpucloud.domain.data import DataWanted
-from gpucloud.domain.job import ContainerRuntime
+from gpucloud.domain.node.container import ImageWanted
 
 
 def wanted(**changes: object) -> Wanted:

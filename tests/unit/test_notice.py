@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpucloud.domain.node import Notice
-from gpucloud.domain.notice import notice_from, recommended_at
+from gpucloud.domain.node.node import Notice, notice_from, recommended_at
 
 AT = datetime(2017, 9, 18, 8, 22, tzinfo=timezone.utc)
 

@@ -9,12 +9,12 @@ from decimal import Decimal
 import pytest
 
 from gpucloud.adapters.aws.prices.catalog import load
-from gpucloud.cli.offertables import offers_json, offers_text
-from gpucloud.domain.catalog import SpotList
+from gpucloud.cli.commands.offers import offers_json, offers_text
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job import MarketPolicy
-from gpucloud.domain.query import Order, Query
-from gpucloud.usecases.offers import look, understood
+from gpucloud.domain.job.spec import MarketPolicy
+from gpucloud.domain.market.catalog import SpotList
+from gpucloud.domain.market.listing import Order, Query
+from gpucloud.usecases.money.offers import look, understood
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 CATALOG = load()

@@ -14,15 +14,14 @@ import pytest
 
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import HostUnreachable, NodeError
-from gpucloud.domain.gate.check import Checked
-from gpucloud.domain.gate.findings import Finding, fail
-from gpucloud.domain.gate.report import Report
-from gpucloud.domain.job import Cloud
+from gpucloud.domain.job.spec import Cloud
+from gpucloud.domain.node.gate.findings import Checked, Finding, fail
+from gpucloud.domain.node.gate.report import Report
 from gpucloud.domain.supervision.action import Inspect
 from gpucloud.ports import Completed
-from gpucloud.usecases.inspection import Inspector
-from gpucloud.usecases.prepare import free_ports
-from gpucloud.usecases.witnesses import Witnesses
+from gpucloud.usecases.supervise.inspection import Inspector
+from gpucloud.usecases.supervise.look import Witnesses
+from gpucloud.usecases.supervise.prepare import free_ports
 from tests.fakes import fleet_shell
 from tests.fakes.agent import Training
 from tests.faults.process import run

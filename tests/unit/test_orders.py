@@ -12,8 +12,8 @@ import pytest
 
 from gpucloud.domain.codec import Malformed, to_json
 from gpucloud.domain.errors import OrderChanged, StoreError, UsageError
-from gpucloud.domain.job import Cloud, IdlePolicy, MarketPolicy, Resources
-from gpucloud.domain.order import (
+from gpucloud.domain.job.spec import Cloud, IdlePolicy, MarketPolicy, Resources
+from gpucloud.domain.state.order import (
     Envelope,
     Until,
     is_closed,
@@ -24,13 +24,12 @@ from gpucloud.domain.order import (
     undrilled,
     with_budget,
 )
-from gpucloud.domain.state import Attempt, ExitReason, JobStatus
+from gpucloud.domain.state.state import Attempt, ExitReason, JobStatus
 from gpucloud.domain.supervision.action import Done, Finish, TearDown
-from gpucloud.domain.supervision.goal import OUTSIDE, Supervising, goal_of, rules_for
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import DriveTrial, Rules
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.orders import Orders
+from gpucloud.domain.supervision.seen import OUTSIDE, DriveTrial, Rules, Supervising, goal_of, rules_for
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.orders import Orders
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import LATER, NOW, job, order, put_job, seen, state, up

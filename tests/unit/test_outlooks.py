@@ -12,24 +12,19 @@ import pytest
 
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.tables import TableMaker
-from gpucloud.domain.ledger import Terms
-from gpucloud.domain.markets import zone_set
-from gpucloud.domain.outlook import between
-from gpucloud.domain.policy.decide import decide, without_deadline
-from gpucloud.domain.policy.learned import Tables
-from gpucloud.domain.policy.names import Policy
-from gpucloud.domain.policy.observation import Task
-from gpucloud.domain.rates import Rates
-from gpucloud.domain.simulation.bill import bill_usd
-from gpucloud.domain.simulation.fleet import ON_DEMAND
-from gpucloud.domain.simulation.outcome import Outcome, Summary, summary
-from gpucloud.domain.simulation.recovery import USUAL, Recovery
-from gpucloud.domain.simulation.rehearsal import recordings, spread, zone_sets
-from gpucloud.domain.simulation.replay import replay
-from gpucloud.domain.simulation.scenario import Scenario
-from gpucloud.domain.simulation.timeline import timeline
-from gpucloud.usecases.outlooks import Outlooks, Stage
-from gpucloud.usecases.simulation import Study, simulate
+from gpucloud.domain.job.spec import Policy
+from gpucloud.domain.market.policy.decide import decide, without_deadline
+from gpucloud.domain.market.policy.learned import Tables
+from gpucloud.domain.market.policy.observation import Task
+from gpucloud.domain.market.recordings import zone_set
+from gpucloud.domain.market.simulation.fleet import ON_DEMAND
+from gpucloud.domain.market.simulation.outcome import Outcome, Summary, between, summary
+from gpucloud.domain.market.simulation.replay import bill_usd, recordings, replay, spread, zone_sets
+from gpucloud.domain.market.simulation.scenario import USUAL, Recovery, Scenario
+from gpucloud.domain.market.simulation.timeline import timeline
+from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.money.rates import Rates
+from gpucloud.usecases.money.simulate import Outlooks, Stage, Study, simulate
 from tests.standins.tiny_markets import tiny_market
 
 HOUR_S = 3600.0

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from gpucloud.agent import outputtimes
+from gpucloud.agent import running
 from gpucloud.agent.outputroom import gone
-from gpucloud.agent.outputtimes import OutputTimes
-from gpucloud.domain.bounds import LOG_BYTES, LOG_TIMES_BYTES
+from gpucloud.agent.running import OutputTimes
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import StoreError
-from gpucloud.domain.outputtimes import MOST_MARKS, DatedPiece, Mark, mark_line, read_marks, read_piece, with_times
+from gpucloud.domain.node.outputtimes import MOST_MARKS, DatedPiece, Mark, mark_line, read_marks, read_piece, with_times
+from gpucloud.domain.untrusted.bounds import LOG_BYTES, LOG_TIMES_BYTES
 from gpucloud.ports import Completed
 from gpucloud.store.directory import DirectoryStore
-from gpucloud.usecases import lookout
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.lookout import LogReader, read_output
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.supervise import look
+from gpucloud.usecases.supervise.look import LogReader, read_output
 from tests.unit.worlds import node
 
 MS = 1763983245123
@@ -42,17 +42,17 @@ def test_what_came_is_marked_ten_times_a_second_and_no_more_is_said_to_be_there(
 
 
 def test_what_was_written_while_the_disk_was_full_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    times, append = OutputTimes(tmp_path), outputtimes._append
+    times, append = OutputTimes(tmp_path), running._append
 
     def full(path: Path, data: bytes) -> None:
         append(path, data[:5])
         raise OSError("No space left on device")
 
     times.look(((0, 10),), now_s=0, at_ms=MS)
-    monkeypatch.setattr(outputtimes, "_append", full)
+    monkeypatch.setattr(running, "_append", full)
     assert times.look(((0, 20),), now_s=1, at_ms=MS + 1000) == ((0, 20),)
     assert times.look(((0, 30),), now_s=2, at_ms=MS + 2000) == ((0, 30),)
-    monkeypatch.setattr(outputtimes, "_append", append)
+    monkeypatch.setattr(running, "_append", append)
     times.look(((0, 40),), now_s=3, at_ms=MS + 3000)
     found = (tmp_path / "rank-0.times").read_bytes()
     assert marked(found) == [(10, MS), (20, None), (30, None), (40, MS + 3000)]
@@ -70,7 +70,7 @@ def test_what_is_no_mark_is_passed_over(text: bytes) -> None:
 
 
 def test_marks_of_every_byte_are_thinned_so_that_a_node_fills_nobodys_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookout, "_MOST_WAITING", 50_000)
+    monkeypatch.setattr(look, "_MOST_WAITING", 50_000)
     reader = LogReader(
         jobs=SimpleNamespace(records=SimpleNamespace(log_end=lambda *_: (0, 0))),  # type: ignore[arg-type]
         output=lambda *_: None,
@@ -231,7 +231,7 @@ class Failing(DirectoryStore):
 def test_what_waited_for_the_store_keeps_its_times_and_a_piece_has_no_more_than_it_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpucloud.usecases.lookout.MOST_MARKS", 2)
+    monkeypatch.setattr("gpucloud.usecases.supervise.look.MOST_MARKS", 2)
     machine, store = Machine(), Failing(tmp_path)
     jobs = JobStore(store, "small")
     logs = LogReader(jobs, lambda *_: None)

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
+from gpucloud.adapters.hosts.cloud import SshProvisioner
 from gpucloud.adapters.hosts.group import SshNodeGroup
-from gpucloud.adapters.hosts.provision import SshProvisioner
-from gpucloud.adapters.hosts.recollection import Recollection
-from gpucloud.adapters.hosts.records import POOL, Place
+from gpucloud.adapters.hosts.records import POOL, Place, Recollection
 from tests.fakes.clock import START, JumpingClock
 from tests.fakes.memory_store import MemoryStore
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import zipfile
 
-from gpucloud.adapters.package import package_zip
+from gpucloud.adapters.packaging import package_zip
 
 
 def test_the_same_source_gives_the_same_bytes_under_their_own_hash():

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpucloud.domain import parts
-from gpucloud.domain.parts import Sums, count_of, covering, crc32_of, cut, size_of, sums_of
+from gpucloud.domain.checkpoint import sums
+from gpucloud.domain.checkpoint.sums import Sums, count_of, covering, crc32_of, cut, size_of, sums_of
 
 PART = 10
 
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(parts, "PART_BYTES", PART)
+    monkeypatch.setattr(sums, "PART_BYTES", PART)
 
 
 def test_pieces_are_cut_where_parts_end_and_not_copied():

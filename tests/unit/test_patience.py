@@ -5,9 +5,8 @@ import random
 
 import pytest
 
-from gpucloud.store.pace import Pace
-from gpucloud.store.partfile import PartFile
-from gpucloud.store.patience import Meaning, meaning, said, waits
+from gpucloud.store.s3parts import Meaning, PartFile, meaning, said, waits
+from gpucloud.store.threads import Pace
 
 
 def body(code):

@@ -7,12 +7,12 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.node import EndCause, GroupView, NodeState
+from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.node.node import EndCause, GroupView, NodeState
 from gpucloud.domain.offer import PricePoint
-from gpucloud.domain.state import NodeLife
-from gpucloud.domain.supervision.prepaid import Wall
-from gpucloud.usecases.cashier import Cashier
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.domain.state.state import NodeLife
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.money.spend import Cashier
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import NOW, POOL, node, state

@@ -10,22 +10,22 @@ import zlib
 
 import pytest
 
-from gpucloud.adapters import receiver
 from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.adapters.signing import KeyRing
-from gpucloud.adapters.sync import make_tree
-from gpucloud.domain import tree
-from gpucloud.domain.arriving import landing_of
-from gpucloud.domain.bootstrap.noderecord import LARGEST_CODE_BYTES
+from gpucloud.adapters.transfer import receiver
+from gpucloud.adapters.transfer.sync import make_tree
 from gpucloud.domain.errors import StoreError
-from gpucloud.domain.job import Cloud
-from gpucloud.domain.order import sealed
+from gpucloud.domain.job import code
+from gpucloud.domain.job.spec import Cloud
+from gpucloud.domain.node.bootstrap.wanted import LARGEST_CODE_BYTES
+from gpucloud.domain.state.order import sealed
+from gpucloud.domain.untrusted.arriving import landing_of
 from gpucloud.store import open_store
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.wiring import Gpucloud
 from tests.unit.worlds import job, order
 
-FILE, LINK, FOLDER = tree.FILE, tree.LINK, tree.FOLDER
+FILE, LINK, FOLDER = code.FILE, code.LINK, code.FOLDER
 
 
 def sha256_of(content):
@@ -154,11 +154,11 @@ def test_names_are_judged_together_whatever_the_tree_is_called(names):
 
 
 def test_the_kinds_of_entries_are_those_of_a_manifest():
-    assert set(receiver.MODES) == {tree.FILE, tree.PROGRAM, tree.LINK, tree.FOLDER}
+    assert set(receiver.MODES) == {code.FILE, code.PROGRAM, code.LINK, code.FOLDER}
 
 
 def test_a_tree_with_all_kinds_of_entries_is_made_and_put_right(tmp_path):
-    rows = [row("d/a", b"text", tree.PROGRAM), row("d/up", b"../l", LINK), row("l", b"d/a", LINK)]
+    rows = [row("d/a", b"text", code.PROGRAM), row("d/up", b"../l", LINK), row("l", b"d/a", LINK)]
     rows.append(["d/e", 0, 0, FOLDER, None])
     contents = (b"text", b"../l", b"d/a")
     root = made(tmp_path, rows, *contents)

@@ -5,11 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpucloud.domain.policy.choice import Reason
-from gpucloud.domain.policy.decide import decide
-from gpucloud.domain.policy.names import Policy
-from gpucloud.domain.policy.net import least_budget_usd, least_span_s
-from gpucloud.domain.policy.observation import NOTHING, Holding, Mode, Observation, Task, ZoneState
+from gpucloud.domain.job.spec import Policy
+from gpucloud.domain.market.policy.decide import decide, least_span_s, least_task_budget_usd
+from gpucloud.domain.market.policy.observation import NOTHING, Holding, Mode, Observation, Reason, Task, ZoneState
 
 HOUR = 3600.0
 TASK = Task(work_s=48 * HOUR, span_s=60 * HOUR, changeover_s=0.2 * HOUR, on_demand_usd_per_hour=3.0, tick_s=180.0)
@@ -122,8 +120,8 @@ def test_the_net_under_the_budget(holding, zone, money, mode):
 
 def test_the_least_deadline_and_the_least_budget():
     assert least_span_s(TASK) == pytest.approx(48.4 * HOUR)
-    assert least_budget_usd(TASK, 1.0) == pytest.approx(3 * 48.2 + 0.2)
-    assert least_budget_usd(replace(TASK, nodes=4), 1.0) == pytest.approx(4 * (3 * 48.2 + 0.2))
+    assert least_task_budget_usd(TASK, 1.0) == pytest.approx(3 * 48.2 + 0.2)
+    assert least_task_budget_usd(replace(TASK, nodes=4), 1.0) == pytest.approx(4 * (3 * 48.2 + 0.2))
 
 
 GANG = replace(TASK, nodes=4, least_nodes=2, handover_s=180.0)

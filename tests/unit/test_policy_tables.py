@@ -13,19 +13,28 @@ from hypothesis import strategies as st
 
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.adapters.tables import TableMaker
-from gpucloud.adapters.tables.prior import hazards, recorded
-from gpucloud.adapters.tables.program import Prices, solve
-from gpucloud.domain.markets import RecordedMarket, RecordedZone, zone_set
-from gpucloud.domain.policy.counting import count, watch
-from gpucloud.domain.policy.decide import decide
-from gpucloud.domain.policy.grid import Grid, grid_of
-from gpucloud.domain.policy.hazards import BUCKETS, EDGES_H, Hazards, bucket, learned_from, pooled, remaining_h
-from gpucloud.domain.policy.learned import Act
-from gpucloud.domain.policy.names import Policy
-from gpucloud.domain.policy.observation import NOTHING, Holding, Mode, Observation, Task, ZoneState
-from gpucloud.domain.simulation.recovery import Recovery
-from gpucloud.domain.simulation.replay import replay
-from gpucloud.domain.simulation.timeline import timeline
+from gpucloud.adapters.tables.program import Prices, hazards, recorded, solve
+from gpucloud.domain.job.spec import Policy
+from gpucloud.domain.market.policy.decide import decide
+from gpucloud.domain.market.policy.learned import (
+    BUCKETS,
+    EDGES_H,
+    Act,
+    Grid,
+    Hazards,
+    bucket,
+    count,
+    grid_of,
+    learned_from,
+    pooled,
+    remaining_h,
+    watch,
+)
+from gpucloud.domain.market.policy.observation import NOTHING, Holding, Mode, Observation, Task, ZoneState
+from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone, zone_set
+from gpucloud.domain.market.simulation.replay import replay
+from gpucloud.domain.market.simulation.scenario import Recovery
+from gpucloud.domain.market.simulation.timeline import timeline
 from tests.bench.bench_policies import looked
 from tests.bench.bound import Rules, least_costs
 from tests.prior import counted, row

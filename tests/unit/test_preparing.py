@@ -10,12 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.domain.errors import HostUnreachable, NodeError
-from gpucloud.domain.node import EndCause, GroupView, NodeState
-from gpucloud.domain.supervision.books import since
-from gpucloud.domain.supervision.bootstraps import BootstrapTry, Prepared, failures, noted, silences
-from gpucloud.domain.supervision.lives import with_lives
-from gpucloud.usecases.prepare import Prepared as Ready
-from gpucloud.usecases.prepare import Preparer
+from gpucloud.domain.node.node import EndCause, GroupView, NodeState
+from gpucloud.domain.supervision.quarantine import BootstrapTry, Prepared, failures, noted, silences
+from gpucloud.domain.supervision.transitions import since, with_lives
+from gpucloud.usecases.supervise.prepare import Prepared as Ready
+from gpucloud.usecases.supervise.prepare import Preparer
 from tests.fakes.clock import JumpingClock
 from tests.unit.worlds import NOW, node, seen, state, up
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gpucloud.domain.profile import parse_summary, summary_lines
+from gpucloud.domain.node.use import parse_summary, summary_lines
 from gpucloud.resume.profiling import busy_share
 
 

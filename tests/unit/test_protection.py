@@ -9,14 +9,14 @@ import pytest
 
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.scripts import look
+from gpucloud.domain.checkpoint.protection import Code, Saving, must_be_meant, protection_of
 from gpucloud.domain.errors import JobFileError
-from gpucloud.domain.job import CheckpointDirectory, CheckpointPolicy, Cloud, MarketPolicy, Resources
-from gpucloud.domain.protection import Code, Saving, must_be_meant, protection_of
-from gpucloud.domain.state import CheckpointRef, ExitReason, Interruption, InterruptionKind
+from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, Cloud, MarketPolicy, Resources
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, Interruption, InterruptionKind
 from gpucloud.domain.supervision.action import NoteInterruptions, OpenAttempt, Wait
 from gpucloud.domain.supervision.seen import Limits
-from gpucloud.usecases.announced import Announced
-from gpucloud.usecases.story import tell_story
+from gpucloud.usecases.supervise.act import Announced
+from gpucloud.usecases.supervise.story import tell_story
 from tests.unit.worlds import NOW, job, opened, part, seen, state, up
 
 LIBRARY = "from gpucloud import resume\n"

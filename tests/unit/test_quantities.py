@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpucloud.domain import quantities as q
+from gpucloud.domain.job import quantities as q
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.cli.reports import report_text
-from gpucloud.domain.ledger import Spend
-from gpucloud.domain.node import NO_GROUP
-from gpucloud.domain.raised import advice_for, failure_of, unsaved_of, without_code_folder
-from gpucloud.domain.state import ExitReason, JobStatus
-from gpucloud.usecases.failure import cause
-from gpucloud.usecases.report import JobReport, report
+from gpucloud.cli.render.reports import report_text
+from gpucloud.domain.money.ledger import Spend
+from gpucloud.domain.node.node import NO_GROUP
+from gpucloud.domain.state.state import ExitReason, JobStatus
+from gpucloud.domain.untrusted.output import advice_for, failure_of, unsaved_of, without_code_folder
+from gpucloud.usecases.jobstore.report import JobReport, report
+from gpucloud.usecases.supervise.closing import cause
 from tests.unit.worlds import opened, state
 
 CODE = "/home/ubuntu/.gpucloud/code/" + "72ef9c8d" * 8

@@ -7,8 +7,8 @@ from decimal import Decimal
 import pytest
 
 from gpucloud.adapters.aws.prices.catalog import load
-from gpucloud.adapters.aws.prices.listed import ListedMarket
-from gpucloud.domain.job import Market, MarketPolicy, Resources
+from gpucloud.adapters.aws.prices.market import ListedMarket
+from gpucloud.domain.job.spec import Market, MarketPolicy, Resources
 from gpucloud.domain.offer import Offer, Pool, rank
 from tests.fakes.market import NOW
 

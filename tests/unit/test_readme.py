@@ -12,15 +12,15 @@ import yaml
 from typer.main import get_command
 
 from gpucloud.cli.app import app
-from gpucloud.cli.render import VERSION
-from gpucloud.cli.reports import report_json
-from gpucloud.domain.collectives import gpu_defaults, on_interface, threads
-from gpucloud.domain.container import ContainerRun, identity
-from gpucloud.domain.job import Cloud, ContainerRuntime, Launcher
-from gpucloud.domain.launch import launches
-from gpucloud.domain.ledger import Spend
-from gpucloud.domain.state import ExitReason
-from gpucloud.usecases.report import report
+from gpucloud.cli.render.reports import report_json
+from gpucloud.cli.render.words import VERSION
+from gpucloud.domain.job.spec import Cloud, ContainerRuntime, Launcher
+from gpucloud.domain.money.ledger import Spend
+from gpucloud.domain.node.collectives import gpu_defaults, on_interface, threads
+from gpucloud.domain.node.container import ContainerRun, identity
+from gpucloud.domain.node.launch import launches
+from gpucloud.domain.state.state import ExitReason
+from gpucloud.usecases.jobstore.report import report
 from tests.unit.test_launch import START, job, place
 from tests.unit.worlds import opened, seen, state
 

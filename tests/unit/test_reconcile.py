@@ -9,21 +9,16 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.cli.reports import report_json, report_text
-from gpucloud.domain.agentstatus import Outcome, Stop
-from gpucloud.domain.job import IdlePolicy
-from gpucloud.domain.ledger import Spend
-from gpucloud.domain.node import EndCause, Fault, NodeState, Notice
-from gpucloud.domain.order import Until
-from gpucloud.domain.protection import Saving
-from gpucloud.domain.state import (
-    ExitReason,
-    Interruption,
-    InterruptionKind,
-    JobStatus,
-    Quarantine,
-)
-from gpucloud.domain.supervision import books
+from gpucloud.cli.render.reports import report_json, report_text
+from gpucloud.domain.checkpoint.protection import Saving
+from gpucloud.domain.job.spec import IdlePolicy
+from gpucloud.domain.money.ledger import Spend
+from gpucloud.domain.node.node import EndCause, Fault, NodeState, Notice
+from gpucloud.domain.node.status import Outcome, Stop
+from gpucloud.domain.node.use import DeviceUse, GpuUse
+from gpucloud.domain.state.order import Until
+from gpucloud.domain.state.state import ExitReason, Interruption, InterruptionKind, JobStatus, Quarantine
+from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
     Arm,
     BringHome,
@@ -48,14 +43,21 @@ from gpucloud.domain.supervision.action import (
     Wait,
 )
 from gpucloud.domain.supervision.between import fruitless
-from gpucloud.domain.supervision.goal import Supervising, goal_of
 from gpucloud.domain.supervision.membership import barred, quarantined
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Homecoming, Inspection, InUse, Readiness, Rules
-from gpucloud.domain.use import DeviceUse, GpuUse
-from gpucloud.domain.witness import Word
-from gpucloud.usecases.report import report
-from gpucloud.usecases.story import tell_story
+from gpucloud.domain.supervision.seen import (
+    Goal,
+    Homecoming,
+    Inspection,
+    InUse,
+    Readiness,
+    Rules,
+    Supervising,
+    Word,
+    goal_of,
+)
+from gpucloud.usecases.jobstore.report import report
+from gpucloud.usecases.supervise.story import tell_story
 from tests.unit.worlds import (
     LATER,
     NOW,
@@ -264,10 +266,10 @@ def test_a_machine_beside_the_attempt_has_its_notice_written_down_before_another
     ],
 )
 def test_a_job_that_ends_between_two_attempts_says_that_its_outputs_stayed(reason, missing):
-    ended = books.left_behind(state(attempts=(replace(opened("a"), reason=reason),)), ("results/",))
+    ended = transitions.left_behind(state(attempts=(replace(opened("a"), reason=reason),)), ("results/",))
 
     assert [one.why for one in ended.missing_outputs] == missing
-    assert books.left_behind(state(attempts=()), ("results/",)).missing_outputs == ()
+    assert transitions.left_behind(state(attempts=()), ("results/",)).missing_outputs == ()
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,7 @@ def test_a_job_that_ends_between_two_attempts_says_that_its_outputs_stayed(reaso
     ],
 )
 def test_a_job_that_is_given_up_as_it_stands_says_that_its_outputs_stayed(attempt, why):
-    ended = books.abandon(state(attempts=(attempt,)), NOW, Decimal(1), ("results/",))
+    ended = transitions.abandon(state(attempts=(attempt,)), NOW, Decimal(1), ("results/",))
 
     assert [(one.path, one.why) for one in ended.missing_outputs] == [("results/", why)]
 
@@ -297,7 +299,7 @@ def test_only_what_had_a_part_in_an_attempt_is_back_with_the_next_one():
     attempts = (opened("a", "b", reason=ExitReason.INTERRUPTED), replace(opened("a", "d"), number=2))
     noted = (interruption("b"), interruption("c", attempt=None))
     nodes = [up(i, part(2, step=5, first_step=4)) for i in "ad"]
-    recorded = books.record(seen(*nodes, state=state(attempts=attempts, interruptions=noted)))
+    recorded = transitions.record(seen(*nodes, state=state(attempts=attempts, interruptions=noted)))
 
     assert [i.resumed_at for i in recorded.interruptions] == [NOW, None]
 
@@ -543,17 +545,17 @@ def test_idle_gpus_end_the_job_by_saving_first_and_killing_after_the_limit():
 
 
 def test_the_message_of_an_idle_end_is_the_jobs_and_the_job_may_go_on_later():
-    ordered = books.order_end(
+    ordered = transitions.order_end(
         state(attempts=(opened("a"),)), EndAttempt(how=Stop.SAVE, reason=ExitReason.IDLE, message="why"), NOW
     )
-    ended = books.close_attempt(ordered, CloseAttempt(reason=ExitReason.IDLE), NOW, Decimal(1))
+    ended = transitions.close_attempt(ordered, CloseAttempt(reason=ExitReason.IDLE), NOW, Decimal(1))
     assert (ended.status, ended.exit_reason, ended.exit_code, ended.message) == (
         JobStatus.STOPPED,
         ExitReason.IDLE,
         16,
         "why",
     )
-    taken = books.close_attempt(ordered, CloseAttempt(reason=ExitReason.INTERRUPTED), NOW, Decimal(1))
+    taken = transitions.close_attempt(ordered, CloseAttempt(reason=ExitReason.INTERRUPTED), NOW, Decimal(1))
     assert (taken.status, taken.message) == (JobStatus.WAITING, None)
 
 
@@ -711,7 +713,7 @@ def test_a_run_that_trained_no_step_is_not_called_succeeded(steps, told, saves_a
     closed = decide(replace(GOAL, saves_alone=saves_alone), world, RULES)
     assert isinstance(closed, CloseAttempt)
     assert closed.reason is reason
-    said = books.close_attempt(world.state, closed, NOW, Decimal(1)).message
+    said = transitions.close_attempt(world.state, closed, NOW, Decimal(1)).message
     assert said == ("the script ended without having trained a step" if reason is ExitReason.USER_ERROR else None)
 
 
@@ -841,10 +843,10 @@ def test_a_job_whose_only_pool_gives_nothing_and_says_nothing_ends_after_an_hour
             payable_until=now + timedelta(minutes=30),
             group_size=0 if cooling else 2,
         )
-        one = replace(one, state=books.since(own, one, 2))
+        one = replace(one, state=transitions.since(own, one, 2))
         action, own = decide(GOAL, one, RULES), one.state
         if isinstance(action, CoolDown):
-            own = books.cool_down(own, action, now)
+            own = transitions.cool_down(own, action, now)
         if isinstance(action, Finish):
             break
         now += timedelta(seconds=10)
@@ -854,10 +856,10 @@ def test_a_job_whose_only_pool_gives_nothing_and_says_nothing_ends_after_an_hour
 
 
 def test_a_group_that_is_to_have_no_machines_or_has_some_lacks_none():
-    lacking = books.since(state(), seen(), 2)
-    assert (lacking.bare_at, books.since(lacking, seen(now=NOW + timedelta(seconds=9)), 2).bare_at) == (NOW, NOW)
+    lacking = transitions.since(state(), seen(), 2)
+    assert (lacking.bare_at, transitions.since(lacking, seen(now=NOW + timedelta(seconds=9)), 2).bare_at) == (NOW, NOW)
     for other in (seen(up("a")), seen(group_size=0), seen(exists=False)):
-        assert books.since(lacking, other, 2).bare_at is None
+        assert transitions.since(lacking, other, 2).bare_at is None
 
 
 def test_the_pool_is_asked_again_while_part_of_a_gang_waits():
@@ -921,7 +923,7 @@ def test_a_pool_that_refuses_again_is_left_alone_for_longer_each_time():
     lengths = []
     now = state()
     for _ in range(5):
-        now = books.cool_down(now, cool(), NOW)
+        now = transitions.cool_down(now, cool(), NOW)
         lengths.append((now.cooldowns[0].until - NOW).total_seconds() / 60)
     assert lengths == [5, 10, 20, 30, 30]
     assert len(now.cooldowns) == 1
@@ -980,7 +982,7 @@ def test_a_gpu_that_others_use_is_looked_at_again_and_only_after_a_while_is_anot
     late = decide(GOAL, in_use(120, 1), RULES)
     said = "GPU 0: it is in use by python (pid 7)"
     assert late == QuarantineNodes(nodes=(("b", said),), may_pass=frozenset({"b"}))
-    known = books.quarantine(state(), late, NOW)
+    known = transitions.quarantine(state(), late, NOW)
     assert decide(GOAL, replace(in_use(120, 1), state=known), RULES) == Replace(node_ids=("b",))
     assert (quarantined(known), barred(known)) == ({"b"}, frozenset())
 
@@ -1133,17 +1135,17 @@ def test_a_bad_node_that_was_to_come_next_is_replaced_while_the_attempt_goes_on(
 
 
 def test_the_books_keep_the_first_reason_and_a_new_start_forgives():
-    first = books.quarantine(state(), QuarantineNodes(nodes=(("a", "Xid 79"),)), NOW)
-    again = books.quarantine(first, QuarantineNodes(nodes=(("a", "Xid 48"), ("b", "ECC"))), LATER)
+    first = transitions.quarantine(state(), QuarantineNodes(nodes=(("a", "Xid 79"),)), NOW)
+    again = transitions.quarantine(first, QuarantineNodes(nodes=(("a", "Xid 48"), ("b", "ECC"))), LATER)
     assert [(one.node_id, one.why, one.at) for one in again.quarantined] == [("a", "Xid 79", NOW), ("b", "ECC", LATER)]
     cooled = replace(again, cooldowns=(replace(cooldown(), code="Quarantined"), cooldown(OTHER_POOL)))
-    reopened = books.reopen(cooled)
+    reopened = transitions.reopen(cooled)
     assert (reopened.forgiven, len(reopened.quarantined)) == (2, 2)
     assert reopened.cooldowns == ()
 
 
 def test_the_model_that_is_paid_for_changes_with_the_offer():
-    moved = books.move(state(gpu="A100"), Move(offer=replace(offer(), gpu="H100")), None, NOW)
+    moved = transitions.move(state(gpu="A100"), Move(offer=replace(offer(), gpu="H100")), None, NOW)
     assert moved.gpu == "H100"
 
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from gpucloud.cli import account, removing
 from gpucloud.cli.app import app
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.cli.commands import account, ending
+from gpucloud.usecases.jobstore.jobstore import JobStore
 from tests.faults.process import Ended, run
 from tests.faults.rig import JOB, Outside
 from tests.faults.strikes import Strikes
@@ -62,7 +62,7 @@ def test_a_job_that_went_on_while_the_question_stood_is_not_deleted(
         outside.store.put(f"jobs/{JOB}/logs/2/0/0", b"new")
         return True
 
-    monkeypatch.setattr(removing, "is_meant", answered)
+    monkeypatch.setattr(ending, "is_meant", answered)
     refused = give(outside, "rm", JOB, "--with-checkpoints")
     assert (refused.code, f"{JOB} has gone on meanwhile" in refused.stderr) == (2, True), refused.stderr
     loaded = JobStore(outside.store, JOB).load()
@@ -74,7 +74,7 @@ def test_a_start_between_any_two_deletions_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[str, ...]
 ) -> None:
     """A job that succeeded is followed by a new run, one that was stopped goes on: here, or under its name anew."""
-    monkeypatch.setattr("gpucloud.usecases.lease.is_over", lambda state, _: state.owner is None)
+    monkeypatch.setattr("gpucloud.usecases.jobstore.lease.is_over", lambda state, _: state.owner is None)
     for at in itertools.count():
         outside = Outside(tmp_path / f"{before[0]}-{at}")
         give(outside, *before)

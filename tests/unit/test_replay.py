@@ -16,21 +16,18 @@ import pytest
 
 from gpucloud.adapters.markets import PackagedMarkets
 from gpucloud.cli.app import simulate
-from gpucloud.domain.job import CheckpointDirectory, CheckpointPolicy, OnNotice
-from gpucloud.domain.ledger import total
-from gpucloud.domain.markets import zone_set
-from gpucloud.domain.node import EndCause
-from gpucloud.domain.policy.choice import Choice
-from gpucloud.domain.policy.decide import decide
-from gpucloud.domain.policy.names import Policy
-from gpucloud.domain.policy.observation import Mode, Task
-from gpucloud.domain.protection import Saving
-from gpucloud.domain.quantities import parse_span
-from gpucloud.domain.simulation.bill import bill_usd, charges
-from gpucloud.domain.simulation.fleet import ON_DEMAND, Life
-from gpucloud.domain.simulation.recovery import USUAL, Recovery, recovery_of, restart_within
-from gpucloud.domain.simulation.replay import replay
-from gpucloud.domain.simulation.timeline import timeline
+from gpucloud.domain.checkpoint.protection import Saving
+from gpucloud.domain.job.quantities import parse_span
+from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, OnNotice, Policy
+from gpucloud.domain.market.policy.decide import decide
+from gpucloud.domain.market.policy.observation import Choice, Mode, Task
+from gpucloud.domain.market.recordings import zone_set
+from gpucloud.domain.market.simulation.fleet import ON_DEMAND, Life
+from gpucloud.domain.market.simulation.replay import bill_usd, charges, replay
+from gpucloud.domain.market.simulation.scenario import USUAL, Recovery, recovery_of, restart_within
+from gpucloud.domain.market.simulation.timeline import timeline
+from gpucloud.domain.money.ledger import total
+from gpucloud.domain.node.node import EndCause
 from gpucloud.domain.supervision.seen import Limits
 from tests.standins.tiny_markets import tiny_market
 

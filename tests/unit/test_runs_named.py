@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from gpucloud.adapters.home import Home, KnownJob
-from gpucloud.cli.planning import plan
-from gpucloud.cli.reports import jobs_text, newest_first
+from gpucloud.cli.commands.planning import plan
+from gpucloud.cli.render.reports import jobs_text, newest_first
 from gpucloud.cli.target import all_called, known_job, of_another_file, read_target, require_one_run
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.ledger import Spend
-from gpucloud.domain.node import NO_GROUP
-from gpucloud.domain.state import JobStatus
+from gpucloud.domain.money.ledger import Spend
+from gpucloud.domain.node.node import NO_GROUP
+from gpucloud.domain.state.state import JobStatus
 from gpucloud.store import open_store
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.report import JobReport, report
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.report import JobReport, report
 from gpucloud.wiring import Gpucloud
 from tests.unit.worlds import NOW, put_job, state
 

@@ -14,9 +14,9 @@ from types import ModuleType
 
 import pytest
 
-from gpucloud.domain.job import Market
+from gpucloud.domain.job.spec import Market
 from gpucloud.domain.offer import Pool
-from gpucloud.domain.state import NodeLife
+from gpucloud.domain.state.state import NodeLife
 from tests.faults.bugs import bugs
 from tests.faults.seeded import Bug
 from tests.prove.__main__ import GOALS, ROOT

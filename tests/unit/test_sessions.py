@@ -14,12 +14,12 @@ import pytest
 from gpucloud.adapters.home import KnownJob
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.domain.errors import LeaseHeld, ProvisionError, StoreError
-from gpucloud.domain.ledger import ChargeKind, Terms
-from gpucloud.domain.order import with_budget
-from gpucloud.domain.rates import Rates
-from gpucloud.domain.state import ExitReason, Owner
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.orders import Orders
+from gpucloud.domain.money.ledger import ChargeKind, Terms
+from gpucloud.domain.money.rates import Rates
+from gpucloud.domain.state.order import with_budget
+from gpucloud.domain.state.state import ExitReason, Owner
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.orders import Orders
 from tests.fakes.agent import Training
 from tests.faults.process import Ended, run
 from tests.faults.rig import GROUP, JOB, Outside, Rigged, _Cloud

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from gpucloud.adapters.ssh.words import replacing, watched
-from gpucloud.domain.bootstrap.probing import PROBE
+from gpucloud.adapters.ssh.shell import replacing, watched
+from gpucloud.domain.node.bootstrap.facts import PROBE
 
 SHELLS = tuple(shell for shell in ("sh", "bash", "dash", "zsh", "fish", "csh", "tcsh") if shutil.which(shell))
 HOSTILE = (

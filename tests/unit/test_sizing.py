@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from gpucloud.domain.model import Model, Optimizer, Precision, Strategy
-from gpucloud.domain.sizing import (
+from gpucloud.domain.job.spec import Model, Optimizer, Precision, Strategy
+from gpucloud.domain.market.sizing import (
     GB,
     Memory,
     least_ranks,

@@ -4,8 +4,8 @@ from datetime import datetime, timezone
 
 import pytest
 
-from gpucloud.domain.manifest import Commit, Manifest, Piece, Promise, commit_key, data_key, generation_key
-from gpucloud.domain.standing import CheckpointMark, Found, nearest, standings, superfluous
+from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Piece, Promise, commit_key, data_key, generation_key
+from gpucloud.domain.checkpoint.standing import CheckpointMark, Found, nearest, standings, superfluous
 
 AT = datetime(2026, 1, 2, tzinfo=timezone.utc)
 

@@ -8,12 +8,12 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.state import CheckpointRef, ExitReason, JobStatus, NodeLife
-from gpucloud.domain.supervision import books
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, JobStatus, NodeLife
+from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import Finish, OpenAttempt, Resize, Wait
+from gpucloud.domain.supervision.capacity import barren_in_a_row, pause_until, saved_steps, standing
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Limits, Rules
-from gpucloud.domain.supervision.storm import barren_in_a_row, pause_until, saved_steps, standing
 from tests.unit.worlds import NOW, POOL, gone, opened, part, seen, state, up
 
 GOAL, RULES, LIMITS = Goal(nodes=2, budget_usd=Decimal(1)), Rules(), Limits()
@@ -23,7 +23,7 @@ def ended(number, *, took=30.0, saved=None, ago=0.0, step_seconds=0.5, reason=Ex
     end = NOW - timedelta(seconds=ago)
     times = {"ended_at": end, "reason": reason}
     attempt = opened("a", "b", number=number, saved_step=saved, last_step=number, step_seconds=step_seconds, **times)
-    return books.replace(attempt, started_at=end - timedelta(seconds=took))
+    return transitions.replace(attempt, started_at=end - timedelta(seconds=took))
 
 
 def barren(count, **changes):
@@ -74,7 +74,7 @@ def test_status_tells_the_pause_and_what_saved_steps_cost_until_the_job_is_over(
         "pausing until 12:00:19 UTC: 4 attempts in a row ended soon and saved nothing",
         "the last 5 attempts took 2 h of machine time for 600 newly saved steps, 12.0 times what they cost undisturbed",
     )
-    assert standing(books.replace(storm, status=JobStatus.STOPPED), NOW, LIMITS) == ()
+    assert standing(transitions.replace(storm, status=JobStatus.STOPPED), NOW, LIMITS) == ()
     assert standing(state(attempts=(opened("a"),)), NOW, LIMITS) == ()
 
 
@@ -111,21 +111,21 @@ def test_the_job_stops_when_a_newly_saved_step_costs_more_than_the_job_file_allo
         message="the last 5 attempts took 2 h of machine time for 10 newly saved steps, "
         "720.0 times what they cost undisturbed (checkpoint: give_up: 20x)",
     )
-    assert books.finish(world.state, action, NOW, Decimal(1)).exit_code == 21
+    assert transitions.finish(world.state, action, NOW, Decimal(1)).exit_code == 21
     assert isinstance(decide(Goal(nodes=2, budget_usd=Decimal(1), give_up=None), world, RULES), OpenAttempt)
     assert isinstance(decide(Goal(nodes=2, budget_usd=Decimal(1), give_up=800.0), world, RULES), OpenAttempt)
 
 
 def test_an_attempt_remembers_its_newest_saved_step_and_its_median_step():
     known = seen(up("a", part(1, step=7, committed_step=5, step_seconds=0.25)), state=state(attempts=(opened("a"),)))
-    attempt = books.record(known).attempts[-1]
+    attempt = transitions.record(known).attempts[-1]
     assert (attempt.saved_step, attempt.step_seconds) == (5, 0.25)
     later = seen(up("a", part(1, step=8, committed_step=None, step_seconds=None)), state=state(attempts=(attempt,)))
-    attempt = books.record(later).attempts[-1]
+    attempt = transitions.record(later).attempts[-1]
     assert (attempt.saved_step, attempt.step_seconds) == (5, 0.25)
 
 
 def test_an_attempt_that_is_over_has_saved_what_the_store_has_of_it():
     died = state(attempts=(opened("a", saved_step=20),))
     known = seen(gone("a"), state=died, checkpoint=CheckpointRef(step=33, sha256="0" * 64))
-    assert books.record(known).attempts[-1].saved_step == 33
+    assert transitions.record(known).attempts[-1].saved_step == 33

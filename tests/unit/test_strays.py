@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.cli.strays import Sweep, gc
+from gpucloud.cli.commands.machines import Sweep, gc
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job import Cloud
-from gpucloud.domain.strays import Claim, Owner, Thing, claim, is_owned, ripe, sighted, strays
-from gpucloud.usecases.gc import Sweeper
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.domain.job.spec import Cloud
+from gpucloud.domain.supervision.strays import Claim, Owner, Thing, claim, is_owned, ripe, sighted, strays
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.machines.strays import Sweeper
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import NOW, POOL, state
@@ -120,9 +120,9 @@ def left_alone(monkeypatch, capsys, stores):
         store.url = url
         census = Account((mine, theirs, untagged))
         sweepers.append(Sweeper(census=census, store=store, clock=clock, sightings=seen, story=lambda _: None))
-    monkeypatch.setattr("gpucloud.cli.strays.Gpucloud", lambda: None)
-    monkeypatch.setattr("gpucloud.cli.strays.sweepers", lambda *_: sweepers)
-    monkeypatch.setattr("gpucloud.cli.strays.swept_clouds", lambda *_: (Cloud.LOCAL, Cloud.AWS))
+    monkeypatch.setattr("gpucloud.cli.commands.machines.Gpucloud", lambda: None)
+    monkeypatch.setattr("gpucloud.cli.commands.machines.sweepers", lambda *_: sweepers)
+    monkeypatch.setattr("gpucloud.cli.commands.machines.swept_clouds", lambda *_: (Cloud.LOCAL, Cloud.AWS))
     gc(Sweep(), as_json=False)
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("left alone")]
 
@@ -136,7 +136,7 @@ def test_what_one_store_that_was_looked_at_has_is_foreign_to_none_and_each_thing
 
 def test_gc_says_where_it_looked_and_who_was_not_asked(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("GPUCLOUD_HOME", str(tmp_path))
-    monkeypatch.setattr("gpucloud.cli.strays.sweepers", lambda *_: ())
+    monkeypatch.setattr("gpucloud.cli.commands.machines.sweepers", lambda *_: ())
     gc(Sweep(), as_json=False)
     said = capsys.readouterr()
     assert said.out == "no strays\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.usecases.rent import Renter
+from gpucloud.usecases.supervise.provision import Renter
 from tests.faults.points import STORIES, Point, judge, undisturbed
 from tests.faults.process import run
 from tests.faults.rig import GROUP, Outside

@@ -8,13 +8,13 @@ from decimal import Decimal
 
 import pytest
 
-from gpucloud.domain.agentstatus import Outcome, Stop
-from gpucloud.domain.job import Market
+from gpucloud.domain.job.spec import Market, Policy
+from gpucloud.domain.market.policy.observation import Mode
+from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.offer import Offer
-from gpucloud.domain.policy.names import Policy
-from gpucloud.domain.policy.observation import Mode
-from gpucloud.domain.state import Course, ExitReason, NodeLife, Shortfall, Successor
-from gpucloud.domain.supervision import books
+from gpucloud.domain.state.state import Course, ExitReason, NodeLife, Shortfall, Successor
+from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
     Appoint,
     Arm,
@@ -28,7 +28,6 @@ from gpucloud.domain.supervision.action import (
     TakeOver,
     Wait,
 )
-from gpucloud.domain.supervision.prepaid import Wall
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Heading, Readiness, Rules
 from tests.unit.worlds import LATER, NOW, OTHER_POOL, POOL, gone, opened, part, refusal, seen, state, up
@@ -137,7 +136,7 @@ def test_spot_machines_that_stand_ready_wait_until_the_policy_says_so():
 def test_they_are_given_back_when_nobody_wants_them_any_more(heading):
     dismissed = works(POOL, heading, fresh("c"), of_state=asked())
     assert decide(GOAL, dismissed, RULES) == Dismiss()
-    after = replace(dismissed, state=books.dismiss(dismissed.state), group=replace(dismissed.group, size=4))
+    after = replace(dismissed, state=transitions.dismiss(dismissed.state), group=replace(dismissed.group, size=4))
     assert decide(GOAL, after, RULES) == Resize(size=2)
 
 
@@ -146,7 +145,7 @@ def test_a_pool_that_refuses_them_cools_down_and_they_are_not_waited_for():
     action = decide(GOAL, refused, RULES)
     assert isinstance(action, CoolDown)
     assert (action.pool, action.length, action.longest) == (DEAR_POOL, timedelta(minutes=1), timedelta(minutes=1))
-    assert books.cool_down(refused.state, action, NOW).successor is None
+    assert transitions.cool_down(refused.state, action, NOW).successor is None
 
 
 def test_a_refusal_from_before_they_were_asked_for_says_nothing():
@@ -191,7 +190,7 @@ def test_they_take_over_the_others_go_and_the_next_attempt_is_theirs():
     there = [up("a"), up("b"), fresh("c"), fresh("d")]
     after = between(*there, of_state=asked())
     assert decide(GOAL, after, RULES) == TakeOver()
-    taken = replace(after, state=books.take_over(after.state, NOW), heading=to(Mode.ON_DEMAND, DEAR))
+    taken = replace(after, state=transitions.take_over(after.state, NOW), heading=to(Mode.ON_DEMAND, DEAR))
     assert decide(GOAL, taken, RULES) == Resize(size=2)
     rid = replace(taken, group=replace(taken.group, size=2))
     assert decide(GOAL, rid, RULES) == OpenAttempt(number=2, node_ids=("c", "d"))
@@ -241,16 +240,16 @@ def test_a_pool_that_refuses_is_asked_again_after_five_minutes_each_time():
 def test_the_dearest_of_all_machines_counts_for_as_long_as_one_of_them_may_live():
     lives = (NodeLife(node_id="a", pool=POOL, launched_at=NOW),)
     alone = state(nodes=lives)
-    asks = books.appoint(alone, Appoint(offer=DEAR), NOW)
-    taken = books.take_over(asks, NOW)
-    given_back = books.dismiss(asks)
+    asks = transitions.appoint(alone, Appoint(offer=DEAR), NOW)
+    taken = transitions.take_over(asks, NOW)
+    given_back = transitions.dismiss(asks)
     assert [one.dearest_usd_per_hour for one in (alone, asks, given_back)] == [
         Decimal("0.9"),
         Decimal("1.2"),
         Decimal("1.2"),
     ]
-    back = books.appoint(taken, Appoint(offer=SPOT), NOW)
-    assert books.take_over(back, NOW).dearest_usd_per_hour == Decimal("1.2")
+    back = transitions.appoint(taken, Appoint(offer=SPOT), NOW)
+    assert transitions.take_over(back, NOW).dearest_usd_per_hour == Decimal("1.2")
 
 
 @pytest.mark.parametrize(
@@ -264,14 +263,16 @@ def test_the_dearest_of_all_machines_counts_for_as_long_as_one_of_them_may_live(
 )
 def test_what_was_left_is_forgotten_when_nothing_of_it_lives(nodes, size, left):
     before = state(left_usd_per_hour=Decimal("1.2"))
-    assert books.record(seen(*nodes, group_size=size, state=before)).left_usd_per_hour == Decimal(left)
+    assert transitions.record(seen(*nodes, group_size=size, state=before)).left_usd_per_hour == Decimal(left)
 
 
 def test_a_job_that_turns_elsewhere_while_a_machine_still_leaves_pays_the_dearer_of_both():
     leaving = state(nodes=(NodeLife(node_id="a", pool=DEAR_POOL, launched_at=NOW),), cap_usd_per_hour=Decimal("1.2"))
-    moved = books.move(leaving, Move(offer=OTHER), "gpucloud-digits", NOW)
+    moved = transitions.move(leaving, Move(offer=OTHER), "gpucloud-digits", NOW)
     assert (moved.cap_usd_per_hour, moved.dearest_usd_per_hour) == (Decimal("0.9"), Decimal("1.2"))
-    assert books.move(replace(leaving, nodes=()), Move(offer=OTHER), None, NOW).dearest_usd_per_hour == Decimal("0.9")
+    assert transitions.move(replace(leaving, nodes=()), Move(offer=OTHER), None, NOW).dearest_usd_per_hour == Decimal(
+        "0.9"
+    )
 
 
 def test_no_machines_are_asked_for_beside_others_that_the_cloud_would_refuse_so_near_to_their_shut_off():

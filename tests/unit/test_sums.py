@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpucloud.domain.fingerprints import SUM_BYTES, of_header, sums_at
-from gpucloud.domain.safetensors import read_header
-from gpucloud.resume.arena import Arena
-from gpucloud.resume.copying import route
-from gpucloud.resume.fingerprinting import fingerprint_of
-from gpucloud.resume.plan import Plan
-from gpucloud.resume.sums import Sums, words_of
+from gpucloud.domain.checkpoint.safetensors import read_header
+from gpucloud.domain.checkpoint.sums import SUM_BYTES, of_header, sums_at
+from gpucloud.resume.restore.comparing import fingerprint_of
+from gpucloud.resume.save.arena import Arena, Plan, Sums, words_of
+from gpucloud.resume.save.capture import route
 from gpucloud.store.writing import Torn, put_fingerprints
 
 NUMBERS = torch.randn(4096, generator=torch.Generator().manual_seed(0))
@@ -57,7 +55,7 @@ def written(arena: Arena, plan: Plan, count: int) -> memoryview:
 
 @pytest.fixture(autouse=True)
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpucloud.resume.copying._is_far", lambda tensor: True)
+    monkeypatch.setattr("gpucloud.resume.save.capture._is_far", lambda tensor: True)
 
 
 def test_what_was_copied_as_it_was_is_found_to_be_so_and_has_its_fingerprint() -> None:

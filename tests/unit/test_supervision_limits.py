@@ -10,14 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.domain.agentstatus import UNTOLD, Outcome, Status, Stop
 from gpucloud.domain.errors import NodeError
-from gpucloud.domain.hardware.gpus import GpuSample
-from gpucloud.domain.node import Fault
+from gpucloud.domain.node.hardware.gpus import GpuSample
+from gpucloud.domain.node.node import Fault
+from gpucloud.domain.node.status import UNTOLD, Outcome, Status, Stop
 from gpucloud.domain.offer import PricePoint
-from gpucloud.domain.order import is_closed
-from gpucloud.domain.state import ExitReason, FailedBootstrap, MissingOutput, NodeLife
-from gpucloud.domain.supervision import books
+from gpucloud.domain.state.order import is_closed
+from gpucloud.domain.state.state import ExitReason, FailedBootstrap, MissingOutput, NodeLife
+from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
     Appoint,
     Arm,
@@ -30,18 +30,18 @@ from gpucloud.domain.supervision.action import (
     Replace,
     Wait,
 )
-from gpucloud.domain.supervision.bootstraps import failures
 from gpucloud.domain.supervision.capacity import cooled
-from gpucloud.domain.supervision.hang import hang_limit, hung
+from gpucloud.domain.supervision.pace import hang_limit, hung
+from gpucloud.domain.supervision.quarantine import failures
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Homecoming, Limits, Readiness, Rules
 from gpucloud.ports import Brought
-from gpucloud.usecases.act import Actor
-from gpucloud.usecases.cashier import Cashier
-from gpucloud.usecases.closing import OutputsHome
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.prepare import Preparer
-from gpucloud.usecases.usage import UsageMeter
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.money.spend import Cashier
+from gpucloud.usecases.supervise.act import Actor
+from gpucloud.usecases.supervise.closing import OutputsHome
+from gpucloud.usecases.supervise.prepare import Preparer
+from gpucloud.usecases.supervise.usage import UsageMeter
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.faults.process import InlinePool
@@ -70,7 +70,7 @@ MISSING = (MissingOutput(path="results/", why="is not there", nearest="result"),
 def world(*nodes, attempt=None, **changes):
     """Attempt 1 is open on a and b; what has lasted is written down as an observer does."""
     one = seen(*nodes, state=state(attempts=(attempt or opened("a", "b"),)), **changes)
-    return replace(one, state=books.since(one.state, one, 2))
+    return replace(one, state=transitions.since(one.state, one, 2))
 
 
 def lasted(one, span):
@@ -90,13 +90,13 @@ def test_what_lasts_is_counted_from_when_it_was_first_seen():
     short, bare = seen(up("a")), seen()
     later = NOW + timedelta(minutes=5)
     for world in (one, short, bare):
-        first = books.since(world.state, world, 2)
-        again = books.since(first, replace(world, state=first, now=later), 2)
+        first = transitions.since(world.state, world, 2)
+        again = transitions.since(first, replace(world, state=first, now=later), 2)
         assert (again.short_at, again.bare_at) == (first.short_at, first.bare_at)
         if first.attempt is not None and again.attempt is not None:
             assert again.attempt == first.attempt
             assert (again.attempt.failed_at, again.attempt.broken_at, again.attempt.unbrought_at) == (NOW, NOW, NOW)
-    assert books.since(short.state, short, 2).short_at == books.since(bare.state, bare, 2).bare_at == NOW
+    assert transitions.since(short.state, short, 2).short_at == transitions.since(bare.state, bare, 2).bare_at == NOW
 
 
 # What may rightly last
@@ -122,7 +122,7 @@ def test_a_machine_that_goes_after_its_part_was_done_interrupts_nobody():
     after = replace(world(up("a", part(1, step=100)), gone("b")), state=before.state)
     assert decide(GOAL, after, RULES) == Wait(why="running")
     over = replace(world(up("a", part(1, Outcome.DONE)), gone("b")), state=before.state)
-    over = replace(over, state=books.since(over.state, over, 2))
+    over = replace(over, state=transitions.since(over.state, over, 2))
     assert decide(GOAL, over, RULES) == CloseAttempt(reason=ExitReason.SUCCEEDED)
 
 
@@ -144,10 +144,10 @@ def test_a_step_may_take_again_as_long_as_one_took_that_came_whatever_ended_its_
 
 def test_the_longest_step_is_in_the_books_and_stays_there():
     one = world(up("a", part(1, step=9, longest_s=70.0)), up("b", part(1)))
-    kept = books.record(one)
+    kept = transitions.record(one)
     assert kept.attempts[-1].longest_step_s == 70.0
     again = replace(world(up("a", part(1, step=10)), up("b", part(1))), state=kept)
-    assert books.record(again).attempts[-1].longest_step_s == 70.0
+    assert transitions.record(again).attempts[-1].longest_step_s == 70.0
 
 
 def test_the_line_of_a_hang_says_what_to_do_about_a_long_evaluation():
@@ -170,19 +170,19 @@ def test_who_asks_for_the_end_of_an_attempt_that_is_ending_is_not_kept_waiting_w
     one = world(*silent, attempt=attempt, wanted_end=ExitReason.STOPPED)
     action = decide(GOAL, one, RULES)
     assert isinstance(action, EndAttempt)
-    ordered = books.order_end(one.state, action, NOW)
+    ordered = transitions.order_end(one.state, action, NOW)
     assert ordered.attempts[-1].condemned_at is not None
     for _ in range(3):  # firmer and firmer, and then it is over
         later = replace(one, now=one.now + timedelta(minutes=1), state=ordered)
         one, action = later, decide(GOAL, later, RULES)
         if isinstance(action, EndAttempt):
-            ordered = books.order_end(ordered, action, later.now)
+            ordered = transitions.order_end(ordered, action, later.now)
     assert action == CloseAttempt(reason=ExitReason.STOPPED)
 
 
 def test_the_first_wish_to_end_stays():
     attempt = condemned(ExitReason.DEADLINE)
-    again = books.order_end(
+    again = transitions.order_end(
         state(attempts=(attempt,)), EndAttempt(how=Stop.KILL, reason=ExitReason.STOPPED), NOW
     ).attempts[-1]
     assert (again.condemned, again.condemned_at) == (attempt.condemned, attempt.condemned_at)
@@ -212,14 +212,14 @@ def test_refusals_of_last_week_do_not_lengthen_the_cooldown_of_today():
 
 
 def test_a_job_that_ended_because_machines_could_not_be_prepared_goes_on_from_its_checkpoint():
-    failed = books.finish(state(), Finish(reason=ExitReason.UNPREPARED, message="no pip"), NOW, Decimal(1))
+    failed = transitions.finish(state(), Finish(reason=ExitReason.UNPREPARED, message="no pip"), NOW, Decimal(1))
     assert failed.exit_code == 14
     assert not is_closed(order(), replace(failed, torn_down=True))
-    setup = books.finish(state(), Finish(reason=ExitReason.USER_ERROR), NOW, Decimal(1))
+    setup = transitions.finish(state(), Finish(reason=ExitReason.USER_ERROR), NOW, Decimal(1))
     assert setup.exit_code == 20
     assert not is_closed(order(), replace(setup, torn_down=True))
     trained = state(attempts=(opened("a", reason=ExitReason.USER_ERROR),))
-    script = books.finish(trained, Finish(reason=ExitReason.USER_ERROR), NOW, Decimal(1))
+    script = transitions.finish(trained, Finish(reason=ExitReason.USER_ERROR), NOW, Decimal(1))
     assert is_closed(order(), replace(script, torn_down=True))
 
 
@@ -238,7 +238,7 @@ def test_a_start_after_an_end_because_machines_could_not_be_prepared_prepares_ot
     failed = state(group=None, failed_bootstraps=tries)
     assert failures(failed) == 2
     over = Finish(reason=ExitReason.UNPREPARED, message="no pip")
-    again = books.reopen(replace(books.finish(failed, over, NOW, Decimal(1)), torn_down=True))
+    again = transitions.reopen(replace(transitions.finish(failed, over, NOW, Decimal(1)), torn_down=True))
     assert decide(GOAL, nothing_yet(again), RULES) == Provision()
 
 
@@ -247,13 +247,13 @@ def test_a_start_after_an_end_because_no_pool_had_machines_asks_them_again(fault
     refused = state(group=None, cooldowns=(cooldown(fault=fault, ago=4000, left=1500, tries=5),))
     over = decide(GOAL, nothing_yet(refused), RULES)
     assert isinstance(over, Finish)
-    again = books.reopen(replace(books.finish(refused, over, NOW, Decimal(1)), torn_down=True))
+    again = transitions.reopen(replace(transitions.finish(refused, over, NOW, Decimal(1)), torn_down=True))
     assert decide(GOAL, nothing_yet(again), RULES) == Provision()
 
 
 def test_no_machines_take_over_in_a_job_that_goes_on_after_its_end():
-    one = books.appoint(state(group=None), Appoint(offer=offer()), NOW)
-    again = books.reopen(books.finish(one, Finish(reason=ExitReason.BUDGET), NOW, Decimal(1)))
+    one = transitions.appoint(state(group=None), Appoint(offer=offer()), NOW)
+    again = transitions.reopen(transitions.finish(one, Finish(reason=ExitReason.BUDGET), NOW, Decimal(1)))
     assert (one.successor is None, again.successor) == (False, None)
 
 
@@ -301,18 +301,18 @@ def test_a_machine_that_the_cloud_has_forgotten_costs_what_was_paid_for_and_no_m
     one = seen(group_size=0, armed=None, state=stored)
     wall = RULES.wall
     assert round(cashier.payable(stored, one.group, 2, NOW, Decimal(5), wall).spent_usd, 3) == Decimal("0.583")
-    kept = cashier.settle(books.record(one), NOW)
+    kept = cashier.settle(transitions.record(one), NOW)
     assert (kept.nodes[0].ended_at, kept.nodes[0].charged) == (stored.paid_until, True)
     assert round(cashier.spend(kept, NOW, Decimal(5)).spent_usd, 3) == Decimal("0.583")
 
 
 def test_a_machine_that_is_listed_late_lives_on_in_the_books_and_one_that_stays_away_ended_when_it_was_missed():
     stored = replace(forgotten(), paid_until=NOW + timedelta(hours=5))
-    missed = books.record(seen(group_size=1, state=stored, armed=stored.paid_until))
+    missed = transitions.record(seen(group_size=1, state=stored, armed=stored.paid_until))
     assert (missed.nodes[0].ended_at, missed.nodes[0].missing_at) == (None, NOW)
-    back = books.record(seen(up("a"), group_size=1, state=missed, now=NOW + timedelta(seconds=59)))
+    back = transitions.record(seen(up("a"), group_size=1, state=missed, now=NOW + timedelta(seconds=59)))
     assert (back.nodes[0].ended_at, back.nodes[0].missing_at) == (None, None)
-    away = books.record(seen(group_size=1, state=missed, now=NOW + timedelta(seconds=60)))
+    away = transitions.record(seen(group_size=1, state=missed, now=NOW + timedelta(seconds=60)))
     assert away.nodes[0].ended_at == NOW
 
 
@@ -568,7 +568,7 @@ def ticks(copies, *, minutes, apart=0):
             at = now + timedelta(seconds=second)
             stands = home.stands(one.state, one.group, at)
             one = replace(one, now=at, homecoming=stands, outputs_still_at=home.still_at)
-            one = replace(one, state=books.since(one.state, one, 2))
+            one = replace(one, state=transitions.since(one.state, one, 2))
             action = decide(GOAL, one, RULES)
             if isinstance(action, BringHome):
                 home.start(one)
@@ -686,8 +686,8 @@ def test_silence_is_no_sign_that_ranks_outlive_their_end():
 def test_an_end_counts_from_the_first_order_to_kill():
     kill = EndAttempt(how=Stop.KILL, reason=ExitReason.LOST)
     before = state(attempts=(opened("a", "b"),))
-    saving = books.order_end(before, replace(kill, how=Stop.SAVE), NOW)
+    saving = transitions.order_end(before, replace(kill, how=Stop.SAVE), NOW)
     assert saving.attempts[-1].killed_at is None
-    killed = books.order_end(saving, kill, NOW + timedelta(hours=6))
-    again = books.order_end(killed, replace(kill, reason=ExitReason.STOPPED), NOW + timedelta(hours=7))
+    killed = transitions.order_end(saving, kill, NOW + timedelta(hours=6))
+    again = transitions.order_end(killed, replace(kill, reason=ExitReason.STOPPED), NOW + timedelta(hours=7))
     assert again.attempts[-1].killed_at == killed.attempts[-1].killed_at == NOW + timedelta(hours=6)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.domain.errors import HostUnreachable, NodeError
-from gpucloud.usecases.telling import Teller
+from gpucloud.usecases.supervise.agents import Teller
 from tests.fakes.clock import JumpingClock
 from tests.unit.worlds import NOW, node
 

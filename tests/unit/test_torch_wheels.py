@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.torchwheels import names_torch, torch_index, torch_url, why_no_gpu
+from gpucloud.domain.node.layer import names_torch, torch_index, torch_url, why_no_gpu
 
 
 @pytest.mark.parametrize(

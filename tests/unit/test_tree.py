@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.domain.ignore import IgnoreRules
-from gpucloud.domain.tree import FILE, FOLDER, PROGRAM, Entry, Manifest, manifest
+from gpucloud.domain.job.code import FILE, FOLDER, PROGRAM, Entry, IgnoreRules, Manifest, manifest
 
 
 def file(path: str, content: str = "a", *, mode: int = FILE, mtime_ns: int = 0) -> Entry:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from gpucloud.adapters.scripts import imports_resume
-from gpucloud.cli.verdicts import hint_of, verdict_json, verdict_text
+from gpucloud.cli.commands.verifying import hint_of, verdict_json, verdict_text
+from gpucloud.domain.checkpoint.manifest import Commit
+from gpucloud.domain.checkpoint.trial import LossGap, Outcome, Trial, Verdict, first_gap, judged, read_trial
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job import Job
-from gpucloud.domain.manifest import Commit
-from gpucloud.domain.trial import LossGap, Outcome, Trial, Verdict, first_gap, judged, read_trial
-from gpucloud.usecases.trials import two_jobs
+from gpucloud.domain.job.spec import Job
+from gpucloud.usecases.checkpoint.comparing import two_jobs
 
 JOB = Job(name="digits", run="train.py", budget_usd=Decimal(3), source=Path("/j.yaml"), code=Path("/c"), outputs=("o",))
 

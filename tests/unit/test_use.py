@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpucloud.domain.agentstatus import Status
 from gpucloud.domain.codec import from_json, to_json
-from gpucloud.domain.hardware.gpus import GpuSample
-from gpucloud.domain.hardware.host import HostSample
-from gpucloud.domain.job import IdlePolicy
-from gpucloud.domain.state import Attempt, ExitReason, JobState, UseSpan
-from gpucloud.domain.supervision import books
+from gpucloud.domain.job.spec import IdlePolicy
+from gpucloud.domain.node.hardware.gpus import GpuSample
+from gpucloud.domain.node.hardware.host import HostSample
+from gpucloud.domain.node.status import Status
+from gpucloud.domain.node.use import DeviceUse, GpuUse, likely_cause, warning, wasted
+from gpucloud.domain.state.state import Attempt, ExitReason, JobState, UseSpan
+from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import CloseAttempt
 from gpucloud.domain.supervision.seen import Seen
-from gpucloud.domain.use import DeviceUse, GpuUse, likely_cause, warning, wasted
-from gpucloud.usecases.usage import UsageMeter
+from gpucloud.usecases.supervise.usage import UsageMeter
 from tests.unit.worlds import NOW, opened, part, seen, state, up
 
 POLICY = IdlePolicy(below=30, lasting=timedelta(minutes=15))
@@ -235,7 +235,7 @@ def test_a_window_is_stored_in_a_few_numbers_and_only_where_a_policy_goes_by_it(
     one = world(1000, 50)[1].state
     assert len(meter.written(one).attempts[0].members[0].use) <= 11
     assert UsageMeter().written(one) == one
-    closed = books.close_attempt(meter.written(one), CloseAttempt(reason=ExitReason.LOST), NOW, Decimal(1))
+    closed = transitions.close_attempt(meter.written(one), CloseAttempt(reason=ExitReason.LOST), NOW, Decimal(1))
     assert closed.attempts[0].members[0] == one.attempts[0].members[0]
 
 

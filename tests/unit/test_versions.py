@@ -7,13 +7,13 @@ from dataclasses import dataclass, fields, is_dataclass
 
 import pytest
 
-from gpucloud.domain.agentstatus import Desired, Stop, desired_from_json, desired_to_json
 from gpucloud.domain.codec import Malformed, OtherVersion, from_json, plain, to_json
 from gpucloud.domain.errors import StoreError
-from gpucloud.domain.order import Order
-from gpucloud.domain.state import JobState
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.lease import take
+from gpucloud.domain.node.status import Desired, Stop, desired_from_json, desired_to_json
+from gpucloud.domain.state.order import Order
+from gpucloud.domain.state.state import JobState
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.lease import take
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import NOW, opened, order, put_job, state

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from gpucloud.cli.supervising import say_what_lives
+from gpucloud.cli.commands.supervising import say_what_lives
 from tests.unit.worlds import NOW, state
 
 

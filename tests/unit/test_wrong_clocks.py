@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.domain.agentstatus import desired_from_json
-from gpucloud.domain.bootstrap.checks import is_wrong
-from gpucloud.domain.job import Cloud
-from gpucloud.usecases.desired import desired_for
+from gpucloud.domain.job.spec import Cloud
+from gpucloud.domain.node.bootstrap.checks import is_wrong
+from gpucloud.domain.node.status import desired_from_json
+from gpucloud.usecases.supervise.prepare import desired_for
 from tests.unit.worlds import LATER, state
 
 HOUR = timedelta(hours=1)

@@ -7,15 +7,14 @@ from decimal import Decimal
 from pathlib import Path
 
 from gpucloud.adapters.clock import SystemClock
-from gpucloud.domain.agentstatus import AttemptStatus, Outcome, Progress, RunState, Status
-from gpucloud.domain.job import Job, Market, Resources
-from gpucloud.domain.node import EndCause, Fault, GroupView, Node, NodeState, Notice, Refusal
+from gpucloud.domain.job.spec import Job, Market, Resources
+from gpucloud.domain.node.node import EndCause, Fault, GroupView, Node, NodeState, Notice, Refusal
+from gpucloud.domain.node.status import AttemptStatus, Outcome, Progress, RunState, Status
 from gpucloud.domain.offer import Offer, Pool
-from gpucloud.domain.order import Order
-from gpucloud.domain.state import Attempt, Cooldown, JobState, Member
-from gpucloud.domain.supervision.seen import Goal, NodeSeen, Readiness, Seen
-from gpucloud.domain.witness import Word
-from gpucloud.usecases.orders import Orders
+from gpucloud.domain.state.order import Order
+from gpucloud.domain.state.state import Attempt, Cooldown, JobState, Member
+from gpucloud.domain.supervision.seen import Goal, NodeSeen, Readiness, Seen, Word
+from gpucloud.usecases.jobstore.orders import Orders
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
 POOL = Pool(instance_type="local.p2.xlarge", zone="us-east-2a", market=Market.SPOT)

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpucloud.adapters.hosts import onhost
 from gpucloud.domain.errors import GpucloudError, NodeError, RemoteCommandFailed
-from gpucloud.domain.node import Node
+from gpucloud.domain.node.node import Node
 from gpucloud.ports import Completed, Shell
 
 AT_ONCE = 8

@@ -1,4 +1,4 @@
-"""Groups of own hosts: a level of hosts that are taken, each taking a node of its own."""
+"""Groups of own hosts: a level of hosts that are taken, and those that do not serve."""
 
 from __future__ import annotations
 
@@ -6,17 +6,27 @@ import getpass
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from typing import Any
 
-from gpucloud.adapters.hosts import passing
 from gpucloud.adapters.hosts.asking import Asking, Order
-from gpucloud.adapters.hosts.recollection import Recollection
-from gpucloud.adapters.hosts.records import Hosts, Place, Taken, candidates, ended, levelled, settled
-from gpucloud.domain.errors import GpucloudError, ProvisionError
-from gpucloud.domain.node import NO_GROUP, EndCause, GroupView
+from gpucloud.adapters.hosts.records import (
+    POOL,
+    Hosts,
+    PassedOver,
+    Place,
+    Recollection,
+    Taken,
+    candidates,
+    ended,
+    levelled,
+    settled,
+)
+from gpucloud.domain.errors import GpucloudError, HostUnreachable, KeyRefused, ProvisionError
+from gpucloud.domain.job.quantities import format_moment
+from gpucloud.domain.node.node import NO_GROUP, EndCause, Fault, GroupView, Refusal
 from gpucloud.domain.offer import Pool
-from gpucloud.domain.quantities import format_moment
 
 # A host is another's only some time after its paid time: clocks differ, and the last save may take a moment.
 _GRACE = timedelta(minutes=2)
@@ -100,9 +110,9 @@ class SshNodeGroup:
         before = self._change_node(group, node_id, change)
         if before is not None and not before.relieved:
             now = self.records.now()
-            mark = passing.over(before.place.name, "was given back as unfit", now, last_until=now + _REST)
+            mark = pass_over(before.place.name, "was given back as unfit", now, last_until=now + _REST)
             mark = replace(mark, again_at=now + _NEVER_AGAIN, lasting=True) if bad else mark
-            self.records.change(group, lambda record: passing.marked(record, (mark,), told=False))
+            self.records.change(group, lambda record: marked(record, (mark,), told=False))
         self._follow(group)
 
     def purge(self, group: str) -> None:
@@ -163,7 +173,7 @@ class SshNodeGroup:
         while (record := self._settled(group)).size > len(record.counted):
             asked = candidates(record, self.places(), self.records.now())[: record.size - len(record.counted)]
             if not asked:
-                return self.records.change(group, lambda r: passing.fallen_short(r, self.places(), self.records.now()))
+                return self.records.change(group, lambda r: fallen_short(r, self.places(), self.records.now()))
             self._take(group, record, asked, pool)
         return record
 
@@ -174,17 +184,17 @@ class SshNodeGroup:
         """Ask the hosts, all at once, and write down who came. Numbers are drawn before: no id is ever used twice."""
         first = record.launched
         self.records.change(group, lambda r: replace(r, launched=max(r.launched, first + len(places))))
-        pool = pool or (record.nodes[-1].pool if record.nodes else passing.POOL)
+        pool = pool or (record.nodes[-1].pool if record.nodes else POOL)
         wanted = [self._candidate(record, place, first + at + 1, pool) for at, place in enumerate(places)]
         answers = self.hosts.ask([self._order("take", node, record) for node in wanted])
         came, marks = [], []
         for node, answer in zip(wanted, answers, strict=True):
-            why = passing.why_not(answer, self.records.now())
+            why = why_not(answer, self.records.now())
             if why is None and not isinstance(answer, GpucloudError):
                 came.append(_arrived(node, answer.get("address"), self.records.now()))
             elif why is not None:
-                marks.append(passing.over(node.place.name, why[0], self.records.now(), lasting=why[1]))
-        self.records.change(group, lambda r: passing.marked(replace(r, nodes=(*r.nodes, *came)), tuple(marks)))
+                marks.append(pass_over(node.place.name, why[0], self.records.now(), lasting=why[1]))
+        self.records.change(group, lambda r: marked(replace(r, nodes=(*r.nodes, *came)), tuple(marks)))
 
     def _candidate(self, record: Hosts, place: Place, number: int, pool: Pool) -> Taken:
         job = record.name.removeprefix("gpucloud-")
@@ -259,3 +269,65 @@ def _arrived(node: Taken, reached: str | None, now: datetime) -> Taken:
     """Where the user named no address between hosts, it is the one that the host itself was reached by."""
     address = node.place.private_address or reached or node.private_address
     return replace(node, private_address=address, launched_at=now)
+
+
+# Hosts that do not serve: why, when they are asked again, and what that means for the level.
+
+
+_AGAIN = timedelta(seconds=20)
+
+
+def why_not(answer: dict[str, Any] | GpucloudError, now: datetime) -> tuple[str, bool] | None:
+    """Return why the host was not taken, and whether that lasts until somebody changes something; None: it was."""
+    if isinstance(answer, GpucloudError):
+        lasting = not isinstance(answer, HostUnreachable) or isinstance(answer, KeyRefused)
+        hint = f" (hint: {answer.hint})" if lasting and answer.hint else ""
+        return f"{answer.message}{hint}", lasting
+    if answer.get("store") is False:
+        return "does not see the store's folder: store: s3://bucket/prefix, or a folder that all hosts share", True
+    holder = answer.get("held")
+    if holder is None:
+        return None
+    until = datetime.fromtimestamp(float(holder["until"]), timezone.utc)
+    devices = f"GPUs {', '.join(holder['devices'])}" if holder["devices"] else "it"
+    ends = format_moment(until, now, seconds=False)
+    return f"{holder['job']} of {holder['owner']} has {devices} until {ends}, unless it goes on", False
+
+
+def pass_over(
+    name: str, why: str, now: datetime, *, lasting: bool = False, last_until: datetime | None = None
+) -> PassedOver:
+    """Return a host's mark: it is asked again in 20 s."""
+    again_at = now + _AGAIN
+    return PassedOver(name=name, why=why, again_at=again_at, last_until=last_until or again_at, lasting=lasting)
+
+
+def marked(record: Hosts, marks: tuple[PassedOver, ...], *, told: bool = True) -> Hosts:
+    """Return the record with the marks, the newest of each host, and with a refusal for each that is to be told."""
+    if not marks:
+        return record
+    names = {mark.name for mark in marks}
+    kept = tuple(mark for mark in record.passed_over if mark.name not in names)
+    refusals = tuple(
+        _refusal(Fault.TRANSIENT, f"{m.name}: {m.why}", "HostPassedOver", m.again_at - _AGAIN) for m in marks if told
+    )
+    return replace(record, passed_over=(*kept, *marks), refusals=(*record.refusals, *refusals)[-64:])
+
+
+def fallen_short(record: Hosts, places: tuple[Place, ...], now: datetime) -> Hosts:
+    """Return the record at the level that was reached, with the refusal that says why it is not more.
+
+    Waiting helps where another job may end or a host may boot; where too many have a lasting fault, it does not.
+    """
+    if len(record.counted) >= record.size:
+        return record
+    lasting = sum(mark.lasting for mark in record.passed_over)
+    fault = Fault.PARAMETER if len(places) - lasting < record.size else Fault.CAPACITY
+    whys = "; ".join(f"{mark.name}: {mark.why}" for mark in record.passed_over)
+    message = f"{len(record.counted)} of {record.size} hosts; {whys or 'no other host is in the job file'}"
+    refusal = _refusal(fault, message, "NoHost", now)
+    return replace(record, size=len(record.counted), refusals=(*record.refusals, refusal)[-64:])
+
+
+def _refusal(fault: Fault, message: str, code: str, at: datetime) -> Refusal:
+    return Refusal(pool=POOL, fault=fault, code=code, message=message, at=at)

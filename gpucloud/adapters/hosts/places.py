@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpucloud.adapters.hosts.records import Place
 from gpucloud.domain.errors import HostKeyMismatch
-from gpucloud.domain.job import OwnHost, SshChoices
+from gpucloud.domain.job.spec import OwnHost, SshChoices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from gpucloud.adapters.jobfile.reader import read_job, spec_sha256
-from gpucloud.adapters.jobfile.sample import sample_job
-from gpucloud.adapters.jobfile.schema import json_schema
-from gpucloud.adapters.jobfile.templates import job_templates, template_job
+from gpucloud.adapters.jobfile.sample import job_templates, json_schema, sample_job, template_job
 
 __all__ = ["job_templates", "json_schema", "read_job", "sample_job", "spec_sha256", "template_job"]

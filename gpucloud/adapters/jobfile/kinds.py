@@ -12,12 +12,20 @@ from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from gpucloud.adapters.jobfile import values
-from gpucloud.domain.job import Access as AccessName
-from gpucloud.domain.job import Cloud as CloudName
-from gpucloud.domain.job import ContainerRuntime, GatePolicy, Launcher, Layout, OnNotice
-from gpucloud.domain.job import MarketPolicy as MarketName
-from gpucloud.domain.model import Optimizer, Precision, Strategy
-from gpucloud.domain.policy.names import Policy as PolicyName
+from gpucloud.domain.job.spec import Access as AccessName
+from gpucloud.domain.job.spec import Cloud as CloudName
+from gpucloud.domain.job.spec import (
+    ContainerRuntime,
+    GatePolicy,
+    Launcher,
+    Layout,
+    OnNotice,
+    Optimizer,
+    Precision,
+    Strategy,
+)
+from gpucloud.domain.job.spec import MarketPolicy as MarketName
+from gpucloud.domain.job.spec import Policy as PolicyName
 
 Schema = dict[str, Any]
 listed = values.listed

@@ -25,7 +25,7 @@ from gpucloud.adapters.jobfile.model import (
 )
 from gpucloud.adapters.jobfile.rules import KEY
 from gpucloud.adapters.jobfile.values import nearest
-from gpucloud.domain.quoting import brief, quoted
+from gpucloud.domain.untrusted.shown import brief, quoted
 
 _MODELS: Mapping[Path, type[BaseModel]] = {
     (): JobKeys,

@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gpucloud.adapters.jobfile import kinds
 from gpucloud.adapters.jobfile.fault import Wanted
-from gpucloud.domain.job import (
+from gpucloud.domain.job.spec import (
     AwsChoices,
     CheckpointDirectory,
     CheckpointPolicy,
@@ -18,12 +18,12 @@ from gpucloud.domain.job import (
     Launcher,
     MachineChoices,
     Mirrors,
+    Model,
     OwnHost,
+    Policy,
     Resources,
     SshChoices,
 )
-from gpucloud.domain.model import Model
-from gpucloud.domain.policy.names import Policy
 
 _RESOURCES = Resources()
 _CHECKPOINT = CheckpointPolicy()

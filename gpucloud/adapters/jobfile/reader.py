@@ -17,7 +17,8 @@ from gpucloud.adapters.jobfile.fault import Path as Key
 from gpucloud.adapters.jobfile.model import CheckpointKeys, JobKeys, ModelKeys, NoCheckpoints, SshKeys
 from gpucloud.adapters.jobfile.values import NodeRange
 from gpucloud.domain.errors import JobFileError, Problem
-from gpucloud.domain.job import (
+from gpucloud.domain.job.spec import (
+    USUAL_MFU_RECOMPUTED_PERCENT,
     AwsChoices,
     CheckpointDirectory,
     CheckpointPolicy,
@@ -27,11 +28,11 @@ from gpucloud.domain.job import (
     MachineChoices,
     MarketPolicy,
     Mirrors,
+    Model,
     OwnHost,
     Resources,
     SshChoices,
 )
-from gpucloud.domain.model import USUAL_MFU_RECOMPUTED_PERCENT, Model
 
 _LARGEST = 64 * 1024
 

@@ -1,11 +1,14 @@
-"""The job files that `gpucloud init` writes: a short one, and with `--full` the sample that documents every key."""
+"""What helps to write a job file: `init`'s files, whole jobs as templates, the JSON Schema."""
 
 from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
+from typing import Any
 
-from gpucloud.adapters import bundled
+from gpucloud.adapters import home
+from gpucloud.adapters.jobfile.model import JobKeys
 from gpucloud.adapters.jobfile.values import line as read_line
 from gpucloud.adapters.jobfile.values import name as read_name
 from gpucloud.domain.errors import UsageError
@@ -33,7 +36,7 @@ def sample_job(name: str, run: str = "train.py", *, full: bool = False) -> str:
 
     UsageError when that is not a name, or `run` not one line.
     """
-    text = bundled.bundled("templates", "gpucloud.yaml").read_text(encoding="utf-8") if full else _SHORT
+    text = home.bundled("templates", "gpucloud.yaml").read_text(encoding="utf-8") if full else _SHORT
     try:
         written = json.dumps(read_line(run), ensure_ascii=False) if not _PLAIN.fullmatch(run) else run
     except ValueError as error:
@@ -49,3 +52,55 @@ def named(text: str, name: str) -> str:
         hint = getattr(error, "hint", None)
         raise UsageError(str(error), hint=hint or "gpucloud init NAME") from error
     return re.sub(r"(?m)^name: .*$", f"name: {name}", text, count=1)
+
+
+# The job file as JSON Schema, for editors: `gpucloud schema`.
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a job file; every key has its description."""
+    schema = _plain(JobKeys.model_json_schema())
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "gpucloud job", **schema}
+
+
+def _plain(node: Any) -> Any:
+    """Return the schema without made-up titles, and without null: a key with no value is refused."""
+    if isinstance(node, list):
+        return [_plain(item) for item in node if item != {"type": "null"}]
+    if not isinstance(node, dict):
+        return node
+    kept = {key: _plain(value) for key, value in node.items() if not _made_up(key, value)}
+    only = kept.get("anyOf", ())
+    return {**{key: value for key, value in kept.items() if key != "anyOf"}, **only[0]} if len(only) == 1 else kept
+
+
+def _made_up(key: str, value: object) -> bool:
+    return (key == "title" and isinstance(value, str)) or (
+        key == "default" and (value is None or isinstance(value, dict))
+    )
+
+
+# The whole jobs that come along, each a job file with a folder of code: what `gpucloud init --template` writes.
+
+
+def job_templates() -> dict[str, str]:
+    """Return the templates' names in order, each with what its job file says first."""
+    files = sorted(home.bundled("templates", "jobs").glob("*.yaml"))
+    return {file.stem: file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for file in files}
+
+
+def template_job(template: str, name: str) -> tuple[str, dict[Path, bytes]]:
+    """Return the text of the template's job file for a job called `name`, and its code by relative path.
+
+    Raises UsageError when there is no such template, or that is no name.
+    """
+    known = job_templates()
+    if template not in known:
+        raise UsageError(f"there is no template {template!r}", hint=f"choose one of {', '.join(known)}")
+    folder = home.bundled("templates", "jobs")
+    text = named((folder / f"{template}.yaml").read_text(encoding="utf-8"), name)
+    found = (folder / template).rglob("*")
+    files = sorted(file for file in found if file.is_file() and "__pycache__" not in file.parts)
+    # It is going to be gpucloud.yaml, which needs no naming.
+    text = re.sub(rf"(?m)^(#  +gpucloud train) {template}\.yaml$", r"\1", text)
+    return text, {file.relative_to(folder): file.read_bytes() for file in files}

@@ -12,10 +12,9 @@ from enum import Enum
 from typing import TypeVar
 
 from gpucloud.adapters.jobfile.fault import Refused, Wanted
-from gpucloud.domain import quantities
-from gpucloud.domain.job import OnNotice
-from gpucloud.domain.policy.names import Policy
-from gpucloud.domain.quoting import quoted
+from gpucloud.domain.job import quantities
+from gpucloud.domain.job.spec import OnNotice, Policy
+from gpucloud.domain.untrusted.shown import quoted
 
 E = TypeVar("E", bound=Enum)
 

@@ -18,14 +18,12 @@ from pathlib import Path
 from gpucloud import processes
 from gpucloud.adapters.local import devices, node
 from gpucloud.adapters.local.devices import gpus_of
-from gpucloud.adapters.local.folder import Folder
-from gpucloud.adapters.local.level import settle
-from gpucloud.adapters.local.machine import Machine
-from gpucloud.adapters.local.records import NO_GPUS, GroupRecord, NodeRecord, Settings, ShortOf, Tier, ended
+from gpucloud.adapters.local.machine import Machine, settle
+from gpucloud.adapters.local.records import NO_GPUS, Folder, GroupRecord, NodeRecord, Settings, ShortOf, Tier, ended
 from gpucloud.adapters.local.switch import Switch
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.domain.job import Market
-from gpucloud.domain.node import EndCause, NodeState
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.node.node import EndCause, NodeState
 
 _TICK_S = 0.03
 _BOOTING_TICK_S = 0.005

@@ -1,4 +1,4 @@
-"""The embedded cloud's market: a spot price series recorded on EC2 in 2020, replayed for ever."""
+"""The embedded cloud's market, a spot price series recorded on EC2 in 2020, and a census of all that lives there."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from functools import cached_property
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from gpucloud.adapters.local import devices
 from gpucloud.adapters.local.devices import Devices, gpus_of, type_with
+from gpucloud.adapters.local.records import Folder, GroupRecord, NodeRecord
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.job import RENTED, Market, Resources
+from gpucloud.domain.job.spec import RENTED, Market, Resources
 from gpucloud.domain.offer import Offer, Pool, PricePoint
+from gpucloud.domain.supervision.strays import CLUSTER, MANAGED, STORE, Thing
+from gpucloud.ports import Provisioner
 
 _ANCHOR = datetime(2026, 1, 1, tzinfo=timezone.utc)
 """The wall time at which the recorded series starts to be replayed; fixed, so that a time has one price for ever."""
@@ -158,3 +162,55 @@ def _replayed(series: _Series, length: timedelta, start: datetime, end: datetime
         index += 1
         if index == len(series.offsets):
             replay, index = replay + 1, 0
+
+
+# Everything of the embedded cloud: its node groups and the nodes that live.
+
+
+ACCOUNT = "embedded"
+
+
+class LocalCensus:
+    """Implements `Census` for the embedded cloud at `root`."""
+
+    account = ACCOUNT
+    regional = False
+
+    def __init__(self, root: Path, provisioner: Provisioner) -> None:
+        self._folder = Folder(root)
+        self._provisioner = provisioner
+
+    def things(self) -> tuple[Thing, ...]:
+        """Return every group, and every node that lives."""
+        if not self._folder.exists:
+            return ()
+        with self._folder.locked():
+            groups = tuple(record for name in self._folder.groups() if (record := self._folder.group(name)))
+            nodes = {record.name: self._folder.nodes(record.name) for record in groups}
+        found = [_thing(record) for record in groups]
+        found += [_machine(record, node) for record in groups for node in nodes[record.name] if node.alive]
+        return tuple(found)
+
+    def remove(self, cluster: str, region: str, things: tuple[Thing, ...], *, story: Callable[[str], None]) -> None:
+        """End the group's nodes and remove it."""
+        del things
+        self._provisioner.destroy(self._provisioner.group(cluster, region), story=story)
+
+
+def _thing(record: GroupRecord) -> Thing:
+    own = ((MANAGED, "true"), (CLUSTER, record.name), (STORE, record.store))
+    tags = {**dict(record.tags), **dict(own)}
+    return Thing(kind="node-group", id=record.name, account=ACCOUNT, region=record.region, tags=tuple(tags.items()))
+
+
+def _machine(record: GroupRecord, node: NodeRecord) -> Thing:
+    group, prices = _thing(record), LocalMarket().prices(node.pool, node.launched_at, node.launched_at)
+    return Thing(
+        kind="instance",
+        id=node.id,
+        account=ACCOUNT,
+        region=record.region,
+        tags=group.tags,
+        since=node.launched_at,
+        usd_per_hour=prices[-1].usd_per_hour,
+    )

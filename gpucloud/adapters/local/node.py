@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 import gpucloud
 from gpucloud import processes
-from gpucloud.adapters.local.login import user_name
-from gpucloud.adapters.local.place import OwnSpace
+from gpucloud.adapters.local.place import OwnSpace, user_name
 
 if TYPE_CHECKING:  # keys are made by the daemon alone
     from gpucloud.adapters.local.hostkeys import HostKey

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import socket
 import sys
 from collections.abc import Collection
@@ -63,3 +65,14 @@ class OwnSpace:
             *("--address", self.address),
             *("--home-mib", str(self.home_mib)),
         )
+
+
+# The account that nodes run as.
+
+
+def user_name() -> str:
+    """Return the name of the account that nodes run as."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # containers run as numbers without a name
+        return str(os.getuid())

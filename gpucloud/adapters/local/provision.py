@@ -17,11 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpucloud.adapters.local import self_boot
-from gpucloud.adapters.local.folder import Folder
 from gpucloud.adapters.local.group import LocalNodeGroup
-from gpucloud.adapters.local.records import GroupRecord
+from gpucloud.adapters.local.records import Folder, GroupRecord
 from gpucloud.domain.errors import GpucloudError, UsageError
-from gpucloud.domain.job import Market
+from gpucloud.domain.job.spec import Market
 from gpucloud.ports import ClusterSpec, Provisioner
 
 

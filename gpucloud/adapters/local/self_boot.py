@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from gpucloud.domain.bootstrap.noderecord import NodeRecord, parse_record, record_key
 from gpucloud.domain.errors import GpucloudError, StoreError
+from gpucloud.domain.node.bootstrap.wanted import NodeRecord, parse_record, record_key
 from gpucloud.store import ObjectStore, open_store
 
 _TRIES = 5

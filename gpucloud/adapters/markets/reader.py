@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from importlib import resources
 
 from gpucloud.domain.errors import UsageError
-from gpucloud.domain.markets import RecordedMarket, RecordedZone
+from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone
 
 
 class PackagedMarkets:

@@ -1,21 +1,27 @@
-"""One authenticated connection to a node with a pinned key, closed as soon as the node goes silent."""
+"""One authenticated connection to a node with a pinned key: the line it runs on, paramiko's transport with bounds."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import signal
 import socket
+import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import IO, Any
 
 import paramiko
+from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA, MSG_EXT_INFO, cMSG_CHANNEL_REQUEST
+from paramiko.packet import Packetizer
 
 from gpucloud.adapters.ssh.failures import LIBRARY_ERRORS, key_mismatch, may_pass
-from gpucloud.adapters.ssh.line import HeardSocket, open_line
-from gpucloud.adapters.ssh.transport import BoundedTransport
-from gpucloud.domain.errors import HostKeyMismatch
-from gpucloud.domain.node import Node
+from gpucloud.domain.errors import HostKeyMismatch, ToolMissing
+from gpucloud.domain.job.quantities import format_size
+from gpucloud.domain.node.node import Node
 
 # Without a handler, logging would print the library's messages over the story on stderr.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -183,3 +189,193 @@ def _line_blamed(sock: HeardSocket) -> Iterator[None]:
         if fault is None:
             raise
         raise OSError(fault) from error
+
+
+# What carries a connection to a node: TCP, or the input and output of a program that leads there.
+
+
+_FAREWELL_S = 0.1
+_MERCY_S = 1.0
+_SAID_BYTES = 2000
+
+
+class HeardSocket(socket.socket):
+    """A socket that counts the bytes it received."""
+
+    heard = 0
+
+    def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
+        """Receive, and count."""
+        data = super().recv(bufsize, flags)
+        self.heard += len(data)
+        return data
+
+    def fault(self) -> str | None:
+        """Return why the line itself ended, None when nothing is known of that."""
+        return None
+
+
+def open_line(node: Node, limit_s: float) -> HeardSocket:
+    """Return a line to the node's SSH server. Raises OSError; ToolMissing without the program of `node.proxy`."""
+    if node.proxy:
+        return _ProgramSocket.started(node.proxy)
+    opened = socket.create_connection((node.address, node.port), timeout=limit_s)
+    line = HeardSocket(fileno=opened.detach())
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # Nagle's delay is 40 ms a command
+    return line
+
+
+class _ProgramSocket(HeardSocket):
+    """Our end of a program's input and output; the program ends with it."""
+
+    _program: _Program
+
+    @classmethod
+    def started(cls, argv: tuple[str, ...]) -> _ProgramSocket:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            program = _Program(argv, theirs)
+            line = cls(fileno=ours.detach())
+        line._program = program
+        return line
+
+    def fault(self) -> str | None:
+        """Close the line, and return how the program had ended by itself."""
+        self.close()
+        return self._program.fault
+
+    def close(self) -> None:
+        """Close the line, and end the program with all that it started."""
+        super().close()
+        self._program.end()
+
+
+class _Program:
+    """A program that leads to a node; `fault` is how it ended, None when it was ended by us."""
+
+    def __init__(self, argv: tuple[str, ...], stream: socket.socket) -> None:
+        self.fault: str | None = None
+        self._argv = argv
+        self._ending = threading.Lock()
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the program runs
+        try:
+            # A session of its own: Ctrl-C at our terminal is for the command over there.
+            self._process = subprocess.Popen(
+                argv, stdin=stream.fileno(), stdout=stream.fileno(), stderr=self._said, start_new_session=True
+            )
+        except OSError as error:
+            self._said.close()
+            raise ToolMissing(
+                f"cannot run {argv[0]}, which leads to the node: {error.strerror}", hint=f"install {argv[0]}"
+            ) from error
+
+    def end(self) -> None:
+        """End it, unless it does so by itself, its line being closed."""
+        with self._ending:
+            if self._said.closed:
+                return
+            if self._ends_within(_FAREWELL_S):
+                self.fault = f"{self._argv[0]} ended with exit code {self._process.returncode}: {self._last_words()}"
+            self._said.close()
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):  # what it started may outlive it
+                    os.killpg(self._process.pid, number)
+                if self._ends_within(_MERCY_S):
+                    return
+
+    def _ends_within(self, limit_s: float) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(limit_s)
+        return self._process.returncode is not None
+
+    def _last_words(self) -> str:
+        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - _SAID_BYTES))
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+# paramiko's transport with the bounds that it lacks: what a server sends costs its client a known amount of memory.
+#
+# paramiko allocates what a packet's first four bytes announce, before a key was compared; collects a first line
+# without
+# an end; and keeps what a server sends beyond the window that it was granted.
+
+
+PACKET_BYTES = 256 << 10
+"""Of one packet, as OpenSSH (PACKET_MAX_SIZE); we ask for 32 KiB, and RFC 4253 (6.1) for 35000 bytes at least."""
+
+GREETING_BYTES = 64 << 10
+"""Of all lines before the first packet: 100 of them are read, and one of OpenSSH's has 255 bytes at most."""
+
+_EXTENSIONS = 64
+"""In one list of a server's (RFC 8308): some five exist."""
+
+_DATA = (MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA)
+
+
+class BoundedTransport(paramiko.Transport):
+    """A client's transport; ends, with SSHException, where the server sends more than it may, or what is no SSH."""
+
+    _handler_table: dict[int, Any]
+    _channel_handler_table: dict[int, Any]
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock, packetizer_class=_BoundedPacketizer)
+        self._handler_table = {**self._handler_table, MSG_EXT_INFO: self._take_extensions}
+        feeds = {kind: _within_the_window(self._channel_handler_table[kind]) for kind in _DATA}
+        self._channel_handler_table = {**self._channel_handler_table, **feeds}
+
+    def get_exception(self) -> Exception | None:
+        """Return what ended the transport, and forget it; what the library does not foresee is an SSHException, too."""
+        error = super().get_exception()
+        if error is None or isinstance(error, LIBRARY_ERRORS):
+            return error
+        return paramiko.SSHException(f"what the node says is not SSH: {type(error).__name__}")
+
+    def send_signal(self, channel: paramiko.Channel, name: str) -> None:
+        """Send a signal to a channel's command (RFC 4254, 6.9); the library knows no such request."""
+        message = paramiko.Message()
+        message.add_byte(cMSG_CHANNEL_REQUEST)
+        message.add_int(channel.remote_chanid)
+        message.add_string("signal")
+        message.add_byte(b"\0")  # a reply is not wanted
+        message.add_string(name)
+        self._send_user_message(message)  # type: ignore[attr-defined]
+
+    def _take_extensions(self, message: paramiko.Message) -> None:
+        """The library counts to any number that it is told."""
+        if message.get_int() > _EXTENSIONS:
+            raise paramiko.SSHException(f"the node lists more than {_EXTENSIONS} extensions of SSH")
+        message.rewind()
+        self._parse_ext_info(message)  # type: ignore[attr-defined]
+
+
+class _BoundedPacketizer(Packetizer):
+    """Reads packets and first lines of bounded size."""
+
+    _greeted = 0
+
+    def read_all(self, n: int, check_rekey: bool = False) -> bytes:  # noqa: FBT001, FBT002 - the library's own
+        if n > PACKET_BYTES:
+            most = format_size(PACKET_BYTES)
+            raise paramiko.SSHException(f"the node announced a packet of {format_size(n)}, and {most} is the most")
+        return super().read_all(n, check_rekey)
+
+    def _read_timeout(self, timeout: float) -> bytes:
+        """Return some bytes of the lines before the first packet."""
+        found: bytes = super()._read_timeout(timeout)  # type: ignore[misc]
+        self._greeted += len(found)
+        if self._greeted > GREETING_BYTES:
+            raise paramiko.SSHException(f": more than {format_size(GREETING_BYTES)} of it")
+        return found
+
+
+def _within_the_window(feed: Callable[[paramiko.Channel, Any], None]) -> Callable[[paramiko.Channel, Any], None]:
+    """Return `feed`, which keeps data until it is read, for no more than the server was allowed to send."""
+
+    def feed_some(channel: Any, message: Any) -> None:
+        feed(channel, message)
+        if len(channel.in_buffer) + len(channel.in_stderr_buffer) > channel.in_window_size:
+            raise paramiko.SSHException("the node sent more than the channel's window")
+
+    return feed_some

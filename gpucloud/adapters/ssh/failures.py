@@ -9,7 +9,7 @@ import paramiko
 from paramiko.ssh_exception import IncompatiblePeer, MessageOrderError
 
 from gpucloud.domain.errors import HostKeyMismatch, HostUnreachable, KeyRefused, NodeError
-from gpucloud.domain.node import Node
+from gpucloud.domain.node.node import Node
 
 GONE = "the node may still boot, be gone, or be behind a firewall: see `gpucloud status`"
 LIBRARY_ERRORS = (paramiko.SSHException, OSError, EOFError)

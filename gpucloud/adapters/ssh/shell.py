@@ -1,9 +1,11 @@
-"""Commands on nodes over SSH: one connection a node, reopened when it was lost."""
+"""Commands on nodes over SSH, in words that every login shell reads alike; reopened when a connection was lost."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -14,12 +16,11 @@ from gpucloud.adapters.ssh.connection import Connection, connect
 from gpucloud.adapters.ssh.failures import GONE, LIBRARY_ERRORS, may_pass, node_error, translated
 from gpucloud.adapters.ssh.identity import Identity, OneKey
 from gpucloud.adapters.ssh.terminal import attach
-from gpucloud.adapters.ssh.words import replacing, watched
-from gpucloud.adapters.sync import sync_tree
-from gpucloud.domain.bounds import ANSWER_BYTES
-from gpucloud.domain.errors import HostUnreachable, ShellClosed
-from gpucloud.domain.node import Node
-from gpucloud.domain.quantities import format_size
+from gpucloud.adapters.transfer.sync import sync_tree
+from gpucloud.domain.errors import HostUnreachable, ShellClosed, UsageError
+from gpucloud.domain.job.quantities import format_size
+from gpucloud.domain.node.node import Node
+from gpucloud.domain.untrusted.bounds import ANSWER_BYTES
 from gpucloud.ports import Completed
 
 HANDSHAKES = 8  # stock sshd drops some of 10 and more (MaxStartups 10:30:100)
@@ -252,3 +253,41 @@ def _way(node: Node) -> tuple[object, ...]:
 def _shown(argv: tuple[str, ...]) -> str:
     """Words may be long or secret: name the program only."""
     return f"{argv[0]} …" if len(argv) > 1 else argv[0]
+
+
+# A command as every login shell hands it on: sh, bash, zsh, fish and csh read it alike.
+#
+# sshd gives the command to the login shell, whichever that is. fish knows neither `$?` nor the usual escapes, csh no
+# line
+# breaks within quotes, and both read some characters otherwise. So all of them are only told to become `/bin/sh`, by
+# one line in single quotes in which there is nothing that any of them reads: no quote, no line break, no `!`, and no
+# backslash before a backslash. What a word has of these, `/bin/sh` makes from its number.
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+_OF_SH = re.compile(r'(["$`])')
+_MADE = {"\n": ("n", '$(printf "\\012x"); n=${n%x}'), "'": ("q", '$(printf "\\047")'),
+         "\\": ("b", '$(printf "\\134")'), "!": ("e", '$(printf "\\041")')}  # fmt: skip
+
+
+def watched(argv: tuple[str, ...]) -> bytes:
+    """Return the command; a shell stays and reports how it ended, so that a death by signal n is exit code 128 + n."""
+    return _line(argv, "{}; exit $?")
+
+
+def replacing(argv: tuple[str, ...]) -> bytes:
+    """Return the command in the shell's own place: nothing of ours is between a terminal and its program."""
+    return _line(argv, "exec {}")
+
+
+def _line(argv: tuple[str, ...], form: str) -> bytes:
+    if any("\0" in word for word in argv):
+        raise UsageError("a word of a command holds a NUL character")
+    made = "".join(f"{name}={value}; " for char, (name, value) in _MADE.items() if any(char in w for w in argv))
+    return os.fsencode(f"exec /bin/sh -c '{made}{form.format(' '.join(map(_word, argv)))}'")
+
+
+def _word(word: str) -> str:
+    if _PLAIN.fullmatch(word):
+        return word
+    return '"' + "".join(f"${{{_MADE[c][0]}}}" if c in _MADE else _OF_SH.sub(r"\\\1", c) for c in word) + '"'

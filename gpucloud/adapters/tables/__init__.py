@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gpucloud.adapters.tables.maker import TableMaker
+from gpucloud.adapters.tables.program import TableMaker
 
 __all__ = ["TableMaker"]

@@ -1,4 +1,4 @@
-"""The dynamic program behind the learned policy, in NumPy.
+"""The learned policy's tables: what recorded markets show, and the dynamic program over it, in NumPy.
 
 Backwards over the time left. A state is the slack (time left less work left), what the job holds, and the market: up
 or down, by age bucket. Work done keeps the slack and everything else takes a tick of it, so that one step of time needs
@@ -8,14 +8,31 @@ on-demand machines.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from importlib import resources
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gpucloud.domain.policy.grid import Grid
-from gpucloud.domain.policy.hazards import BUCKETS, EDGES_H, Hazards
-from gpucloud.domain.policy.learned import Act, Tables
+from gpucloud.domain.market.policy.learned import (
+    BUCKETS,
+    EDGES_H,
+    Act,
+    Counts,
+    Grid,
+    Hazards,
+    Tables,
+    grid_of,
+    learned_from,
+    pooled,
+)
+from gpucloud.domain.market.policy.observation import Task
+from gpucloud.domain.money.ledger import Terms
 
 _NEVER = np.float32(1e12)
 _HOUR = 3600.0
@@ -193,3 +210,78 @@ def _packed(acts: Acts) -> Acts:
     padded.reshape(market, -1, slacks)[:, :stages] = acts
     packed: Acts = padded[:, :, 0] | padded[:, :, 1] << 2 | padded[:, :, 2] << 4 | padded[:, :, 3] << 6
     return packed
+
+
+# Makes the learned policy's tables for one job.
+
+
+_FREE_WITHIN = Terms().free_when_taken_within
+
+
+class TableMaker:
+    """Implements `PolicyTables` with a dynamic program over what recorded markets show.
+
+    Nothing is learned from the zones and markets in `without`: so that a replay is of no market that its policy has
+    seen; `past` is what was counted on the market before. Machines that are taken within `free_within` are not charged.
+    """
+
+    def __init__(
+        self, without: Collection[str] = (), past: Counts | None = None, free_within: timedelta = _FREE_WITHIN
+    ) -> None:
+        self._without = frozenset(without)
+        self._past = past
+        self._free_within_s = free_within.total_seconds()
+
+    def tables(self, task: Task, zones: int, gpus: int, spot_usd_per_hour: float) -> Tables:
+        """Return the best acts for the task, on machines with so many GPUs, spot in so many zones at that price."""
+        prices = Prices(spot=spot_usd_per_hour / task.on_demand_usd_per_hour, free_within_s=self._free_within_s)
+        return solve(grid_of(task), hazards(zones, gpus, self._without, self._past), prices)
+
+
+# What the recorded markets show of how zones come and go: counts by age, made by `python -m tests.prior`.
+
+
+_SMALL = 2  # GPUs of a machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """The counts of one zone, or of several watched as one, in one recorded market of machines with so many GPUs."""
+
+    market: str
+    gpus: int
+    zones: tuple[str, ...]
+    counts: Counts
+
+
+def hazards(zones: int, gpus: int, without: Collection[str] = (), past: Counts | None = None) -> Hazards:
+    """Return how a job's market comes and goes that may go to so many zones for machines with so many GPUs.
+
+    Learned from recorded zones, of which none of those in `without`, zones or markets, has a part; for big machines,
+    which are scarce and come for a short time, above all from big ones; and from the market's own past where that is
+    known, else with several zones from recorded sets of about as many.
+    """
+    rows = [row for row in recorded() if not {row.market, *row.zones} & set(without)]
+    levels = [pooled(row.counts for row in rows if len(row.zones) == 1)]
+    if gpus > _SMALL:
+        rows = [row for row in rows if row.gpus > _SMALL]
+        levels.append(pooled(row.counts for row in rows if len(row.zones) == 1))
+    sets = [row for row in rows if len(row.zones) > 1]
+    if past is not None:
+        levels.append(past)
+    elif zones > 1 and sets:
+        nearest = min({len(row.zones) for row in sets}, key=lambda count: (abs(count - zones), count))
+        levels.append(pooled(row.counts for row in sets if len(row.zones) == nearest))
+    return learned_from(*levels)
+
+
+@cache
+def recorded() -> tuple[Recorded, ...]:
+    """Return all counts that come with the package."""
+    text = resources.files("gpucloud.adapters.tables").joinpath("prior.json").read_text(encoding="utf-8")
+    return tuple(_row(raw) for raw in json.loads(text))
+
+
+def _row(raw: Mapping[str, Any]) -> Recorded:
+    found: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in raw["counts"].items()}
+    return Recorded(market=raw["market"], gpus=raw["gpus"], zones=tuple(raw["zones"]), counts=Counts(**found))

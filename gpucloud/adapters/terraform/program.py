@@ -1,19 +1,28 @@
-"""The Terraform program: where it is, whether it is new enough, and the environment it runs in."""
+"""The Terraform program: where it is, how it is fetched, and that one runs at a time in a folder."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
+import io
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import gpucloud
-from gpucloud.domain.errors import ToolMissing
+from gpucloud.domain.errors import ProvisionError, ToolMissing
+from gpucloud.domain.node.pinned import TERRAFORM, TERRAFORM_VERSION, PinnedFile
 
 _LEAST = (1, 5)
 # Variables that would change what a command means, or put other text where events are expected.
@@ -109,3 +118,106 @@ def _version(program: Path, env: Mapping[str, str], least: tuple[int, int]) -> s
     if not re.match(r"\d+\.\d+", version):
         raise ToolMissing(f"{program} has no version that can be read: {version}", hint=_install(least))
     return version
+
+
+# Fetches Terraform into gpucloud's own folder, for who asks for it: one version, by the SHA-256 that is known here.
+#
+# Where the archive comes from does not matter: what is not that very file is not unpacked.
+
+
+_SERVER = "https://releases.hashicorp.com/terraform"
+_TIMEOUT_S = 60.0
+_MACHINES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
+_HINT = "install it by hand: https://developer.hashicorp.com/terraform/install"
+
+
+def install(
+    folder: Path, *, story: Callable[[str], None], server: str = _SERVER, pinned: Mapping[str, PinnedFile] = TERRAFORM
+) -> Path:
+    """Return the program `terraform` in the folder, downloaded and checked. ToolMissing when it cannot be had."""
+    archive = _archive(pinned)
+    story(f"fetching {archive.name}, SHA-256 {archive.sha256}")
+    data = _fetch(f"{server}/{TERRAFORM_VERSION}/{archive.name}")
+    got = hashlib.sha256(data).hexdigest()
+    if got != archive.sha256:
+        raise ToolMissing(
+            f"{archive.name} from {server} has SHA-256 {got}, not {archive.sha256}: it was not installed", hint=_HINT
+        )
+    return _unpack(data, folder, archive.name)
+
+
+def _archive(pinned: Mapping[str, PinnedFile]) -> PinnedFile:
+    system = "darwin" if sys.platform == "darwin" else "linux"
+    machine = _MACHINES.get(platform.machine().lower(), platform.machine())
+    found = pinned.get(f"{system}_{machine}")
+    if found is None:
+        raise ToolMissing(f"no Terraform for {system} on {machine} is known here", hint=_HINT)
+    return found
+
+
+def _fetch(url: str) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as reply:  # noqa: S310  the caller's constant
+            return bytes(reply.read())
+    except OSError as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it is the reply too, with its connection
+        raise ToolMissing(f"cannot fetch {url}: {error}", hint=_HINT) from error
+
+
+def _unpack(data: bytes, folder: Path, archive: str) -> Path:
+    try:
+        program = zipfile.ZipFile(io.BytesIO(data)).read("terraform")
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = folder / "terraform.new"
+        beside.write_bytes(program)
+        beside.chmod(0o755)
+        return beside.replace(folder / "terraform")
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ToolMissing(f"{archive} is not an archive with Terraform in it: {error}", hint=_HINT) from error
+    except OSError as error:
+        raise ToolMissing(f"cannot write {folder}: {error.strerror}", hint="GPUCLOUD_HOME names another") from error
+
+
+# One Terraform at a time per working folder, on this machine.
+
+
+_POLL_S = 0.02
+
+
+@contextlib.contextmanager
+def alone(folder: Path, *, limit_s: float, story: Callable[[str], None]) -> Iterator[int]:
+    """Hold the folder's lock, which outlives this process while a Terraform that it started still runs.
+
+    Gives the lock's descriptor. ProvisionError when it is not free within `limit_s`.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fd = os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        _lock(fd, folder, limit_s, story)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int, folder: Path, limit_s: float, story: Callable[[str], None]) -> None:
+    deadline = time.monotonic() + limit_s
+    told = False
+    while not _try_lock(fd):
+        if not told:
+            story(f"another Terraform run for {folder.name} has not ended; waiting for it")
+            told = True
+        if time.monotonic() > deadline:
+            raise ProvisionError(
+                f"another Terraform run for {folder.name} has not ended after {limit_s:.0f} s",
+                hint=f"see the newest file in {folder / 'logs'}",
+            )
+        time.sleep(_POLL_S)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 from python_terraform import IsFlagged, Terraform
 
 from gpucloud.adapters.terraform import events, keeper
-from gpucloud.adapters.terraform.failures import Explain, failure
+from gpucloud.adapters.terraform.events import Explain, failure
 from gpucloud.domain.errors import GpucloudError, ProvisionError
 
 _POLL_S = 0.01

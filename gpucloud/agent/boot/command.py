@@ -1,27 +1,36 @@
-"""`python3 <zip> bootstrap`: the record and the code on standard input; how it ended as the last line."""
+"""`python3 <zip> bootstrap`: the node makes itself fit by its record, after a reboot too; the last line says how."""
 
 from __future__ import annotations
 
+import contextlib
+import grp
 import hashlib
 import json
 import os
+import platform
+import pwd
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO
 
 from gpucloud.agent.boot.files import alone, folder
-from gpucloud.agent.boot.here import ThisHost
-from gpucloud.agent.boot.resuming import PerBoot
-from gpucloud.domain.bootstrap.noderecord import NodeRecord, parse_record
-from gpucloud.domain.bootstrap.probing import package_path
 from gpucloud.domain.errors import GpucloudError, NodeError
-from gpucloud.usecases.bootstrap import Bootstrapped, Conduct, bootstrap
-from gpucloud.usecases.world import Package
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.node.bootstrap.facts import package_path
+from gpucloud.domain.node.bootstrap.wanted import NodeRecord, parse_record
+from gpucloud.domain.node.node import Node, NodeState
+from gpucloud.domain.offer import Pool
+from gpucloud.ports import Clock, Completed, Host
+from gpucloud.usecases.services import Package
+from gpucloud.usecases.supervise.bootstrap import REBOOT, Bootstrapped, Conduct, bootstrap
 from gpucloud.wholefile import read_text, write_whole
 
 _CHUNK_BYTES = 1 << 20
@@ -134,3 +143,142 @@ def _answer(done: Bootstrapped, record: NodeRecord) -> dict[str, object]:
 
 def _tell(line: str) -> None:
     sys.stderr.write(f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} {line}\n")
+
+
+# Going on with the node's own bootstrap after a reboot: cloud-init runs a script on each boot.
+
+
+_PER_BOOT = "/var/lib/cloud/scripts/per-boot"
+_GOES_DOWN_WITHIN_S = 600.0
+# The shell in the middle starts it in the background: cloud-init would wait, and with it `cloud-init status --wait`.
+_SCRIPT = """\
+#!/bin/sh
+# The bootstrap of gpucloud's job goes on after a reboot; it removes this file when it has ended.
+{command} </dev/null >>{log} 2>&1 &
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerBoot:
+    """The script that goes on with the bootstrap of `root`, run from `package`, as `login`."""
+
+    root: Path
+    package: Path
+    login: str
+
+    def restart(self, host: Host, _boot_id: str, _clock: Clock) -> None:
+        """Reboot, the script in place; returns never. Raises NodeError when the machine stays up."""
+        self._put(host)
+        done = host.run(("/bin/sh", "-c", REBOOT))
+        if 0 < done.exit_code < 128:
+            raise NodeError(f"no reboot: {done.stderr.decode(errors='replace').strip()}", hint="let its user reboot")
+        time.sleep(_GOES_DOWN_WITHIN_S)  # we end with the machine
+        raise NodeError("the machine did not go down within 10 min of its reboot", hint="replace the node")
+
+    def remove(self, host: Host) -> None:
+        """Have no script any more: a later boot is nobody's business but the supervisor's."""
+        if self.path.exists():
+            host.run(("sudo", "-n", "rm", "-f", str(self.path)))
+
+    @property
+    def path(self) -> Path:
+        """Where cloud-init looks."""
+        return Path(os.environ.get("GPUCLOUD_PER_BOOT", _PER_BOOT), "gpucloud-bootstrap")
+
+    def text(self) -> str:
+        """Return the script."""
+        again = (sys.executable, "-I", str(self.package), "bootstrap", "--again", "--root", str(self.root))
+        command = shlex.join(("sudo", "-n", "-H", "-u", self.login, "--", *again))
+        return _SCRIPT.format(command=command, log=shlex.quote(str(self.root / "bootstrap.log")))
+
+    def _put(self, host: Host) -> None:
+        """Put it there whole: `mv` is the last thing done."""
+        text = 'umask 022; mkdir -p "${1%/*}" && cat >"$1.new" && chmod 755 "$1.new" && mv -f "$1.new" "$1"'
+        argv = ("sudo", "-n", "sh", "-c", text, "sh", str(self.path))
+        done = host.run(argv, stdin=self.text().encode())
+        if done.exit_code != 0:
+            raise NodeError(f"{self.path}: {done.stderr.decode(errors='replace').strip()}", hint="let its user sudo")
+
+
+# This machine as a host: what a supervisor runs over SSH, run here.
+
+
+_BROUGHT = ("docker",)  # groups into which system software puts the login that uses it
+
+
+class ThisHost:
+    """The `Host` of the node itself: commands run in the login's home, as SSH has them."""
+
+    def __init__(self, root: Path) -> None:
+        self.node = _this_node(root)
+        self._joined: tuple[str, ...] = ()
+
+    def run(self, argv: tuple[str, ...], *, stdin: bytes = b"", timeout_s: float = 30.0) -> Completed:
+        """Run argv and return when it ended. NodeError when it cannot be started, or takes longer than that."""
+        try:
+            process = subprocess.Popen(
+                joining(argv, self._joined),
+                cwd=Path.home(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise NodeError(f"{argv[0]}: {error.strerror}", hint=None) from error
+        with process:
+            try:
+                out, said = process.communicate(stdin, timeout=timeout_s)
+            except subprocess.TimeoutExpired as error:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                raise NodeError(f"`{' '.join(argv[:4])}` did not end within {timeout_s:g} s", hint=None) from error
+        return Completed(exit_code=process.returncode, stdout=out, stderr=said)
+
+    def sync(self, root: Path, target: str) -> str:
+        """Nothing is sent to oneself."""
+        raise NodeError(f"{root} cannot be sent to {target} on this node by itself", hint=None)
+
+    def interact(self, argv: tuple[str, ...]) -> int:
+        """Nobody sits at a node's terminal."""
+        raise NodeError(f"no terminal for {argv[:1]}", hint=None)
+
+    def renew(self) -> None:
+        """Have what runs from now on be in the groups that this login got meanwhile, as a new login would."""
+        self._joined = tuple(group for group in _BROUGHT if _is_new(group))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def joining(argv: tuple[str, ...], groups: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command as a member of these groups runs it (newgrp(1), `sg`)."""
+    for group in groups:
+        argv = ("sg", group, "-c", shlex.join(argv))
+    return argv
+
+
+def _is_new(name: str) -> bool:
+    """Whether the login is in the group, and this process, which is older than that, is not."""
+    try:
+        group = grp.getgrnam(name)
+    except KeyError:
+        return False
+    return pwd.getpwuid(os.getuid()).pw_name in group.gr_mem and group.gr_gid not in os.getgroups()
+
+
+def _this_node(root: Path) -> Node:
+    home = Path.home()
+    below = root.relative_to(home) if root.is_relative_to(home) else root
+    return Node(
+        id=platform.node(),
+        pool=Pool(instance_type="", zone="", market=Market.OWNED),
+        state=NodeState.RUNNING,
+        launched_at=datetime.now(timezone.utc),
+        address="127.0.0.1",
+        port=0,
+        user=os.environ.get("USER", ""),
+        private_address="127.0.0.1",
+        interface=None,
+        root=str(below),
+    )

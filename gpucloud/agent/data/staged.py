@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gpucloud.domain.data import DataFile
+from gpucloud.domain.job.data import DataFile
 from gpucloud.wholefile import read_text
 
 MARK = ".gpucloud-data.json"

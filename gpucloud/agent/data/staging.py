@@ -1,4 +1,4 @@
-"""Stages one data set: placed on the fastest disk, fetched, proven, marked whole, and found under its target."""
+"""`python3 <zip> data`: one line of JSON, then a packed set; the last line of the answer says what was done."""
 
 from __future__ import annotations
 
@@ -6,21 +6,67 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
+import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from gpucloud import processes
-from gpucloud.agent.data import linking
 from gpucloud.agent.data.disks import disks
 from gpucloud.agent.data.fetching import Fetched, fetch
 from gpucloud.agent.data.staged import MARK, marked, of_mark
-from gpucloud.domain.data import DataFile, DataSet, gigabytes, place_of
-from gpucloud.domain.errors import NodeError
-from gpucloud.domain.hardware.disks import Disk, choose
-from gpucloud.domain.quantities import counted
+from gpucloud.domain.codec import from_json
+from gpucloud.domain.errors import GpucloudError, NodeError
+from gpucloud.domain.job.data import DataFile, DataSet, gigabytes, place_of, unpack
+from gpucloud.domain.job.quantities import counted
+from gpucloud.domain.node.hardware.host import Disk, choose
 from gpucloud.wholefile import read_text, write_whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is to be done with a set; `env` (secrets may be in it) is what S3 is reached with.
+
+    `stage` does it all, for a set in S3. A set that is sent by the supervisor is `place`d (the answer is JSON: its
+    folder, and the paths that are missing there) and `finish`ed.
+    """
+
+    do: str
+    order: Order
+    env: tuple[tuple[str, str], ...] = ()
+
+
+def main(root: Path, given: BinaryIO, say: Callable[[str], object]) -> int:
+    """Carry out what is asked on `given` and return the exit code."""
+    asked = from_json(Asked, given.readline())
+    found = unpack(given.read())
+    os.environ.update(asked.env)
+    try:
+        match asked.do:
+            case "place":
+                place = prepare(root, asked.order, found)
+                say(json.dumps({"folder": str(place.folder), "missing": [file.path for file in place.missing]}))
+            case "finish":
+                with locked(root, asked.order.content):
+                    finish(root, asked.order, found, prepare(root, asked.order, found).folder)
+                say(f"note: data: {asked.order.target}: {gigabytes(found.size)}, {counted(len(found.files), 'file')}")
+            case _:
+                say(f"note: {stage(root, asked.order, found)}")
+    except GpucloudError as error:
+        say(f"{error}; hint: {error.hint}" if error.hint else str(error))
+        return 1
+    except OSError as error:
+        say(f"{error.filename}: {error.strerror}")
+        return 1
+    return 0
+
+
+# Stages one data set: placed on the fastest disk, fetched, proven, marked whole, and found under its target.
+
 
 _BEGUN = ".gpucloud-begun"
 
@@ -58,7 +104,7 @@ def prepare(root: Path, order: Order, found: DataSet) -> Place:
 
     Raises NodeError where the target cannot be made, and, with the numbers, where there is no room.
     """
-    linking.require(Path(place_of(order.target, str(root), below_root=order.below_root)), below_root=order.below_root)
+    require(Path(place_of(order.target, str(root), below_root=order.below_root)), below_root=order.below_root)
     there = [_with_held(disk, order, found) for disk in disks(root, below_root=order.below_root)]
     disk = choose(tuple(there), found.size)
     if isinstance(disk, str):
@@ -83,7 +129,7 @@ def finish(root: Path, order: Order, found: DataSet, folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         (folder / _BEGUN).unlink()
     target = Path(place_of(order.target, str(root), below_root=order.below_root))
-    linking.link(target, folder, below_root=order.below_root)
+    link(target, folder, below_root=order.below_root)
     (root / "data").mkdir(parents=True, exist_ok=True)
     write_whole(root / "data" / f"{order.key}.json", json.dumps({"folder": str(folder), "target": str(target)}))
 
@@ -171,3 +217,67 @@ def _room_hint(there: list[Disk]) -> str:
     if old:
         return f"rm -r {old[0]} on the node: a set of an earlier job"
     return "take machines with a larger disk: `aws: {disk_gib: …}`, or a type with instance storage"
+
+
+# The path under which scripts find a set: a link to where it lies.
+
+
+_OURS = re.compile(r"/(gpucloud-data|data/sets)/[0-9a-f]{64}$")
+
+
+def require(target: Path, *, below_root: bool) -> None:
+    """Raise NodeError when something that is not ours is at the target, or it could not be made."""
+    if target.is_symlink():
+        if _OURS.search(str(target.readlink())):
+            return
+        raise NodeError(f"{target} is a link to {target.readlink()}", hint="name another folder under `data:`")
+    if target.exists():
+        if target.is_dir() and not os.listdir(target):
+            return
+        raise NodeError(f"{target} is there already and is not empty", hint="name another folder under `data:`")
+    if below_root or _writable(target) or _run("sudo", "-n", "true"):
+        return
+    raise NodeError(
+        f"{target} cannot be made: {_above(target)} belongs to somebody else, and sudo asks for a password",
+        hint=f"name a folder below {Path.home()} under `data:`",
+    )
+
+
+def link(target: Path, folder: Path, *, below_root: bool) -> None:
+    """Make the target a link to the folder, in one step where one was there; by sudo where it must be."""
+    if target.is_symlink() and str(target.readlink()) == str(folder):
+        return
+    if below_root or _writable(target):
+        _make(target, folder)
+        return
+    beside = f"{target}.gpucloud-{os.getpid()}"
+    made = _run("sudo", "-n", "mkdir", "-p", str(target.parent)) and (
+        target.is_symlink() or not target.exists() or _run("sudo", "-n", "rmdir", str(target))
+    )
+    made = made and _run("sudo", "-n", "ln", "-s", "-T", str(folder), beside)
+    if not made or not _run("sudo", "-n", "mv", "-T", beside, str(target)):
+        raise NodeError(f"{target} cannot be made a link to {folder}", hint="name another folder under `data:`")
+
+
+def _make(target: Path, folder: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir() and not target.is_symlink():
+        target.rmdir()
+    beside = target.with_name(f".{target.name}.gpucloud-{os.getpid()}")
+    beside.symlink_to(folder)
+    beside.replace(target)
+
+
+def _writable(target: Path) -> bool:
+    return os.access(_above(target), os.W_OK)
+
+
+def _above(target: Path) -> Path:
+    return next(folder for folder in target.parents if folder.is_dir())
+
+
+def _run(*argv: str) -> bool:
+    try:
+        return subprocess.run(argv, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False

@@ -10,32 +10,31 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpucloud.agent.drive.interpreter import able, make
+from gpucloud.agent.drive.starting import able, make
 from gpucloud.agent.metadata import MetadataClient, endpoint, watcher_from
 from gpucloud.agent.seat import driver_seat
-from gpucloud.domain.bootstrap.wanted import DriverWanted
 from gpucloud.domain.codec import Malformed, from_json
 from gpucloud.domain.errors import GpucloudError, LeaseHeld, NodeError
-from gpucloud.domain.order import keeps
-from gpucloud.domain.state import ExitReason
-from gpucloud.domain.supervision.goal import Supervising
-from gpucloud.domain.supervision.seen import DriveTrial
-from gpucloud.usecases.jobstore import JobStore
-from gpucloud.usecases.lease import is_over, take
-from gpucloud.usecases.orders import Orders
-from gpucloud.usecases.session import Session
+from gpucloud.domain.node.bootstrap.wanted import DriverWanted
+from gpucloud.domain.state.order import keeps
+from gpucloud.domain.state.state import ExitReason
+from gpucloud.domain.supervision.seen import DriveTrial, Supervising
+from gpucloud.usecases.job.session import Session
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.lease import is_over, take
+from gpucloud.usecases.jobstore.orders import Orders
 from gpucloud.wholefile import read_text
 from gpucloud.wiring.driving import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpucloud.domain.driving import DriveOrder
-    from gpucloud.domain.ledger import Spend
-    from gpucloud.domain.node import Notice
-    from gpucloud.domain.state import JobState
+    from gpucloud.domain.money.ledger import Spend
+    from gpucloud.domain.node.node import Notice
+    from gpucloud.domain.state.state import JobState
     from gpucloud.domain.supervision.action import Action
     from gpucloud.domain.supervision.seen import Seen
+    from gpucloud.domain.supervision.self_driving import DriveOrder
 
 _LONGEST_PAUSE_S = 30.0
 

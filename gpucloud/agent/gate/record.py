@@ -6,12 +6,10 @@ import json
 from pathlib import Path
 
 from gpucloud import processes, smi
-from gpucloud.agent.gate.kernel_log import newest_event
+from gpucloud.agent.kernel_log import newest_event
 from gpucloud.domain.codec import Malformed, from_json, plain
-from gpucloud.domain.gate.figures import figures
-from gpucloud.domain.gate.findings import Finding
-from gpucloud.domain.gate.report import Report
-from gpucloud.domain.gate.wanted import GateFact
+from gpucloud.domain.node.gate.findings import Finding, GateFact, figures
+from gpucloud.domain.node.gate.report import Report
 from gpucloud.wholefile import read_text, write_whole
 
 _RECORD = "gate.json"

@@ -1,4 +1,4 @@
-"""Making a layer: the environment, what the job lacks, the user's setup; once for the same wishes, killed or not."""
+"""Making a layer: environment, what the job lacks, the user's setup; once for the same wishes; old ones collected."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -16,23 +17,21 @@ from pathlib import Path
 
 from gpucloud import smi
 from gpucloud.agent.layer import tools
-from gpucloud.agent.layer.collect import collect
 from gpucloud.agent.layer.environment import (
     Environment,
+    Places,
     add_pip,
     add_pip_commands,
     conda_argv,
+    installing,
     make_venv,
+    places,
+    variables,
 )
-from gpucloud.agent.layer.fact import base, index_for, key_of, read_ready
-from gpucloud.agent.layer.installed import freeze, installed_version, torch_cuda
-from gpucloud.agent.layer.places import Places, places
-from gpucloud.agent.layer.simpleindex import Unreachable
-from gpucloud.agent.layer.steps import stepped
-from gpucloud.agent.layer.variables import installing, variables
-from gpucloud.domain.bootstrap.answers import SETUP_LOG_BYTES, FailedSetup
-from gpucloud.domain.layer import BOTO3, ISAL, LayerOrder, suffices
-from gpucloud.domain.torchwheels import TORCH
+from gpucloud.agent.layer.fact import base, freeze, index_for, installed_version, key_of, read_ready, torch_cuda
+from gpucloud.agent.layer.tools import Unreachable
+from gpucloud.domain.node.bootstrap.facts import SETUP_LOG_BYTES, FailedSetup
+from gpucloud.domain.node.layer import BOTO3, ISAL, TORCH, LayerOrder, suffices
 from gpucloud.wholefile import read_tail, write_whole
 
 _INSTALLS = re.compile(r"\b(pip3?|uv)\b")
@@ -222,3 +221,131 @@ class _Work:
     @property
     def _log_path(self) -> Path:
         return self.places.layers / f"{self.folder.name}.log"
+
+
+# Which command of a setup failed: `sh` tells nobody, so that a file says which one was begun last.
+
+
+_MOST_LINES = 400
+_PARSED_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """A setup that notes each command in `file` before it runs; `commands` are their texts, in order."""
+
+    text: str
+    commands: tuple[str, ...]
+    file: Path
+
+    def last_begun(self) -> str:
+        """Return the command that was begun last, in one line."""
+        number = _number(self.file)
+        chosen = self.commands[number] if 0 <= number < len(self.commands) else self.commands[0]
+        return " ".join(line.strip().removesuffix("\\").strip() for line in chosen.splitlines()).strip()
+
+
+def stepped(text: str, file: Path) -> Stepped:
+    """Return the setup as it is run.
+
+    A text that the shell would not read in pieces as it does in one (with here-documents, or unfinished) stays as it is
+    and is one command.
+    """
+    commands = _commands(text)
+    if len(commands) < 2:
+        return Stepped(text=text, commands=(text.strip(),), file=file)
+    place = shlex.quote(str(file))
+    noted = (f"echo {number} 2>/dev/null >|{place} || :\n{command}" for number, command in enumerate(commands))
+    return Stepped(text="\n".join(noted), commands=commands, file=file)
+
+
+def _commands(text: str) -> tuple[str, ...]:
+    lines = text.split("\n")
+    if "<<" in text or len(lines) > _MOST_LINES:
+        return ()
+    commands: list[str] = []
+    begun: list[str] = []
+    for line in lines:
+        begun.append(line)
+        if line.endswith("\\") or not _parses("\n".join(begun)):
+            continue
+        if any(part.strip() and not part.lstrip().startswith("#") for part in begun):
+            commands.append("\n".join(begun))
+        begun = []
+    return () if begun else tuple(commands)
+
+
+def _parses(text: str) -> bool:
+    try:
+        done = subprocess.run(
+            ["/bin/sh", "-n", "-c", text],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_PARSED_WITHIN_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def _number(file: Path) -> int:
+    try:
+        return int(file.read_text().strip() or 0)
+    except (OSError, ValueError):
+        return 0
+
+
+# Removing layers that nobody uses any more.
+
+
+KEPT = 4
+"""So many layers stay, the ones that were asked for last."""
+
+# Processes of another PID namespace cannot be seen, but whoever runs a layer has asked for it at its node's start.
+_UNUSED_S = 7 * 86400.0
+
+
+def collect(places: Places, keep: str) -> tuple[str, ...]:
+    """Remove old layers and return their names; `keep`, the newest, and what is or may be in use stay."""
+    ready = sorted(places.layers.glob("*/ready.json"), key=_asked_for, reverse=True)
+    removed = []
+    for file in ready[KEPT:]:
+        folder = file.parent
+        if folder.name != keep and time.time() - _asked_for(file) > _UNUSED_S and not _is_used(folder):
+            removed += [folder.name] if _remove(places, folder) else []
+    return tuple(removed)
+
+
+def _asked_for(ready: Path) -> float:
+    try:
+        return ready.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _is_used(folder: Path) -> bool:
+    """Whether a process here was started from the layer: its name is in the command line or in PATH."""
+    name = os.fsencode(str(folder))
+    for process in Path("/proc").glob("[0-9]*"):
+        for part in ("cmdline", "environ"):
+            try:
+                if name in (process / part).read_bytes():
+                    return True
+            except OSError:
+                continue
+    return False
+
+
+def _remove(places: Places, folder: Path) -> bool:
+    """Remove the layer unless it is being made again; the mark goes first, so that a rest is no layer."""
+    with (places.layers / f"{folder.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        (folder / "ready.json").unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        (places.layers / f"{folder.name}.log").unlink(missing_ok=True)
+    return True

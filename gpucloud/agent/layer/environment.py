@@ -1,16 +1,20 @@
-"""The empty environment that a setup fills: on top of the node's Python, or from a conda file."""
+"""The empty environment that a setup fills, the variables it sees, and where layers and tools lie."""
 
 from __future__ import annotations
 
+import os
 import pkgutil
+import platform
 import shlex
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud.agent.layer import pipshim
+from gpucloud.domain.node.layer import USUAL_INDEX, LayerOrder, torch_url
 
 _PLAIN = '#!/bin/sh\nexec "$(dirname "$0")/python" -m pip "$@"\n'
 
@@ -78,3 +82,71 @@ def add_pip_commands(made: Environment, uv: str | None) -> None:
 
 def _site_paths() -> list[str]:
     return [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+
+
+# The environment variables that a setup and our own installs see.
+
+
+def variables(order: LayerOrder, places: Places, made: Environment | None, index: str) -> dict[str, str]:
+    """Return the node's variables, ours, and the job's, which win; `made` is None before there is an environment.
+
+    Addresses of indexes travel here only, never in an argument list: they may hold a password.
+    """
+    job = dict(order.env)
+    packages = job.get("PIP_INDEX_URL") or order.pip_mirror
+    mirrors = dict.fromkeys(("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"), packages) if packages else {}
+    ours = {
+        "PIP_NO_INPUT": "1",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_CACHE_DIR": str(places.cache / "pip"),
+        "UV_CACHE_DIR": str(places.cache / "uv"),
+        "UV_NO_PROGRESS": "1",
+        "MAMBA_ROOT_PREFIX": str(places.cache / "mamba"),
+        "GPUCLOUD_TORCH_INDEX": f"{(order.torch_mirror or USUAL_INDEX).rstrip('/')}/{index}",
+    }
+    env = {**os.environ, **ours, **mirrors, **job}
+    if made is not None:
+        env["PATH"] = f"{made.folder / 'bin'}:{os.environ.get('PATH', os.defpath)}"
+        env["CONDA_PREFIX" if made.conda else "VIRTUAL_ENV"] = str(made.folder)
+        env["UV_PYTHON"] = str(made.python)
+    return env
+
+
+def installing(env: dict[str, str], index: str, mirror: str | None) -> dict[str, str]:
+    """Return the variables under which pip finds torch's build of that index, and no other."""
+    url = torch_url(index, mirror, platform.machine())
+    if url is None:
+        return env
+    others = ("PIP_EXTRA_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_INDEX", "UV_INDEX_URL")
+    kept = {name: value for name, value in env.items() if name not in others}
+    return {**kept, "PIP_INDEX_URL": url, "UV_DEFAULT_INDEX": url}
+
+
+# Where layers, the tools that make them and their caches lie.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Folders that all jobs of a login share; GPUCLOUD_LAYERS moves them together, so that nodes can share them."""
+
+    layers: Path
+    tools: Path
+    cache: Path
+
+    def folder(self, key: str) -> Path:
+        """Return where the layer of that name lies."""
+        return self.layers / key
+
+
+def places(environ: Mapping[str, str] = os.environ) -> Places:
+    """Return this login's places."""
+    shared = environ.get("GPUCLOUD_LAYERS")
+    if shared:
+        return Places(layers=Path(shared), tools=Path(shared) / ".bin", cache=Path(shared) / ".cache")
+    home = Path("~/.gpucloud").expanduser()
+    return Places(layers=home / "layers", tools=home / "bin", cache=home / "cache")
+
+
+def platform_name() -> str:
+    """Return what wheels are built for here, such as `linux-x86_64`."""
+    return f"{sys.platform}-{platform.machine()}"

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpucloud import smi
-from gpucloud.agent.layer.installed import freeze, installed_version, torch_cuda
-from gpucloud.agent.layer.places import Places, platform_name
-from gpucloud.domain.bootstrap.facts import Layer
-from gpucloud.domain.hardware.gpus import Gpu
-from gpucloud.domain.layer import LayerWanted, is_needed, layer_key
-from gpucloud.domain.torchwheels import torch_index
+from gpucloud.agent.layer.environment import Places, platform_name
+from gpucloud.domain.node.bootstrap.facts import Layer
+from gpucloud.domain.node.hardware.gpus import Gpu
+from gpucloud.domain.node.layer import LayerWanted, is_needed, layer_key, torch_index
 from gpucloud.wholefile import read_text
 
 
@@ -83,3 +83,45 @@ def read_ready(folder: Path) -> Layer | None:
         )
     except (ValueError, KeyError, TypeError):
         return None
+
+
+# What is installed for an interpreter, read from metadata; nothing is imported, which for torch takes seconds.
+
+
+_METADATA = re.compile(r"(.+?)-(\d[^-]*)(?:-py[\d.]+)?\.(?:dist|egg)-info")
+
+
+def installed_version(package: str, path: Iterable[str]) -> str | None:
+    """Return the version of the package that an interpreter with this `sys.path` would import."""
+    prefix = f"{package}=="
+    return next((line[len(prefix) :] for line in _distributions(path) if line.startswith(prefix)), None)
+
+
+def freeze(path: Iterable[str]) -> tuple[str, ...]:
+    """Return `name==version` for everything on the path, sorted; the first of a name counts, as it does for import."""
+    found: dict[str, str] = {}
+    for line in _distributions(path):
+        found.setdefault(re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower(), line)
+    return tuple(sorted(found.values(), key=str.lower))
+
+
+def torch_cuda(path: Iterable[str]) -> str | None:
+    """Return the CUDA that the torch on the path was built for, such as `13.0`; None: for the CPU, or no torch."""
+    for folder in path:
+        text = read_text(Path(folder or ".") / "torch" / "version.py")
+        if text is not None:
+            m = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+            return m[1] if m else None
+    return None
+
+
+def _distributions(path: Iterable[str]) -> Iterable[str]:
+    for folder in path:
+        try:
+            names = sorted(os.listdir(folder or "."))
+        except OSError:
+            continue  # a zip, or a place that is not there
+        for name in names:
+            m = _METADATA.fullmatch(name)
+            if m is not None:
+                yield f"{m[1]}=={m[2]}"

@@ -13,10 +13,13 @@ from gpucloud import smi
 from gpucloud.agent.machine.carrying import StepFailed, ask_apt, carry_out
 from gpucloud.agent.machine.gather import gather
 from gpucloud.agent.machine.notes import Notes
-from gpucloud.domain.machine import MachineFact, MachineWanted, digest
-from gpucloud.domain.machine.deciding import next_step
-from gpucloud.domain.machine.decisions import Ask, MachineStep, Ready, Reboot, Stuck
-from gpucloud.domain.machine.facts import AptAnswer, MachineFacts
+from gpucloud.domain.codec import from_json, to_json
+from gpucloud.domain.node.bootstrap.facts import REFUSED, Answer
+from gpucloud.domain.node.bootstrap.steps import REBOOT_WANTED
+from gpucloud.domain.node.machine import MachineFact, MachineWanted, digest
+from gpucloud.domain.node.machine.decide import next_step
+from gpucloud.domain.node.machine.decisions import Ask, MachineStep, Ready, Reboot, Stuck
+from gpucloud.domain.node.machine.facts import AptAnswer, MachineFacts
 
 _MOST_STEPS = 60  # far more than any way has: a loop that has no end is a fault of ours
 
@@ -158,3 +161,19 @@ def say(line: str) -> None:
     """Tell whoever looks on."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
+
+
+# The node's `machine` command: its wish on standard input, its answer as one line, how it ended as the exit code.
+
+
+def machine_command(root: Path) -> int:
+    """Make this machine what the wish says and return 0; 101 when it must boot anew, 102 when nothing mends it."""
+    made = make(root, from_json(MachineWanted, sys.stdin.read()))
+    if made.stuck is not None:
+        answer, code = Answer(said=made.stuck.what, hint=made.stuck.hint, steps=made.steps), REFUSED
+    elif made.reboot:
+        answer, code = Answer(said=made.reboot, steps=made.steps), REBOOT_WANTED
+    else:
+        answer, code = Answer(said="ready", steps=made.steps), 0
+    sys.stdout.write(f"{to_json(answer)}\n")
+    return code

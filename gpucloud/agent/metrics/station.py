@@ -1,4 +1,4 @@
-"""Everything that is measured on a node, for one look a second."""
+"""Everything that is measured on a node, for one look a second, and the history kept of it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from gpucloud.agent.metrics.endpoint import PORT, Endpoint
-from gpucloud.agent.metrics.exposition import Figures, exposition
-from gpucloud.agent.metrics.keeping import Keeper
-from gpucloud.agent.metrics.kernel import KernelLog
-from gpucloud.agent.metrics.machine import Machine
+from gpucloud.agent.kernel_log import KernelLog
+from gpucloud.agent.metrics.endpoint import PORT, Endpoint, Figures, exposition
 from gpucloud.agent.metrics.sampler import Sampler
-from gpucloud.domain.agentstatus import AttemptStatus, RunState
-from gpucloud.domain.hardware.gpus import GpuSample
-from gpucloud.domain.hardware.host import HostSample
-from gpucloud.domain.hardware.illness import Signs, absent, illness
-from gpucloud.domain.hardware.xids import Xid, pci_address
+from gpucloud.domain.codec import to_json
+from gpucloud.domain.node.hardware.gpus import GpuSample
+from gpucloud.domain.node.hardware.host import HostSample
+from gpucloud.domain.node.hardware.xids import Signs, Xid, absent, illness, pci_address
+from gpucloud.domain.node.status import AttemptStatus, RunState
+from gpucloud.domain.node.use import SPAN_S, span_of
 from gpucloud.smi import NO_PARTS, mig_parts, visible
 from gpucloud.wholefile import write_whole
 
@@ -153,3 +151,118 @@ class _Watch:
             missing=timedelta(seconds=now - self._missing_since if self._missing_since else 0),
             xids=self._xids,
         )
+
+
+# A node's history: a line of means and extremes every ten seconds, in the attempt's folder.
+
+
+class Keeper:
+    """Collects samples, and appends a span to the file when it is full or the attempt ends."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._start: datetime | None = None
+        self._rounds: list[tuple[GpuSample, ...]] = []
+        self._hosts: list[HostSample] = []
+
+    def keep(self, path: Path, gpus: tuple[GpuSample, ...], host: HostSample | None, now: datetime) -> None:
+        """Take what was sampled now, for the attempt whose file is `path`."""
+        if path != self._path:
+            self.end()
+        self._path, self._start = path, self._start or now
+        if gpus and (not self._rounds or gpus != self._rounds[-1]):
+            self._rounds.append(gpus)
+        if host is not None:
+            self._hosts.append(host)
+        if (now - self._start).total_seconds() >= SPAN_S:
+            self._write(now)
+
+    def end(self) -> None:
+        """Write what is left of the span that is open."""
+        if self._start is not None:
+            self._write(datetime.now(timezone.utc))
+        self._path = self._start = None
+
+    def _write(self, now: datetime) -> None:
+        # The last look ends this span and begins the next one: bytes on the network count from look to look.
+        start, hosts, rounds = self._start, self._hosts, self._rounds
+        self._start, self._hosts, self._rounds = now, hosts[-1:], []
+        if self._path is None or start is None or len(hosts) < 2:
+            return
+        line = to_json(span_of(start, now, rounds, hosts)) + "\n"
+        with contextlib.suppress(OSError), self._path.open("a") as file:  # a full disk costs history, not the job
+            file.write(line)
+
+
+# The machine's own figures, from the kernel.
+
+
+_MIB = 1 << 20
+
+
+class Machine:
+    """Looks at /proc; remembers the look before, because the kernel counts from the boot on."""
+
+    def __init__(self, disk: Path, proc: Path = Path("/proc"), net: Path = Path("/sys/class/net")) -> None:
+        """`disk` is a folder on the file system whose space counts."""
+        self._net = net
+        self._disk = disk
+        self._proc = proc
+        self._before: tuple[int, int] | None = None
+
+    def look(self) -> HostSample | None:
+        """Return how it stands, None where there is no /proc (macOS)."""
+        try:
+            memory = _memory(self._proc / "meminfo")
+            received, sent = _network(self._proc / "net/dev", self._net)
+            disk = os.statvfs(self._disk)
+            return HostSample(
+                at=datetime.now(timezone.utc),
+                cpu=self._cpu(),
+                memory_used_mib=memory["MemTotal"] - memory["MemAvailable"],
+                memory_mib=memory["MemTotal"],
+                disk_free_mib=disk.f_bavail * disk.f_frsize // _MIB,
+                received=received,
+                sent=sent,
+            )
+        except (OSError, KeyError, ValueError, IndexError):
+            return None
+
+    def _cpu(self) -> float | None:
+        """Return the busy share since the look before, in percent (proc(5): user … steal; guest is in user)."""
+        with (self._proc / "stat").open() as file:
+            counts = [int(word) for word in file.readline().split()[1:9]]
+        total, idle = sum(counts), counts[3] + counts[4]
+        before, self._before = self._before, (total, idle)
+        if before is None or total <= before[0]:
+            return None
+        return round(100.0 * (1 - (idle - before[1]) / (total - before[0])), 1)
+
+
+def _memory(path: Path) -> dict[str, int]:
+    """Return the first lines of meminfo, in MiB."""
+    found = {}
+    with path.open() as file:
+        for line in file:
+            name, _, rest = line.partition(":")
+            found[name] = int(rest.split()[0]) // 1024
+            if name == "MemAvailable":
+                break
+    return found
+
+
+def _network(path: Path, net: Path) -> tuple[int, int]:
+    """Return bytes received and sent by the machine's network cards.
+
+    What goes over a bond, a VLAN, a bridge or a container's pair of ends goes over a card's port too, and would count
+    twice; only a card has a device. Where none has one, as in a container, whatever there is counts.
+    """
+    counts: dict[str, tuple[int, int]] = {}
+    with path.open() as file:
+        for line in file:
+            name, colon, rest = line.partition(":")
+            if colon and name.strip() != "lo":
+                words = rest.split()
+                counts[name.strip()] = int(words[0]), int(words[8])
+    cards = [name for name in counts if (net / name / "device").exists()] or list(counts)
+    return sum(counts[name][0] for name in cards), sum(counts[name][1] for name in cards)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from gpucloud.domain.agentstatus import Stop
-from gpucloud.domain.node import Fault
+from gpucloud.domain.node.node import Fault
+from gpucloud.domain.node.status import Stop
 from gpucloud.domain.offer import Offer, Pool
-from gpucloud.domain.order import BudgetChange
-from gpucloud.domain.state import ExitReason, Interruption
+from gpucloud.domain.state.order import BudgetChange
+from gpucloud.domain.state.state import ExitReason, Interruption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpucloud.domain.order import Until
-from gpucloud.domain.shown import in_one_line
-from gpucloud.domain.state import Attempt, ExitReason
+from gpucloud.domain.money.prepaid import may_launch
+from gpucloud.domain.state.order import Until
+from gpucloud.domain.state.state import Attempt, ExitReason
 from gpucloud.domain.supervision.action import (
     Action,
     Arm,
@@ -21,16 +21,23 @@ from gpucloud.domain.supervision.action import (
     Resize,
     Wait,
 )
-from gpucloud.domain.supervision.capacity import has_enough, is_cooling, other_pool, pool_of_the_course, refused_lately
+from gpucloud.domain.supervision.capacity import (
+    has_enough,
+    is_cooling,
+    other_pool,
+    pause_line,
+    pause_until,
+    pool_of_the_course,
+    refused_lately,
+    saved_steps,
+)
 from gpucloud.domain.supervision.elastic import AWAITING, can_start, waits_until
 from gpucloud.domain.supervision.membership import NOBODY_ANSWERS, all_silent, is_usable, noticed_beside, some_leave
-from gpucloud.domain.supervision.prepaid import may_launch
-from gpucloud.domain.supervision.quarantine import give_up_pool, note_bad, stop_buying, to_replace
+from gpucloud.domain.supervision.quarantine import failed_setup, give_up_pool, note_bad, stop_buying, to_replace
+from gpucloud.domain.supervision.renewal import can_renew, make_room, prepare, promise, renew, tell, unfit
 from gpucloud.domain.supervision.seen import Goal, Limits, Readiness, Rules, Seen
-from gpucloud.domain.supervision.setups import failed_setup
-from gpucloud.domain.supervision.storm import pause_line, pause_until, saved_steps
 from gpucloud.domain.supervision.succession import succeed
-from gpucloud.domain.supervision.upkeep import can_renew, make_room, prepare, promise, renew, tell, unfit
+from gpucloud.domain.untrusted.shown import in_one_line
 
 _WORTH = timedelta(seconds=30)
 _ARMING = timedelta(seconds=15)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 
-from gpucloud.domain.ledger import usd_for
-from gpucloud.domain.quantities import span_of
-from gpucloud.domain.state import JobState
+from gpucloud.domain.job.quantities import span_of
+from gpucloud.domain.money.ledger import usd_for
+from gpucloud.domain.money.prepaid import least_budget_usd, reserve_usd, sooner
+from gpucloud.domain.state.state import JobState
 from gpucloud.domain.supervision.action import Arm, ObeyOrder
-from gpucloud.domain.supervision.prepaid import least_budget_usd, reserve_usd, sooner
 from gpucloud.domain.supervision.seen import Goal, Rules, Seen
 
 

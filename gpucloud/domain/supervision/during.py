@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from gpucloud.domain.agentstatus import EXCUSED, UNTOLD, Outcome, Stop
-from gpucloud.domain.node import EndCause
-from gpucloud.domain.quantities import format_span
-from gpucloud.domain.state import Attempt, ExitReason, Interruption, InterruptionKind
+from gpucloud.domain.job.quantities import format_span
+from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.node.node import EndCause
+from gpucloud.domain.node.status import EXCUSED, UNTOLD, Outcome, Stop
+from gpucloud.domain.node.use import wasted
+from gpucloud.domain.state.state import Attempt, ExitReason, Interruption, InterruptionKind
 from gpucloud.domain.supervision.action import (
     Action,
     BringHome,
@@ -18,13 +20,13 @@ from gpucloud.domain.supervision.action import (
     Replace,
     Wait,
 )
-from gpucloud.domain.supervision.belief import believed_dead, is_doubtful
 from gpucloud.domain.supervision.elastic import ask_for_more, order_to_grow
-from gpucloud.domain.supervision.hang import hung
 from gpucloud.domain.supervision.membership import (
     NOBODY_ANSWERS,
     all_silent,
+    believed_dead,
     has_notice,
+    is_doubtful,
     is_gone,
     is_over,
     members_of,
@@ -35,12 +37,11 @@ from gpucloud.domain.supervision.membership import (
     quarantined,
     some_leave,
 )
-from gpucloud.domain.supervision.prepaid import Wall
+from gpucloud.domain.supervision.pace import hung
 from gpucloud.domain.supervision.quarantine import in_a_row, note_bad, to_replace
+from gpucloud.domain.supervision.renewal import make_room, prepare, renew, tell, unfit, worth_a_start
 from gpucloud.domain.supervision.seen import Goal, Homecoming, Limits, NodeSeen, Readiness, Rules, Seen
 from gpucloud.domain.supervision.succession import have_beside, order_to_move
-from gpucloud.domain.supervision.upkeep import make_room, prepare, renew, tell, unfit, worth_a_start
-from gpucloud.domain.use import wasted
 
 
 def during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:

@@ -20,13 +20,13 @@ import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from gpucloud.domain.agentstatus import Stop
-from gpucloud.domain.state import Attempt, ExitReason
+from gpucloud.domain.money.prepaid import may_launch
+from gpucloud.domain.node.status import Stop
+from gpucloud.domain.state.state import Attempt, ExitReason
 from gpucloud.domain.supervision.action import EndAttempt, Resize
 from gpucloud.domain.supervision.capacity import has_enough, is_cooling, refused
 from gpucloud.domain.supervision.membership import is_usable
 from gpucloud.domain.supervision.pace import Pace, pace_of
-from gpucloud.domain.supervision.prepaid import may_launch
 from gpucloud.domain.supervision.seen import Goal, Limits, NodeSeen, Readiness, Rules, Seen
 from gpucloud.domain.supervision.succession import appointed, are_alike
 

@@ -7,16 +7,16 @@ is reckoned for both before any is asked for.
 
 from __future__ import annotations
 
-from gpucloud.domain.agentstatus import Stop
-from gpucloud.domain.job import Market
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.market.policy.observation import Mode
+from gpucloud.domain.money.prepaid import Wall, may_launch, sooner
+from gpucloud.domain.node.status import Stop
 from gpucloud.domain.offer import Offer
-from gpucloud.domain.policy.observation import Mode
-from gpucloud.domain.state import Attempt, ExitReason, Shortfall
+from gpucloud.domain.state.state import Attempt, ExitReason, Shortfall
 from gpucloud.domain.supervision.action import Action, Appoint, Arm, Dismiss, EndAttempt, Resize, TakeOver
 from gpucloud.domain.supervision.capacity import cool_down, partial, refused
-from gpucloud.domain.supervision.prepaid import Wall, may_launch, sooner
+from gpucloud.domain.supervision.deadline import can_stand_beside, stands_ready
 from gpucloud.domain.supervision.seen import Goal, Heading, Rules, Seen
-from gpucloud.domain.supervision.situation import can_stand_beside, stands_ready
 
 
 def appointed(seen: Seen) -> Offer | None:

@@ -1,5 +1,5 @@
 # One launch template per layout of EFA interfaces. Machines are started by what the adapter makes of it for each type
-# and market, and pins by its version: see gpucloud/adapters/aws/nodes/templates.py.
+# and market, and pins by its version: see gpucloud/adapters/aws/nodes/launching.py.
 
 locals {
   # All interfaces must carry the groups, and EFA passes only between machines of one group that refers to itself.

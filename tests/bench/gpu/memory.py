@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from gpucloud.domain.model import Model, Strategy
-from gpucloud.domain.sizing import memory
+from gpucloud.domain.job.spec import Model, Strategy
+from gpucloud.domain.market.sizing import memory
 from tests.bench.gpu.train import WORDS, Gpt, device_of, meanwhile
 
 SHAPES = ((1024, 24, 8, 1024), (2048, 24, 4, 2048))  # width, layers, sequences a GPU, their length

@@ -14,14 +14,14 @@ from moto.s3.models import s3_backends
 from gpucloud.adapters.aws.bucket import ensure_bucket
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.adapters.home import KnownJob, open_home
-from gpucloud.cli.checkpoints import Asked, checkpoints
+from gpucloud.cli.commands.checkpoints import Asked, checkpoints
+from gpucloud.domain.checkpoint.manifest import Commit, data_key
 from gpucloud.domain.errors import StoreError
-from gpucloud.domain.job import Cloud
-from gpucloud.domain.manifest import Commit, data_key
+from gpucloud.domain.job.spec import Cloud
 from gpucloud.domain.offer import Market, Pool
-from gpucloud.domain.state import JobState
+from gpucloud.domain.state.state import JobState
 from gpucloud.store import open_store
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.jobstore.jobstore import JobStore
 from tests.lab.aws import Lab
 from tests.standins.made_checkpoints import Made, state
 from tests.unit.worlds import put_job

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.domain.manifest import Commit, data_key
-from gpucloud.domain.safetensors import read_header
+from gpucloud.domain.checkpoint.manifest import Commit, data_key
+from gpucloud.domain.checkpoint.safetensors import read_header
 from gpucloud.store.directory import DirectoryStore
-from gpucloud.usecases.checkpoints import Shelf
+from gpucloud.usecases.checkpoint.checkpoints import Shelf
 from tests.commandline import weights
 from tests.lab.aws.world import ACCESS_KEY
 from tests.standins.aws import Account, account

@@ -16,10 +16,10 @@ from gpucloud.adapters.aws.account.census import AwsCensus
 from gpucloud.adapters.aws.account.policy import actions, boundary_arn, user_policy
 from gpucloud.adapters.aws.bucket import ensure_bucket
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.domain.strays import Owner
+from gpucloud.domain.supervision.strays import Owner
 from gpucloud.store import ObjectStore, open_store
-from gpucloud.usecases.gc import Sweeper
-from gpucloud.usecases.jobstore import JobStore
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.machines.strays import Sweeper
 from tests.awsrig import provisioner
 from tests.commandline import Answer, until
 from tests.fakes.clock import JumpingClock

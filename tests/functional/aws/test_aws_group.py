@@ -11,7 +11,7 @@ import pytest
 
 from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
 from gpucloud.domain.errors import CredentialsError, ProvisionError
-from gpucloud.domain.node import EndCause, NodeState
+from gpucloud.domain.node.node import EndCause, NodeState
 from tests.lab.aws import Lab
 from tests.standins.aws_group import GROUP, ON_DEMAND, SPOT, Rig, refusals, rented, runs, until
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpucloud.adapters.aws.machine.images import resolve
+from gpucloud.adapters.aws.machine import resolve
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.domain.job import AwsChoices
+from gpucloud.domain.job.spec import AwsChoices
 from tests.lab.aws import Lab
 
 

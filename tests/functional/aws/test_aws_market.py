@@ -11,7 +11,7 @@ from gpucloud.adapters.aws.account.account import AwsAccount
 from gpucloud.adapters.aws.prices.market import AwsMarket
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import CredentialsError
-from gpucloud.domain.job import Market, MarketPolicy, Resources
+from gpucloud.domain.job.spec import Market, MarketPolicy, Resources
 from gpucloud.domain.offer import Pool, rank
 from tests.lab.aws import Lab
 

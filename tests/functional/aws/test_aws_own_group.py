@@ -11,15 +11,15 @@ from pathlib import Path
 import botocore.exceptions
 import pytest
 
-from gpucloud.adapters.aws.account.identity import role_id_of
+from gpucloud.adapters.aws.account.account import role_id_of
 from gpucloud.adapters.aws.account.policy import actions, node_policy
-from gpucloud.adapters.aws.machine.host_keys import HostKeys
+from gpucloud.adapters.aws.machine import HostKeys
 from gpucloud.adapters.aws.nodes.group import AwsNodeGroup
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.adapters.home import Home
 from gpucloud.domain.errors import GpucloudError, ProvisionError
-from gpucloud.domain.job import AwsChoices, Resources
-from gpucloud.domain.node import EndCause, GroupView, Node, NodeState
+from gpucloud.domain.job.spec import AwsChoices, Resources
+from gpucloud.domain.node.node import EndCause, GroupView, Node, NodeState
 from gpucloud.store import open_store
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.wiring.aws import AwsCloud

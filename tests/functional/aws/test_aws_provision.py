@@ -16,13 +16,12 @@ import pytest
 from gpucloud.adapters.aws.account.policy import Uses, node_policy
 from gpucloud.adapters.aws.nodes.place import drill_role
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.adapters.aws.stacks.caller_address import require_session_tools
 from gpucloud.adapters.aws.stacks.imports import find_cluster
-from gpucloud.adapters.aws.stacks.network import zone_of_nat
+from gpucloud.adapters.aws.stacks.network import require_session_tools, zone_of_nat
 from gpucloud.adapters.aws.stacks.provision import AwsProvisioner
 from gpucloud.adapters.terraform import find_terraform
 from gpucloud.domain.errors import CredentialsError, ProvisionError, ToolMissing
-from gpucloud.domain.job import AwsChoices
+from gpucloud.domain.job.spec import AwsChoices
 from gpucloud.domain.offer import EfaLayout
 from tests.awsrig import (
     ALERT,

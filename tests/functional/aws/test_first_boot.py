@@ -11,11 +11,10 @@ import boto3
 import pytest
 
 from gpucloud import processes
-from gpucloud.adapters.aws.machine.first_boot import user_data
-from gpucloud.adapters.aws.machine.host_keys import HostKeys
+from gpucloud.adapters.aws.machine import HostKeys, user_data
 from gpucloud.adapters.ssh import SshShell, generate_key
-from gpucloud.domain.job import Market
-from gpucloud.domain.node import Node, NodeState
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.store.s3 import S3Store
 from tests.lab.aws import Lab

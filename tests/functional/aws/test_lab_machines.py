@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from gpucloud import processes
-from gpucloud.adapters.package import package_zip
+from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.ssh import SshShell, generate_key
-from gpucloud.domain.agentstatus import Desired, Launch, Stop, desired_to_json
-from gpucloud.domain.bootstrap.probing import ship
 from gpucloud.domain.errors import HostUnreachable
-from gpucloud.domain.job import Market
-from gpucloud.domain.node import Node, NodeState
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.node.bootstrap.facts import ship
+from gpucloud.domain.node.node import Node, NodeState
+from gpucloud.domain.node.status import Desired, Launch, Stop, desired_to_json
 from gpucloud.domain.offer import Pool
 from tests.lab.aws.machines import Address, Machines, Role
 from tests.standins.bare_aws import bare_aws, instance_role

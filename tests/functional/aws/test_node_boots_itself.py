@@ -20,25 +20,23 @@ import boto3
 import pytest
 
 from gpucloud import processes
-from gpucloud.adapters.aws.machine.first_boot import user_data
+from gpucloud.adapters.aws.machine import user_data
 from gpucloud.adapters.clock import SystemClock
 from gpucloud.adapters.jobfile import read_job
-from gpucloud.adapters.package import package_zip
+from gpucloud.adapters.packaging import package_zip
 from gpucloud.adapters.ssh import SshShell, generate_key
-from gpucloud.adapters.sync import whole_code
-from gpucloud.domain.bootstrap.facts import Facts, parse_facts
-from gpucloud.domain.bootstrap.probing import probe, question
-from gpucloud.domain.bootstrap.wanted import Wanted
-from gpucloud.domain.job import Job, Market
-from gpucloud.domain.node import Node, NodeState
+from gpucloud.adapters.transfer.sync import whole_code
+from gpucloud.domain.job.spec import Job, Market
+from gpucloud.domain.node.bootstrap.facts import Facts, parse_facts, probe, question
+from gpucloud.domain.node.bootstrap.wanted import Wanted
+from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Host
 from gpucloud.store.s3 import S3Store
-from gpucloud.usecases.bootstrap import Bootstrapped, bootstrap
-from gpucloud.usecases.gate import of_node
-from gpucloud.usecases.needs import wanted_for
-from gpucloud.usecases.noderecords import NodeRecords
-from gpucloud.usecases.world import Package, SelfBoot, World
+from gpucloud.usecases.services import Package, SelfBoot, World
+from gpucloud.usecases.supervise.agents import NodeRecords
+from gpucloud.usecases.supervise.bootstrap import Bootstrapped, bootstrap
+from gpucloud.usecases.supervise.needs import of_node, wanted_for
 from tests.lab.aws.machines import Address, Machines
 from tests.running import words_of
 from tests.standins.bare_aws import bare_aws, instance_role

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpucloud.adapters.bundled import bundled
+from gpucloud.adapters.home import bundled
 from tests.lab.aws import Lab
 from tests.lab.aws.plugins import plugin_folder
 

@@ -13,10 +13,10 @@ import botocore.exceptions
 
 from gpucloud.adapters.aws.faults import code_of
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.domain.account import Headroom, QuotaRequest
-from gpucloud.domain.catalog import Catalog
 from gpucloud.domain.errors import ProvisionError, UsageError
-from gpucloud.domain.job import Market
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.market.account import Headroom, QuotaRequest
+from gpucloud.domain.market.catalog import Catalog
 from gpucloud.domain.offer import Offer
 
 _CODES: dict[tuple[str, Market | None], tuple[str, str]] = {

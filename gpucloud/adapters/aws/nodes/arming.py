@@ -15,7 +15,7 @@ from typing import Any
 import botocore.exceptions
 
 from gpucloud.adapters.aws.faults import code_of
-from gpucloud.adapters.aws.nodes.insisting import insist
+from gpucloud.adapters.aws.nodes.launching import insist
 from gpucloud.adapters.aws.nodes.listing import (
     HOLDING_PROCESSES,
     Listing,

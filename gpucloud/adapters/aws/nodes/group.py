@@ -10,20 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from gpucloud.adapters.aws.nodes import drill, ending
+from gpucloud.adapters.aws.nodes import ending
 from gpucloud.adapters.aws.nodes.arming import lift, put_shut_off, set_to_nothing, shut_off_now
 from gpucloud.adapters.aws.nodes.ending import Left, Purge, end_all
-from gpucloud.adapters.aws.nodes.insisting import insist, unless_gone
-from gpucloud.adapters.aws.nodes.instances import Reach
-from gpucloud.adapters.aws.nodes.own import OwnSizing
+from gpucloud.adapters.aws.nodes.launching import insist, unless_gone
+from gpucloud.adapters.aws.nodes.listing import Reach
 from gpucloud.adapters.aws.nodes.place import RELIEVED_TAG, Place
 from gpucloud.adapters.aws.nodes.recollection import Recollection
-from gpucloud.adapters.aws.nodes.sizing import Sizing
+from gpucloud.adapters.aws.nodes.sizing import OwnSizing, Sizing
 from gpucloud.adapters.aws.nodes.watch import Listed, Watch
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.domain.job import Access, Market
-from gpucloud.domain.node import GroupView, Node, NodeState
+from gpucloud.domain.job.spec import Access, Market
+from gpucloud.domain.node.node import GroupView, Node, NodeState
 from gpucloud.domain.offer import EfaLayout, Pool
 
 _LATELY = timedelta(seconds=60)
@@ -150,7 +149,7 @@ class AwsNodeGroup:
                 raise ProvisionError(f"{node_id} is not a spot machine: AWS does not take it", hint="market: spot")
             listing = watch.renewed()[0]
             if listing.group is not None:
-                drill.send_notice(self._aws, watch.place, listing.group, node_id, self._sleep)
+                ending.send_notice(self._aws, watch.place, listing.group, node_id, self._sleep)
 
     @contextlib.contextmanager
     def _changing(self, group: str) -> Iterator[Watch]:

@@ -1,20 +1,26 @@
-"""Starting machines: the group's settings for a pool, and one synchronous launch."""
+"""Starting machines: launch templates, the group's settings for a pool, one synchronous launch, calls insisted on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from decimal import ROUND_DOWN, Decimal
+from typing import Any, TypeVar
 
 import botocore.exceptions
 
 from gpucloud.adapters.aws.faults import code_in, code_of, known, known_of_new
-from gpucloud.adapters.aws.nodes.insisting import insist
 from gpucloud.adapters.aws.nodes.listing import Described, Listing, settings_that_hold_back
+from gpucloud.adapters.aws.nodes.place import Place
+from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.domain.node import Fault, Refusal
-from gpucloud.domain.offer import Pool
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.node.node import Fault, Refusal
+from gpucloud.domain.offer import EfaLayout, Pool
 
 # The call is newer than some endpoints, policies and versions of botocore.
 _NO_SUCH_CALL = ("InvalidAction", "UnknownOperation", "UnknownOperationException", "UnsupportedOperation")
@@ -117,3 +123,152 @@ def _refusal(code: str, message: str, asked: dict[str, Any], at: datetime) -> Re
     meaning = known_of_new(told, message) if asked["settling"] else known(told)
     line = meaning.line or message[:300]
     return Refusal(pool=asked["pool"], fault=meaning.fault, code=told, message=line, at=at, hint=meaning.step)
+
+
+# What a group starts: one plain launch template for each type and market, of which it is given a version by number.
+#
+# Terraform's templates say all but that, one for each layout of EFA interfaces. A group with a mixed policy would
+# have
+# its machines replaced when their market is changed (Auto Scaling API reference, UpdateAutoScalingGroup); of a plain
+# template "existing instances continue to run with the configuration that they were originally launched with". A
+# version
+# that is named by its number is checked, when it is set, for what its role may be passed; `$Latest` is not (user
+# guide,
+# "Control launch template usage").
+
+
+_ABSENT = ("InvalidLaunchTemplateName.NotFoundException", "InvalidLaunchTemplateName.NotFound")
+_THERE = "InvalidLaunchTemplateName.AlreadyExistsException"
+_MILLIONTH = Decimal("0.000001")
+
+
+def pinned(aws: Aws, place: Place, pool: Pool, efa: EfaLayout, cap_usd_per_hour: Decimal | None) -> dict[str, str]:
+    """Return the template and version that starts machines of the pool, made where there is none yet. ProvisionError.
+
+    AWS itself keeps a spot machine's price at or below the cap: it takes the machine rather than charge more.
+    """
+    with aws.calling("ec2", f"choose the launch template of {place} for {pool}", place.region) as ec2:
+        base = _latest(ec2, place.template(efa))
+        data = _data(ec2, base["LaunchTemplateData"], pool, cap_usd_per_hour)
+        name = place.template_of(efa, pool.instance_type, pool.market)
+        return {"LaunchTemplateName": name, "Version": str(_version(ec2, name, data, place.template(efa)))}
+
+
+def drop_templates(aws: Aws, place: Place) -> None:
+    """Delete the cluster's templates for types and markets; those that Terraform made stay."""
+    with aws.calling("ec2", f"delete the launch templates of {place}", place.region) as ec2:
+        mine = [{"Name": "tag:gpucloud:cluster", "Values": [place.cluster]}]
+        pages = ec2.get_paginator("describe_launch_templates").paginate(Filters=mine)
+        for name in [one["LaunchTemplateName"] for page in pages for one in page["LaunchTemplates"]]:
+            if name.startswith(f"{place.cluster}-efa") and "." in name:
+                _delete(ec2, name)
+
+
+def _delete(ec2: Any, name: str) -> None:
+    try:
+        ec2.delete_launch_template(LaunchTemplateName=name)
+    except botocore.exceptions.ClientError as error:
+        if code_of(error) not in _ABSENT:
+            raise
+
+
+def _latest(ec2: Any, name: str) -> Described:
+    asked = {"LaunchTemplateName": name, "Versions": ["$Latest"]}
+    found: Described = ec2.describe_launch_template_versions(**asked)["LaunchTemplateVersions"][0]
+    return found
+
+
+def _version(ec2: Any, name: str, data: Mapping[str, Any], base: str) -> int:
+    """Return the number of the version that says this: the last one, or a new one."""
+    said = f"gpucloud {hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:24]}"
+    asked = {"LaunchTemplateName": name, "LaunchTemplateData": data, "VersionDescription": said}
+    try:
+        last = _latest(ec2, name)
+    except botocore.exceptions.ClientError as error:
+        if code_of(error) not in _ABSENT:
+            raise
+        return _created(ec2, asked, base)
+    if last.get("VersionDescription") == said:
+        return int(last["VersionNumber"])
+    return int(ec2.create_launch_template_version(**asked)["LaunchTemplateVersion"]["VersionNumber"])
+
+
+def _created(ec2: Any, asked: Mapping[str, Any], base: str) -> int:
+    """Make the template, with the tags of the one that it stems from; another process may be doing the same."""
+    tags = ec2.describe_launch_templates(LaunchTemplateNames=[base])["LaunchTemplates"][0].get("Tags", [])
+    own = [{"ResourceType": "launch-template", "Tags": tags}] if tags else []
+    try:
+        made = ec2.create_launch_template(**asked, TagSpecifications=own)
+    except botocore.exceptions.ClientError as error:
+        if code_of(error) != _THERE:
+            raise
+        return int(ec2.create_launch_template_version(**asked)["LaunchTemplateVersion"]["VersionNumber"])
+    return int(made["LaunchTemplate"]["LatestVersionNumber"])
+
+
+def _data(ec2: Any, base: Described, pool: Pool, cap_usd_per_hour: Decimal | None) -> dict[str, Any]:
+    """Return Terraform's data with type and market. A Capacity Block is a market of its own, and named there."""
+    data: dict[str, Any] = _asked(base, ec2.meta.service_model.shape_for("RequestLaunchTemplateData"))
+    data["InstanceType"] = pool.instance_type
+    if data.get("InstanceMarketOptions", {}).get("MarketType") == "capacity-block":
+        return data
+    data.pop("InstanceMarketOptions", None)
+    if pool.market is Market.SPOT:
+        price = {} if cap_usd_per_hour is None else {"MaxPrice": _usd(cap_usd_per_hour)}
+        options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate", **price}
+        data["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
+    return data
+
+
+def _usd(price: Decimal) -> str:
+    return f"{price.quantize(_MILLIONTH, rounding=ROUND_DOWN).normalize():f}"
+
+
+def _asked(told: Any, shape: Any) -> Any:
+    """Return what was told of a template as it can be asked for: answers say a little more than requests may."""
+    if shape.type_name == "structure":
+        members = shape.members
+        return {name: _asked(value, members[name]) for name, value in told.items() if name in members}
+    return [_asked(value, shape.member) for value in told] if shape.type_name == "list" else told
+
+
+# Calls that AWS refuses only because it is still busy with the one before.
+
+
+Answer = TypeVar("Answer")
+
+# botocore repeats what was throttled; these come as plain refusals (HTTP 4xx) and are over by themselves.
+_BUSY = ("ResourceContention", "IdempotentCallInProgress", "ScalingActivityInProgress")
+# What was made a moment ago, and is not known everywhere yet: a template's version, a role's profile.
+_NOT_YET = re.compile(
+    r"launch ?template.*(not exist|not ?found)|invalid iam instance profile|InvalidLaunchTemplate\w*\.\w*NotFound",
+    re.IGNORECASE | re.DOTALL,
+)
+_GONE = re.compile(r"not part of|not found|no managed instance", re.IGNORECASE)
+_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+
+
+def insist(call: Callable[[], Answer], sleep: Callable[[float], None]) -> Answer:
+    """Return the call's answer, repeating it for half a minute while AWS is busy, or does not know yet what it made.
+
+    The call must bear repeating.
+    """
+    for wait_s in _WAITS_S:
+        try:
+            return call()
+        except botocore.exceptions.ClientError as error:
+            if not (code_of(error).startswith(_BUSY) or _NOT_YET.search(str(error))):
+                raise
+            sleep(wait_s)
+    return call()
+
+
+def unless_gone(call: Callable[[], Answer]) -> bool:
+    """Make a call about one machine of a group; False when AWS says that the group has no such machine (any more)."""
+    try:
+        call()
+    except botocore.exceptions.ClientError as error:
+        if code_of(error) != "ValidationError" or not _GONE.search(str(error)):
+            raise
+        return False
+    return True

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.domain.job import Market
+from gpucloud.domain.job.spec import Market
 from gpucloud.domain.offer import EfaLayout
 
 CLUSTER_TAG = "gpucloud:cluster"

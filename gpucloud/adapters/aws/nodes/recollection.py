@@ -1,17 +1,17 @@
-"""What the last calls taught: AWS's listings lag behind its own answers, and forget what ended."""
+"""What the last calls and the group's own activities taught: listings lag, and forget what ended."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
-from gpucloud.adapters.aws.nodes import activities
-from gpucloud.adapters.aws.nodes.instances import Reach, is_relieved, node_of, refusal_of
-from gpucloud.adapters.aws.nodes.listing import Listing
+from gpucloud.adapters.aws.faults import code_in, known, known_of_new
+from gpucloud.adapters.aws.nodes.listing import Described, Listing, Reach, is_relieved, node_of, refusal_of
 from gpucloud.adapters.aws.nodes.place import Place
-from gpucloud.domain.node import EndCause, GroupView, Node, NodeState, Refusal
+from gpucloud.domain.node.node import EndCause, GroupView, Node, NodeState, Refusal
 from gpucloud.domain.offer import Pool
 
 # Of two machines asked for at once one may be started and one refused.
@@ -128,7 +128,7 @@ class Recollection:
         return sorted(i for i in counted if i in self._nodes and self._nodes[i].relieved)
 
     def _take_in(self, listing: Listing, now: datetime) -> None:
-        self.shut_off = listing.schedule.at or self.shut_off or activities.fired_shut_off(listing.activities)
+        self.shut_off = listing.schedule.at or self.shut_off or fired_shut_off(listing.activities)
         if self.shut_off is not None and self.shut_off <= now:
             self._level = None  # the shut-off set it to 0: armed anew, nothing is there that was set before
         counted = listing.counted
@@ -165,7 +165,7 @@ class Recollection:
 
     def _refusals(self, listing: Listing, now: datetime) -> tuple[Refusal, ...]:
         told = [refusal for refusals in self._refused.values() for refusal in refusals]
-        told += activities.refusals(listing, listing.pool) if listing.pool else ()
+        told += refusals_told(listing, listing.pool) if listing.pool else ()
         told += self._deaths_at_launch(listing)
         return tuple(sorted((r for r in told if self._is_news(r, now)), key=lambda r: (r.at, r.code)))
 
@@ -205,3 +205,50 @@ def _ended_once(known: Node, node: Node) -> Node:
         return node
     cause = node.end_cause if known.end_cause is EndCause.CRASH else known.end_cause
     return replace(node, ended_at=min(known.ended_at, node.ended_at), end_cause=cause)
+
+
+# What an Auto Scaling group says of its own doings: refused launches, and a shut-off that has fired.
+
+
+def refusals_told(listing: Listing, pool: Pool) -> tuple[Refusal, ...]:
+    """Return the latest refusal of every pool and code. `pool` is the group's: a message may name another type."""
+    activities = listing.activities
+    latest: dict[tuple[Pool, str], Refusal] = {}
+    for activity in activities:
+        if activity["StatusCode"] == "Failed" and activity["Description"].startswith("Launching"):
+            refusal = _refusal(activity, pool, settling=listing.settles(activity["StartTime"]))
+            key = (refusal.pool, refusal.code)
+            if key not in latest or latest[key].at < refusal.at:
+                latest[key] = refusal
+    return tuple(latest.values())
+
+
+def fired_shut_off(activities: Iterable[Described]) -> datetime | None:
+    """Return when a schedule last set the group to 0: AWS forgets a schedule that has fired."""
+    told = (
+        re.search(r"At (\S+Z) a scheduled action .*desired: 0\b", activity.get("Cause") or "")
+        for activity in activities
+    )
+    times = [datetime.strptime(m[1], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc) for m in told if m]
+    return max(times, default=None)
+
+
+def _refusal(activity: Described, pool: Pool, *, settling: bool) -> Refusal:
+    text = activity.get("StatusMessage") or ""
+    code = code_in(text)
+    meaning = known_of_new(code, text) if settling else known(code)
+    return Refusal(
+        pool=_named(text, activity.get("Details") or "", pool),
+        fault=meaning.fault,
+        code=code or "Failed",
+        message=meaning.line or text[:300],
+        at=activity.get("EndTime") or activity["StartTime"],
+        hint=meaning.step,
+    )
+
+
+def _named(text: str, details: str, pool: Pool) -> Pool:
+    """The pool may have been changed since: AWS names the zone, and the type when it has no capacity."""
+    kind = re.search(r"sufficient ([a-z0-9-]+\.[a-z0-9-]+) capacity", text)
+    zone = re.search(r'"Availability Zone": ?"([a-z0-9-]+)"', details)
+    return replace(pool, instance_type=kind[1] if kind else pool.instance_type, zone=zone[1] if zone else pool.zone)

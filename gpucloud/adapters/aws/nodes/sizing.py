@@ -1,4 +1,4 @@
-"""The level of a group on AWS: more machines by one synchronous launch, fewer by ending the newest."""
+"""The level of a group on AWS, from outside or by one of its own machines within the bounds that it finds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ import botocore.exceptions
 
 from gpucloud.adapters.aws.faults import code_of
 from gpucloud.adapters.aws.nodes.arming import set_to_nothing, until_listed
-from gpucloud.adapters.aws.nodes.insisting import insist, unless_gone
-from gpucloud.adapters.aws.nodes.launching import NOT_ALLOWED, NoLaunchCall, launch, settings, subnet_of
+from gpucloud.adapters.aws.nodes.launching import (
+    NOT_ALLOWED,
+    NoLaunchCall,
+    insist,
+    launch,
+    pinned,
+    settings,
+    subnet_of,
+    unless_gone,
+)
 from gpucloud.adapters.aws.nodes.listing import Listing, ShutOff, held_back, read_shut_off
 from gpucloud.adapters.aws.nodes.place import LEAST_AHEAD, Place
-from gpucloud.adapters.aws.nodes.templates import pinned
 from gpucloud.adapters.aws.nodes.watch import Listed, Watch
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError
-from gpucloud.domain.node import GroupView
+from gpucloud.domain.node.node import GroupView
 from gpucloud.domain.offer import EfaLayout, Pool
 
 _LAGS_S = (0.5, 1.0, 2.0, 4.0)  # an older answer than one before it is one of some seconds ago
@@ -204,3 +211,63 @@ def _given_up(listing: Listing, view: GroupView, pool: Pool) -> int:
     counting = {node.id for node in view.counted} | (listing.counted - relieved)
     refused = pool != listing.pool and any(refusal.pool == listing.pool for refusal in view.refusals)
     return min(view.size, len(counting)) if refused else view.size
+
+
+# The level of a group as one of its own machines sets it: within the bounds that it finds, and down to nothing.
+
+
+class OwnSizing:
+    """Sets levels with the rights of `terraform/aws/cluster`'s role: neither bounds nor pool nor shut-off are its own.
+
+    The group starts and replaces machines by itself, as long as its level stands and its shut-off lies ahead.
+    """
+
+    def __init__(self, aws: Aws, *, sleep: Callable[[float], None]) -> None:
+        self._aws = aws
+        self._sleep = sleep
+
+    def resize(
+        self,
+        watch: Watch,
+        listed: Listed,
+        size: int,
+        pool: Pool,  # noqa: ARG002  it is the group's
+        cap_usd_per_hour: Decimal | None,  # noqa: ARG002  so is what its machines may cost
+    ) -> None:
+        """Bring the group, as just listed, to `size`; ProvisionError without one, above its limit, near its shut-off.
+
+        0 ends every machine in one call, this one too: the group's minimum is always 0.
+        """
+        listing, view = listed
+        if listing.group is None:
+            raise watch.place.missing()
+        most = int(listing.group.get("MaxSize", 0))
+        if size > most:
+            raise ProvisionError(
+                f"{watch.place}: its machines may not raise its limit from {most} to {size}",
+                hint="run `gpucloud train` outside",
+            )
+        if size > view.size:
+            require_time(watch.place, listing, watch.now())
+        with self._aws.calling("autoscaling", f"set the size of {watch.place} to {size}", watch.place.region) as client:
+            for node in reversed(view.counted[size:] if 0 < size < view.size else ()):
+                self._end(client, node.id)
+            self._set(client, watch, size)
+
+    def with_time(self, watch: Watch, listed: Listed) -> Listed:
+        """Return what is listed; ProvisionError where no machine would be started now, so near is the shut-off."""
+        require_time(watch.place, listed[0], watch.now())
+        return listed
+
+    def _end(self, client: Any, node_id: str) -> None:
+        asked = {"InstanceId": node_id, "ShouldDecrementDesiredCapacity": True}
+        unless_gone(lambda: insist(lambda: client.terminate_instance_in_auto_scaling_group(**asked), self._sleep))
+
+    def _set(self, client: Any, watch: Watch, size: int) -> None:
+        insist(
+            lambda: client.set_desired_capacity(
+                AutoScalingGroupName=watch.place.cluster, DesiredCapacity=size, HonorCooldown=False
+            ),
+            self._sleep,
+        )
+        watch.memory.set_level(size, watch.now())

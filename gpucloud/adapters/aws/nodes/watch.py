@@ -8,13 +8,12 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from gpucloud.adapters.aws.nodes.instances import ended_by_a_user
-from gpucloud.adapters.aws.nodes.listing import Listing, read, with_activities
+from gpucloud.adapters.aws.nodes.listing import Listing, ended_by_a_user, read, with_activities
 from gpucloud.adapters.aws.nodes.place import Place
 from gpucloud.adapters.aws.nodes.recollection import Recollection
 from gpucloud.adapters.aws.session import Aws
 from gpucloud.domain.errors import ProvisionError, StoreError
-from gpucloud.domain.node import GroupView, Node, NodeState
+from gpucloud.domain.node.node import GroupView, Node, NodeState
 
 # A view that cannot be renewed now is believed for so long.
 _BELIEVED = timedelta(seconds=60)

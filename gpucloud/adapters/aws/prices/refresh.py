@@ -14,8 +14,8 @@ from typing import Any
 from gpucloud.adapters.aws.prices.asking import placement_scores, spot_prices, zones_of
 from gpucloud.adapters.aws.prices.catalog import load, written
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.domain.catalog import Catalog, Machine, PriceList, Scores, SpotList
 from gpucloud.domain.errors import ProvisionError
+from gpucloud.domain.market.catalog import Catalog, Machine, PriceList, Scores, SpotList
 from gpucloud.wholefile import write_whole
 
 _PRICE_LISTS = {"aws": "us-east-1", "aws-cn": "cn-northwest-1", "aws-us-gov": "us-east-1"}

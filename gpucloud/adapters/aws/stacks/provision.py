@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from gpucloud.adapters.aws.account.identity import account_of, boundary_of, boundary_of_role, caller_of
+import botocore.exceptions
+
+from gpucloud.adapters.aws.account.account import account_of, boundary_of, boundary_of_role, caller_of
 from gpucloud.adapters.aws.account.policy import boundary_arn
+from gpucloud.adapters.aws.faults import known
+from gpucloud.adapters.aws.nodes.launching import drop_templates
 from gpucloud.adapters.aws.nodes.place import Place, drill_role
-from gpucloud.adapters.aws.nodes.templates import drop_templates
 from gpucloud.adapters.aws.session import Aws
-from gpucloud.adapters.aws.stacks.imports import find_alert, find_base, find_cluster
+from gpucloud.adapters.aws.stacks.imports import any_cluster, base_as_found, find_alert, find_base, find_cluster
 from gpucloud.adapters.aws.stacks.network import (
     Network,
     base_network,
@@ -25,16 +29,18 @@ from gpucloud.adapters.aws.stacks.network import (
     zone_for_nat,
     zone_of_nat,
 )
-from gpucloud.adapters.aws.stacks.stackstate import explain, state_home, terraform_environment
-from gpucloud.adapters.aws.stacks.unrecorded import any_cluster, base_as_found
-from gpucloud.adapters.bundled import bundled
+from gpucloud.adapters.home import bundled
 from gpucloud.adapters.terraform.provisioner import common_variables
 from gpucloud.adapters.terraform.stack import Stack, Story, Variables
-from gpucloud.domain.errors import CleanupIncomplete, ProvisionError
-from gpucloud.domain.job import Access, AwsChoices
+from gpucloud.adapters.terraform.workfolder import StateHome, in_bucket, in_directory
+from gpucloud.domain.errors import CleanupIncomplete, CredentialsError, GpucloudError, ProvisionError
+from gpucloud.domain.job.spec import Access, AwsChoices
+from gpucloud.domain.node.node import Fault
 from gpucloud.domain.offer import EfaLayout
 from gpucloud.ports import ClusterSpec
 from gpucloud.store import ObjectStore, open_store
+from gpucloud.store.directory import DirectoryStore
+from gpucloud.store.s3 import S3Store
 
 _CIDR = "10.42.0.0/16"
 _LIMIT_S = 900.0
@@ -323,3 +329,59 @@ class AwsProvisioner:
         if variables.get("alert"):
             found |= find_alert(self._aws, region, account_of(self._aws))
         return found
+
+
+# Where the Terraform state of a stack on AWS is kept, and what runs Terraform sees of the caller's environment.
+
+
+_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
+
+def terraform_environment(profile: str | None, env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment for Terraform: with a named profile that profile counts, as it does in boto3."""
+    kept = dict(os.environ if env is None else env)
+    if profile is None:
+        return kept
+    return {name: value for name, value in kept.items() if name not in _KEYS} | {"AWS_PROFILE": profile}
+
+
+def state_home(aws: Aws, store: ObjectStore, name: str) -> StateHome:
+    """Return the home of a stack's state in the store."""
+    if isinstance(store, DirectoryStore):
+        return in_directory(store, name)
+    if not isinstance(store, S3Store):
+        raise ProvisionError(f"Terraform's state cannot be kept in {store.url}", hint="store: s3://bucket/prefix")
+    bucket = store.url.removeprefix("s3://").partition("/")[0]
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    home = in_bucket(store, name, region=bucket_region(aws, bucket), endpoint=endpoint)
+    earlier = partial(_earlier, aws, bucket, str(home.backend["s3"]["key"]))
+    return in_bucket(store, name, region=home.backend["s3"]["region"], endpoint=endpoint, earlier=earlier)
+
+
+def bucket_region(aws: Aws, bucket: str) -> str:
+    """Return the region that the bucket lies in."""
+    client = aws.client("s3")
+    try:
+        headers = client.head_bucket(Bucket=bucket)["ResponseMetadata"]["HTTPHeaders"]
+    except botocore.exceptions.ClientError as error:
+        headers = error.response["ResponseMetadata"].get("HTTPHeaders", {})  # a refusal names the region too
+    return str(headers.get("x-amz-bucket-region") or aws.region)
+
+
+def explain(code: str, words: str) -> GpucloudError | None:
+    """Return what the code means, in one line with its next step; None for a code that is not in the table."""
+    meaning = known(code)
+    if meaning.fault is Fault.UNKNOWN:
+        return None
+    kind = CredentialsError if meaning.fault is Fault.CREDENTIALS else ProvisionError
+    return kind(f"{meaning.line} ({code}: {words})", hint=meaning.step)
+
+
+def _earlier(aws: Aws, bucket: str, key: str) -> Iterator[bytes]:
+    """Give the object's versions, newest first; none where the bucket keeps none."""
+    with aws.calling("s3", f"list the versions of {key}") as s3:
+        for page in s3.get_paginator("list_object_versions").paginate(Bucket=bucket, Prefix=key):
+            for version in page.get("Versions", ()):
+                if version["Key"] == key and version["VersionId"] != "null":
+                    reply = s3.get_object(Bucket=bucket, Key=key, VersionId=version["VersionId"])
+                    yield reply["Body"].read()

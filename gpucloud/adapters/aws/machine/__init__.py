@@ -1,1 +1,0 @@
-"""One machine: its image, its first boot, its host key."""

@@ -1,0 +1,1 @@
+"""Files between this machine, nodes and the store."""

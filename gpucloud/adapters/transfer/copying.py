@@ -1,0 +1,399 @@
+"""Copies files between this machine and a node: in pieces, proven by their SHA-256, going on where it was cut off."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpucloud.adapters.transfer import carrier
+from gpucloud.adapters.transfer.localfiles import Sent, sha256_of
+from gpucloud.domain import codec
+from gpucloud.domain.errors import LandingRefused, RemoteCommandFailed, UsageError
+from gpucloud.domain.untrusted.arriving import Arriving, Tree, shown
+from gpucloud.ports import Host
+from gpucloud.store.landing import Landing
+
+T = TypeVar("T")
+_Stat = tuple[int | None, bool, int | None]  # the size of a file, whether it is a folder, the size of its part
+
+CODE = "@code"
+"""The folder on a node that the job's script runs in."""
+
+_PIECE_BYTES = 16 << 20
+_BATCH_BYTES = 16 << 20
+_BATCH_FILES = 500
+_LIMIT_S = 600.0  # of one request: a node that went silent ends the call long before
+_HASHED_BYTES_PER_CALL = 50 << 30
+_ROUNDS = 3
+_WHY = 500  # characters of what a node says of its failure
+_DEPTH = 100  # of what a pattern finds
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """A file on a node: `inner` is its path below what was asked for, `top`; empty when it is that itself.
+
+    `top` is as it was written, or fits the pattern that was; it is never the node's own word.
+    """
+
+    path: str
+    top: str
+    inner: str
+    size: int
+    mode: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteLink:
+    """A link on a node, and what it says."""
+
+    top: str
+    inner: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFolder:
+    """A folder on a node; `inner` is empty for one that was asked for."""
+
+    top: str
+    inner: str
+    mode: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What paths on a node name; `missing` holds each that names nothing, with the nearest name that is there.
+
+    `outside` are links to folders elsewhere, and what is neither file nor folder, each after the path by which it was
+    asked for; they are not copied.
+    """
+
+    base: str
+    files: tuple[Remote, ...]
+    links: tuple[RemoteLink, ...]
+    folders: tuple[RemoteFolder, ...]
+    missing: tuple[tuple[str, str | None], ...]
+    outside: tuple[tuple[str, str], ...]
+
+    @property
+    def asked_folders(self) -> tuple[str, ...]:
+        """What was asked for and is a folder."""
+        return tuple(folder.top for folder in self.folders if not folder.inner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listed:
+    """The node's answer: rows begin with the place in `found` of what they lie below, those there with that of the path
+    that was asked for.
+    """
+
+    base: str
+    found: tuple[tuple[int, str], ...]
+    files: tuple[tuple[int, str, int, int, int], ...]
+    links: tuple[tuple[int, str, str], ...]
+    folders: tuple[tuple[int, str, int], ...]
+    outside: tuple[tuple[int, str], ...]
+    missing: tuple[tuple[str, str | None], ...]
+
+
+class Copier:
+    """Copies to and from one node; its paths are relative to `base`. `progress` hears bytes done and bytes in all."""
+
+    def __init__(
+        self, host: Host, base: str = CODE, *, python: str = "python3", progress: Progress | None = None
+    ) -> None:
+        self._host = host
+        self._base = base
+        self._progress = progress or _say_nothing
+        # -I: the node's home folder must not be able to shadow a module. -S: nothing of site is needed.
+        self._argv = (python, "-I", "-S", "-c", inspect.getsource(carrier))
+
+    def listing(self, paths: Sequence[str]) -> Listing:
+        """Return what these paths and patterns name on the node. LandingRefused for what none of them does."""
+        said = self._said(_Listed, {"op": "list", "paths": list(paths)})
+        try:
+            found = [(name, _top(paths[asked], name)) for asked, name in said.found]
+            named, near = {paths[asked] for asked, _ in said.found}, dict(said.missing)
+            return Listing(
+                base=said.base,
+                files=tuple(
+                    Remote(path=_joined(found[at][0], inner), top=found[at][1], inner=inner, size=s, mode=m, mtime_ns=t)
+                    for at, inner, s, m, t in said.files
+                ),
+                links=tuple(RemoteLink(top=found[at][1], inner=i, target=target) for at, i, target in said.links),
+                folders=tuple(RemoteFolder(top=found[at][1], inner=inner, mode=m) for at, inner, m in said.folders),
+                missing=tuple((path, near.get(path)) for path in paths if path not in named),
+                outside=tuple((paths[said.found[at][0]], _joined(found[at][1], inner)) for at, inner in said.outside),
+            )
+        except IndexError:
+            raise self._untrue("a listing of what was not asked for") from None
+
+    def is_folder(self, path: str) -> bool:
+        """Whether the node has a folder there."""
+        return self._stats([(path, "")])[0][1]
+
+    def fetch(self, found: Listing, root: Path, place_of: Callable[[str], str]) -> int:
+        """Make what lies below `root` equal to what was found; return the bytes that moved.
+
+        `place_of` says where each `top` goes: a path below `root`, empty for `root` itself. Nothing is changed before
+        all of it is here and whole. LandingRefused for what would leave `root`, StoreError for what is in its way,
+        RemoteCommandFailed for a file that never holds still.
+        """
+        files, tree = _placed(found, place_of)
+        if not (found.files or found.links or found.folders):
+            return 0
+        with Landing(root, resumes=True) as landing:
+            landing.expect(tree)
+            moved = self._fetch_rounds(landing, files)
+            landing.settle()
+        return moved
+
+    def send(self, files: Sequence[Sent], links: Sequence[tuple[str, str]] = ()) -> int:
+        """Make each remote path equal to its local file; return the bytes that moved. UsageError if one changes."""
+        moved = 0
+        for _ in range(_ROUNDS):
+            lacking, parts = self._lacking(files)
+            total = sum(file.size for file, _ in lacking)
+            pieces = [piece for file, name in lacking for piece in _pieces(file, parts.get(file.path, 0), name)]
+            there = total - sum(length for *_, length in pieces)
+            for batch in _batches(pieces, lambda piece: piece[3]):
+                requested = [[file.path, name[:16], offset, length] for file, name, offset, length in batch]
+                self._run({"op": "write", "pieces": requested}, b"".join(_local_bytes(*piece) for piece in batch))
+                moved += sum(length for *_, length in batch)
+                self._progress(there + moved, total)
+            wrong = set(self._finish(lacking, links))
+            if not wrong:
+                return moved
+            files = [file for file, _ in lacking if file.path in wrong]
+        raise UsageError(f"{files[0].local} changes while it is sent", hint="copy it when nothing writes to it")
+
+    def _lacking(self, files: Sequence[Sent]) -> tuple[list[tuple[Sent, str]], dict[str, int]]:
+        """Return files that the node has not, each with its hash, and how much it has of their parts."""
+        named = [(file, file.sha256 or sha256_of(file.local)) for file in files]
+        stats: list[_Stat] = []
+        for batch in _batches(named, lambda _: 0):
+            stats += self._stats([(file.path, name[:16]) for file, name in batch])
+        same = [file for (file, _), status in zip(named, stats, strict=True) if status[0] == file.size]
+        hashes = dict(zip((f.path for f in same), self._hashes([(f.path, f.size) for f in same]), strict=True))
+        lacking = [(file, name) for file, name in named if hashes.get(file.path) != name]
+        return lacking, {file.path: max(status[2] or 0, 0) for (file, _), status in zip(named, stats, strict=True)}
+
+    def _finish(self, files: Sequence[tuple[Sent, str]], links: Sequence[tuple[str, str]]) -> list[str]:
+        wrong: list[str] = []
+        rows = [[f.path, name[:16], f.size, name, f.mode, f.mtime_ns] for f, name in files]
+        for batch in _batches(rows, lambda row: row[2] // (_HASHED_BYTES_PER_CALL // _BATCH_BYTES)):
+            wrong += self._said(tuple[str, ...], {"op": "finish", "files": batch, "links": []})
+        if links:
+            self._run({"op": "finish", "files": [], "links": list(links)}, b"")
+        return wrong
+
+    def _fetch_rounds(self, landing: Landing, files: dict[str, Remote]) -> int:
+        moved = 0
+        for _ in range(_ROUNDS):
+            files, brought = self._fetch_once(landing, files)
+            moved += brought
+            if not files:
+                return moved
+            listed = {file.path: file for file in self.listing([file.path for file in files.values()]).files}
+            files = {name: listed[file.path] for name, file in files.items() if file.path in listed}
+            landing.require_room(tuple(_arriving(name, file) for name, file in files.items()))
+            if not files:
+                return moved
+        path = next(iter(files.values())).path
+        raise RemoteCommandFailed(
+            f"{self._host.node.id}: {path} changes while it is copied", hint="copy it when the job has ended"
+        )
+
+    def _fetch_once(self, landing: Landing, files: dict[str, Remote]) -> tuple[dict[str, Remote], int]:
+        """Return those that did not arrive as they were hashed, and the bytes that moved."""
+        hashes = self._hashes([(file.path, file.size) for file in files.values()])
+        wanted = [
+            (_arriving(name, file), file, sha256 or "")
+            for (name, file), sha256 in zip(files.items(), hashes, strict=True)
+            if not landing.has(_arriving(name, file), sha256 or "")
+        ]
+        pieces: list[Any] = []
+        for arriving, file, sha256 in wanted:
+            with landing.part(arriving, sha256) as part:
+                pieces += _pieces(file, part.length(), (arriving, sha256))
+        total = sum(file.size for _, file, _ in wanted)
+        there, moved = total - sum(length for *_, length in pieces), 0
+        for batch in _batches(pieces, lambda piece: piece[3]):
+            moved += self._fetch_batch(landing, batch)
+            self._progress(there + moved, total)
+        wrong = [one for one in wanted if not _keep(landing, one[0], one[2])]
+        return {arriving.name: file for arriving, file, _ in wrong}, moved
+
+    def _fetch_batch(self, landing: Landing, batch: list[Any]) -> int:
+        size: int = sum(length for *_, length in batch)
+        data = self._run({"op": "read", "pieces": [[f.path, offset, length] for f, _, offset, length in batch]}, b"")
+        if len(data) != size:
+            raise self._untrue(f"{len(data)} bytes where {size} were asked for")
+        at = 0
+        for _, (arriving, sha256), offset, length in batch:
+            with landing.part(arriving, sha256) as part:
+                part.write(offset, memoryview(data)[at : at + length])
+            at += length
+        return size
+
+    def _hashes(self, files: Sequence[tuple[str, int]]) -> list[str | None]:
+        found: list[str | None] = []
+        for batch in _batches(files, lambda file: file[1] // (_HASHED_BYTES_PER_CALL // _BATCH_BYTES)):
+            said = self._said(tuple[str | None, ...], {"op": "hash", "paths": [path for path, _ in batch]})
+            if len(said) != len(batch):
+                raise self._untrue(f"{len(said)} hashes of {len(batch)} files")
+            found += said
+        return found
+
+    def _stats(self, files: list[tuple[str, str]]) -> tuple[_Stat, ...]:
+        said = self._said(tuple[_Stat, ...], {"op": "stat", "files": files})
+        if len(said) != len(files):
+            raise self._untrue(f"{len(said)} answers on {len(files)} files")
+        return said
+
+    def _said(self, kind: type[T], request: dict[str, Any]) -> T:
+        try:
+            return codec.from_json(kind, self._run(request, b""))
+        except codec.Malformed as error:
+            raise self._untrue(str(error)) from error
+
+    def _untrue(self, what: str) -> RemoteCommandFailed:
+        return RemoteCommandFailed(
+            f"{self._host.node.id} does not answer as gpucloud's program for copies does: {what}",
+            hint="is its python3 what it should be?",
+        )
+
+    def _run(self, request: dict[str, Any], data: bytes) -> bytes:
+        head = json.dumps({**request, "base": self._base, "root": self._host.node.root}).encode() + b"\n"
+        done = self._host.run(self._argv, stdin=head + data, timeout_s=_LIMIT_S)
+        if done.exit_code != 0:
+            why = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            raise RemoteCommandFailed(
+                f"{self._host.node.id}: {why[:_WHY] or done.exit_code}", hint="the same command again"
+            )
+        return done.stdout
+
+
+def _say_nothing(_done: int, _total: int) -> None:
+    pass
+
+
+def _pieces(file: Any, there: int, other: Any) -> Iterator[tuple[Any, Any, int, int]]:
+    for offset in range(min(there, file.size), file.size, _PIECE_BYTES):
+        yield file, other, offset, min(_PIECE_BYTES, file.size - offset)
+
+
+def _batches(items: Iterable[Any], size_of: Callable[[Any], int]) -> Iterator[list[Any]]:
+    batch: list[Any] = []
+    size = 0
+    for item in items:
+        if batch and (size + size_of(item) > _BATCH_BYTES or len(batch) >= _BATCH_FILES):
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += size_of(item)
+    if batch:
+        yield batch
+
+
+def _local_bytes(file: Sent, _name: str, offset: int, length: int) -> bytes:
+    with file.local.open("rb", buffering=0) as opened:
+        opened.seek(offset)
+        data = opened.read(length)
+    return data.ljust(length, b"\0")  # a file that shrank is found by its hash
+
+
+def _top(written: str, named: str) -> str:
+    """Return what was asked for, as it was written, or as it fits the pattern that was."""
+    asked = written.rstrip("/") or "/"
+    if named == asked or (asked.startswith("~") and not _is_pattern(asked)):
+        return asked  # what `~` is, the node alone knows
+    if not _fits(asked, named):
+        raise LandingRefused(f"the node names {shown(named)}, and {shown(written)} was asked for")
+    return named
+
+
+def _is_pattern(path: str) -> bool:
+    return any(char in path for char in "*?[")
+
+
+def _fits(pattern: str, named: str) -> bool:
+    """Whether a path is one that glob finds by the pattern."""
+    wanted, parts = _parts_of(pattern), _parts_of(named)
+    if len(parts) > _DEPTH or not _is_pattern(pattern):
+        return False
+    if pattern.startswith("~"):
+        return any(_parts_fit(wanted[1:], parts[at:]) for at in range(1, len(parts)))
+    return pattern.startswith("/") == named.startswith("/") and _parts_fit(wanted, parts)
+
+
+def _parts_of(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
+
+
+def _parts_fit(wanted: list[str], parts: list[str]) -> bool:
+    """Whether the parts of a name fit those of a pattern; each pair of ends is looked at once, however many `**`."""
+
+    @cache
+    def fit(i: int, j: int) -> bool:
+        if i == len(wanted) or j == len(parts):
+            return wanted[i:] in ([], ["**"]) and j == len(parts)
+        if wanted[i] == "**":
+            return fit(i + 1, j) or (parts[j][0] != "." and fit(i, j + 1))
+        hidden = parts[j].startswith(".") and not wanted[i].startswith(".")
+        return not hidden and fnmatchcase(parts[j], wanted[i]) and fit(i + 1, j + 1)
+
+    return fit(0, 0)
+
+
+def _joined(path: str, inner: str) -> str:
+    if not inner or not path:
+        return path or inner
+    return f"{path.rstrip('/')}/{inner}"
+
+
+def _placed(found: Listing, place_of: Callable[[str], str]) -> tuple[dict[str, Remote], Tree]:
+    """Return files by where they arrive, and everything that does; what two patterns name arrives once."""
+    named = {place_of(top) for top in found.asked_folders}
+    links = {_joined(place_of(link.top), link.inner): link.target for link in found.links}
+    links = {name: target for name, target in links.items() if name not in named}
+    files: dict[str, Remote] = {}
+    twice: list[Arriving] = []
+    for file in found.files:
+        name = _joined(place_of(file.top), file.inner)
+        if files.setdefault(name, file).path != file.path:
+            twice.append(_arriving(name, file))
+    # A link that is named itself is listed as what it leads to, and as a link below a folder that is named too.
+    files = {name: file for name, file in files.items() if name not in links or file.inner}
+    folders = {_joined(place_of(folder.top), folder.inner): folder.mode for folder in found.folders}
+    tree = Tree(
+        files=(*(_arriving(name, file) for name, file in files.items()), *twice),
+        links=tuple(links.items()),
+        folders=tuple((name, mode) for name, mode in folders.items() if name),
+    )
+    return files, tree
+
+
+def _arriving(name: str, file: Remote) -> Arriving:
+    return Arriving(name=name, size=file.size, mode=file.mode, mtime_ns=file.mtime_ns)
+
+
+def _keep(landing: Landing, file: Arriving, sha256: str) -> bool:
+    """Take a part as whole, if it is proven; whether it was."""
+    with landing.part(file, sha256) as part:
+        proven = part.length() == file.size and part.sha256() == sha256
+        if not proven:
+            part.cut(0)
+    if proven:
+        landing.keep(file, sha256)
+    return proven

@@ -1,0 +1,284 @@
+"""Brings a job's outputs home, from its machines or by way of the store."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from gpucloud.adapters.transfer.copying import Copier, Listing, Progress
+from gpucloud.domain import codec
+from gpucloud.domain.errors import StoreError
+from gpucloud.domain.node.launch import attempt_folder
+from gpucloud.domain.state.state import MissingOutput
+from gpucloud.domain.untrusted.arriving import Arriving, Tree, shown
+from gpucloud.ports import Brought, Host, Outputs
+from gpucloud.store import ObjectStore
+from gpucloud.store.landing import Landing
+
+_NAME_CHARS = 200
+"""A node chooses its names: a longer one is nothing to tell."""
+_ELSEWHERE = ", which leads elsewhere or is no file"
+
+
+class OutputsFolder:
+    """Implements `Outputs`: `paths` (patterns too), relative to the code folder, arrive under `target` as they were.
+
+    `python` is the interpreter on nodes. What was cut off goes on with the next call; what is here already stays.
+    """
+
+    def __init__(self, paths: tuple[str, ...], target: Path, *, python: str = "python3") -> None:
+        self._paths = paths
+        self._target = target
+        self._python = python
+
+    def bring_home(self, host: Host, code: str, moves: Callable[[], None] | None = None) -> Brought:
+        """Return what arrived, as local paths, and what the script did not make.
+
+        A link that stays inside the code folder arrives as a link; one that leads out to a file, as that file.
+        """
+        if not self._paths:
+            return Brought()
+        progress = None if moves is None else lambda *_: moves()
+        arrived, found = self._bring(host, code, self._paths, "", progress)
+        return Brought(paths=arrived, missing=(*_not_there(found), *_left_out(found)))
+
+    def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
+        """Return what of the attempt's profiles arrived from the host, below `profile/attempt-<n>`."""
+        folder = f"{attempt_folder(host.node.root, attempt)}/profile"
+        return self._bring(host, folder, ("rank-*",), f"profile/attempt-{attempt}")[0]
+
+    def _bring(
+        self, host: Host, base: str, paths: tuple[str, ...], below: str, progress: Progress | None = None
+    ) -> tuple[tuple[str, ...], Listing]:
+        copier = Copier(host, base, python=self._python, progress=progress)
+        found = copier.listing(paths)
+
+        def place_of(top: str) -> str:
+            return "/".join((*below.split("/"), *(part for part in top.split("/") if part != "."))).strip("/")
+
+        copier.fetch(found, self._target, place_of)
+        tops = dict.fromkeys(place_of(top) for top in found.asked_folders)
+        files = dict.fromkeys(place_of(file.top) for file in found.files if not file.inner)
+        others = [name for name in files if not any(_is_below(name, top) for top in tops)]
+        return tuple(str(self._target / name) for name in (*tops, *others)), found
+
+
+def _not_there(found: Listing) -> Iterator[MissingOutput]:
+    for path, near in found.missing:
+        tellable = near is not None and near.isprintable() and len(near) <= _NAME_CHARS
+        yield MissingOutput(path=path, why="is not there", nearest=near if tellable else None)
+
+
+def _left_out(found: Listing) -> Iterator[MissingOutput]:
+    """Yield one for each output of which something was left out, however much."""
+    left_out: dict[str, list[str]] = {}
+    for asked, path in found.outside:
+        left_out.setdefault(asked, []).append(path)
+    for asked, (first, *more) in left_out.items():
+        name = first if first.isprintable() and len(first) <= _NAME_CHARS else shown(first)
+        many = f" and {len(more)} more, which lead elsewhere or are no files"
+        yield MissingOutput(path=asked, why=f"came without {name}{many if more else _ELSEWHERE}")
+
+
+def _is_below(path: str, top: str) -> bool:
+    return path == top or not top or path.startswith(f"{top}/")
+
+
+# Outputs by way of the store: a machine that drives its job puts them there, a command outside brings them home.
+
+
+T = TypeVar("T")
+
+_PIECE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Note:
+    """What a path is beside its bytes: a file of `size`, a link, or else a folder. A machine wrote it."""
+
+    mode: int = 0o644
+    mtime_ns: int | None = None
+    size: int | None = None
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Notes:
+    paths: tuple[tuple[str, _Note], ...]
+
+
+class StoredOutputs:
+    """Implements `Outputs`: what arrives below `folder` by `fetching(folder)` goes on into the store.
+
+    Without a folder it is one for temporary files: the disk of the user's own may be what is full.
+    """
+
+    def __init__(self, store: ObjectStore, job: str, folder: Path | None, fetching: Callable[[Path], Outputs]) -> None:
+        self._store = store
+        self._job = job
+        self._folder = folder
+        self._fetching = fetching
+
+    def bring_home(self, host: Host, code: str, moves: Callable[[], None] | None = None) -> Brought:
+        """Return the keys of what was put into the store, and what the script did not make."""
+        brought, keys = self._through(lambda outputs: outputs.bring_home(host, code, moves), moves)
+        return replace(brought, paths=keys)
+
+    def bring_profile(self, host: Host, attempt: int) -> tuple[str, ...]:
+        """Return the keys of what was put into the store."""
+        return self._through(lambda outputs: outputs.bring_profile(host, attempt))[1]
+
+    def _through(
+        self, bring: Callable[[Outputs], T], moves: Callable[[], None] | None = None
+    ) -> tuple[T, tuple[str, ...]]:
+        folder = self._folder or self._temporary()
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            brought = bring(self._fetching(folder))
+            return brought, tuple(self._keep(folder, moves))
+        finally:
+            shutil.rmtree(folder if self._folder is not None else folder.parent, ignore_errors=True)
+
+    def _temporary(self) -> Path:
+        try:
+            return Path(tempfile.mkdtemp(prefix="gpucloud-")) / "outputs"
+        except OSError as error:
+            raise StoreError(f"no folder for temporary files: {error}", hint="free some space") from error
+
+    def _keep(self, folder: Path, moves: Callable[[], None] | None) -> Iterator[str]:
+        """A store has objects only: what is no file, and what a file is beside its bytes, is noted in one of its own.
+
+        Notes are kept from call to call, and before the files that they are of: there is a call for each machine.
+        """
+        found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
+        notes = {**_read_notes(self._store, self._job), **{name: _noted(path) for name, path in found.items()}}
+        if found:
+            self._store.put(_notes(self._job), codec.to_json(_Notes(paths=tuple(notes.items()))).encode())
+        for name, path in found.items():
+            if notes[name].size is not None:
+                key = f"{_files(self._job)}{name}"
+                self._put(key, path)
+                if moves is not None:
+                    moves()
+                yield key
+
+    def _put(self, key: str, path: Path) -> None:
+        """Write a file as an object without reading it whole: a script chose how large it is."""
+        try:
+            with path.open("rb") as file:
+                is_empty = os.fstat(file.fileno()).st_size == 0  # nothing can be mapped of it
+                data = b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror}", hint="the same command again") from error
+        # Never closed by hand: an error of the store's keeps what it was sending.
+        self._store.put(key, memoryview(data))
+
+
+def has_stored(store: ObjectStore, job: str) -> bool:
+    """Whether outputs of the job are in the store: one request says so, for their notes come first and go last."""
+    return store.get(_notes(job)) is not None
+
+
+def bring_stored_home(store: ObjectStore, job: str, target: Path) -> tuple[str, ...]:
+    """Bring what a machine put into the store to `target` and remove it there; return where it is now.
+
+    May be repeated. Raises StoreError (the store does not answer, or nothing can be written there), LandingRefused for
+    what would lie elsewhere than below `target`: then nothing is brought, and all of it stays in the store.
+    """
+    keys, brought = _copy(store, job, target)
+    for key in (*keys, *store.list(_notes(job))):
+        store.delete(key)
+    return brought
+
+
+def copy_stored(store: ObjectStore, job: str, target: Path) -> tuple[str, ...]:
+    """Bring what a machine put into the store to `target` as it was on that machine, and leave it there.
+
+    Raises what `bring_stored_home` does.
+    """
+    return _copy(store, job, target)[1]
+
+
+def _copy(store: ObjectStore, job: str, target: Path) -> tuple[list[str], tuple[str, ...]]:
+    """Return the keys of the files, and what is here now."""
+    keys, notes = list(store.list(_files(job))), _read_notes(store, job)
+    if not (keys or notes):
+        return keys, ()
+    tree = _tree(job, [key.removeprefix(_files(job)) for key in keys], notes)
+    with Landing(target) as landing:
+        landing.expect(tree)
+        for file in tree.files:
+            _receive(store, _files(job) + file.name, file, landing)
+        landing.settle()
+    names = (*(file.name for file in tree.files), *(name for name, _ in tree.links))
+    return keys, tuple(str(target / name) for name in names)
+
+
+def _tree(job: str, names: list[str], notes: dict[str, _Note]) -> Tree:
+    """Return what the store holds. A file without a note was put there by somebody else, and its size is not known."""
+    unknown = [name for name in names if name not in notes or notes[name].size is None]
+    if unknown:
+        why = f"{shown(unknown[0])} is among the outputs, and no machine of the job noted it"
+        raise StoreError(why, hint=_bare(job))
+    rest = {name: note for name, note in notes.items() if note.size is None}
+    return Tree(
+        files=tuple(
+            Arriving(name=name, size=notes[name].size or 0, mode=notes[name].mode, mtime_ns=notes[name].mtime_ns)
+            for name in names
+        ),
+        links=tuple((name, note.link) for name, note in rest.items() if note.link is not None),
+        folders=tuple((name, note.mode) for name, note in rest.items() if note.link is None),
+    )
+
+
+def _receive(store: ObjectStore, key: str, file: Arriving, landing: Landing) -> None:
+    """Bring an object as a file, a piece in memory at a time."""
+    room = memoryview(bytearray(min(_PIECE_BYTES, max(file.size, 1))))
+    with landing.part(file, key) as part:
+        for at in range(0, file.size, _PIECE_BYTES):
+            piece = room[: min(_PIECE_BYTES, file.size - at)]
+            if not store.read_into(key, at, piece):
+                raise _other(key)
+            part.write(at, piece)
+    if store.read_into(key, file.size, room[:1]):
+        raise _other(key)
+    landing.keep(file, key, durable=True)
+
+
+def _other(key: str) -> StoreError:
+    return StoreError(f"{key} has another size than was noted", hint="the same command again, once its machine is done")
+
+
+def _noted(path: Path) -> _Note:
+    if path.is_symlink():
+        return _Note(link=str(path.readlink()))
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode) & 0o777
+    return _Note(mode=mode) if path.is_dir() else _Note(mode=mode, mtime_ns=status.st_mtime_ns, size=status.st_size)
+
+
+def _read_notes(store: ObjectStore, job: str) -> dict[str, _Note]:
+    stored = store.get(_notes(job))
+    try:
+        return dict(codec.from_json(_Notes, stored.data).paths) if stored is not None else {}
+    except codec.Malformed as error:
+        raise StoreError(f"the notes on the outputs are damaged: {error}", hint=_bare(job)) from error
+
+
+def _bare(job: str) -> str:
+    return f"gpucloud cp -r {job}:@store/outputs/files FOLDER brings them without their modes, times and links"
+
+
+def _files(job: str) -> str:
+    return f"jobs/{job}/outputs/files/"
+
+
+def _notes(job: str) -> str:
+    return f"jobs/{job}/outputs/notes.json"

@@ -1,0 +1,349 @@
+"""`keep`: puts a directory back, runs the script beside it, and commits its whole checkpoints."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TypeVar
+
+from gpucloud.agent.attemptfolder import LEFT_EXIT_CODE
+from gpucloud.agent.scripts import script
+from gpucloud.agent.scripts.disk import Depot, look
+from gpucloud.agent.scripts.putting import Directory, Fetched
+from gpucloud.agent.scripts.script import Reporting
+from gpucloud.agent.scripts.taking import Answering, Calling, Content, Taking, Took
+from gpucloud.domain.checkpoint.directory.layouts import Found, KeepOrder
+from gpucloud.domain.checkpoint.directory.listing import FileSet, Listing, Settling
+from gpucloud.domain.checkpoint.manifest import Commit, Why
+from gpucloud.domain.errors import CredentialsError, GpucloudError, StoreError, UsageError
+from gpucloud.domain.job.spec import OnNotice
+from gpucloud.store.checkpoints import Fenced
+
+_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+_JOIN_S = 0.5
+_Answer = TypeVar("_Answer")
+
+
+def keep(order: KeepOrder, words: tuple[str, ...]) -> int:
+    """Return the exit code of the attempt on this node."""
+    # Ranks are made to tell where they are by SIGABRT; with `launcher: plain` this process bears a rank's variables.
+    signal.signal(signal.SIGABRT, lambda *_: None)
+    reporting = Reporting(Path(order.folder), rank=order.first_rank)
+    try:
+        taking = _Start(order, reporting).taking()
+    except _Stopped:
+        return LEFT_EXIT_CODE
+    except (GpucloudError, OSError) as error:
+        hint = f" ({error.hint})" if isinstance(error, GpucloudError) else ""
+        reporting.say(f"the directory {order.directory} could not be put back: {error}{hint}")
+        if not isinstance(error, UsageError):  # what cannot be read now may be later, or elsewhere
+            reporting.barred(str(error))
+        return 1
+    return Keeper(order, _directory(order), reporting, taking).run(words)
+
+
+class _Stopped(Exception):
+    """The end was asked for before anything began."""
+
+
+class _Start:
+    """Puts the directory back, from the same commit on every node."""
+
+    def __init__(self, order: KeepOrder, reporting: Reporting) -> None:
+        self._order = order
+        self._reporting = reporting
+        self._depot = Depot(order.store, order.prefix, keep=order.keep)
+        self._checkpoints = self._depot.checkpoints
+        self._directory = _directory(order)
+        self._copies = Path(order.folder) / "copies"
+
+    def taking(self) -> Taking | None:
+        """Return what takes this node's sets, None where they are not wanted. Raises StoreError, OSError, _Stopped."""
+        order, rule = self._order, self._order.rule
+        if order.rank == 0:
+            _patiently(lambda: self._checkpoints.announce(order.attempt))
+        found = _patiently(self._newest)
+        if rule.per_node and order.rank != 0:
+            return self._answering(found)
+        base = self._directory.place(found, self._reporting.say)
+        if order.rank != 0:
+            return None
+        self._begin(base)
+        kind = Calling if rule.per_node else Taking
+        return kind(self._depot, self._copies, rule, self._reporting.say, base=base)
+
+    def _newest(self) -> Fetched | None:
+        # Node 0 says for all that a commit is whole: what others alone will read is read by it too.
+        whole = self._order.rule.per_node and self._order.rank == 0
+        return self._directory.fetch_newest(self._depot, self._reporting.say, whole=whole)
+
+    def _answering(self, found: Fetched | None) -> Answering:
+        """Node 0 decides where all begin, and says so by the generation's record."""
+        while not _patiently(lambda: self._checkpoints.join(self._order.attempt)):
+            if self._reporting.stop() is not None:
+                raise _Stopped
+            time.sleep(_JOIN_S)
+        base = self._checkpoints.base
+        if base != (found.commit if found else None):
+            found = None if base is None else _patiently(lambda: self._just(base))
+        self._directory.place(found, self._reporting.say)
+        rule, attempt = self._order.rule, self._order.attempt
+        return Answering(self._depot, self._copies, rule, self._reporting.say, attempt=attempt)
+
+    def _just(self, base: Commit) -> Fetched:
+        manifest = self._checkpoints.manifest(base)
+        found = self._directory.fetch(self._depot, manifest) if manifest else None
+        if found is None:
+            raise StoreError(
+                f"the checkpoint of step {base.step}, from which node 0 begins, is not as it was written",
+                hint="gpucloud checkpoints --verify says what is damaged",
+            )
+        return found
+
+    def _begin(self, base: Commit | None) -> None:
+        say = self._reporting.say
+        if not self._checkpoints.begin(base=base, attempt=self._order.attempt):
+            say("this store ignores conditional writes: two attempts at once would not notice each other")
+        if base is not None:
+            self._reporting.first_step = base.step + 1
+            say(f"put back the checkpoint of step {base.step}: best effort, what your script saves")
+        self._reporting.progress(base.step if base else 0)
+
+
+def _directory(order: KeepOrder) -> Directory:
+    return Directory(Path(order.directory), Path(order.code), order.rule)
+
+
+def _patiently(work: Callable[[], _Answer]) -> _Answer:
+    """An outage is no damage: it is waited for, for half a minute."""
+    for wait_s in (*_WAITS_S, None):
+        try:
+            return work()
+        except StoreError as error:
+            if wait_s is None or not error.may_pass:
+                raise
+            time.sleep(wait_s)
+    raise AssertionError("the last try returns or raises")
+
+
+# Runs a script beside its directory: whole checkpoints are committed, and the last one before the node goes.
+#
+# What a newer one overtakes before it was seen to rest, or while another is under way, is passed over.
+
+
+FENCED = 1
+_TICK_S = 0.05
+_LOOK_SHARE = 20  # of the time between two looks, at most this part is spent looking
+_LONGEST_LEAVE_S = 50.0  # a supervisor kills what does not leave within a minute
+_ASIDE_S = 10.0
+_MARGIN_S = 2.0
+_LAST_TRIES = 4
+_OTHERS_S = 60.0  # for other nodes to hand in their parts of the last checkpoint, beside what the longest one took
+
+
+class Keeper:
+    """An attempt's script on one node. `taking` is None where node 0's directory alone is kept, and this is another."""
+
+    def __init__(self, order: KeepOrder, directory: Directory, reporting: Reporting, taking: Taking | None) -> None:
+        self._order = order
+        self._reporting = reporting
+        self._taking = taking
+        self._directory = directory
+        self._folder = Path(order.folder)
+        self._settling = Settling(order.settle.total_seconds())
+        self._pool = ThreadPoolExecutor(1)
+        self._under_way: tuple[Future[Took], FileSet, Content] | None = None
+        self._look_at_s = 0.0
+        self._taken_before = 0
+        self._leave_by: datetime | None = None
+        self._told = 0
+        self._fenced = False
+        self._pending = False
+
+    def run(self, words: tuple[str, ...]) -> int:
+        """Start the script and return the exit code of its attempt on this node: 75 for saved and left."""
+        if self._taking is not None:
+            listing = look(self._directory.path)
+            self._settling.take_all(self._taking.there(self._directory.path, listing).sets, listing)
+        child = subprocess.Popen(words)
+        code = None
+        while code is None and not self._over():
+            self._tick()
+            try:
+                code = child.wait(_TICK_S)
+            except subprocess.TimeoutExpired:
+                code = None
+        if code is None:
+            script.end(self._folder)
+            child.wait()
+        return self._closed(code)
+
+    def _tick(self) -> None:
+        if self._leave_by is None and (at := self._reporting.stop()) is not None:
+            self._ask_to_leave(at)
+        if self._taking is None or time.monotonic() < self._look_at_s:
+            return
+        began = time.monotonic()
+        self._keep(self._taking, began)
+        spent = time.monotonic() - began
+        self._look_at_s = began + max(self._order.settle.total_seconds() / 4, _LOOK_SHARE * spent)
+
+    def _ask_to_leave(self, at: datetime) -> None:
+        now = datetime.now(timezone.utc)
+        margin = timedelta(seconds=max(_MARGIN_S, 1.5 * (self._taking.longest_s if self._taking else 0.0)))
+        longest = now + timedelta(seconds=_LONGEST_LEAVE_S)
+        # Who is told without a time of its own has as long as a supervisor waits.
+        if self._taking is None and self._order.on_notice is OnNotice.NONE:
+            longest = now + timedelta(seconds=_ASIDE_S)  # for node 0 to end what it is writing
+        leads = self._taking is not None and at > longest
+        self._leave_by = (at if leads else longest if at <= now else min(at, longest)) - margin
+        self._taken_before = self._taking.count if self._taking else 0
+        if self._taking is not None:
+            self._taking.close_by(time.monotonic() + (self._leave_by - now).total_seconds())
+        if self._order.on_notice is not OnNotice.NONE:
+            self._told = script.tell(self._folder, self._order.on_notice.value)
+            self._reporting.say(f"asked to stop: {self._order.on_notice.value} sent to {self._told} ranks")
+
+    def _keep(self, taking: Taking, now_s: float) -> None:
+        self._finish(taking)
+        listing = look(self._directory.path)
+        found = self._sets(taking, listing)
+        if found.unclear is not None:
+            self._reporting.say_once(f"nothing is saved: {found.unclear}")
+        ready = self._settling.look(found.sets, listing, now_s)
+        self._pending = self._settling.unsettled(found.sets, listing)
+        if self._under_way is not None or not ready or self._is_written_to(ready[0], listing):
+            return
+        one, content = ready[0], ready[0].content(listing)
+        future = self._pool.submit(taking.take, self._directory.path, one, content, proven=False, why=self._why())
+        self._under_way = (future, one, content)
+
+    def _is_written_to(self, one: FileSet, listing: Listing) -> bool:
+        open_ones = script.written_to(self._folder)
+        return any(signature.inode in open_ones for _, signature in one.content(listing))
+
+    def _finish(self, taking: Taking, *, wait: bool = False) -> None:
+        """Hear how the commit that is under way went, if it is over."""
+        if self._under_way is None or not (wait or self._under_way[0].done()):
+            return
+        future, one, content = self._under_way
+        self._under_way = None
+        try:
+            took = future.result()
+            if took is not Took.CHANGED:
+                self._settling.take(one, content)
+            if took is Took.SAVED:
+                self._directory.forget_aside()
+                self._reporting.progress(taking.committed)
+                if self._order.on_notice is OnNotice.NONE:  # how long the script itself takes to save, nobody knows
+                    self._reporting.saving(taking.longest_s + self._order.settle.total_seconds())
+        except Fenced as error:
+            self._reporting.say(str(error))
+            self._fenced = True
+        except (StoreError, CredentialsError) as error:
+            self._reporting.say_once(f"a checkpoint could not be saved: {error} ({error.hint})")
+        except OSError as error:
+            self._reporting.say_once(f"a checkpoint could not be saved: {error}")
+
+    def _over(self) -> bool:
+        """Whether the script is to be ended: nothing more of it can be saved in time."""
+        if self._fenced:
+            return True
+        if self._leave_by is None:
+            return False
+        if datetime.now(timezone.utc) >= self._leave_by:
+            return True
+        if self._taking is None or self._under_way is not None:
+            return False
+        if self._taking.over is not None:
+            return self._taking.over
+        since = self._taking.count - self._taken_before
+        if self._told:
+            return since > 0 and not self._pending
+        # What was being written when the end was asked for is in the second commit since at the latest: a script that
+        # saves again and again must not keep its node until the last moment.
+        return since > 1 or not self._pending
+
+    def _closed(self, code: int | None) -> int:
+        """Commit what the script left, tell how it stands, and return the exit code."""
+        if self._taking is not None:
+            self._end_well(self._taking, code)
+        self._pool.shutdown()
+        if (
+            self._order.rank == 0
+            and self._taking is not None
+            and not self._taking.count
+            and (there := look(self._directory.path))
+        ):
+            layout = self._order.rule.done_file or self._order.rule.layout.value
+            self._reporting.say(f"nothing was saved: no new checkpoint ({layout}) among the {len(there)} files there")
+        if self._fenced:
+            return FENCED
+        if self._leave_by is None:
+            return code if code is not None and code >= 0 else 128 - (code or 0)
+        if code == 0 and not self._told:
+            return 0
+        if self._order.rank == 0 and self._taking is not None:
+            self._reporting.say(f"left: step {self._taking.committed} is saved")
+        return LEFT_EXIT_CODE
+
+    def _end_well(self, taking: Taking, code: int | None) -> None:
+        """Commit the last set here; on a node that is told by another, go on until that one wants nothing more."""
+        if taking.over is None:
+            if not self._fenced:
+                self._keep_the_last(taking, proven=code != 0)
+            self._close(taking)
+            return
+        # A script that failed is heard of at once: its peers may wait for it in vain.
+        while code in (0, None) or self._leave_by is not None:
+            if taking.over or self._is_late():
+                break
+            self._tick()
+            time.sleep(_TICK_S)
+        self._finish(taking, wait=True)
+
+    def _close(self, taking: Taking) -> None:
+        try:
+            taking.close()
+        except (StoreError, CredentialsError) as error:
+            self._reporting.say(f"the other nodes could not be told of the end: {error} ({error.hint})")
+
+    def _sets(self, taking: Taking, listing: Listing) -> Found:
+        try:
+            return taking.sets(self._directory.path, listing)
+        except (StoreError, CredentialsError) as error:
+            self._reporting.say_once(f"what is to be saved could not be asked: {error} ({error.hint})")
+            return Found()
+
+    def _keep_the_last(self, taking: Taking, *, proven: bool) -> None:
+        if self._leave_by is None:
+            taking.close_by(time.monotonic() + _OTHERS_S + 5 * taking.longest_s)
+        self._finish(taking, wait=True)
+        for attempt in range(_LAST_TRIES):
+            listing = look(self._directory.path)
+            sets = self._sets(taking, listing).sets
+            newest = [one for one in sets if one.complete and self._settling.unsettled((one,), listing)]
+            newest.sort(key=lambda one: one.written_ns(listing), reverse=True)
+            for one in newest:
+                content = one.content(listing)
+                future = self._pool.submit(
+                    taking.take, self._directory.path, one, content, proven=proven, why=self._why(Why.LAST)
+                )
+                self._under_way = (future, one, content)
+                self._finish(taking, wait=True)
+                if self._fenced or not self._settling.unsettled((one,), listing):
+                    return
+            if not newest or self._is_late():
+                return
+            time.sleep(0.5 * 2**attempt)
+
+    def _why(self, unasked: Why = Why.DUE) -> Why:
+        return unasked if self._leave_by is None else self._reporting.why_stop()
+
+    def _is_late(self) -> bool:
+        return self._leave_by is not None and datetime.now(timezone.utc) > self._leave_by

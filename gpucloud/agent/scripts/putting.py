@@ -1,0 +1,234 @@
+"""Puts the newest whole checkpoint back into a script's directory before the script starts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import re
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpucloud.agent.scripts.disk import Depot, Texts, look, move, put_time
+from gpucloud.domain.checkpoint.directory.layouts import Rule, checkpoints_of, find_sets, leftovers
+from gpucloud.domain.checkpoint.directory.listing import (
+    OURS,
+    Listing,
+    Signature,
+    above,
+    files_for,
+    folder_of,
+    written_before,
+)
+from gpucloud.domain.checkpoint.directory.pointers import beside, inside, named_by, readdressed
+from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Piece
+from gpucloud.domain.checkpoint.sums import PART_BYTES
+from gpucloud.store.checkpoints import all_damaged
+from gpucloud.wholefile import read_text, write_whole
+
+_READERS = 4
+_NUMBERED = re.compile(r".*\d$")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """A commit whose files lie beside the directory, not yet in it."""
+
+    commit: Commit
+    paths: tuple[str, ...]
+    pieces: tuple[Piece, ...]
+
+
+class Directory:
+    """A script's directory on this node; what we need beside it lies in the code folder, under a name of ours.
+
+    A script may take an empty folder for a new run, so that nothing of ours is in its directory.
+    """
+
+    def __init__(self, path: Path, code: Path, rule: Rule) -> None:
+        self.path = path
+        self.rule = rule
+        self._own = code / f"{OURS}kept"
+        self._before = self._own / "before.json"
+        self._incoming = self._own / "incoming"
+        self._aside = self._own / "aside"
+
+    def fetch_newest(self, depot: Depot, say: Say, *, whole: bool = False) -> Fetched | None:
+        """Return the newest commit whose files are now beside the directory, None without any.
+
+        With `whole`, the files that only other nodes get are read too. Raises UsageError where none of those that are
+        there can be used, StoreError, OSError.
+        """
+        passed = 0
+
+        def pass_over(commit: Commit, why: str = "damaged") -> None:
+            nonlocal passed
+            passed += 1
+            say(f"the checkpoint of step {commit.step} is {why}: passed over")
+
+        for manifest in depot.checkpoints.candidates(pass_over):
+            if files_for(manifest, self.rule.node) is None:
+                pass_over(manifest.commit, "none of a script's directory")
+                continue
+            found = self.fetch(depot, manifest)
+            if found is not None and (not whole or _are_whole(depot, manifest, found)):
+                return found
+            pass_over(manifest.commit)
+        if passed:
+            raise all_damaged(passed)
+        return None
+
+    def fetch(self, depot: Depot, manifest: Manifest) -> Fetched | None:
+        """Return the commit once this node's files of it are beside the directory; None when one is damaged."""
+        files = files_for(manifest, self.rule.node)
+        shutil.rmtree(self._incoming, ignore_errors=True)
+        if files is None:
+            return None
+        pieces, targets = tuple(piece for _, piece in files), [self._incoming / path for path, _ in files]
+        if not _fetched(depot, pieces, targets):
+            return None
+        for target, written_ns in zip(targets, written_before(time.time_ns(), pieces), strict=True):
+            put_time(target, written_ns)
+        return Fetched(commit=manifest.commit, paths=tuple(path for path, _ in files), pieces=pieces)
+
+    def place(self, found: Fetched | None, say: Say) -> Commit | None:
+        """Put into the directory what was fetched and return its commit. Raises OSError.
+
+        What an earlier attempt left there and never was committed is set aside: a script would resume from it, and
+        other nodes do not have it. What came with the code stays, and so does everything that is no checkpoint.
+        """
+        paths = found.paths if found else ()
+        self._set_aside(paths, self._shipped(), say)
+        for path in paths:
+            self._place(path)
+        self._readdress(paths)
+        self._put_times_of_folders(paths)
+        shutil.rmtree(self._incoming, ignore_errors=True)
+        return found.commit if found else None
+
+    def forget_aside(self) -> None:
+        """Free the disk of what was set aside: the script has saved since."""
+        shutil.rmtree(self._aside, ignore_errors=True)
+
+    def _shipped(self) -> dict[str, Signature]:
+        """Return what was in the directory before the first attempt here."""
+        with contextlib.suppress(ValueError, TypeError):
+            rows = json.loads(read_text(self._before) or "")
+            return {path: Signature(*numbers) for path, numbers in rows.items()}
+        found = look(self.path)
+        rows = {path: [one.size, one.mtime_ns, one.inode] for path, one in found.items()}
+        self._own.mkdir(parents=True, exist_ok=True)
+        write_whole(self._before, json.dumps(rows))
+        return found
+
+    def _set_aside(self, restored: tuple[str, ...], shipped: dict[str, Signature], say: Say) -> None:
+        listing = look(self.path)
+        own = {path for path, signature in listing.items() if shipped.get(path) == signature}
+        left = set(leftovers(self.rule, listing, restored)) - own  # logs stay, and all else that is no checkpoint
+        doomed = sorted(left | (self._pointing_only_at(left, listing) - own - set(restored)))
+        if doomed:
+            shutil.rmtree(self._aside, ignore_errors=True)
+            say(f"set aside what was never saved: {_brief(doomed)}")
+        for path in doomed:
+            move(self.path / path, self._aside / path)
+        if shipped.keys() != listing.keys() or restored:
+            _drop_empty(self.path)
+
+    def _pointing_only_at(self, gone: set[str], listing: Listing) -> set[str]:
+        """Return the small files that name nothing but checkpoints that are not to be there any more."""
+        sets = find_sets(self.rule, listing).sets
+        checkpoints = checkpoints_of(sets, listing)
+        texts = Texts().of(self.path, beside(sets, listing, checkpoints), listing)
+        named = {path: named_by(text, folder_of(path), checkpoints) for path, text in texts.items()}
+        lost = {top for top, paths in checkpoints.items() if not gone.isdisjoint(paths)}
+        return {path for path, tops in named.items() if tops and lost.issuperset(tops)}
+
+    def _readdress(self, paths: tuple[str, ...]) -> None:
+        """Have what names a checkpoint by its whole path lead to where that lies on this machine."""
+        listing = {path: about for path, about in look(self.path).items() if path in set(paths)}
+        sets = find_sets(self.rule, listing).sets
+        checkpoints = checkpoints_of(sets, listing)
+        near = (*beside(sets, listing, checkpoints), *inside(sets, listing))
+        for path, text in Texts().of(self.path, near, listing).items():
+            now = readdressed(text, folder_of(path), str(self.path), checkpoints)
+            if now != text:
+                (self.path / path).write_bytes(now.encode())
+                put_time(self.path / path, listing[path].mtime_ns)
+
+    def _put_times_of_folders(self, paths: tuple[str, ...]) -> None:
+        """Have each folder be as new as the newest file in it, as it was when the script had just written that."""
+        newest: dict[str, int] = {}
+        for path in paths:
+            written_ns = (self.path / path).stat().st_mtime_ns
+            for folder in above(path):
+                newest[folder] = max(written_ns, newest.get(folder, 0))
+        for folder, written_ns in newest.items():
+            put_time(self.path / folder, written_ns)
+
+    def _place(self, path: str) -> None:
+        """Never write through a link: it may lead elsewhere."""
+        folder = self.path
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in path.split("/")[:-1]:
+            folder /= part
+            if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+                folder.unlink()
+            folder.mkdir(exist_ok=True)
+        move(self._incoming / path, self.path / path)
+
+
+def _fetched(depot: Depot, pieces: tuple[Piece, ...], targets: list[Path]) -> bool:
+    """Whether every object arrived as it was written, in a file each."""
+    with ThreadPoolExecutor(_READERS) as pool:
+        jobs = [pool.submit(_fetch, depot, p, t) for p, t in zip(pieces, targets, strict=True)]
+        return all(job.result() for job in jobs)
+
+
+def _fetch(depot: Depot, piece: Piece, target: Path) -> bool:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("w+b") as file:
+        if piece.size == 0:
+            return depot.get(piece.key) is not None
+        file.truncate(piece.size)
+        with mmap.mmap(file.fileno(), piece.size) as mapped, memoryview(mapped) as whole:
+            for number, crc32 in enumerate(piece.crc32):
+                with whole[number * PART_BYTES : (number + 1) * PART_BYTES] as part:
+                    if not depot.read_into(piece.key, number * PART_BYTES, part) or zlib.crc32(part) != crc32:
+                        return False
+    return True
+
+
+def _are_whole(depot: Depot, manifest: Manifest, found: Fetched) -> bool:
+    """Whether the objects that were not fetched are as they were written too."""
+    room, fetched = bytearray(PART_BYTES), set(found.pieces)
+    for piece in manifest.pieces:
+        if piece in fetched:
+            continue
+        if piece.size == 0 and depot.get(piece.key) is None:
+            return False
+        for number, crc32 in enumerate(piece.crc32):
+            with memoryview(room)[: min(PART_BYTES, piece.size - number * PART_BYTES)] as part:
+                read = depot.read_into(piece.key, number * PART_BYTES, part)
+                if not read or zlib.crc32(part) != crc32:
+                    return False
+    return True
+
+
+def _drop_empty(directory: Path) -> None:
+    """Remove numbered folders without a file: `checkpoint-600/` that was just made is nobody's newest."""
+    for folder, _, _ in sorted(os.walk(directory), reverse=True):
+        if folder != str(directory) and _NUMBERED.match(folder):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)  # noqa: PTH106
+
+
+def _brief(paths: Iterable[str]) -> str:
+    first, *more = sorted({path.split("/")[0] for path in paths})
+    return f"{first} and {len(more)} more" if more else first

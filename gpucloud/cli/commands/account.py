@@ -1,0 +1,278 @@
+"""`quota`, `iam`, `keys`, `tools` and `down --base`: what an account allows, and what stands there without any job."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from gpucloud.cli.consent import is_meant
+from gpucloud.cli.render.estimates import need_json
+from gpucloud.cli.render.words import say, say_json, table, tell
+from gpucloud.cli.target import read_target
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.job.quantities import format_usd
+from gpucloud.domain.job.spec import AwsChoices, Cloud, Job, Resources
+from gpucloud.domain.market.account import QuotaRequest
+from gpucloud.domain.market.catalog import Catalog
+from gpucloud.domain.market.listing import Query
+from gpucloud.domain.state.authorization import OWN
+from gpucloud.usecases.money.offers import Need, Quotas, understood
+from gpucloud.usecases.services import cluster_of
+from gpucloud.wiring import Gpucloud
+
+if TYPE_CHECKING:
+    from gpucloud.wiring.aws import AwsCloud
+    from gpucloud.wiring.iam import PrintedPolicies
+
+
+def quota_show(target: str | None, *, as_json: bool) -> int:
+    """Say what of the account's quotas a job needs and what there is; 11 when none of them is enough."""
+    quotas, job = _quotas(target)
+    needs = quotas.needs(job)
+    if as_json:
+        say_json({"job": job.name, "quotas": [need_json(need) for need in needs]})
+    else:
+        say(table([("quota", "region", "limit", "in use", "needed", "for", ""), *map(_need_row, needs)]))
+    return 0 if any(need.enough for need in needs) else 11
+
+
+def quota_request(target: str | None, *, vcpus: int | None, as_json: bool) -> int:
+    """Ask the cloud for more; return the exit code."""
+    quotas, job = _quotas(target)
+    request = quotas.request(job, vcpus)
+    if as_json:
+        say_json({"request": _request_json(request)})
+    else:
+        say(f"asked for {request.wanted} vCPUs of {request.name!r} in {request.region}: {request.status}")
+        tell("gpucloud quota status follows it; a person at AWS may have to decide, which takes hours to days")
+    return 0
+
+
+def quota_status(target: str | None, *, as_json: bool) -> int:
+    """List what was asked for in the job's regions; return the exit code."""
+    quotas, job = _quotas(target)
+    regions = job.resources.regions or (quotas.account.caller().region,)
+    requests = [request for region in regions for request in quotas.account.requests(region)]
+    if as_json:
+        say_json({"requests": [_request_json(request) for request in requests]})
+    elif requests:
+        rows = [(f"{r.asked_at:%Y-%m-%d %H:%M}", r.region, r.name, str(r.wanted), r.status) for r in requests]
+        say(table([("asked at", "region", "quota", "vCPUs", "status"), *rows]))
+    else:
+        say(f"nothing was asked for in {', '.join(regions)}")
+    return 0
+
+
+class Whose(Enum):
+    """Whose policy `iam policy` writes."""
+
+    CALLER = "caller"
+    CI = "ci"  # who makes no roles
+    UNBOUNDED = "unbounded"  # who makes roles without a boundary
+    NODE = "node"
+    DRIVER = "driver"  # a machine that drives its job
+    BOUNDARY = "boundary"  # of the roles that are made
+
+
+def iam_policy(
+    target: str | None,
+    whose: Whose,
+    kms_keys: tuple[str, ...] = (),
+    *,
+    account: str | None = None,
+    region: str | None = None,
+) -> int:
+    """Write the least IAM policies of whoever runs gpucloud, by name, or the one that was asked for; the exit code.
+
+    AWS is asked whose account it is unless `account` says so; where nobody can tell, a placeholder stands for it.
+    """
+    cloud = Gpucloud()
+    machines = whose in (Whose.NODE, Whose.DRIVER)
+    job = read_target(cloud, target, Cloud.AWS).job if target is not None or machines else None
+    aws = cloud.aws(job.aws if job else AwsChoices(), job.resources if job else Resources())
+    printed = aws.policies(account=account, region=region)
+    if machines and job:
+        drives = whose is Whose.DRIVER
+        policies = printed.of_machines(job, cluster_of(job.name), unattended=drives, kms_keys=kms_keys)
+    elif whose is Whose.BOUNDARY:
+        policies = printed.boundary(job, kms_keys)
+        tell(f"make it once, as the policy {printed.boundary_name}: roles of gpucloud's making are then under it")
+    else:
+        bounded, makes_roles = whose is not Whose.UNBOUNDED, whose is not Whose.CI
+        policies = printed.of_caller(job, bounded=bounded, makes_roles=makes_roles, kms_keys=kms_keys)
+        _tell_of_roles(printed, whose, own_profile=job is not None and job.aws.instance_profile is not None)
+    for remark in printed.remarks:
+        tell(remark)
+    say(json.dumps(policies, indent=2))
+    return 0
+
+
+def _tell_of_roles(printed: PrintedPolicies, whose: Whose, *, own_profile: bool) -> None:
+    """Say what the policies leave to an administrator, or make of their holder."""
+    if whose is Whose.UNBOUNDED:
+        tell("whoever holds these is an ADMINISTRATOR of the account: he may make a role with any rights, and use it")
+    elif whose is Whose.CI and not own_profile:
+        tell(
+            "without roles, machines need an instance profile of your own: `aws: {instance_profile: NAME}`, whose role"
+        )
+        tell("an administrator gives what `gpucloud iam policy --machines` prints; name the job's file here, too")
+    elif whose is Whose.CALLER and not own_profile:
+        name = printed.boundary_name
+        tell(f"roles are made under the boundary {name} only: `gpucloud iam policy --boundary` prints it")
+
+
+def end_base(region: str | None, *, with_data: bool, yes: bool, as_json: bool) -> int:
+    """Remove what stands in a region without any job: network, roles, and with `with_data` the bucket; 30 if not all.
+
+    UsageError while a job's group stands there.
+    """
+    cloud = Gpucloud()
+    aws = cloud.aws(AwsChoices(), Resources(regions=(region,) if region else ()))
+    _require_region(aws)
+    tell(f"AWS {aws.account().caller()}")
+    costs = aws.base_costs()
+    for what, usd in costs:
+        tell(f"{what}: {format_usd(usd)} a month")
+    if with_data and not yes:
+        tell("the bucket goes too, with the state, the bills and the checkpoints of all jobs in it")
+        if not is_meant("gpucloud down --base --with-data --yes"):
+            return 2
+    left = aws.end_base(with_data=with_data, story=tell)
+    if as_json:
+        say_json({"region": aws.aws.region, "left_over": list(left)})
+    else:
+        say("\n".join(left) if left else f"nothing of gpucloud is left in {aws.aws.region}")
+    return 0
+
+
+def catalog_refresh(regions: tuple[str, ...], scored: tuple[str, ...], *, as_json: bool) -> int:
+    """Ask AWS for the regions' GPU machines and prices, and keep them; return the exit code.
+
+    `scored` are GPU models whose placement scores are asked for.
+    """
+    aws = Gpucloud().aws(AwsChoices(), Resources(regions=regions))
+    _require_region(aws)
+    models = understood(Query(gpu=scored), aws.catalog).gpu
+    tell(f"AWS {aws.account().caller()}")
+    fresh = [_fresh(aws.refresh_catalog(region, models), region) for region in aws.regions]
+    if as_json:
+        say_json({"regions": fresh})
+    else:
+        head = ("region", "GPU machines", "list prices", "spot prices", "scores")
+        say(table([head, *(tuple(map(str, one.values())) for one in fresh)]))
+    return 0
+
+
+def _require_region(aws: AwsCloud) -> None:
+    """Raise UsageError where no region is known, with this command's own option."""
+    try:
+        _ = aws.aws.region
+    except UsageError as error:
+        raise UsageError(error.message, hint="--region us-east-1, or set AWS_REGION") from error
+
+
+def _fresh(catalog: Catalog, region: str) -> dict[str, Any]:
+    """Return how much of the region is known now."""
+    return {
+        "region": region,
+        "machines": len(catalog.offered(region)),
+        "prices": len(catalog.prices[region].usd_per_hour),
+        "spot": len(catalog.spot[region].usd_per_hour),
+        "scores": sum(len(scores.by_zone) for scores in catalog.scores.get(region, {}).values()),
+    }
+
+
+def tools_install(*, as_json: bool) -> int:
+    """Fetch Terraform into gpucloud's own folder, checked by its checksum; return the exit code."""
+    path = Gpucloud().install_terraform(tell)
+    if as_json:
+        say_json({"terraform": str(path)})
+    else:
+        say(f"Terraform is at {path}")
+    return 0
+
+
+def _quotas(target: str | None) -> tuple[Quotas, Job]:
+    cloud = Gpucloud()
+    job = read_target(cloud, target, Cloud.AWS).job
+    chosen = cloud.cloud(job)
+    account = chosen.account()
+    if account is None:
+        raise UsageError("the embedded fleet has no quotas", hint="cloud: aws in the job file")
+    tell(f"AWS {account.caller()}")
+    return Quotas(market=chosen.market(), account=account), job
+
+
+def _need_row(need: Need) -> tuple[str, ...]:
+    room = need.room
+    known = ("?" if number is None else str(number) for number in (room.limit, room.used))
+    verdict = "enough" if need.enough else "too small: gpucloud quota request"
+    return (room.name, room.region, *known, str(need.vcpus), need.instance_type, verdict)
+
+
+def _request_json(request: QuotaRequest) -> dict[str, Any]:
+    return {
+        "region": request.region,
+        "code": request.code,
+        "name": request.name,
+        "wanted": request.wanted,
+        "status": request.status,
+        "asked_at": request.asked_at.isoformat(),
+    }
+
+
+# `keys`: whose orders may start something here.
+
+
+def show(*, as_json: bool) -> int:
+    """Write the own key, to be handed to others, and the trusted ones; return the exit code."""
+    ring = Gpucloud().keys()
+    own, others = ring.signer(), ring.listed()
+    if as_json:
+        say_json(
+            {
+                "own": {"key_id": own.key_id, "key": own.line},
+                "trusted": [_json(key.name, key.key_id, key.line, key.place) for key in others],
+            }
+        )
+        return 0
+    say(own.line)
+    if others:
+        say(table([("trusted", "", "from"), *((key.name, key.key_id, key.place) for key in others)]))
+    tell(f"yours is {own.key_id}; others trust it with: gpucloud keys add NAME '{own.line}'")
+    return 0
+
+
+def add(name: str, text: str, *, as_json: bool) -> int:
+    """Trust somebody's key; return the exit code."""
+    key = Gpucloud().keys().add(name, text)
+    if as_json:
+        say_json({"added": _json(key.name, key.key_id, key.line, key.place)})
+    else:
+        say(f"{key.name} is trusted: {key.key_id}")
+    return 0
+
+
+def revoke(which: str, *, as_json: bool) -> int:
+    """Trust a key no longer; return the exit code."""
+    key = Gpucloud().keys().revoke(which)
+    if as_json:
+        say_json({"revoked": _json(key.name, key.key_id, key.line, key.place)})
+        return 0
+    say(f"{key.name} is no longer trusted: {key.key_id}")
+    tell("what it signed starts nothing here now; machines that run go on, for as long as they are paid")
+    if key.name == OWN:
+        tell(
+            "a job that you started goes on after `gpucloud train JOB` alone, which signs it anew, or ends with `down`"
+        )
+        tell(
+            "others trust your next key when they add what `gpucloud keys` shows now, and this one until they revoke it"
+        )
+    else:
+        tell("`gpucloud train JOB` gives an order of your own for a job that it signed, `gpucloud down JOB` ends it")
+    return 0
+
+
+def _json(name: str, key_id: str, line: str, place: str) -> dict[str, Any]:
+    return {"name": name, "key_id": key_id, "key": line, "from": place}

@@ -1,0 +1,367 @@
+"""`checkpoints`: a job's checkpoints listed, verified, pruned, pulled into a folder, exported as one file."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpucloud.cli.render.words import say, say_json, table, tell
+from gpucloud.cli.target import known_job, require_one_run
+from gpucloud.domain import codec
+from gpucloud.domain.checkpoint.directory.listing import files_apart
+from gpucloud.domain.checkpoint.manifest import Manifest, Piece
+from gpucloud.domain.checkpoint.standing import CheckpointMark, Standing, Superfluous
+from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
+from gpucloud.domain.job.quantities import counted, format_size
+from gpucloud.domain.job.spec import CheckpointPolicy
+from gpucloud.store.directory import DirectoryStore, user_path
+from gpucloud.usecases.checkpoint import pulling
+from gpucloud.usecases.checkpoint.checkpoints import Damage, Pruner, Shelf, of_step, restorable
+from gpucloud.usecases.checkpoint.pulling import Puller, Unpacker
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.wiring import Gpucloud, KnownJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What `checkpoints` is to do; at most one of `verify`, `prune`, `pull` and `export`."""
+
+    verify: bool = False
+    prune: bool = False
+    pull: Path | None = None
+    export: Path | None = None
+    step: int | None = None
+    everything: bool = False
+    yes: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    cloud: Gpucloud
+    known: KnownJob
+    jobs: JobStore
+    shelf: Shelf
+
+    @property
+    def name(self) -> str:
+        return self.known.name
+
+
+def checkpoints(target: str | None, asked: Asked, *, as_json: bool) -> int:
+    """Do what is asked and return the exit code: 15 when `verify` finds damage, 130 after Ctrl-C."""
+    _require_one(asked)
+    job = _job(target)
+    if asked.prune and asked.yes:
+        require_one_run(job.cloud, target, "gpucloud checkpoints JOB --prune --yes")
+    act, stopped = _meant(asked)
+    try:
+        return act(job, asked, as_json)
+    except KeyboardInterrupt:
+        tell(f"stopped: {stopped}")
+        return 130
+
+
+def _require_one(asked: Asked) -> None:
+    """UsageError for options that do not go together."""
+    wanted = {"--verify": asked.verify, "--prune": asked.prune, "--pull": asked.pull, "--export": asked.export}
+    given = [option for option, value in wanted.items() if value]
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} and {given[1]} are two things", hint="one of them at a time")
+    for option, value, of in (
+        ("--step", asked.step is not None, {"--verify", "--pull", "--export"}),
+        ("--with-state", asked.everything, {"--export"}),
+        ("--yes", asked.yes, {"--prune"}),
+    ):
+        if value and not of.intersection(given):
+            raise UsageError(f"{option} says nothing alone", hint=f"{option} goes with {' or '.join(sorted(of))}")
+
+
+def _job(target: str | None) -> _Job:
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    jobs = JobStore(cloud.store_of(known), known.name)
+    keep = CheckpointPolicy().keep
+    with suppress(GpucloudError):  # its file may be gone, or be another by now
+        keep = cloud.read_job(known.file).checkpoint.keep
+    return _Job(cloud=cloud, known=known, jobs=jobs, shelf=Shelf(store=jobs.store, prefix=jobs.checkpoints, keep=keep))
+
+
+def _meant(asked: Asked) -> tuple[Callable[[_Job, Asked, bool], int], str]:
+    """Return what does it, and what to say when that is broken off."""
+    if asked.verify:
+        return _verify, "nothing was changed"
+    if asked.prune:
+        return _prune, "what was deleted is gone; the same command goes on"
+    if asked.pull is not None:
+        return _pull, f"{asked.pull} has no checkpoint more than before; the same command goes on from here"
+    if asked.export is not None:
+        return _export, f"{asked.export} was not written"
+    return _list, "nothing was changed"
+
+
+def _list(job: _Job, _asked: Asked, as_json: bool) -> int:  # noqa: FBT001
+    standing = job.shelf.standing()
+    if as_json:
+        say_json({"job": job.name, "store": job.jobs.store.url, "checkpoints": [standing_json(o) for o in standing]})
+    else:
+        say(standing_text(standing) if standing else f"{job.name} has no checkpoints yet")
+        if not standing:
+            tell("hint: a script saves with gpucloud.resume, or into the job file's `checkpoint: {directory: …}`")
+    return 0
+
+
+def _verify(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
+    standing = job.shelf.standing()
+    if not standing:
+        raise _none(job)
+    if asked.step is not None:
+        standing = of_step(asked.step, standing)
+    manifests = [one.found.manifest for one in standing if one.found.manifest is not None]
+    pieces = [piece for manifest in manifests for piece in manifest.pieces]
+    with Meter("verified", sum(piece.size for piece in pieces)) as meter:
+        damages = job.shelf.verify(pieces, meter.moved)
+    damaged = [one for one in standing if one.found.manifest is None]
+    if as_json:
+        say_json({"job": job.name, "verified": [damage_json(one, damages) for one in standing]})
+    else:
+        for one in damaged:
+            say(f"the manifest of step {one.commit.step} (generation {one.commit.generation}) is not as it was written")
+        for damage in damages:
+            say(str(damage))
+        if not damaged and not damages:
+            steps = ", ".join(str(one.commit.step) for one in standing)
+            size = format_size(sum(piece.size for piece in pieces))
+            say(f"whole: step {steps}; {counted(len(pieces), 'object')}, {size}")
+    return StoreError.exit_code if damaged or damages else 0
+
+
+def _prune(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
+    pruner = Pruner(jobs=job.jobs, shelf=job.shelf, clock=job.cloud.clock)
+    standing, gone = pruner.prune() if asked.yes else pruner.look()
+    if as_json:
+        say_json({"job": job.name, "deleted": asked.yes, **gone_json(standing, gone)})
+    else:
+        say(gone_text(standing, gone, deleted=asked.yes))
+    if gone.keys and not asked.yes:
+        tell("nothing was deleted; `--yes` deletes what is listed")
+    return 0
+
+
+def _pull(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
+    folder = user_path(asked.pull or Path(), "--pull")
+    manifest = _wanted(job, asked)
+    files = files_apart(manifest)
+    if files is not None:
+        return _unpack(job, manifest, files, folder, as_json=as_json)
+    puller = Puller(shelf=job.shelf, target=DirectoryStore(folder))
+    with Meter("pulled", sum(piece.size for piece in manifest.pieces)) as meter:
+        pulled = puller.pull(manifest, meter.moved)
+    job.cloud.asker(job.known).bill_pull(pulled.fetched)
+    if as_json:
+        answer = {"step": pulled.commit.step, "generation": pulled.commit.generation, "folder": str(folder.absolute())}
+        sizes = {"bytes": pulled.size, "fetched_bytes": pulled.fetched, "resumes_from": pulled.first.step}
+        say_json({"job": job.name, **answer, **sizes})
+        return 0
+    there = pulled.size - pulled.fetched
+    known = f", {format_size(there)} of it was there" if there else ""
+    say(f"step {pulled.commit.step} is in {folder}: {format_size(pulled.size)}{known}")
+    if pulled.first != pulled.commit:
+        tell(f"{folder} has step {pulled.first.step} too, which a script takes first")
+    tell(f"GPUCLOUD_STORE={shlex.quote(str(folder.absolute()))} has a script resume from it")
+    return 0
+
+
+def _unpack(job: _Job, manifest: Manifest, files: tuple[tuple[str, Piece], ...], folder: Path, *, as_json: bool) -> int:
+    """Bring the files of a script that saves by itself: there is nothing to resume from but the files."""
+    size = sum(piece.size for _, piece in files)
+    with Meter("pulled", size) as meter:
+        fetched = Unpacker(shelf=job.shelf, root=folder).unpack(files, meter.moved)
+    job.cloud.asker(job.known).bill_pull(fetched)
+    if as_json:
+        answer = {"step": manifest.commit.step, "generation": manifest.commit.generation}
+        sizes = {"bytes": size, "fetched_bytes": fetched, "files": len(files)}
+        say_json({"job": job.name, **answer, "folder": str(folder.absolute()), **sizes})
+        return 0
+    known = f", {format_size(size - fetched)} of it was there" if size > fetched else ""
+    sums = f"{counted(len(files), 'file')}, {format_size(size)}{known}"
+    say(f"step {manifest.commit.step} is in {folder}, as the script wrote it: {sums}")
+    return 0
+
+
+def _export(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
+    path = user_path(asked.export or Path(), "--export")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", hint=f"--export {path / (job.name + '.safetensors')}")
+    if path.exists() and not path.is_file():  # a device, a pipe: the new file would take its place
+        raise UsageError(f"{path} is no file", hint=f"--export {job.name}.safetensors")
+    manifest = _wanted(job, asked)
+    about = {"job": job.name, "step": str(manifest.commit.step), "generation": str(manifest.commit.generation)}
+    plan = pulling.planned(job.shelf, manifest, everything=asked.everything, about=about)
+    with Meter("read", pulling.bytes_to_read(manifest, plan)) as meter:
+        pulling.write(job.shelf, manifest, plan, path, meter.moved)
+    if as_json:
+        answer = {"step": manifest.commit.step, "generation": manifest.commit.generation}
+        say_json({"job": job.name, **answer, "file": str(path.absolute()), "bytes": plan.size, "tensors": plan.tensors})
+    else:
+        say(f"{path}: {plan.tensors} tensors of step {manifest.commit.step}, {format_size(plan.size)}")
+    return 0
+
+
+def _wanted(job: _Job, asked: Asked) -> Manifest:
+    standing = job.shelf.standing()
+    if not standing:
+        raise _none(job)
+    return restorable(asked.step, standing)
+
+
+def _none(job: _Job) -> UsageError:
+    return UsageError(f"{job.name} has no checkpoints yet", hint=f"gpucloud status {job.name}")
+
+
+# Checkpoints as text for people, and as JSON for programs.
+
+
+_WORDS = {
+    CheckpointMark.NEXT: "restored first",
+    CheckpointMark.BASE: "base of this generation",
+    CheckpointMark.KEPT: "kept",
+    CheckpointMark.DAMAGED: "its manifest is damaged",
+    CheckpointMark.INCOMPLETE: "objects are missing",
+    CheckpointMark.UNREACHABLE: "its generation has no record: never restored",
+}
+
+
+def standing_text(standing: Sequence[Standing]) -> str:
+    """Return one line a checkpoint, the one that a restore tries first above; then why some are not exact."""
+    rows = [
+        ("step", "generation", "committed (UTC)", "size", "objects", "ranks", "level", "why", ""),
+        *map(_row, standing),
+    ]
+    reasons = {one.found.manifest.promise: None for one in standing if one.found.manifest}
+    told = [f"{one.level.value}: {one.reason}" for one in reasons if one.reason]
+    return "\n\n".join([table(rows), *(["\n".join(told)] if told else [])])
+
+
+def standing_json(one: Standing) -> dict[str, Any]:
+    """Return a checkpoint as an object; what its manifest would say is null where that is damaged."""
+    manifest = one.found.manifest
+    return {
+        **_named(one),
+        "committed_at": codec.plain(one.found.committed_at),
+        "objects": len(manifest.pieces) if manifest else None,
+        "ranks": manifest.world if manifest else None,
+        "level": manifest.promise.level.value if manifest else None,
+        "reason": manifest.promise.reason if manifest else None,
+        "why": manifest.why.value if manifest else None,
+        "marks": [mark.value for mark in CheckpointMark if mark in one.marks],
+    }
+
+
+def damage_json(one: Standing, damages: Sequence[Damage]) -> dict[str, Any]:
+    """Return a verified checkpoint as an object, with what is damaged of it."""
+    keys = {piece.key for piece in one.found.manifest.pieces} if one.found.manifest else set()
+    damaged = [{"object": d.key, "part": d.part or None, "what": d.what} for d in damages if d.key in keys]
+    return {**_named(one), "whole": one.found.manifest is not None and not damaged, "damaged": damaged}
+
+
+def gone_text(standing: Sequence[Standing], gone: Superfluous, *, deleted: bool) -> str:
+    """Return what went or would go, and how much that is."""
+    if not gone.keys:
+        return "nothing is superfluous"
+    rows = [("step", "generation", "committed (UTC)", "size"), *(_row(one)[:4] for one in _of(standing, gone))]
+    size = sum(one.size or 0 for one in _of(standing, gone))
+    unfinished = f", and {_count(gone.unfinished, 'object')} of saves that were never committed"
+    sums = f"{_count(len(gone.commits), 'checkpoint')}, {format_size(size)}{unfinished if gone.unfinished else ''}"
+    return "\n\n".join([*([table(rows)] if gone.commits else []), sums + (" deleted" if deleted else "")])
+
+
+def gone_json(standing: Sequence[Standing], gone: Superfluous) -> dict[str, Any]:
+    """Return the same as an object."""
+    found = _of(standing, gone)
+    return {
+        "checkpoints": [_named(one) for one in found],
+        "bytes": sum(one.size or 0 for one in found),
+        "unfinished_objects": gone.unfinished,
+    }
+
+
+def _of(standing: Sequence[Standing], gone: Superfluous) -> list[Standing]:
+    doomed = frozenset(gone.commits)
+    return [one for one in standing if one.commit in doomed]
+
+
+def _row(one: Standing) -> tuple[str, ...]:
+    manifest = one.found.manifest
+    told = ("-", "-", "-", "-")
+    if manifest is not None:
+        told = (str(len(manifest.pieces)), str(manifest.world), manifest.promise.level.value, manifest.why.value)
+    return (
+        str(one.commit.step),
+        str(one.commit.generation),
+        f"{one.found.committed_at:%Y-%m-%d %H:%M:%S}",
+        format_size(one.size) if one.size is not None else "-",
+        *told,
+        ", ".join(_WORDS[mark] for mark in CheckpointMark if mark in one.marks),
+    )
+
+
+def _named(one: Standing) -> dict[str, Any]:
+    return {"step": one.commit.step, "generation": one.commit.generation, "bytes": one.size}
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+# How far something of known size is: redrawn on a terminal, a line now and then elsewhere.
+
+
+_DRAWN_S, _TOLD_S = 0.2, 10.0
+
+
+class Meter:
+    """Counts bytes, from any thread, and shows them as a context; nothing is shown of what is quick."""
+
+    def __init__(self, word: str, total: int) -> None:
+        self._word = word
+        self._total = total
+        self._done = 0
+        self._drawn = False
+        self._lock = threading.Lock()
+        self._began = self._shown = time.monotonic()
+
+    def moved(self, size: int) -> None:
+        """Take in so many bytes more."""
+        with self._lock:
+            self._done += size
+            now = time.monotonic()
+            if now - self._shown >= (_DRAWN_S if sys.stderr.isatty() else _TOLD_S):
+                self._shown = now
+                self._show()
+
+    def __enter__(self) -> Meter:
+        """Begin."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the line that was drawn."""
+        if self._drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def _show(self) -> None:
+        speed = self._done / max(time.monotonic() - self._began, 0.001)
+        text = f"{self._word} {format_size(self._done)} of {format_size(self._total)}, {format_size(int(speed))}/s"
+        if sys.stderr.isatty():
+            self._drawn = True
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()
+        else:
+            tell(text)

@@ -1,0 +1,272 @@
+"""`cp`: files between this machine and a job's machines, and out of a job's store."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpucloud.cli.render.words import say, say_json, tell
+from gpucloud.cli.target import known_job
+from gpucloud.domain.errors import LandingRefused, StoreError, UsageError
+from gpucloud.domain.job.quantities import format_size
+from gpucloud.domain.node.node import Node, NodeState
+from gpucloud.domain.untrusted.arriving import Arriving, Tree, fitting
+from gpucloud.store import ObjectStore
+from gpucloud.store.contract import TooLarge
+from gpucloud.store.landing import Landing, Part
+from gpucloud.usecases.money.spend import bytes_in
+from gpucloud.wiring import Gpucloud, KnownJob, local_file, local_folder
+
+if TYPE_CHECKING:
+    from gpucloud.adapters.transfer.copying import Copier, Listing
+
+
+_STORE = "@store/"
+_TOLD = 20
+_PIECE_BYTES = 16 << 20
+_FORMS = "gpucloud cp JOB:path here, or gpucloud cp here JOB:path"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _There:
+    job: str
+    path: str
+
+
+def copy(source: str, target: str, *, node: str | None, recursive: bool, as_json: bool) -> int:
+    """Copy one way or the other and return the exit code."""
+    here, there = _parsed(source), _parsed(target)
+    if isinstance(here, _There) and not isinstance(there, _There):
+        files, moved, refused = _bring(here, there, node, recursive=recursive)
+    elif isinstance(there, _There) and not isinstance(here, _There):
+        files, moved = _take(here, there, node, recursive=recursive)
+        refused = ()
+    else:
+        raise UsageError("one of the two must be JOB:path, the other a path here", hint=_FORMS)
+    if as_json:
+        say_json({"files": files, "bytes": moved, "refused": list(refused)})
+    else:
+        say(f"{files} file{'' if files == 1 else 's'}, {format_size(moved)} copied")
+    _tell_left_out(refused)
+    return LandingRefused.exit_code if refused else 0
+
+
+def _tell_left_out(why: Sequence[str]) -> None:
+    """Write what was not copied, the first of it: who filled the folder chose how much that is."""
+    for one in why[:_TOLD]:
+        tell(f"left out: {one}")
+    if len(why) > _TOLD:
+        tell(f"left out: {len(why) - _TOLD} more")
+
+
+def _parsed(written: str) -> _There | Path:
+    job, colon, path = written.partition(":")
+    if colon and job and "/" not in job:
+        return _There(job=job, path=path or ".")
+    return Path(written)
+
+
+def _bring(there: _There, target: Path, node: str | None, *, recursive: bool) -> tuple[int, int, tuple[str, ...]]:
+    """Return how many files and bytes came, and what was refused alone."""
+    cloud = Gpucloud()
+    known = known_job(cloud, there.job)
+    if there.path.startswith("@"):
+        return _from_store(cloud, known, there.path, target, recursive=recursive)
+    with cloud.copier(known, node_of(cloud, known, node), _shown) as copier:
+        found = copier.listing([there.path])
+        _refuse(found, there, recursive=recursive)
+        moved = copier.fetch(found, *_place(found, there.path, target))
+    cloud.asker(known).bill_pull(moved)
+    _tell_left_out([f"{path} leads elsewhere, or is no file" for _, path in found.outside])
+    return len(found.files) + len(found.links), moved, ()
+
+
+def _refuse(found: Listing, there: _There, *, recursive: bool) -> None:
+    for path, near in found.missing:
+        hint = f"did you mean {there.job}:{near}?" if near else f"gpucloud ssh {there.job} -- ls {found.base}"
+        raise UsageError(f"there is no {path} on the node", hint=hint)
+    if found.asked_folders and not recursive:
+        raise UsageError(f"{found.asked_folders[0]} is a folder", hint=f"gpucloud cp -r {there.job}:{there.path} .")
+
+
+def _place(found: Listing, written: str, target: Path) -> tuple[Path, Callable[[str], str]]:
+    """Return the folder that everything arrives below, and where in it what was asked for goes.
+
+    As cp(1): into a folder that is there under the source's own name, else as the name that is given.
+    """
+    tops = {*found.asked_folders, *(file.top for file in found.files if not file.inner)}
+    if tops <= {written.rstrip("/") or "/"}:
+        if target.is_dir():
+            return target, _name
+        return (target, lambda _: "") if found.asked_folders else (target.parent, lambda _: target.name)
+    if not target.is_dir():
+        raise UsageError(f"{target} is no folder, and {written} names {len(tops)} files", hint=f"mkdir -p {target}")
+    names = sorted(map(_name, tops))
+    for one, other in pairwise(names):
+        if one == other:
+            raise UsageError(f"{written} names several of the name {one}", hint="copy them one by one")
+    return target, _name
+
+
+def _name(top: str) -> str:
+    """Return the name that a path ends with; none for one that ends where its name is not written."""
+    name = Path(top).name
+    return "" if name in ("..", "~") else name
+
+
+def _take(source: Path, there: _There, node: str | None, *, recursive: bool) -> tuple[int, int]:
+    if there.path.startswith("@"):
+        raise UsageError("the store is written by the job only", hint=f"gpucloud cp {source} {there.job}:.")
+    if not source.exists():
+        names = [path.name for path in source.parent.iterdir()] if source.parent.is_dir() else []
+        near = get_close_matches(source.name, names, n=1)
+        raise UsageError(f"there is no {source}", hint=f"did you mean {source.with_name(near[0])}?" if near else None)
+    if source.is_dir() and not recursive:
+        raise UsageError(f"{source} is a folder", hint=f"gpucloud cp -r {source} {there.job}:{there.path}")
+    cloud = Gpucloud()
+    known = known_job(cloud, there.job)
+    with cloud.copier(known, node_of(cloud, known, node), _shown) as copier:
+        name = _remote_name(copier, there.path, source)
+        files, links = local_folder(source, name) if source.is_dir() else ((local_file(source, name),), ())
+        moved = copier.send(files, links)
+    return len(files) + len(links), moved
+
+
+def _remote_name(copier: Copier, written: str, source: Path) -> str:
+    path = written.rstrip("/") or "/"
+    return f"{path}/{source.resolve().name}" if written.endswith("/") or copier.is_folder(path) else path
+
+
+def _from_store(
+    cloud: Gpucloud, known: KnownJob, written: str, target: Path, *, recursive: bool
+) -> tuple[int, int, tuple[str, ...]]:
+    """Objects of the job in its store: checkpoints, logs, its spec; its outputs as the script wrote them."""
+    if written.rstrip("/") != _STORE.rstrip("/") and not written.startswith(_STORE):
+        raise UsageError(f"there is no {written}", hint=f"{known.name}:@store/checkpoints/…")
+    asker, root = cloud.asker(known), f"jobs/{known.name}/"
+    store = asker.jobs.store
+    wanted = written.removeprefix(_STORE.rstrip("/")).strip("/")
+    if wanted == "outputs" and recursive and (came := cloud.copy_stored(known, _store_folder(wanted, target))):
+        moved = bytes_in(came)
+        asker.bill_pull(moved)
+        return len(came), moved, ()
+    everything = [key.removeprefix(root) for key in store.list(root)]
+    keys = [key for key in everything if not wanted or key == wanted or key.startswith(f"{wanted}/")]
+    if not keys:
+        near = get_close_matches(wanted, {*everything, *(key.rpartition("/")[0] for key in everything)}, n=1)
+        hint = f"did you mean {known.name}:@store/{near[0]}?" if near else f"gpucloud cp -r {known.name}:@store here"
+        raise UsageError(f"the store has no {wanted} of {known.name}", hint=hint)
+    if keys != [wanted] and not recursive:
+        raise UsageError(
+            f"@store/{wanted} is a folder of {len(keys)} objects",
+            hint=f"gpucloud cp -r {known.name}:@store/{wanted} {target}",
+        )
+    below, place_of = _store_place(wanted, target, is_folder=keys != [wanted])
+    files, refused = fitting({key: place_of(key) for key in keys})
+    moved = 0
+    with Landing(below) as landing:
+        landing.expect(Tree(files=tuple(files.values())))
+        for key, file in files.items():
+            try:
+                moved += _received(store, root + key, file, landing)
+            except StoreError as error:
+                refused = (*refused, str(error))
+        landing.settle()
+    asker.bill_pull(moved)
+    return len(keys) - len(refused), moved, refused
+
+
+def _received(store: ObjectStore, key: str, file: Arriving, landing: Landing) -> int:
+    """Bring an object as a file, a large one in pieces; return its size."""
+    with landing.part(file, key) as part:
+        try:
+            stored = store.get(key)
+        except TooLarge as error:
+            landing.require_room((replace(file, size=error.size),))
+            size = _received_in_pieces(store, key, error.size, part)
+        else:
+            if stored is None:
+                return 0
+            part.write(0, stored.data)
+            size = len(stored.data)
+    landing.keep(file, key)
+    return size
+
+
+def _received_in_pieces(store: ObjectStore, key: str, size: int, part: Part) -> int:
+    room = memoryview(bytearray(_PIECE_BYTES))
+    for at in range(0, size, _PIECE_BYTES):
+        piece = room[: min(_PIECE_BYTES, size - at)]
+        if not store.read_into(key, at, piece):
+            raise StoreError(f"{key} became shorter while it was read", hint="the same command again")
+        part.write(at, piece)
+    return size
+
+
+def _store_place(wanted: str, target: Path, *, is_folder: bool) -> tuple[Path, Callable[[str], str]]:
+    """Return the folder that objects arrive below, and where in it a key goes; as `_place` does."""
+    name = wanted.rpartition("/")[2]
+    if not is_folder:
+        return (target, lambda _: name) if target.is_dir() else (target.parent, lambda _: target.name)
+    top = _store_folder(wanted, target).relative_to(target).as_posix()
+    return target, lambda key: f"{top}/{key.removeprefix(wanted).removeprefix('/')}".removeprefix("./")
+
+
+def _store_folder(wanted: str, target: Path) -> Path:
+    """Return where a folder of the store arrives."""
+    return target / wanted.rpartition("/")[2] if target.is_dir() and wanted else target
+
+
+def _shown(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r{format_size(done)} of {format_size(total)}" + ("\n" if done >= total else ""))
+        sys.stderr.flush()
+
+
+# Which of a job's machines a command is about.
+
+
+def one_node(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
+    """Return the node that is meant, by its name or the beginning that tables have of it; without one the first."""
+    asker = cloud.asker(known)
+    listed = asker.group.describe(group_of(cloud, known)).alive
+    running = [node for node in listed if node.state is NodeState.RUNNING]
+    if not running:
+        raise UsageError(f"{known.name} has no machine that is up", hint=f"gpucloud status {known.name}")
+    if node_id is None:
+        return running[0]
+    exact = [node for node in running if node.id == node_id]
+    found = exact or [node for node in running if node.id.startswith(node_id)]
+    if len(found) != 1:
+        why = "has no node" if not found else "has several nodes that begin with"
+        raise UsageError(f"{known.name} {why} {node_id}", hint=f"one of {', '.join(n.id for n in running)}")
+    return found[0]
+
+
+def node_of(cloud: Gpucloud, known: KnownJob, node_id: str | None) -> Node:
+    """Return the node that is meant; without a name the one of rank 0 in the newest attempt, where results are."""
+    attempts = cloud.asker(known).state().attempts
+    first = attempts[-1].members[0].node_id if attempts else None
+    try:
+        return one_node(cloud, known, node_id or first)
+    except UsageError:
+        if node_id is not None:
+            raise
+        return one_node(cloud, known, None)
+
+
+def group_of(cloud: Gpucloud, known: KnownJob) -> str:
+    """Return the name of the job's node group; UsageError when it has none."""
+    state = cloud.asker(known).state()
+    if state.group is None:
+        closed = state.status.ended
+        raise UsageError(
+            f"{known.name} has {'ended, and has no machines any more' if closed else 'no machines yet'}",
+            hint=f"gpucloud status {known.name}" if closed else f"gpucloud up {known.name}",
+        )
+    return state.group

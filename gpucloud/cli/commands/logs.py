@@ -1,0 +1,349 @@
+"""`logs`: the output of a job's ranks, each line with where and when it was written."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+
+from gpucloud.cli.commands.logwriting import LogWriter, Place, log_writer
+from gpucloud.cli.render.words import tell, with_short_ids
+from gpucloud.cli.target import known_job
+from gpucloud.domain.errors import GpucloudError, UsageError
+from gpucloud.domain.job.quantities import counted, parse_span
+from gpucloud.domain.node.outputtimes import DatedPiece
+from gpucloud.domain.state.state import Attempt, JobState
+from gpucloud.domain.untrusted.shown import in_one_line
+from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.jobstore.records import BEFORE, LogPart
+from gpucloud.wiring import Gpucloud
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which output `logs` writes, and how: of one attempt, rank or node, since a time, each rank's last lines."""
+
+    follow: bool = False
+    attempt: int | None = None
+    rank: int | None = None
+    node: str | None = None
+    tail: int | None = None
+    since: str | None = None
+    timestamps: bool = False
+    as_json: bool = False
+
+
+def logs(target: str | None, wanted: Wanted) -> int:
+    """Write the output of a job's ranks, to its end with `follow`; return the exit code. UsageError without any."""
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    asker, read = cloud.asker(known), 0
+    since = Since(since_time(wanted.since, asker.clock.now())) if wanted.since is not None else None
+    state = asker.stored_state()
+    ranks = Ranks(asker=asker, state=state, wanted=wanted)
+    ranks.require_wanted()
+    writer = log_writer(follow=wanted.follow, as_json=wanted.as_json, timestamps=wanted.timestamps, place=ranks.place)
+    shown = Shown(ranks=ranks, writer=writer, wanted=wanted, since=since)
+    try:
+        for part, piece in asker.output(
+            attempt=wanted.attempt, rank=wanted.rank, follow=wanted.follow, caught_up=shown.caught_up
+        ):
+            read += len(piece.data)
+            shown.take(part, piece)
+        writer.end()
+    finally:
+        asker.bill_pull(read)
+    if not shown.read_any:
+        none = _no_output(ranks.newest_state(), wanted)
+        if not wanted.follow or state.status.ended:
+            raise none
+        tell(none.message)  # it was followed to its end, as asked
+    _say_what_is_left_out(shown, since)
+    return 0
+
+
+@dataclass(slots=True)
+class Ranks:
+    """Which node each rank of an attempt is on, and how that is written before its lines."""
+
+    asker: Asker
+    state: JobState
+    wanted: Wanted
+    _of_node: int | None = None
+    _sought: set[int] = field(default_factory=set)
+    _labels: dict[int, dict[int, str]] = field(default_factory=dict)
+
+    def attempt(self, number: int) -> Attempt | None:
+        """Return that attempt; one that has begun meanwhile is looked for."""
+        found = self._attempt(number)
+        if found is None and number not in self._sought:
+            self._sought.add(number)
+            self.state = self.asker.stored_state()
+            found = self._attempt(number)
+        return found
+
+    def newest_state(self) -> JobState:
+        """Return the state as it is now."""
+        self.state = self.asker.stored_state()
+        return self.state
+
+    def node(self, part: LogPart) -> str | None:
+        """Return the node of the rank, None where nobody knows."""
+        attempt = self.attempt(part.attempt)
+        place = part.rank // self._each()
+        return next((m.node_id for m in attempt.members if m.rank == place), None) if attempt is not None else None
+
+    def place(self, part: LogPart) -> Place:
+        """Return where the part was written, with the words for it: none where one rank alone can have."""
+        return Place(node=self.node(part), label=self._label(part))
+
+    def require_wanted(self) -> None:
+        """Raise UsageError for an attempt, a rank or a node that the job does not have, with those that it has."""
+        attempts, job = self.state.attempts, self.state.job
+        if self.wanted.attempt is not None and not self.wanted.follow:
+            require_attempt(self.state, self.wanted.attempt)
+        last = max((len(one.members) for one in attempts), default=0) * self._each() - 1
+        if self.wanted.rank is not None and attempts and not 0 <= self.wanted.rank <= last and not self.wanted.follow:
+            others = f"its ranks were 0 to {last}" if last else "its only rank was 0"
+            raise UsageError(
+                f"{job} has no rank {self.wanted.rank}: {others}", hint=f"gpucloud logs {job} --rank {last}"
+            )
+        nodes = tuple(dict.fromkeys(m.node_id for attempt in attempts for m in attempt.members))
+        if self.wanted.node is not None and nodes and not any(map(self._is_wanted, nodes)) and not self.wanted.follow:
+            raise UsageError(f"no attempt of {job} ran on {self.wanted.node}", hint=f"one of {', '.join(nodes)}")
+
+    def wants(self, part: LogPart) -> bool:
+        """Whether the part is of the node that was asked for, if one was."""
+        if self.wanted.node is None:
+            return True
+        node = self.node(part)
+        return node is not None and self._is_wanted(node)
+
+    def _is_wanted(self, node: str) -> bool:
+        return self.wanted.node is not None and node.startswith(self.wanted.node)
+
+    def _attempt(self, number: int) -> Attempt | None:
+        return next((one for one in self.state.attempts if one.number == number), None)
+
+    def _each(self) -> int:
+        if self._of_node is None:
+            self._of_node = self.asker.ranks_of_a_node()
+        return self._of_node
+
+    def _label(self, part: LogPart) -> str:
+        if self.wanted.rank is not None or self.wanted.as_json:
+            return ""
+        labels = self._labels.get(part.attempt)
+        if labels is None:
+            labels = self._labels[part.attempt] = dict(self._labels_of(part.attempt))
+        return labels.get(part.rank, "")
+
+    def _labels_of(self, number: int) -> Iterator[tuple[int, str]]:
+        """Yield ranks with their labels, all of one width; the node stands in them where there are several."""
+        attempt, each = self.attempt(number), self._each()
+        if attempt is None or len(attempt.members) * each == 1:
+            return
+        members = sorted(attempt.members, key=lambda member: member.rank)
+        nodes = [member.node_id for member in members]
+        if sys.stdout.isatty():
+            nodes = [cell for (cell,) in with_short_ids([[node] for node in nodes])]
+        width, last = max(map(len, nodes)), len(str(len(members) * each - 1))
+        for node, member in zip(nodes, members, strict=True):
+            where = f"{node:<{width}} " if len(members) > 1 else ""
+            for rank in range(member.rank * each, (member.rank + 1) * each):
+                yield rank, f"{where}rank {rank:<{last}} | "
+
+
+@dataclass(slots=True)
+class Shown:
+    """Writes output piece by piece, with a line on standard error before each attempt's.
+
+    Of what was kept before somebody asked, only the last lines where a tail is wanted.
+    """
+
+    ranks: Ranks
+    writer: LogWriter
+    wanted: Wanted
+    since: Since | None = None
+    read_any: bool = False
+    wrote_any: bool = False
+    _attempt: int | None = None
+    _tail: Tail | None = None
+    _is_new: bool = False
+
+    def __post_init__(self) -> None:
+        if self.wanted.tail is not None:
+            self._tail = Tail(self.wanted.tail)
+
+    def take(self, part: LogPart, piece: DatedPiece) -> None:
+        """Write what is wanted of the piece, or keep its last lines until all that there is has been read."""
+        if not self.ranks.wants(part):
+            return
+        self.read_any = True
+        for data, at in self._dated(piece):
+            left = self._since(part, data, at)
+            if left and self._tail is not None:
+                self._tail.take(part, left, at)
+            elif left:
+                self._write(part, left, at)
+
+    def caught_up(self) -> None:
+        """Write the last lines; all that comes from now on is new. Say so where nothing has come yet."""
+        tail, self._tail = self._tail, None
+        for part, data, at in tail.left() if tail is not None else ():
+            self._write(part, data, at)
+        if self.wanted.follow and not self._is_new and not self.wrote_any and not self.ranks.state.status.ended:
+            of_it = "nothing new" if self.read_any else "no output"
+            tell(f"{self.ranks.state.job} has {of_it} yet: following (Ctrl-C leaves, the job goes on)")
+        self._is_new = True
+
+    def _dated(self, piece: DatedPiece) -> Iterator[tuple[bytes, datetime | None]]:
+        if self.since is not None or self.wanted.timestamps or self.wanted.as_json:
+            return piece.stretches()
+        return iter(((piece.data, None),))
+
+    def _since(self, part: LogPart, data: bytes, at: datetime | None) -> bytes:
+        if self.since is None:
+            return data
+        attempt = self.ranks.attempt(part.attempt)
+        return self.since.left(part, data, at, began=attempt.started_at if attempt is not None else None)
+
+    def _write(self, part: LogPart, data: bytes, at: datetime | None) -> None:
+        if part.attempt != self._attempt:
+            self.writer.end()
+            if not self.wanted.as_json:
+                tell(attempt_header(part.attempt, self.ranks.attempt(part.attempt)))
+        self._attempt, self.wrote_any = part.attempt, True
+        self.writer.write(part, data, at)
+
+
+def attempt_header(number: int, attempt: Attempt | None) -> str:
+    """Return the line before an attempt's output: which it is, on how many machines, from which step."""
+    if number == BEFORE:
+        return "── setup that failed ──"
+    parts = [f"attempt {number}"]
+    if attempt is not None:
+        parts.append(counted(len(attempt.members), "node"))
+        parts += [f"from step {attempt.first_step}"] if attempt.first_step is not None else []
+    return f"── {', '.join(parts)} ──"
+
+
+def require_attempt(state: JobState, number: int) -> None:
+    """Raise UsageError unless the job has had that attempt."""
+    if number not in [attempt.number for attempt in state.attempts]:
+        last = f"its newest is {state.attempts[-1].number}" if state.attempts else "none has started yet"
+        raise UsageError(f"{state.job} has no attempt {number}: {last}", hint=f"gpucloud status {state.job}")
+
+
+def _no_output(state: JobState, wanted: Wanted) -> GpucloudError:
+    of = "" if wanted.rank is None else f" of rank {wanted.rank}"
+    of += "" if wanted.node is None else f" of {wanted.node}"
+    if not state.attempts:
+        why = "has ended before its script started" if state.status.ended else "has not started its script yet"
+        return UsageError(f"{state.job} {why}: no output", hint=f"gpucloud status {state.job} says where it stands")
+    if state.status.ended:
+        hint = f"gpucloud status {state.job} says how it ended, gpucloud logs {state.job} --launch what was run"
+        return UsageError(f"{state.job} has ended, and there is no output{of}", hint=hint)
+    hint = f"gpucloud logs -f {state.job} waits for it, gpucloud status {state.job} says where the job stands"
+    return UsageError(f"{state.job} has no output{of} yet", hint=hint)
+
+
+def _say_what_is_left_out(shown: Shown, since: Since | None) -> None:
+    if since is None:
+        return
+    if not shown.wrote_any:
+        tell(f"no output since {since.at:%Y-%m-%d %H:%M:%S} UTC")
+    if since.undated:
+        tell(f"left out: {counted(since.undated, 'older line')} of no known time")
+
+
+# Which lines of a job's output `logs` writes: those since a time, the last ones of each rank.
+
+
+_LINES = re.compile(rb"[^\n]*\n|[^\n]+")  # a bar's states, between carriage returns, are one
+_LONGEST = 1 << 20  # bytes of a line of which more may come
+_OF_DAY = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?", re.ASCII)
+
+
+def since_time(text: str, now: datetime) -> datetime:
+    """Return the time that "10m", "18:40" (the last one, UTC) or a time of ISO 8601 means. UsageError."""
+    text = text.strip()
+    if (found := _OF_DAY.fullmatch(text)) is not None:
+        hour, minute, second = (int(part or 0) for part in found.groups())
+        at = now.replace(hour=hour, minute=minute, second=second, microsecond=0)
+        return at if at <= now else at - timedelta(days=1)
+    try:
+        at = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
+        return at.astimezone(timezone.utc) if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return now - parse_span(text)
+    except ValueError:
+        hint = "--since 10m, --since 18:40 or --since 2026-11-24T18:40:00Z; UTC where no zone is named"
+        raise UsageError(f"--since: {in_one_line(text[:40])!r} is no time", hint=hint) from None
+
+
+@dataclass(slots=True)
+class Since:
+    """Lines that were whole at that time or later; a rank's line without a time is as old as the one before it."""
+
+    at: datetime
+    undated: int = 0
+    """Lines that are left out, and whose own time is not known."""
+    _open: set[tuple[int, int]] = field(default_factory=set)
+    _begun: dict[tuple[int, int], bytearray] = field(default_factory=dict)
+
+    def left(self, part: LogPart, data: bytes, at: datetime | None, *, began: datetime | None) -> bytes:
+        """Return what of the data is wanted; `began` is when its attempt did, None where that is not known."""
+        key = part.attempt, part.rank
+        if key in self._open:
+            return data
+        if any(known is not None and known >= self.at for known in (at, began)):
+            self._open.add(key)
+            return bytes(self._begun.pop(key, b"")) + data
+        if at is None:
+            self.undated += data.count(b"\n")
+        begun = self._begun.setdefault(key, bytearray())
+        begun += data
+        del begun[: max(begun.rfind(b"\n"), begun.rfind(b"\r", 0, -1)) + 1]
+        del begun[:-_LONGEST]
+        return b""
+
+
+@dataclass(slots=True)
+class _Line:
+    part: LogPart
+    data: bytearray
+    at: datetime | None
+
+
+@dataclass(slots=True)
+class Tail:
+    """The last lines of each rank, as `docker compose` and `kubectl` count them."""
+
+    lines: int
+    _ranks: dict[int, deque[_Line]] = field(default_factory=dict)
+
+    def take(self, part: LogPart, data: bytes, at: datetime | None) -> None:
+        """Keep its lines while no later ones take their place."""
+        kept = self._ranks.setdefault(part.rank, deque(maxlen=min(self.lines, sys.maxsize)))
+        for line in _LINES.findall(data):
+            if kept and _goes_on(kept[-1], part):
+                kept[-1].data += line
+                kept[-1].at = at
+            else:
+                kept.append(_Line(part=part, data=bytearray(line), at=at))
+
+    def left(self) -> Iterator[tuple[LogPart, bytes, datetime | None]]:
+        """Yield what was kept, attempt by attempt and rank by rank."""
+        lines = [line for kept in self._ranks.values() for line in kept]
+        for line in sorted(lines, key=lambda one: (one.part.attempt, one.part.rank)):
+            yield line.part, bytes(line.data), line.at
+
+
+def _goes_on(line: _Line, part: LogPart) -> bool:
+    return line.part.attempt == part.attempt and not line.data.endswith(b"\n") and len(line.data) < _LONGEST

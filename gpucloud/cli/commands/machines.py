@@ -1,0 +1,248 @@
+"""`doctor` and `gc`: this machine or a job's examined, and what belongs to no living job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from decimal import Decimal
+from typing import Any
+
+from gpucloud.cli.render.words import say, say_json, table, tell, usd
+from gpucloud.cli.target import known_job, read_target
+from gpucloud.domain import codec
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.job.quantities import format_span, format_usd
+from gpucloud.domain.job.spec import Cloud
+from gpucloud.domain.money.ledger import ZERO
+from gpucloud.domain.node.gate.findings import REFUSED, Checked, Severity, failures, figures
+from gpucloud.domain.node.hardware.gpus import Gpu
+from gpucloud.domain.supervision.strays import Thing
+from gpucloud.domain.untrusted.shown import in_one_line, set_off
+from gpucloud.usecases.machines.doctor import Examined, examine
+from gpucloud.usecases.machines.strays import Sweeper, Swept
+from gpucloud.wiring import Gpucloud
+from gpucloud.wiring.strays import sweepers, swept_clouds
+
+
+def doctor(target: str | None, *, full: bool, as_json: bool) -> int:
+    """Say how machines are; return 0, or 14 when one is not fit."""
+    return _job(target, full=full, as_json=as_json) if target is not None else _here(full=full, as_json=as_json)
+
+
+def _here(*, full: bool, as_json: bool) -> int:
+    looked = Gpucloud().look_here(full=full)
+    checked = looked.checked
+    if as_json:
+        machine = {"checks": [{"name": c.name, "ok": c.ok, "text": c.text, "hint": c.hint} for c in looked.checks]}
+        say_json({"machine": machine, **checked_json(checked), "fit": is_fit(checked)})
+    else:
+        words = {True: "ok", False: "wrong", None: "-"}
+        rows = [(c.name, words[c.ok], c.text if c.ok or not c.hint else f"{c.text}: {c.hint}") for c in looked.checks]
+        say("this machine\n" + table([("check", "", "found"), *rows]) + "\n\n" + checked_text(checked))
+        if not full and checked.report.gpus:
+            tell("compute, memory and NVLink were not tried: gpucloud doctor --full")
+    return 0 if is_fit(checked) else REFUSED
+
+
+def _job(target: str | None, *, full: bool, as_json: bool) -> int:
+    cloud = Gpucloud()
+    known = known_job(cloud, target)
+    state = cloud.asker(known).state()
+    cloud.require_key(known, state)
+    world = cloud.world(read_target(cloud, known.name).job, known.name, goes_on=False)
+    try:
+        found = examine(world, state, full=full)
+    finally:
+        world.shell.close()
+    if not found:
+        raise UsageError(
+            f"{known.name} has no machine that is up",
+            hint=f"gpucloud {'status' if state.status.ended else 'up'} {known.name}",
+        )
+    fit = all(one.checked is not None and is_fit(one.checked) for one in found)
+    if as_json:
+        say_json({"job": known.name, "nodes": [_node_json(one) for one in found], "fit": fit})
+    else:
+        say("\n\n".join(_node_text(one) for one in found))
+    return 0 if fit else REFUSED
+
+
+def _node_json(one: Examined) -> dict[str, Any]:
+    checked = checked_json(one.checked) if one.checked is not None else {"gpus": [], "findings": [], "figures": {}}
+    return {"id": one.node.id, "error": one.error, "busy": one.busy, **checked}
+
+
+def _node_text(one: Examined) -> str:
+    head = f"{one.node.id} ({one.node.pool.instance_type}, {one.node.address})"
+    if one.checked is None:
+        return f"{head}\nnot examined: {set_off(one.error or '')}"
+    busy = "\na job uses it now: it was not put to work" if one.busy else ""
+    return f"{head}{busy}\n{checked_text(one.checked)}"
+
+
+# A checked machine as text for people, or as an object.
+
+
+_WORTH_TELLING_S = 0.1
+
+
+def is_fit(checked: Checked) -> bool:
+    """Whether nothing keeps the machine out."""
+    return not failures(checked.findings)
+
+
+def checked_json(checked: Checked) -> dict[str, Any]:
+    """Return GPUs, findings and figures as an object; the keys are those of `doctor --json` in the README."""
+    return {
+        "gpus": codec.plain(checked.report.gpus or ()),
+        "findings": codec.plain(checked.findings),
+        "figures": dict(figures(checked.report)),
+        "torch": codec.plain(checked.report.torch),
+    }
+
+
+def checked_text(checked: Checked) -> str:
+    """Return a table of GPUs, what was measured, and every finding with what to do."""
+    report = checked.report
+    parts = [_gpus(report.gpus) if report.gpus else "no NVIDIA GPU here: jobs run on the CPU"]
+    measured = [f"{name} {figure}" for name, figure in figures(report) if name != "took"]
+    if measured:
+        parts.append(in_one_line("measured: " + ", ".join(measured)))
+    words = {Severity.FAIL: "FAILED", Severity.WARN: "warning"}
+    parts += [in_one_line(f"{words[one.severity]}: {one}; {one.hint}") for one in checked.findings]
+    took = f", after {report.seconds:.1f} s" if report.seconds >= _WORTH_TELLING_S else ""
+    return "\n".join([*parts, f"{'fit' if is_fit(checked) else 'not fit'}{took}"])
+
+
+def _gpus(gpus: tuple[Gpu, ...]) -> str:
+    head = ("GPU", "model", "driver", "memory", "temp", "power", "PCIe", "ECC errors", "fabric", "slowed by")
+    return table([head, *(_row(gpu) for gpu in gpus)])
+
+
+def _row(gpu: Gpu) -> tuple[str, ...]:
+    return (
+        str(gpu.index),
+        gpu.name.removeprefix("NVIDIA "),
+        gpu.driver,
+        f"{(gpu.memory_used_mib or 0) / 1024:.1f}/{gpu.memory_mib / 1024:.1f} GiB"
+        if gpu.memory_mib
+        else "the machine's",
+        _or_dash(gpu.temperature, " °C"),
+        _or_dash(round(gpu.power) if gpu.power is not None else None, " W"),
+        f"gen {_or_dash(gpu.pcie_generation)} ×{_or_dash(gpu.pcie_width)}",
+        _or_dash(gpu.ecc_uncorrected),
+        gpu.fabric or "-",
+        ", ".join(gpu.slowdowns) or "-",
+    )
+
+
+def _or_dash(value: object, unit: str = "") -> str:
+    return f"{value}{unit}" if value is not None else "-"
+
+
+# `gc`: what bears gpucloud's tags and belongs to no living job, shown, and removed when it was seen twice.
+
+
+_LEFT = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """What `gc` is asked: where to look, whether to remove, and whether to sit the minute out."""
+
+    clouds: tuple[Cloud, ...] = ()
+    regions: tuple[str, ...] = ()
+    store: str | None = None
+    delete: bool = False
+    wait: bool = False
+
+
+def gc(asked: Sweep, *, as_json: bool) -> int:
+    """Look for strays and answer; return 30 while there are any, else 0."""
+    cloud = Gpucloud()
+    results = [_sweep(one, asked) for one in sweepers(cloud, asked.clouds, asked.store, asked.regions, tell)]
+    found = tuple(thing for swept in results for thing in swept.strays)
+    tell(_looked_at(swept_clouds(cloud, asked.clouds), is_asked=bool(asked.clouds)))
+    if as_json:
+        say_json({"strays": [_json(thing, swept) for swept in results for thing in swept.strays]})
+    else:
+        say(_text(results))
+    _advise(found, asked, len(_foreign(results)))
+    return _LEFT if found else 0
+
+
+def _sweep(sweeper: Sweeper, asked: Sweep) -> Swept:
+    swept = sweeper.look()
+    if asked.wait and swept.strays:
+        tell(f"{len(swept.strays)} strays: looking again when they were first seen a minute ago")
+        swept = sweeper.wait_for_a_second_look(swept)
+    return sweeper.remove(swept) if asked.delete and swept.ripe else swept
+
+
+def _looked_at(clouds: tuple[Cloud, ...], *, is_asked: bool) -> str:
+    """Say of which clouds the answer is: what nobody was asked about may stand there all the same."""
+    line = f"looked at: {', '.join('AWS' if one is Cloud.AWS else 'the embedded fleet' for one in clouds)}"
+    return (
+        line
+        if Cloud.AWS in clouds or is_asked
+        else f"{line}; AWS was not asked, no job known here ran there (--cloud aws asks)"
+    )
+
+
+def _foreign(results: list[Swept]) -> frozenset[str]:
+    """Return what is of no store that was looked at; each store's look lists what all the others have too."""
+    listed: frozenset[str] = frozenset().union(*(swept.foreign for swept in results))
+    return listed.difference(*(swept.owned for swept in results))
+
+
+def _advise(found: tuple[Thing, ...], asked: Sweep, foreign: int) -> None:
+    if foreign:
+        many = f"{foreign} thing{'' if foreign == 1 else 's'}"
+        tell(f"left alone: {many} of clusters of other stores, or not tagged to the letter")
+    if found and not asked.delete:
+        tell("nothing was removed; `gpucloud gc --yes` removes what was seen as a stray twice, a minute apart")
+    elif found:
+        tell("what is listed was seen for the first time, or could not be removed: the same again in a minute")
+
+
+def _text(results: list[Swept]) -> str:
+    things = [(thing, swept) for swept in results for thing in swept.strays]
+    if not things:
+        return "no strays"
+    rows: list[tuple[str, ...]] = [("what", "id", "cluster", "region", "since", "first seen", "USD/h")]
+    rows += [_stray_row(thing, swept) for thing, swept in things]
+    hourly = sum((thing.usd_per_hour or ZERO for thing, _ in things), ZERO)
+    sums = f"\n\n{format_usd(hourly)} an hour, where it is known" if hourly else ""
+    return table(rows) + sums
+
+
+def _stray_row(thing: Thing, swept: Swept) -> tuple[str, ...]:
+    since = f"{thing.since:%Y-%m-%d %H:%M}" if thing.since else "-"
+    return (
+        *(thing.kind, thing.id, thing.cluster, thing.region, since, _ago(swept.first_seen.get(thing.key))),
+        usd(thing.usd_per_hour) if thing.usd_per_hour is not None else _unknown(thing),
+    )
+
+
+def _ago(first: datetime | None) -> str:
+    ago = datetime.now(timezone.utc) - first if first is not None else None
+    return "now" if ago is None or ago.total_seconds() < 1 else f"{format_span(ago)} ago"
+
+
+def _unknown(thing: Thing) -> str:
+    """Only machines and disks cost by the hour; everything else of a cluster is free."""
+    return "?" if thing.kind in {"instance", "volume"} else "-"
+
+
+def _json(thing: Thing, swept: Swept) -> dict[str, Any]:
+    costs: Decimal | None = thing.usd_per_hour
+    return {
+        "kind": thing.kind,
+        "id": thing.id,
+        "cluster": thing.cluster,
+        "region": thing.region,
+        "account": thing.account,
+        "since": codec.plain(thing.since),
+        "first_seen": codec.plain(swept.first_seen.get(thing.key)),
+        "usd_per_hour": usd(costs) if costs is not None else None,
+    }

@@ -1,0 +1,271 @@
+"""`simulate`: a job rehearsed on recorded spot markets, before any money is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import TypeVar
+
+from gpucloud.cli.commands.planning import everywhere
+from gpucloud.cli.render.simulations import (
+    Simulation,
+    market_json,
+    markets_text,
+    policy_named,
+    simulation_json,
+    simulation_text,
+    title,
+    zones_named,
+)
+from gpucloud.cli.render.words import say, say_json, tell
+from gpucloud.cli.target import read_target
+from gpucloud.domain.checkpoint.protection import Saving, protection_of
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.job.quantities import format_usd, parse_span, parse_usd
+from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy, Policy
+from gpucloud.domain.market.catalog import aged
+from gpucloud.domain.market.plan import fitting
+from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone, recorded_beside, zone_set
+from gpucloud.domain.market.simulation.outcome import Stored, saves_of, stored_of
+from gpucloud.domain.market.simulation.replay import recordings
+from gpucloud.domain.market.simulation.scenario import Scenario, deadlines, recovery_of
+from gpucloud.domain.market.sizing import work_of
+from gpucloud.domain.money.ledger import PLAIN_TERMS, Terms, with_beside
+from gpucloud.domain.money.rates import Rates
+from gpucloud.ports import Chart, Series
+from gpucloud.usecases.money.simulate import Result, Study, simulate
+from gpucloud.wiring import Gpucloud, look
+
+_SHORTEST = timedelta(minutes=1)  # what is charged at the least
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The options; what is None or empty is the job file's, or the default."""
+
+    markets: tuple[str, ...] = ()
+    zones: tuple[str, ...] = ()
+    policies: tuple[Policy, ...] = ()
+    work: str | None = None
+    deadline: str | None = None
+    budget: str | None = None
+    price: str | None = None
+    restart: str
+    notice: bool
+    windows: int
+    seed: int
+    sweep: bool
+    plot: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Priced:
+    """The job's machine: its GPUs, its prices an hour where known, what stands beside it, and its time for tokens.
+
+    `rates` are its region's.
+    """
+
+    gpus: int
+    on_demand_usd: Decimal | None = None
+    spot_usd: Decimal | None = None
+    terms: Terms = PLAIN_TERMS
+    work: timedelta | None = None
+    rates: Rates | None = None
+
+    def market(self, recorded: RecordedMarket) -> RecordedMarket:
+        """Return the market at the machine's prices; spot keeps its share of a price on demand where none is known."""
+        if self.on_demand_usd is None:
+            return recorded
+        if self.spot_usd is None:
+            return recorded.at_price(self.on_demand_usd)
+        return recorded.at_prices(self.on_demand_usd, self.spot_usd)
+
+
+def rehearse(target: str | None, asked: Asked, *, as_json: bool) -> int:
+    """Say what the job would have cost on recorded markets; return the exit code."""
+    cloud = Gpucloud()
+    file = read_target(cloud, target)
+    priced = _priced(cloud, file.job, asked)
+    saving = protection_of(file.job, look(file.job.code, file.job.run)).saving
+    scenario = _scenario(file.job, file.file, asked, priced, saving)
+    plot = None if asked.plot is None else cloud.plot(asked.plot)
+    known = cloud.recorded_markets()
+    every = [known.market(name) for name in known.names()]
+    done = []
+    for name in asked.markets or recordings(priced.gpus):
+        market = known.market(name)
+        study = _study(file.job, scenario, priced.market(market), asked, unseen=recorded_beside(market, every))
+        one = _simulated(cloud, scenario, priced.market(market), study)
+        done.append(replace(one, stored=_stored(file.job, saving, priced, scenario, one)))
+    if as_json:
+        say_json(simulation_json(file.job.name, scenario, done))
+    else:
+        say("\n\n".join(simulation_text(file.job.name, scenario, one) for one in done))
+    if plot is not None:
+        plot.save(charts(scenario, done), title=title(file.job.name, scenario))
+        tell(f"drawn: {asked.plot}")
+    return 0
+
+
+def list_markets(*, as_json: bool) -> int:
+    """Say which recorded markets there are, and how they were; return the exit code."""
+    known = Gpucloud().recorded_markets()
+    markets = [known.market(name) for name in known.names()]
+    if as_json:
+        say_json({"markets": [market_json(market) for market in markets]})
+    else:
+        say(markets_text(markets))
+    return 0
+
+
+def _scenario(job: Job, file: Path, asked: Asked, priced: _Priced, saving: Saving) -> Scenario:
+    work = _read(parse_span, "--work", asked.work) or job.work or priced.work
+    deadline = _read(parse_span, "--deadline", asked.deadline) or job.deadline
+    restart = _read(parse_span, "--restart", asked.restart)
+    if work is None:
+        raise UsageError(f"{file} does not say how much work the job is", hint="`work: 48h` there, or --work 48h")
+    if deadline is None and asked.policies and not asked.sweep:
+        raise UsageError("without a deadline no policy is asked", hint="--deadline 60h, or --sweep, for --policy")
+    if restart is None or restart < _SHORTEST:
+        raise UsageError("--restart: a machine takes longer than a minute to start", hint="--restart 10min")
+    return Scenario(
+        work=work,
+        deadline=deadline,
+        budget_usd=_read(parse_usd, "--budget", asked.budget) or job.budget_usd,
+        nodes=job.resources.nodes,
+        least_nodes=job.resources.least_nodes,
+        recovery=recovery_of(restart, saving, job.checkpoint, notice=asked.notice),
+        terms=priced.terms,
+        begins_anew=job.checkpoint.none,
+    )
+
+
+def _priced(cloud: Gpucloud, job: Job, asked: Asked) -> _Priced:
+    """Return the machine that the job gets, on AWS at the catalog's prices: the one that `plan` would take."""
+    if asked.price is not None or job.cloud is not Cloud.AWS:
+        return _Priced(gpus=job.resources.gpus, on_demand_usd=_read(parse_usd, "--price", asked.price))
+    job = everywhere(cloud, job) or job
+    aws = cloud.aws(job.aws, job.resources)
+    whole = aws.manners.terms
+    offers = fitting(job, with_beside(aws.listed_market().offers(job.resources), whole))
+    if not offers:
+        return _Priced(gpus=job.resources.gpus)
+    best = offers[0]
+    name, region = best.pool.instance_type, best.pool.region
+    terms, listed = whole.of(name), aws.catalog.price(name, region)
+    usd = listed.usd_per_hour
+    spot = best.usd_per_hour - whole.beside_usd_per_hour if best.pool.market is Market.SPOT else None
+    assumed = f"; {said}" if (said := aws.catalog.assumed([region])) else ""
+    most = "at most " if listed.bound else ""
+    tell(
+        f"priced as {name} in {region}: {most}{format_usd(usd)} an hour, list price of"
+        f" {aged(listed.as_of, cloud.clock.now())}{assumed}"
+    )
+    if spot is not None:
+        beside = format_usd(terms.beside_usd_per_hour)
+        tell(f"spot at {format_usd(spot)} throughout, as `plan` has it; disk and address {beside} an hour")
+    work = work_of(job, best)
+    return _Priced(
+        gpus=best.gpus,
+        on_demand_usd=usd,
+        spot_usd=spot,
+        terms=terms,
+        work=None if work is None else work.span,
+        rates=whole.rates_in(region),
+    )
+
+
+def _simulated(cloud: Gpucloud, scenario: Scenario, market: RecordedMarket, study: Study) -> Simulation:
+    return Simulation(market=market, study=study, results=tuple(simulate(scenario, market, study, cloud.policy_tables)))
+
+
+def _study(job: Job, scenario: Scenario, market: RecordedMarket, asked: Asked, *, unseen: tuple[str, ...]) -> Study:
+    """Return what is tried on the market; `unseen` are the recordings of which the learned policy knows nothing."""
+    spans = (asked.sweep and deadlines(scenario, market)) or (scenario.deadline,)
+    return Study(
+        zone_sets=_zone_sets(job, market, asked.zones),
+        policies=asked.policies or (tuple(Policy) if None not in spans else _without_deadline(job)),
+        deadlines=spans,
+        windows=asked.windows,
+        seed=asked.seed,
+        unseen=unseen,
+    )
+
+
+def _without_deadline(job: Job) -> tuple[Policy | None, ...]:
+    """Return what a job without a deadline does, and beside it the same on demand; greedy waits for spot machines."""
+    spot = Policy.GREEDY if job.resources.market is MarketPolicy.SPOT else None
+    return (Policy.ON_DEMAND,) if job.resources.market is MarketPolicy.ON_DEMAND else (spot, Policy.ON_DEMAND)
+
+
+def _stored(job: Job, saving: Saving, priced: _Priced, scenario: Scenario, done: Simulation) -> Stored | None:
+    """Return what the job's saves cost in S3, under its own policy in the first zones, as `plan` has it."""
+    own = job.policy if job.policy in done.study.policies else done.study.policies[0]
+    first = next((one for one in done.results if one.policy is own), None)
+    if first is None or priced.rates is None:
+        return None
+    found = first.summary
+    return stored_of(job, priced.rates, scenario.work, found, saves_of(job, saving, found))
+
+
+def _zone_sets(job: Job, market: RecordedMarket, asked: tuple[str, ...]) -> tuple[tuple[RecordedZone, ...], ...]:
+    """Return the sets that are asked for; else the job's regions where the market has them, else each and all.
+
+    How a region's zones were for other machines, years ago, says nothing of a job on AWS now: it has each, as `plan`.
+    """
+    own = [region for region in market.regions if region in job.resources.regions and job.cloud is not Cloud.AWS]
+    regions = own or market.regions
+    words = asked or (*regions, *(["all"] if len(regions) > 1 else []))
+    return tuple(zone_set(market, word) for word in words)
+
+
+def _read(parse: Callable[[str], _Value], option: str, text: str | None) -> _Value | None:
+    """Return what the option says, None where it is left out; never nothing, which no rehearsal could be of."""
+    try:
+        value = None if text is None else parse(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from error
+    if value is not None and not value:
+        raise UsageError(f"{option}: {text} is too little to be rehearsed", hint="leave it out, or name more")
+    return value
+
+
+# Rehearsals as charts: how costs are distributed, or how they fall with a later deadline.
+
+
+def charts(scenario: Scenario, done: Sequence[Simulation]) -> tuple[Chart, ...]:
+    """Return a panel for each market and set of zones: costs against deadlines if there are several, else spread."""
+    return tuple(_chart(scenario, one, zones) for one in done for zones in dict.fromkeys(r.zones for r in one.results))
+
+
+def _chart(scenario: Scenario, done: Simulation, zones: tuple[str, ...]) -> Chart:
+    swept = len(done.study.deadlines) > 1
+    within = [result for result in done.results if result.zones == zones]
+    of_policy = [[result for result in within if result.policy is policy] for policy in done.study.policies]
+    return Chart(
+        title=f"{done.market.name}: {zones_named(done.market, zones)}",
+        x_label="hours until the deadline" if swept else "% of the windows that cost no more",
+        y_label="mean USD, shaded up to nine in ten" if swept else "cost in USD",
+        series=tuple(_against_deadlines(results) if swept else _spread(results[0]) for results in of_policy),
+        limit=("budget", float(scenario.budget_usd)),
+    )
+
+
+def _against_deadlines(results: Sequence[Result]) -> Series:
+    dated = [(result.deadline, result.summary) for result in results if result.deadline is not None]
+    found = [(deadline.total_seconds() / 3600, summary) for deadline, summary in dated]
+    return Series(
+        label=policy_named(results[0].policy),
+        points=tuple((hours, float(one.mean_usd)) for hours, one in found),
+        upper=tuple(float(one.p90_usd) for _, one in found),
+    )
+
+
+def _spread(result: Result) -> Series:
+    costs = sorted(float(outcome.usd) for outcome in result.outcomes)
+    points = tuple((100 * number / len(costs), usd) for number, usd in enumerate(costs, start=1))
+    return Series(label=policy_named(result.policy), points=points)

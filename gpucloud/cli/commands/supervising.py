@@ -1,0 +1,306 @@
+"""Supervising a job from this process: how it is entered, driven, let go of and left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gpucloud.cli.interrupts import Interrupts, Leave, obeyed
+from gpucloud.cli.render.onlookers import Onlooker, onlooker
+from gpucloud.cli.render.reports import plan_json, report_json, report_text
+from gpucloud.cli.render.words import say, say_json, say_words, tell
+from gpucloud.cli.target import Target, called
+from gpucloud.domain.errors import GpucloudError, LandingRefused, StoreError
+from gpucloud.domain.job.quantities import format_moment
+from gpucloud.domain.job.spec import Job
+from gpucloud.domain.state.order import Until, is_finished
+from gpucloud.domain.state.state import JobState
+from gpucloud.domain.supervision.seen import Supervising
+from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.job.session import Entering, Session
+from gpucloud.usecases.job.start import Start, adopt
+from gpucloud.usecases.jobstore.orders import Given
+from gpucloud.usecases.jobstore.report import JobReport
+from gpucloud.usecases.money.spend import bytes_in
+from gpucloud.usecases.services import World
+from gpucloud.wiring import Gpucloud, KnownJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A run of a job that a command has begun or goes on with: its file as it is now, and its start."""
+
+    cloud: Gpucloud
+    read: Target
+    start: Start
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.start.name
+
+    @property
+    def job(self) -> Job:
+        """The job as its file says now."""
+        return self.read.job
+
+    @property
+    def known(self) -> KnownJob:
+        """What is remembered of it."""
+        return self.cloud.known(self.job, self.name, self.read.file)
+
+    @property
+    def asker(self) -> Asker:
+        """What answers questions about it."""
+        return self.cloud.asker(self.known)
+
+
+def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
+    """Give the start's order and hold the job's lease until it is done; bring home what is in the store then.
+
+    With `leaves` only until the machines drive the job. Raises Leave, and Detach from a job that is to be finished, as
+    the user wishes; without `asks` any signal is Leave. Raises LeaseHeld when somebody else supervises it, RunIsOver
+    when somebody else has ended it; after any other GpucloudError it is said what lives.
+    """
+    detaches = begun.start.order.until is Until.FINISHED and not leaves
+    with onlooker() as shown, obeyed(shown, asks=asks, detaches=detaches) as interrupts:
+        _run(begun, leaves, shown, interrupts)
+
+
+def bring_stored_home(cloud: Gpucloud, job: Job, known: KnownJob) -> None:
+    """Bring home what was put into the store: a machine knows no folder of the user's, and the user's may be full.
+
+    What cannot come stays there and is told; how the job ended is no other for that. Where the folder of the job file
+    is not, nobody would find it: it stays too.
+    """
+    if not known.file.parent.is_dir():
+        return
+    try:
+        brought = cloud.bring_stored_home(job, known.name)
+    except (LandingRefused, StoreError) as error:
+        name = called(cloud, known)
+        tell(f"the outputs could not be brought home: {error}")
+        tell(
+            f"they are in the job's store: `gpucloud down {name}` tries again,"
+            f" `gpucloud cp -r {name}:@store/outputs FOLDER` brings them elsewhere"
+        )
+        return
+    for path in brought:
+        tell(f"brought home: {path}")
+    if brought:
+        cloud.asker(known).bill_pull(bytes_in(brought))
+
+
+def answer(report: JobReport, *, as_json: bool) -> int:
+    """Write the job's report; return its exit code, 0 while it goes on."""
+    if as_json:
+        say_json(report_json(report))
+    else:
+        say_words(report_text(report))
+    return report.exit_code or 0
+
+
+def say_what_lives(state: JobState, now: datetime) -> None:
+    """Tell which machines are left, until when they are paid, and which command goes on or ends them."""
+    tell(f"left {state.job} as it is")
+    drives_itself = state.drives_itself and state.group is not None
+    alive = [life.node_id for life in state.alive]
+    until = f" until {format_moment(state.paid_until, now)}" if state.paid_until else ""
+    if alive:
+        tell(f"alive and paid{until}, then off by themselves: {', '.join(alive)}")
+    elif until:  # behind an armed shut-off machines may have been asked for that no listing has shown yet
+        tell(f"no machine has been seen; one that was asked for last is paid{until}, then off by itself")
+    if drives_itself and (alive or until):
+        tell(
+            f"{state.job} drives itself; `gpucloud logs -f {state.job}` follows it, `gpucloud down {state.job}` ends it"
+        )
+    elif alive or until:
+        tell(f"`gpucloud train {state.job}` goes on, `gpucloud down {state.job}` ends them now")
+    else:
+        tell("no machines are alive")
+
+
+def _run(begun: Begun, leaves: bool, shown: Onlooker, interrupts: Interrupts) -> None:  # noqa: FBT001
+    cloud, start = begun.cloud, begun.start
+    means = means_to_go_on(cloud, begun.known, begun.asker.state(), begun.job, start)
+    session = Session(
+        world=means.world,
+        orders=cloud.orders(begun.known),
+        watcher=shown,
+        who=Supervising(leaves=leaves),
+        asked=interrupts.wanted_end,
+        # As it was known last: store and cloud may be what fails.
+        left=lambda state: say_what_lives(state, cloud.clock.now()),
+    )
+    going_on = partial(adopt, plan=start.plan, drills=start.order.drill, reopens=start.reopens)
+    session.run(Entering(order=start.order, over=start.over, spec=begun.read.spec, adopt=going_on))
+    bring_stored_home(cloud, begun.job, begun.known)
+
+
+# Leaving a job that goes on: driven by its own machines, or by a process here in the background.
+
+
+def launch(begun: Begun, *, as_json: bool) -> int:
+    """Return when the machines are there, paid, and drive the job: nothing of the user's need run from then on."""
+    asker = begun.asker
+    try:
+        run(begun, leaves=True)
+    except Leave as leave:
+        say_what_lives(asker.state(), asker.clock.now())
+        return leave.exit_code
+    report = asker.report()
+    if report.status.ended:
+        return answer(report, as_json=as_json)
+    if as_json:
+        say_json({**report_json(report), "plan": _plan_json(begun)})
+    else:
+        say(f"{begun.name} drives itself until {report.paid_until:%Y-%m-%d %H:%M} UTC at the latest")
+        tell(f"`gpucloud logs -f {begun.name}` follows it, `gpucloud down {begun.name}` ends it")
+        tell(f"`gpucloud train {begun.name}` brings its results home, and goes on when that time is over")
+    return 0
+
+
+def detach(begun: Begun, *, as_json: bool) -> int:
+    """Start this command again in a session of its own, its story in a file; wait until it holds the job.
+
+    Where it has left by then, what it left with is the answer here too: its error, or how the job stands.
+    """
+    job, order, log = begun.job, begun.start.order, begun.cloud.home.log(begun.name)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    flags = [flag for flag, on in (("--keep", order.keep), ("--drill", order.drill)) if on]
+    if job.profile_steps:
+        flags += ["--profile-steps", str(job.profile_steps)]
+    flags += ["--budget", f"{order.budget_usd:f} USD"]
+    asker = begun.asker
+    epoch = asker.state().epoch
+    with log.open("ab") as out:
+        said_from = out.tell()
+        child = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "gpucloud", "train", str(begun.read.file.resolve())),
+                *("--cloud", job.cloud.value, "--adopt", "--json", *flags),  # whose run it is was asked before
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    if not _holds(asker, child):
+        error = _error_of(asker, child.returncode, epoch, log, said_from)
+        if error is not None:
+            raise error
+        return answer(asker.report(), as_json=as_json)
+    if as_json:
+        say_json({**report_json(asker.report()), "plan": _plan_json(begun), "log": str(log)})
+    else:
+        say(f"{begun.name} goes on in the background (process {child.pid})")
+        tell(f"`gpucloud logs -f {begun.name}` follows it, `gpucloud status {begun.name}` says where it stands")
+    return 0
+
+
+def _plan_json(begun: Begun) -> dict[str, Any] | None:
+    return plan_json(begun.start.plan) if begun.start.plan is not None else None
+
+
+def _holds(asker: Asker, child: subprocess.Popen[bytes]) -> bool:
+    """Wait until the child itself holds the job, or has left; another supervisor may be what it is refused for."""
+    while True:
+        left = child.poll() is not None
+        owner = asker.state().owner
+        if owner is not None and (owner.pid, owner.node) == (child.pid, ""):
+            return True
+        if left:
+            return False
+        asker.clock.sleep(0.05)
+
+
+def _error_of(asker: Asker, code: int, epoch: int, log: Path, since: int) -> GpucloudError | None:
+    """Return what kept a child from the job that left with that code; None where it held the job and saw to its end.
+
+    `epoch` was the last before it came, `since` where its story begins in the log.
+    """
+    state = asker.state()
+    if code == 0 or (state.epoch > epoch and state.status.ended and state.exit_code == code):
+        return None
+    for line in reversed(log.read_bytes()[since:].splitlines()):
+        with suppress(ValueError, TypeError, KeyError, RecursionError):
+            told = json.loads(line)["error"]
+            if told["exit_code"] == code:
+                error = GpucloudError(str(told["message"]), hint=told["hint"])
+                error.code, error.exit_code = str(told["code"]), code
+                return error
+    return GpucloudError(f"the process in the background ended at once with code {code}", hint=f"see {log}")
+
+
+# What a process has of a job that it comes to: all that going on takes, or what its end takes.
+#
+# Every command that supervises comes by here, so that none asks for less than another, or for what it does not need.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What there is here: the job as it is meant here, and its world.
+
+    `unsaved` says why the job's end is one without a last save, None where there is one, or nothing to save. `edited`
+    is the line to tell where the job file says another job by now.
+    """
+
+    job: Job
+    world: World
+    unsaved: str | None = None
+    edited: str | None = None
+
+
+def means_for(cloud: Gpucloud, known: KnownJob, state: JobState, given: Given) -> Means:
+    """Return what there is for the job as it was ordered: to go on with it, or to end it.
+
+    Raises CredentialsError, JobFileError, StoreError, UsageError where it cannot be gone on with from here.
+    """
+    if state.status.ended or given.order.end is not None:
+        return means_to_end(cloud, known, state, given)
+    cloud.require_key(known, state)
+    job, edited = cloud.ordered(known, given)
+    return Means(job=job, edited=edited, world=cloud.world(job, known.name, unattended=given.order.unattended))
+
+
+def means_to_go_on(cloud: Gpucloud, known: KnownJob, state: JobState, job: Job, start: Start) -> Means:
+    """Return what there is for the job as its file here says, under a start's order. Raises what `means_for` raises.
+
+    A run that lacks its teardown alone needs nothing.
+    """
+    order = start.order
+    if is_finished(state) and not start.reopens:
+        return Means(job=job, world=cloud.world(job, known.name, goes_on=False))
+    cloud.require_key(known, state)
+    job = cloud.with_pinned_code(job, known, order)
+    return Means(job=job, world=cloud.world(job, known.name, unattended=order.unattended))
+
+
+def means_to_end(cloud: Gpucloud, known: KnownJob, state: JobState, given: Given) -> Means:
+    """Return what there is to end the job: with a last save where an attempt runs and its code and key are here.
+
+    An end takes no secrets, and no key is made for it. Raises a StoreError that may pass: what there is to save is not
+    given up for that.
+    """
+    job, edited = cloud.ordered(known, given, with_code=False)
+    unsaved = None
+    if not state.status.ended and not cloud.orders(known).is_trusted(given):
+        unsaved = "its order is signed by nobody you trust"
+    elif not state.status.ended:
+        try:
+            cloud.require_key(known, state)
+            if state.attempt is not None:
+                job, edited = cloud.ordered(known, given)
+                unsaved = None if job.code.is_dir() else f"there is no folder {job.code}"
+        except GpucloudError as error:
+            if error.may_pass:
+                raise
+            unsaved = str(error)
+    return Means(job=job, edited=edited, unsaved=unsaved, world=cloud.world(job, known.name, goes_on=False))

@@ -1,0 +1,347 @@
+"""`up` and `train`: a job from its file to the end that was asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from decimal import Decimal
+
+from gpucloud.cli.commands.supervising import Begun, answer, bring_stored_home, detach, launch, run, say_what_lives
+from gpucloud.cli.interrupts import Detach, Leave
+from gpucloud.cli.render.reports import going_on_line, plan_text
+from gpucloud.cli.render.words import tell, width_of
+from gpucloud.cli.target import Target, read_target
+from gpucloud.domain.checkpoint.protection import REMEDY, Protection, must_be_meant, protection_of
+from gpucloud.domain.errors import RunIsOver, UsageError
+from gpucloud.domain.job.quantities import counted, format_span, parse_span
+from gpucloud.domain.job.spec import Cloud, Job
+from gpucloud.domain.market.plan import Plan
+from gpucloud.domain.node.bootstrap.checks import MINIMUM_FREE_BYTES
+from gpucloud.domain.state.condition import Condition
+from gpucloud.domain.state.order import Until, is_finished, undrillable, without_drill_done
+from gpucloud.domain.state.state import JobState
+from gpucloud.domain.supervision.self_driving import USUAL_TIME, unkept
+from gpucloud.usecases.job.jobs import Asker
+from gpucloud.usecases.job.start import Asked as Wishes
+from gpucloud.usecases.job.start import Prospect
+from gpucloud.usecases.supervise.loop import CannotLeave
+from gpucloud.wiring import Gpucloud, KnownJob, look
+
+_USUAL_HOLD = timedelta(minutes=5)
+
+
+def up(target: str | None, *, on: Cloud | None, as_json: bool) -> int:
+    """Have the machines up, prepaid and prepared; return the exit code."""
+    cloud = Gpucloud()
+    asked = Wishes(until=Until.READY)
+    return _unless_over(
+        lambda: _once(lambda: _begin(cloud, target, on, asked), lambda begun: _supervise(begun, as_json=as_json))
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What `train` is asked beside the job file.
+
+    `profile_steps` None for no profile, `unattended` as written, `budget_usd` None for the file's.
+    """
+
+    keep: bool = False
+    detach: bool = False
+    drill: bool = False
+    profile_steps: int | None = None
+    unattended: str | None = None
+    budget_usd: Decimal | None = None
+    adopts: bool = False
+
+
+def train(target: str | None, asked: Asked, *, on: Cloud | None, as_json: bool) -> int:
+    """Run the job to its end, or start or continue it in the background; return the exit code."""
+    cloud = Gpucloud()
+    lasting = _time(asked.unattended)
+    if lasting is not None or (asked.drill and asked.detach):
+        _require_able(cloud, read_target(cloud, target, on), asked, lasting)
+    wishes = Wishes(
+        keep=asked.keep,
+        drill=asked.drill,
+        unattended=lasting,
+        budget_usd=asked.budget_usd,
+        adopts=asked.adopts,
+    )
+
+    def go(begun: Begun) -> int:
+        if lasting is not None:
+            _say_unkept(begun)
+        if asked.detach:
+            return _leave_going(begun, as_json=as_json)
+        return _supervise(begun, as_json=as_json)
+
+    return _unless_over(lambda: _once(lambda: _begin(cloud, target, on, wishes, asked.profile_steps), go))
+
+
+def _once(begin: Callable[[], Begun], go: Callable[[Begun], int]) -> int:
+    """Begin a run and go on with it; where the machines of the one before waited in vain, they are torn down first."""
+    begun = begin()
+    if begun.start.clears:
+        tell(f"the machines of {begun.name} wait no longer for a mended script: they are torn down first")
+        if (left := _left_while_clearing(begun)) is not None:
+            return left
+        begun = begin()
+    return go(begun)
+
+
+def _unless_over(start: Callable[[], int]) -> int:
+    """A run that another process ends just now is not gone on with: the same start then means a new one."""
+    try:
+        return start()
+    except RunIsOver as over:
+        tell(over.message)
+        return start()
+
+
+def _leave_going(begun: Begun, *, as_json: bool) -> int:
+    """Leave the job to its own machines, or where these cannot drive it to a process here; return the exit code."""
+    order = begun.start.order
+    if order.unattended is None:
+        unable = begun.cloud.unable(begun.job)
+        if unable is not None:
+            tell(f"a process here drives the job, which needs this machine: {unable.why}")
+            return detach(begun, as_json=as_json)
+        _say_unkept(begun)
+        order = replace(order, unattended=USUAL_TIME)
+    try:
+        return launch(replace(begun, start=replace(begun.start, order=order)), as_json=as_json)
+    except CannotLeave as kept:
+        tell(f"{begun.name} cannot drive itself: {kept}")
+        tell("a process here goes on supervising it, and takes back what its machines were allowed for that")
+        return _supervise(_attended(begun), as_json=as_json)
+
+
+def _attended(begun: Begun) -> Begun:
+    """Return the start that takes back what its machines were to do: the newest order, without that wish."""
+    newest = _by_the_newest(begun)
+    return replace(newest, start=replace(newest.start, order=replace(newest.start.order, unattended=None)))
+
+
+def _by_the_newest(begun: Begun) -> Begun:
+    """Return the start by what is ordered now: what it has done already, a run reopened or a drill, is done once."""
+    newest = begun.cloud.orders(begun.known).newest()
+    order = without_drill_done(newest.order, begun.asker.state())
+    return replace(begun, start=replace(begun.start, order=order, over=newest, reopens=False))
+
+
+def _leave_by_the_newest(begun: Begun, *, as_json: bool) -> int:
+    """Leave a job that this process supervised, by what was ordered meanwhile, from here or another terminal.
+
+    One that has come to its end meanwhile is not left: its results are brought home.
+    """
+    begun = _by_the_newest(begun)
+    report = begun.asker.report()
+    if report.condition is Condition.ENDED:
+        tell(f"{begun.name} has ended meanwhile: {report.status.value}")
+        return answer(report, as_json=as_json)
+    if report.status.ended or report.condition is Condition.TRAINED:
+        tell(f"{begun.name} has come to its end meanwhile, which is seen to first")
+        return _supervise(begun, as_json=as_json)
+    if begun.start.order.end is not None:
+        tell(f"{begun.start.order.by} wants it to end")
+        return _supervise(begun, as_json=as_json)
+    return _leave_going(begun, as_json=as_json)
+
+
+def _say_unkept(begun: Begun) -> None:
+    plan = begun.start.plan
+    market = plan.offer.pool.market if plan is not None else begun.asker.state().pool.market
+    left_out = unkept(begun.job, market)
+    if left_out is not None:
+        tell(left_out)
+
+
+def _require_able(cloud: Gpucloud, read: Target, asked: Asked, lasting: timedelta | None) -> None:
+    """UsageError for a job that its machines cannot drive as asked, or not worth a time that short."""
+    job = read.job
+    if lasting is not None:
+        _require_worth(cloud, job, lasting)
+    unable, undrilled = cloud.unable(job), undrillable(job) if asked.drill else None
+    if lasting is not None and unable is not None:
+        raise UsageError(f"--unattended: {unable.why}", hint=unable.hint)
+    if undrilled is not None and unable is None:  # with `--detach`, a process here drives what machines cannot
+        raise UsageError(
+            f"--drill: {undrilled}",
+            hint=f"gpucloud train {read.file} --drill; Ctrl-C leaves the job to its machines after the drill",
+        )
+
+
+def begin(cloud: Gpucloud, read: Target, wishes: Wishes) -> Begun:
+    """Start or continue a run of the job, its plan told; nothing is rented yet.
+
+    Whatever can refuse it here does so before anything is written: of a refused job no order counts anywhere.
+    """
+    introduce(cloud, read.job)
+    protection = protection_of(read.job, look(read.job.code, read.job.run))
+    if cloud.first_plan(read.job) is not None:  # refused before anything is made, its own store included
+        _require_able_to_begin(cloud, read, read.job.name, None)
+        cloud.cloud(read.job).make_store()
+
+    def check(prospect: Prospect) -> None:
+        _require_able_to_begin(cloud, read, prospect.name, None if prospect.reopens else prospect.state)
+        if prospect.reopens and prospect.state is not None:
+            cloud.require_key(cloud.known(read.job, prospect.name, read.file), prospect.state)
+        if wishes.until is Until.FINISHED and (prospect.state is None or not prospect.state.attempts):
+            _require_meant(read.job, protection)  # `up` has made the state, perhaps, and no script has run yet
+        _say_what_it_follows(prospect)
+        _say_what_trains(prospect, cloud.asker(cloud.known(read.job, prospect.name, read.file)))
+        if prospect.plan is not None:
+            cloud.home.require_room(MINIMUM_FREE_BYTES if read.job.cloud is Cloud.LOCAL else 0)
+            for line in plan_text(prospect.plan, protection, width_of(sys.stderr)).splitlines():
+                tell(line)
+            if not read.job.trial:
+                warn(protection)
+            remark(cloud, read.job, prospect.plan)
+
+    wishes = replace(wishes, hold=_hold(read.job))
+    start = cloud.starter(read.job).start(read.job, read.spec, wishes, check)
+    cloud.home.remember(cloud.known(read.job, start.name, read.file))
+    if (last := start.last) is not None:
+        wanted = replace(read.job, outputs=last.resolved.outputs, profile_steps=last.resolved.profile_steps)
+        bring_stored_home(cloud, wanted, cloud.known(read.job, last.job, read.file))
+    for line in start.changed:
+        tell(f"changed: {line}")
+    if not start.order.code_sha256:
+        tell("the code is larger than 64 MiB, so it is not pinned: each machine takes the folder as it is then")
+    return Begun(cloud=cloud, read=read, start=start)
+
+
+def _hold(job: Job) -> timedelta | None:
+    """Return for how long machines wait for a mended script: as the file says, else where somebody can mend it."""
+    usual = _USUAL_HOLD if job.cloud is Cloud.AWS and sys.stdin.isatty() and sys.stderr.isatty() else None
+    held = job.hold if job.hold is not None else usual
+    return None if job.trial else held or None
+
+
+def _say_what_it_follows(prospect: Prospect) -> None:
+    if prospect.reopens and prospect.state is not None:
+        tell(_goes_on_line(prospect.state))
+    if prospect.after is not None:
+        tell(f"{prospect.after.job} has {prospect.after.status.value}: this is a new run, {prospect.name}")
+    if prospect.kept is not None:
+        tell(f"{prospect.kept}; this run has machines of its own")
+
+
+def _say_what_trains(prospect: Prospect, asker: Asker) -> None:
+    if prospect.state is None or prospect.state.attempt is None:
+        return
+    if (line := going_on_line(asker.report())) is not None:
+        tell(line)
+
+
+def _goes_on_line(state: JobState) -> str:
+    step = f"step {state.checkpoint.step}" if state.checkpoint is not None else "the beginning"
+    machines = counted(len(state.alive), "machine")
+    return f"{state.job} goes on with the script as it is now, from {step}, on the {machines} held for it"
+
+
+def _require_able_to_begin(cloud: Gpucloud, read: Target, name: str, state: JobState | None) -> None:
+    """Raise what a start would be refused for once it has given its order; `state` None for a new run.
+
+    A run that lacks its teardown alone needs nothing for that.
+    """
+    known = cloud.known(read.job, name, read.file)
+    _refuse_to_forget(cloud, known)
+    if state is None:
+        cloud.require_secrets(read.job)
+    elif not is_finished(state):
+        cloud.require_secrets(read.job)
+        cloud.require_key(known, state)
+
+
+def _begin(
+    cloud: Gpucloud, target: str | None, on: Cloud | None, wishes: Wishes, profile_steps: int | None = None
+) -> Begun:
+    read = read_target(cloud, target, on)
+    read = replace(read, job=replace(read.job, profile_steps=profile_steps))
+    return begin(cloud, read, wishes)
+
+
+def introduce(cloud: Gpucloud, job: Job) -> None:
+    """Say who pays, before anything is asked that costs money; CredentialsError when the cloud knows nobody."""
+    account = cloud.cloud(job).account()
+    if account is not None:
+        tell(f"AWS {account.caller()}")
+
+
+def warn(protection: Protection) -> None:
+    """Say before any money is spent that the script saves nothing, and what can be done about it."""
+    if protection.warning is not None:
+        tell(f"warning: {protection.warning}")
+        tell(f"hint: {REMEDY}")
+
+
+def _require_meant(job: Job, protection: Protection) -> None:
+    """UsageError for a script that saves nothing, on machines that cost money, where nobody is there to be warned."""
+    somebody = sys.stdin.isatty() and sys.stderr.isatty()
+    if protection.warning is not None and not somebody and must_be_meant(job, protection):
+        raise UsageError(protection.warning, hint=REMEDY)
+
+
+def remark(cloud: Gpucloud, job: Job, plan: Plan) -> None:
+    """Say what is emulated on that cloud, what reading the data costs there, what is kept of a script's directory."""
+    if (kept := job.checkpoint.directory) is not None:
+        where = f"{kept.path}/ of all nodes together" if kept.per_node else f"{kept.path}/"
+        tell(f"checkpoints: what is whole in {where} is kept and put back; best effort: what your script saves")
+    for line in (*cloud.cloud(job).remarks(plan.offer), *cloud.data_remarks(job, plan.offer.pool.region)):
+        tell(line)
+
+
+def _refuse_to_forget(cloud: Gpucloud, new: KnownJob) -> None:
+    """A name stands for one run: machines of another run of that name would be found by nobody."""
+    old = cloud.home.find(new.name)
+    if old is None or old.store == new.store:
+        return
+    state = cloud.asker(old).state()
+    if not state.torn_down and state.group is not None:
+        raise UsageError(
+            f"{old.name} is unfinished on {old.cloud.value}, its state in {old.store}",
+            hint=f"gpucloud down {old.name}, or another name in the job file",
+        )
+
+
+def _time(text: str | None) -> timedelta | None:
+    try:
+        return parse_span(text) if text is not None else None
+    except ValueError as error:
+        raise UsageError(f"--unattended: {error}", hint="--unattended 8h") from error
+
+
+def _require_worth(cloud: Gpucloud, job: Job, lasting: timedelta) -> None:
+    """A shorter time would be over before the machines have made themselves fit."""
+    least = 2 * cloud.cloud(job).manners.rules.wall.least
+    if lasting < least:
+        raise UsageError(
+            f"--unattended: {format_span(lasting)} is too short to start and save; the least is {format_span(least)}",
+            hint="--unattended 8h",
+        )
+
+
+def _left_while_clearing(begun: Begun) -> int | None:
+    """Tear down what is left of a run, whose end was told when it came; return the exit code of who leaves that."""
+    try:
+        run(begun, asks=False)
+    except Leave as leave:
+        say_what_lives(begun.asker.state_as_listed(), begun.asker.clock.now())
+        return leave.exit_code
+    return None
+
+
+def _supervise(begun: Begun, *, as_json: bool) -> int:
+    asker = begun.asker
+    try:
+        run(begun)
+    except Leave as leave:
+        say_what_lives(asker.state_as_listed(), asker.clock.now())
+        return leave.exit_code
+    except Detach:
+        return _leave_by_the_newest(begun, as_json=as_json)
+    return answer(asker.report(), as_json=as_json)

@@ -1,0 +1,200 @@
+"""A job's money as text for people, and as JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
+
+from gpucloud.cli.render.words import pool_json, quarantine_json, table, usd
+from gpucloud.domain import codec
+from gpucloud.domain.job.quantities import format_moment, format_usd
+from gpucloud.domain.money.costs import Row
+from gpucloud.domain.money.ledger import Charge, ChargeKind, Spend, total
+from gpucloud.usecases.jobstore.report import JobReport
+
+
+def cost_text(report: JobReport, heads: Sequence[str], rows: Sequence[Row]) -> str:
+    """Return a job's money: its sums in groups, and what is left of the budget."""
+    return "\n\n".join([*([rows_text(heads, rows)] if rows else []), spend_text(report.spend)])
+
+
+def rows_text(heads: Sequence[str], rows: Sequence[Row]) -> str:
+    """Return sums as a table, with a last row for all of them; a kind that nothing was paid for has no column."""
+    paid = {kind for row in rows for kind, spent in row.usd_by_kind.items() if spent}
+    kinds = [kind for kind in ChargeKind if kind in paid]
+    shown = kinds if len(kinds) > 1 else []
+    places = 2 if sum(row.usd for row in rows) >= 100 else 6
+    told = ["machine hours", *(kind.value for kind in shown), "USD"]
+    whole = [_hours(rows), *(_sum(rows, kind, places) for kind in shown), f"{sum(row.usd for row in rows):.{places}f}"]
+    numbers, *cells, sums = _right([told, *(_cells(row, shown, places) for row in rows), whole])
+    lines = [(*heads, "from (UTC)", *numbers, "")]
+    lines += [
+        (*row.name, f"{row.start:%Y-%m-%d %H:%M}", *own, "partly estimated" if row.estimated else "")
+        for row, own in zip(rows, cells, strict=True)
+    ]
+    if len(rows) > 1:
+        lines.append(("total", *[""] * len(heads), *sums, ""))
+    return table(lines, ("from (UTC)",))
+
+
+def charges_text(charges: Sequence[Charge]) -> str:
+    """Return charges as a table, one a row, and below it what the marks behind them mean."""
+    notes = list(dict.fromkeys(charge.note for charge in charges if charge.note))
+    marks = {note: "*" * number for number, note in enumerate(notes, 1)}
+    rows = [("node", "attempt", "what", "from (UTC)", "billed s", "USD/h", "USD", "")]
+    moment = "%H:%M:%S" if len({charge.start.date() for charge in charges}) == 1 else "%m-%d %H:%M:%S"
+    rows += [
+        (
+            charge.node_id or "-",
+            str(charge.attempt or "-"),
+            str(charge.pool) if charge.kind is ChargeKind.COMPUTE else charge.kind.value,
+            f"{charge.start:{moment}}",
+            f"{(charge.end - charge.start).total_seconds():.0f}",
+            usd(charge.usd_per_hour),
+            f"{charge.usd:.6f}",
+            marks.get(charge.note, ""),
+        )
+        for charge in charges
+    ]
+    return "\n".join([table(rows, ("from (UTC)", "billed s")), *(f"{mark} {note}" for note, mark in marks.items())])
+
+
+def unproven_rows(spend: Spend) -> list[tuple[str, str]]:
+    """Return the row of what was paid while machines drove the job, and nobody can show any more; none for nothing."""
+    if not spend.unproven_usd:
+        return []
+    why = "paid while its machines drove it, and no machine is listed for that time any more"
+    return [("unproven", f"{format_usd(spend.unproven_usd)}: {why}")]
+
+
+def money_line(spend: Spend, *, is_short: bool = False) -> str:
+    """Return what is spent of the budget, the rate, and the latest time and sum at which everything is off."""
+    parts = [f"{plain_amount(spend.spent_usd)} of {plain_amount(spend.budget_usd)} USD"]
+    if spend.usd_per_hour:
+        parts.append(f"{plain_amount(spend.usd_per_hour)} USD/h")
+    if spend.off_at is not None:
+        off_at = format_moment(spend.off_at, spend.as_of, seconds=False)
+        sum_at_most = f"{plain_amount(spend.off_usd)} USD"
+        parts.append(
+            f"off by {off_at} ({sum_at_most})" if is_short else f"off by {off_at} at the latest, at {sum_at_most}"
+        )
+    return " · ".join(parts)
+
+
+def plain_amount(usd: Decimal) -> str:
+    """Return a sum without its unit: two digits after the point, three where it has thousandths and is below one."""
+    if usd and abs(usd) < Decimal("0.0005"):
+        return "<0.001"
+    places = "0.01" if abs(usd) >= 1 or not (usd * 100) % 1 else "0.001"
+    return f"{usd.quantize(Decimal(places), ROUND_HALF_UP):f}"
+
+
+def spend_text(spend: Spend) -> str:
+    """Return the sums, one a line."""
+    rows = [("spent", money_line(spend)), *unproven_rows(spend)]
+    if spend.forecast_usd is not None:
+        rows.append(("forecast", f"{format_usd(spend.forecast_usd)} at the end, at today's price and pace"))
+    if spend.beside_usd:
+        what = "storage, requests, transfer, data from other regions and drills"
+        rows.append(("beside", f"{format_usd(spend.beside_usd)}, not in the budget: {what}"))
+    return table(rows)
+
+
+def cost_json(report: JobReport) -> dict[str, Any]:
+    """Return a job's money as an object: the sums, and every charge; `charges` are those that the budget counts."""
+    budgeted = [charge for charge in report.charges if charge.kind.in_budget]
+    return {
+        **money_json(report),
+        "tags": dict(report.tags),
+        "by_attempt": [{"attempt": key, "usd": usd(total(c))} for key, c in _grouped(budgeted, "attempt")],
+        "by_node": [{"node": key, "usd": usd(total(c))} for key, c in _grouped(budgeted, "node_id")],
+        "by_kind": [{"kind": key.value, "usd": usd(total(c))} for key, c in _grouped(report.charges, "kind")],
+        "charges": [charge_json(charge) for charge in budgeted],
+        "beside": [charge_json(charge) for charge in report.charges if not charge.kind.in_budget],
+        "quarantined": [quarantine_json(one) for one in report.quarantined],
+    }
+
+
+def rows_json(heads: Sequence[str], rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return sums as objects: the grouping's own keys below `group`."""
+    return [
+        {
+            "group": dict(zip(heads, row.name, strict=True)),
+            "start": codec.plain(row.start),
+            "end": codec.plain(row.end),
+            "machine_seconds": int(row.machine_time.total_seconds()),
+            **{kind.value: usd(row.usd_by_kind[kind]) for kind in ChargeKind if kind in row.usd_by_kind},
+            "usd": usd(row.usd),
+            "estimated": row.estimated,
+        }
+        for row in rows
+    ]
+
+
+def money_json(report: JobReport) -> dict[str, Any]:
+    """Return what `cost` and `budget` say of a job as every command does: its name, how it stands, its money."""
+    return {
+        "job": report.job,
+        "status": report.status.value,
+        "condition": report.condition.value,
+        "spend": spend_json(report.spend),
+        "paid_until": codec.plain(report.paid_until),
+    }
+
+
+def spend_json(spend: Spend) -> dict[str, str | None]:
+    """Return the money as decimal strings."""
+    return {
+        "spent_usd": usd(spend.spent_usd),
+        "promised_usd": usd(spend.promised_usd),
+        "unproven_usd": usd(spend.unproven_usd),
+        "left_usd": usd(spend.left_usd),
+        "usd_per_hour": usd(spend.usd_per_hour),
+        "budget_usd": usd(spend.budget_usd),
+        "forecast_usd": usd(spend.forecast_usd) if spend.forecast_usd is not None else None,
+        "beside_usd": usd(spend.beside_usd),
+    }
+
+
+def charge_json(charge: Charge) -> dict[str, Any]:
+    """Return a charge as an object; a pool's words are missing where it is no node's."""
+    return {
+        "node": charge.node_id,
+        "attempt": charge.attempt,
+        **(pool_json(charge.pool) if charge.pool else {}),
+        "kind": charge.kind.value,
+        "start": codec.plain(charge.start),
+        "end": codec.plain(charge.end),
+        "usd_per_hour": usd(charge.usd_per_hour),
+        "usd": usd(charge.usd),
+        "note": charge.note,
+        "estimated": charge.estimated,
+    }
+
+
+def _grouped(charges: Sequence[Charge], key: str) -> list[tuple[Any, list[Charge]]]:
+    groups: dict[Any, list[Charge]] = {}
+    for charge in charges:
+        groups.setdefault(getattr(charge, key), []).append(charge)
+    return list(groups.items())
+
+
+def _cells(row: Row, kinds: Sequence[ChargeKind], places: int) -> list[str]:
+    return [_hours([row]), *(f"{row.usd_of(kind):.{places}f}" for kind in kinds), f"{row.usd:.{places}f}"]
+
+
+def _sum(rows: Sequence[Row], kind: ChargeKind, places: int) -> str:
+    return f"{sum(row.usd_of(kind) for row in rows):.{places}f}"
+
+
+def _hours(rows: Sequence[Row]) -> str:
+    return f"{sum(row.machine_time.total_seconds() for row in rows) / 3600:.2f}"
+
+
+def _right(rows: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    columns = []
+    for column in zip(*rows, strict=True):
+        width = max(map(len, column))
+        columns.append([cell.rjust(width) for cell in column])
+    return list(zip(*columns, strict=True))

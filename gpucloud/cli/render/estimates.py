@@ -1,0 +1,360 @@
+"""An estimate as text for people, and as JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+from gpucloud.cli.render.reports import labelled, plan_json, plan_rows
+from gpucloud.cli.render.words import pool_json, table, usd
+from gpucloud.domain.checkpoint.protection import NEVER, Protection, Saving
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.job.quantities import format_size, format_span, format_usd
+from gpucloud.domain.job.spec import Cloud, Job, Market
+from gpucloud.domain.market.catalog import aged
+from gpucloud.domain.market.plan import Plan, memory_needed
+from gpucloud.domain.market.recordings import RecordedMarket
+from gpucloud.domain.market.simulation.outcome import Saves, Stored, Summary
+from gpucloud.domain.market.simulation.scenario import USUAL
+from gpucloud.domain.offer import Offer
+from gpucloud.ports import Chart, Series
+from gpucloud.usecases.money.estimate import QUICK, AtDeadline, Candidate, Estimate
+from gpucloud.usecases.money.offers import Need
+
+_BARS = "▁▂▃▄▅▆▇█"
+_SPARE = ("zones", "work", "9 in 10 below", "GPUs")
+_MUCH_CHEAPER = Decimal("0.8")
+_FAR = 2.0  # a budget further above everything else would press it flat
+
+
+def estimate_text(job: Job, estimate: Estimate, *, width: int | None, protection: Protection | None = None) -> str:
+    """Return the estimate: the plan, what is to be expected, what else there is.
+
+    `width` is a terminal's, which has a small curve too; None for what is none.
+    """
+    rows = plan_rows(estimate.plan)
+    rows = {"machines": rows.pop("machines"), **dict(_memory_rows(job, estimate)), **rows}
+    rows |= dict(_expected_rows(job, estimate))
+    if protection is not None:
+        rows["saves"] = protection.row
+    quotas = _quota_texts(estimate.quotas)
+    parts = [labelled(f"plan for {estimate.plan.job}", rows, width), *quotas]
+    parts.append(table([*_candidate_rows(estimate)], _SPARE))
+    if len(estimate.policies) > 1:
+        parts.append(table([*_policy_rows(estimate)]))
+    if width is not None and len(estimate.curve) > 1:
+        parts.append(_sparkline(estimate.curve))
+    remarks = [*_sources(job, estimate), *_kept(estimate, protection)]
+    return "\n\n".join([*parts, "\n".join(remarks)])
+
+
+def deadline_chart(job: Job, estimate: Estimate) -> Chart:
+    """Return cost against deadline; UsageError where nothing depends on one."""
+    if len(estimate.curve) < 2:
+        raise UsageError(
+            "there is nothing to draw: no spot machines, or nobody knows how much work it is",
+            hint="`market: spot` or auto, on AWS, with `work:` or `model: {tokens: …}`",
+        )
+    hours = [point.deadline / timedelta(hours=1) for point in estimate.curve]
+    costs = [float(point.outlook.mean_usd) for point in estimate.curve]
+    p90s = tuple(float(point.outlook.p90_usd) for point in estimate.curve)
+    series = [Series(label="expected; shaded: 9 in 10", points=tuple(zip(hours, costs, strict=True)), upper=p90s)]
+    top = max(p90s)
+    if estimate.on_demand is not None:
+        usd = float(estimate.on_demand.mean_usd)
+        top = max(top, usd)
+        series.append(Series(label="on demand", points=((hours[0], usd), (hours[-1], usd))))
+    if job.deadline is not None:
+        at = job.deadline / timedelta(hours=1)
+        series.append(Series(label="its deadline", points=((at, 0.0), (at, top))))
+    budget = float(job.budget_usd)
+    return Chart(
+        title=str(estimate.plan.offer.pool),
+        x_label="deadline (hours)",
+        y_label="cost (USD)",
+        series=tuple(series),
+        limit=("budget", budget) if budget < _FAR * top else None,
+    )
+
+
+def estimate_json(job: Job, estimate: Estimate, protection: Protection | None = None) -> dict[str, Any]:
+    """Return the estimate as an object: the plan as `train --detach` has it, and what is to be expected."""
+    return {
+        "job": estimate.plan.job,
+        "plan": plan_json(estimate.plan),
+        **({"saves": protection.saving.value} if protection is not None else {}),
+        "as_of": estimate.plan.offer.as_of.isoformat(),
+        "memory": _memory_json(job),
+        "work_s": estimate.work.span.total_seconds() if estimate.work else None,
+        "work_source": estimate.work.source if estimate.work else None,
+        "changeover_s": estimate.changeover.total_seconds(),
+        "policy": estimate.policy.value if estimate.policy else None,
+        "outlook": _outlook_json(estimate.outlook),
+        "on_demand": _outlook_json(estimate.on_demand),
+        "candidates": [_candidate_json(candidate) for candidate in estimate.candidates],
+        "policies": {policy.value: _outlook_json(outlook) for policy, outlook in estimate.policies},
+        "by_deadline": [
+            {"deadline_s": point.deadline.total_seconds(), "outlook": _outlook_json(point.outlook)}
+            for point in estimate.curve
+        ],
+        "checkpoint_interval": _saves_json(estimate),
+        "stored": stored_json(estimate.stored),
+        "quotas": None if estimate.quotas is None else [need_json(need) for need in estimate.quotas],
+        "recorded": [market.name for market in estimate.recorded],
+    }
+
+
+def stored_text(stored: Stored) -> str:
+    """Return what saves cost beside the budget, and at which interval they would cost much less."""
+    text = f"about {format_usd(stored.usd)} to S3 for {stored.saves} saves of {format_size(stored.size)}, in no budget"
+    if stored.cheapest_usd > stored.usd * _MUCH_CHEAPER:
+        return text
+    every = f"{max(1, round(stored.cheapest_every / timedelta(minutes=1)))}min"
+    return f"{text}; `checkpoint: {{every: {every}}}` makes it {format_usd(stored.cheapest_usd)}"
+
+
+def stored_json(stored: Stored | None) -> dict[str, Any] | None:
+    """Return what saves cost as an object."""
+    if stored is None:
+        return None
+    return {
+        "saves": stored.saves,
+        "save_bytes": stored.size,
+        "usd": usd(stored.usd),
+        "cheapest_every_s": stored.cheapest_every.total_seconds(),
+        "cheapest_usd": usd(stored.cheapest_usd),
+    }
+
+
+def _memory_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, str]]:
+    needed, offer = memory_needed(job), estimate.plan.offer
+    if needed is None:
+        return
+    of = f" of {offer.vram_gib}" if offer.vram_gib is not None else ""
+    workers = estimate.plan.workers
+    yield "model", f"{job.model} over {workers} {'GPU' if workers == 1 else 'GPUs'}"
+    missing = "; activations are not counted without `seq:`" if needed.activations is None else ""
+    yield "memory", f"{needed}{of} on each{missing}"
+
+
+def _expected_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, str]]:
+    work, outlook = estimate.work, estimate.outlook
+    if work is None:
+        yield "work", _unknown(job, estimate.plan.offer)
+        return
+    yield "work", f"{format_span(work.span)}: {work.source}"
+    if outlook is None:
+        yield "expected", "not known: no replay came to its end"
+        return
+    yield "expected", _cost_text(outlook, estimate.on_demand)
+    until = f"; the deadline is after {format_span(job.deadline)}" if job.deadline is not None else ""
+    if outlook.took is not None:
+        yield "done after", f"{format_span(outlook.took)}{until}"
+    if job.deadline is not None and outlook.windows and estimate.policy is None:
+        yield "deadline", "depends on spot machines alone; `market: auto` keeps it on demand"
+    if outlook.missed:
+        ends = f", {outlook.unended} of which came to no end and are not in the cost" if outlook.unended else ""
+        yield "missed", f"deadline or budget, in {outlook.missed} of {outlook.windows} replays{ends}"
+    if outlook.windows:
+        yield "taken", f"{outlook.interruptions:.1f} times"
+    if estimate.saves is not None:
+        yield "saves", _saves_text(estimate.saves)
+    if estimate.stored is not None:
+        yield "beside", stored_text(estimate.stored)
+
+
+def _unknown(job: Job, offer: Offer) -> str:
+    if job.model is not None and job.model.tokens is not None:
+        gpu = offer.gpu or "machines without GPUs"
+        return f"not known: there is no peak in {job.model.precision.value} for {gpu}; `work: 48h` says it"
+    return "not known: `work: 48h`, or `model: {tokens: 300B}`, makes time and cost known"
+
+
+def _cost_text(outlook: Summary, on_demand: Summary | None) -> str:
+    if not outlook.windows or on_demand is None:  # nothing takes these machines
+        return format_usd(outlook.mean_usd)
+    beside = f"on demand {format_usd(on_demand.mean_usd)}"
+    return f"{format_usd(outlook.mean_usd)}, nine times in ten at most {format_usd(outlook.p90_usd)}; {beside}"
+
+
+def _saves_text(saves: Saves) -> str:
+    cost, apart = format_span(saves.times.cost), format_span(saves.between)
+    return (
+        f"every {format_span(saves.every)}: √(2 · {cost} a save · {apart} between interruptions);"
+        f" {format_span(saves.with_notice)} would do if every notice came"
+    )
+
+
+def _quota_texts(needs: Sequence[Need] | None) -> list[str]:
+    if needs is None:
+        return ["quota: not known without AWS credentials"]
+    return ["\n".join(map(_quota_text, needs))] if needs else []
+
+
+def _quota_text(need: Need) -> str:
+    room = need.room
+    limit, used = ("?" if number is None else str(number) for number in (room.limit, room.used))
+    verdict = "" if need.enough else ": too small, `gpucloud quota request` asks for more"
+    return f"quota: {need.vcpus} vCPUs of {room.name!r} in {room.region}, {used} of {limit} in use{verdict}"
+
+
+def _candidate_rows(estimate: Estimate) -> Iterator[tuple[str, ...]]:
+    yield ("machine", "GPUs", "zones", "USD/h", "work", "expected", "9 in 10 below", "done after", "taken")
+    for candidate in estimate.candidates:
+        offer, outlook = candidate.offer, candidate.outlook
+        gpus = f"{offer.gpus} × {offer.gpu} {offer.vram_gib} GB" if offer.gpu else "-"
+        work = format_span(candidate.work.span) if candidate.work else "?"
+        hourly = f"{offer.usd_per_hour:.2f}"
+        ends = f", ends as {candidate.ends_on}" if candidate.ends_on is not None else ""
+        yield (f"{offer.pool}{ends}", gpus, str(candidate.zones), hourly, work, *_cells(outlook, estimate.plan))
+
+
+def _policy_rows(estimate: Estimate) -> Iterator[tuple[str, ...]]:
+    yield ("policy", "expected", "9 in 10 below", "done after", "taken", "missed")
+    for policy, outlook in estimate.policies:
+        missed = f"{outlook.missed} of {outlook.windows}" if outlook.windows else "-"
+        yield (policy.value, *_cells(outlook, estimate.plan), missed)
+
+
+def _cells(outlook: Summary | None, plan: Plan) -> tuple[str, ...]:
+    """Return what is to be expected; a sum that only the budget's end holds down is none."""
+    if outlook is None:
+        return ("?", "?", "?", "?")
+    took = format_span(outlook.took) if outlook.took is not None else "never"
+    dear = (outlook.is_over(plan.budget_usd), outlook.is_over(plan.budget_usd, once_in=10))
+    sums = (outlook.mean_usd, outlook.p90_usd)
+    mean, p90 = ("over budget" if over else f"{sum_usd:.2f}" for over, sum_usd in zip(dear, sums, strict=True))
+    return (mean, p90, took, f"{outlook.interruptions:.1f}")
+
+
+def _sparkline(curve: Sequence[AtDeadline]) -> str:
+    costs = [float(point.outlook.mean_usd) for point in curve]
+    low, high = min(costs), max(costs)
+    step = (high - low) / (len(_BARS) - 1) or 1.0
+    bars = "".join(_BARS[round((cost - low) / step)] for cost in costs)
+    ends = (f"{format_usd(point.outlook.mean_usd)} in {format_span(point.deadline)}" for point in (curve[0], curve[-1]))
+    return f"expected cost by deadline, with `market: auto`: {bars}  {' … '.join(ends)}"
+
+
+def _sources(job: Job, estimate: Estimate) -> Iterator[str]:
+    offer, outlook = estimate.plan.offer, estimate.outlook
+    now = estimate.plan.made_at
+    is_old = now - offer.as_of > timedelta(days=1)
+    of = f"of {aged(offer.as_of.date(), now)}" if is_old else f"as of {offer.as_of:%Y-%m-%d %H:%M} UTC"
+    stored = "; what is stored in S3 comes beside" if job.cloud is Cloud.AWS else ""
+    yield f"prices: {of}; worst cost: the budget, which machines cannot pass{stored}"
+    gpus = {candidate.offer.gpu for candidate in estimate.candidates if candidate.work is not None}
+    if len(gpus) > 1 and estimate.work is not None and estimate.work.on_any_gpu:
+        yield "work: the same is assumed on every GPU above; `gpu:` names yours, `model: {tokens: …}` tells them apart"
+    if estimate.recorded and outlook is not None:
+        replays = f"{outlook.windows} replays at these prices, {format_span(estimate.changeover)} a start"
+        yield f"expected: {replays}, {_rule(job, estimate)}"
+        yield "recorded (markets of newer GPUs may differ):"
+        yield from (f"  {_recording(market)}" for market in estimate.recorded)
+        if estimate.plan.nodes > max(market.nodes for market in estimate.recorded):
+            yield f"  recorded with one machine: all {estimate.plan.nodes} are taken to come and go together"
+
+
+def _rule(job: Job, estimate: Estimate) -> str:
+    """Return what decided in the replays: a policy is asked by jobs with a deadline alone."""
+    if estimate.policy is not None:
+        return f"under `{estimate.policy.value}` (machines and deadlines under `{QUICK.value}`)"
+    if job.deadline is None and any(offer.pool.market is Market.ON_DEMAND for offer in estimate.plan.offers):
+        return "spot after each loss, and on demand to the end once no zone has any: no `deadline:` lets it wait"
+    return "waiting for spot machines"
+
+
+def _kept(estimate: Estimate, protection: Protection | None) -> Iterator[str]:
+    """Say what an interruption was taken to cost the script, and where it trains for less."""
+    if protection is None or not estimate.recorded:
+        return
+    if protection.saving is Saving.DIRECTORY:
+        yield f"replayed as a script that saves every {format_span(timedelta(seconds=USUAL.save_s))} by itself"
+    if protection.saving in NEVER:
+        yield "replayed as a script that begins anew whenever its machines go"
+        if protection.saving is Saving.NOTHING and estimate.policy is not None:
+            yield "with `checkpoint: none` it is kept on demand, unless a whole run more fits before the deadline"
+        dear = estimate.on_demand
+        if dear is not None and (estimate.outlook is None or estimate.outlook.mean_usd >= dear.mean_usd):
+            yield "spot machines do not pay for such a script: `resources: {market: on_demand}`, or have it save"
+
+
+def _recording(market: RecordedMarket) -> str:
+    when = f" from {market.started_at:%Y-%m-%d} on" if market.started_at is not None else ""
+    zones = "1 zone" if len(market.zones) == 1 else f"{len(market.zones)} zones"
+    return f"{market.machine} in {zones}, {format_span(market.length)}{when} ({market.name})"
+
+
+def _memory_json(job: Job) -> dict[str, Any] | None:
+    needed = memory_needed(job)
+    if needed is None:
+        return None
+    return {
+        "states_bytes": needed.states,
+        "working_bytes": needed.working,
+        "activations_bytes": needed.activations,
+        "margin_bytes": needed.margin,
+        "total_bytes": needed.total,
+    }
+
+
+def _candidate_json(candidate: Candidate) -> dict[str, Any]:
+    offer = candidate.offer
+    return {
+        **pool_json(offer.pool),
+        "gpu": offer.gpu,
+        "gpus": offer.gpus,
+        "vram_gib": offer.vram_gib,
+        "zones": candidate.zones,
+        "usd_per_hour": usd(offer.usd_per_hour),
+        "cap_usd_per_hour": usd(offer.cap_usd_per_hour),
+        "work_s": candidate.work.span.total_seconds() if candidate.work else None,
+        "ends_on": pool_json(candidate.ends_on) if candidate.ends_on is not None else None,
+        "outlook": _outlook_json(candidate.outlook),
+    }
+
+
+def _outlook_json(outlook: Summary | None) -> dict[str, Any] | None:
+    if outlook is None:
+        return None
+    return {
+        "windows": outlook.windows,
+        "expected_usd": usd(outlook.mean_usd),
+        "p90_usd": usd(outlook.p90_usd),
+        "worst_replayed_usd": usd(outlook.worst_usd),
+        "done_after_s": outlook.took.total_seconds() if outlook.took is not None else None,
+        "interruptions": outlook.interruptions,
+        "missed": outlook.missed,
+        "over_budget": outlook.over_budget,
+        "unended": outlook.unended,
+    }
+
+
+def _saves_json(estimate: Estimate) -> dict[str, float] | None:
+    saves = estimate.saves
+    if saves is None:
+        return None
+    return {
+        "every_s": saves.every.total_seconds(),
+        "with_notice_s": saves.with_notice.total_seconds(),
+        "cost_s": saves.times.cost.total_seconds(),
+        "upload_s": saves.times.upload.total_seconds(),
+        "between_interruptions_s": saves.between.total_seconds(),
+    }
+
+
+def need_json(need: Need) -> dict[str, Any]:
+    """Return what a job needs of one quota as an object."""
+    room = need.room
+    return {
+        "region": room.region,
+        "code": room.code,
+        "name": room.name,
+        "limit": room.limit,
+        "used": room.used,
+        "needed": need.vcpus,
+        "instance_type": need.instance_type,
+        "enough": need.enough,
+    }

@@ -1,0 +1,381 @@
+"""Plans and jobs as text for people, and as JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from gpucloud.cli.render.bills import charges_text, plain_amount, spend_json, spend_text
+from gpucloud.cli.render.use import condition_word, progress_of_report, step_words, use_json, use_rows
+from gpucloud.cli.render.words import folded, pool_json, quarantine_json, table, usd
+from gpucloud.domain import codec
+from gpucloud.domain.checkpoint.protection import Protection
+from gpucloud.domain.job.quantities import counted, format_moment, format_span, format_usd
+from gpucloud.domain.market.plan import Plan
+from gpucloud.domain.node.node import Node
+from gpucloud.domain.node.status import UNTOLD, Progress
+from gpucloud.domain.state.condition import Condition
+from gpucloud.domain.state.state import Attempt, Cooldown, Course, ExitReason, Interruption
+from gpucloud.domain.untrusted.output import advice_for
+from gpucloud.domain.untrusted.shown import in_one_line, set_off
+from gpucloud.usecases.jobstore.report import JobReport
+from gpucloud.usecases.supervise.story import course_line, missing_line
+
+
+def plan_text(plan: Plan, protection: Protection, width: int | None = None) -> str:
+    """Return the plan: what, at what price, the ceiling, and how the script saves; for a terminal so wide."""
+    rows = {**plan_rows(plan), "saves": protection.row}
+    others = [f"{o.pool} {format_usd(o.usd_per_hour)}" for o in plan.others]
+    if others:
+        rows["next"] = f"{'; '.join(others)} a node"
+    return labelled(f"plan for {plan.job}", rows, width)
+
+
+def plan_rows(plan: Plan) -> dict[str, str]:
+    """Return the plan's lines by their labels."""
+    fewer = f"; fewer will do, down to {plan.least_nodes}" if plan.least_nodes < plan.nodes else ""
+    workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
+    price = f"{format_usd(plan.usd_per_hour)} an hour now, {format_usd(plan.cap_usd_per_hour)} at the most"
+    if plan.dearest_usd_per_hour > plan.cap_usd_per_hour:
+        price += f"; on others, where these are not to be had, up to {format_usd(plan.dearest_usd_per_hour)}"
+    return {
+        "machines": f"{plan.nodes} × {plan.offer.pool}, {workers}{fewer}",
+        "price": price,
+        "budget": f"{format_usd(plan.budget_usd)}: lasts {format_span(plan.paid_for)} now,"
+        f" {format_span(plan.paid_for_at_cap)} at the highest price",
+        "worst cost": f"{format_usd(plan.worst_usd)}, then everything is off",
+    }
+
+
+def labelled(title: str, rows: Mapping[str, str], width: int | None = None) -> str:
+    """Return lines under a title, their labels in a column; for a terminal so wide, None for none."""
+    behind = " " * len(f"  {'':<10} ")
+    return "\n".join([title, *(folded(f"  {label:<10} {text}", width, behind) for label, text in rows.items())])
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """Return the plan as an object."""
+    return {
+        "nodes": plan.nodes,
+        "least_nodes": plan.least_nodes,
+        "workers": plan.workers,
+        **pool_json(plan.offer.pool),
+        "usd_per_hour": usd(plan.usd_per_hour),
+        "cap_usd_per_hour": usd(plan.cap_usd_per_hour),
+        "dearest_usd_per_hour": usd(plan.dearest_usd_per_hour),
+        "budget_usd": usd(plan.budget_usd),
+        "worst_usd": usd(plan.worst_usd),
+    }
+
+
+def report_text(report: JobReport) -> str:
+    """Return a job's report: status, attempts, interruptions, machines and money."""
+    failed = _failure_text(report)
+    parts = [in_one_line(_headline(report)), _signature_text(report.signed_by)]
+    parts += _lacking(report)
+    if report.message and failed is None:
+        parts.append(set_off(report.message))
+    if report.missing_outputs:
+        parts.append("\n".join(in_one_line(missing_line(output)) for output in report.missing_outputs))
+    parts += map(in_one_line, report.storm)
+    if report.course is not None:
+        parts.append(
+            "\n".join(
+                in_one_line(said)
+                for said in (course_line(report.course, report.looked_at), report.course.warning)
+                if said
+            )
+        )
+    parts += _tables(report)
+    parts.append(spend_text(report.spend))
+    parts.append(_nodes_text(report))
+    if last := [line for line in (failed, stay_text(report)) if line is not None]:
+        parts.append("\n".join(last))
+    return "\n\n".join(parts)
+
+
+def going_on_line(report: JobReport) -> str | None:
+    """Return what a process finds that goes on with a job; None where nothing trains, or somebody sees to it."""
+    if report.condition is not Condition.UNSUPERVISED:
+        return None
+    attempt = report.attempts[-1]
+    step = f" (step {attempt.last_step})" if attempt.last_step is not None else ""
+    on = f"attempt {attempt.number} trains on {counted(len(report.nodes), 'machine')}{step}"
+    if report.last_supervisor is None or report.written_at is None:
+        return f"{report.job} goes on: {on}"
+    seen = format_moment(report.written_at, report.looked_at)
+    return f"{report.job} goes on: {on}; its supervisor, {report.last_supervisor}, was last seen at {seen}"
+
+
+def _headline(report: JobReport) -> str:
+    head = f"{report.job}: {condition_word(report)}"
+    if report.exit_reason and report.exit_reason.value != report.status.value:
+        head += f" ({report.exit_reason.value})"
+    steps = ", ".join(step_words(report))
+    head += f", {steps}" if steps else ""
+    return head + (f", supervised by {report.supervisor}" if report.supervisor else "")
+
+
+def _lacking(report: JobReport) -> list[str]:
+    """Return what somebody should know, and do, about a job that nobody sees to, or that lacks its last part."""
+    if report.status.ended:
+        return _lacking_at_the_end(report)
+    told = []
+    if report.supervisor is None and report.last_supervisor is not None and report.written_at is not None:
+        seen = f"{format_moment(report.written_at, report.looked_at)}{_ago(report)}"
+        told.append(f"its supervisor, {report.last_supervisor}, was last seen at {seen}")
+    until = f" at {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
+    match report.condition:
+        case Condition.UNSUPERVISED if report.drives_itself:
+            told.append("its own machines go on with it: one of them takes its place within 15 s")
+        case Condition.UNSUPERVISED:
+            told.append(f"nobody replaces a machine that is taken now; all switch themselves off{until}")
+        case Condition.TRAINED if report.supervisor is None:
+            told.append(f"gpucloud train {report.job} brings them home, and ends its machines")
+        case Condition.LEFT if report.nodes:
+            told.append(f"nothing trains on its {counted(len(report.nodes), 'machine')}; all is off by itself{until}")
+        case Condition.LEFT | Condition.WAITING | Condition.TRAINING | Condition.TRAINED:
+            pass
+        case Condition.HELD | Condition.KEPT | Condition.ENDING | Condition.ENDED:
+            pass
+    if report.condition in (Condition.UNSUPERVISED, Condition.LEFT):
+        told.append(f"go on: gpucloud train {report.job} · end it: gpucloud down {report.job}")
+    return ["\n".join(map(in_one_line, told))] if told else []
+
+
+def _lacking_at_the_end(report: JobReport) -> list[str]:
+    if report.condition is not Condition.ENDING or report.supervisor is not None:
+        return []
+    until = f" until {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
+    alive = [f"alive: {counted(len(report.nodes), 'machine')}, paid{until}"] if report.nodes else []
+    does = f"gpucloud down {report.job} brings home what is in its store, and removes what is left on the cloud"
+    return ["\n".join([*alive, does])]
+
+
+def _ago(report: JobReport) -> str:
+    if report.looked_at is None or report.written_at is None:
+        return ""
+    return f", {format_span(report.looked_at - report.written_at)} ago"
+
+
+def _tables(report: JobReport) -> list[str]:
+    parts = []
+    if report.attempts:
+        farthest = progress_of_report(report)
+        rows = [
+            ("attempt", "nodes", "steps", "ended", "took"),
+            *(_attempt_row(attempt, farthest) for attempt in report.attempts),
+        ]
+        parts.append(table(rows))
+    if report.interruptions:
+        rows = [("taken", "how", "in attempt", "training again after")]
+        rows += [_interruption_row(one, report.attempts) for one in report.interruptions]
+        parts.append(table(rows))
+    if report.checkpoint:
+        parts.append(f"checkpoint at step {report.checkpoint.step}, manifest {report.checkpoint.sha256[:16]}")
+    if report.charges:
+        parts.append(charges_text(report.charges))
+    if report.cooldowns:
+        rows = [("passed over", "until (UTC)", "why")]
+        rows += [_cooldown_row(one, report.looked_at) for one in report.cooldowns]
+        parts.append(table(rows))
+    if report.quarantined:
+        rows = [("bad node", "since (UTC)", "why")]
+        rows += [(q.node_id, _in_column(q.at, report.looked_at), q.why) for q in report.quarantined]
+        parts.append(table(rows))
+    if report.standing:
+        parts.append(table(use_rows(report)))
+    return parts
+
+
+def _failure_text(report: JobReport) -> str | None:
+    """Return the last line about a script that failed by itself: its exception, where to read on, how to go on."""
+    if report.exit_reason is not ExitReason.USER_ERROR:
+        return None
+    said = f"{report.job}: failed" + (f": {report.message}" if report.message else " by its own error")
+    advice = advice_for(report.message or "")
+    helps = [f"gpucloud logs {report.job}", *([advice] if advice else []), "mend it and run the same command"]
+    return " · ".join(in_one_line(part) for part in (said, *helps))
+
+
+def stay_text(report: JobReport) -> str | None:
+    """Return the line about machines that stay up after the end: for what, until when, at what cost; None for none."""
+    until = report.held_until or report.kept_until
+    if until is None:
+        return None
+    one = len(report.nodes) == 1
+    some = f"{len(report.nodes)} machine{' is' if one else 's are'}"
+    what = "setup" if (report.message or "").startswith("setup: ") else "script"
+    why = f"ready for a mended {what}" if report.held_until is not None else "kept, for a look,"
+    return (
+        f"{some} {why} until {format_moment(until, report.looked_at)},"
+        f" {format_usd(report.spend.promised_usd)} more at the most; gpucloud down {report.job} ends"
+        f" {'it' if one else 'them'} now"
+    )
+
+
+def _signature_text(name: str | None) -> str:
+    if name is None:
+        return (
+            "its order is signed by nobody that is trusted here, or was put back:"
+            " `gpucloud train` gives your own, `gpucloud down` ends it"
+        )
+    return "its order is signed by your own key" if name == "own" else f"its order is signed by {name}"
+
+
+def report_json(report: JobReport) -> dict[str, Any]:
+    """Return a job as an object, with the same keys from every command; README has them under `train --json`.
+
+    `use` is empty where nobody asked the nodes: only `status` of one job and `watch` do.
+    """
+    return {
+        "job": report.job,
+        "status": report.status.value,
+        "condition": report.condition.value,
+        "exit_reason": report.exit_reason.value if report.exit_reason else None,
+        "message": report.message,
+        "started_at": codec.plain(report.started_at),
+        "ended_at": codec.plain(report.ended_at),
+        "held_until": codec.plain(report.held_until),
+        "kept_until": codec.plain(report.kept_until),
+        "supervisor": report.supervisor,
+        "signed_by": report.signed_by,
+        "attempts": [_attempt_json(attempt) for attempt in report.attempts],
+        "interruptions": [_interruption_json(i) for i in report.interruptions],
+        "last_step": report.last_step,
+        "missing_outputs": [codec.plain(output) for output in report.missing_outputs],
+        "checkpoint": codec.plain(report.checkpoint),
+        "spend": spend_json(report.spend),
+        "paid_until": codec.plain(report.paid_until),
+        "course": _course_json(report.course),
+        "nodes": [_node_json(node) for node in report.nodes],
+        "passed_over": [_cooldown_json(cooldown) for cooldown in report.cooldowns],
+        "quarantined": [quarantine_json(one) for one in report.quarantined],
+        "storm": list(report.storm),
+        "use": use_json(report),
+    }
+
+
+def newest_first(reports: Sequence[JobReport]) -> list[JobReport]:
+    """Return the jobs by the time of their first order, the newest first."""
+    return sorted(reports, key=lambda r: (r.started_at is not None, r.started_at), reverse=True)
+
+
+def jobs_text(reports: Sequence[JobReport], names: Mapping[str, str] | None = None) -> str:
+    """Return one line a job, times in UTC; `names` are what means a run on a command line, by its own name."""
+    if not reports:
+        return "no jobs yet"
+    rows = [("job", "status", "started (UTC)", "ended", "step", "machines", "spent")]
+    rows += [
+        (
+            (names or {}).get(r.job, r.job),
+            condition_word(r),
+            f"{r.started_at:%m-%d %H:%M}" if r.started_at else "-",
+            f"{r.ended_at:%m-%d %H:%M}" if r.ended_at else "-",
+            _step_cell(r),
+            str(len(r.nodes)),
+            f"{plain_amount(r.spend.spent_usd)} of {plain_amount(r.spend.budget_usd)} USD",
+        )
+        for r in reports
+    ]
+    return table(rows)
+
+
+def _step_cell(report: JobReport) -> str:
+    """Return the step that its nodes say now; else the one that its supervisor wrote last, with when it did."""
+    progress = progress_of_report(report)
+    if progress is not None and progress.phase != UNTOLD:
+        return str(progress.step)
+    if report.last_step is None:
+        return "-"
+    is_of_then = report.written_at is not None and report.attempts[-1:] and report.attempts[-1].reason is None
+    return f"{report.last_step} ({report.written_at:%H:%M:%S})" if is_of_then else str(report.last_step)
+
+
+def _course_json(course: Course | None) -> dict[str, Any] | None:
+    if course is None:
+        return None
+    return {"mode": course.mode, "since": codec.plain(course.since), "why": course.why, "warning": course.warning}
+
+
+def _attempt_json(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "number": attempt.number,
+        "nodes": len(attempt.members),
+        "reason": attempt.reason.value if attempt.reason else None,
+        "first_step": attempt.first_step,
+        "last_step": attempt.last_step,
+        "started_at": codec.plain(attempt.started_at),
+        "ended_at": codec.plain(attempt.ended_at),
+    }
+
+
+def _interruption_json(interruption: Interruption) -> dict[str, Any]:
+    return {
+        "node": interruption.node_id,
+        "kind": interruption.kind.value,
+        "attempt": interruption.attempt,
+        "noticed_at": codec.plain(interruption.noticed_at),
+        "resumed_at": codec.plain(interruption.resumed_at),
+    }
+
+
+def _node_json(node: Node) -> dict[str, Any]:
+    return {
+        "id": node.id,
+        **pool_json(node.pool),
+        "state": node.state.value,
+        "launched_at": codec.plain(node.launched_at),
+    }
+
+
+def _cooldown_json(cooldown: Cooldown) -> dict[str, Any]:
+    return {
+        **pool_json(cooldown.pool),
+        "until": codec.plain(cooldown.until),
+        "fault": cooldown.fault.value,
+        "code": cooldown.code,
+        "message": cooldown.message,
+    }
+
+
+def _attempt_row(attempt: Attempt, farthest: Progress | None) -> tuple[str, ...]:
+    """Return an attempt's cells; the step of an open one is what its nodes say now, where they were asked."""
+    first, last = attempt.first_step, attempt.last_step
+    if attempt.reason is None and farthest is not None and farthest.step >= farthest.first_step:
+        first, last = farthest.first_step, max(farthest.step, last or 0)
+    steps = f"{first}–{last}" if last is not None else "none"
+    until = attempt.ended_at or datetime.now(timezone.utc)
+    reason = attempt.reason.value if attempt.reason else "running"
+    return str(attempt.number), str(len(attempt.members)), steps, reason, format_span(until - attempt.started_at)
+
+
+def _interruption_row(interruption: Interruption, attempts: Sequence[Attempt]) -> tuple[str, ...]:
+    """Return an interruption's cells; of a script that tells no steps, the start of the next attempt is known."""
+    number = interruption.attempt
+    later = next((one for one in attempts if number is not None and one.number > number), None)
+    again = "-"
+    if interruption.resumed_at is not None:
+        again = format_span(interruption.resumed_at - interruption.noticed_at)
+    elif later is not None and later.first_step is None:
+        again = f"started after {format_span(later.started_at - interruption.noticed_at)}, tells no steps"
+    attempt = str(interruption.attempt) if interruption.attempt is not None else "none"
+    return interruption.node_id, interruption.kind.value, attempt, again
+
+
+def _cooldown_row(cooldown: Cooldown, now: datetime | None) -> tuple[str, ...]:
+    return str(cooldown.pool), _in_column(cooldown.until, now), f"{cooldown.message} ({cooldown.code})"
+
+
+def _in_column(at: datetime, now: datetime | None) -> str:
+    """Return the moment for a column whose head says that it is UTC."""
+    return format_moment(at, now).removesuffix(" UTC")
+
+
+def _nodes_text(report: JobReport) -> str:
+    if not report.nodes:
+        return "no machines are alive"
+    until = f", paid until {format_moment(report.paid_until, report.looked_at)}" if report.paid_until else ""
+    alive = f"{counted(len(report.nodes), 'machine')}{until}: {', '.join(node.id for node in report.nodes)}"
+    return in_one_line(alive)

@@ -1,0 +1,203 @@
+"""How a job's machines and GPUs are used, as rows for people and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpucloud.cli.render.bills import money_line
+from gpucloud.domain import codec
+from gpucloud.domain.job.quantities import format_moment, format_span, span_of
+from gpucloud.domain.node.hardware.gpus import GpuSample
+from gpucloud.domain.node.hardware.host import HostSample
+from gpucloud.domain.node.status import UNTOLD, Progress
+from gpucloud.domain.node.use import GpuSpan, Span
+from gpucloud.domain.state.condition import WORDS, Condition
+from gpucloud.domain.untrusted.shown import in_one_line, set_off
+from gpucloud.usecases.jobstore.report import JobReport, time_to_go
+from gpucloud.usecases.supervise.usage import NodeHistory
+
+Rows = list[tuple[str, ...]]
+
+_UNKNOWN = "-"
+
+
+def use_rows(report: JobReport) -> Rows:
+    """Return a row for each GPU, and one for each machine; only the head when no node was asked."""
+    rows: Rows = [("node", "what", "use", "memory", "temperature", "power", "remarks")]
+    for node in report.standing:
+        status = node.status
+        if status is None:
+            rows.append((node.node_id, "does not answer", *[""] * 5))
+            continue
+        rows += [(node.node_id, *_gpu_cells(gpu)) for gpu in status.gpus]
+        if status.host is not None:
+            rows.append((node.node_id, *_host_cells(status.host)))
+        if status.ill is not None:
+            rows.append((node.node_id, f"ILL: {status.ill}", *[""] * 5))
+    return rows
+
+
+def use_json(report: JobReport) -> list[dict[str, Any]]:
+    """Return what every asked node said: newest sample of each GPU and of the machine."""
+    return [
+        {
+            "node": node.node_id,
+            "answers": node.status is not None,
+            "gpus": codec.plain(node.status.gpus) if node.status else [],
+            "host": codec.plain(node.status.host) if node.status else None,
+            "ill": node.status.ill if node.status else None,
+        }
+        for node in report.standing
+    ]
+
+
+def progress_of_report(report: JobReport) -> Progress | None:
+    """Return the farthest progress that any asked node tells of."""
+    parts = [node.status.attempt for node in report.standing if node.status and node.status.attempt]
+    found = [part.progress for part in parts if part.progress is not None]
+    return max(found, key=lambda progress: progress.step, default=None)
+
+
+def headline(report: JobReport) -> str:
+    """Return status, step, speed, loss and money in two lines, and why a job ended in one between."""
+    why = [set_off(report.message)] if report.message else []
+    return "\n".join([f"{report.job}: {', '.join(_state(report))}", *why, f"spent {money_line(report.spend)}"])
+
+
+def brief(gpus: Sequence[GpuSample]) -> str:
+    """Return one node's GPUs in a few words: mean use, highest temperature, power in all; empty without GPUs."""
+    uses = [gpu.use for gpu in gpus if gpu.use is not None]
+    if not uses:
+        return ""
+    hottest = max((gpu.temperature for gpu in gpus if gpu.temperature is not None), default=None)
+    watts = [gpu.power for gpu in gpus if gpu.power is not None]
+    parts = [f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''} {sum(uses) / len(uses):.0f} %"]
+    parts += [f"{hottest} °C"] if hottest is not None else []
+    parts += [f"{sum(watts):.0f} W"] if watts else []
+    return ", ".join(parts)
+
+
+def history_rows(history: Sequence[NodeHistory]) -> Rows:
+    """Return a row for each GPU of each node and attempt, and one for the machine; means over all that is kept."""
+    rows: Rows = [("attempt", "node", "what", "for", "use", "most memory", "hottest", "mean power", "energy")]
+    for node in history:
+        seconds = sum(span.seconds for span in node.spans)
+        start = (str(node.attempt), node.node_id)
+        long = format_span(span_of(seconds))
+        for index in sorted({gpu.index for span in node.spans for gpu in span.gpus}):
+            rows.append((*start, f"GPU {index}", long, *_gpu_history(node.spans, index)))
+        rows.append((*start, "machine", long, *_host_history(node.spans)))
+    return rows
+
+
+def history_json(history: Sequence[NodeHistory]) -> list[dict[str, Any]]:
+    """Return every span that is kept, by attempt and node."""
+    return [{"attempt": n.attempt, "node": n.node_id, "spans": codec.plain(n.spans)} for n in history]
+
+
+def condition_word(report: JobReport) -> str:
+    """Return how a job stands in a few words: what goes on, and whether anybody sees to it; how it ended."""
+    if report.condition is Condition.ENDING:
+        return f"{report.status.value}, {'ending its machines' if report.supervisor else 'not torn down'}"
+    if report.condition is Condition.LEFT and report.prepared:
+        return "prepared, nothing trains on it"
+    return WORDS.get(report.condition, report.status.value)
+
+
+def step_words(report: JobReport) -> list[str]:
+    """Return step, pace and time to go as the nodes say now, else how old they are; nothing without an open attempt."""
+    if report.status.ended or not report.attempts or report.attempts[-1].reason is not None:
+        return []
+    progress, attempt = progress_of_report(report), report.attempts[-1]
+    if progress is not None and progress.phase != UNTOLD:
+        total = f" of {progress.total_steps}" if progress.total_steps else ""
+        pace = [f"{1 / progress.step_seconds:.3g} steps/s"] if progress.step_seconds else []
+        to_go = time_to_go(progress)
+        return [f"step {progress.step}{total}", *pace, *([f"{format_span(to_go)} to go"] if to_go else [])]
+    if attempt.last_step is None:
+        return []
+    total = f" of {attempt.total_steps}" if attempt.total_steps else ""
+    as_of = f" as of {format_moment(report.written_at, report.looked_at)}" if report.written_at is not None else ""
+    return [f"step {attempt.last_step}{total}{as_of}"]
+
+
+def _state(report: JobReport) -> list[str]:
+    parts = [condition_word(report)]
+    if report.attempts and not report.exit_reason:
+        parts.append(f"attempt {report.attempts[-1].number}")
+    progress = progress_of_report(report)
+    if progress is not None:
+        total = f" of {progress.total_steps}" if progress.total_steps else ""
+        parts.append(f"{in_one_line(progress.phase)}, step {progress.step}{total}")
+        if progress.step_seconds:
+            parts.append(f"{1 / progress.step_seconds:.3g} steps/s")
+        if progress.waiting_share is not None:
+            parts.append(f"{progress.waiting_share:.0%} waiting for data")
+        if progress.loss is not None:
+            parts.append(f"loss {progress.loss:.4f}")
+    return parts
+
+
+def _gpu_cells(gpu: GpuSample) -> tuple[str, ...]:
+    power = _with(gpu.power, "W", places=0)
+    limit = f" of {gpu.power_limit:.0f}" if gpu.power is not None and gpu.power_limit is not None else ""
+    errors = (f"{gpu.ecc_uncorrected} uncorrected memory errors",) if gpu.ecc_uncorrected else ()
+    return (
+        f"GPU {gpu.index}",
+        _with(gpu.use, "%"),
+        _memory(gpu.memory_used_mib, gpu.memory_mib),
+        _with(gpu.temperature, "°C"),
+        power.replace(" W", f"{limit} W"),
+        ", ".join((*(reason.replace("_", " ") for reason in gpu.slowdowns), *errors)),
+    )
+
+
+def _host_cells(host: HostSample) -> tuple[str, ...]:
+    free = f"{host.disk_free_mib / 1024:.0f} GiB of disk free"
+    return ("machine", _with(host.cpu, "%"), _memory(host.memory_used_mib, host.memory_mib), "", "", free)
+
+
+def _gpu_history(spans: Sequence[Span], index: int) -> tuple[str, ...]:
+    own = [(span.seconds, gpu) for span in spans for gpu in span.gpus if gpu.index == index]
+    fullest = max((gpu for _, gpu in own), key=lambda gpu: gpu.memory_used_mib or 0)
+    watts = _mean([(seconds, gpu.power) for seconds, gpu in own])
+    kwh = sum(seconds * (gpu.power or 0) for seconds, gpu in own) / 3_600_000
+    return (
+        _with(_mean([(seconds, gpu.use) for seconds, gpu in own]), "%", places=0),
+        _memory(fullest.memory_used_mib, fullest.memory_mib),
+        _with(_hottest([gpu for _, gpu in own]), "°C"),
+        _with(watts, "W", places=0),
+        f"{kwh:.3g} kWh" if watts is not None else _UNKNOWN,
+    )
+
+
+def _host_history(spans: Sequence[Span]) -> tuple[str, ...]:
+    hosts = [(span.seconds, span.host) for span in spans if span.host is not None]
+    if not hosts:
+        return ("", "", "", "", "")
+    fullest = max((host for _, host in hosts), key=lambda host: host.memory_used_mib)
+    cpu = _mean([(seconds, host.cpu) for seconds, host in hosts])
+    return (_with(cpu, "%", places=0), _memory(fullest.memory_used_mib, fullest.memory_mib), "", "", "")
+
+
+def _hottest(gpus: list[GpuSpan]) -> int | None:
+    return max((gpu.temperature for gpu in gpus if gpu.temperature is not None), default=None)
+
+
+def _mean(weighed: list[tuple[float, float | None]]) -> float | None:
+    known = [(seconds, value) for seconds, value in weighed if value is not None]
+    total = sum(seconds for seconds, _ in known)
+    return sum(seconds * value for seconds, value in known) / total if total else None
+
+
+def _memory(used: int | None, total: int | None) -> str:
+    if used is None:
+        return _UNKNOWN
+    return f"{used / 1024:.1f} of {total / 1024:.0f} GiB" if total else f"{used / 1024:.1f} GiB"
+
+
+def _with(value: float | None, unit: str, *, places: int | None = None) -> str:
+    if value is None:
+        return _UNKNOWN
+    return f"{value:.{places}f} {unit}" if places is not None else f"{value:g} {unit}"

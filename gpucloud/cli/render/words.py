@@ -1,0 +1,192 @@
+"""How answers, the story and errors are written, and the small words that all answers share."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any, TextIO
+
+from gpucloud.cli.help import GROUPS
+from gpucloud.domain import codec
+from gpucloud.domain.errors import GpucloudError, JobFileError
+from gpucloud.domain.offer import Pool
+from gpucloud.domain.state.state import Quarantine
+from gpucloud.domain.untrusted.shown import in_one_line, lines_of, set_off
+
+VERSION = 1
+_ID = re.compile(r"\bi-[0-9a-f]{17}\b")
+_SHORT_ID = 10
+_LEAST_ROOM = 16
+_USUAL_COLUMNS = 80
+_TOKEN = re.compile(
+    rf"gpucloud (?:{'|'.join(name for commands in GROUPS.values() for name in commands)})\b[^·;,`]*[^\s·;,`][;,]?"
+    r"|(?:[^\s`]*`[^`]*`)+\S*|\S+"
+)
+"""A word; a command, and what stands between backticks, with what touches it, is one."""
+_COMMAND = re.compile(r"(##|##vso)\[")
+
+
+def say(text: str) -> None:
+    """Write an answer."""
+    sys.stdout.write("\n".join(lines_of(text)) + "\n")
+    sys.stdout.flush()
+
+
+def say_words(text: str) -> None:
+    """Write an answer for people: on a terminal, a line that has no room goes on between words."""
+    width = width_of(sys.stdout)
+    say("\n".join(folded(line, width) for line in lines_of(text)))
+
+
+def say_json(answer: dict[str, Any], *, is_one_of_many: bool = False) -> None:
+    """Write an answer as one JSON object: for people on a terminal over many lines, for programs on one.
+
+    One of many is always on one line. What would be a command to a CI runner is escaped, and reads the same.
+    """
+    indent = 2 if sys.stdout.isatty() and not is_one_of_many else None
+    say(_COMMAND.sub(r"\1\\u005b", json.dumps({"version": VERSION, **answer}, indent=indent)))
+
+
+def tell(text: str) -> None:
+    """Write a piece of the story, all but its first line set off, for words of others may be in it.
+
+    On a terminal, lines go on between words; a hint stays one line, for it is copied. Where nobody can read it any more
+    (a closed terminal), go on without.
+    """
+    try:
+        width = width_of(sys.stderr)
+        sys.stderr.write("\n".join(folded(line, width) for line in set_off(text).split("\n")) + "\n")
+        sys.stderr.flush()
+    except OSError:
+        silence()
+
+
+def silence() -> None:
+    """Have the story go nowhere from now on: its terminal or pipe is gone, and what waits in a buffer must not fail."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.__stderr__ is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stderr__.fileno())
+
+
+def tell_error(error: GpucloudError) -> None:
+    """Write an error as people read it: what is wrong, then the hint."""
+    for line in error.message.splitlines() if isinstance(error, JobFileError) else (f"error: {error.message}",):
+        tell(line)
+    if error.hint:
+        tell(f"hint: {error.hint}")
+
+
+def error_json(error: GpucloudError) -> dict[str, Any]:
+    """Return an error as an object."""
+    problems = codec.plain(error.problems) if isinstance(error, JobFileError) else []
+    return {
+        "error": {
+            "code": error.code,
+            "exit_code": error.exit_code,
+            "message": error.message,
+            "hint": error.hint,
+            "problems": problems,
+        }
+    }
+
+
+def width_of(stream: TextIO) -> int | None:
+    """Return how many columns the terminal has that is written to, None for what is no terminal."""
+    if not stream.isatty():
+        return None
+    told = os.environ.get("COLUMNS", "")
+    try:
+        own = int(told) if told.isdigit() else os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        own = 0
+    return own or _USUAL_COLUMNS
+
+
+def folded(line: str, width: int | None, indent: str | None = None) -> str:
+    """Return the line in as many as a terminal so wide has room for, broken between words; as it is for no terminal.
+
+    What is copied from it stays right: what stands between backticks is not broken, nor is a hint. `indent` is what
+    the others begin with, two columns more than the first without it.
+    """
+    if width is None or len(line) <= width or line.startswith("hint: "):
+        return line
+    blank = line[: len(line) - len(line.lstrip())]
+    indent = f"{blank}  " if indent is None else indent
+    told, at = [blank], len(blank)
+    for word in _TOKEN.finditer(line):
+        gap = line[at : word.start()]
+        if told[-1].strip() and len(told[-1]) + len(gap) + len(word[0]) > width:
+            told.append(indent + word[0])
+        else:
+            told[-1] += gap + word[0]
+        at = word.end()
+    return "\n".join(told)
+
+
+def table(rows: Sequence[Sequence[str]], spare: Sequence[str] = ()) -> str:
+    """Return rows in columns, two spaces apart; machines' ids are short where a terminal has no room for them whole.
+
+    `spare` are heads of columns that go then, in that order.
+    """
+    return fitted(rows, width_of(sys.stdout), spare)
+
+
+def fitted(rows: Sequence[Sequence[str]], width: int | None, spare: Sequence[str] = ()) -> str:
+    """Return rows in columns for so wide a terminal, None for no terminal.
+
+    What does not fit has ids of ten characters, if those tell machines apart, then goes without the spare columns,
+    then the last column goes on between words in lines of its own.
+    """
+    lines = [[in_one_line(cell) for cell in row] for row in rows]
+    if width is not None and _width(lines) > width:
+        lines = with_short_ids(lines)
+    for head in spare:
+        if width is not None and lines and head in lines[0] and _width(lines) > width:
+            at = lines[0].index(head)
+            lines = [[*line[:at], *line[at + 1 :]] for line in lines]
+    columns = [_padded(column) for column in zip(*lines, strict=True)]
+    told = ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
+    if width is None or not lines or len(lines[0]) < 2:
+        return "\n".join(told)
+    before = sum(len(column[0]) + 2 for column in columns[:-1])
+    if width - before < _LEAST_ROOM:
+        return "\n".join(told)
+    return "\n".join(folded(line, width, " " * before) for line in told)
+
+
+def with_short_ids(lines: list[list[str]]) -> list[list[str]]:
+    """Return the cells with machines' ids of ten characters, if those tell them apart."""
+    ids = {found for line in lines for cell in line for found in _ID.findall(cell)}
+    if len({one[:_SHORT_ID] for one in ids}) < len(ids):
+        return lines
+    return [[_ID.sub(lambda found: found[0][:_SHORT_ID], cell) for cell in line] for line in lines]
+
+
+def _width(lines: Sequence[Sequence[str]]) -> int:
+    return sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True)) - 2
+
+
+def usd(amount: Decimal) -> str:
+    """Return money as JSON has it: a decimal string, eight places at the most, no exponent."""
+    text = format(amount, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def pool_json(pool: Pool) -> dict[str, str]:
+    """Return a pool's three words."""
+    return {"instance_type": pool.instance_type, "zone": pool.zone, "market": pool.market.value}
+
+
+def quarantine_json(one: Quarantine) -> dict[str, Any]:
+    """Return a bad node as an object."""
+    return {"node": one.node_id, "why": one.why, "at": codec.plain(one.at)}
+
+
+def _padded(column: Sequence[str]) -> list[str]:
+    width = max(map(len, column))
+    return [cell.ljust(width) for cell in column]

@@ -1,0 +1,1 @@
+"""Checkpoints: their keys, their bytes, and which one a restore takes."""

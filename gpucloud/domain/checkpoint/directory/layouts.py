@@ -1,0 +1,277 @@
+"""How known programs lay out their checkpoints: a listing in, sets of files out; and what a keeper is told. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+from gpucloud.domain.checkpoint.directory.listing import FileSet, Listing, above, below, family, folder_of, last_number
+from gpucloud.domain.job.spec import Layout, OnNotice
+
+METADATA = ".metadata"
+RANK_STATE = re.compile(r"rng_state_(\d+)\.pth")
+_HF = re.compile(r"(?:^|.*/)checkpoint-(\d+)(?=/)")
+_DCP_ALONE = re.compile(r"(?:^|.*/)checkpoint-\d+/[^/]*(?:\.distcp|\.metadata)")
+_DEEPSPEED = re.compile(r"(?:^|.*/)global_step(\d+)(?=/)")
+_LATEST = "latest"  # DeepSpeed writes the newest folder's name into it when that folder is whole
+_STATE = "trainer_state.json"
+_UNFINISHED = (
+    "checkpoint-is-incomplete.txt"  # while it saves because of SIGTERM (transformers 5, enable_jit_checkpoint)
+)
+_SINGLE = (".pt", ".pth", ".ckpt", ".safetensors")
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
+_STEP = re.compile(r"step[=_-]?(\d+)")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The sets of a directory; `unclear` says why files that look like checkpoints are none, in one line."""
+
+    sets: tuple[FileSet, ...] = ()
+    unclear: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What the job file says of its directory; `ranks` are the node's own, `nodes` how many write at all.
+
+    With `per_node` each node's own files belong to a checkpoint, and `node` is this one's number; else node 0's alone.
+    """
+
+    layout: Layout = Layout.AUTO
+    done_file: str | None = None
+    ranks: int = 1
+    nodes: int = 1
+    per_node: bool = False
+    node: int = 0
+
+    @property
+    def own_ranks(self) -> range:
+        """The numbers of the node's own ranks among all."""
+        return range(self.node * self.ranks, (self.node + 1) * self.ranks)
+
+
+def find_sets(rule: Rule, listing: Listing) -> Found:
+    """Return the checkpoints in the directory, those that are still being written too."""
+    if rule.done_file is not None:
+        return Found(sets=_with_done_file(rule.done_file, listing))
+    layout = rule.layout if rule.layout is not Layout.AUTO else layout_of(listing)
+    match layout:
+        case Layout.HF:
+            return Found(sets=_hf(listing, rule.ranks))
+        case Layout.DEEPSPEED:
+            return Found(sets=_deepspeed(listing))
+        case Layout.DCP:
+            return _dcp(listing, apart=rule.nodes > 1 and not rule.per_node)
+        case Layout.LIGHTNING:
+            return Found(sets=_newest_files([path for path in listing if path.endswith(".ckpt")], listing))
+        case Layout.FILE:
+            return _files(listing, explicit=rule.layout is Layout.FILE)
+        case Layout.AUTO:
+            return Found()
+
+
+def layout_of(listing: Listing) -> Layout:
+    """Return the layout that a directory has; AUTO while it has none that is known."""
+    tests: tuple[tuple[Layout, Callable[[str], object]], ...] = (
+        (Layout.DCP, _DCP_ALONE.fullmatch),  # Trainer's are deeper
+        (Layout.HF, _HF.match),
+        (Layout.DEEPSPEED, _DEEPSPEED.match),
+        (Layout.DCP, lambda path: path.endswith(".distcp") or path.rpartition("/")[2] == METADATA),
+        (Layout.LIGHTNING, lambda path: path.endswith(".ckpt")),
+        (Layout.FILE, lambda path: "/" not in path and path.endswith(_SINGLE)),
+    )
+    return next((layout for layout, holds in tests if any(holds(path) for path in listing)), Layout.AUTO)
+
+
+def checkpoints_of(sets: Iterable[FileSet], listing: Listing) -> dict[str, tuple[str, ...]]:
+    """Return what is a checkpoint by itself: the whole folders, and each other file that is named as one is.
+
+    Such files are one by the folder too in which they lie, if that is numbered: Megatron-LM's `iter_0000500/`.
+    """
+    names = {one.name for one in sets if one.name}
+    single = sorted(path for path in listing if path.endswith(_SINGLE) and names.isdisjoint(above(path)))
+    found: dict[str, tuple[str, ...]] = {}
+    for path in single:
+        for top in above(path):
+            if last_number(top) is not None:
+                found[top] = (*found.get(top, ()), path)
+    return (
+        found | {path: (path,) for path in single} | {one.name: one.paths for one in sets if one.complete and one.name}
+    )
+
+
+def leftovers(rule: Rule, listing: Listing, restored: Iterable[str]) -> tuple[str, ...]:
+    """Return the paths of what an earlier attempt left in the directory and a script might take for its newest.
+
+    That is every checkpoint there, and what is named like one that is put back, however far it got; save those that
+    are older by their number than what is put back.
+    """
+    kept = tuple(restored)
+    # By folder or file name beside each other: `step_600/` beside `step_500/` that is put back.
+    there: dict[tuple[str, str], int | None] = {}
+    for top in _tops(kept):
+        kind, number = (folder_of(top), family(_name(top))), last_number(top)
+        there[kind] = max(filter(None, (there.get(kind), number)), default=number)
+    found = {path for one in find_sets(rule, listing).sets for path in below_or_self(one, listing)}
+    if rule.done_file is None or not kept:
+        found |= {path for path in listing if _could_be(rule, path, listing)}
+    for top in _tops(listing):
+        if (folder_of(top), family(top.rpartition("/")[2])) in there:
+            found |= {path for path in listing if path == top or path.startswith(f"{top}/")}
+    return tuple(sorted(path for path in found if path not in kept and not _is_older(path, there)))
+
+
+def below_or_self(one: FileSet, listing: Listing) -> tuple[str, ...]:
+    """Return the paths of a set, with what else lies in its folder."""
+    return one.paths if not one.name or one.name in listing else (*below(one.name, listing),)
+
+
+def is_last(marker: str, paths: Iterable[str], listing: Listing) -> bool:
+    """Whether nothing was written after the marker: in a folder that is written again, an old one says nothing."""
+    return all(listing[path].mtime_ns <= listing[marker].mtime_ns for path in paths)
+
+
+def _could_be(rule: Rule, path: str, listing: Listing) -> bool:
+    if rule.done_file is not None:
+        return path.endswith(_SINGLE) or any(last_number(top) is not None for top in above(path))
+    layout = rule.layout if rule.layout is not Layout.AUTO else layout_of(listing)
+    return layout in (Layout.LIGHTNING, Layout.FILE) and path.endswith(_SINGLE)
+
+
+def _tops(paths: Iterable[str]) -> set[str]:
+    """Return every folder and file on the way to the paths."""
+    return {top for path in paths for top in (*above(path), path)}
+
+
+def _is_older(path: str, there: dict[tuple[str, str], int | None]) -> bool:
+    for top in _tops((path,)):
+        number, own = there.get((folder_of(top), family(top.rpartition("/")[2]))), last_number(top)
+        if number is not None and own is not None and own < number:
+            return True
+    return False
+
+
+def _hf(listing: Listing, ranks: int) -> tuple[FileSet, ...]:
+    """Hugging Face's Trainer writes trainer_state.json last, save the other ranks' random states."""
+    sets = []
+    for folder, step in _folders(_HF, listing):
+        paths = below(folder, listing)
+        states = {int(m[1]) for path in paths if (m := RANK_STATE.fullmatch(path[len(folder) + 1 :]))}
+        whole = f"{folder}/{_STATE}" in listing and f"{folder}/{_UNFINISHED}" not in listing
+        complete = whole and (not states or set(range(ranks)) <= states)
+        sets.append(FileSet(name=folder, step=step, paths=paths, complete=complete, marked=True))
+    return tuple(sets)
+
+
+def _deepspeed(listing: Listing) -> tuple[FileSet, ...]:
+    """DeepSpeed names the newest folder in `latest` beside it, after every rank has written."""
+    sets = []
+    for folder, step in _folders(_DEEPSPEED, listing):
+        latest = f"{folder_of(folder)}/{_LATEST}".lstrip("/")
+        paths = below(folder, listing)
+        complete = latest in listing and is_last(latest, paths, listing)
+        with_latest = tuple(sorted((*paths, latest))) if complete else paths
+        sets.append(FileSet(name=folder, step=step, paths=with_latest, complete=complete, marked=True))
+    return tuple(sets)
+
+
+def _dcp(listing: Listing, *, apart: bool) -> Found:
+    """torch.distributed.checkpoint renames `.metadata` into its place when every rank has written."""
+    folders = {folder_of(path) for path in listing if path.endswith(".distcp") or _name(path) == METADATA}
+    if apart and folders:
+        return Found(
+            unclear="each node writes its own part of a torch.distributed.checkpoint, and only node 0's is kept: "
+            "checkpoint: {per_node: true} keeps them all"
+        )
+    sets = []
+    for folder in sorted(folders):
+        paths, marker = below(folder, listing), f"{folder}/{METADATA}".lstrip("/")
+        data = [path for path in paths if path.endswith(".distcp")]
+        # Lightning's own part of a sharded checkpoint comes after torch's.
+        whole = not folder.endswith(".ckpt") or f"{folder}/meta.pt" in listing
+        complete = marker in listing and bool(data) and whole and is_last(marker, data, listing)
+        step = last_number(_name(folder))
+        sets.append(FileSet(name=folder, step=step, paths=paths, complete=complete, marked=True))
+    return Found(sets=tuple(sets))
+
+
+def _with_done_file(name: str, listing: Listing) -> tuple[FileSet, ...]:
+    sets = []
+    for folder in sorted({folder_of(path) for path in listing if _name(path) == name}):
+        paths, marker = below(folder, listing), f"{folder}/{name}".lstrip("/")
+        complete = is_last(marker, paths, listing)
+        sets.append(FileSet(name=folder, step=last_number(_name(folder)), paths=paths, complete=complete, marked=True))
+    return tuple(sets)
+
+
+def _files(listing: Listing, *, explicit: bool) -> Found:
+    found = [path for path in listing if path.endswith(_SINGLE) and (explicit or "/" not in path)]
+    families = sorted({family(path) for path in found})
+    if any(_SHARD.search(path) for path in found):
+        return Found(unclear=f"{found[0]} is one of several files that belong together: {_SAY_DONE_FILE}")
+    if not explicit and len(families) > 1:
+        one, other = sorted({family(path): path for path in found}.values())[:2]
+        return Found(
+            unclear=f"do {one} and {other} belong together? If each is a whole checkpoint: checkpoint: {{layout: "
+            f"file}}; else {_SAY_DONE_FILE}"
+        )
+    return Found(sets=_newest_files(found, listing))
+
+
+_SAY_DONE_FILE = "have the script write a file when a folder is whole, and name it: checkpoint: {done_file: NAME}"
+
+
+def _newest_files(paths: list[str], listing: Listing) -> tuple[FileSet, ...]:
+    """Return one set of the newest file of each family: `last.ckpt` and the newest of `epoch=…-step=….ckpt`."""
+    newest: dict[str, str] = {}
+    for path in sorted(paths, key=lambda path: (listing[path].mtime_ns, path)):
+        newest[family(path)] = path
+    if not newest:
+        return ()
+    chosen = tuple(sorted(newest.values()))
+    steps = [step for path in chosen if (step := _step_of_file(_name(path))) is not None]
+    return (FileSet(name="", step=max(steps, default=None), paths=chosen, complete=True, marked=False),)
+
+
+def _step_of_file(name: str) -> int | None:
+    m = _STEP.search(name)
+    return int(m[1]) if m else last_number(name)
+
+
+def _folders(pattern: re.Pattern[str], listing: Listing) -> list[tuple[str, int]]:
+    found = {m[0]: int(m[1]) for path in listing if (m := pattern.match(path))}
+    return sorted(found.items(), key=lambda item: (item[1], item[0]))
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+# What the keeper of a script's directory is told.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepOrder:
+    """One member's directory, and where its checkpoints go: `prefix` in `store`, `keep` of them.
+
+    Every member puts the newest back; that of `rank` 0 alone is kept. `code`, `directory` and the attempt's `folder`
+    are absolute paths; `first_rank` is the first of the member's own ranks among all.
+    """
+
+    code: str
+    directory: str
+    rule: Rule
+    on_notice: OnNotice
+    settle: timedelta
+    store: str
+    prefix: str
+    attempt: int
+    keep: int
+    rank: int
+    folder: str
+    first_rank: int

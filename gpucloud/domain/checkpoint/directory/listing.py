@@ -1,0 +1,247 @@
+"""A script's directory at one moment: its files, their names as objects, and whether a set has come to rest."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from urllib.parse import quote, unquote_to_bytes
+
+from gpucloud.domain.checkpoint.manifest import Level, Manifest, Piece, Promise, data_key
+
+OURS = ".gpucloud-"
+"""Names that begin so are no part of a script's directory: the store keeps them for itself."""
+
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Signature:
+    """What tells one content of a file from another without reading it."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+Listing = Mapping[str, Signature]
+"""The files below the directory, by `/`-separated path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pointer:
+    """A small text file beside a set that names checkpoints: its path, what it said and when, and their paths."""
+
+    path: str
+    text: str
+    mtime_ns: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSet:
+    """Files that are a checkpoint together; `name` is their folder, or the file's own name.
+
+    `step` is what the names say, None where they say nothing. `complete`: nothing more is expected. `marked`: a file
+    that is written last says so; without one, each file must show by itself that it is whole. `pointers` are
+    kept with it, and so are, in `also`, the files of other checkpoints that are named.
+    """
+
+    name: str
+    step: int | None
+    paths: tuple[str, ...]
+    complete: bool
+    marked: bool
+    also: tuple[str, ...] = ()
+    pointers: tuple[Pointer, ...] = ()
+
+    @property
+    def named(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Return what its pointers name, however often they are written again."""
+        return tuple((pointer.path, pointer.names) for pointer in self.pointers)
+
+    def content(self, listing: Listing) -> tuple[tuple[str, Signature], ...]:
+        """Return what tells this set from what it was before."""
+        return tuple((path, listing[path]) for path in (*self.paths, *self.also))
+
+    def written_ns(self, listing: Listing) -> int:
+        """Return when its newest file was written, in nanoseconds since 1970."""
+        return max((listing[path].mtime_ns for path in self.paths), default=0)
+
+
+def folder_of(path: str) -> str:
+    """Return the folder of a path, empty for the directory itself."""
+    return path.rpartition("/")[0]
+
+
+def above(path: str) -> tuple[str, ...]:
+    """Return the folders on the way to a path, the directory itself left out."""
+    parts = path.split("/")
+    return tuple("/".join(parts[:depth]) for depth in range(1, len(parts)))
+
+
+def below(folder: str, listing: Listing) -> tuple[str, ...]:
+    """Return the paths of all files in a folder and below it, sorted."""
+    return tuple(sorted(path for path in listing if not folder or path.startswith(f"{folder}/")))
+
+
+def family(name: str) -> str:
+    """Return the name without its numbers: `ckpt_500.pt` and `ckpt_600.pt` are of one family."""
+    return _NUMBER.sub("#", name)
+
+
+def last_number(name: str) -> int | None:
+    """Return the step that a name ends with, before its suffix: 500 of `global_step500` and of `ckpt_500.pt`."""
+    m = re.search(r"(\d+)(?:\.[A-Za-z]\w*)?$", name)
+    return int(m[1]) if m else None
+
+
+# Paths of a script's files as names of objects, and back.
+
+
+PROMISE = Promise(Level.BEST_EFFORT, "what a resume continues is up to the script, which saves by itself")
+"""What a checkpoint of such a script promises: what the script saves, as it resumes from it."""
+
+_PLAIN = "/ !$&'()+,;=@[]{}~"  # any other byte but letters, digits and _.- is written %2F
+_NAME = re.compile(r"(?:files|node-(\d{5}))/(.+)", re.DOTALL)
+
+
+def object_name(path: str, node: int | None = None) -> str:
+    """Return the object's name for a file's path below the directory, whatever bytes are in it.
+
+    `node` is whose file it is, where each node's are kept.
+    """
+    folder = "files" if node is None else f"node-{node:05d}"
+    return f"{folder}/{quote(os.fsencode(path), safe=_PLAIN)}"
+
+
+def paths_of(manifest: Manifest) -> tuple[str, ...] | None:
+    """Return the path of each piece, in their order; None when they are not the files of a directory.
+
+    Nor is one that would lie elsewhere than below it, whoever wrote it. Pieces of several nodes may have one path.
+    """
+    placed = _placed(manifest)
+    return None if placed is None else tuple(path for _, path, _ in placed)
+
+
+def files_for(manifest: Manifest, node: int = 0) -> tuple[tuple[str, Piece], ...] | None:
+    """Return the files that a node gets, each with its path: its own, and of the others' what it has not itself.
+
+    A replicated tensor is in one node's part only, and every node reads it. None as `paths_of` says it.
+    """
+    placed = _placed(manifest)
+    if placed is None:
+        return None
+    found: dict[str, Piece] = {}
+    for _, path, piece in sorted(placed, key=lambda one: (one[0] != node, one[0])):
+        found.setdefault(path, piece)
+    return tuple(sorted(found.items())) if _fit(found) else None
+
+
+def files_apart(manifest: Manifest) -> tuple[tuple[str, Piece], ...] | None:
+    """Return all files of all nodes, each with its path in one folder; None as `paths_of` says it.
+
+    Below `node-<number>/` where two nodes have a file of one path that is not the same.
+    """
+    placed = _placed(manifest)
+    if placed is None:
+        return None
+    merged = files_for(manifest) or ()
+    contents = {path: piece.sums for path, piece in merged}
+    if merged and all(contents[path] == piece.sums for _, path, piece in placed):
+        return merged
+    return tuple((f"node-{node}/{path}", piece) for node, path, piece in placed)
+
+
+def written_before(now_ns: int, pieces: Iterable[Piece]) -> tuple[int, ...]:
+    """Return when each file was written; all moved by as much, where one says later than now.
+
+    A script that looks for its newest file would else find one of a clock that was ahead, and never its next.
+    """
+    times = [now_ns if piece.mtime_ns is None else piece.mtime_ns for piece in pieces]
+    ahead_ns = max(0, max(times, default=0) - now_ns)
+    return tuple(max(0, time - ahead_ns) for time in times)
+
+
+def _placed(manifest: Manifest) -> list[tuple[int, str, Piece]] | None:
+    """Return the node, the path and the piece of each file."""
+    start, found = data_key(manifest.commit, ""), []
+    for piece in manifest.pieces:
+        match = _NAME.fullmatch(piece.key[len(start) :]) if piece.key.startswith(start) else None
+        if match is None:
+            return None
+        path = os.fsdecode(unquote_to_bytes(match[2]))
+        if not _is_below(path):
+            return None
+        found.append((int(match[1] or 0), path, piece))
+    return found if found and len({(node, path) for node, path, _ in found}) == len(found) else None
+
+
+def _fit(paths: Iterable[str]) -> bool:
+    """Whether no file is where another one needs a folder."""
+    names = set(paths)
+    return not any("/".join(path.split("/")[:n]) in names for path in names for n in range(1, path.count("/") + 1))
+
+
+def _is_below(path: str) -> bool:
+    parts = path.split("/")
+    return "\0" not in path and not any(part in ("", ".", "..") or part.startswith(OURS) for part in parts)
+
+
+# When a set of files has come to rest: pure, over one listing after the other.
+
+
+Content = tuple[tuple[str, Signature], ...]
+
+
+_State = tuple[Content, tuple[tuple[str, tuple[str, ...]], ...]]
+"""Of a set: its files, and what the pointers beside it name."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    state: _State
+    since_s: float
+
+
+class Settling:
+    """Remembers what each set was and since when; times are seconds of any clock that never goes back."""
+
+    def __init__(self, settle_s: float) -> None:
+        self._settle_s = settle_s
+        self._seen: dict[str, _Seen] = {}
+        self._taken: dict[str, _State] = {}
+        self._newest_ns = 0
+
+    def look(self, sets: tuple[FileSet, ...], listing: Listing, now_s: float) -> tuple[FileSet, ...]:
+        """Return the complete sets that are new and at rest, the newest first."""
+        present = {one.name: (one.content(listing), one.named) for one in sets}
+        self._seen = {
+            name: seen if (seen := self._seen.get(name)) and seen.state == state else _Seen(state, now_s)
+            for name, state in present.items()
+        }
+        ready = [one for one in sets if self._is_ready(one, listing, now_s)]
+        return tuple(sorted(ready, key=lambda one: (one.written_ns(listing), one.step or 0), reverse=True))
+
+    def unsettled(self, sets: tuple[FileSet, ...], listing: Listing) -> bool:
+        """Whether something is being written, or was, and is not taken: worth waiting for at the end."""
+        return any(self._is_new(one, listing) for one in sets)
+
+    def take(self, one: FileSet, content: Content) -> None:
+        """This content is not to be offered again, nor is any that was written before it."""
+        self._taken[one.name] = content, one.named
+        self._newest_ns = max((self._newest_ns, *(about.mtime_ns for path, about in content if path in one.paths)))
+
+    def take_all(self, sets: tuple[FileSet, ...], listing: Listing) -> None:
+        """What is there now is nothing new."""
+        for one in sets:
+            self._taken[one.name] = one.content(listing), one.named
+
+    def _is_ready(self, one: FileSet, listing: Listing, now_s: float) -> bool:
+        at_rest = now_s - self._seen[one.name].since_s >= self._settle_s
+        return one.complete and at_rest and self._is_new(one, listing)
+
+    def _is_new(self, one: FileSet, listing: Listing) -> bool:
+        known = self._taken.get(one.name) == (one.content(listing), one.named)
+        return bool(one.paths) and not known and one.written_ns(listing) >= self._newest_ns

@@ -1,0 +1,140 @@
+"""A job's checkpoints as its user sees them: which one a restore takes first, which stay, which are of no use."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+from gpucloud.domain.checkpoint.manifest import (
+    LEAST_KEPT,
+    Commit,
+    Manifest,
+    commit_key,
+    commits,
+    data_of,
+    generations,
+    restore_order,
+)
+
+
+class CheckpointMark(str, Enum):
+    """What there is to say of a checkpoint."""
+
+    NEXT = "next"  # a restore takes it first
+    BASE = "base"  # the newest generation began from it
+    KEPT = "kept"  # the next collection leaves it
+    DAMAGED = "damaged"  # its manifest is not as it was written
+    INCOMPLETE = "incomplete"  # an object of it is not there
+    UNREACHABLE = "unreachable"  # its generation has no record, so that no restore comes to it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A manifest as it lies in the store; None when it is damaged. `committed_at` is by the store's clock."""
+
+    manifest: Manifest | None
+    committed_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One checkpoint: what was found of it, and what there is to say."""
+
+    commit: Commit
+    found: Found
+    marks: frozenset[CheckpointMark]
+
+    @property
+    def size(self) -> int | None:
+        """All its objects' bytes; None where the manifest is damaged."""
+        return sum(piece.size for piece in self.found.manifest.pieces) if self.found.manifest else None
+
+    @property
+    def sound(self) -> Manifest | None:
+        """Its manifest, if everything that it names is there."""
+        return None if CheckpointMark.INCOMPLETE in self.marks else self.found.manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Superfluous:
+    """What may go: the checkpoints, and all keys in the order to delete them.
+
+    `unfinished` of those keys are objects of saves that were never committed.
+    """
+
+    commits: tuple[Commit, ...]
+    keys: tuple[str, ...]
+    unfinished: int
+
+
+def ordered(keys: Iterable[str], bases: Mapping[int, Commit | None]) -> tuple[Commit, ...]:
+    """Return all commits among the keys, the one that a restore tries first before all others."""
+    names = tuple(keys)
+    there = dict.fromkeys(commits(names))
+    order = dict.fromkeys(commit for commit in restore_order(names, bases.get) if commit in there)
+    order.update(there)
+    return tuple(order)
+
+
+def standings(
+    keys: Collection[str], bases: Mapping[int, Commit | None], found: Mapping[Commit, Found], *, keep: int
+) -> tuple[Standing, ...]:
+    """Return every checkpoint that was found, in the order of restoring, with its marks."""
+    names = frozenset(keys)
+    newest = generations(names)[:1]
+    base = bases.get(newest[0]) if newest else None
+    order = [commit for commit in ordered(names, bases) if commit in found]
+    recorded = frozenset(generations(names))
+    faults = {commit: _fault(commit, found[commit], names, recorded) for commit in order}
+    sound = [commit for commit in order if faults[commit] is None]
+    kept = _kept(order, sound, base, keep)
+    return tuple(
+        Standing(commit=commit, found=found[commit], marks=_marks(commit, faults[commit], sound, base, kept))
+        for commit in order
+    )
+
+
+def superfluous(keys: Collection[str], standing: Sequence[Standing]) -> Superfluous:
+    """Return what may be deleted while nobody trains: what is not kept, and what was never committed."""
+    kept = {one.commit for one in standing if CheckpointMark.KEPT in one.marks}
+    known = {one.commit for one in standing}
+    doomed = tuple(one.commit for one in standing if one.commit not in kept)
+    data = [(name, owner) for name, owner in data_of(keys) if owner not in kept]
+    manifests = [commit_key(commit) for commit in doomed]
+    unfinished = sum(owner not in known for _, owner in data)
+    return Superfluous(commits=doomed, keys=(*manifests, *(name for name, _ in data)), unfinished=unfinished)
+
+
+def nearest(step: int, standing: Sequence[Standing]) -> int | None:
+    """Return the step of the checkpoint that is nearest to a step; None without any."""
+    return min((one.commit.step for one in standing), key=lambda other: (abs(other - step), other), default=None)
+
+
+def _kept(order: Sequence[Commit], sound: Sequence[Commit], base: Commit | None, keep: int) -> set[Commit]:
+    """The first ones that can be restored, and the base. Where none can be, nothing goes: somebody may mend one."""
+    if not sound:
+        return set(order)
+    return {*sound[: max(keep, LEAST_KEPT)], *([base] if base is not None else [])}
+
+
+def _fault(commit: Commit, found: Found, names: frozenset[str], recorded: frozenset[int]) -> CheckpointMark | None:
+    if found.manifest is None:
+        return CheckpointMark.DAMAGED
+    if not names.issuperset(piece.key for piece in found.manifest.pieces):
+        return CheckpointMark.INCOMPLETE
+    return CheckpointMark.UNREACHABLE if commit.generation not in recorded else None
+
+
+def _marks(
+    commit: Commit, fault: CheckpointMark | None, sound: Sequence[Commit], base: Commit | None, kept: Collection[Commit]
+) -> frozenset[CheckpointMark]:
+    marks = {fault} if fault is not None else set()
+    if commit in sound[:1]:
+        marks.add(CheckpointMark.NEXT)
+    if commit == base:
+        marks.add(CheckpointMark.BASE)
+    if commit in kept:
+        marks.add(CheckpointMark.KEPT)
+    return frozenset(marks)

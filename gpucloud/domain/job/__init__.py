@@ -1,0 +1,1 @@
+"""The job: what the user asked for, and how it stands."""

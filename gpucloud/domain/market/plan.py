@@ -1,0 +1,329 @@
+"""The plan: what will be rented, what it costs at the most, and whether deadline and budget can be kept at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import ROUND_UP, Decimal
+from difflib import get_close_matches
+
+from gpucloud.domain.errors import BudgetTooSmall, NoCapacity, PlanRefused
+from gpucloud.domain.job.quantities import format_span, format_usd, written_span
+from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy
+from gpucloud.domain.market.account import Headroom
+from gpucloud.domain.market.policy.decide import advised_span_s, least_span_s, least_task_budget_usd
+from gpucloud.domain.market.policy.observation import Task
+from gpucloud.domain.market.sizing import Memory, memory, way_to_fit, work_of
+from gpucloud.domain.money.prepaid import Wall, least_budget_usd, reserve_usd
+from gpucloud.domain.node.gate.models import MODELS
+from gpucloud.domain.offer import Offer, rank, worth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The chosen offer for `nodes` nodes, and the ceiling: no run can cost more than the budget.
+
+    A job that also trains on fewer, on `least_nodes` at least, is planned and paid for with all of them.
+
+    `offers` are all that would do, the chosen one first. `paid_for` is how long the budget lasts at today's price;
+    `paid_for_at_cap` at the highest price.
+    """
+
+    job: str
+    nodes: int
+    least_nodes: int
+    workers: int
+    offers: tuple[Offer, ...]
+    usd_per_hour: Decimal
+    cap_usd_per_hour: Decimal
+    budget_usd: Decimal
+    worst_usd: Decimal
+    paid_for: timedelta
+    paid_for_at_cap: timedelta
+    made_at: datetime
+
+    @property
+    def offer(self) -> Offer:
+        """The chosen one."""
+        return self.offers[0]
+
+    @property
+    def dearest_usd_per_hour(self) -> Decimal:
+        """What its nodes cost an hour on the dearest of all that would do: where no other can be had."""
+        return max(offer.cap_usd_per_hour for offer in self.offers) * self.nodes
+
+    @property
+    def others(self) -> tuple[Offer, ...]:
+        """The runners-up."""
+        return self.offers[1:4]
+
+
+def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *, spent_usd: Decimal) -> Plan:
+    """Return the plan for the job: the cheapest offer that does what it asks and that the budget can start.
+
+    Raises PlanRefused, naming what must change, or BudgetTooSmall where it is what was spent that leaves too little.
+    """
+    _refuse_what_is_not_offered(job)
+    ranked = fitting(job, offers)
+    if not ranked:
+        _refuse_what_is_not_here(job, offers)
+        _refuse_what_is_too_large(job, offers)
+        hint = _meant(job.resources.gpu) or "more `regions`, or other `resources`; gpucloud offers"
+        raise PlanRefused(_nothing_matches(job, offers), hint=hint)
+    nodes, left = job.resources.nodes, job.budget_usd - spent_usd
+    payable = affordable(ranked, nodes, left, wall)
+    if not payable:
+        cheapest = min(ranked, key=lambda offer: offer.cap_usd_per_hour)
+        least = least_budget_usd(nodes, cheapest.cap_usd_per_hour, wall)
+        refused = BudgetTooSmall if spent_usd else PlanRefused  # what a job has used up is no fault of its file
+        raise refused(
+            f"{left:.4f} USD are left of the budget; {nodes} × {cheapest.pool} need at least {least:.4f} USD",
+            hint=f"budget: {math.ceil((job.budget_usd - left + least) * 100) / 100:.2f} USD"
+            + (", or fewer nodes" if nodes > 1 else ""),
+        )
+    best = payable[0]
+    return Plan(
+        job=job.name,
+        nodes=nodes,
+        least_nodes=job.resources.least,
+        workers=nodes * job.resources.gpus,
+        offers=payable,
+        usd_per_hour=best.usd_per_hour * nodes,
+        cap_usd_per_hour=best.cap_usd_per_hour * nodes,
+        budget_usd=job.budget_usd,
+        worst_usd=job.budget_usd,
+        paid_for=_lasts(left, best.usd_per_hour * nodes),
+        paid_for_at_cap=_lasts(left, best.cap_usd_per_hour * nodes),
+        made_at=now,
+    )
+
+
+def _lasts(usd: Decimal, usd_per_hour: Decimal) -> timedelta:
+    return timedelta(hours=float(usd / usd_per_hour)) if usd_per_hour else timedelta(days=365)
+
+
+def fitting(job: Job, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
+    """Return the offers that do what the job asks, and that hold its model, best first.
+
+    The best is the cheapest hour, or where the time of the model's tokens is known the cheapest whole training.
+    """
+    return _by_training(job, _holding(job, rank(offers, job.resources)))
+
+
+def memory_needed(job: Job) -> Memory | None:
+    """Return what the job's model needs of each GPU; None where the file names no model."""
+    if job.model is None:
+        return None
+    return memory(job.model, job.resources.nodes * job.resources.gpus)
+
+
+def affordable(offers: tuple[Offer, ...], nodes: int, left_usd: Decimal, wall: Wall) -> tuple[Offer, ...]:
+    """Return the offers of which the money that is left can start `nodes` machines."""
+    return tuple(o for o in offers if least_budget_usd(nodes, o.cap_usd_per_hour, wall) <= left_usd)
+
+
+def quota_too_small(offer: Offer, nodes: int, room: Headroom) -> NoCapacity:
+    """Return the error for a quota that does not hold the machines: what is needed, what there is, what to do."""
+    return NoCapacity(
+        f"{nodes} × {offer.pool} need {offer.vcpus * nodes} vCPUs; the quota {room.name!r} in {room.region} is"
+        f" {room.limit}, of which {room.used} are used",
+        hint="gpucloud quota request asks AWS for more; `market:`, `types:` or `regions:` may name others",
+    )
+
+
+def _holding(job: Job, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
+    """Return the offers whose GPUs hold the job's model, as far as their memory is known."""
+    needed = memory_needed(job)
+    return tuple(o for o in offers if needed is None or o.vram_gib is None or needed.fits(o.vram_gib))
+
+
+def _by_training(job: Job, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
+    """Return the cheapest training first, as `worth` has it; those of unknown time come last."""
+    if job.work is not None or job.model is None or job.model.tokens is None:
+        return offers
+    return tuple(sorted(offers, key=lambda offer: worth(offer, _training_usd(job, offer))))
+
+
+def _training_usd(job: Job, offer: Offer) -> Decimal:
+    work = work_of(job, offer)
+    return offer.usd_per_hour * Decimal(work.span / timedelta(hours=1)) if work is not None else Decimal("Infinity")
+
+
+def _refuse_what_is_not_offered(job: Job) -> None:
+    if job.cloud is Cloud.SSH and len(job.ssh.hosts) < job.resources.nodes:
+        raise PlanRefused(
+            f"{job.resources.nodes} nodes are wanted, and the job file has {len(job.ssh.hosts) or 'no'} hosts",
+            hint="ssh: {hosts: [user@address]}, or fewer `nodes`",
+        )
+    if job.cloud is Cloud.AWS and job.store is not None and not job.store.startswith("s3://"):
+        raise PlanRefused(
+            f"store: {job.store} is a folder here, which machines on AWS cannot reach",
+            hint="leave `store:` out, or write s3://bucket/prefix",
+        )
+
+
+def _refuse_what_is_not_here(job: Job, offers: tuple[Offer, ...]) -> None:
+    asks = job.resources.gpu or job.resources.vram_gib is not None
+    if job.cloud is Cloud.LOCAL and asks and not any(offer.gpu for offer in offers):
+        raise PlanRefused(
+            "this machine has too few GPUs for the job: without them, nodes here are processes on the CPU",
+            hint="leave out `gpu` and `vram_gib`; `gpus` is then the number of workers on each node",
+        )
+
+
+def _refuse_what_is_too_large(job: Job, offers: tuple[Offer, ...]) -> None:
+    needed, ranked = memory_needed(job), rank(offers, job.resources)
+    if job.model is None or needed is None or not ranked or _holding(job, ranked):
+        return
+    nodes, gpus = job.resources.nodes, job.resources.gpus
+    largest = max(ranked, key=lambda offer: offer.vram_gib or 0)
+    vram_gib = largest.vram_gib or 0
+    over = "1 GPU" if nodes * gpus == 1 else f"{nodes * gpus} GPUs"
+    raise PlanRefused(
+        f"{job.model} over {over} needs {needed} of each; the most that is offered is {vram_gib} GB"
+        f" ({largest.pool.instance_type})",
+        hint=way_to_fit(job.model, nodes=nodes, gpus=gpus, vram_gib=vram_gib),
+    )
+
+
+def _nothing_matches(job: Job, offers: tuple[Offer, ...]) -> str:
+    if not offers:
+        return f"no machine has {_wish(job)}"
+    slots = ", ".join(map(str, sorted({offer.gpus for offer in offers})))
+    zones = ", ".join(sorted({offer.pool.zone for offer in offers}))
+    return f"no offer has {_wish(job)}; there are {slots} in {zones}"
+
+
+def _meant(gpus: Sequence[str]) -> str | None:
+    """Return the GPU that is nearest to one that nobody has."""
+    for gpu in gpus:
+        near = get_close_matches(gpu.upper(), MODELS, n=1, cutoff=0.5) if gpu not in MODELS else []
+        if near:
+            return f"did you mean {near[0]}? gpucloud offers lists what there is"
+    return None
+
+
+def _wish(job: Job) -> str:
+    wanted = job.resources
+    parts = [f"{wanted.gpus} workers a node, market {wanted.market.value}"]
+    parts += [f"GPU {' or '.join(wanted.gpu)}"] if wanted.gpu else []
+    parts += [f"{wanted.vram_gib} GiB a GPU"] if wanted.vram_gib is not None else []
+    parts += [f"type {' or '.join(wanted.types)}"] if wanted.types else []
+    parts += [f"regions {', '.join(wanted.regions)}"] if wanted.regions else []
+    return ", ".join(parts)
+
+
+# Whether a job can keep its deadline and its budget at all: asked before anything is made.
+
+
+_CENT = Decimal("0.01")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a job needs, in time and money: its work, and what each change of machines costs it.
+
+    `fallback` is on what it finishes when spot machines cannot: None where nothing may be had on demand.
+    """
+
+    work: timedelta
+    changeover: timedelta
+    offer: Offer
+    fallback: Offer | None
+
+
+def needs_of(job: Job, offers: Sequence[Offer], changeover: timedelta) -> Needs | None:
+    """Return what the job needs on the first of these offers; None where nobody knows how much work it is.
+
+    It falls back on the cheapest machines on demand; of the same type, where the work is another one on others.
+    """
+    offer = offers[0]
+    work = work_of(job, offer)
+    if work is None:
+        return None
+    on_demand = [other for other in offers if other.pool.market is Market.ON_DEMAND]
+    alike = [other for other in on_demand if other.pool.instance_type == offer.pool.instance_type]
+    chosen = on_demand if work.on_any_gpu else alike
+    fallback = min(chosen, key=lambda other: other.usd_per_hour, default=None)
+    return Needs(work=work.span, changeover=changeover, offer=offer, fallback=fallback)
+
+
+def task_of(job: Job, needs: Needs) -> Task:
+    """Return the job as policies are told of it; without anything on demand, what it could cost there at the most."""
+    on_demand = needs.fallback.usd_per_hour if needs.fallback is not None else needs.offer.cap_usd_per_hour
+    return Task(
+        work_s=needs.work.total_seconds(),
+        span_s=math.inf if job.deadline is None else job.deadline.total_seconds(),
+        changeover_s=needs.changeover.total_seconds(),
+        on_demand_usd_per_hour=float(on_demand),
+        nodes=job.resources.nodes,
+        least_nodes=job.resources.least_nodes,
+        begins_anew=job.checkpoint.none,
+    )
+
+
+def refuse_what_cannot_be_kept(job: Job, offers: Sequence[Offer], changeover: timedelta, wall: Wall) -> None:
+    """Raise PlanRefused for a deadline or a budget that cannot be kept: the hint is the number that must move.
+
+    Spot machines may be tried only with R0 ≥ C0 + 2d; on demand one start d is enough. Where a job with a deadline may
+    finish on demand, it must be able to, and both hold together only with cap ≥ k·(C0 + d) + p·d and what is kept
+    aside for the last save. (Wu et al., "Can't Be Late", NSDI 2024; work C0, deadline R0, changeover d, prices k on
+    demand and p spot.) A job of which nobody knows how much work it is finds out.
+    """
+    if _must_end(job) and all(offer.pool.market is Market.SPOT for offer in offers):
+        raise PlanRefused(
+            "the deadline needs machines on demand for when spot is not enough, and none may be rented",
+            hint="gpucloud quota show, or `market: spot`, which waits for spot and promises nothing",
+        )
+    needs = needs_of(job, offers, changeover)
+    if needs is None:
+        return
+    if job.deadline is not None:
+        _refuse_the_deadline(job, needs, job.deadline)
+    least = least_usd(job, needs, wall).quantize(_CENT, ROUND_UP)
+    if job.budget_usd < least:
+        falls_back = _must_end(job) and needs.offer.pool.market is Market.SPOT and needs.fallback is not None
+        machines = f"{job.resources.nodes} × {needs.offer.pool}"
+        ending = needs.fallback.pool if falls_back and needs.fallback is not None else None
+        other = "no `work:`, to train as far as it goes"
+        costs = f"cost at least {format_usd(least)} on {machines}"
+        if ending is not None:  # spot machines may do for less: it is the deadline that wants the sum
+            other = "`market: spot`, which may miss the deadline"
+            costs = f"on {machines} may cost {format_usd(least)}, when the deadline has it end on {ending}"
+        raise PlanRefused(
+            f"{format_span(needs.work)} of work {costs}; the budget is {format_usd(job.budget_usd)}",
+            hint=f"budget: {least:f} USD, or {other}",
+        )
+
+
+def least_usd(job: Job, needs: Needs, wall: Wall) -> Decimal:
+    """Return the least sum with which the job can come to its end at today's prices."""
+    nodes, last = job.resources.nodes, needs.offer
+    hours = (needs.work + needs.changeover) / timedelta(hours=1)
+    usd = float(needs.offer.usd_per_hour) * nodes * hours
+    if _must_end(job) and needs.offer.pool.market is Market.SPOT and needs.fallback is not None:
+        last = needs.fallback
+        usd = least_task_budget_usd(task_of(job, needs), float(needs.offer.usd_per_hour))
+    return Decimal(str(usd)) + reserve_usd(nodes, last.cap_usd_per_hour, wall)
+
+
+def _must_end(job: Job) -> bool:
+    """Whether the job goes on demand rather than miss its deadline."""
+    return job.deadline is not None and job.resources.market is MarketPolicy.AUTO
+
+
+def _refuse_the_deadline(job: Job, needs: Needs, deadline: timedelta) -> None:
+    tried = needs.offer.pool.market is Market.SPOT
+    least = timedelta(seconds=least_span_s(task_of(job, needs))) if tried else needs.work + needs.changeover
+    if deadline >= least:
+        return
+    advised = timedelta(seconds=advised_span_s(least.total_seconds()))
+    starts = "two starts" if tried else "a start"
+    raise PlanRefused(
+        f"{format_span(needs.work)} of work with {starts} of {format_span(needs.changeover)} take"
+        f" {format_span(least)}, and the deadline is after {format_span(deadline)}",
+        hint=f"deadline: {written_span(advised)}, or more or faster machines"
+        + ("; `market: on_demand` needs one start only" if tried and deadline >= needs.work + needs.changeover else ""),
+    )

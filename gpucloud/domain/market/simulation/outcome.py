@@ -1,0 +1,201 @@
+"""What replays of one job came to: each one, all together, and what that says of the job to come."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from decimal import Decimal
+
+from gpucloud.domain.checkpoint.protection import OTHERWISE, Saving
+from gpucloud.domain.job.spec import Job
+from gpucloud.domain.market.policy.observation import Task
+from gpucloud.domain.market.sizing import (
+    SaveTimes,
+    cheapest_interval,
+    interval,
+    interval_with_notice,
+    save_times,
+    saved_bytes,
+)
+from gpucloud.domain.money.rates import Rates
+from gpucloud.domain.money.sundries import usd_of_saves
+
+_CENT = Decimal("0.01")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One replay: its bill, when the work was done (None: not before recording or budget ended), and what went wrong.
+
+    `on_spot` is for how long it had spot machines.
+    """
+
+    usd: Decimal
+    took: timedelta | None
+    missed: bool
+    over_budget: bool
+    interruptions: int
+    launches: int
+    on_spot: timedelta = timedelta(0)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job came to its end, or to that of its budget: only then is known what it costs."""
+        return self.took is not None or self.over_budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Many replays of one job under one policy: costs in USD to the cent, means of the rest.
+
+    The `unended` of them came to no end before the recording did: their costs are not known, and not in the sums.
+    """
+
+    windows: int
+    mean_usd: Decimal
+    p90_usd: Decimal
+    worst_usd: Decimal
+    missed: int
+    over_budget: int
+    interruptions: float
+    launches: float
+    took: timedelta | None
+    on_spot: timedelta = timedelta(0)
+    unended: int = 0
+
+    def is_over(self, budget_usd: Decimal, *, once_in: int = 1) -> bool:
+        """Whether all that ended, or more than once in so many, had used up the budget before their work was done."""
+        if not self.windows:
+            return self.mean_usd > budget_usd
+        ended = self.windows - self.unended
+        return self.over_budget == ended if once_in == 1 else self.over_budget * once_in > ended
+
+
+def summary(outcomes: Sequence[Outcome]) -> Summary:
+    """Return the outcomes taken together; `took` is the mean of those that came to their end.
+
+    The 90th percentile is by nearest rank: the least cost that nine in ten did not pass. Where no outcome has an end,
+    costs are what was paid until the recording's.
+    """
+    ended = [one for one in outcomes if one.ended]
+    costs = sorted(one.usd for one in ended or outcomes)
+    done = [one.took for one in outcomes if one.took is not None]
+    return Summary(
+        windows=len(outcomes),
+        mean_usd=(sum(costs, Decimal(0)) / len(costs)).quantize(_CENT),
+        p90_usd=costs[math.ceil(0.9 * len(costs)) - 1].quantize(_CENT),
+        worst_usd=costs[-1].quantize(_CENT),
+        missed=sum(one.missed for one in outcomes),
+        over_budget=sum(one.over_budget for one in outcomes),
+        interruptions=_mean(outcomes, lambda one: one.interruptions),
+        launches=_mean(outcomes, lambda one: one.launches),
+        took=sum(done, timedelta(0)) / len(done) if done else None,
+        on_spot=sum((one.on_spot for one in outcomes), timedelta(0)) / len(outcomes),
+        unended=len(outcomes) - len(ended),
+    )
+
+
+def _mean(outcomes: Sequence[Outcome], count: Callable[[Outcome], int]) -> float:
+    return sum(map(count, outcomes)) / len(outcomes)
+
+
+# What a job is going to cost and when it will be done: sums of replays, fitted to the job itself.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saves:
+    """How often a job saves by itself, what a save takes, and how often would do if every notice came."""
+
+    every: timedelta
+    with_notice: timedelta
+    between: timedelta
+    times: SaveTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What checkpoints of `size` bytes cost in S3 beside the budget, saved at that interval; and at the cheapest."""
+
+    size: int
+    saves: int
+    usd: Decimal
+    cheapest_every: timedelta
+    cheapest_usd: Decimal
+
+
+def undisturbed(task: Task) -> Summary:
+    """Return what a job comes to on machines that nobody takes, at the task's price; of no window at all."""
+    took = timedelta(seconds=task.work_s + task.changeover_s)
+    hourly = Decimal(str(task.on_demand_usd_per_hour)) * task.nodes
+    usd = (hourly * Decimal(took / timedelta(hours=1))).quantize(_CENT)
+    return Summary(
+        windows=0,
+        mean_usd=usd,
+        p90_usd=usd,
+        worst_usd=usd,
+        missed=0,
+        over_budget=0,
+        interruptions=0.0,
+        launches=1.0,
+        took=took,
+    )
+
+
+def shortened(task: Task, factor: float) -> Task:
+    """Return the task with work and deadline so many times shorter; a start takes as long as ever."""
+    return replace(task, work_s=task.work_s / factor, span_s=task.span_s / factor)
+
+
+def stretched(summary: Summary, factor: float) -> Summary:
+    """Return what a job comes to that is so many times as long as the one that was replayed."""
+    times = Decimal(str(factor))
+    return replace(
+        summary,
+        mean_usd=(summary.mean_usd * times).quantize(_CENT),
+        p90_usd=(summary.p90_usd * times).quantize(_CENT),
+        worst_usd=(summary.worst_usd * times).quantize(_CENT),
+        interruptions=summary.interruptions * factor,
+        launches=summary.launches * factor,
+        took=summary.took * factor if summary.took is not None else None,
+        on_spot=summary.on_spot * factor,
+    )
+
+
+def between(summary: Summary) -> timedelta | None:
+    """Return the mean time on spot machines, which alone are interrupted, for each interruption; None without any."""
+    return summary.on_spot / summary.interruptions if summary.interruptions else None
+
+
+def saves_of(job: Job, saving: Saving, outlook: Summary) -> Saves | None:
+    """Return how often the job is to save; None where its script decides that, or nobody knows what a save is."""
+    apart = between(outlook)
+    if job.model is None or apart is None or saving in OTHERWISE:
+        return None
+    times = save_times(job.model, nodes=job.resources.nodes, gpus=job.resources.gpus)
+    return Saves(
+        every=interval(times, apart), with_notice=interval_with_notice(times, apart), between=apart, times=times
+    )
+
+
+def stored_of(job: Job, rates: Rates, work: timedelta, outlook: Summary, saves: Saves | None) -> Stored | None:
+    """Return what the saves of so much work cost in S3; None where nothing is known of them, or charged."""
+    if job.model is None or saves is None or not rates.storage_usd_per_gib_month:
+        return None
+    size, span, keep = saved_bytes(job.model), outlook.took or work, job.checkpoint.keep
+
+    def usd(saved: int) -> Decimal:
+        return usd_of_saves(size, saved, keep, span, rates)
+
+    usd_per_hour = float(outlook.mean_usd) / max(span / timedelta(hours=1), 1.0)
+    each_usd = float(usd(keep + 2) - usd(keep + 1))
+    cheapest = cheapest_interval(saves.times, saves.between, each_usd, usd_per_hour)
+    made = max(1, work // (job.checkpoint.every or saves.every))
+    return Stored(
+        size=size,
+        saves=made,
+        usd=usd(made),
+        cheapest_every=cheapest,
+        cheapest_usd=usd(max(1, work // cheapest)),
+    )

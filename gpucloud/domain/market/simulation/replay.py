@@ -1,0 +1,340 @@
+"""Runs one job on a recorded market, bills it by the product's own meter, from as many moments as is asked."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.market.policy.observation import NOTHING, Choice, Holding, Mode, Observation, Task, ZoneState
+from gpucloud.domain.market.recordings import RecordedMarket, RecordedZone
+from gpucloud.domain.market.simulation.fleet import ON_DEMAND, Fleet, Life
+from gpucloud.domain.market.simulation.outcome import Outcome
+from gpucloud.domain.market.simulation.scenario import Recovery
+from gpucloud.domain.market.simulation.timeline import LOOK_S, Timeline, ZoneView
+from gpucloud.domain.money.ledger import PLAIN_TERMS, Charge, Terms, meter, total
+from gpucloud.domain.offer import Pool, PricePoint, region_of
+from gpucloud.domain.state.state import NodeLife
+
+Decide = Callable[[Task, Observation], Choice]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """How a replay went: every machine's life, when the work was done, how often machines were taken and launched.
+
+    `finished_s` counts from the job's start; None where the recording ended first. `usd` is the running sum that the
+    policy saw; the bill is made from the lives.
+    """
+
+    lives: tuple[Life, ...]
+    finished_s: float | None
+    interruptions: int
+    launches: int
+    decisions: int
+    usd: float
+
+
+def replay(
+    decide: Decide, task: Task, market: Timeline, start: int, recovery: Recovery, budget_usd: float | None = None
+) -> Run:
+    """Return how a job goes that is submitted at look `start`, asking `decide` wherever its answer may change.
+
+    The task's `changeover_s` is to be the recovery's, its `tick_s` the time between looks. On-demand machines can be
+    had at any time.
+    """
+    course = _Course(task, market, start, recovery)
+    decisions = 0
+    while course.now < market.looks and not course.done:
+        views = course.look()
+        money = None if budget_usd is None else budget_usd - course.fleet.usd
+        choice = decide(task, course.seen(views, money))
+        decisions += 1
+        course.follow(choice, views)
+        course.go_on(choice.holds_s, views)
+    course.fleet.end(course.ended_s)
+    return Run(
+        lives=tuple(course.fleet.lives),
+        finished_s=course.ended_s - start * LOOK_S if course.done else None,
+        interruptions=course.fleet.interruptions,
+        launches=course.fleet.launches,
+        decisions=decisions,
+        usd=course.fleet.usd,
+    )
+
+
+class _Course:
+    """Where a replayed job stands: at which look, with how much work left, and how soon its machines are of use."""
+
+    def __init__(self, task: Task, market: Timeline, start: int, recovery: Recovery) -> None:
+        self.now = start
+        self.done = False
+        self.ended_s = float(start * LOOK_S)
+        self.fleet = Fleet(task, market.beside_usd_per_hour)
+        self._task, self._market, self._recovery, self._start = task, market, recovery, start
+        self._indices = {view.zone: index for index, view in enumerate(market.views[0])}
+        self._change = bisect_right(market.changes, start) - 1
+        self._left_s = task.work_s
+        self._worked_s = 0.0  # since the last start
+        self._boot_s = self._beside_s = 0.0
+
+    def look(self) -> tuple[ZoneView, ...]:
+        """Return the zones as they are now, having lost what is not there any more."""
+        changes = self._market.changes
+        while self._change + 1 < len(changes) and changes[self._change + 1] <= self.now:
+            self._change += 1
+        views = self._market.views[self._change]
+        rate = self._rate()
+        if self.fleet.lose(views, float(self.now * LOOK_S)) and self.fleet.on_demand is None:
+            self._undo(self._recovery.lost_s(self._worked_s) * rate)
+            self._regroup()
+        self._join()
+        return views
+
+    def seen(self, views: tuple[ZoneView, ...], money_left_usd: float | None) -> Observation:
+        """Return what the policy is told."""
+        now = self.now
+        zones = [
+            ZoneState(
+                zone=view.zone,
+                up=view.up,
+                age_s=(now - view.since) * LOOK_S,
+                usd_per_hour=view.usd_per_hour,
+                nodes=view.nodes,
+            )
+            for view in views
+        ]
+        return Observation(
+            work_left_s=self._left_s,
+            time_left_s=self._task.span_s - (now - self._start) * LOOK_S,
+            holding=self._holding(views),
+            zones=tuple(zones),
+            money_left_usd=money_left_usd,
+        )
+
+    def follow(self, choice: Choice, views: tuple[ZoneView, ...]) -> None:
+        """Launch and end what the choice says; a zone that has too few machines gives none."""
+        zone = self._indices[choice.zone] if choice.zone and choice.mode in (Mode.SPOT, Mode.BOTH) else None
+        nodes = choice.nodes or self._task.nodes
+        if zone is not None and views[zone].nodes < nodes:
+            zone = None
+        fleet, recovery, now_s = self.fleet, self._recovery, float(self.now * LOOK_S)
+        worked_on_demand = fleet.on_demand is not None
+        launches, rate = fleet.launches, self._rate()
+        new_spot = fleet.rent_spot(zone, nodes, now_s)
+        if fleet.launches > launches:
+            self._beside_s = recovery.restart_s - recovery.handover_s
+        new_on_demand = fleet.rent_on_demand(now_s, wanted=choice.mode in (Mode.ON_DEMAND, Mode.BOTH))
+        if new_on_demand or (new_spot and fleet.on_demand is None):
+            self._boot_s = recovery.restart_s
+            self._leave(rate)
+        elif worked_on_demand and fleet.on_demand is None:
+            self._boot_s = self._beside_s + recovery.handover_s
+            self._leave(rate)
+        elif not self._rate():
+            self._leave(rate)
+        self._join()
+
+    def go_on(self, holds_s: float, views: tuple[ZoneView, ...]) -> None:
+        """Work until the next look at which something else may be chosen, or to the end."""
+        until = self._next_look(holds_s)
+        span_s = float((until - self.now) * LOOK_S)
+        rate = self._rate()
+        self.done = rate > 0 and (span_s - self._boot_s) * rate >= self._left_s
+        if self.done:
+            span_s = self._boot_s + self._left_s / rate
+        elif rate and span_s > self._boot_s:
+            self._left_s -= (span_s - self._boot_s) * rate
+            self._worked_s += span_s - self._boot_s
+        self.fleet.pay(span_s, views)
+        self._boot_s = max(self._boot_s - span_s, 0.0)
+        self._beside_s = max(self._beside_s - span_s, 0.0)
+        self.ended_s = self.now * LOOK_S + span_s
+        self.now = until
+
+    def _next_look(self, holds_s: float) -> int:
+        """A choice holds until a zone or a price changes, a machine becomes of use, or it says so itself."""
+        changes = self._market.changes
+        until = changes[self._change + 1] if self._change + 1 < len(changes) else self._market.looks
+        if not math.isinf(holds_s):
+            until = min(until, self.now + max(int(holds_s // LOOK_S), 1))
+        for wait_s in (self._boot_s, self._beside_s):
+            if wait_s > 0:
+                until = min(until, self.now + math.ceil(wait_s / LOOK_S))
+        return min(until, self._market.looks)
+
+    def _rate(self) -> float:
+        """Return how fast the work goes on, once the machines have booted; 1 with all nodes."""
+        if self.fleet.on_demand is not None:
+            return 1.0
+        return self.fleet.working / self._task.nodes
+
+    def _join(self) -> None:
+        """Let machines that have booted beside others of their group work with them."""
+        if self.fleet.joining and self._beside_s <= 0:
+            self._leave(self._rate())
+            self.fleet.join()
+            self._regroup()
+
+    def _regroup(self) -> None:
+        """Another number of machines goes on together, all of which have booted."""
+        self._boot_s, self._worked_s = max(self._boot_s, self._recovery.handover_s), 0.0
+
+    def _leave(self, rate: float) -> None:
+        """Give up machines on which the work went on so fast: what is not saved then is to be done again."""
+        self._undo(self._recovery.left_behind_s(self._worked_s) * rate)
+        self._worked_s = 0.0
+
+    def _undo(self, work_s: float) -> None:
+        self._left_s = min(self._left_s + work_s, self._task.work_s)
+
+    def _holding(self, views: tuple[ZoneView, ...]) -> Holding:
+        fleet = self.fleet
+        if not fleet.spot:
+            return NOTHING if fleet.on_demand is None else Holding(mode=Mode.ON_DEMAND, boot_s=self._boot_s)
+        return Holding(
+            mode=Mode.SPOT if fleet.on_demand is None else Mode.BOTH,
+            zone=views[fleet.spot[0].zone].zone,
+            boot_s=self._boot_s,
+            beside_s=0.0 if fleet.on_demand is None else self._beside_s,
+            spot_age_s=self.now * LOOK_S - fleet.spot[0].launched_s,
+            nodes=0 if fleet.working == self._task.nodes else fleet.working,
+        )
+
+
+# The bill of a replayed job, by the product's own meter.
+
+
+def charges(run: Run, market: Timeline, terms: Terms = PLAIN_TERMS) -> tuple[tuple[int, tuple[Charge, ...]], ...]:
+    """Return, for each life, how many machines lived it and the charges of one of them."""
+    return tuple((life.nodes, _metered(life, number, market, terms)) for number, life in enumerate(run.lives, start=1))
+
+
+def bill_usd(run: Run, market: Timeline, terms: Terms = PLAIN_TERMS) -> Decimal:
+    """Return what the run costs."""
+    return sum((nodes * total(metered) for nodes, metered in charges(run, market, terms)), Decimal(0))
+
+
+def _metered(life: Life, number: int, market: Timeline, terms: Terms) -> tuple[Charge, ...]:
+    launched_at, ended_at = market.when(life.launched_s), market.when(life.ended_s)
+    if life.zone == ON_DEMAND:
+        zone, kind = market.views[0][0].zone, Market.ON_DEMAND
+        prices: tuple[PricePoint, ...] = (
+            PricePoint(since=launched_at, usd_per_hour=market.market.on_demand_usd_per_hour),
+        )
+    else:
+        zone, kind = market.views[0][life.zone].zone, Market.SPOT
+        known = market.prices[life.zone]
+        first = bisect_right(known, launched_at, key=_since) - 1
+        prices = known[first : bisect_right(known, ended_at, key=_since)]
+    node = NodeLife(
+        node_id=f"machine-{number}",
+        pool=Pool(instance_type=market.market.instance_type, zone=zone, market=kind),
+        launched_at=launched_at,
+        ended_at=ended_at,
+        end_cause=life.cause,
+    )
+    return meter(node, prices, (), ended_at, terms)
+
+
+def _since(point: PricePoint) -> datetime:
+    return point.since
+
+
+# One job on one recorded market, replayed from as many moments as is asked: what `plan` and `simulate` say of it.
+
+
+_SINGLE = ("p3.2xlarge-2023-02",)
+_PATIENCE = 3.0  # a job that may wait for ever is followed for so many times its work
+_EIGHT = ("p3.16xlarge-2022-10", "p3.16xlarge-2022-11", "p3.16xlarge-2022-12")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What is replayed: the task as policies are told of it, the market as it sees it, what a launch takes and costs.
+
+    The task's price on demand and the market's views have in them what stands beside a machine; the bill has it by the
+    `terms`. Whatever passes `budget_usd` ends there, as the supervisor ends it; policies are told of `spendable_usd`.
+    """
+
+    task: Task
+    market: Timeline
+    recovery: Recovery
+    budget_usd: Decimal
+    spendable_usd: Decimal
+    terms: Terms
+
+
+def outcomes(decide: Decide, of: Rehearsal, starts: Iterable[int]) -> Iterator[Outcome]:
+    """Yield how the job goes that is submitted at these looks.
+
+    One that does not come to its end before the recording does has missed its deadline: nobody knows what it costs.
+    """
+    for start in starts:
+        run = replay(decide, of.task, of.market, start, of.recovery, float(of.spendable_usd))
+        usd = bill_usd(run, of.market, of.terms)
+        over = usd > of.budget_usd
+        took = None if over or run.finished_s is None else timedelta(seconds=run.finished_s)
+        yield Outcome(
+            usd=min(usd, of.budget_usd),
+            took=took,
+            missed=took is None or took.total_seconds() > of.task.span_s,
+            over_budget=over,
+            interruptions=run.interruptions,
+            launches=run.launches,
+            on_spot=_on_spot(run),
+        )
+
+
+def recordings(gpus: int) -> tuple[str, ...]:
+    """Return the names of the recordings that stand for machines with so many GPUs."""
+    return _EIGHT if gpus > 2 else _SINGLE
+
+
+def zone_sets(market: RecordedMarket, zones: int) -> tuple[tuple[tuple[RecordedZone, ...], ...], ...]:
+    """Return, for each recorded region, every set of so many of its zones: what a job in one region would have.
+
+    All of the region's where it has no more. A set that is too small would be another job's.
+    """
+    found = []
+    for region in market.regions:
+        there = [zone for zone in market.zones if region_of(zone.name) == region]
+        found.append(tuple(itertools.combinations(there, min(zones, len(there)))))
+    return tuple(found)
+
+
+def spread(room: int, sets: int, windows: int) -> tuple[tuple[int, ...], ...]:
+    """Return starts for each of so many sets of zones: about so many in all, all apart, and as many for every set."""
+    each = -(-windows // sets)
+    last = max(1, each * sets - 1)
+    at = [round(room * number / last) for number in range(each * sets)]
+    return tuple(tuple(sorted(set(at[own::sets]))) for own in range(sets))
+
+
+def room_for(market: Timeline, followed_s: float) -> int:
+    """Return the last look at which a job may begin that is followed for so long."""
+    return max(0, market.looks - math.ceil(followed_s / LOOK_S) - 1)
+
+
+def followed_s(task: Task, *, fallback: bool) -> float:
+    """Return for how long a replay is followed: to its deadline, or where nothing ends it for a few times its work."""
+    if math.isfinite(task.span_s):
+        return task.span_s
+    return (task.work_s * (2.0 if fallback else _PATIENCE)) + task.changeover_s
+
+
+def _on_spot(run: Run) -> timedelta:
+    """Return for how long spot machines were held; of several at once, such as those of a gang, once."""
+    lives: Sequence[tuple[float, float]] = sorted(
+        (life.launched_s, life.ended_s) for life in run.lives if life.zone != ON_DEMAND
+    )
+    held_s = until_s = 0.0
+    for start_s, end_s in lives:
+        held_s += max(0.0, end_s - max(start_s, until_s))
+        until_s = max(until_s, end_s)
+    return timedelta(seconds=held_s)

@@ -1,0 +1,1 @@
+"""Money: what things cost, what was charged, and their sums."""

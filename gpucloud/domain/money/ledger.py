@@ -1,0 +1,325 @@
+"""What nodes cost: charges from prices and from their lives in whole seconds, and their sums.
+
+The rules are AWS's for Linux spot instances (EC2 user guide, "Billing for interrupted Spot Instances" and "Amazon
+EC2 pricing"): per second, at the zone's own price at each moment ("How Spot Instances Work"; the FAQ of 2020 has the
+price at the beginning of each instance-hour instead: 0.004 % apart over 360 recorded lives), 60 seconds at the least,
+and nothing for an instance that EC2 itself interrupts in its first hour. Its disk and its public address are charged by
+the second and for 60 seconds at the least too, and even where the instance is not.
+
+**What the budget counts** is what ends with the machines: they, their disks and their addresses
+(`ChargeKind.in_budget`). What is stored, the requests for it and its way out of the cloud go on or come after the last
+machine, so that no wall can end them: they are charges of the job, and no part of its budget.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from decimal import ROUND_HALF_UP, Decimal
+from enum import Enum
+
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.money.rates import Rates, month_hours, months_between
+from gpucloud.domain.node.node import EndCause
+from gpucloud.domain.offer import Offer, Pool, PricePoint
+from gpucloud.domain.state.state import Attempt, NodeLife
+
+ZERO = Decimal(0)
+FREE_WHEN_TAKEN_WITHIN = timedelta(hours=1)
+"""AWS charges nothing for a spot machine that it takes this soon."""
+
+_HOUR = Decimal(3600)
+_SMALLEST = Decimal("0.00000001")
+
+
+class ChargeKind(str, Enum):
+    """What is paid for."""
+
+    COMPUTE = "compute"
+    DISK = "disk"
+    ADDRESS = "address"
+    STORAGE = "storage"
+    REQUESTS = "requests"
+    TRANSFER = "transfer"
+    GATEWAY = "gateway"  # a NAT gateway's hours, which are the base's: they are in AWS's bill, and in no ledger
+    DATA = "data"  # read from a bucket in another region
+    DRILL = "drill"
+
+    @property
+    def in_budget(self) -> bool:
+        """Whether the budget counts it: what ends with the machines."""
+        return self in (ChargeKind.COMPUTE, ChargeKind.DISK, ChargeKind.ADDRESS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How a cloud bills: the least time of a node, and how young a node may be taken without a charge.
+
+    Beside each node stand a disk of `disk_gib` and, with `public_address`, an address, at the region's `rates`; a
+    region that is not among them has the dearest of these. Types `without_address` get none.
+    """
+
+    minimum: timedelta = timedelta(seconds=60)
+    free_when_taken_within: timedelta = FREE_WHEN_TAKEN_WITHIN
+    disk_gib: int = 0
+    public_address: bool = False
+    without_address: tuple[str, ...] = ()
+    rates: tuple[Rates, ...] = ()
+
+    @property
+    def beside_usd_per_hour(self) -> Decimal:
+        """What a node's disk and address cost an hour at the most, in any region: planned and promised with."""
+        return max(map(self._beside, self.rates), default=ZERO)
+
+    def of(self, instance_type: str) -> Terms:
+        """Return the terms as they are for that type, whose name does not matter any more."""
+        addressed = self.public_address and instance_type not in self.without_address
+        return replace(self, public_address=addressed, without_address=())
+
+    def rates_in(self, region: str) -> Rates:
+        """Return what the region charges; nothing at all where nothing is known to be charged."""
+        found = next((rates for rates in self.rates if rates.region == region), None)
+        return found or max(self.rates, key=self._beside, default=Rates(region=region))
+
+    def _beside(self, rates: Rates) -> Decimal:
+        return rates.most_beside_usd_per_hour(self.disk_gib, address=self.public_address)
+
+
+PLAIN_TERMS = Terms()
+"""AWS's, with nothing beside a machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """One metered interval of one thing at one price; `attempt` is None before there was any.
+
+    `node_id` is empty and `pool` None for what is the job's and no node's. Charges that were written before there were
+    kinds are of compute, with the disk and the address in them. `estimated`: not all of it could be counted.
+    """
+
+    node_id: str
+    attempt: int | None
+    start: datetime
+    end: datetime
+    usd_per_hour: Decimal
+    usd: Decimal
+    pool: Pool | None = None
+    kind: ChargeKind = ChargeKind.COMPUTE
+    note: str = ""
+    estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spend:
+    """The money of a job: spent + unproven + left = budget.
+
+    `unproven_usd` is what machines may have cost beside what the books tell, while they drove the job: what was paid
+    for then counts as used where the cloud lists no machine any more.
+
+    `promised` is what of that the machines that live now may still cost until `off_at`, when they end by themselves
+    unless somebody moves that on, at the highest price that they can have; `usd_per_hour` is what they cost now.
+    `forecast_usd` is what the whole job will have cost at today's price, None when unknown.
+    `beside_usd` is what the budget does not count: what was stored, asked of the store, brought home, read from other
+    regions, and drills.
+    """
+
+    budget_usd: Decimal
+    spent_usd: Decimal
+    promised_usd: Decimal
+    forecast_usd: Decimal | None = None
+    beside_usd: Decimal = ZERO
+    unproven_usd: Decimal = ZERO
+    usd_per_hour: Decimal = ZERO
+    off_at: datetime | None = None
+    as_of: datetime | None = None
+    """When it was reckoned."""
+
+    @property
+    def left_usd(self) -> Decimal:
+        """What is not spent; below zero only if a price passed its cap."""
+        return self.budget_usd - self.spent_usd - self.unproven_usd
+
+    @property
+    def off_usd(self) -> Decimal:
+        """What the job will have cost at the most when its machines end by themselves."""
+        return self.spent_usd + self.unproven_usd + self.promised_usd
+
+
+def meter(
+    life: NodeLife,
+    prices: tuple[PricePoint, ...],
+    attempts: tuple[Attempt, ...],
+    now: datetime,
+    terms: Terms = Terms(),
+) -> tuple[Charge, ...]:
+    """Return the node's charges from its launch to its end, or to `now` while it lives: compute, disk, address.
+
+    Whole seconds, rounded up; cut where the price changes and where an attempt ended that another one followed, so
+    that every charge has one price and one attempt. Time between two attempts belongs to the later one. However a
+    life is cut, its charges sum to the same. `attempts` are in their order.
+    """
+    span = Lifespan(life, attempts, now, terms.minimum)
+    rates = terms.rates_in(life.pool.region)
+    addressed = terms.of(life.pool.instance_type).public_address
+    return (
+        *_compute(life, span, prices, terms),
+        *_disk(life, span, rates.disk_usd_per_gib_month * terms.disk_gib),
+        *_address(life, span, rates.address_usd_per_hour if addressed else ZERO),
+    )
+
+
+def with_beside(offers: Iterable[Offer], terms: Terms) -> tuple[Offer, ...]:
+    """Return the offers at what a node costs with what it has beside: the price to plan and to promise with."""
+    return tuple(
+        replace(
+            offer,
+            usd_per_hour=offer.usd_per_hour + terms.beside_usd_per_hour,
+            cap_usd_per_hour=offer.cap_usd_per_hour + terms.beside_usd_per_hour,
+        )
+        for offer in offers
+    )
+
+
+def total(charges: Iterable[Charge]) -> Decimal:
+    """Return the sum of the charges, in USD."""
+    return sum((charge.usd for charge in charges), ZERO)
+
+
+def joined(users: Iterable[Charge], machines: Iterable[Charge]) -> tuple[Charge, ...]:
+    """Return the charges of both ledgers, where what machines wrote may raise a sum and never lower it.
+
+    Of a machine with bills in both the dearer one counts; no charge of theirs is below zero.
+    """
+    own, theirs = list(users), [charge for charge in machines if charge.usd >= 0]
+    ours, others = _by_node(own), _by_node(theirs)
+    dearer = {node for node, usd in others.items() if usd > ours.get(node, ZERO)}
+    kept = [charge for charge in own if charge.node_id not in dearer]
+    return (*kept, *(charge for charge in theirs if charge.node_id in dearer or charge.node_id not in ours))
+
+
+def _by_node(charges: Iterable[Charge]) -> dict[str, Decimal]:
+    sums: dict[str, Decimal] = {}
+    for charge in charges:
+        if charge.node_id:
+            sums[charge.node_id] = sums.get(charge.node_id, ZERO) + charge.usd
+    return sums
+
+
+def usd_for(usd_per_hour: Decimal, span: timedelta) -> Decimal:
+    """Return the price of a span, to 1e-8 USD."""
+    seconds = Decimal(span.days * 86400 + span.seconds) + Decimal(span.microseconds) / 1_000_000
+    return _rounded(usd_per_hour * seconds / _HOUR)
+
+
+def _compute(life: NodeLife, span: Lifespan, prices: tuple[PricePoint, ...], terms: Terms) -> list[Charge]:
+    pieces = span.spans(point.since for point in prices)
+    charges = _charges(life, span, ChargeKind.COMPUTE, [(piece, _price_at(piece[0], prices)) for piece in pieces])
+    if not _is_free(life, terms):
+        return charges
+    return [replace(charge, usd=ZERO, note="taken in its first hour: not charged") for charge in charges]
+
+
+def _is_free(life: NodeLife, terms: Terms) -> bool:
+    return (
+        life.end_cause is EndCause.INTERRUPTED
+        and life.pool.market is Market.SPOT
+        and life.ended_at is not None
+        and life.ended_at - life.launched_at < terms.free_when_taken_within
+    )
+
+
+def _disk(life: NodeLife, span: Lifespan, usd_per_month: Decimal) -> list[Charge]:
+    """A disk is paid by the month, which is as long as the calendar says."""
+    if not usd_per_month:
+        return []
+    pieces = span.spans(months_between(span.start, span.end))
+    charges: list[Charge] = []
+    for hours, alike in itertools.groupby(pieces, lambda piece: month_hours(piece[0])):
+        charges += _charges(life, span, ChargeKind.DISK, [(piece, usd_per_month) for piece in alike], hours=hours)
+    return charges
+
+
+def _address(life: NodeLife, span: Lifespan, usd_per_hour: Decimal) -> list[Charge]:
+    if not usd_per_hour:
+        return []
+    return _charges(life, span, ChargeKind.ADDRESS, [(piece, usd_per_hour) for piece in span.spans()])
+
+
+def _charges(
+    life: NodeLife, span: Lifespan, kind: ChargeKind, pieces: Iterable[tuple[Span, Decimal]], *, hours: int = 1
+) -> list[Charge]:
+    """Return a charge for each piece at its price for so many hours; they sum to the rounded price of the whole."""
+    exact = told = ZERO
+    charges = []
+    for (start, end), usd in pieces:
+        exact += usd * int((end - start).total_seconds())
+        due = _rounded(exact / (_HOUR * hours))
+        charges.append(
+            Charge(
+                node_id=life.node_id,
+                attempt=span.attempt_at(start),
+                pool=life.pool,
+                start=start,
+                end=end,
+                usd_per_hour=usd if hours == 1 else _rounded(usd / hours),
+                usd=due - told,
+                kind=kind,
+            )
+        )
+        told = due
+    return charges
+
+
+def _price_at(moment: datetime, prices: tuple[PricePoint, ...]) -> Decimal:
+    return prices[max(bisect.bisect_right(prices, moment, key=_since) - 1, 0)].usd_per_hour
+
+
+def _since(point: PricePoint) -> datetime:
+    return point.since
+
+
+def _rounded(usd: Decimal) -> Decimal:
+    return usd.quantize(_SMALLEST, ROUND_HALF_UP)
+
+
+# A node's life in whole seconds, cut where attempts ended.
+
+
+Span = tuple[datetime, datetime]
+
+
+class Lifespan:
+    """From a node's launch on, for `least` at the least; a second that was begun is a whole one."""
+
+    def __init__(self, life: NodeLife, attempts: tuple[Attempt, ...], now: datetime, least: timedelta) -> None:
+        """`attempts` are in their order. One that no other followed cuts nothing: the time after it is its own."""
+        self.start = life.launched_at
+        self.end = max(self._whole(life.ended_at or now), self._whole(self.start + least))
+        # Of thousands of attempts a node has lived through a few.
+        last = max(len(attempts) - 1, 0)
+        first = bisect.bisect_right(attempts, self.start, hi=last, key=_ended)
+        after = bisect.bisect_left(attempts, self.end, lo=first, hi=last, key=_ended)
+        through = [attempt for attempt in attempts[first:after] if attempt.ended_at is not None]
+        self._ends = [self._whole(_ended(attempt)) for attempt in through]
+        self._numbers = [attempt.number for attempt in (*through, *attempts[after : after + 1])]
+
+    def spans(self, cuts: Iterable[datetime] = ()) -> list[Span]:
+        """Return the life in pieces, cut there and where attempts ended; none of a life that ended before it began."""
+        inside = {cut for cut in (*self._ends, *map(self._whole, cuts)) if self.start < cut < self.end}
+        return list(itertools.pairwise([self.start, *sorted(inside), self.end])) if self.start < self.end else []
+
+    def attempt_at(self, moment: datetime) -> int | None:
+        """Return the attempt that the time from then on is spent for: between two attempts, the later one."""
+        number = bisect.bisect_right(self._ends, moment)
+        return self._numbers[number] if number < len(self._numbers) else None
+
+    def _whole(self, moment: datetime) -> datetime:
+        return self.start + timedelta(seconds=math.ceil((moment - self.start).total_seconds()))
+
+
+def _ended(attempt: Attempt) -> datetime:
+    return attempt.ended_at or attempt.started_at

@@ -1,0 +1,70 @@
+"""The hard wall: machines are paid for until a time, and that time never promises more than the budget.
+
+    paid_until = now + min(horizon, (budget − spent − reserve) / (nodes × price cap))
+
+The reserve pays for what comes after that time. Nothing here asks anybody: the cloud's schedule and the
+node's own timer end the machines at `paid_until` unless it was moved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from gpucloud.domain.job.quantities import span_of
+from gpucloud.domain.money.ledger import usd_for
+
+_SECOND = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wall:
+    """The lengths that the prepaid rule uses.
+
+    The reserve: a shut-off may come two minutes late, machines take some seconds to end, and where one is lost in this
+    time the group starts another, which costs a minute at the least (EC2's shortest charge).
+    """
+
+    horizon: timedelta = timedelta(minutes=30)
+    reserve: timedelta = timedelta(seconds=210)
+    least: timedelta = timedelta(seconds=60)
+    ahead: timedelta = timedelta(0)
+    """With less time than this ahead of the shut-off, the cloud starts no machine."""
+
+
+def reserve_usd(nodes: int, cap_usd_per_hour: Decimal, wall: Wall) -> Decimal:
+    """Return what is kept aside for the last save and the teardown of all nodes."""
+    return usd_for(cap_usd_per_hour * nodes, wall.reserve)
+
+
+def least_budget_usd(nodes: int, cap_usd_per_hour: Decimal, wall: Wall) -> Decimal:
+    """Return the least budget that can start anything: the least time of every node, and the reserve."""
+    return usd_for(cap_usd_per_hour * nodes, wall.least) + reserve_usd(nodes, cap_usd_per_hour, wall)
+
+
+def paid_until(
+    now: datetime, *, left_usd: Decimal, nodes: int, cap_usd_per_hour: Decimal, wall: Wall
+) -> datetime | None:
+    """Return until when `nodes` machines can be paid at their highest price; None when it is not worth a start.
+
+    `left_usd` is the budget less everything spent. The time is `now + horizon` at the latest.
+    """
+    spendable = left_usd - reserve_usd(nodes, cap_usd_per_hour, wall)
+    rate = cap_usd_per_hour * nodes
+    if rate <= 0:
+        return now + wall.horizon
+    seconds = float(spendable * 3600 / rate)
+    if seconds < wall.least.total_seconds():
+        return None
+    return now + min(wall.horizon, span_of(seconds))
+
+
+def may_launch(until: datetime | None, now: datetime, wall: Wall) -> bool:
+    """Whether the time until which machines are armed, or can be paid, lies far enough ahead for any to be started."""
+    return until is not None and until > now and until - now >= wall.ahead
+
+
+def sooner(armed: datetime | None, until: datetime | None) -> datetime | None:
+    """Return `until` where the shut-off that is armed comes noticeably later; None where it may stay."""
+    return until if armed is not None and until is not None and armed - until > _SECOND else None

@@ -1,0 +1,297 @@
+"""The steps that make a node fit, in their order: when each is needed, and the commands that take it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpucloud.domain.codec import to_json
+from gpucloud.domain.job.data import DataWanted
+from gpucloud.domain.node.bootstrap.checks import job_python
+from gpucloud.domain.node.bootstrap.facts import Facts, package_path
+from gpucloud.domain.node.bootstrap.wanted import Wanted
+from gpucloud.domain.node.gate.findings import ENDPOINTS, LASTS, GateOrder, GateWanted, gate_digest
+from gpucloud.domain.node.layer import BOTO3, TORCH, LayerOrder
+from gpucloud.domain.node.machine import digest
+
+REBOOT_WANTED = 101
+"""The exit code of a command after which the node must boot anew before it can go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What a step runs on the node; with `reboots`, exit code 101 asks for a reboot and for the command once more."""
+
+    argv: tuple[str, ...]
+    stdin: bytes = b""
+    timeout_s: float = 60.0
+    reboots: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A change: `needed` says why it must be made, or None; after `commands`, fresh facts must answer None.
+
+    The facts are not asked again where the commands' own success says as much (`proves_itself`).
+    """
+
+    name: str
+    proves_itself: bool = False
+    needed: Callable[[Facts, Wanted], str | None]
+    commands: Callable[[Facts, Wanted], tuple[Command, ...]]
+
+
+# The step that gives a machine its driver and system software.
+
+
+# Modules that are compiled take four minutes on two old cores, EFA's installer as long; a lock may be waited for too.
+_MACHINE_TIMEOUT_S = 3600.0
+
+
+def _machine_needed(facts: Facts, wanted: Wanted) -> str | None:
+    if wanted.machine is None:
+        return None
+    if facts.machine is None:
+        return "its system software was not looked at since it booted"
+    if facts.machine.digest != digest(wanted.machine):
+        return "the job wants other system software"
+    # The driver may have gone since: an upgrade under our feet, a GPU that fell off the bus.
+    return facts.gpu_fault if wanted.machine.gpus else None
+
+
+def _machine_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
+    if wanted.machine is None:
+        return ()
+    argv = (facts.python, package_path(facts.root, wanted.package), "machine")
+    return (Command(argv=argv, stdin=to_json(wanted.machine).encode(), timeout_s=_MACHINE_TIMEOUT_S, reboots=True),)
+
+
+MACHINE = Step(name="machine", needed=_machine_needed, commands=_machine_commands)
+
+
+# The step that makes the job's own Python environment.
+
+
+_LAYER_TIMEOUT_S = 3600.0
+
+
+def layer_hint(wanted: Wanted) -> str:
+    """Return what to do about a layer that could not be made."""
+    if wanted.setup is not None:
+        return "mend `setup:` in the job file"
+    if wanted.conda is not None:
+        return f"mend {wanted.conda}, or install micromamba on the node's image"
+    if wanted.torch:
+        return f"let the nodes reach PyPI and PyTorch's index, name `mirrors:`, or take an image with {TORCH}"
+    return f"let the nodes reach PyPI, or take an image whose Python has {BOTO3}: the store in S3 needs it"
+
+
+def _layer_needed(facts: Facts, wanted: Wanted) -> str | None:
+    if facts.layer is None or facts.layer.ready:
+        return None
+    if wanted.setup is not None or wanted.conda is not None:
+        return "setup has not run here"
+    return "the script needs torch" if wanted.torch and facts.torch is None else "the store needs boto3"
+
+
+def _layer_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
+    if wanted.layer is None:
+        return ()
+    order = LayerOrder(
+        wanted=wanted.layer,
+        setup=wanted.setup or "",
+        code=wanted.code,
+        conda=wanted.conda or "",
+        env=wanted.env,
+        pip_mirror=wanted.pip_mirror,
+        torch_mirror=wanted.torch_mirror,
+    )
+    return (
+        Command(
+            argv=(facts.python, package_path(facts.root, wanted.package), "layer"),
+            stdin=to_json(order).encode(),
+            timeout_s=_LAYER_TIMEOUT_S,
+        ),
+    )
+
+
+LAYER = Step(name="setup", needed=_layer_needed, commands=_layer_commands)
+
+
+# The bootstrap's step for a job's container image: when it is needed, and what the node is told.
+
+
+IMAGE_HINT = "correct `image:`, or name the secret with its registry's user:password in `container: {login: …}`"
+
+
+def image_reason(facts: Facts, wanted: Wanted) -> str | None:
+    """Return why the image must be pulled, None when it is there or none is wanted."""
+    if wanted.image is None:
+        return None
+    return None if facts.image and facts.image.reference == wanted.image.reference else "the image is not here"
+
+
+def image_order(wanted: Wanted) -> bytes:
+    """Return what the node is told; it may hold the registry's password, so it travels on standard input."""
+    assert wanted.image is not None  # noqa: S101  the step is needed only with one
+    return to_json(wanted.image).encode()
+
+
+# The step that lets a node with GPUs through the gate: once a boot, Python and driver.
+
+
+GATE = "gate"
+_GATE_TIMEOUT_S = 400.0
+
+
+def gate_command(python: str, package: str, order: GateOrder) -> Command:
+    """Return the command that checks a node; exit code 14 and its findings where it is not fit."""
+    return Command(argv=(python, package, "gate"), stdin=to_json(order).encode(), timeout_s=_GATE_TIMEOUT_S)
+
+
+def may_ask_root(wanted: Wanted) -> bool:
+    """Whether the login may use sudo there: where gpucloud only looks, a refusal is reported to an administrator."""
+    return wanted.machine is not None and wanted.machine.install
+
+
+def endpoints(wanted: Wanted) -> tuple[tuple[str, str], ...]:
+    """Return what the job itself says of the store's endpoint; of its environment nothing else, which has secrets."""
+    return tuple(pair for pair in wanted.env if pair[0] in ENDPOINTS)
+
+
+def _gate_needed(facts: Facts, wanted: Wanted) -> str | None:
+    if wanted.gate is None:
+        return None
+    if facts.gate is None:
+        return "its GPUs were not checked on this boot, or something was reported of them since"
+    if facts.gate.digest != _digest(facts, wanted, wanted.gate):
+        return "its GPUs, its driver or what the job wants of them are not those of the last check"
+    if facts.time - facts.gate.at > LASTS:
+        return f"its GPUs were checked {(facts.time - facts.gate.at).days} days ago"
+    return None
+
+
+def _gate_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
+    if wanted.gate is None:
+        return ()
+    order = GateOrder(
+        wanted=wanted.gate,
+        digest=_digest(facts, wanted, wanted.gate),
+        python=job_python(facts),
+        devices=wanted.devices,
+        store=wanted.store_endpoint,
+        env=endpoints(wanted),
+        sudo=may_ask_root(wanted),
+    )
+    return (gate_command(facts.python, package_path(facts.root, wanted.package), order),)
+
+
+def _digest(facts: Facts, wanted: Wanted, gate: GateWanted) -> str:
+    return gate_digest(gate, job_python(facts), facts.gpus or (), wanted.devices)
+
+
+GATE_STEP = Step(name=GATE, needed=_gate_needed, commands=_gate_commands)
+
+
+# The step that has every data set of the job whole on the node.
+
+
+_SLOWEST_BYTES_PER_S = 10e6
+_BASE_TIMEOUT_S = 600.0
+
+
+def lacking(facts: Facts, wanted: Wanted) -> tuple[DataWanted, ...]:
+    """Return the sets that the node does not have."""
+    return tuple(one for one in wanted.data if one.key not in facts.staged)
+
+
+def data_command(do: str, one: DataWanted, facts: Facts, wanted: Wanted) -> Command:
+    """Return the command for one set: `stage`, or `place` and `finish` (see `agent/data/command.py`)."""
+    order = {"key": one.key, "content": one.content, "target": one.target, "below_root": one.below_root}
+    asked = to_json({"do": do, "order": order, "env": wanted.env if one.in_s3 else ()})
+    return Command(
+        argv=(job_python(facts), package_path(facts.root, wanted.package), "data", "--root", facts.root),
+        stdin=asked.encode() + b"\n" + one.packed,
+        timeout_s=_BASE_TIMEOUT_S + one.size / _SLOWEST_BYTES_PER_S,
+    )
+
+
+def _data_needed(facts: Facts, wanted: Wanted) -> str | None:
+    sets = lacking(facts, wanted)
+    return f"{sets[0].source} is not whole at {sets[0].target}" if sets else None
+
+
+def _data_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
+    return tuple(data_command("stage", one, facts, wanted) for one in lacking(facts, wanted) if one.in_s3)
+
+
+DATA = Step(name="data", needed=_data_needed, commands=_data_commands)
+
+
+# The step that has a job's driver run on the node; of jobs that drive themselves.
+
+
+_DRIVER_TIMEOUT_S = 900.0  # an interpreter that can drive may have to be made first
+
+
+def _driver_needed(facts: Facts, wanted: Wanted) -> str | None:
+    if wanted.driver is None:
+        return None  # one that runs ends by itself when its order is withdrawn
+    if facts.driver_package is None:
+        return "no driver runs"
+    return None if facts.driver_package == wanted.package else "the driver runs another version"
+
+
+def _driver_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
+    zip_path = package_path(facts.root, wanted.package)
+    argv = (facts.python, "-I", zip_path, "drive", "--root", facts.root)
+    return (Command(argv=argv, stdin=to_json(wanted.driver).encode(), timeout_s=_DRIVER_TIMEOUT_S),)
+
+
+# The command returns when the driver has read its order.
+DRIVER = Step(name="driver", needed=_driver_needed, commands=_driver_commands, proves_itself=True)
+
+
+# The steps that make a node fit, in their order.
+
+
+_PULL_TIMEOUT_S = 3600.0  # images with CUDA have 10 GB and more
+# The cloud's schedule ends the group at that time, and may take a minute. Only where it did not does a node end itself,
+# which lowers its group first, for as long as a minute: one that went alone would be replaced.
+_POWER_OFF_AFTER_S = 60
+
+
+def _agent_needed(facts: Facts, wanted: Wanted) -> str | None:
+    if facts.agent_package is None:
+        return "no agent runs"
+    # An agent that runs another version is replaced when that costs nothing.
+    if facts.agent_package != wanted.package and not facts.agent_busy:
+        return "the agent runs another version"
+    return None
+
+
+def _agent_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
+    zip_path = package_path(facts.root, wanted.package)
+    start: tuple[str, ...] = (facts.python, "-I", zip_path, "agent", "--root", facts.root, "--replace")
+    if wanted.machine is not None and wanted.machine.efa and wanted.machine.install:
+        start = (*start, "--lock-memory")
+    if not wanted.power_off:
+        return (Command(argv=start),)
+    return (Command(argv=(*start, "--power-off-after", str(_POWER_OFF_AFTER_S), "--power-off", *wanted.power_off)),)
+
+
+def _image_commands(facts: Facts, wanted: Wanted) -> tuple[Command, ...]:
+    pull = (facts.python, package_path(facts.root, wanted.package), "image", "--root", facts.root)
+    return (Command(argv=pull, stdin=image_order(wanted), timeout_s=_PULL_TIMEOUT_S),)
+
+
+STEPS = (
+    MACHINE,
+    # The command returns when the agent has written its first status.
+    Step(name="agent", needed=_agent_needed, commands=_agent_commands, proves_itself=True),
+    Step(name="image", needed=image_reason, commands=_image_commands),
+    LAYER,
+    DATA,
+    GATE_STEP,
+    DRIVER,
+)

@@ -1,0 +1,215 @@
+"""Xids: what the driver writes to the kernel's log, what each means, and whether a node's GPUs may still be trusted.
+
+Source: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html), column "Resolution Bucket
+(Immediate Action)", read 2026-11: RESTART_APP and IGNORE leave the device in use; RESET_GPU, RESTART_BM (a new boot)
+and the NVLink workflows do not. 63 and 156 ask for a reset that may wait: nvidia-smi says so too (`repair_pending`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+
+from gpucloud.domain.node.hardware.gpus import GpuSample
+
+_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]{1,32})\): (?P<number>[0-9]{1,6})\b")
+
+# NVIDIA, "Fabric Manager user guide", SXid errors: `nvidia-nvswitch0: SXid (PCI:0000:c2:00.0): 20034, Fatal, Link 28`.
+_SWITCH_LINE = re.compile(r"nvidia-nvswitch[0-9]{1,4}: SXid \([^)]{0,64}\): (?P<number>[0-9]{1,6}), Fatal\b")
+# What Xid 154 says when a device was reset, or needed nothing after all (NVIDIA's Xid catalog).
+_RECOVERED = re.compile(r"Xid \([^)]{0,64}\): 154\b.* to 0x0 \(None\)")
+
+# What the driver could not mend while it runs: the device, or its link, must be reset or replaced.
+_BROKEN = {
+    46: "the GPU stopped processing",
+    48: "an uncorrectable memory error (double bit)",
+    54: "its auxiliary power is not connected",
+    62: "the GPU's controller halted",
+    64: "a bad row of memory could not be remapped",
+    74: "an NVLink error",
+    79: "the GPU has fallen off the bus",
+    95: "an uncontained memory error",
+    109: "a context switch timed out",
+    110: "a security fault",
+    119: "the GPU's system processor did not answer",
+    120: "the GPU's system processor failed",
+    136: "an NVLink failed to train",
+    140: "an unrecovered memory error",
+    143: "the GPU failed to initialise",
+    144: "an NVLink error (SAW)",
+    145: "an NVLink error (RLW)",
+    146: "an NVLink error (TLW)",
+    149: "an NVLink is down (NETIR)",
+    150: "an NVLink error (MSE)",
+    151: "a key could not be rotated",
+    155: "an NVLink error (software defined)",
+    158: "a fatal timeout of the GPU",
+    171: "an uncorrectable DRAM error",
+    172: "an uncorrectable SRAM error",
+}
+# Mended or contained by the driver; worth knowing, because they come before worse.
+_WEAK = {
+    63: "a bad row of memory is to be remapped",
+    92: "many corrected memory errors",
+    94: "a contained memory error",
+    156: "a part of the GPU was retired",
+    157: "a part of the GPU could not be retired",
+    168: "less memory than the GPU was made with",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Xid:
+    """One error: its number, and the device's PCI address as it was written; `switch`: a fatal one of an NVSwitch."""
+
+    number: int
+    pci: str
+    switch: bool = False
+
+
+class XidClass(str, Enum):
+    """What an Xid says of the machine."""
+
+    BROKEN = "broken"
+    WEAK = "weak"
+    APPLICATION = "application"  # a program's own fault, or of no consequence
+
+
+def xid_class(number: int) -> XidClass:
+    """Return what the Xid says; one that is not in the table is a program's: 13, 31, 43, 45 and their kind."""
+    if number in _BROKEN:
+        return XidClass.BROKEN
+    return XidClass.WEAK if number in _WEAK else XidClass.APPLICATION
+
+
+def xid_means(number: int) -> str:
+    """Return its meaning in a few words."""
+    return _BROKEN.get(number) or _WEAK.get(number) or "a program's own fault"
+
+
+def is_of_kernel(record: str) -> bool:
+    """Whether a record as /dev/kmsg gives it (`6,1234,5678901,-;text`) is the kernel's own, or no such record.
+
+    Programs may write there too; Linux has such records say so, by the facility in what stands above the level's three
+    bits (kernel, admin-guide and ABI: dev-kmsg).
+    """
+    prefix = re.match(r"([0-9]{1,9}),[0-9]", record)
+    return prefix is None or int(prefix[1]) >> 3 == 0
+
+
+def find_xid(line: str) -> Xid | None:
+    """Return the Xid in a line of the kernel's log, None for any other line."""
+    m = _LINE.search(line)
+    return Xid(number=int(m["number"]), pci=m["pci"]) if m else None
+
+
+def find_switch_error(line: str) -> int | None:
+    """Return the number of a fatal error of an NVSwitch in a line of the kernel's log, None for any other line."""
+    m = _SWITCH_LINE.search(line)
+    return int(m["number"]) if m else None
+
+
+def find_error(line: str) -> Xid | None:
+    """Return the Xid in a line of the kernel's log, or the fatal error of an NVSwitch; None for any other line."""
+    switch = find_switch_error(line)
+    return Xid(number=switch, pci="", switch=True) if switch is not None else find_xid(line)
+
+
+def is_recovered(line: str) -> bool:
+    """Whether the line says that a device needs no recovery any more."""
+    return _RECOVERED.search(line) is not None
+
+
+def pci_address(text: str) -> tuple[int, ...]:
+    """Return a PCI address as numbers: (domain, bus, device); () for other text.
+
+    Domains are written with four or eight digits or not at all, and functions are left out.
+    """
+    parts = text.partition(".")[0].split(":")
+    try:
+        return tuple(int(part, 16) for part in (["0", *parts] if len(parts) == 2 else parts))
+    except ValueError:
+        return ()
+
+
+def same_device(pci: str, other: str) -> bool:
+    """Whether two PCI addresses name one device."""
+    return pci_address(pci) == pci_address(other)
+
+
+# Whether the GPUs of a node may still be trusted while an attempt runs on them.
+
+
+_SILENT = timedelta(seconds=30)  # nvidia-smi answers within a second; a driver that hangs never does
+_LOST = timedelta(seconds=10)
+_MISSING = timedelta(seconds=5)
+_LOST_WORDS = ("gpu is lost", "unable to determine the device handle", "fallen off the bus")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signs:
+    """What was seen of the node's GPUs: at the attempt's start (`before`) and now.
+
+    `silent` is how long nvidia-smi has not told of any device, `said` its last words that were no figures;
+    `missing` how long a device of `before` has been left out; `xids` the errors since the start.
+    """
+
+    before: tuple[GpuSample, ...]
+    now: tuple[GpuSample, ...]
+    silent: timedelta = timedelta(0)
+    said: str = ""
+    missing: timedelta = timedelta(0)
+    xids: tuple[Xid, ...] = ()
+
+
+def illness(signs: Signs) -> str | None:
+    """Return why these GPUs must not be trusted any more, None while nothing speaks against them."""
+    return _by_xid(signs) or _by_ecc(signs) or _by_silence(signs) or _by_absence(signs)
+
+
+def absent(before: tuple[GpuSample, ...], now: tuple[GpuSample, ...]) -> tuple[GpuSample, ...]:
+    """Return the devices that were there and are not."""
+    there = {gpu.uuid for gpu in now}
+    return tuple(gpu for gpu in before if gpu.uuid not in there)
+
+
+def _by_xid(signs: Signs) -> str | None:
+    """Only errors of the node's own devices count, and of the switches that join them.
+
+    Several nodes may share one machine and its kernel log.
+    """
+    own = {pci_address(gpu.pci): gpu.index for gpu in signs.before}
+    for xid in signs.xids:
+        if xid.switch and len(signs.before) > 1:
+            return f"a fatal error of an NVSwitch (SXid {xid.number})"
+        place = pci_address(xid.pci)
+        if xid_class(xid.number) is XidClass.BROKEN and place in own:
+            return f"GPU {own[place]}: {xid_means(xid.number)} (Xid {xid.number})"
+    return None
+
+
+def _by_ecc(signs: Signs) -> str | None:
+    counted = {gpu.uuid: gpu.ecc_uncorrected for gpu in signs.before}
+    for gpu in signs.now:
+        earlier = counted.get(gpu.uuid)
+        if earlier is not None and gpu.ecc_uncorrected is not None and gpu.ecc_uncorrected > earlier:
+            new = gpu.ecc_uncorrected - earlier
+            return f"GPU {gpu.index}: {new} uncorrected memory error{'s' if new > 1 else ''} during the attempt"
+    return None
+
+
+def _by_silence(signs: Signs) -> str | None:
+    lost = any(word in signs.said.lower() for word in _LOST_WORDS)
+    if not signs.before or signs.silent < (_LOST if lost else _SILENT):
+        return None
+    said = f": {signs.said}" if signs.said else ""
+    return f"nvidia-smi has told of no GPU for {signs.silent.total_seconds():.0f} s{said}"
+
+
+def _by_absence(signs: Signs) -> str | None:
+    gone = absent(signs.before, signs.now)
+    if not gone or not signs.now or signs.missing < _MISSING:
+        return None
+    return f"GPU {gone[0].index} ({gone[0].uuid}) is no longer listed"

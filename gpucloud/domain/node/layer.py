@@ -1,0 +1,322 @@
+"""A job's Python layer on a node: when two are the same, when one is needed, which build of torch fits the driver."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+import re
+import shlex
+from dataclasses import dataclass
+from itertools import pairwise
+
+from gpucloud.domain.node.hardware.gpus import is_older, least_driver
+
+BOTO3 = "boto3>=1.36"
+"""What a store in S3 needs: the first with conditional writes (IfMatch on PutObject)."""
+
+ISAL = "isal>=1.7"
+"""What makes it cheaper, where there is a wheel of it: two fifths of a save's time on the CPU are CRC32 by zlib."""
+
+# Lines of a requirements file (pip's reference, requirements file format), which conda's files hold as a list's.
+_NESTED = re.compile(r"^[ \t]*(?:- +[\"']?)?(?:-r|-c|--requirement|--constraint)[ \t=]*([^\s#\"']+)", re.MULTILINE)
+_OF_THE_TREE = ("pyproject.toml", "setup.cfg", "setup.py")
+_FILE_OPTIONS = ("-r", "-c", "--requirement", "--requirements", "--constraint", "--constraints")
+_FILE_IN_OPTION = re.compile(r"(?:-[rc]|--requirements?=|--constraints?=)(.+)")
+_LOCAL_OPTIONS = ("-e", "-f", "--editable", "--find-links")
+_LOCAL_IN_OPTION = re.compile(r"(?:-[ef](?=[^=\s])|--editable=|--find-links=)(.+)")
+_LISTED = re.compile(r"^\s*- +")
+_DOTTED = re.compile(r"\.{1,2}(?:[/\[]|$)")
+_ARCHIVE = re.compile(r"\.(?:whl|zip|tar|tgz|tar\.\w+)$")
+
+# A line of `sh`, as far as it takes to tell what is called with which words.
+_SHELL = re.compile(
+    r"""(?:[ \t\r]|\\\n)+ | \#[^\n]*
+    | (?P<end>&&|\|\||[;&|\n()])
+    | (?P<into>\d*(?:>>|>&|<&|>|<(?!<))[ \t]*)
+    | (?P<word>(?:[^\s;&|()<>"'\\`] | \\. | '[^']*' | "(?:[^"\\`]|\\.)*")+)""",
+    re.DOTALL | re.VERBOSE,
+)
+_ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
+_NO_PART = frozenset({"sudo", "exec", "time", "command", "nice", "-n", "-E", "-y", "!"})
+# What these do does not depend on the tree, whatever their words are, as long as none is a path in it.
+_OF_NO_TREE = frozenset(
+    {"apt", "apt-get", "dnf", "yum", "apk", "conda", "mamba", "micromamba", "echo", "printf", "true", ":", "set"}
+    | {"export", "unset", "mkdir", "curl", "wget", "cat", "ls", "which", "date", "nvidia-smi", "sleep", "test", "["}
+)
+_MODULES = frozenset({"ensurepip", "spacy", "nltk.downloader"})
+# Of the job's variables, those that builds of packages read and that say where packages come from.
+_BUILD_VARIABLES = re.compile(
+    r"PIP_|UV_|CONDA_|MAMBA_|CMAKE|SKBUILD|CC$|CXX$|NVCC|\w*(?:FLAGS|BUILD|CUDA|ROCM|ARCH|FORCE|SKIP|COMPILE)"
+)
+_NAMED_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWanted:
+    """What a job wants of its Python: `always` a layer of its own (setup, conda), or one for what the base lacks.
+
+    `digest` is the hash of all that the layer depends on, save what is the node's own.
+    """
+
+    digest: str
+    always: bool
+    boto3: bool
+    torch: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerOrder:
+    """A layer to be made: the user's commands, none if empty, run in `code` with `env` added, in a conda environment
+    from the file `conda`, if there is one. Mirrors are URLs in place of the usual ones. `env` may hold secrets.
+    """
+
+    wanted: LayerWanted
+    setup: str
+    code: str
+    conda: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+    pip_mirror: str | None = None
+    torch_mirror: str | None = None
+
+
+def is_needed(wanted: LayerWanted, *, boto3: str | None, torch: str | None) -> bool:
+    """Whether the job needs a layer where the base interpreter has these versions."""
+    lacks = (wanted.boto3 and not suffices(boto3)) or (wanted.torch and torch is None)
+    return wanted.always or lacks
+
+
+def suffices(version: str | None) -> bool:
+    """Whether this boto3 can write to a store; None is that there is none."""
+    parts = re.match(r"(\d+)\.(\d+)", version or "")
+    return parts is not None and (int(parts[1]), int(parts[2])) >= (1, 36)
+
+
+def setup_files(setup: str) -> tuple[str, ...]:
+    """Return the files that a setup text names and whose content decides what it installs, such as requirements.txt."""
+    found = re.findall(r"(?<![\w./-])(?:-[rc])?([\w./][\w./-]*\.(?:txt|toml|lock|in|cfg|ya?ml))\b", setup)
+    named = (name for words in _commands(setup) or () for name in _files_of(words))
+    return tuple(dict.fromkeys((*found, *named)))
+
+
+def nested_files(name: str, text: str) -> tuple[str, ...]:
+    """Return the files of the tree that a requirements file names in its turn, by their paths in the tree."""
+    found = (posixpath.normpath(posixpath.join(posixpath.dirname(name), one)) for one in _NESTED.findall(text))
+    return tuple(dict.fromkeys(path for path in found if not path.startswith(("/", "../")) and ":" not in path))
+
+
+def requirement_files(setup: str) -> tuple[str, ...]:
+    """Return the files that may name packages: those in the text, and the tree's own where it is installed from."""
+    return (*setup_files(setup), *(_OF_THE_TREE if setup_uses_tree(setup) else ()))
+
+
+def setup_uses_tree(setup: str) -> bool:
+    """Whether anything in the synced tree may count for what a setup text makes, beside the files that it names.
+
+    It does (`pip install -e .`, `bash install.sh`, `uv sync`, `make`), unless every command is known to install by
+    names and by such files: a layer made once too often costs minutes, one that is taken though the tree has changed
+    trains on the old packages.
+    """
+    commands = _commands(setup)
+    return commands is None or any(map(_may_use_tree, commands))
+
+
+def setup_variables(setup: str, env: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """Return those of the job's variables on which it depends what a setup makes.
+
+    All where it runs what cannot be told; else those that it names, and those that builds read (`CMAKE_ARGS`,
+    `TORCH_CUDA_ARCH_LIST`, `PIP_EXTRA_INDEX_URL`). A learning rate makes no new layer.
+    """
+    if setup_uses_tree(setup):
+        return env
+    named = frozenset(_NAMED_VARIABLE.findall(setup))
+    return tuple((name, value) for name, value in env if name in named or _BUILD_VARIABLES.match(name))
+
+
+def _commands(setup: str) -> tuple[tuple[str, ...], ...] | None:
+    """Return the words of each command of a shell text, unquoted; None where this is not enough of a shell for it."""
+    commands: list[list[str]] = [[]]
+    if re.search(r'"[^"]*\$\(', setup):
+        return None  # a command within a word
+    at, into = 0, False
+    while at < len(setup):
+        found = _SHELL.match(setup, at)
+        if found is None:
+            return None
+        at = found.end()
+        if found["end"]:
+            commands.append([])
+        elif found["word"] and not into:
+            try:
+                commands[-1] += shlex.split(found["word"])
+            except ValueError:
+                return None
+        into = found["into"] is not None
+    return tuple(tuple(words) for words in map(_called, commands) if words)
+
+
+def _called(words: list[str]) -> list[str]:
+    """Return a command without what stands before its name."""
+    while words and (words[0] in _NO_PART or _ASSIGNED.match(words[0])):
+        words = words[1:]
+    return words
+
+
+def _may_use_tree(words: tuple[str, ...]) -> bool:
+    asked = _asked_of_pip(words)
+    if asked is not None:
+        named = frozenset(_files_of(words))
+        return _installs_tree(tuple(word for word in asked if word not in named))
+    match words:
+        case ("python" | "python3", "-m", module, *rest) if module in _MODULES:
+            return any(map(_is_in_tree, rest))
+        case ("git", "clone" | "lfs" | "config", *rest):
+            return any(map(_is_in_tree, rest))
+        case _:
+            return words[0] not in _OF_NO_TREE or any(map(_is_in_tree, words[1:]))
+
+
+def _asked_of_pip(words: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return the words behind `pip install`, in whatever spelling; None for what is none."""
+    match words:
+        case ("python" | "python3", "-m", "pip", *rest) | ("uv", "pip", *rest) | ("pip" | "pip3", *rest):
+            left = list(rest)
+        case _:
+            return None
+    while left and left[0].startswith("-"):
+        left = left[1:]
+    return tuple(left[1:]) if left and left[0] in ("install", "sync", "uninstall", "list", "freeze", "check") else None
+
+
+def _files_of(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the files of the tree in which a call of pip, or of uv for it, finds more to install."""
+    asked = _asked_of_pip(words)
+    if asked is None:
+        return ()
+    found = [word for before, word in pairwise(("", *asked)) if before in _FILE_OPTIONS]
+    found += [match[1] for word in asked if (match := _FILE_IN_OPTION.fullmatch(word))]
+    if "sync" in words[:4]:
+        found += [word for word in asked if not word.startswith("-")]
+    return tuple(name for name in found if "://" not in name and "$" not in name and not name.startswith("/"))
+
+
+def _installs_tree(asked: tuple[str, ...]) -> bool:
+    """Whether pip is asked for a folder or an archive of the tree, or told to look for some there."""
+    for before, word in pairwise(("", *asked)):
+        local = _LOCAL_IN_OPTION.fullmatch(word)
+        value = local[1] if local else word if before in _LOCAL_OPTIONS else ""
+        if value and "://" not in value and not value.startswith("/"):
+            return True
+        if not word.startswith("-") and _is_in_tree(word):
+            return True
+    return False
+
+
+def _is_in_tree(word: str) -> bool:
+    """Whether a word is a path in the tree, or may be one once the shell has put a variable's value in."""
+    if "file:" in word:
+        return True
+    if "://" in word or word.startswith(("/", "-")):
+        return False
+    return "/" in word or word.startswith("$") or bool(_DOTTED.match(word) or _ARCHIVE.search(word))
+
+
+def _names_tree(name: str, data: bytes) -> bool:
+    """Whether a file that a setup reads installs from the tree: the lines of a requirements file, or of conda's."""
+    text = data.decode("utf-8", errors="replace")
+    if name.endswith((".toml", ".lock", ".cfg")):
+        return False  # they say how a project is made, and whoever makes that has named the tree
+    lines = (re.sub(r"(?:^|\s)#.*|\s;.*", "", line) for line in text.splitlines())
+    return any(_installs_tree(tuple(_LISTED.sub("", line).replace('"', "").replace("'", "").split())) for line in lines)
+
+
+def setup_digest(
+    setup: str,
+    files: tuple[tuple[str, bytes], ...],
+    code: str,
+    *,
+    env: tuple[tuple[str, str], ...] = (),
+    requirements: tuple[str, ...] = (),
+    conda: bytes | None = None,
+) -> str:
+    """Return the hash of all that a layer depends on, save what is the node's own; `code` counts if the tree is used.
+
+    `env` are the job's variables without its secrets; `requirements` is what the layer must have beside what the setup
+    installs; `conda` an environment file's content. Mirrors do not count: the same packages come from them.
+    """
+    read = (*files, ("conda.yml", conda or b""))
+    uses_tree = setup_uses_tree(setup) or any(_names_tree(name, data) for name, data in read)
+    parts = [setup, code if uses_tree else ""]
+    parts += [f"{name}: {value}" for name, value in setup_variables(setup, env)]
+    parts += [f"{name}={hashlib.sha256(data).hexdigest()}" for name, data in files]
+    parts += requirements
+    if conda is not None:
+        parts.append(f"conda: {hashlib.sha256(conda).hexdigest()}")
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def layer_key(digest: str, *, python: str, version: tuple[int, ...], platform: str, torch_index: str) -> str:
+    """Return the layer's name: the same wishes on the same interpreter, platform and kind of GPU are the same layer."""
+    parts = [digest, python, list(version), platform, torch_index]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+
+
+# Which build of torch a driver can run, and where it is found.
+
+
+TORCH = "torch>=2.6,<2.14"
+"""What is installed for a torchrun job that names no torch itself: the range that this package is tested with."""
+
+USUAL_INDEX = "https://download.pytorch.org/whl"
+
+CPU = "cpu"
+_DEFAULT_ON_PYPI = "cu130"  # PyPI's Linux wheels for x86-64, torch 2.11 to 2.13 (wheel metadata, 2026-11)
+
+# Wheels of CUDA 12.8 and 13 hold code for Turing and newer; those of 12.6 go back to Maxwell, and from torch 2.11 on
+# leave Hopper out (pytorch/pytorch issues 172352 and 178665, RELEASE.md; read 2026-11). cu128 ends with torch 2.11.
+_OLD_GPUS = re.compile(
+    r"\b(V100S?|TITAN V|GV100|P100|P40|P4|GTX 10\d\d|TITAN Xp?|M60|M40|M4|GTX 9\d\d|Quadro [PM]\d+)\b"
+)
+
+
+def torch_index(driver: str | None, names: tuple[str, ...] = ()) -> str:
+    """Return the index of torch's wheels for a machine with this driver and GPUs of these names; `cpu` without one.
+
+    A driver that is too old for any gets `cu126`: the check of what was installed says so with both versions.
+    """
+    if driver is None:
+        return CPU
+    if any(_OLD_GPUS.search(name) for name in names):
+        return "cu126"
+    newest = next((cuda for cuda in ("13", "12") if not is_older(driver, least_driver(cuda) or "")), "11")
+    return {"13": "cu130", "12": "cu128", "11": "cu126"}[newest]
+
+
+def torch_url(index: str, mirror: str | None, machine: str) -> str | None:
+    """Return the URL of the index; None where the usual index of packages has that very build."""
+    if mirror is None and index == _DEFAULT_ON_PYPI and machine == "x86_64":
+        return None
+    return f"{(mirror or USUAL_INDEX).rstrip('/')}/{index}"
+
+
+def why_no_gpu(torch: str, cuda: str | None, driver: str) -> str | None:
+    """Return why this torch would not use GPUs under this driver, with both versions; None if it would."""
+    if cuda is None:
+        return f"torch {torch} is built for the CPU, and the node has NVIDIA GPUs (driver {driver})"
+    least = least_driver(cuda)
+    if least is not None and is_older(driver, least):
+        return f"torch {torch} is built for CUDA {cuda}, which needs driver {least}; the node has {driver}"
+    return None
+
+
+def names_torch(text: str) -> bool:
+    """Whether a setup text, a requirements file or a conda file installs torch by its name."""
+    return re.search(r"(?<![\w.-])(?:py)?torch(?:-\d|(?![\w./-]|\s*:))", _without_comments(text)) is not None
+
+
+def _without_comments(text: str) -> str:
+    return re.sub(r"(?m)(^|\s)#.*$", "", text)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))

@@ -1,0 +1,172 @@
+"""Nodes as the cloud lists them, and its notices when it takes one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from enum import Enum
+
+from gpucloud.domain.offer import Pool
+from gpucloud.domain.untrusted.bounds import in_calendar
+
+
+class NodeState(str, Enum):
+    """The cloud's own word on a node."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    TERMINATED = "terminated"
+
+
+class EndCause(str, Enum):
+    """Why a node ended; decides what is charged."""
+
+    INTERRUPTED = "interrupted"  # the cloud took it
+    SCHEDULE = "schedule"  # the prepaid time was over
+    CHOICE = "choice"  # we ended it
+    CRASH = "crash"  # the embedded cloud itself died
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One machine of a node group. `host_key` is `ssh-ed25519 AAAA…`, pinned; None until it is known.
+
+    `address` and `port` are where SSH listens for the supervisor; `private_address` is what the other
+    nodes reach; `interface` carries traffic between nodes (`GLOO_SOCKET_IFNAME`), None where the cloud does not say:
+    the node's agent then finds it. `proxy` is a command whose input and output lead to SSH, empty for none. `root` is
+    the agent's folder, from the login's home; `devices` are the GPUs of the machine that are the node's (indices or
+    UUIDs, as CUDA_VISIBLE_DEVICES takes them), empty for all. `impaired`: the cloud itself finds that it does not work.
+    `relieved`: another machine was started in its place, and the level counts it no more; it ends with its group.
+    `end_cause` is set before the end where the cloud is to end it by our choice.
+    """
+
+    id: str
+    pool: Pool
+    state: NodeState
+    launched_at: datetime
+    address: str
+    port: int
+    user: str
+    private_address: str
+    interface: str | None
+    host_key: str | None = None
+    proxy: tuple[str, ...] = ()
+    root: str = ".gpucloud"
+    devices: tuple[str, ...] = ()
+    relieved: bool = False
+    ended_at: datetime | None = None
+    end_cause: EndCause | None = None
+    impaired: bool = False
+
+
+class Fault(str, Enum):
+    """What kind of refusal a cloud's error is; decides the next step (DESIGN §7)."""
+
+    CAPACITY = "capacity"  # none there now: another pool
+    QUOTA = "quota"  # the account may not have so many: another family or region, or ask for more
+    CREDENTIALS = "credentials"  # the caller is not known, or no longer
+    PERMISSION = "permission"  # the caller, or the cloud's own service for it, may not do this
+    PARAMETER = "parameter"  # the request can never succeed as it is
+    THROTTLING = "throttling"  # too many calls: slower
+    TRANSIENT = "transient"  # the same call may succeed later
+    UNKNOWN = "unknown"  # stop safely
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The cloud did not start a machine: of which pool, its own code, what that means in one line, and when.
+
+    `hint` is what to do about it where no other pool helps.
+    """
+
+    pool: Pool
+    fault: Fault
+    code: str
+    message: str
+    at: datetime
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView:
+    """A node group as listed: its level, its shut-off time, every node alive or lately ended, and late refusals."""
+
+    exists: bool
+    size: int
+    armed_until: datetime | None
+    nodes: tuple[Node, ...]
+    refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def alive(self) -> tuple[Node, ...]:
+        """Nodes that may cost money."""
+        return tuple(node for node in self.nodes if node.state is not NodeState.TERMINATED)
+
+    @property
+    def counted(self) -> tuple[Node, ...]:
+        """Nodes that the level counts: alive and not relieved."""
+        return tuple(node for node in self.alive if not node.relieved)
+
+    @property
+    def most_alive(self) -> int:
+        """How many nodes may cost money at once: the level may ask for some that are not there yet."""
+        return max(len(self.counted), self.size) + len(self.alive) - len(self.counted)
+
+
+NO_GROUP = GroupView(exists=False, size=0, armed_until=None, nodes=())
+"""What is listed where there is no group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """The cloud will take the node at `at` (EC2: `spot/instance-action`)."""
+
+    action: str
+    at: datetime
+
+
+# What the instance metadata service says about the node's end, as a `Notice`.
+
+
+_ACTIONS = ("terminate", "stop", "hibernate")
+
+
+def notice_from(instance_action: str) -> Notice | None:
+    """Return the notice in a `spot/instance-action` document; None for a document that says nothing known.
+
+    `{"action": "terminate", "time": "2017-09-18T08:22:00Z"}` (EC2 User Guide, "Spot Instance interruption
+    notices"). An unknown document is no reason to stop a training run, hence None and no error.
+    """
+    try:
+        document = json.loads(instance_action)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict) or document.get("action") not in _ACTIONS:
+        return None
+    at = _time(document.get("time"))
+    return Notice(action=document["action"], at=at) if at else None
+
+
+def recommended_at(rebalance: str) -> datetime | None:
+    """Return since when a `events/recommendations/rebalance` document recommends to leave; None for an unknown one.
+
+    `{"noticeTime": "2020-10-27T08:22:00Z"}` (EC2 User Guide, "EC2 instance rebalance recommendations").
+    """
+    try:
+        document = json.loads(rebalance)
+    except (ValueError, RecursionError):
+        return None
+    return _time(document.get("noticeTime")) if isinstance(document, dict) else None
+
+
+def _time(text: object) -> datetime | None:
+    if not isinstance(text, str):
+        return None
+    try:
+        # Python 3.10 does not read the `Z`.
+        at = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        at = at.replace(tzinfo=timezone.utc) if at.tzinfo is None else at.astimezone(timezone.utc)
+    except (ValueError, OverflowError):
+        return None
+    return at if in_calendar(at) else None

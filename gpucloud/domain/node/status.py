@@ -1,0 +1,225 @@
+"""The two files through which supervisor and agent speak: `desired.json` down, `status.json` up.
+
+Both are levels: written whole, as often as one likes. The agent refuses a `Desired` whose epoch is lower
+than the highest that it has seen, and never starts the same attempt twice.
+All paths live under the agent's root on the node, `~/.gpucloud` or a folder of one job below it (`Node.root`):
+
+    lib/gpucloud-<sha>.zip     the package, shipped
+    agent/desired.json         Desired, by the supervisor
+    agent/status.json          Status, by the agent, several times a second while something changes
+    code/<sha>/                synced code
+    attempts/<number>/         launch.json, launcher.log, rank-<rank>.log, rank-<rank>.times (when output came),
+                               stop.json, progress.json, saving.json, left-<rank>.json, done-<rank>.json, exit.json
+                               (the agent's verdict); <number> has four digits
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import datetime
+from enum import Enum
+
+from gpucloud.domain.codec import Malformed, from_json, to_json
+from gpucloud.domain.node.container import ContainerRun
+from gpucloud.domain.node.hardware.gpus import GpuSample
+from gpucloud.domain.node.hardware.host import HostSample
+from gpucloud.domain.node.node import Notice
+from gpucloud.domain.untrusted.bounds import COUNTED, MOST_RANKS
+
+_MOST, _MOST_TOTAL, _LONGEST_S, _LONGEST_TEXT, _MOST_GPUS = 1 << 60, 1 << 64, 1e10, 4000, 256
+_EXIT_CODES = range(-128, 256)  # below nothing: the signal that ended it
+
+
+class Stop(str, Enum):
+    """What the supervisor wants of the running attempt."""
+
+    NO = "no"
+    SAVE = "save"  # ranks save at a common step, then leave
+    ABORT = "abort"  # every rank tells in its output where it is, then the whole process tree is killed
+    KILL = "kill"  # the whole process tree, now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One attempt on one node: `argv` run in `directory` with `env` added; secrets are in `env`, the file is 0600.
+
+    `address` is the node's own private one: where `env` names no interface for collectives, the agent finds it by it.
+    The values of the `hidden` variables are shown nowhere. With `container`, `argv` runs in one. `keeper` are words
+    before it all: the process that keeps the directory of a script that saves by itself, and starts the rest.
+    `sharing` is how many processes share the node's CPUs, 0 where one has them all.
+    """
+
+    attempt: int
+    argv: tuple[str, ...]
+    directory: str
+    env: tuple[tuple[str, str], ...]
+    address: str | None = None
+    hidden: tuple[str, ...] = ()
+    container: ContainerRun | None = None
+    keeper: tuple[str, ...] = ()
+    sharing: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desired:
+    """The level that the supervisor wants of a node."""
+
+    epoch: int
+    launch: Launch | None
+    stop: Stop
+    paid_until: datetime | None
+
+
+class RunState(str, Enum):
+    """The node's part in one attempt."""
+
+    RUNNING = "running"
+    EXITED = "exited"
+
+
+class Outcome(str, Enum):
+    """How the node's part ended. Files in the attempt's folder decide before the exit code does."""
+
+    DONE = "done"  # `run.done()` was called, or exit 0 of a script that does not use the library
+    LEFT = "left"  # every rank saved and left (exit 75)
+    BARRED = "barred"  # what was saved could not be read then and there: nothing was begun without it
+    FAILED = "failed"  # anything else, when nobody asked for the end
+    KILLED = "killed"  # we killed it, or the agent that watched it died
+
+
+EXCUSED = frozenset({Outcome.BARRED, Outcome.KILLED})
+"""No fault of the script: another attempt may do better."""
+
+UNTOLD = "script"
+"""The phase of a script of which nothing is known but its checkpoints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What rank 0's script reports through `gpucloud.resume`; `phase` is one of start, train, save, evaluate, done.
+
+    After `run.done()` the phase stays done, whatever else the script does.
+
+    For a script that does not, its steps are what was kept of its directory, and the phase is UNTOLD.
+    """
+
+    step: int
+    first_step: int
+    total_steps: int | None
+    loss: float | None
+    phase: str
+    committed_step: int | None
+    step_seconds: float | None  # median of the last steps
+    age_s: float  # seconds since the script last wrote it, by the node's clock
+    waiting_share: float | None = None  # of the last steps' time, from 0 to 1: waiting for the next batch
+    longest_s: float | None = None
+    """The longest step but the first; None before the second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStatus:
+    """The node's part in the newest attempt; `output` is how many bytes each local rank has written.
+
+    `dropped` is how many of them, from the beginning, the node keeps no longer.
+    """
+
+    attempt: int
+    state: RunState
+    outcome: Outcome | None
+    exit_code: int | None
+    progress: Progress | None
+    failed_rank: int | None  # the first local rank that failed, as a global rank
+    output: tuple[tuple[int, int], ...] = ()
+    dropped: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What the agent says of its node. `beat` rises with every write; `epoch` is the highest seen.
+
+    `gpus` is the newest sample of each device, `ill` why a GPU here must not be trusted any more, `host` how the
+    machine itself is used; `rebalance` is since when the cloud recommends to leave it.
+    `desired_sha256` is of the `desired.json` that the agent goes by, empty before the first one.
+    """
+
+    beat: int
+    epoch: int
+    boot_id: str
+    notice: Notice | None
+    attempt: AttemptStatus | None
+    desired_sha256: str = ""
+    gpus: tuple[GpuSample, ...] = ()
+    ill: str | None = None
+    host: HostSample | None = None
+    rebalance: datetime | None = None
+
+
+def desired_to_json(desired: Desired) -> str:
+    """Return the text of `desired.json`. It may hold secrets: write it with mode 0600."""
+    return to_json(desired)
+
+
+def desired_from_json(text: str | bytes) -> Desired:
+    """Return what the supervisor wants; raises Malformed (a ValueError) for anything torn or unknown."""
+    return from_json(Desired, text, of_any_version=True)
+
+
+def status_to_json(status: Status) -> str:
+    """Return the text of `status.json`."""
+    return to_json(status)
+
+
+def status_from_json(text: str | bytes) -> Status:
+    """Return what the agent says; raises Malformed (a ValueError) for anything torn, unknown or impossible."""
+    status = from_json(Status, text, of_any_version=True)
+    if not _is_possible(status):
+        raise Malformed("Status: a number, a time or a text that cannot be")
+    return status
+
+
+def is_possible_part(part: AttemptStatus) -> bool:
+    """Whether a node's part can stand so: within what machines and scripts have. All of it is reckoned with."""
+    rows = (*part.output, *part.dropped)
+    return (
+        0 <= part.attempt < COUNTED
+        and (part.exit_code is None or part.exit_code in _EXIT_CODES)
+        and all(0 <= rank < MOST_RANKS for rank in (part.failed_rank or 0, *(rank for rank, _ in rows)))
+        and all(0 <= length <= _MOST for _, length in rows)
+        and (part.progress is None or is_possible_progress(part.progress))
+    )
+
+
+def is_possible_progress(progress: Progress) -> bool:
+    """Whether a script can stand so; it may mean to make more steps than any makes."""
+    counts = (progress.step, progress.first_step, progress.committed_step or 0)
+    seconds = (progress.step_seconds or 0.0, progress.longest_s or 0.0)
+    return (
+        all(0 <= count < COUNTED for count in counts)
+        and 0 <= (progress.total_steps or 0) <= _MOST_TOTAL
+        and all(0 <= span <= _LONGEST_S for span in (*seconds, abs(progress.age_s), abs(progress.waiting_share or 0.0)))
+        and len(progress.phase) <= _LONGEST_TEXT
+    )
+
+
+def _is_possible(status: Status) -> bool:
+    """Whether everything is within what machines have: what runs there may write it, and it is reckoned with."""
+    samples = (*status.gpus, *((status.host,) if status.host else ()))
+    texts = [status.boot_id, status.ill or "", status.desired_sha256, status.notice.action if status.notice else ""]
+    return (
+        0 <= status.beat <= _MOST
+        and 0 <= status.epoch < COUNTED
+        and (status.attempt is None or is_possible_part(status.attempt))
+        and all(len(text) <= _LONGEST_TEXT for text in texts)
+        and len(status.gpus) <= _MOST_GPUS
+        and all(0 <= sample.index < _MOST_GPUS for sample in status.gpus)
+        and all(map(_is_possible_sample, samples))
+    )
+
+
+def _is_possible_sample(sample: GpuSample | HostSample) -> bool:
+    values = [getattr(sample, field.name) for field in fields(sample)]
+    words = [value for value in values if isinstance(value, str)] + [
+        word for value in values if isinstance(value, tuple) for word in value
+    ]
+    numbers = [value for value in values if isinstance(value, int | float)]
+    return all(-_MOST <= number <= _MOST for number in numbers) and sum(map(len, words)) <= _LONGEST_TEXT

@@ -1,0 +1,387 @@
+"""The job's one state object: state, lease and fence at once (DESIGN §6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from enum import Enum
+
+from gpucloud.domain.node.node import EndCause, Fault
+from gpucloud.domain.node.status import Outcome, Stop
+from gpucloud.domain.offer import EfaLayout, Pool
+
+VERSION = 1
+"""Of the state as it is stored; one that was written by another version is neither read nor written."""
+
+
+class JobStatus(str, Enum):
+    """Where a job stands, as users see it."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will be done for the job."""
+        return self in (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED)
+
+
+class ExitReason(str, Enum):
+    """Why an attempt, or the job, ended; answers status, exit code and retry in one place."""
+
+    SUCCEEDED = "succeeded"
+    USER_ERROR = "user_error"
+    INTERRUPTED = "interrupted"
+    NO_CAPACITY = "no_capacity"
+    LOST = "lost"
+    HUNG = "hung"
+    BUDGET = "budget"
+    DEADLINE = "deadline"
+    IDLE = "idle"
+    STOPPED = "stopped"
+    MOVED = "moved"
+    GROWN = "grown"
+    UNPREPARED = "unprepared"
+
+    @property
+    def retried(self) -> bool:
+        """Whether another attempt follows by itself."""
+        return self in _RETRIED
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of `gpucloud train` when the job ends for this reason (DESIGN §10)."""
+        return _EXIT_CODES[self]
+
+    @property
+    def status(self) -> JobStatus:
+        """The job's status when it ends for this reason."""
+        if self is ExitReason.SUCCEEDED:
+            return JobStatus.SUCCEEDED
+        stopped = self in (ExitReason.STOPPED, ExitReason.IDLE)  # as the user wished, now or in the job file
+        return JobStatus.STOPPED if stopped else JobStatus.FAILED
+
+
+_RETRIED = (ExitReason.INTERRUPTED, ExitReason.LOST, ExitReason.HUNG, ExitReason.MOVED, ExitReason.GROWN)
+_EXIT_CODES = {
+    ExitReason.SUCCEEDED: 0,
+    ExitReason.USER_ERROR: 20,
+    ExitReason.INTERRUPTED: 21,
+    ExitReason.NO_CAPACITY: 11,
+    ExitReason.LOST: 21,
+    ExitReason.HUNG: 21,
+    ExitReason.MOVED: 21,
+    ExitReason.GROWN: 21,
+    ExitReason.BUDGET: 10,
+    ExitReason.DEADLINE: 12,
+    ExitReason.IDLE: 16,
+    ExitReason.UNPREPARED: 14,
+    ExitReason.STOPPED: 130,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The supervisor that holds the lease; `started` tells a process from a later one with its pid.
+
+    Pids mean something within one `space` only (Linux: the PID namespace); nodes of the embedded fleet have their own.
+    `node` is the machine of the job that drives it, empty for a supervisor outside.
+    """
+
+    id: str
+    host: str
+    pid: int
+    started: str
+    since: datetime
+    space: str = ""
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UseSpan:
+    """A stretch of training on one machine: how long it was, and each GPU's mean use in it, in percent."""
+
+    seconds: float
+    uses: tuple[float | None, ...]
+    """By the GPUs' index; None for one that does not tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A node in an attempt, with its node rank."""
+
+    node_id: str
+    rank: int
+    outcome: Outcome | None = None
+    """How its part ended, None while it runs: kept here, because the machine may be gone before the others end."""
+    use: tuple[UseSpan, ...] = ()
+    """How it used its GPUs over the window of the job's `idle:` policy, while the attempt is open."""
+    used_until: datetime | None = None
+    """When the last sample of that was taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingOutput:
+    """An output of the job file that did not come home, or not whole."""
+
+    path: str
+    """As the job file names it; it may be a pattern."""
+    why: str
+    nearest: str | None = None
+    """What there is of a similar name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One launch on one set of nodes; `first_step` is the first step run, `last_step` the last one seen.
+
+    `port` is where the ranks meet, on the node of rank 0. `condemned` is why we are ending it, written down before
+    anything is done, when, and how firmly. `saved_step` is the newest committed step that it knew of, `step_seconds`
+    the median of its steps; `pace_s` is what a step takes by the clock, saves and evaluation included, `stepped_at`
+    when its first step was made, `last_step_at` when the last one was seen, and `total_steps` how many the job has.
+    """
+
+    number: int
+    members: tuple[Member, ...]
+    port: int
+    started_at: datetime
+    condemned: ExitReason | None = None
+    condemned_at: datetime | None = None
+    ordered: Stop = Stop.NO
+    first_step: int | None = None
+    last_step: int | None = None
+    ended_at: datetime | None = None
+    reason: ExitReason | None = None
+    saved_step: int | None = None
+    step_seconds: float | None = None
+    pace_s: float | None = None
+    stepped_at: datetime | None = None
+    last_step_at: datetime | None = None
+    total_steps: int | None = None
+    killed_at: datetime | None = None
+    """When its ranks were first ordered to be killed: what still runs long after that does not die."""
+    failed_at: datetime | None = None
+    """Since when a member's script is known to have failed."""
+    broken_at: datetime | None = None
+    """Since when some members are over that were not done, while others still work."""
+    unbrought_at: datetime | None = None
+    """Since when its outputs cannot be brought home, nor anywhere else."""
+    outputs_still_at: datetime | None = None
+    """Since when nothing of its outputs has come, while they are being brought."""
+    longest_step_s: float | None = None
+    """The longest that a step took which came, the attempt's first left out: a hang is longer."""
+    tree: str = ""
+    """The tree of the job's code that all its ranks run, by its hash; outputs are looked for there."""
+    missing_outputs: tuple[MissingOutput, ...] = ()
+    """What did not come home when it ended, and no other attempt followed."""
+
+
+class InterruptionKind(str, Enum):
+    """How a node was taken."""
+
+    NOTICE = "notice"
+    LOST = "lost"
+    FROZEN = "frozen"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interruption:
+    """One node that was taken."""
+
+    node_id: str
+    kind: InterruptionKind
+    attempt: int | None
+    """The attempt that it had a part in; None for one that stood beside, or between two attempts."""
+    noticed_at: datetime
+    resumed_at: datetime | None = None
+    """When the attempt after its own made its first step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantine:
+    """A node that the gate refused, or that fell ill: why, and since when. It is never used again for this job."""
+
+    node_id: str
+    why: str
+    at: datetime
+    may_pass: bool = False
+    """Whether the reason may pass, as what others do there now: its host may be taken again, as a new node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLife:
+    """A node that the job has paid for, from its launch to its end; `charged` once its charge is in the ledger."""
+
+    node_id: str
+    pool: Pool
+    launched_at: datetime
+    ended_at: datetime | None = None
+    end_cause: EndCause | None = None
+    charged: bool = False
+    missing_at: datetime | None = None
+    """Since when the cloud lists it no longer, though no end of it is known."""
+    silent_at: datetime | None = None
+    """Since when it does not answer, or its agent tells nothing that can be read; None while it does."""
+    prepared: bool = False
+    """Whether it was ever ready for attempts."""
+    unprepared_at: datetime | None = None
+    """Since when it could not be prepared, None once it was, and its agent has read what is wanted of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedBootstrap:
+    """A machine that could not be prepared, from the first try to the end of the last; `silent`: it did not answer."""
+
+    node_id: str
+    begun_at: datetime
+    over_at: datetime
+    silent: bool = False
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cooldown:
+    """A pool that is passed over until `until`: it refused, `tries` times by now, first at `first_at`."""
+
+    pool: Pool
+    first_at: datetime
+    until: datetime
+    tries: int
+    fault: Fault
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Successor:
+    """The pool whose machines are asked for beside those that work, to take over from them; since when."""
+
+    pool: Pool
+    cap_usd_per_hour: Decimal
+    at: datetime
+
+
+class Shortfall(str, Enum):
+    """What there is too little of to keep the deadline."""
+
+    TIME = "time"
+    MONEY = "money"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What a job with a deadline is to run on (the policy's word for it), since when, and why, in one line.
+
+    `shortfall` is why the deadline will be missed, None where it can be kept, and `warning` says so.
+    """
+
+    mode: str
+    since: datetime
+    why: str
+    shortfall: Shortfall | None = None
+    warning: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRef:
+    """The newest committed checkpoint: its step, and the SHA-256 of its manifest."""
+
+    step: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """What happened to a job, all that must outlive its supervisor. Written whole, by compare-and-swap only.
+
+    What is wanted of it stands in its `Order`; `order_number` is that of the newest one that was acted on. An ended job
+    still has machines until it is `torn_down`, unless its order wants them kept. `images` pins the machine image of
+    each region; `pool_at` is when the job turned to its pool, `efa` the layouts of EFA interfaces that its group is
+    made for; `gpu` is the model that the job pays for, None where it pays for none;
+    `forgiven` is how many of the `quarantined` there were when the user had the job go on. `drives_itself`: its
+    machines were told to drive it. `left_usd_per_hour` is the highest
+    price of machines that may still live in pools that the job has left; `course` is None without a deadline to keep.
+    `tags` are those of the job file that it began with. `enough_at` is since when a job that trains on a range of nodes
+    has had enough for its next attempt, and not all.
+    """
+
+    job: str
+    pool: Pool
+    cap_usd_per_hour: Decimal
+    version: int = VERSION
+    order_number: int = 0
+    lease_s: float = 15.0
+    epoch: int = 0
+    seq: int = 0
+    nonce: str = ""
+    owner: Owner | None = None
+    status: JobStatus = JobStatus.WAITING
+    exit_reason: ExitReason | None = None
+    exit_code: int | None = None
+    message: str | None = None
+    pool_at: datetime | None = None
+    efa: tuple[EfaLayout, ...] = (EfaLayout(),)
+    cooldowns: tuple[Cooldown, ...] = ()
+    group: str | None = None
+    failed_bootstraps: tuple[FailedBootstrap, ...] = ()
+    """What could not be prepared since a new machine last could."""
+    looked_at: datetime | None = None
+    """When somebody last looked at the job's machines."""
+    short_at: datetime | None = None
+    """Since when the group has had some machines, and fewer than are needed."""
+    bare_at: datetime | None = None
+    """Since when the group has been to have machines, and has had none."""
+    images: tuple[tuple[str, str], ...] = ()
+    paid_until: datetime | None = None
+    attempts: tuple[Attempt, ...] = ()
+    interruptions: tuple[Interruption, ...] = ()
+    nodes: tuple[NodeLife, ...] = ()
+    gpu: str | None = None
+    quarantined: tuple[Quarantine, ...] = ()
+    forgiven: int = 0
+    checkpoint: CheckpointRef | None = None
+    reopened_after: int = 0
+    drilled: bool = False
+    torn_down: bool = False
+    drives_itself: bool = False
+    ended_at: datetime | None = None
+    tags: tuple[tuple[str, str], ...] = ()
+    successor: Successor | None = None
+    left_usd_per_hour: Decimal = Decimal(0)
+    course: Course | None = None
+    enough_at: datetime | None = None
+
+    @property
+    def dearest_usd_per_hour(self) -> Decimal:
+        """The price that none of the job's machines can pass, those to come and those that leave included."""
+        coming = self.successor.cap_usd_per_hour if self.successor is not None else Decimal(0)
+        return max(self.cap_usd_per_hour, self.left_usd_per_hour, coming)
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The attempt that has not ended, if any."""
+        return self.attempts[-1] if self.attempts and self.attempts[-1].reason is None else None
+
+    @property
+    def failed_at(self) -> datetime | None:
+        """When the job ended because its script or its setup failed by its own error; None for any other end."""
+        return self.ended_at if self.exit_reason is ExitReason.USER_ERROR else None
+
+    @property
+    def setup_failed(self) -> bool:
+        """Whether the job ended by its setup's own error: nothing has run since it was begun, or begun again."""
+        return self.exit_reason is ExitReason.USER_ERROR and len(self.attempts) <= self.reopened_after
+
+    @property
+    def missing_outputs(self) -> tuple[MissingOutput, ...]:
+        """What did not come home of the outputs of the last attempt."""
+        return self.attempts[-1].missing_outputs if self.attempts else ()
+
+    @property
+    def alive(self) -> tuple[NodeLife, ...]:
+        """The machines of which no end is known."""
+        return tuple(life for life in self.nodes if life.ended_at is None)

@@ -1,0 +1,371 @@
+"""What a job with a deadline is to run on now: how it stands, as its policy is told, as in a replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from gpucloud.domain.job.quantities import format_span, format_usd
+from gpucloud.domain.job.spec import Market, Policy
+from gpucloud.domain.market.policy.decide import decide
+from gpucloud.domain.market.policy.observation import (
+    NOTHING,
+    Choice,
+    Holding,
+    Mode,
+    Observation,
+    Reason,
+    Task,
+    ZoneState,
+)
+from gpucloud.domain.money.ledger import usd_for
+from gpucloud.domain.money.prepaid import reserve_usd
+from gpucloud.domain.offer import Offer
+from gpucloud.domain.state.state import Course, JobState, Shortfall
+from gpucloud.domain.supervision.capacity import is_cooling
+from gpucloud.domain.supervision.membership import has_notice, is_gone
+from gpucloud.domain.supervision.pace import Pace, pace_of
+from gpucloud.domain.supervision.seen import Goal, Heading, NodeSeen, Readiness, Rules, Seen
+
+_ABANDONED = Decimal("0.9")  # machines on demand are given up for money only where so little of their work is paid
+_NO_TIME = timedelta(0)
+
+
+def heading(goal: Goal, seen: Seen, rules: Rules) -> Heading | None:
+    """Return what the job is to run on now.
+
+    None where there is no deadline to keep, nobody knows yet how much work there is, or nothing is offered on demand:
+    the job then goes on as without a deadline.
+    """
+    case = situation(goal, seen, rules)
+    if case is None:
+        return None
+    shortfall = _shortfall(case)
+    choice = _choice(case, shortfall)
+    offer = _offer(case, choice)
+    # What runs needs no offer to go on; what is wanted and cannot be had leaves everything as it is.
+    mode = choice.mode if offer is not None or choice.mode is Mode.IDLE else case.holding.mode
+    return Heading(mode=mode, offer=offer, course=_course(case, _shown(case, mode), choice.reason, shortfall))
+
+
+def _shortfall(case: Situation) -> Shortfall | None:
+    """What is missing for the deadline. Machines on demand that work are kept as long as they may be enough."""
+    before = case.seen.state.course.shortfall if case.seen.state.course is not None else None
+    keeps = case.holding.mode in (Mode.ON_DEMAND, Mode.BOTH) and before is not Shortfall.MONEY
+    short = case.money_left_usd < rest_usd(case) * (_ABANDONED if keeps else 1)
+    if short and case.policy is not Policy.ON_DEMAND:
+        return Shortfall.MONEY
+    starts = case.pace.changeover if case.holding.mode is Mode.IDLE else timedelta(seconds=case.holding.boot_s)
+    clear = case.pace.changeover / 2 if before is Shortfall.TIME else _NO_TIME  # what was said is not taken back soon
+    return Shortfall.TIME if case.slack < starts + clear else None
+
+
+def _choice(case: Situation, shortfall: Shortfall | None) -> Choice:
+    if shortfall is Shortfall.MONEY:  # the budget is hard: the deadline yields, and the job goes on where it is cheap
+        cheap = min((zone for zone in case.zones if zone.up), key=lambda zone: zone.usd_per_hour, default=None)
+        held = case.holding.mode is Mode.SPOT
+        zone = case.holding.zone if held else cheap.zone if cheap else None
+        return Choice(mode=Mode.SPOT if zone else Mode.IDLE, zone=zone, reason=Reason.BUDGET)
+    choice = decide(case.policy, task_of(case), observed(case), case.goal.tables)
+    return _before_it_is_late(case, _steadily(case, choice))
+
+
+def _steadily(case: Situation, choice: Choice) -> Choice:
+    """The choice, but what was begun is ended first, where neither deadline nor budget stands against it.
+
+    Machines on demand work until spot machines stand ready, and those that were asked for beside them take over when
+    they come. A policy may think otherwise a moment later; here each change of mind costs a start.
+    """
+    held, zone = case.holding.mode, case.holding.zone
+    if choice.reason in (Reason.DEADLINE, Reason.BUDGET) or choice.mode is Mode.SPOT:
+        return choice
+    if held is Mode.ON_DEMAND and choice.mode is Mode.IDLE:
+        return Choice(mode=Mode.ON_DEMAND)
+    if held is not Mode.BOTH:
+        return choice
+    if case.holding.beside_s > 0:
+        return Choice(mode=Mode.BOTH, zone=zone)
+    in_time = case.slack >= case.pace.changeover + case.pace.handover
+    return Choice(mode=Mode.SPOT, zone=zone) if in_time else Choice(mode=Mode.ON_DEMAND, reason=Reason.DEADLINE)
+
+
+def _before_it_is_late(case: Situation, choice: Choice) -> Choice:
+    """On demand in place of spot machines whose loss would be one too many.
+
+    In a replay, machines that run lose no time. Here steps turn out slower and starts longer than they were measured.
+    """
+    if case.holding.mode is not Mode.SPOT or choice.mode is not Mode.SPOT:
+        return choice
+    needed = case.pace.changeover + timedelta(seconds=case.holding.boot_s)
+    if case.seen.state.successor is not None:
+        needed += case.pace.changeover / 2  # not to ask and dismiss in turns
+    works = case.holding.boot_s == 0 and case.holding.nodes == 0  # a part of the nodes loses time while it works
+    if case.slack >= needed or (works and case.slack < case.pace.handover):  # the change would be one too many itself
+        return choice
+    return Choice(mode=Mode.ON_DEMAND, reason=Reason.DEADLINE)
+
+
+def _offer(case: Situation, choice: Choice) -> Offer | None:
+    """Return where the machines are to come from; None for waiting, which is also all that is left when none can."""
+    usable = [o for o in case.seen.candidates if not is_cooling(case.seen.state, o.pool, case.seen.now)]
+    spot = [o for o in usable if o.pool.market is Market.SPOT]
+    match choice.mode:
+        case Mode.IDLE:
+            return None
+        case Mode.SPOT | Mode.BOTH:
+            return _own(case, spot) or next((o for o in spot if str(o.pool) == choice.zone), None)
+        case Mode.ON_DEMAND:
+            dear = [o for o in usable if o.pool.market is Market.ON_DEMAND]
+            near = [o for o in dear if can_stand_beside(o, case.seen.state)]
+            found = _own(case, dear) or min(near or dear, key=price, default=None)
+            return found or _own(case, spot) or min(spot, key=price, default=None)  # better than nothing
+
+
+def _own(case: Situation, offers: list[Offer]) -> Offer | None:
+    """Return the offer of the pool that the job's machines are in: others would have to begin anew."""
+    has_some = case.seen.group.size > 0 or bool(case.seen.group.counted)
+    return next((o for o in offers if o.pool == case.seen.state.pool), None) if has_some else None
+
+
+def _shown(case: Situation, mode: Mode) -> Mode:
+    """What the job runs on for who looks on: to ask whether there is spot again is not to have it."""
+    held, before = case.holding.mode, case.seen.state.course
+    if mode not in (Mode.SPOT, Mode.BOTH):
+        return mode
+    if held is Mode.IDLE:
+        return Mode.IDLE if before is not None and before.mode == Mode.IDLE.value else Mode.SPOT
+    return Mode.SPOT if held is Mode.SPOT else Mode.ON_DEMAND
+
+
+def _course(case: Situation, mode: Mode, reason: Reason, shortfall: Shortfall | None) -> Course:
+    """Return the course for the books: as it was, as long as it is the same."""
+    before = case.seen.state.course
+    if before is not None and (before.mode, before.shortfall) == (mode.value, shortfall):
+        return before
+    same = before is not None and before.mode == mode.value
+    why = f"{format_span(case.left)} of work, {format_span(max(case.time_left, _NO_TIME))} left"
+    return Course(
+        mode=mode.value,
+        since=before.since if before is not None and same else case.seen.now,
+        why=why if reason in (Reason.STAY, Reason.CHEAPEST) else f"{why}: {reason.value}",
+        shortfall=shortfall,
+        warning=_warning(case, shortfall),
+    )
+
+
+def _warning(case: Situation, shortfall: Shortfall | None) -> str | None:
+    match shortfall:
+        case None:
+            return None
+        case Shortfall.TIME:
+            starts = f" and {format_span(case.pace.changeover)} for a start" if case.holding.mode is Mode.IDLE else ""
+            return (
+                f"the deadline will be missed: {format_span(case.left)} of work{starts},"
+                f" {format_span(max(case.time_left, _NO_TIME))} left; a later `deadline:` lets the job go on"
+            )
+        case Shortfall.MONEY:
+            return (
+                f"the deadline cannot be kept for the money: the rest costs {format_usd(rest_usd(case))} on demand,"
+                f" {format_usd(max(case.money_left_usd, Decimal(0)))} are left. The budget holds, so it goes on with"
+                f" spot machines alone; `gpucloud budget` raises it"
+            )
+
+
+# How a job with a deadline stands: what its policy is told, in the words of a replay.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """All that an answer rests on.
+
+    `span` is from the run's first order to its deadline; `dear` is the cheapest offer on demand, `zones` what is known
+    of the spot pools.
+    """
+
+    goal: Goal
+    policy: Policy
+    seen: Seen
+    pace: Pace
+    work: timedelta
+    left: timedelta
+    time_left: timedelta
+    span: timedelta
+    money_left_usd: Decimal
+    dear: Offer
+    holding: Holding
+    zones: tuple[ZoneState, ...]
+    tick: timedelta
+
+    @property
+    def slack(self) -> timedelta:
+        """The time that is left over the work."""
+        return self.time_left - self.left
+
+
+def situation(goal: Goal, seen: Seen, rules: Rules) -> Situation | None:
+    """Return how the job stands; None where there is no deadline to keep, or too little is known to reckon with one."""
+    if goal.policy is None or goal.first_at is None or goal.deadline_at is None:
+        return None
+    if not goal.buys_time or seen.state.status.ended:
+        return None
+    pace = pace_of(seen.state, goal.work, seen.now, rules.limits, goal.nodes)
+    dear = min((o for o in seen.candidates if o.pool.market is Market.ON_DEMAND), key=price, default=None)
+    if pace.work is None or pace.left is None or dear is None:
+        return None
+    kept_usd = reserve_usd(goal.nodes, dear.cap_usd_per_hour, rules.wall)
+    return Situation(
+        goal=goal,
+        policy=goal.policy,
+        seen=seen,
+        pace=pace,
+        work=pace.work,
+        left=pace.left,
+        time_left=goal.deadline_at - seen.now,
+        span=goal.deadline_at - goal.first_at,
+        money_left_usd=goal.budget_usd - seen.spent_usd - kept_usd,
+        dear=dear,
+        holding=_holding(goal, seen, pace),
+        zones=_zones(goal, seen, goal.first_at),
+        tick=min(rules.limits.ask_again, pace.changeover / 6),
+    )
+
+
+def task_of(case: Situation) -> Task:
+    """Return what stays the same for as long as nothing is measured anew."""
+    return Task(
+        work_s=case.work.total_seconds(),
+        span_s=case.span.total_seconds(),
+        changeover_s=case.pace.changeover.total_seconds(),
+        on_demand_usd_per_hour=float(case.dear.usd_per_hour),
+        tick_s=case.tick.total_seconds(),
+        handover_s=case.pace.handover.total_seconds(),
+        nodes=case.goal.nodes,
+        least_nodes=case.goal.fewest(Market.SPOT),
+        begins_anew=case.goal.begins_anew,
+    )
+
+
+def observed(case: Situation) -> Observation:
+    """Return what changes."""
+    return Observation(
+        work_left_s=case.left.total_seconds(),
+        time_left_s=case.time_left.total_seconds(),
+        holding=case.holding,
+        zones=case.zones,
+        money_left_usd=float(case.money_left_usd),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """What tables are made for: the task, in how many zones there may be spot machines, of what size and price."""
+
+    task: Task
+    zones: int
+    gpus: int
+    spot_usd_per_hour: float
+
+
+def lesson(goal: Goal, seen: Seen, rules: Rules) -> Lesson | None:
+    """Return what the learned policy's tables are to be made for; None where they are of no use."""
+    case = situation(goal, seen, rules) if goal.policy is Policy.LEARNED else None
+    offers = [offer for offer in seen.candidates if offer.pool.market is Market.SPOT]
+    if case is None or not offers:
+        return None
+    cheapest = min(offers, key=price)
+    usd_per_hour = float(cheapest.usd_per_hour)
+    return Lesson(task=task_of(case), zones=len(offers), gpus=cheapest.gpus, spot_usd_per_hour=usd_per_hour)
+
+
+def can_stand_beside(offer: Offer, state: JobState) -> bool:
+    """Whether machines of the offer may be asked for while others work: in the same group, made for the same way.
+
+    With EFA they are in one placement group, which is in the zone of those that work.
+    """
+    same = offer.pool.region == state.pool.region and offer.gpu == state.gpu and offer.efa in state.efa
+    near = not offer.efa.interfaces or offer.pool.zone == state.pool.zone
+    return same and near and state.group is not None
+
+
+def stands_ready(goal: Goal, seen: Seen) -> bool:
+    """Whether the machines that were asked for beside those that work could take over now."""
+    successor = seen.state.successor
+    there = [n for n in _there(seen) if successor is not None and n.node.pool == successor.pool]
+    return sum(node.readiness is Readiness.READY for node in there) >= goal.nodes
+
+
+def rest_usd(case: Situation) -> Decimal:
+    """Return what the work that is left costs on demand."""
+    return usd_for(case.dear.usd_per_hour * case.goal.nodes, case.left)
+
+
+def price(offer: Offer) -> Decimal:
+    """Return what offers are ranked by."""
+    return offer.usd_per_hour
+
+
+def _holding(goal: Goal, seen: Seen, pace: Pace) -> Holding:
+    """Return what the job has: machines that work, or enough of them that boot. Fewer are nothing yet."""
+    state, attempt = seen.state, seen.state.attempt
+    successor = state.successor
+    there = [node for node in _there(seen) if successor is None or node.node.pool != successor.pool]
+    held = len(there) if attempt is None else len(attempt.members)
+    if attempt is None and (held < goal.fewest(state.pool.market) or is_cooling(state, state.pool, seen.now)):
+        return NOTHING
+    launched = [node.node.launched_at for node in there] or [seen.now]
+    works = attempt is not None and attempt.stepped_at is not None
+    boot = _NO_TIME if works else _rest(pace.changeover, seen.now - max(launched))
+    if state.pool.market is Market.SPOT:
+        age = seen.now - min(launched)
+        zone = str(state.pool)
+        return Holding(
+            mode=Mode.SPOT,
+            zone=zone,
+            boot_s=boot.total_seconds(),
+            spot_age_s=age.total_seconds(),
+            nodes=held if held < goal.nodes else 0,
+        )
+    if successor is None or successor.pool.market is not Market.SPOT:
+        return Holding(mode=Mode.ON_DEMAND, boot_s=boot.total_seconds())
+    boots = pace.changeover - pace.handover
+    beside = _NO_TIME if stands_ready(goal, seen) else _rest(boots, seen.now - successor.at)
+    return Holding(
+        mode=Mode.BOTH, zone=str(successor.pool), boot_s=boot.total_seconds(), beside_s=beside.total_seconds()
+    )
+
+
+def _there(seen: Seen) -> list[NodeSeen]:
+    return [n for n in seen.nodes if not is_gone(n) and not n.node.relieved and not has_notice(n)]
+
+
+def _rest(whole: timedelta, passed: timedelta) -> timedelta:
+    """What of a span is to come: a second at the least, for it is not over."""
+    return max(whole - passed, timedelta(seconds=1))
+
+
+def _zones(goal: Goal, seen: Seen, first_at: datetime) -> tuple[ZoneState, ...]:
+    """Return the spot pools as they are known: one that refused is down while it cools, and worth a try again then.
+
+    So is the job's own for as long as it gives no more than a part of the nodes.
+    """
+    state = seen.state
+    spot = [offer for offer in seen.candidates if offer.pool.market is Market.SPOT]
+    if state.attempt is not None and state.pool.market is not Market.SPOT:
+        spot = [offer for offer in spot if can_stand_beside(offer, state)]
+    there = sum(node.node.pool == state.pool for node in _there(seen))
+    part = there if goal.fewest(state.pool.market) <= there < goal.nodes else 0
+    own = state.pool
+    return tuple(_zone(offer, state, seen.now, part if offer.pool == own else 0, first_at) for offer in spot)
+
+
+def _zone(offer: Offer, state: JobState, now: datetime, part: int, first_at: datetime) -> ZoneState:
+    cooldown = next((c for c in state.cooldowns if c.pool == offer.pool), None)
+    up = (cooldown is None or cooldown.until <= now) and not part
+    launches = [life.launched_at for life in state.nodes if life.pool == offer.pool]
+    if cooldown is None:
+        since = min(launches, default=first_at)
+    else:
+        since = cooldown.until if up else max([cooldown.first_at, *launches])
+    age_s = (now - since).total_seconds()
+    return ZoneState(zone=str(offer.pool), up=up, age_s=age_s, usd_per_hour=float(offer.usd_per_hour), nodes=part)

@@ -1,0 +1,369 @@
+"""How the job's state changes: with what was seen, with what is about to be done, and the machines it has had."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from gpucloud.domain.job.quantities import span_of
+from gpucloud.domain.node.node import EndCause, GroupView, Node, NodeState
+from gpucloud.domain.node.status import Outcome, Progress, Stop
+from gpucloud.domain.state.state import (
+    Attempt,
+    ExitReason,
+    Interruption,
+    JobState,
+    JobStatus,
+    Member,
+    MissingOutput,
+    NodeLife,
+    Quarantine,
+    Successor,
+)
+from gpucloud.domain.supervision.action import (
+    Appoint,
+    CloseAttempt,
+    CoolDown,
+    EndAttempt,
+    Finish,
+    Move,
+    NoteInterruptions,
+    ObeyOrder,
+    OpenAttempt,
+    QuarantineNodes,
+)
+from gpucloud.domain.supervision.budget import overdue, used_up
+from gpucloud.domain.supervision.capacity import cooled
+from gpucloud.domain.supervision.membership import is_broken, outcomes_of, progress_of
+from gpucloud.domain.supervision.pace import timed
+from gpucloud.domain.supervision.seen import Homecoming, Seen
+
+
+def record(seen: Seen) -> JobState:
+    """Return the state with what was seen written into it: nodes, steps, resumptions, the newest checkpoint."""
+    state = _with_steps(seen)
+    nodes = as_listed(state, seen.group, seen.now).nodes
+    settled = len(seen.group.counted) >= seen.group.size and all(
+        life.pool == state.pool for life in nodes if life.ended_at is None
+    )
+    return replace(
+        state,
+        nodes=nodes,
+        left_usd_per_hour=Decimal(0) if settled else state.left_usd_per_hour,
+        course=seen.heading.course if seen.heading is not None else None,
+        enough_at=seen.enough_at,
+        paid_until=seen.group.armed_until if seen.group.exists else None,
+        checkpoint=seen.checkpoint or state.checkpoint,
+    )
+
+
+def obey_order(state: JobState, action: ObeyOrder) -> JobState:
+    """Return the state that says which order was acted on last."""
+    return replace(state, order_number=max(state.order_number, action.number))
+
+
+def open_attempt(state: JobState, action: OpenAttempt, port: int, now: datetime, tree: str = "") -> JobState:
+    """Return the state with the next attempt opened, on that tree of the job's code."""
+    members = tuple(Member(node_id=node_id, rank=rank) for rank, node_id in enumerate(action.node_ids))
+    attempt = Attempt(number=action.number, members=members, port=port, started_at=now, tree=tree)
+    return replace(state, attempts=(*state.attempts, attempt))
+
+
+def order_end(state: JobState, action: EndAttempt, now: datetime) -> JobState:
+    """Return the state in which the open attempt is condemned; the first reason stays, or the first that ends the job.
+
+    What ends the job counts from when it was first wanted: so much time there is to obey.
+    """
+    attempt = state.attempts[-1]
+    before = attempt.condemned
+    if before is None or (before.retried and not action.reason.retried):
+        attempt = replace(attempt, condemned=action.reason, condemned_at=now)
+    killed_at = attempt.killed_at or (now if action.how is Stop.KILL else None)
+    attempt = replace(attempt, ordered=action.how, killed_at=killed_at)
+    return _with_attempt(replace(state, message=action.message or state.message), attempt)
+
+
+def close_attempt(
+    state: JobState,
+    action: CloseAttempt,
+    now: datetime,
+    budget_usd: Decimal,
+    missing_outputs: tuple[MissingOutput, ...] = (),
+    failure: str | None = None,
+) -> JobState:
+    """Return the state with the attempt closed, and the job ended too where its reason is not retried.
+
+    `failure` is the exception of its script, in one line.
+    """
+    attempt = replace(
+        state.attempts[-1],
+        members=tuple(replace(member, use=(), used_until=None) for member in state.attempts[-1].members),
+        ended_at=now,
+        reason=action.reason,
+        missing_outputs=missing_outputs,
+    )
+    closed = _with_attempt(state, attempt)
+    waiting = replace(closed, status=JobStatus.WAITING, message=None)
+    message = action.message or (state.message if action.reason is state.attempts[-1].condemned else None)
+    if action.reason.retried:
+        return waiting
+    if action.reason is ExitReason.USER_ERROR:
+        message = message or failure
+    return finish(waiting, Finish(reason=action.reason, message=message), now, budget_usd)
+
+
+def note_interruptions(state: JobState, action: NoteInterruptions) -> JobState:
+    """Return the state with the interruptions added."""
+    return replace(state, interruptions=(*state.interruptions, *action.interruptions))
+
+
+def quarantine(state: JobState, action: QuarantineNodes, now: datetime) -> JobState:
+    """Return the state in which the nodes are never used again; the first reason stays."""
+    known = {one.node_id for one in state.quarantined}
+    new = tuple(
+        Quarantine(node_id=i, why=why, at=now, may_pass=i in action.may_pass)
+        for i, why in action.nodes
+        if i not in known
+    )
+    return replace(state, quarantined=(*state.quarantined, *new))
+
+
+def cool_down(state: JobState, action: CoolDown, now: datetime) -> JobState:
+    """Return the state in which the pool is left alone for a while; nothing of it takes over."""
+    cooling = replace(state, cooldowns=cooled(state, action, now))
+    taken_back = state.successor is not None and state.successor.pool == action.pool
+    return dismiss(cooling) if taken_back else cooling
+
+
+def appoint(state: JobState, action: Appoint, now: datetime) -> JobState:
+    """Return the state in which machines of the offer are asked for beside those that work."""
+    offer = action.offer
+    return replace(state, successor=Successor(pool=offer.pool, cap_usd_per_hour=offer.cap_usd_per_hour, at=now))
+
+
+def dismiss(state: JobState) -> JobState:
+    """Return the state in which none are; some may live yet."""
+    return replace(state, successor=None, left_usd_per_hour=state.dearest_usd_per_hour)
+
+
+def take_over(state: JobState, now: datetime) -> JobState:
+    """Return the state of a job whose machines are those that stood beside; the others may live yet."""
+    successor = state.successor
+    if successor is None:
+        return state
+    return replace(
+        state,
+        pool=successor.pool,
+        cap_usd_per_hour=successor.cap_usd_per_hour,
+        pool_at=now,
+        successor=None,
+        left_usd_per_hour=state.dearest_usd_per_hour,
+    )
+
+
+def move(state: JobState, action: Move, group: str | None, now: datetime) -> JobState:
+    """Return the state of a job that turns to another pool; `group` is what it still has there."""
+    offer = action.offer
+    efa = tuple(sorted({*state.efa, offer.efa})) if group is not None else (offer.efa,)
+    cap = offer.cap_usd_per_hour
+    left = state.dearest_usd_per_hour if state.alive else Decimal(0)
+    moved = replace(state, pool=offer.pool, cap_usd_per_hour=cap, pool_at=now, left_usd_per_hour=left)
+    return replace(moved, group=group, efa=efa, gpu=offer.gpu, successor=None)
+
+
+def finish(state: JobState, action: Finish, now: datetime, budget_usd: Decimal) -> JobState:
+    """Return the state of a job that is over; its machines may still have to be ended."""
+    at_the_limit = None
+    if action.reason is ExitReason.BUDGET:
+        at_the_limit = used_up(state, budget_usd)
+    elif action.reason is ExitReason.DEADLINE:
+        at_the_limit = overdue(state)
+    return replace(
+        state,
+        status=action.reason.status,
+        exit_reason=action.reason,
+        exit_code=action.exit_code if action.exit_code is not None else action.reason.exit_code,
+        message=action.message or at_the_limit,
+        ended_at=now,
+    )
+
+
+def left_behind(state: JobState, outputs: tuple[str, ...]) -> JobState:
+    """Return the state of a job that ended between two attempts, in which all its outputs are missing.
+
+    They are brought home from an attempt that no other follows; the last one was to be followed.
+    """
+    last = state.attempts[-1] if state.attempts else None
+    if last is None or last.reason is None or not last.reason.retried:
+        return state
+    why = f"stayed where attempt {last.number} ran: it was to be followed by another one"
+    missing = tuple(MissingOutput(path=path, why=why) for path in outputs)
+    return _with_attempt(state, replace(last, missing_outputs=missing))
+
+
+def abandon(state: JobState, now: datetime, budget_usd: Decimal, outputs: tuple[str, ...] = ()) -> JobState:
+    """Return the state of a job that is given up as it stands, without a last save; its outputs are missing."""
+    if state.attempt is None:
+        return left_behind(finish(state, Finish(reason=ExitReason.STOPPED), now, budget_usd), outputs)
+    why = f"stayed where attempt {state.attempt.number} ran: it was ended without a last save"
+    missing = tuple(MissingOutput(path=path, why=why) for path in outputs)
+    return close_attempt(state, CloseAttempt(reason=ExitReason.STOPPED), now, budget_usd, missing)
+
+
+def reopen(state: JobState) -> JobState:
+    """Return the state of an ended job that goes on: its attempts, money and checkpoints stay.
+
+    What it ended for may be mended by now, in the job file, in the account or at the cloud: no refusal counts on.
+    """
+    return replace(
+        state,
+        status=JobStatus.WAITING,
+        exit_reason=None,
+        exit_code=None,
+        message=None,
+        ended_at=None,
+        torn_down=False,
+        successor=None,
+        reopened_after=len(state.attempts),
+        forgiven=len(state.quarantined),
+        cooldowns=(),
+        failed_bootstraps=(),
+    )
+
+
+def _with_attempt(state: JobState, attempt: Attempt) -> JobState:
+    return replace(state, attempts=(*state.attempts[:-1], attempt))
+
+
+def since(state: JobState, seen: Seen, needed: int) -> JobState:
+    """Return the state that says since when what has a time limit has been so: any process goes on from there."""
+    short = 0 < len(seen.group.counted) < needed
+    bare = seen.group.exists and seen.group.size > 0 and not seen.group.counted
+    untold = {node.node.id: max(node.silent_for, node.mute_for) for node in seen.nodes}
+    silent = {node_id: seen.now - length for node_id, length in untold.items() if length}
+    heard = {node.node.id for node in seen.nodes if node.heard}
+    state = replace(
+        state,
+        short_at=(state.short_at or seen.now) if short else None,
+        bare_at=(state.bare_at or seen.now) if bare else None,
+        looked_at=seen.now,
+        nodes=tuple(
+            replace(
+                life,
+                silent_at=silent.get(life.node_id),
+                unprepared_at=None if life.node_id in heard else life.unprepared_at,
+            )
+            for life in state.nodes
+        ),
+    )
+    attempt = state.attempt
+    if attempt is None:
+        return state
+    outcomes = outcomes_of(attempt, seen)
+    failed, broken = Outcome.FAILED in outcomes, is_broken(attempt, seen)
+    return _with_attempt(
+        state,
+        replace(
+            attempt,
+            members=tuple(replace(m, outcome=how) for m, how in zip(attempt.members, outcomes, strict=True)),
+            failed_at=(attempt.failed_at or seen.now) if failed else None,
+            broken_at=(attempt.broken_at or seen.now) if broken else None,
+            outputs_still_at=seen.outputs_still_at or attempt.outputs_still_at,
+            unbrought_at=attempt.unbrought_at or (seen.now if seen.homecoming is Homecoming.FAILED else None),
+        ),
+    )
+
+
+def _with_steps(seen: Seen) -> JobState:
+    state, attempt = seen.state, seen.state.attempt
+    progress = progress_of(attempt, seen) if attempt is not None else None
+    if attempt is None:
+        return state
+    told = progress.committed_step if progress is not None else None
+    found = seen.checkpoint.step if seen.checkpoint is not None else None
+    attempt = replace(attempt, saved_step=max(attempt.saved_step or 0, told or 0, found or 0) or None)
+    if progress is None:
+        return _with_attempt(state, attempt)
+    stepped = progress.step >= progress.first_step
+    last = max(progress.step, attempt.last_step or 0) if stepped else attempt.last_step
+    is_new = last != attempt.last_step
+    attempt = replace(
+        attempt,
+        first_step=progress.first_step,
+        last_step=last,
+        step_seconds=progress.step_seconds if progress.step_seconds is not None else attempt.step_seconds,
+        longest_step_s=max(progress.longest_s or 0.0, attempt.longest_step_s or 0.0) or None,
+        total_steps=progress.total_steps if progress.total_steps is not None else attempt.total_steps,
+    )
+    attempt = timed(attempt, seen.now) if is_new else attempt
+    running = replace(_with_attempt(state, attempt), status=JobStatus.RUNNING)
+    return replace(running, interruptions=_resumed(running, attempt, progress, seen.now)) if stepped else running
+
+
+def _first_stepped_at(attempt: Attempt, progress: Progress, now: datetime) -> datetime:
+    """Return when the attempt's first step was made, as its node tells: nobody may have looked on then."""
+    since = span_of(progress.age_s + (progress.step - progress.first_step) * (progress.step_seconds or 0.0))
+    return min(now, max(attempt.started_at, now - since))
+
+
+def _resumed(state: JobState, attempt: Attempt, progress: Progress, now: datetime) -> tuple[Interruption, ...]:
+    at = _first_stepped_at(attempt, progress, now)
+    return tuple(
+        replace(i, resumed_at=max(at, i.noticed_at))
+        if i.resumed_at is None and i.attempt is not None and i.attempt < attempt.number
+        else i
+        for i in state.interruptions
+    )
+
+
+# The machines that a job has had, brought up to date with what the cloud lists.
+#
+# One rule for all who reckon with them: a machine that the cloud lists no longer has ended, at the latest when the
+# time
+# that was armed last was over. What it costs up to then is what `status` shows, and what the budget counts.
+
+
+LISTED_LATE = timedelta(seconds=60)
+"""For so long a list may lack what lives: nothing is written down for good before."""
+
+
+def with_lives(lives: tuple[NodeLife, ...], nodes: tuple[Node, ...]) -> tuple[NodeLife, ...]:
+    """Return the lives with every listed node added or brought up to date."""
+    known = {life.node_id: life for life in lives}
+    for node in nodes:
+        life = known.get(node.id) or NodeLife(node_id=node.id, pool=node.pool, launched_at=node.launched_at)
+        if node.state is NodeState.TERMINATED and life.ended_at is None:
+            life = replace(life, ended_at=node.ended_at or node.launched_at, end_cause=node.end_cause)
+        known[node.id] = replace(life, missing_at=None) if life.ended_at is None else life
+    return tuple(known.values())
+
+
+def as_listed(state: JobState, group: GroupView, now: datetime) -> JobState:
+    """Return the state with the ends that the group lists, and with those of machines that it lists no longer.
+
+    Nobody may have written an end down yet. What is missed for the first time may only be listed late: it counts as
+    alive for a minute more, and where it was paid until a time, for a minute after that at the most.
+    """
+    listed = {node.id for node in group.nodes}
+    lives = (
+        life if life.ended_at is not None or life.node_id in listed else _missing(life, state.paid_until, now)
+        for life in with_lives(state.nodes, group.nodes)
+    )
+    return replace(state, nodes=tuple(lives))
+
+
+def ended(life: NodeLife, paid_until: datetime | None, now: datetime) -> NodeLife:
+    """Return the life with its end, of which nobody tells: what was armed bounds it, and when it was missed."""
+    if life.ended_at is not None:
+        return life
+    at = min(moment for moment in (now, life.missing_at, paid_until) if moment is not None)
+    cause = EndCause.SCHEDULE if at == paid_until else None
+    return replace(life, ended_at=max(at, life.launched_at), end_cause=cause)
+
+
+def _missing(life: NodeLife, paid_until: datetime | None, now: datetime) -> NodeLife:
+    since = life.missing_at or now
+    first = min(since, paid_until) if paid_until is not None else since
+    life = replace(life, missing_at=since)
+    return ended(life, paid_until, now) if now - first >= LISTED_LATE else life

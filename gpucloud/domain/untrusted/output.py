@@ -1,0 +1,237 @@
+"""What a script's output says: the exception that ended it, and lines that are written over, such as progress bars.
+
+The output is written by whatever ran on a machine: what is made of it is one line, and short.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpucloud.domain.untrusted.shown import in_one_line
+
+_READ = 1 << 16
+"""Characters of the output's end that are looked at."""
+_LONGEST = 200
+"""Characters of the exception's words that are kept."""
+_LONGEST_PATH = 80
+
+_RANK = re.compile(r"^(?:\[rank\d+\]: ?)")  # torch writes it before each line of a traceback
+_HEADER = "Traceback (most recent call last):"
+_FRAME = re.compile(r'^\s+File "([^"]+)", line (\d{1,9})')
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:: .*|:?)")
+_SYNTAX = re.compile(r"(?:SyntaxError|IndentationError|TabError): .*")
+_CODE = re.compile(r"/code/[0-9a-f]{40,64}/(?=[^/])")
+_WORD = re.compile(r"[^\s\"':]+")  # looked at once: a script may write megabytes without a space
+_LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3")
+_UNSAVED = re.compile(r"gpucloud: (rank \d{1,6} could not save step \d{1,18}: .+)")
+_MODULE = re.compile(r"ModuleNotFoundError: No module named '([A-Za-z_]\w{0,63})(?:\.[\w.]*)?'")
+_PACKAGES = {
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""Modules whose package on PyPI has another name."""
+
+
+def failure_of(output: str, rank: int) -> str | None:
+    """Return what ended a script in one line, such as `ValueError: no such rate (train.py:3, rank 0)`.
+
+    None where the output ends with no exception of Python.
+    """
+    lines = [_RANK.sub("", line) for line in output[-_READ:].splitlines()]
+    start = _last_traceback(lines)
+    if start is None:
+        return None
+    end = next((at for at in range(start, len(lines)) if lines[at].strip() and not lines[at][0].isspace()), None)
+    if end is None or not _EXCEPTION.fullmatch(lines[end]):
+        return None
+    words = _cut(in_one_line(lines[end]).rstrip(":"), _LONGEST)
+    frames = [(found[1], found[2]) for line in lines[start:end] if (found := _FRAME.match(line))]
+    place = _place(frames)
+    return f"{words} ({place}, rank {rank})" if place else f"{words} (rank {rank})"
+
+
+def unsaved_of(output: str) -> str | None:
+    """Return the last step that could not be saved, and why, as the library says at the output's end; None for none."""
+    found = [match[1] for line in output[-_READ:].splitlines() if (match := _UNSAVED.match(line))]
+    return _cut(in_one_line(found[-1]), _LONGEST) if found else None
+
+
+def advice_for(failure: str) -> str | None:
+    """Return the edit of the job file that may help a script that failed so; None where none is known."""
+    missing = _MODULE.match(failure)
+    return f"setup: pip install {_PACKAGES.get(missing[1], missing[1])}" if missing else None
+
+
+def without_code_folder(text: str) -> str:
+    """Return output with files of the job's code by their paths in it: a machine keeps them below two long hashes."""
+    return _WORD.sub(_without_folder, text) if "/code/" in text else text
+
+
+def _without_folder(found: re.Match[str]) -> str:
+    word = found[0]
+    first = word.find("/")
+    ends = [code.end() for code in _CODE.finditer(word) if code.start() > first]
+    return f"{word[:first]}{word[ends[-1] :]}" if ends else word
+
+
+def _last_traceback(lines: Sequence[str]) -> int | None:
+    """Return where the frames of the last traceback begin; a script with a syntax error has no header before them."""
+    for at in range(len(lines) - 1, -1, -1):
+        if lines[at].strip() == _HEADER and not (at and lines[at - 1].startswith("Exception ignored in")):
+            return at + 1
+        if _SYNTAX.fullmatch(lines[at]):
+            first = _frame_before(lines, at)
+            if first is not None and (not first or lines[first - 1].strip() != _HEADER) and not _in_block(lines, first):
+                return first
+    return None
+
+
+def _frame_before(lines: Sequence[str], at: int) -> int | None:
+    frames = (k for k in range(at - 1, max(-1, at - 5), -1) if _FRAME.match(lines[k]))
+    return next(frames, None)
+
+
+def _in_block(lines: Sequence[str], at: int) -> bool:
+    """Whether that frame is one of a traceback's: then this has a header, and all before it counts."""
+    return next((line.strip() == _HEADER for line in reversed(lines[:at]) if not line[:1].isspace()), False)
+
+
+def _place(frames: Sequence[tuple[str, str]]) -> str | None:
+    """Return the innermost place in the job's own code, else outside of libraries, else any."""
+    own = [frame for frame in frames if _CODE.search(frame[0]) and not _LIBRARY.search(_relative(frame[0]))]
+    ours = own or [frame for frame in frames if not _LIBRARY.search(frame[0])] or list(frames)
+    if not ours:
+        return None
+    path, line = ours[-1]
+    relative = _relative(path) if own else path.rsplit("/", 1)[-1]
+    return f"{_cut(in_one_line(relative), _LONGEST_PATH)}:{line}"
+
+
+def _relative(path: str) -> str:
+    return _CODE.split(path)[-1]
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+# Output in which lines are written over, such as progress bars: what stands, and what still moves.
+
+
+_MOVES = re.compile(r"(\r|\n|\x1b\[\d{0,9}[AB])")
+_BEGUN = re.compile(r"(?:\x1b(?:\[\d{0,9})?|)\Z")  # whose rest may follow
+_MOST_ROWS = 64  # a script that goes up farther is not followed
+
+
+LONGEST = 1 << 20
+"""Characters of a line that are shown: one that never ends is not kept for ever."""
+
+
+def cut(text: str, length: int) -> str:
+    """Return the beginning of a line of that length as it is shown, which says what is left out."""
+    return text if length <= len(text) else f"{text}… ({length - len(text)} more characters of this line)"
+
+
+@dataclass(slots=True)
+class BegunLine:
+    """A line that has not ended, in the pieces in which it came."""
+
+    _pieces: list[str] = field(default_factory=list)
+    _kept: int = 0
+    _length: int = 0
+
+    def add(self, piece: str) -> None:
+        """Take what comes next of it."""
+        self._length += len(piece)
+        if kept := piece[: LONGEST - self._kept]:
+            self._pieces.append(kept)
+            self._kept += len(kept)
+
+    def end(self) -> str:
+        """Return the line as it is shown, and begin another one."""
+        whole, length = "".join(self._pieces), self._length
+        self._pieces, self._kept, self._length = [], 0, 0
+        return cut(whole, length)
+
+
+@dataclass(slots=True)
+class _Row:
+    text: str = ""
+    length: int = 0
+    """Of all that was written there; the text is its beginning."""
+    over: bool = False
+    """Whether what comes next takes the place of the text."""
+    moves: bool = False
+    """Whether it was ever written over."""
+
+    @property
+    def said(self) -> str:
+        """The row as it is shown."""
+        return cut(self.text, self.length)
+
+
+def _first() -> list[_Row]:
+    return [_Row()]
+
+
+@dataclass(slots=True)
+class Bars:
+    """What one rank wrote, as a terminal would show it: rows, and in which of them it writes next.
+
+    tqdm writes a bar over its last state (`\\r`), and goes down and up again for one within another.
+    """
+
+    _rows: list[_Row] = field(default_factory=_first)
+    _at: int = 0
+    _begun: str = ""
+
+    @property
+    def moving(self) -> tuple[str, ...]:
+        """The rows that may still be written over, as they are now."""
+        return tuple(row.said.rstrip() for row in self._rows if (row.moves or row.over) and row.text.strip())
+
+    def feed(self, text: str) -> str:
+        """Take what comes next, and return the lines that nothing comes back to any more, each with its end."""
+        text = self._begun + text
+        self._begun = _BEGUN.findall(text)[0]
+        for piece in _MOVES.split(text[: len(text) - len(self._begun)]):
+            self._take(piece)
+        done, self._rows, self._at = self._rows[: self._at], self._rows[self._at :], 0
+        return "".join(f"{row.said}\n" for row in done if row.text.strip() or not row.moves)
+
+    def end(self) -> str:
+        """Return what is left, when nothing more comes."""
+        left, self._rows, self._at, self._begun = self._rows, _first(), 0, ""
+        return "".join(f"{row.said}\n" for row in left if row.text.strip())
+
+    def _take(self, piece: str) -> None:
+        row = self._rows[self._at]
+        if piece == "\r":
+            row.over = True
+        elif piece == "\n":
+            self._go(self._at + 1)
+        elif piece.startswith("\x1b[") and piece[-1:] in ("A", "B"):
+            rows = int(piece[2:-1] or 1) if len(piece) < 6 else _MOST_ROWS
+            # Down makes one row at the most, as a line's end does: a few bytes are not to be many rows.
+            self._go(min(self._at + rows, len(self._rows)) if piece.endswith("B") else self._at - rows)
+        elif piece:
+            row.moves = row.moves or row.over
+            row.text, row.length = ("", 0) if row.over else (row.text, row.length)
+            row.text += piece[: LONGEST - len(row.text)]
+            row.length, row.over = row.length + len(piece), False
+
+    def _go(self, to: int) -> None:
+        back = to < self._at
+        self._at = max(0, to)
+        while self._at >= len(self._rows):
+            self._rows.append(_Row())
+        row = self._rows[self._at]
+        row.over, row.moves = bool(row.text), row.moves or back

@@ -1,0 +1,1 @@
+"""Saving beside the training."""

@@ -1,0 +1,388 @@
+"""Decides with all ranks whether to save: at each step, while the script evaluates or waits, and at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpucloud.domain.checkpoint.manifest import Commit, Promise, Why
+from gpucloud.domain.errors import UsageError
+from gpucloud.resume.folder import AttemptFolder, say
+from gpucloud.resume.progress import Progress
+from gpucloud.resume.ranks import Ranks
+from gpucloud.resume.save.cadence import Cadence
+from gpucloud.resume.save.saving import News, Saver
+from gpucloud.resume.windows import Window
+from gpucloud.store.checkpoints import Checkpoints
+
+_FOREVER_S = 10.0**7
+_STOPS = (None, Why.STOP, Why.BUDGET, Why.NOTICE)
+"""As ranks tell each other; where nodes have different reasons, the one that leaves the least time holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """The same on all ranks: why to stop, whether to save (due, or wished for by a node), the generation.
+
+    `news` is how the save under way goes on.
+    """
+
+    stop: Why | None
+    due: bool
+    wished: bool
+    generation: int
+    news: News
+
+
+class Agreement:
+    """Compares what each rank sees: its node's wishes, its writer, and on rank 0 whether a save is due.
+
+    While a window of gradients is open nothing is saved; what was due or wished for then is so at its end.
+    """
+
+    def __init__(self, ranks: Ranks, folder: AttemptFolder) -> None:
+        self._ranks = ranks
+        self._folder = folder
+        self._granted = self._wished = self._due = 0
+
+    def reach(self, *, due: bool, generation: int, news: News, window: Window) -> Agreed:
+        """Return what holds for this step; a wish holds until `granted`, and so does what was due in a window."""
+        told = (window, _STOPS.index(self._folder.stop_asked()), int(due), generation, self._folder.save_asked())
+        found, stop, due_now, agreed_generation, wish, *rest = self._ranks.highest(*told, *news.numbers())
+        self._wished = max(self._wished, wish)
+        due_now = max(self._due, due_now)
+        self._due = due_now if found else 0
+        return Agreed(
+            stop=_STOPS[stop] if found != Window.OPEN else None,
+            due=not found and bool(due_now),
+            wished=not found and self._wished > self._granted,
+            generation=agreed_generation,
+            news=News(*rest),
+        )
+
+    def stop(self) -> Why | None:
+        """Return why to stop, as any node's agent has said by now."""
+        (found,) = self._ranks.highest(_STOPS.index(self._folder.stop_asked()))
+        return _STOPS[found]
+
+    def granted(self) -> None:
+        """Every wish so far is met by the save that begins now."""
+        self._granted = max(self._granted, self._wished)
+
+    def seconds_left(self) -> float:
+        """Return how long there is for a last save on the node that has the least time."""
+        own = min(self._folder.seconds_left(), _FOREVER_S)
+        (least,) = self._ranks.highest(-round(1000 * own))
+        return math.inf if -least >= 1000 * _FOREVER_S else -least / 1000
+
+
+# Decides with all ranks at each step whether to save it, and sees to it that the last one of an attempt counts.
+
+
+_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What a save holds beside the script's objects: `own` is this rank's, `promise` what a resume can.
+
+    `lacks` says what it may lack that came before this step; `steps_are_seen`: an optimizer was seen to step in it.
+    """
+
+    step: int
+    promise: Promise
+    own: dict[str, Any]
+    lacks: str | None = None
+    steps_are_seen: bool = True
+
+
+class Keeper:
+    """Every method with a result is called by all ranks at the same step. `progress` must be set before the first.
+
+    `of_a_trial`: whatever is saved is saved for a trial of resuming.
+    """
+
+    progress: Progress
+    of_a_trial = False
+
+    def __init__(
+        self,
+        cadence: Cadence,
+        checkpoints: Checkpoints,
+        saver: Saver,
+        ranks: Ranks,
+        folder: AttemptFolder,
+    ) -> None:
+        self._cadence = cadence
+        self._checkpoints = checkpoints
+        self._saver = saver
+        self._ranks = ranks
+        self._folder = folder
+        self._agreement = Agreement(ranks, folder)
+        self._prepared = self._told_waits = self._told_lacks = False
+        self._generation: int | None = None
+
+    @property
+    def committed(self) -> int:
+        """The newest step that counts, 0 without one."""
+        return self._saver.committed
+
+    @property
+    def no_memory(self) -> str | None:
+        """What the newest save lacked; None where it had the memory that it takes."""
+        return self._saver.no_memory
+
+    def keep(self, step: int, now: Callable[[], Moment], window: Window = Window.CLOSED) -> bool:
+        """Save if it is time, and return whether all ranks are to stop; not while a window is open. Raises Fenced."""
+        agreed = self._agree(step, window)
+        if agreed.stop is not None:
+            return True
+        if agreed.due or agreed.wished:
+            self._save(agreed, now)
+        elif not self._prepared:
+            self._prepared = True
+            self._saver.prepare(now().own)
+        return False
+
+    def last(self, step: int, now: Callable[[], Moment], why: Why | None = None) -> bool:
+        """Return whether this step is committed, at the end of the run; without `why`, because of the wish to stop.
+
+        Raises Fenced.
+        """
+        agreed = self._agree(step)
+        why = why or agreed.stop or Why.STOP
+        with self.progress.phase("save"):
+            left = self._agreement.seconds_left()
+            self._finish(0 if self._is_in_the_way(step, left) else left)
+            for _ in range(_TRIES):
+                left = self._agreement.seconds_left()
+                if self.committed == step or not left:
+                    break
+                self._begin(agreed.generation, now(), why)
+                self._finish(left)
+        return self.committed == step
+
+    def hold(self, step: int, now: Callable[[], Moment]) -> int | None:
+        """Copy this step ahead of a pause, unless another is being saved; return which one `land` would have count.
+
+        None without any. Each rank may do so by itself. Raises UsageError.
+        """
+        if self.committed >= step or not self._prepared or self._generation is None:
+            return None
+        if not self._saver.in_flight:
+            at = now()
+            commit = Commit(self._generation, step)
+            self._saver.hold(commit, at.promise, at.own, Why.STOP, steps_are_seen=at.steps_are_seen)
+        return self._saver.step
+
+    def land(self, step: int) -> None:
+        """Have the save of that step count, if there is time and all ranks have it: all call this. Raises Fenced."""
+        if self._ranks.highest(step, -step) == (step, -step):
+            why = self._agreement.stop()
+            self._saver.release(Why.TRIAL if self.of_a_trial else why)
+            self._finish(self._agreement.seconds_left())
+            self.progress.write()
+
+    def drop(self) -> None:
+        """Forget what is held for `land`."""
+        self._saver.drop()
+
+    def settle(self) -> None:
+        """Wait until no save is under way. Raises Fenced."""
+        self._finish()
+
+    def close(self) -> None:
+        """End the writer, when it has deleted what is no longer needed."""
+        self._saver.close(self._folder.seconds_left())
+
+    def _agree(self, step: int, window: Window = Window.CLOSED) -> Agreed:
+        """Agree with the other ranks, and go on with the save that is under way."""
+        exactly = self._cadence.every_steps is not None
+        due = self._ranks.rank == 0 and (exactly or not self._saver.in_flight) and self._saver.due(self._cadence, step)
+        agreed = self._agreement.reach(
+            due=due, generation=self._checkpoints.generation, news=self._saver.news(), window=window
+        )
+        self._generation = agreed.generation
+        self._told(lambda: self._saver.advance(agreed.news))
+        return agreed
+
+    def _save(self, agreed: Agreed, now: Callable[[], Moment]) -> None:
+        """Begin to save this step. For a save under way training waits only where the user set a number of steps."""
+        if self._saver.in_flight:
+            if self._cadence.every_steps is None or not agreed.due:
+                return
+            self._say_waits(self._cadence.every_steps)
+            with self.progress.phase("save"):
+                self._finish()
+        self._begin(agreed.generation, now(), Why.DUE if agreed.due else Why.NOTICE)
+
+    def _begin(self, generation: int, now: Moment, why: Why) -> None:
+        self._agreement.granted()
+        self._prepared = True
+        why = Why.TRIAL if self.of_a_trial else why
+        if now.lacks is not None and self._ranks.rank == 0 and not self._told_lacks:
+            self._told_lacks = True
+            say(f"step {now.step} is saved as {now.promise.level.value}: {now.lacks}")
+        commit = Commit(generation, now.step)
+        self._saver.begin(commit, now.promise, now.own, why, steps_are_seen=now.steps_are_seen)
+
+    def _is_in_the_way(self, step: int, left_s: float) -> bool:
+        first = self._ranks.rank == 0
+        (found,) = self._ranks.highest(int(first and self._saver.is_in_the_way(step, left_s)))
+        if found and first:
+            say(f"the save under way is given up: with it there would be no time for one of step {step}")
+        return bool(found)
+
+    def _finish(self, limit_s: float = float("inf")) -> None:
+        self._told(lambda: self._saver.finish(limit_s))
+
+    def _told(self, advance: Callable[[], None]) -> None:
+        """Go on with a save, and tell the node's agent how long saves take: by this it knows when to ask for one."""
+        longest = self._saver.longest_s
+        advance()
+        if self._saver.longest_s != longest:
+            self._folder.tell("saving.json", {"seconds": self._saver.longest_s, "step": self.progress.step_seconds})
+
+    def _say_waits(self, every: int) -> None:
+        if self._ranks.rank == 0 and not self._told_waits:
+            self._told_waits = True
+            say(f"a save takes longer than {every} steps: training waits for it, as it would not with `every: auto`")
+
+
+# What is saved while a script does not train: evaluates, or waits for data, for longer than a notice leaves.
+#
+# The state is copied as such a pause begins, before the script swaps in averaged weights or draws numbers. Nothing is
+# written of it until somebody asks for a stop, and only where every rank is in a pause at the same step.
+
+
+_LOOK_S = 0.5
+_STALL_S = 2.0
+"""Who has waited so long for a batch is in a pause."""
+
+
+class Pauses:
+    """A thread looks for a wish to stop during a pause; `over` waits for it, and is called before ranks agree again."""
+
+    def __init__(self, keeper: Keeper, ranks: Ranks, folder: AttemptFolder) -> None:
+        self._keeper = keeper
+        self._ranks = ranks
+        self._folder = folder
+        self._gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failed: BaseException | None = None
+        self._at: tuple[int, int] = 0, 0  # the step, and how many pauses there were at it
+
+    @contextlib.contextmanager
+    def during(self, step: int, now: Callable[[], Moment]) -> Iterator[None]:
+        """What is inside is a pause after that step. Raises what `over` does, UsageError for what has no form."""
+        begun = self.begin(step, now)
+        try:
+            yield
+        finally:
+            if begun:  # not by a phase around this one
+                self.over()
+
+    def stalls(self, at: Callable[[], tuple[int, Callable[[], Moment]] | None]) -> Stalls:
+        """Return what a script waits for batches in; `at` says after which step, None in the midst of one."""
+        return Stalls(self, at)
+
+    def begin(self, step: int, now: Callable[[], Moment]) -> bool:
+        """Begin a pause, which the script's own thread ends by `over`, and return whether this is the begin of one.
+
+        Raises UsageError for what has no form.
+        """
+        if self._thread is not None or (saving := self._keeper.hold(step, now)) is None:
+            return False
+        self._at = step, self._at[1] + 1 if self._at[0] == step else 0
+        self._ended.clear()
+        thread = threading.Thread(target=self._watch, args=(saving,), name="gpucloud pause", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread to be had: the next step heeds the wish
+            self._keeper.drop()
+            return False
+        self._thread = thread
+        return True
+
+    def settle_here(self) -> None:
+        """Wait, in another thread than the script's, until the GPU is done: only the script knows its streams."""
+        if self._gpu is not None:
+            torch.cuda.set_device(self._gpu)
+            torch.cuda.synchronize()
+
+    def over(self) -> None:
+        """End the pause, if this is one: at once, or when a save that all ranks began in it is over. Raises Fenced."""
+        if self._thread is None:
+            return
+        self._ended.set()
+        self._thread.join()
+        self._thread = None
+        self._keeper.drop()
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    def _watch(self, saving: int) -> None:
+        try:
+            if self._meets():
+                self.settle_here()
+                self._keeper.land(saving)
+        except Exception as error:  # noqa: BLE001  (raised where the script can hear it)
+            self._failed = error
+
+    def _meets(self) -> bool:
+        with contextlib.suppress(RuntimeError):  # no store, as where another rank is gone
+            meeting = self._ranks.meeting("pause-{}-{}".format(*self._at))
+            while meeting is not None:
+                ended = self._ended.wait(_LOOK_S)
+                if not ended and (self._folder.stop_asked() is not None or meeting.called()):
+                    meeting.call()
+                stands = meeting.leave() if ended else meeting.stands()
+                if stands is not None:
+                    return stands
+        return False
+
+
+class Stalls:
+    """Enter it to wait for a batch. A thread begins a pause for those who wait long."""
+
+    def __init__(self, pauses: Pauses, at: Callable[[], tuple[int, Callable[[], Moment]] | None]) -> None:
+        self._pauses = pauses
+        self._at = at
+        self._since: float | None = None
+        self._lock = threading.Lock()
+        with contextlib.suppress(RuntimeError):  # no thread to be had: the next step heeds the wish
+            threading.Thread(target=_look, args=(weakref.ref(self),), name="gpucloud stalls", daemon=True).start()
+
+    def __enter__(self) -> None:
+        self._since = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._since = None
+        self._pauses.over()
+
+    def look(self) -> None:
+        """Begin a pause if the script has waited for long."""
+        with self._lock:
+            stalls = self._since is not None and time.monotonic() - self._since > _STALL_S
+            if stalls and (at := self._at()) is not None:
+                with contextlib.suppress(UsageError):  # it comes out of the next save
+                    self._pauses.settle_here()
+                    self._pauses.begin(*at)
+
+
+def _look(stalls: weakref.ref[Stalls]) -> None:
+    while (there := stalls()) is not None:
+        there.look()
+        del there
+        time.sleep(_LOOK_S)

@@ -1,0 +1,429 @@
+"""Saves a checkpoint by all ranks beside the training: copied at one step, committed at a later one.
+
+A save has three stages, which all ranks enter at the same step, as the numbers that they compare at every step say:
+each rank's writer moves its object; when all have, rank 0's writer puts the manifest; when that is done it counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import torch
+
+from gpucloud.domain.checkpoint.manifest import Commit, Manifest, Piece, Promise, Why
+from gpucloud.domain.errors import CredentialsError, StoreError, UsageError
+from gpucloud.resume.folder import say
+from gpucloud.resume.memory import HINT, NoMemory
+from gpucloud.resume.ranks import Ranks
+from gpucloud.resume.save.cadence import Cadence, Moment, is_better_anew, is_due
+from gpucloud.resume.save.capture import Capture
+from gpucloud.resume.save.writer import Answer, Lost, Writer
+from gpucloud.resume.state.sharded import Unplanned
+from gpucloud.store.checkpoints import Checkpoints, Fenced
+from gpucloud.store.writing import described
+
+NOTICE_LEAVES_S = 90.0
+"""Of the two minutes between a notice and the end of a spot machine, what is left for a save."""
+
+_SLOWED = 0.03  # of an upload's time is what training loses beside it
+_LEAST_COST_S = 0.05
+_POLL_S = 0.02
+
+
+class _Stage(Enum):
+    IDLE = auto()
+    WRITING = auto()
+    COMMITTING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a rank tells the others at a step: its writer is not done yet; what became of the commit, and how soon."""
+
+    busy: int = 0
+    outcome: int = 0
+    commit_ms: int = 0
+
+    def numbers(self) -> tuple[int, int, int]:
+        """Return it as numbers of which the highest over all ranks counts."""
+        return self.busy, self.outcome, self.commit_ms
+
+
+class Saver:
+    """Saves, one at a time; one that fails is dropped on all ranks alike, and training goes on.
+
+    `committed` is the newest step that counts; `longest_s` is how long a save took from its copy to its commit at most,
+    None before the first; `no_memory` says what the newest save lacked, None where it had it.
+    """
+
+    def __init__(
+        self, checkpoints: Checkpoints, writer: Writer, capture: Capture, ranks: Ranks, committed: int
+    ) -> None:
+        self.committed = committed
+        self.longest_s: float | None = None
+        self.no_memory: str | None = None
+        self._dispatch = Dispatch(checkpoints, writer, ranks)
+        self._capture = capture
+        self._ranks = ranks
+        self._cost_s = _LEAST_COST_S
+        self._upload_s = 0.0
+        self._stage = _Stage.IDLE
+        self._flight: Flight | None = None
+        self._started_at = self._saved_at = time.monotonic()
+        self._warned = False
+        self._held = False
+
+    @property
+    def step(self) -> int | None:
+        """The step that is being saved, None without one."""
+        return self._flight.commit.step if self._flight is not None else None
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a save is under way."""
+        return self._flight is not None
+
+    def due(self, cadence: Cadence, step: int) -> bool:
+        """Whether to save after this step, by this rank's clock."""
+        now = time.monotonic()
+        moment = Moment(
+            step=step,
+            since_start_s=now - self._started_at,
+            since_save_s=now - self._saved_at,
+            cost_s=self._cost_s,
+            upload_s=self._upload_s,
+            anything_saved=self.committed > 0,
+        )
+        return is_due(cadence, moment)
+
+    def prepare(self, extra: dict[str, Any]) -> None:
+        """Make memory ready for a state like the present one."""
+        try:
+            self._capture.prepare(extra)
+        except NoMemory as error:
+            self._lacks_memory(error)
+
+    def begin(
+        self, commit: Commit, promise: Promise, extra: dict[str, Any], why: Why, *, steps_are_seen: bool = True
+    ) -> None:
+        """Copy this rank's share and have it written. The save before must be over. Raises UsageError."""
+        flight = self._copy(commit, promise, extra, why, steps_are_seen=steps_are_seen)
+        if not flight.told and not self._capture.under_way():
+            self._tell(flight)
+        self._saved_at = time.monotonic()
+        flight.stall_s = self._saved_at - flight.began
+
+    def hold(
+        self, commit: Commit, promise: Promise, extra: dict[str, Any], why: Why, *, steps_are_seen: bool = True
+    ) -> None:
+        """Copy this rank's share, and wait until it is copied; nothing is written of it before `release`.
+
+        Each rank does so by itself; nothing is held where they would have to agree first. The save before must be over.
+        Raises UsageError.
+        """
+        self._held = True
+        try:
+            flight = self._copy(commit, promise, extra, why, steps_are_seen=steps_are_seen, alone=True)
+        except Unplanned:
+            self.drop()
+            return
+        if not flight.told:
+            self._capture.wait()
+        if flight.told or self._capture.spoilt():
+            self.drop()
+
+    def release(self, why: Why | None) -> None:
+        """Have what is held written, because of that if it is told; all ranks do so, or none."""
+        flight = self._flight
+        if self._held and flight is not None:
+            self._held = False
+            flight.began, flight.why = time.monotonic(), why or flight.why
+            self._tell(flight)
+
+    def drop(self) -> None:
+        """Forget what is held, if anything is."""
+        if self._held:
+            self._flight, self._stage, self._held = None, _Stage.IDLE, False
+
+    def _copy(
+        self,
+        commit: Commit,
+        promise: Promise,
+        extra: dict[str, Any],
+        why: Why,
+        *,
+        steps_are_seen: bool,
+        alone: bool = False,
+    ) -> Flight:
+        began = time.monotonic()
+        flight = self._flight = Flight(commit, promise, why, began)
+        self._stage = _Stage.WRITING
+        try:
+            self._capture.begin(extra, steps_are_seen=steps_are_seen, alone=alone)
+        except UsageError:
+            self._flight, self._stage, self._held = None, _Stage.IDLE, False
+            raise
+        except (NoMemory, torch.OutOfMemoryError) as error:
+            self._lacks_memory(error)
+            flight.told, flight.entry = True, FAILED
+        return flight
+
+    def news(self, wait_s: float = 0.0) -> News:
+        """Return what the other ranks must know; waits at most so long for the writer to say something."""
+        flight = self._flight
+        if flight is None:
+            return News()
+        if self._stage is _Stage.WRITING:
+            if not flight.told and not self._capture.under_way():
+                self._tell(flight)
+            if flight.told and flight.entry is None:
+                self._dispatch.look(flight, wait_s)
+            if flight.torn:
+                self._capture.mistrust()
+            return News(busy=int(flight.entry is None))
+        if self._ranks.rank > 0:
+            time.sleep(min(wait_s, _POLL_S))
+            return News()
+        outcome, commit_s = self._dispatch.outcome(flight, wait_s)
+        return News(outcome=outcome.value, commit_ms=round(1000 * commit_s))
+
+    def advance(self, agreed: News) -> None:
+        """Go on to the next stage when all ranks can. Raises Fenced, on every rank, when another attempt took over."""
+        flight = self._flight
+        if flight is None:
+            return
+        if self._stage is _Stage.WRITING and not agreed.busy:
+            entries = [json.loads(entry) for entry in self._ranks.gathered(flight.entry or FAILED)]
+            if not all(entries):
+                self._over(Outcome.DROPPED)
+                return
+            flight.upload_s = max(entry["seconds"] for entry in entries)
+            flight.size = sum(entry["piece"][1] for entry in entries)
+            self._stage = _Stage.COMMITTING
+            self._dispatch.put(flight, entries)
+        elif self._stage is _Stage.COMMITTING and agreed.outcome:
+            self._learn(flight, agreed.commit_ms / 1000)
+            self._over(Outcome(agreed.outcome))
+
+    def is_in_the_way(self, step: int, left_s: float) -> bool:
+        """Whether the save under way, not one of this step, leaves no time for one that there is time for."""
+        flight = self._flight
+        if flight is None or flight.commit.step == step or self._stage is _Stage.COMMITTING:
+            return False
+        return is_better_anew(save_s=self._upload_s, gone_s=time.monotonic() - flight.began, left_s=left_s)
+
+    def finish(self, limit_s: float = float("inf")) -> None:
+        """Wait until nothing is under way; what is not committed after `limit_s` is dropped. Raises Fenced."""
+        deadline = time.monotonic() + limit_s
+        if self._flight is not None and not self._flight.told:
+            self._capture.wait()
+        while self._flight is not None:
+            late = time.monotonic() > deadline
+            if late:
+                self._dispatch.give_up(self._flight)
+            agreed = self._ranks.highest(*self.news(0.0 if late else _POLL_S).numbers())
+            self.advance(News(*agreed))
+
+    def close(self, limit_s: float) -> None:
+        """End the writer, when it has deleted what is no longer needed."""
+        self._dispatch.close(limit_s)
+        self._capture.close()
+
+    def _tell(self, flight: Flight) -> None:
+        """Have the writer write what was captured."""
+        flight.told = True
+        if why := self._capture.spoilt():
+            say(why)
+            flight.entry = FAILED
+        else:
+            self._dispatch.write(flight, self._capture.size, self._capture.summed)
+
+    def _learn(self, flight: Flight, commit_s: float) -> None:
+        """Remember what the save took: what training lost, and how long it was until it counted."""
+        self._upload_s = flight.upload_s + commit_s
+        self._cost_s = max(flight.stall_s + _SLOWED * self._upload_s, _LEAST_COST_S)
+
+    def _over(self, outcome: Outcome) -> None:
+        flight, self._flight, self._stage = self._flight, None, _Stage.IDLE
+        if flight is None:
+            return
+        if outcome is Outcome.FENCED:
+            raise Fenced(
+                f"another attempt has taken over from generation {flight.commit.generation}",
+                hint="this one stops; nothing is lost",
+            )
+        if outcome is Outcome.COMMITTED:
+            self.no_memory = None
+            self.longest_s = max(self._upload_s, self.longest_s or 0.0)
+            self.committed = flight.commit.step
+            self._warn(flight.size)
+
+    def _lacks_memory(self, error: Exception) -> None:
+        """Say once that nothing is saved; the next save looks again."""
+        said, self.no_memory = self.no_memory, f"there is no memory for it: {error}"
+        if said is None and (self._ranks.rank == 0 or not getattr(error, "of_all", False)):
+            since = f"since step {self.committed}" if self.committed else "so far"
+            say(
+                f"nothing can be saved, {self.no_memory}; training goes on, and what was done {since} is lost when a "
+                f"machine is taken: {HINT}"
+            )
+
+    def _warn(self, size: int) -> None:
+        """Say once that a notice would come too late for a state of this size."""
+        if self._upload_s > NOTICE_LEAVES_S and not self._warned and self._ranks.rank == 0:
+            self._warned = True
+            most = size * NOTICE_LEAVES_S / self._upload_s
+            say(
+                f"the state has {size / 1e9:.1f} GB, and a notice leaves {NOTICE_LEAVES_S:.0f} s, in which this store "
+                f"takes {most / 1e9:.1f} GB: when a machine is taken, the steps since the last save are lost"
+            )
+
+
+# What a rank has its writer do for a save, and what comes of that.
+
+
+FAILED = b"null"
+"""The entry of a rank whose object was not written."""
+
+
+class Outcome(Enum):
+    """What became of a commit; the highest that a rank knows holds for all."""
+
+    PENDING, COMMITTED, DROPPED, FENCED = range(4)
+
+
+@dataclass(slots=True)
+class Flight:
+    """The save that is under way since `began`, by this process's monotonic clock.
+
+    `entry` is what this rank has for the manifest, None until it is written; `given_up` has no time left; what is
+    `torn` was found to be no copy of what the GPU had.
+    """
+
+    commit: Commit
+    promise: Promise
+    why: Why
+    began: float
+    stall_s: float = 0.0
+    told: bool = False
+    entry: bytes | None = None
+    upload_s: float = 0.0
+    size: int = 0
+    given_up: bool = False
+    torn: bool = False
+
+
+class Dispatch:
+    """Speaks with the writer; a writer that is lost fails the save that it was at, and the next starts another."""
+
+    def __init__(self, checkpoints: Checkpoints, writer: Writer, ranks: Ranks) -> None:
+        self._checkpoints = checkpoints
+        self._writer = writer
+        self._ranks = ranks
+
+    def write(self, flight: Flight, size: int, summed: int) -> None:
+        """Have this rank's object written, which lies ready in the arena; a GPU has summed so many stretches of it."""
+        rank, world = self._ranks.rank, self._ranks.world
+        saving: Answer = {
+            "commit": [flight.commit.generation, flight.commit.step],
+            "name": f"rank-{rank:05d}-of-{world:05d}.safetensors",
+            "size": size,
+            "summed": summed,
+        }
+        if world == 1:
+            level, reason = flight.promise.level.value, flight.promise.reason
+            saving["alone"] = {"level": level, "reason": reason, "why": flight.why.value, "base": self._base()}
+        try:
+            self._writer.tell({"save": saving})
+        except Lost as error:
+            flight.entry = self._dropped(flight, str(error))
+
+    def look(self, flight: Flight, wait_s: float) -> None:
+        """Learn whether the object is written; waits at most so long."""
+        try:
+            answer = self._heard(wait_s)
+        except Lost as error:
+            found = self._committed(flight) if self._ranks.world == 1 else None
+            flight.entry = _entry(found.pieces[0], flight.stall_s) if found else self._dropped(flight, str(error))
+            return
+        if answer is None:
+            return
+        if "saved" in answer:
+            key, size, crc32 = answer["saved"]
+            piece = Piece(key=key, size=size, crc32=tuple(crc32))
+            flight.entry = _entry(piece, flight.stall_s + answer["seconds"])
+        else:
+            flight.torn = "torn" in answer
+            flight.entry = self._dropped(flight, answer["torn"] if flight.torn else answer["failed"])
+
+    def put(self, flight: Flight, entries: list[Any]) -> None:
+        """Have the manifest put, if this is rank 0; the writer of an only rank does that by itself."""
+        if self._ranks.rank > 0 or self._ranks.world == 1:
+            return
+        pieces = tuple(
+            Piece(key=key, size=size, crc32=tuple(crc32)) for key, size, crc32 in (entry["piece"] for entry in entries)
+        )
+        world, promise = self._ranks.world, flight.promise
+        manifest = Manifest(commit=flight.commit, world=world, promise=promise, pieces=pieces, why=flight.why)
+        with contextlib.suppress(Lost):  # asked for its answer, it is lost still
+            self._writer.tell({"commit": {"manifest": described(manifest), "base": self._base()}})
+
+    def outcome(self, flight: Flight, wait_s: float) -> tuple[Outcome, float]:
+        """Return what became of the commit, and how long that took; for rank 0. Waits at most so long."""
+        try:
+            answer = self._heard(wait_s)
+        except Lost as error:
+            if self._committed(flight):
+                return Outcome.COMMITTED, 0.0
+            self._dropped(flight, str(error))
+            return Outcome.DROPPED, 0.0
+        if answer is None:
+            return Outcome.PENDING, 0.0
+        if "committed" in answer:
+            return Outcome.COMMITTED, answer["seconds"]
+        if "fenced" in answer:
+            say(answer["fenced"])
+            return Outcome.FENCED, 0.0
+        self._dropped(flight, answer["failed"])
+        return Outcome.DROPPED, 0.0
+
+    def give_up(self, flight: Flight) -> None:
+        """End the writer at once: what it is at has failed."""
+        flight.given_up = True
+        self._writer.kill()
+
+    def close(self, limit_s: float) -> None:
+        """End the writer, when it has deleted what is no longer needed."""
+        self._writer.close(limit_s)
+
+    def _heard(self, wait_s: float) -> Answer | None:
+        answer = self._writer.answer(wait_s)
+        while answer is not None and "note" in answer:
+            say(answer["note"])
+            answer = self._writer.answer()
+        return answer
+
+    def _committed(self, flight: Flight) -> Manifest | None:
+        """Return the manifest that a lost writer has put before it could say so; no commit may be made twice."""
+        if flight.given_up:
+            return None
+        with contextlib.suppress(StoreError, CredentialsError):
+            return self._checkpoints.manifest(flight.commit)
+        return None
+
+    def _dropped(self, flight: Flight, why: str) -> bytes:
+        say(f"rank {self._ranks.rank} could not save step {flight.commit.step}: {why}")
+        return FAILED
+
+    def _base(self) -> list[int] | None:
+        base = self._checkpoints.base
+        return [base.generation, base.step] if base else None
+
+
+def _entry(piece: Piece, seconds: float) -> bytes:
+    return json.dumps({"piece": [piece.key, piece.size, piece.crc32], "seconds": seconds}).encode()

@@ -1,0 +1,226 @@
+"""Every random number generator of a process, its own and the script's: seeded, captured, put back."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_WORD = 2**64 - 1
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The `kept` that are under way, by the CPU generators' states as they began; `begun` counts all that ever were."""
+
+    begun: int = 0
+    outside: list[dict[str, Any]] = field(default_factory=list)
+
+
+_kept = _Kept()
+
+
+def seed_all(seed: int, rank: int) -> None:
+    """Seed torch (CUDA too), Python and, where it is loaded, NumPy, differently on every rank."""
+    mixed = mix(seed, rank)
+    torch.manual_seed(mixed >> 1)
+    random.seed(mixed)
+    numpy = _numpy()
+    if numpy is not None:
+        numpy.seed(mixed & 0xFFFFFFFF)
+
+
+def seed_sample(mixed: int) -> None:
+    """Seed what a data set draws from (the CPU generators), cheaply enough for every sample."""
+    torch.default_generator.manual_seed(mixed >> 1)
+    random.seed(mixed)
+    numpy = _numpy()
+    if numpy is not None:
+        numpy.seed(mixed & 0xFFFFFFFF)
+
+
+def capture() -> dict[str, Any]:
+    """Return the state of every generator; of those that are `kept`, as they will be again.
+
+    Another thread may ask, while this one waits for something.
+    """
+    while True:
+        begun, outside = _kept.begun, _kept.outside[:1]
+        state = _now() | (outside[0] if outside else {})
+        if begun == _kept.begun:
+            return state
+
+
+def capture_again(before: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the same as `capture` where nothing is kept; quicker, if NumPy has drawn nothing since `before`."""
+    return _now(before.get("numpy") if before is not None else None)
+
+
+def _now(numpys: Any = None) -> dict[str, Any]:
+    """Return the states; `numpys` is one of NumPy's, which is returned if it stands."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
+    numpy = _numpy()
+    if numpy is not None:
+        state["numpy"] = numpys if _stands_in_memory(numpy, numpys) else numpy.get_state()
+    return state
+
+
+def _stands_in_memory(numpy: Any, state: Any) -> bool:
+    """Whether NumPy's generator stands there, by its memory; False where that cannot be told.
+
+    To ask for its state takes 30 µs, more than all else that is done at a step. With a number of a normal distribution
+    in reserve, memory does not tell all.
+    """
+    if not isinstance(state, tuple) or state[3] or not hasattr(numpy, "get_bit_generator"):
+        return False
+    address = numpy.get_bit_generator().ctypes.state_address
+    key: bytes = state[1].tobytes()
+    place = int(state[2]).to_bytes(4, sys.byteorder)
+    return ctypes.string_at(address, len(key) + len(place)) == key + place
+
+
+def put_back(state: dict[str, Any]) -> None:
+    """Set every generator that is here and was captured."""
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])
+    numpy = _numpy()
+    if "numpy" in state and numpy is not None:
+        numpy.set_state(state["numpy"])
+
+
+def stands(state: dict[str, Any]) -> bool:
+    """Whether every generator is as it was captured."""
+    return all(state.get(name) is now or _alike(state.get(name), now) for name, now in capture_again(state).items())
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, tuple) and any(type(part) is not int for part in one):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return bool(one.tobytes() == other.tobytes()) if hasattr(one, "tobytes") else bool(one == other)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Leave the CPU generators as they were, whatever happens inside."""
+    numpy = _numpy()
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if numpy is not None:
+        state["numpy"] = numpy.get_state()
+    _kept.outside.append(state)
+    _kept.begun += 1
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state["torch"])
+        random.setstate(state["python"])
+        if numpy is not None:
+            numpy.set_state(state["numpy"])
+        _kept.outside.pop()
+
+
+def mix(*numbers: int) -> int:
+    """Return 64 well-mixed bits of the numbers (the finalizer of SplitMix64, once for each)."""
+    mixed = 0
+    for number in numbers:
+        mixed = (mixed + number + 0x9E3779B97F4A7C15) & _WORD
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _WORD
+        mixed ^= mixed >> 31
+    return mixed
+
+
+def _numpy() -> Any:
+    numpy = sys.modules.get("numpy")
+    return numpy.random if numpy is not None else None
+
+
+# Random number generators of a script's own: given to `init` they are saved, in a data set no checkpoint has them.
+
+
+_DEEP = 4
+_MOST = 64  # of the items of a list, and so on at each level
+
+
+class Generator:
+    """One of torch's, Python's or NumPy's, with a state as all else has one."""
+
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where it stands."""
+        own = self.generator
+        if isinstance(own, torch.Generator):
+            return {"state": own.get_state()}
+        if isinstance(own, random.Random):
+            return {"state": own.getstate()}
+        return {"state": own.bit_generator.state if hasattr(own, "bit_generator") else own.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have it stand there."""
+        own = self.generator
+        if isinstance(own, torch.Generator):
+            own.set_state(state["state"].cpu())
+        elif isinstance(own, random.Random):
+            own.setstate(state["state"])
+        elif hasattr(own, "bit_generator"):
+            own.bit_generator.state = state["state"]
+        else:
+            own.set_state(state["state"])
+
+
+def is_generator(thing: Any) -> bool:
+    """Whether it draws random numbers, and can be put where it stood."""
+    numpy = sys.modules.get("numpy")
+    kinds = (numpy.random.Generator, numpy.random.RandomState) if numpy is not None else ()
+    return isinstance(thing, (torch.Generator, random.Random, *kinds)) and not isinstance(thing, random.SystemRandom)
+
+
+def own_generator(thing: Any, known: Collection[int] = ()) -> str | None:
+    """Return where an object has a generator of its own, as `transform.rng`; `known` are the ids of those saved."""
+    return next(_found(thing, "", known, _DEEP, set()), None)
+
+
+def _found(thing: Any, place: str, known: Collection[int], deep: int, met: set[int]) -> Iterator[str]:
+    if id(thing) in met or deep < 0:
+        return
+    met.add(id(thing))
+    if is_generator(thing):
+        if id(thing) not in {*known, *_of_all()}:
+            yield place
+        return
+    for name, part in _parts(thing):
+        yield from _found(part, f"{place}.{name}" if place else name, known, deep - 1, met)
+
+
+def _of_all() -> tuple[int, ...]:
+    """Return the ids of those that everything draws from unless told otherwise: they are saved with every run."""
+    numpy = sys.modules.get("numpy")
+    own = getattr(getattr(numpy, "random", None), "mtrand", None)
+    return id(torch.default_generator), id(getattr(random, "_inst", None)), id(getattr(own, "_rand", None))
+
+
+def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(thing, (list, tuple)):
+        yield from ((str(number), part) for number, part in enumerate(thing[:_MOST]))
+    elif isinstance(thing, dict):
+        yield from ((str(name), part) for name, part in list(thing.items())[:_MOST])
+    elif not isinstance(thing, (torch.Tensor, type, ModuleType)) and hasattr(thing, "__dict__"):
+        yield from list(vars(thing).items())

@@ -1,0 +1,1 @@
+"""A job's checkpoints from outside the job."""

@@ -1,0 +1,1 @@
+"""What a user does with a job: starts it, supervises it, asks about it, changes its budget."""

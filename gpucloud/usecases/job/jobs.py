@@ -1,0 +1,184 @@
+"""Questions about jobs that may be asked from any terminal at any time: report and logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from gpucloud.domain.errors import GpucloudError, StoreError, UsageError
+from gpucloud.domain.money.ledger import Terms
+from gpucloud.domain.money.sundries import Sundries, charges_of
+from gpucloud.domain.node.launch import workers_per_node
+from gpucloud.domain.node.node import NO_GROUP, GroupView
+from gpucloud.domain.node.outputtimes import DatedPiece
+from gpucloud.domain.state.order import Order, held_until, keeps, undrilled
+from gpucloud.domain.state.state import ExitReason, JobState
+from gpucloud.domain.supervision.capacity import standing
+from gpucloud.domain.supervision.seen import Limits
+from gpucloud.domain.supervision.transitions import as_listed
+from gpucloud.ports import Clock, MarketData, NodeGroup
+from gpucloud.store import Stored
+from gpucloud.store.counting import Tally
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.jobstore.lease import is_over, supervised_by
+from gpucloud.usecases.jobstore.orders import Given, Orders, Reader
+from gpucloud.usecases.jobstore.records import LogPart
+from gpucloud.usecases.jobstore.report import JobReport, report
+from gpucloud.usecases.money.spend import Cashier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asker:
+    """Answers questions about one job; changes nothing but to leave a charge that it caused.
+
+    `tally` counts what is asked of the job's store, where output that is followed is looked for every `look_s`.
+    `reader` knows whose signatures count here, and is made for an order that is signed: that takes cryptography.
+    """
+
+    jobs: JobStore
+    market: MarketData
+    group: NodeGroup
+    clock: Clock
+    terms: Terms
+    tally: Tally = field(default_factory=Tally)
+    look_s: float = 0.3
+    reader: Callable[[], Reader] | None = None
+
+    def state(self) -> JobState:
+        """Return the job's state as it may be believed; UsageError when there is no such job."""
+        return self._loaded(self.jobs.believed())[0]
+
+    def stored_state(self) -> JobState:
+        """Return the state as it is stored, for what nothing is decided by: it costs one request."""
+        return self._loaded(self.jobs.load())[0]
+
+    def report(self) -> JobReport:
+        """Return where the job stands, what it has cost, and which machines live."""
+        state, stored = self._loaded(self.jobs.believed())
+        supervisor = _supervisor(state, stored)
+        now = self.clock.now()
+        cashier = Cashier(self.jobs, self.market, self.terms)
+        listed = self.listed(state)
+        state = as_listed(state, listed, now)
+        charges = cashier.charges(state, now)
+        unproven = cashier.unproven_usd(state, listed, now)
+        given = self._orders.newest()
+        spend = cashier.spend(state, now, given.order.budget_usd, unproven_usd=unproven)
+        told = report(state, spend, charges, listed, supervisor)
+        if (why := undrilled(given.order, state)) is not None:
+            told = replace(told, message=why, exit_code=ExitReason.USER_ERROR.exit_code)
+        return replace(
+            told,
+            storm=standing(state, now, Limits()),
+            signed_by=self._signed_by(given),
+            started_at=given.order.first_at,
+            held_until=_held_until(given.order, state, listed, now),
+            kept_until=_kept_until(given.order, state, listed, now),
+            rehearses=bool(given.order.resolved.trial),
+            last_supervisor=supervised_by(state.owner) if state.owner is not None else None,
+            written_at=stored.modified,
+            looked_at=stored.store_time,
+        )
+
+    def listed(self, state: JobState) -> GroupView:
+        """Return the job's group as the cloud lists it now."""
+        return self.group.describe(state.group) if state.group is not None else NO_GROUP
+
+    def state_as_listed(self) -> JobState:
+        """Return the state with machines and shut-off as the cloud lists them; where it does not answer, as stored."""
+        state = self.state()
+        with suppress(GpucloudError):
+            listed = self.listed(state)
+            until = listed.armed_until if listed.exists else None
+            return replace(as_listed(state, listed, self.clock.now()), paid_until=until)
+        return state
+
+    def supervisor(self) -> str | None:
+        """Return who supervises the job now, None when nobody does."""
+        loaded = self.jobs.believed()  # the lease lasts as long as the user's side said
+        return _supervisor(*loaded) if loaded is not None else None
+
+    def order(self) -> Order:
+        """Return the newest order for the job, whoever signed it; UsageError when there is no such job."""
+        return self._orders.newest().order
+
+    def ranks_of_a_node(self) -> int:
+        """Return how many ranks each node of the job has; 1 where nobody can tell any more."""
+        try:
+            return workers_per_node(self.order().resolved)
+        except GpucloudError:
+            return 1
+
+    def bill_pull(self, fetched: int) -> None:
+        """Write down what it cost that a command brought bytes out of the cloud, where that costs anything.
+
+        With the requests that were made for it. Whoever may read alone reads all the same.
+        """
+        if not self.terms.rates:
+            return
+        now = self.clock.now()
+        with suppress(StoreError):
+            rates = self.terms.rates_in(self.stored_state().pool.region)
+            puts, gets = self.tally.take()
+            used = Sundries(attempt=None, start=now, end=now, puts=puts, gets=gets, sent=fetched)
+            if charges := charges_of(used, rates):
+                self.jobs.bill_beside(f"pull-{now:%Y%m%dT%H%M%S.%f}", charges)
+
+    def output(
+        self, *, attempt: int | None, rank: int | None, follow: bool, caught_up: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[LogPart, DatedPiece]]:
+        """Yield the kept output in order with its times; with `follow`, until the job has ended and all is told.
+
+        Where two supervisors kept the same stretch in different pieces, it comes once. `caught_up` is called whenever
+        all that is kept by then was told.
+        """
+        told: set[str] = set()
+        ends: dict[tuple[int, int], int] = {}
+        while True:
+            ended = self.stored_state().status.ended
+            for part in self.jobs.records.log_parts(attempt):
+                if part.key not in told and rank in (None, part.rank):
+                    told.add(part.key)
+                    piece, told_to = self.jobs.records.read_dated(part), ends.get((part.attempt, part.rank), 0)
+                    end = part.offset + len(piece.data)
+                    if end > told_to:
+                        ends[part.attempt, part.rank] = end
+                        yield part, piece.after(max(0, told_to - part.offset))
+            caught_up()
+            if not follow or ended:
+                return
+            self.clock.sleep(self.look_s)
+
+    @property
+    def _orders(self) -> Orders:
+        return Orders(jobs=self.jobs, clock=self.clock)
+
+    def _signed_by(self, given: Given) -> str | None:
+        if self.reader is None or not given.envelope.key:
+            return None
+        orders = replace(self._orders, reader=self.reader())
+        return orders.signed_by(given) if orders.put_back_before(given) is None else None
+
+    def _loaded(self, loaded: tuple[JobState, Stored] | None) -> tuple[JobState, Stored]:
+        if loaded is None:
+            raise UsageError(f"there is no job {self.jobs.job!r} in {self.jobs.store.url}", hint="gpucloud status")
+        return loaded
+
+
+def _held_until(order: Order, state: JobState, listed: GroupView, now: datetime) -> datetime | None:
+    until = held_until(order, state) if listed.alive and not state.torn_down else None
+    if until is None or until <= now:
+        return None
+    return min(until, listed.armed_until or until)
+
+
+def _kept_until(order: Order, state: JobState, listed: GroupView, now: datetime) -> datetime | None:
+    until = listed.armed_until
+    stay = keeps(order, state) and bool(listed.alive) and not state.torn_down
+    return until if stay and until is not None and until > now else None
+
+
+def _supervisor(state: JobState, stored: Stored) -> str | None:
+    return None if state.owner is None or is_over(state, stored) else supervised_by(state.owner)

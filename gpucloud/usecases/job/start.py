@@ -1,0 +1,444 @@
+"""Starting or continuing a job: which run, on which offer, under which order; nothing is rented yet."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, Protocol
+
+from gpucloud.domain.errors import BudgetRefused, BudgetTooSmall, NoCapacity, OrderChanged, UsageError
+from gpucloud.domain.job.quantities import counted, format_moment
+from gpucloud.domain.job.spec import Job
+from gpucloud.domain.market.plan import Plan, make_plan
+from gpucloud.domain.money.ledger import ZERO, Terms
+from gpucloud.domain.money.prepaid import least_budget_usd, paid_until
+from gpucloud.domain.node.bootstrap.wanted import LARGEST_CODE_BYTES
+from gpucloud.domain.node.launch.environment import REACHES_SCRIPT
+from gpucloud.domain.node.node import NO_GROUP, GroupView
+from gpucloud.domain.state.order import Order, Until, held_until, is_closed, is_finished, keeps, with_budget
+from gpucloud.domain.state.state import JobState
+from gpucloud.domain.supervision import transitions
+from gpucloud.domain.supervision.budget import in_cents, least_to_lower_to, refusal
+from gpucloud.domain.supervision.seen import Rules, rules_for
+from gpucloud.ports import Account, Clock, MarketData, NodeGroup, Signer
+from gpucloud.store import Conflict, ObjectStore
+from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
+from gpucloud.usecases.jobstore.orders import Found, Given, Orders, Reader, caller, current_run, next_run, require_own
+from gpucloud.usecases.money.estimate import Planner
+from gpucloud.usecases.money.spend import Cashier
+from gpucloud.usecases.services import PackCode, StoreClock
+
+_PUT_BACK = "order {number} was put back, a newer one was here before: the job file's counts in its place"
+_UNTRUSTED = "the last order is signed by nobody whom you trust: the job file's counts in its place"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a start asks beside the job file.
+
+    `budget_usd` is None for the file's, `unattended` where a supervisor outside drives the job. `adopts`: a run that
+    another job file began is this file's from now on.
+    """
+
+    until: Until = Until.FINISHED
+    keep: bool = False
+    drill: bool = False
+    hold: timedelta | None = None
+    unattended: timedelta | None = None
+    budget_usd: Decimal | None = None
+    adopts: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Machines that a run which succeeded leaves up, and until when they are paid; `run` is its number."""
+
+    name: str
+    run: int
+    machines: int
+    until: datetime
+    as_of: datetime
+
+    def __str__(self) -> str:
+        some = self.machines != 1
+        are = f"{counted(self.machines, 'machine')}, paid until {format_moment(self.until, self.as_of)}"
+        # A job's name means its newest run, and another one is there or about to be.
+        called = f"{self.name}@1" if self.run == 1 else self.name
+        return f"{self.name} keeps {are}: `gpucloud down {called}` ends {'them' if some else 'it'} now"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """A start as it would be: of which run, on what plan; `state` is None for a run that does not exist yet.
+
+    `after` is how the ended run stands that a new one comes after, `kept` the machines that it keeps, which the new one
+    does not use: their rights, their bills and what is on them are that run's. `reopens`: one whose
+    script failed goes on.
+    """
+
+    name: str
+    plan: Plan | None
+    state: JobState | None
+    after: JobState | None = None
+    kept: Kept | None = None
+    reopens: bool = False
+
+
+class Check(Protocol):
+    """Refuses a start that cannot come to anything, by raising; nothing of it is written yet."""
+
+    def __call__(self, prospect: Prospect, /) -> None:
+        """Raise what refuses it."""
+        ...
+
+
+def _unchecked(prospect: Prospect) -> None:
+    del prospect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Coming:
+    """The check of a new run, which is told what it comes after."""
+
+    check: Check
+    after: JobState | None
+    kept: Kept | None
+
+    def __call__(self, prospect: Prospect, /) -> None:
+        self.check(replace(prospect, after=self.after, kept=self.kept))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A run that can be supervised now: by `order`, given over `over`.
+
+    `plan` is None for a run whose attempt goes on: it has its machines. `changed` says what differs from the
+    last start. `last` is the order of the ended run that this new one comes after, where its word counts. `reopens`:
+    the script of this run failed, and its machines wait for the mended one. `clears`: they waited in vain, and are
+    torn down before a new run can begin.
+    """
+
+    name: str
+    order: Order
+    over: Given
+    plan: Plan | None
+    continues: bool
+    changed: tuple[str, ...] = ()
+    last: Order | None = None
+    reopens: bool = False
+    clears: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starter:
+    """Starts jobs in one store, at one market's prices, by its cloud's rules, within what the account may rent.
+
+    `host` is the gpucloud home that gives the orders, which `signer` signs; what `reader` does not trust counts for
+    nothing. `pack_code` gives a folder's tree by its hash and what makes it anew, which is None where it is too large
+    for the store.
+    """
+
+    store: ObjectStore
+    market: MarketData
+    account: Account | None
+    clock: Clock
+    rules: Rules
+    terms: Terms
+    group: NodeGroup | None = None
+    host: str = ""
+    signer: Signer | None = None
+    reader: Reader | None = None
+    pack_code: PackCode | None = None
+
+    @property
+    def planner(self) -> Planner:
+        """What plans the jobs that it starts."""
+        return Planner(
+            market=self.market,
+            account=self.account,
+            clock=self.clock,
+            wall=self.rules.wall,
+            terms=self.terms,
+            changeover=self.rules.limits.changeover,
+        )
+
+    def start(self, job: Job, spec: bytes, asked: Asked = Asked(), check: Check = _unchecked) -> Start:
+        """Make the run's order and state, or find the unfinished one, and return it with its plan.
+
+        Raises PlanRefused, NoCapacity, BudgetTooSmall, UsageError for a name that another job file has, and what
+        `check` raises, before anything is written: whoever reads an order may act on it at once.
+        """
+        found = current_run(self.store, job.name, self.clock)
+        if found is not None and not asked.adopts:
+            does = "begins its next run" if is_closed(found.given.order, found.state) else "takes that run over"
+            way = f"gpucloud train {job.source.name} --adopt {does}"
+            require_own(found, job, sha256_of(spec), self.host, way)
+        if found is not None and not is_closed(found.given.order, found.state):
+            return self._continue(job, spec, asked, found, check)
+        last = found.given.order.run if found is not None else 0
+        before = self._kept(found) if found is not None else None
+        after = _Coming(check=check, after=found.state if found is not None else None, kept=before)
+        try:
+            start = self._create(job, spec, asked, *next_run(job.name, last, job_names(self.store)), after)
+        except NoCapacity as error:
+            raise error if before is None else NoCapacity(f"{error.message}; {before}", hint=error.hint) from None
+        if found is None or not self._orders(JobStore(self.store, found.name)).is_trusted(found.given):
+            return start
+        return replace(start, last=found.given.order)
+
+    def _kept(self, found: Found) -> Kept | None:
+        listed = self._listed(found.state)
+        return kept_of(found.given.order, found.state, listed, self.clock.now())
+
+    def plan(self, job: Job) -> Plan:
+        """Return the plan of a new run; nothing is read from the store, nothing is written.
+
+        Raises PlanRefused, NoCapacity (no offer, or no quota for any), BudgetTooSmall.
+        """
+        return self.planner.plan(job)
+
+    def _create(self, job: Job, spec: bytes, asked: Asked, name: str, run: int, check: Check = _unchecked) -> Start:
+        jobs = JobStore(self.store, name)
+        budget = asked.budget_usd if asked.budget_usd is not None else job.budget_usd
+        plan = self.plan(replace(job, name=name, budget_usd=budget))
+        code_sha256, packed = self._packed(job)
+        check(Prospect(name=name, plan=plan, state=None))
+        if jobs.spec() is None:  # before all else: the store says what time it is where there is something to ask for
+            jobs.keep_spec(spec)
+        self._pin(jobs, code_sha256, packed)
+        now = self._now(jobs)
+        order = Order(
+            number=1,
+            store=self.store.url,
+            job=name,
+            base=job.name,
+            run=run,
+            by=caller(),
+            at=now,
+            first_at=now,
+            host=self.host,
+            resolved=job,
+            spec_sha256=sha256_of(spec),
+            code_sha256=code_sha256,
+            file_budget_usd=job.budget_usd,
+            budget_usd=budget,
+            deadline_at=_deadline(job, now),
+            **_wishes(asked),
+        )
+        try:
+            orders = self._orders(jobs)
+            given = orders.first(order)
+            jobs.create(_first_state(name, job, plan))
+            given = orders.keep_first(given)
+        except (Conflict, OrderChanged):
+            raise UsageError(f"{name} was started elsewhere just now", hint="the same command again") from None
+        return Start(name=name, order=order, over=given, plan=plan, continues=False)
+
+    def _continue(self, job: Job, spec: bytes, asked: Asked, found: Found, check: Check) -> Start:
+        jobs, state = JobStore(self.store, found.name), found.state
+        orders, before = self._orders(jobs), found.given.order
+        newer = orders.put_back_before(found.given)
+        trusted = orders.is_trusted(found.given) and newer is None
+        if newer is not None:  # what is ordered now comes after all that was
+            before = replace(before, first_at=newer.first_at)
+        if not trusted:  # whoever wrote it may have raised the budget: the file's counts
+            before = replace(before, budget_usd=job.budget_usd, file_budget_usd=job.budget_usd, budget_changes=())
+        now = self._now(jobs)
+        reopens = self._waits(found, job, now, trusted=trusted)
+        ends = is_finished(state) and not reopens  # then it lacks its teardown alone
+        before = replace(before, first_at=min(before.first_at, now))  # another's may say that it is of the future
+        spent = ZERO if ends else self._cashier(jobs).used_usd(state, self._listed(state), now)
+        budget = _budget(before, job, asked)
+        order = self._next(before, job, spec, asked, now)
+        packed, plan = None, None
+        if ends:
+            order = replace(order, hold=None)
+        else:  # what is left of a run that has ended is ended, whatever one would cost now
+            code_sha256, packed = self._packed(job)
+            order = with_budget(replace(order, code_sha256=code_sha256), budget)
+        if reopens:
+            self._require_rest(state, order, now, spent)
+        elif not ends and state.attempt is None:
+            plan = self._plan_again(replace(job, name=found.name, budget_usd=order.budget_usd), state, now, spent)
+        elif not ends:
+            self._require_payable(jobs, state, before, order, now)
+        check(Prospect(name=found.name, plan=plan, state=state, reopens=reopens))
+        self._pin(jobs, order.code_sha256, packed)
+        changed = () if ends else _changes(before, order)
+        if not trusted:
+            changed = (*changed, _UNTRUSTED if newer is None else _PUT_BACK.format(number=found.given.order.number))
+        return Start(
+            name=found.name,
+            order=order,
+            over=found.given,
+            plan=plan,
+            continues=True,
+            changed=changed,
+            reopens=reopens,
+            clears=ends and (state.setup_failed or held_until(found.given.order, state) is not None),
+        )
+
+    def _waits(self, found: Found, job: Job, now: datetime, *, trusted: bool) -> bool:
+        """Whether machines of the run wait for a mended script, and are such as the job file wants them now."""
+        until, before = held_until(found.given.order, found.state), found.given.order.resolved
+        if until is None or now >= until or not trusted:
+            return False
+        rented = ("cloud", "resources", "machine", "aws", "ssh")
+        return all(getattr(before, name) == getattr(job, name) for name in rented) and bool(
+            self._listed(found.state).alive
+        )
+
+    def _require_rest(self, state: JobState, order: Order, now: datetime, spent: Decimal) -> None:
+        """A run that goes on has what is left of its budget, which may be less than a start costs."""
+        rest, nodes = order.budget_usd - spent, order.resolved.resources.nodes
+        cap, wall = state.dearest_usd_per_hour, rules_for(order.unattended, self.rules).wall
+        if paid_until(now, left_usd=rest, nodes=nodes, cap_usd_per_hour=cap, wall=wall) is None:
+            least = in_cents(spent + least_budget_usd(nodes, cap, wall))
+            raise BudgetTooSmall(
+                f"{state.job} has {max(rest, ZERO):.2f} USD left of {order.budget_usd:f} USD, too little to go on",
+                hint=f"gpucloud train {state.job} --budget '{least} USD' is the least;"
+                f" or a new run: gpucloud down {state.job} first",
+            )
+
+    def _next(self, before: Order, job: Job, spec: bytes, asked: Asked, now: datetime) -> Order:
+        """Return the order of a start that goes on with a run: what the job's end was wished for is over."""
+        return replace(
+            before,
+            number=before.number + 1,
+            by=caller(),
+            at=now,
+            host=self.host,
+            resolved=job,
+            spec_sha256=sha256_of(spec),
+            file_budget_usd=job.budget_usd,
+            deadline_at=_deadline(job, before.first_at),
+            end=None,
+            **_wishes(asked),
+        )
+
+    def _packed(self, job: Job) -> tuple[str, bytes | None]:
+        """Return the hash of the job's code and what makes it anew; empty and None where it is too large for that."""
+        if self.pack_code is None:
+            return "", None
+        sha256, packed = self.pack_code(job.code, limit=LARGEST_CODE_BYTES)
+        return (sha256, packed) if packed is not None else ("", None)
+
+    def _pin(self, jobs: JobStore, sha256: str, packed: bytes | None) -> None:
+        """Have the code in the store, from where whoever goes on with the job takes it.
+
+        What other orders name stays: this one may still be refused. See `JobStore.keep_code_of`.
+        """
+        if packed is not None:
+            jobs.keep_code(sha256, packed)
+
+    def _cashier(self, jobs: JobStore) -> Cashier:
+        return Cashier(jobs, self.market, self.terms)
+
+    def _listed(self, state: JobState) -> GroupView:
+        if self.group is None or state.group is None:
+            return NO_GROUP
+        return self.group.describe(state.group)
+
+    def _plan_again(self, job: Job, state: JobState, now: datetime, spent: Decimal) -> Plan:
+        offers = self.planner.offers(job)
+        if state.group is None:  # its own machines are in what is used of a quota
+            offers = self.planner.allowed(job, offers)
+        return make_plan(job, offers, now, self.rules.wall, spent_usd=spent)
+
+    def _require_payable(self, jobs: JobStore, state: JobState, before: Order, order: Order, now: datetime) -> None:
+        """An attempt that runs needs no plan; lowered below what it must still cost, it could not even save."""
+        standing = self._cashier(jobs).standing(state, self._listed(state), now)
+        rules = rules_for(order.unattended, self.rules)
+        why = refusal(state, before.budget_usd, order.budget_usd, standing, rules)
+        if why is not None:
+            least = in_cents(least_to_lower_to(state, standing, rules))
+            raise BudgetRefused(f"{state.job}: {why}", hint=f"gpucloud train {state.job} --budget '{least} USD'")
+
+    def _orders(self, jobs: JobStore) -> Orders:
+        return Orders(jobs=jobs, clock=self.clock, signer=self.signer, reader=self.reader)
+
+    def _now(self, jobs: JobStore) -> datetime:
+        return StoreClock(self.clock, jobs, lambda _: None).now()
+
+
+def adopt(state: JobState, plan: Plan | None, *, drills: bool = False, reopens: bool = False) -> JobState:
+    """Return the state as it goes on under the order of a start, with the plan's offer if it has no group.
+
+    A run that ended for good, and was not torn down, stays as it is, unless its script failed and a mended one
+    `reopens` it. A drill that is wanted now is another one.
+    """
+    if is_finished(state) and not (reopens and state.failed_at is not None):
+        return state
+    going_on = transitions.reopen(state) if state.status.ended else state
+    message = going_on.message if going_on.attempt is not None else None  # what stopped it before is over
+    adopted = replace(going_on, message=message, drilled=going_on.drilled and not drills)
+    if adopted.group is not None or plan is None:
+        return adopted
+    offer = plan.offer
+    cap = offer.cap_usd_per_hour
+    return replace(adopted, pool=offer.pool, cap_usd_per_hour=cap, efa=(offer.efa,), gpu=offer.gpu)
+
+
+def kept_of(order: Order, state: JobState, listed: GroupView, now: datetime) -> Kept | None:
+    """Return what a run keeps of which the cloud lists that; None where it keeps nothing, or nothing of it lives."""
+    alive, until = len(listed.alive), listed.armed_until
+    if state.torn_down or not keeps(order, state) or not alive or until is None:
+        return None
+    return Kept(name=order.job, run=order.run, machines=alive, until=until, as_of=now)
+
+
+def sha256_of(spec: bytes) -> str:
+    """Return the hash by which an order knows the job file it was made of."""
+    return hashlib.sha256(spec).hexdigest()
+
+
+def _first_state(name: str, job: Job, plan: Plan) -> JobState:
+    return JobState(
+        job=name,
+        pool=plan.offer.pool,
+        cap_usd_per_hour=plan.offer.cap_usd_per_hour,
+        efa=(plan.offer.efa,),
+        gpu=plan.offer.gpu,
+        tags=job.tags,
+    )
+
+
+def _wishes(asked: Asked) -> dict[str, Any]:
+    return {
+        "until": asked.until,
+        "keep": asked.keep,
+        "drill": asked.drill,
+        "hold": asked.hold,
+        "unattended": asked.unattended,
+    }
+
+
+def _deadline(job: Job, first_at: datetime) -> datetime | None:
+    return first_at + job.deadline if job.deadline is not None else None
+
+
+def _budget(before: Order, job: Job, asked: Asked) -> Decimal:
+    """The file's budget counts only where it changed since the last start: `gpucloud budget` may have come after it."""
+    if asked.budget_usd is not None:
+        return asked.budget_usd
+    return job.budget_usd if job.budget_usd != before.file_budget_usd else before.budget_usd
+
+
+def _how(before: Job, now: Job) -> str:
+    told = [name for name in REACHES_SCRIPT if getattr(before, name) != getattr(now, name)]
+    return f" in what reaches the script ({', '.join(told)}): resuming is best effort, not exact" if told else ""
+
+
+def _changes(before: Order, order: Order) -> tuple[str, ...]:
+    changes = []
+    if order.spec_sha256 != before.spec_sha256:
+        changes.append(f"the job file differs from the one of the last start{_how(before.resolved, order.resolved)}")
+    if before.code_sha256 and order.code_sha256 != before.code_sha256:
+        changes.append(
+            "the code differs from that of the last start: the next attempt runs it, and resumes best effort, not exact"
+        )
+    if order.budget_usd != before.budget_usd:
+        changes.append(f"budget: {before.budget_usd} → {order.budget_usd} USD")
+    return tuple(changes)

@@ -1,0 +1,1 @@
+"""A job in its store: state, orders, lease, records, report."""

@@ -1,0 +1,217 @@
+"""The lease on a job: one supervisor writes its state, and every write is a compare-and-swap (DESIGN §6)."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from gpucloud import processes
+from gpucloud.domain.errors import CredentialsError, GpucloudError, LeaseHeld, StoreError
+from gpucloud.domain.job.quantities import format_moment, span_of
+from gpucloud.domain.state.state import JobState, Owner
+from gpucloud.ports import Clock
+from gpucloud.store import Conflict, Stored
+from gpucloud.usecases.jobstore.jobstore import JobStore
+
+_UNUSED_S = 3600.0
+"""Longer than any one pass takes. Whoever does not come by for so long hangs, and another may have the job."""
+
+
+class Lease:
+    """A job's state, held by this process. Use as a context: it is renewed beside and given back at the end.
+
+    `uptime` counts seconds, those asleep too. Made right after a write, whose start was at `written_at` of it.
+    """
+
+    def __init__(
+        self,
+        jobs: JobStore,
+        clock: Clock,
+        state: JobState,
+        version: str,
+        uptime: Callable[[], float] = processes.uptime,
+        written_at: float | None = None,
+    ) -> None:
+        self._jobs = jobs
+        self._clock = clock
+        self._state = state
+        self._seq = state.seq
+        self._version = version
+        self._uptime = uptime
+        self._used_at = self._written_at = uptime() if written_at is None else written_at
+        self._lock = threading.RLock()
+        self._end = threading.Event()
+        self._lost: LeaseHeld | None = None
+        self._unsure: set[str] = set()  # nonces of writes that may have come through: their replies never came
+        self._thread = threading.Thread(target=self._renew_for_ever, name="lease", daemon=True)
+
+    @property
+    def state(self) -> JobState:
+        """The state as this process knows it."""
+        return self._state
+
+    def remember(self, state: JobState) -> None:
+        """Take the state over; it is written with the next write or renewal."""
+        with self._lock:
+            self._used_at = self._uptime()
+            self._state = state
+
+    def write(self, state: JobState) -> None:
+        """Write the state now. LeaseHeld when another supervisor has taken the job over."""
+        self._used_at = self._uptime()
+        self._write(state)
+
+    def renew(self) -> None:
+        """Write the state again, as it is now, unless its owner has not come by for long. Raises what `write` does."""
+        with self._lock:  # one that is read before the lock is had may be older than what is written
+            if self._uptime() - self._used_at < _UNUSED_S:
+                self._write(self._state)
+
+    def _write(self, state: JobState) -> None:
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
+            # What the caller knows may be older than the last renewal: the number goes on from what was written.
+            self._seq += 1
+            self._state = replace(state, seq=self._seq, nonce=uuid.uuid4().hex)
+            started = self._uptime()
+            self._unsure.add(self._state.nonce)
+            self._version = self._put()
+            self._unsure.clear()
+            self._written_at = started
+
+    def confirm(self) -> None:
+        """Make sure that the job is ours still: write, if the last write is older than a third of the lease.
+
+        To be called before anything is done outside: a process that was stopped, or a laptop that slept, may have been
+        followed meanwhile. LeaseHeld then, StoreError when the store cannot be asked: in both nothing may be done.
+        """
+        with self._lock:
+            self._used_at = self._uptime()
+            if self._lost is not None:
+                raise self._lost
+            if self._uptime() - self._written_at > self._state.lease_s / 3:
+                self.write(self._state)
+
+    def delete(self) -> None:
+        """Delete the state, and the job with it, while it is ours; nothing is written after that.
+
+        It is written once more before: so nobody else can have the job until it is gone.
+        """
+        with self._lock:
+            self.write(self._state)
+            self._jobs.delete()
+            self._lost = LeaseHeld(f"{self._jobs.job} is deleted", hint="gpucloud status")
+
+    def __enter__(self) -> Lease:
+        """Start renewing."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        """Stop renewing and give the lease back; the state stays. After a failure, one more is not told."""
+        self._end.set()
+        self._thread.join()
+        if self._lost is None:
+            with suppress(*(() if failure is None else (GpucloudError,))):
+                self.write(replace(self._state, owner=None))
+
+    def _put(self) -> str:
+        """Return the version under which the state is stored now.
+
+        A refused write was ours if the nonce says so: its reply was lost on the way. So was an earlier one that seemed
+        to fail: this one then follows it.
+        """
+        while True:
+            try:
+                return self._jobs.replace(self._state, self._version)
+            except Conflict:
+                loaded = self._jobs.believed()
+                if loaded is None or loaded[0].nonce not in self._unsure:
+                    self._lost = _held(self._jobs.job, *(loaded or (None, None)))
+                    raise self._lost from None
+                self._version = loaded[1].version
+                if loaded[0].nonce == self._state.nonce:
+                    return self._version
+
+    def _renew_for_ever(self) -> None:
+        while not self._end.wait(self._state.lease_s / 5):
+            try:
+                self.renew()
+            except LeaseHeld:
+                return
+            except (StoreError, CredentialsError):
+                continue  # the next write tries again; the lease itself ends by the store's clock
+
+
+def take(jobs: JobStore, clock: Clock, uptime: Callable[[], float] = processes.uptime, *, node: str = "") -> Lease:
+    """Return the lease on the job. LeaseHeld while another supervisor has it and is alive.
+
+    A holder on this host whose process is gone is replaced at once, any other one when its lease is over by the
+    store's own clock. `node` is the machine of the job that asks, empty for a supervisor outside.
+    """
+    loaded = jobs.believed()
+    if loaded is None:
+        raise StoreError(f"there is no job {jobs.job!r} in {jobs.store.url}")
+    state, stored = loaded
+    if state.owner is not None and not is_over(state, stored):
+        raise _held(jobs.job, state, stored)
+    started = uptime()
+    taken = replace(state, epoch=state.epoch + 1, owner=_me(clock, node), seq=state.seq + 1, nonce=uuid.uuid4().hex)
+    try:
+        version = jobs.replace(taken, stored.version)
+    except Conflict:
+        again = jobs.believed()
+        if again is None or again[0].nonce != taken.nonce:
+            raise _held(jobs.job, *(again or (None, None))) from None
+        version = again[1].version
+    return Lease(jobs, clock, taken, version, uptime, started)
+
+
+def is_over(state: JobState, stored: Stored) -> bool:
+    """Whether nobody holds the job any more."""
+    owner = state.owner
+    if owner is None:
+        return True
+    near = (owner.host, owner.space) == (socket.gethostname(), processes.space())
+    if near and not processes.alive(owner.pid, owner.started):
+        return True
+    return stored.store_time - stored.modified >= span_of(state.lease_s)
+
+
+def supervised_by(owner: Owner) -> str:
+    """Return the owner in words."""
+    return f"its own node {owner.node}" if owner.node else f"process {owner.pid} on {owner.host}"
+
+
+def _me(clock: Clock, node: str) -> Owner:
+    pid = os.getpid()
+    return Owner(
+        id=uuid.uuid4().hex,
+        host=socket.gethostname(),
+        pid=pid,
+        started=processes.started(pid) or "",
+        since=clock.now(),
+        space=processes.space(),
+        node=node,
+    )
+
+
+def _held(job: str, state: JobState | None, stored: Stored | None) -> LeaseHeld:
+    owner = state.owner if state is not None else None
+    if state is None or owner is None or stored is None:
+        return LeaseHeld(f"another supervisor took {job} over", hint=f"gpucloud status {job}")
+    age = (stored.store_time - stored.modified).total_seconds()
+    since = format_moment(owner.since, stored.store_time)
+    free_in = max(1, math.ceil(state.lease_s - age))
+    return LeaseHeld(
+        f"{job} is supervised by {supervised_by(owner)} since {since} (last sign {age:.0f} s ago)",
+        hint=f"gpucloud logs -f {job} follows it, gpucloud down {job} ends it; if it is dead, the same command"
+        f" takes over in {free_in} s",
+    )

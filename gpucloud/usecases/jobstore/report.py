@@ -1,0 +1,163 @@
+"""What is said of a job, and how long it will still take: one frozen value, rendered elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from gpucloud.domain.job.quantities import span_of
+from gpucloud.domain.money.ledger import Charge, Spend, total
+from gpucloud.domain.node.node import GroupView, Node
+from gpucloud.domain.node.status import Outcome, Progress, Status
+from gpucloud.domain.state.condition import Condition, Left, condition_of
+from gpucloud.domain.state.state import (
+    Attempt,
+    CheckpointRef,
+    Cooldown,
+    Course,
+    ExitReason,
+    Interruption,
+    JobState,
+    JobStatus,
+    MissingOutput,
+    Quarantine,
+)
+from gpucloud.domain.supervision.membership import progress_of
+from gpucloud.domain.supervision.seen import Seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStanding:
+    """What a node said when it was asked; `status` is None when it did not answer."""
+
+    node_id: str
+    status: Status | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """A job as users see it. `nodes` are those alive; `charges` are all so far; `standing` is of nodes that were asked.
+
+    Only `status` of one job and `watch` ask nodes. `storm` says how a job stands with interruptions that come thick,
+    `course` what one with a deadline runs on. `signed_by` is whose trusted key signed the order in force: a name of
+    `gpucloud keys`, `own` for the reader's, None for nobody's. `missing_outputs` are those of the last attempt.
+    """
+
+    job: str
+    status: JobStatus
+    exit_reason: ExitReason | None
+    exit_code: int | None
+    message: str | None
+    supervisor: str | None
+    attempts: tuple[Attempt, ...]
+    interruptions: tuple[Interruption, ...]
+    last_step: int | None
+    checkpoint: CheckpointRef | None
+    spend: Spend
+    paid_until: datetime | None
+    nodes: tuple[Node, ...]
+    charges: tuple[Charge, ...]
+    cooldowns: tuple[Cooldown, ...]
+    quarantined: tuple[Quarantine, ...] = ()
+    tags: tuple[tuple[str, str], ...] = ()
+    standing: tuple[NodeStanding, ...] = ()
+    storm: tuple[str, ...] = ()
+    signed_by: str | None = None
+    course: Course | None = None
+    missing_outputs: tuple[MissingOutput, ...] = ()
+    started_at: datetime | None = None
+    """When its first order was given."""
+    ended_at: datetime | None = None
+    held_until: datetime | None = None
+    """Until when its machines wait for a mended script; None where they do not."""
+    kept_until: datetime | None = None
+    """Until when the machines of one that succeeded stay up for a look at them; None where they do not."""
+    torn_down: bool = False
+    rehearses: bool = False
+    """Whether it is one of the short runs of `--verify-resume`."""
+    last_supervisor: str | None = None
+    """Who held it last, where nobody does."""
+    written_at: datetime | None = None
+    """When its state was written last, by the store's clock: what is said of its steps may be as old."""
+    looked_at: datetime | None = None
+    """When the report was made, by the same clock."""
+    drives_itself: bool = False
+    prepared: bool = False
+    """Whether all of its machines are ready for an attempt, as far as its state says."""
+
+    @property
+    def condition(self) -> Condition:
+        """How it stands, as its state and those of its nodes tell that were asked."""
+        attempt = self.attempts[-1] if self.attempts and self.attempts[-1].reason is None else None
+        return condition_of(
+            ended=self.status.ended,
+            open_attempt=attempt is not None,
+            trained=attempt is not None and self._is_trained(attempt),
+            supervised=self.supervisor is not None,
+            machines=len(self.nodes),
+            left=Left(torn_down=self.torn_down, held=self.held_until is not None, kept=self.kept_until is not None),
+        )
+
+    def _is_trained(self, attempt: Attempt) -> bool:
+        told = {
+            one.node_id: one.status.attempt.outcome
+            for one in self.standing
+            if one.status is not None
+            and one.status.attempt is not None
+            and one.status.attempt.attempt == attempt.number
+        }
+        outcomes = {told.get(member.node_id) or member.outcome for member in attempt.members}
+        return outcomes == {Outcome.DONE}
+
+
+def report(
+    state: JobState, spend: Spend, charges: tuple[Charge, ...], group: GroupView, supervisor: str | None
+) -> JobReport:
+    """Return the report on a job's state."""
+    steps = [attempt.last_step for attempt in state.attempts if attempt.last_step is not None]
+    return JobReport(
+        job=state.job,
+        status=status_of(state),
+        exit_reason=state.exit_reason,
+        exit_code=state.exit_code,
+        message=state.message,
+        supervisor=supervisor,
+        attempts=state.attempts,
+        interruptions=state.interruptions,
+        last_step=max(steps) if steps else None,
+        checkpoint=state.checkpoint,
+        spend=replace(spend, beside_usd=total(charge for charge in charges if not charge.kind.in_budget)),
+        paid_until=state.paid_until,
+        nodes=group.alive,
+        charges=charges,
+        cooldowns=() if state.status.ended else state.cooldowns,
+        quarantined=state.quarantined,
+        tags=state.tags,
+        course=None if state.status.ended else state.course,
+        missing_outputs=state.missing_outputs,
+        drives_itself=state.drives_itself,
+        prepared=bool(state.alive) and all(life.prepared for life in state.alive),
+        ended_at=state.ended_at,
+        torn_down=state.torn_down,
+    )
+
+
+def status_of(state: JobState) -> JobStatus:
+    """Return the status that users see: a job with an open attempt is running."""
+    return JobStatus.RUNNING if state.attempt is not None and not state.status.ended else state.status
+
+
+# How long a job will still take, from its own pace.
+
+
+def time_left(seen: Seen) -> timedelta | None:
+    """Return the time to the last step at the pace of the last steps; None while it cannot be known."""
+    attempt = seen.state.attempt
+    return time_to_go(progress_of(attempt, seen) if attempt else None)
+
+
+def time_to_go(progress: Progress | None) -> timedelta | None:
+    """Return the time to the last step at that pace; None while it cannot be known."""
+    if progress is None or progress.total_steps is None or progress.step_seconds is None:
+        return None
+    return span_of(max(0, progress.total_steps - progress.step) * progress.step_seconds)

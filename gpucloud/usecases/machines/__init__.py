@@ -1,0 +1,1 @@
+"""Machines: what there is to rent, whether they are healthy, and strays."""

@@ -1,0 +1,265 @@
+"""What a job would rent, what it is going to cost, and when it will be done: the long form of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from decimal import Decimal
+
+from gpucloud.domain.checkpoint.protection import Saving
+from gpucloud.domain.errors import CredentialsError, PlanRefused
+from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy, Policy
+from gpucloud.domain.market.plan import (
+    Needs,
+    Plan,
+    fitting,
+    make_plan,
+    needs_of,
+    quota_too_small,
+    refuse_what_cannot_be_kept,
+    task_of,
+)
+from gpucloud.domain.market.policy.decide import least_span_s
+from gpucloud.domain.market.policy.observation import Task
+from gpucloud.domain.market.recordings import RecordedMarket
+from gpucloud.domain.market.simulation.outcome import Saves, Stored, Summary, saves_of, stored_of, undisturbed
+from gpucloud.domain.market.simulation.scenario import recovery_of, restart_within
+from gpucloud.domain.market.sizing import Work, work_of
+from gpucloud.domain.money.ledger import ZERO, Terms, with_beside
+from gpucloud.domain.money.prepaid import Wall
+from gpucloud.domain.offer import Offer, Pool
+from gpucloud.ports import Account, Clock, MarketData
+from gpucloud.usecases.money.offers import Need, Quotas
+from gpucloud.usecases.money.simulate import Outlooks, Stage
+
+QUICK = Policy.UNIFORM
+"""What candidates and deadlines are compared under: the learned policy's tables take a second for each of them."""
+
+_MOST_CANDIDATES = 5
+_FEW = 36  # windows, where many outlooks are asked for
+_SLACKS = (0.02, 0.1, 0.25, 0.5, 1.0, 2.0)  # of the work: deadlines from hardly any slack to three times the work
+_ANY_SUM = Decimal(10**9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One type of machine on one market: its best offer, in how many of the region's zones it is, and the outlook.
+
+    The outlook is of this type alone, also on demand; `ends_on` is what it ends on where it cannot be had there.
+    """
+
+    offer: Offer
+    zones: int
+    work: Work | None
+    outlook: Summary | None
+    ends_on: Pool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtDeadline:
+    """What the job comes to when it has so much time, and ends on demand where spot machines do not suffice."""
+
+    deadline: timedelta
+    outlook: Summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A plan, and what is to be expected of it; without known work only the plan, the candidates and the quotas.
+
+    `outlook` is the chosen machines' under `policy`, which is None where none is asked: without a deadline, without
+    spot machines, or with nothing else. `on_demand` is the same machines, never taken. `policies` are of jobs that ask
+    one, `curve` of those that may take spot machines; `recorded` is what they were replayed on. `quotas` is None where
+    nobody can ask for them.
+    """
+
+    plan: Plan
+    changeover: timedelta
+    candidates: tuple[Candidate, ...]
+    quotas: tuple[Need, ...] | None
+    work: Work | None = None
+    policy: Policy | None = None
+    outlook: Summary | None = None
+    on_demand: Summary | None = None
+    policies: tuple[tuple[Policy, Summary], ...] = ()
+    curve: tuple[AtDeadline, ...] = ()
+    saves: Saves | None = None
+    stored: Stored | None = None
+    recorded: tuple[RecordedMarket, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimator:
+    """Estimates jobs as one planner plans them, whose script saves so: an interruption costs what is not saved."""
+
+    planner: Planner
+    outlooks: Outlooks
+    saving: Saving = Saving.RESUME
+
+    def estimate(self, job: Job) -> Estimate:
+        """Return the job's estimate; nothing is written. Raises what a plan raises."""
+        plan = self.planner.plan(job)
+        bare = Estimate(
+            plan=plan,
+            changeover=self.planner.changeover,
+            candidates=tuple(self._candidates(job, plan)),
+            quotas=self._quotas(job, plan.offer),
+        )
+        needs = needs_of(job, plan.offers, self.planner.changeover)
+        return bare if needs is None else self._foreseen(job, bare, needs)
+
+    def _foreseen(self, job: Job, bare: Estimate, needs: Needs) -> Estimate:
+        stage = self._stage(job, bare.plan.offers, needs)
+        known = replace(bare, work=work_of(job, needs.offer), on_demand=_never_taken(job, needs))
+        if stage is None:
+            return replace(known, outlook=bare.candidates[0].outlook)
+        task = task_of(job, needs)
+        known = replace(known, recorded=self.outlooks.recordings(needs.offer.gpus))
+        policies = tuple(self._policies(job, needs, stage)) if stage.fallback and job.deadline is not None else ()
+        outlook = dict(policies).get(job.policy) if policies else self._outlook(job, needs, stage)
+        if outlook is None:
+            return known
+        saves = saves_of(job, self.saving, outlook)
+        return replace(
+            known,
+            outlook=outlook,
+            policy=job.policy if policies else None,
+            policies=policies,
+            curve=tuple(self._curve(task, replace(stage, fallback=True))),
+            saves=saves,
+            stored=stored_of(job, self.planner.terms.rates_in(needs.offer.pool.region), needs.work, outlook, saves),
+        )
+
+    def _candidates(self, job: Job, plan: Plan) -> Iterator[Candidate]:
+        """Yield the best offer of each type and market, the chosen one first, each as if there were no other type."""
+        kinds: dict[tuple[str, Market], list[Offer]] = {}
+        for offer in plan.offers:
+            kinds.setdefault((offer.pool.instance_type, offer.pool.market), []).append(offer)
+        for at, offers in enumerate(list(kinds.values())[:_MOST_CANDIDATES]):
+            alike = kinds.get((offers[0].pool.instance_type, Market.ON_DEMAND), [])
+            needs = needs_of(job, (*offers, *(alike or plan.offers)), self.planner.changeover)
+            other = None if alike or needs is None or needs.fallback is None else needs.fallback.pool
+            yield Candidate(
+                offer=offers[0],
+                zones=_zones(offers),
+                work=work_of(job, offers[0]),
+                outlook=self._of(job, plan, needs, few=at > 0) if needs is not None else None,
+                ends_on=other if offers[0].pool.market is Market.SPOT else None,
+            )
+
+    def _of(self, job: Job, plan: Plan, needs: Needs, *, few: bool) -> Summary | None:
+        stage = self._stage(job, plan.offers, needs)
+        if stage is None:
+            return _never_taken(job, replace(needs, fallback=needs.offer))
+        return self._outlook(job, needs, stage, few=few)
+
+    def _outlook(
+        self, job: Job, needs: Needs, stage: Stage, *, policy: Policy = QUICK, few: bool = False
+    ) -> Summary | None:
+        """Under the policy; as it goes without any where the job has no deadline, but may go on demand."""
+        windows = {"windows": _FEW} if few else {}
+        asked = policy if job.deadline is not None or not stage.fallback else None
+        return self.outlooks.outlook(asked, task_of(job, needs), stage, budget_usd=job.budget_usd, **windows)
+
+    def _policies(self, job: Job, needs: Needs, stage: Stage) -> Iterator[tuple[Policy, Summary]]:
+        for policy in (Policy.LEARNED, QUICK, Policy.GREEDY):
+            outlook = self._outlook(job, needs, stage, policy=policy)
+            if outlook is not None:
+                yield policy, outlook
+        yield Policy.ON_DEMAND, _never_taken(job, needs)
+
+    def _stage(self, job: Job, offers: tuple[Offer, ...], needs: Needs) -> Stage | None:
+        """Return where the job's spot machines are replayed; None where it has none that a market takes."""
+        offer = needs.offer
+        if offer.pool.market is not Market.SPOT or job.cloud is not Cloud.AWS:
+            return None
+        alike = [o for o in offers if (o.pool.instance_type, o.pool.market) == (offer.pool.instance_type, Market.SPOT)]
+        beside_usd = self.planner.terms.beside_usd_per_hour
+        return Stage(
+            gpus=offer.gpus,
+            zones=_zones(alike),
+            spot_usd_per_hour=offer.usd_per_hour - beside_usd,
+            on_demand_usd_per_hour=Decimal(str(task_of(job, needs).on_demand_usd_per_hour)) - beside_usd,
+            terms=self.planner.terms.of(offer.pool.instance_type),
+            fallback=needs.fallback is not None,
+            recovery=recovery_of(restart_within(needs.changeover), self.saving, job.checkpoint),
+        )
+
+    def _curve(self, task: Task, stage: Stage) -> Iterator[AtDeadline]:
+        for slack in _SLACKS:
+            span_s = least_span_s(task) + slack * task.work_s
+            asked = replace(task, span_s=span_s)
+            outlook = self.outlooks.outlook(QUICK, asked, stage, budget_usd=_ANY_SUM, windows=_FEW)
+            if outlook is not None:
+                yield AtDeadline(deadline=timedelta(seconds=span_s), outlook=outlook)
+
+    def _quotas(self, job: Job, offer: Offer) -> tuple[Need, ...] | None:
+        """Return what the chosen machines need of the quotas of both markets; None where nobody can say."""
+        if self.planner.account is None:
+            return () if job.cloud is not Cloud.AWS else None
+        types = (offer.pool.instance_type,)
+        both = replace(job, resources=replace(job.resources, market=MarketPolicy.AUTO, types=types))
+        try:
+            return Quotas(market=self.planner.market, account=self.planner.account).needs(both)
+        except CredentialsError:
+            return None
+
+
+def _zones(offers: list[Offer]) -> int:
+    """Return in how many zones of the best offer's region there are such machines."""
+    region = offers[0].pool.region
+    return sum(offer.zones for offer in offers if offer.pool.region == region)
+
+
+def _never_taken(job: Job, needs: Needs) -> Summary:
+    return undisturbed(task_of(job, needs))
+
+
+# What a job would rent: the offers that do what it asks, that the account may rent and that can keep its limits.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planner:
+    """Plans jobs at one market's prices, within what the account may rent.
+
+    `changeover` is what a launch is taken to cost a job in time, as long as none was measured.
+    """
+
+    market: MarketData
+    account: Account | None
+    clock: Clock
+    wall: Wall
+    terms: Terms
+    changeover: timedelta
+
+    def plan(self, job: Job) -> Plan:
+        """Return the plan of a new run; nothing is written.
+
+        Raises PlanRefused, NoCapacity (no offer, or no quota for any), BudgetTooSmall.
+        """
+        offers = self.allowed(job, self.offers(job))
+        try:
+            plan = make_plan(job, offers, self.clock.now(), self.wall, spent_usd=ZERO)
+        except PlanRefused:
+            # The whole work wants more than a start: the larger sum is the one to name.
+            if found := fitting(job, offers):
+                refuse_what_cannot_be_kept(job, found, self.changeover, self.wall)
+            raise
+        refuse_what_cannot_be_kept(job, plan.offers, self.changeover, self.wall)
+        return plan
+
+    def offers(self, job: Job) -> tuple[Offer, ...]:
+        """Return the market's offers, at the price of a node with what it has beside."""
+        return with_beside(self.market.offers(job.resources), self.terms)
+
+    def allowed(self, job: Job, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
+        """Return the offers that the account's quotas hold; NoCapacity, naming the quota, when they hold none."""
+        if self.account is None:
+            return offers
+        ranked = fitting(job, offers)
+        rooms = {offer.pool: self.account.headroom(offer) for offer in ranked}
+        held = tuple(o for o in ranked if rooms[o.pool].holds(o.vcpus * job.resources.nodes))
+        if ranked and not held:
+            raise quota_too_small(ranked[0], job.resources.nodes, rooms[ranked[0].pool])
+        return held or offers  # nothing fits: the plan says why

@@ -1,0 +1,299 @@
+"""What a job has cost, may still cost and has left; what the budget does not count; the ledger beside the bill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+
+from gpucloud.domain.errors import UsageError
+from gpucloud.domain.money.costs import Billed
+from gpucloud.domain.money.ledger import ZERO, Charge, Spend, Terms, meter, total, usd_for
+from gpucloud.domain.money.prepaid import Wall, paid_until
+from gpucloud.domain.money.sundries import Sundries, charges_of, saves_made, transfer_usd
+from gpucloud.domain.node.node import GroupView
+from gpucloud.domain.state.state import Attempt, JobState, NodeLife
+from gpucloud.domain.supervision.budget import Standing
+from gpucloud.domain.supervision.self_driving import Arming, earlier_usd, unproven_usd
+from gpucloud.domain.supervision.transitions import as_listed
+from gpucloud.ports import BillingData, MarketData
+from gpucloud.store.counting import puts_of
+from gpucloud.usecases.checkpoint.checkpoints import Shelf
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.services import World
+
+_RECKONED_FOR = timedelta(seconds=60)
+_CLOCKS_DIFFER = timedelta(hours=1)
+PAGE = 256
+"""How many nodes' bills are copied into one object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payable:
+    """What is spent, and until when the rest can be promised: for a start, with one more node, for those that run."""
+
+    spent_usd: Decimal
+    until: datetime | None
+    with_another: datetime | None
+    lasts_until: datetime | None
+
+
+class Cashier:
+    """Counts one job's money. Charges of nodes that have ended are in the ledger; the others run.
+
+    What the budget does not count is in the ledger too, and in no sum here but that of `charges`.
+    """
+
+    def __init__(self, jobs: JobStore, market: MarketData, terms: Terms | None = None) -> None:
+        self._jobs = jobs
+        self._market = market
+        self._terms = terms or Terms()
+        self._billed: dict[str, Decimal] = {}
+        self._bills: dict[str, tuple[Charge, ...]] = {}
+        self._unproven: tuple[datetime, Decimal] | None = None
+
+    def charges(self, state: JobState, now: datetime) -> tuple[Charge, ...]:
+        """Return every charge: those in the ledger, and those of nodes not yet in it up to `now`."""
+        billed = self._jobs.charges()
+        self._billed = _by_node(billed)
+        running = (self._meter(life, state, now) for life in state.nodes if life.node_id not in self._billed)
+        return (*billed, *(charge for charges in running for charge in charges))
+
+    def settle(self, state: JobState, now: datetime) -> JobState:
+        """Write the charges of every node that has ended into the ledger, and return the state that says so."""
+        lives = tuple(self._settled(life, state, now) for life in state.nodes)
+        self._copy_pages(state.nodes, lives)
+        return replace(state, nodes=lives)
+
+    def spent_usd(self, state: JobState, now: datetime) -> Decimal:
+        """Return what the job has cost up to now."""
+        return sum((self._cost(life, state, now) for life in state.nodes), ZERO)
+
+    def unproven_usd(self, state: JobState, listed: GroupView, now: datetime) -> Decimal:
+        """Return what machines may have cost beside that while they drove the job; reckoned anew once a minute."""
+        if self._unproven is None or not timedelta(0) <= now - self._unproven[0] < _RECKONED_FOR:
+            self._unproven = (now, self._reckon(state, listed, now))
+        return self._unproven[1]
+
+    def used_usd(self, state: JobState, listed: GroupView, now: datetime) -> Decimal:
+        """Return what counts of the budget as used: what the books, the cloud's list and the armings tell."""
+        state = as_listed(state, listed, now)
+        return self.spent_usd(state, now) + self.unproven_usd(state, listed, now)
+
+    def standing(self, state: JobState, listed: GroupView, now: datetime) -> Standing:
+        """Return what the money rule needs of the job, as anybody sees it from the books and the cloud's list."""
+        members = len(state.attempts[-1].members) if state.attempts else 1
+        used, alive = self.used_usd(state, listed, now), listed.most_alive
+        return Standing(now=now, spent_usd=used, alive=alive, needed=max(alive, members))
+
+    def spend(
+        self,
+        state: JobState,
+        now: datetime,
+        budget_usd: Decimal,
+        forecast: timedelta | None = None,
+        unproven_usd: Decimal = ZERO,
+    ) -> Spend:
+        """Return the money now, under that budget; `forecast` is how long the job is thought to go on."""
+        spent = self.spent_usd(state, now)
+        return Spend(
+            budget_usd=budget_usd,
+            spent_usd=spent,
+            promised_usd=self._promised(state, state.alive, now),
+            unproven_usd=unproven_usd,
+            usd_per_hour=self._rate(state.alive, now),
+            as_of=now,
+            off_at=state.paid_until if state.alive and state.paid_until and state.paid_until > now else None,
+            forecast_usd=None if forecast is None else spent + self._running_cost(state.alive, now, forecast),
+        )
+
+    def payable(
+        self, state: JobState, group: GroupView, wanted: int, now: datetime, budget_usd: Decimal, wall: Wall
+    ) -> Payable:
+        """Return until when all machines that there are or soon will be can be promised.
+
+        What the cloud lists now counts, not only what is in the books: `wanted` or the group's level, whichever is
+        more, and beside it what is being taken.
+        """
+        state = as_listed(state, group, now)
+        nodes = max(len(state.alive), group.most_alive + max(0, wanted - group.size))
+        spent = self.used_usd(state, group, now)
+        until = partial(paid_until, now, left_usd=budget_usd - spent, cap_usd_per_hour=state.dearest_usd_per_hour)
+        return Payable(
+            spent_usd=spent,
+            until=until(nodes=nodes, wall=wall),
+            with_another=until(nodes=nodes + 1, wall=wall),
+            lasts_until=until(nodes=nodes, wall=replace(wall, least=timedelta(0))),
+        )
+
+    def _reckon(self, state: JobState, listed: GroupView, now: datetime) -> Decimal:
+        armings = () if self._jobs.on_machine else self._jobs.armings()
+        if not armings:
+            return ZERO
+        lives = as_listed(replace(state, nodes=()), listed, now).nodes
+        charges = [charge for life in lives for charge in self._meter(life, replace(state, attempts=()), now)]
+        spans = [(life.launched_at, life.ended_at or now) for life in lives]
+        told = self.charges(state, now)
+        # A bill of a machine that the state does not tell of, or tells another story of, was paid all the same.
+        passed_over = max(ZERO, total(charge for charge in told if charge.node_id) - self.spent_usd(state, now))
+        lived = self._lived(armings, state, listed, now)
+        return passed_over + unproven_usd(armings, spans, charges, told, now) + earlier_usd(armings, lived, told, now)
+
+    def _lived(
+        self, armings: tuple[Arming, ...], state: JobState, listed: GroupView, now: datetime
+    ) -> dict[str, tuple[Charge, ...]]:
+        """Return what each machine costs that had no bill when a shut-off was armed: as it stood then and is listed."""
+        told = [life for one in armings for life in one.unbilled]
+        known = {life.node_id: life for life in reversed(told)}  # what was told first is from before they drove
+        until = max(one.until for one in armings)
+        found = as_listed(replace(state, nodes=tuple(known.values()), paid_until=until), listed, now).nodes
+        return {life.node_id: self._meter(life, replace(state, attempts=()), now) for life in found}
+
+    def _settled(self, life: NodeLife, state: JobState, now: datetime) -> NodeLife:
+        if life.ended_at is None or life.charged:
+            return life
+        charges = self._meter(life, state, now)
+        if self._jobs.bill(life.node_id, charges):
+            self._billed[life.node_id] = total(charges)
+            self._bills[life.node_id] = charges
+        return replace(life, charged=True)
+
+    def _copy_pages(self, before: tuple[NodeLife, ...], lives: tuple[NodeLife, ...]) -> None:
+        """Have the bills of so many nodes, in the order of the books, in one object once all of them have ended."""
+        settled = {number // PAGE for number, life in enumerate(lives) if life.charged and not before[number].charged}
+        for page in sorted(settled):
+            members = lives[page * PAGE : (page + 1) * PAGE]
+            if len(members) == PAGE and all(life.charged for life in members):
+                ids = [life.node_id for life in members]
+                bills = {node: self._bills.pop(node, ()) or self._jobs.bill_of(node) for node in ids}
+                self._jobs.copy_bills(page, bills)
+
+    def _cost(self, life: NodeLife, state: JobState, now: datetime) -> Decimal:
+        """A charge stays as it was billed, whatever prices or attempts become known later."""
+        if not life.charged:
+            return total(self._meter(life, state, now))
+        if life.node_id not in self._billed:
+            self._billed = _by_node(self._jobs.charges())
+            self._billed.setdefault(life.node_id, ZERO)  # it ended as it began, or by a clock that was behind
+        return self._billed[life.node_id]
+
+    def _meter(self, life: NodeLife, state: JobState, now: datetime) -> tuple[Charge, ...]:
+        """An end in the future was seen by nobody: a machine wrote it, and a bill of centuries could not be read."""
+        if life.ended_at is not None:
+            life = replace(life, ended_at=min(life.ended_at, now + _CLOCKS_DIFFER))
+        prices = self._market.prices(life.pool, life.launched_at, life.ended_at or now)
+        return meter(life, prices, state.attempts, now, self._terms)
+
+    def _promised(self, state: JobState, alive: tuple[NodeLife, ...], now: datetime) -> Decimal:
+        if not alive or state.paid_until is None or state.paid_until <= now:
+            return ZERO
+        return usd_for(state.dearest_usd_per_hour * len(alive), state.paid_until - now)
+
+    def _running_cost(self, alive: tuple[NodeLife, ...], now: datetime, span: timedelta) -> Decimal:
+        return usd_for(self._compute_rate(alive, now), span)
+
+    def _rate(self, alive: tuple[NodeLife, ...], now: datetime) -> Decimal:
+        """Return what the machines cost an hour now, with their disks and addresses."""
+        return self._compute_rate(alive, now) + self._terms.beside_usd_per_hour * len(alive)
+
+    def _compute_rate(self, alive: tuple[NodeLife, ...], now: datetime) -> Decimal:
+        return sum((self._market.prices(life.pool, now, now)[-1].usd_per_hour for life in alive), ZERO)
+
+
+def _by_node(charges: Iterable[Charge]) -> dict[str, Decimal]:
+    sums: dict[str, Decimal] = {}
+    for charge in charges:
+        if charge.node_id:
+            sums[charge.node_id] = sums.get(charge.node_id, ZERO) + charge.usd
+    return sums
+
+
+# Bills what the budget does not count, once for each attempt, when it has ended.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SundryBook:
+    """Knows what an attempt used beside its machines. Only a store that costs something is asked about."""
+
+    world: World
+
+    def bill(self, state: JobState, attempt: Attempt, brought: Sequence[str]) -> None:
+        """Write the attempt's charges; `brought` are the paths that came home. Raises StoreError."""
+        rates = self.world.terms.rates_in(state.pool.region)
+        if not rates.storage_usd_per_gib_month:
+            return
+        before = [one.ended_at for one in state.attempts if one.number < attempt.number and one.ended_at is not None]
+        start, now = max(before, default=attempt.started_at), self.world.clock.now()
+        puts, gets = self.world.tally.take()
+        used = self._checkpoints(attempt)
+        read, read_usd = self._read_from_afar(state, attempt)
+        sundries = Sundries(
+            attempt=attempt.number,
+            start=start,
+            end=max(start, now),
+            puts=puts,
+            gets=gets,
+            sent=bytes_in(brought),
+            read=read,
+            read_usd=read_usd,
+            **used,
+        )
+        self.world.jobs.bill_beside(f"attempt-{attempt.number:06d}", charges_of(sundries, rates))
+
+    def _read_from_afar(self, state: JobState, attempt: Attempt) -> tuple[int, Decimal]:
+        """Return the bytes and their price; a machine reads each set once, and those that took part before have it."""
+        before = {member.node_id for one in state.attempts if one.number < attempt.number for member in one.members}
+        new = sum(member.node_id not in before for member in attempt.members)
+        found = [self.world.jobs.data_set(source) for source, _ in self.world.job.data]
+        region = state.pool.region
+        costing = [(one, usd) for one in found if one is not None and (usd := transfer_usd(one, region, new))]
+        return sum(one.size for one, _ in costing) * new, sum((usd for _, usd in costing), ZERO)
+
+    def _checkpoints(self, attempt: Attempt) -> dict[str, int]:
+        jobs = self.world.jobs
+        shelf = Shelf(store=jobs.store, prefix=jobs.checkpoints, keep=self.world.job.checkpoint.keep)
+        found = [one for one in shelf.standing() if one.found.manifest is not None]
+        sizes = [piece.size for piece in found[0].found.manifest.pieces] if found and found[0].found.manifest else []
+        return {
+            "stored": sum(one.size or 0 for one in found),
+            "saves": saves_made(attempt.first_step, attempt.last_step, tuple(one.commit.step for one in found)),
+            "save_bytes": sum(sizes),
+            "save_puts": sum(map(puts_of, sizes)) + 2,  # the manifest, and the list of what may be collected
+        }
+
+
+def bytes_in(paths: Sequence[str]) -> int:
+    """Return the size of the files there, and in folders there."""
+    files = (file for path in map(Path, paths) for file in (path, *path.rglob("*")))
+    return sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
+
+
+# The ledger beside the cloud's own bill, which costs money to ask for: asked once a day, and kept in the store.
+
+
+FRESH = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconciler:
+    """Asks for one job's bill."""
+
+    jobs: JobStore
+    billing: BillingData
+
+    def billed(self, charges: tuple[Charge, ...], now: datetime) -> Billed:
+        """Return the cloud's figures since the first charge: those kept, while they are less than a day old.
+
+        UsageError when the job has cost nothing yet.
+        """
+        if not charges:
+            raise UsageError(f"{self.jobs.job} has cost nothing yet: there is nothing to compare")
+        kept = self.jobs.billed()
+        if kept is not None and now - kept.asked_at < FRESH:
+            return kept
+        found = self.billing.of_job(self.jobs.job, min(charge.start for charge in charges), now)
+        self.jobs.keep_billed(found)
+        return found

@@ -1,0 +1,215 @@
+"""What supervising a job is given: its ports in one value, the store's clock, and the learned policy's tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Protocol
+
+from gpucloud.domain.checkpoint.protection import Saving
+from gpucloud.domain.errors import CredentialsError, StoreError
+from gpucloud.domain.job.spec import Job
+from gpucloud.domain.market.policy.learned import Tables
+from gpucloud.domain.money.ledger import Spend, Terms
+from gpucloud.domain.node.bootstrap.wanted import DriverWanted
+from gpucloud.domain.supervision.action import Action
+from gpucloud.domain.supervision.deadline import Lesson
+from gpucloud.domain.supervision.seen import Rules, Seen
+from gpucloud.domain.supervision.self_driving import DriveOrder
+from gpucloud.ports import Clock, DataSets, MarketData, NodeGroup, Outputs, Provisioner, Shell
+from gpucloud.store import ObjectStore
+from gpucloud.store.counting import Tally
+from gpucloud.usecases.jobstore.jobstore import JobStore
+
+MakeTables = Callable[[Lesson], Tables]
+_SAME = 0.1  # tables hold for a task that differs by so little
+
+
+@dataclass(slots=True)
+class Learning:
+    """Has tables made, a few seconds in a thread of `pool`; until there are some, there are none."""
+
+    make: MakeTables | None
+    pool: ThreadPoolExecutor
+    _lesson: Lesson | None = None
+    _making: Future[Tables] | None = None
+    _tables: Tables | None = None
+
+    def tables(self, lesson: Lesson | None) -> Tables | None:
+        """Return the newest tables, and have others made where the job is not any more what they were made for."""
+        if self._making is not None and self._making.done():
+            self._tables, self._making = self._making.result(), None
+        if self.make is not None and lesson is not None and self._making is None and not self._knows(lesson):
+            self._lesson, self._making = lesson, self.pool.submit(self.make, lesson)
+        return self._tables
+
+    def _knows(self, lesson: Lesson) -> bool:
+        known = self._lesson
+        if known is None or (known.zones, known.gpus) != (lesson.zones, lesson.gpus):
+            return False
+        pairs = (
+            (known.task.work_s, lesson.task.work_s),
+            (known.task.span_s, lesson.task.span_s),
+            (known.task.changeover_s, lesson.task.changeover_s),
+            (known.task.on_demand_usd_per_hour, lesson.task.on_demand_usd_per_hour),
+        )
+        return all(math.isclose(old, new, rel_tol=_SAME) for old, new in pairs)
+
+
+# The time by the store's clock: all who supervise a job then agree, however wrong the clocks of their machines are.
+#
+# The shut-off is a time of the cloud's. Reckoned by a laptop that is an hour ahead it would come an hour late, and
+# the
+# budget would not hold.
+
+
+_LASTS = timedelta(seconds=60)  # a clock that is put right meanwhile is wrong for so long at the most
+_ALIKE = timedelta(seconds=3)  # S3 tells whole seconds, and the answer takes its time
+
+
+@dataclass(slots=True)
+class StoreClock:
+    """Implements `Clock`; `story` hears of a clock that is wrong, once. Where the store does not answer, the last
+    difference stands."""
+
+    clock: Clock
+    jobs: JobStore
+    story: Callable[[str], None]
+    _ahead: timedelta = timedelta(0)
+    _asked_at: datetime | None = None
+    _told: bool = False
+
+    def now(self) -> datetime:
+        """Return the time, aware, UTC."""
+        here = self.clock.now()
+        # A clock that was moved shows as an age below zero, or above the limit.
+        if self._asked_at is None or not timedelta(0) <= here - self._asked_at < _LASTS:
+            self._ask()
+            here = self.clock.now()
+        return here - self._ahead
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        self.clock.sleep(seconds)
+
+    def _ask(self) -> None:
+        self._asked_at = self.clock.now()
+        try:
+            there = self.jobs.time()
+        except (StoreError, CredentialsError):
+            return
+        if there is None:
+            return
+        self._asked_at = self.clock.now()
+        ahead = self._asked_at - there
+        self._ahead = ahead if abs(ahead) > _ALIKE else timedelta(0)
+        if self._ahead and not self._told:
+            self._told = True
+            way = "ahead of" if ahead > timedelta(0) else "behind"
+            self.story(f"this machine's clock is {abs(ahead.total_seconds()):.0f} s {way} the store's, which counts")
+
+
+# The ports that supervising a job needs, in one value.
+
+
+class PackCode(Protocol):
+    """Makes a code folder one object for the store."""
+
+    def __call__(self, root: Path, *, limit: int) -> tuple[str, bytes | None]:
+        """Return the tree's name and the object, None for one with more than `limit` bytes. Raises UsageError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """The zip that nodes run; `sha256` names it there."""
+
+    data: bytes
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfBoot:
+    """Machines that can make themselves fit: as which login, and how the code is put into the store for them."""
+
+    login: str
+    pack_code: PackCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Everything outside, for one job. `secrets` are the values of the job's secret names.
+
+    `knows_our_address`: its firewall lets in the supervisor that made the group, and another one must be let in.
+    `power_off` is the command by which a node ends itself after its paid time, empty for none. `key` is the cluster's
+    private SSH key, from which the secrets of attempts are made. `self_boot` is None where machines have no first boot
+    of ours. `order` is what the machines of a job that drives itself go by, as far as it is known before the group is,
+    None for any other job; `driver` is where they find it. `tally` counts what is asked of the store. `make_tables`
+    makes the learned policy's, None for none. `on_machine`: it is a machine of the job that supervises.
+    """
+
+    job: Job
+    name: str
+    clock: Clock
+    store: ObjectStore
+    provisioner: Provisioner
+    group: NodeGroup
+    market: MarketData
+    shell: Shell
+    outputs: Outputs
+    public_key: str
+    package: Package
+    rules: Rules
+    period_s: float
+    flush_s: float = 1.0
+    knows_our_address: bool = False
+    terms: Terms = field(default_factory=Terms)
+    power_off: tuple[str, ...] = ()
+    key: bytes = field(default=b"", repr=False)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    data_sets: DataSets | None = None
+    self_boot: SelfBoot | None = None
+    order: DriveOrder | None = None
+    driver: DriverWanted | None = None
+    tally: Tally = field(default_factory=Tally)
+    make_tables: MakeTables | None = None
+    on_machine: bool = False
+    saving: Saving = Saving.UNKNOWN
+    """How the job's script saves, as far as its code and its job file tell."""
+    stored_outputs: Outputs | None = None
+    """Where outputs go that cannot be brought home, None where they go to the store anyway."""
+
+    @property
+    def cluster(self) -> str:
+        """The name of the job's machines, and of what Terraform makes for them."""
+        return cluster_of(self.name)
+
+    @property
+    def jobs(self) -> JobStore:
+        """The job's objects."""
+        return JobStore(self.store, self.name, on_machine=self.on_machine)
+
+
+def cluster_of(job: str) -> str:
+    """Return the name of a job's cluster."""
+    return f"gpucloud-{job}"
+
+
+class Watcher(Protocol):
+    """Who looks on while a job is supervised."""
+
+    def story(self, line: str) -> None:
+        """Something happened, in one line."""
+        ...
+
+    def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
+        """One pass was made."""
+        ...
+
+    def output(self, attempt: int, rank: int, text: str) -> None:
+        """A rank wrote whole lines, or over the last one."""
+        ...

@@ -1,0 +1,1 @@
+"""Supervising a job: observe, decide, act, and what these need."""

@@ -1,0 +1,303 @@
+"""Doing: one action, on the cloud, on nodes or in the state; and what lasts for a while and is told once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from gpucloud.domain.job.spec import CheckpointPolicy, Market
+from gpucloud.domain.node.bootstrap.facts import attempt_lock
+from gpucloud.domain.node.node import Fault, Refusal
+from gpucloud.domain.node.outputtimes import DatedPiece
+from gpucloud.domain.node.status import RunState
+from gpucloud.domain.state.state import Attempt, ExitReason
+from gpucloud.domain.supervision import transitions
+from gpucloud.domain.supervision.action import (
+    Action,
+    Appoint,
+    BringHome,
+    CloseAttempt,
+    CoolDown,
+    Dismiss,
+    Done,
+    EndAttempt,
+    Finish,
+    Idle,
+    Inspect,
+    InTheBooks,
+    NoteInterruptions,
+    ObeyOrder,
+    OnNodes,
+    OnTheCloud,
+    OpenAttempt,
+    Pause,
+    Prepare,
+    QuarantineNodes,
+    StayOn,
+    TakeOver,
+    Tell,
+    Wait,
+)
+from gpucloud.domain.supervision.between import IN_USE
+from gpucloud.domain.supervision.capacity import PAUSING
+from gpucloud.domain.supervision.during import DRILL_WAITS
+from gpucloud.domain.supervision.elastic import AWAITING
+from gpucloud.domain.supervision.membership import (
+    all_silent,
+    is_gone,
+    members_of,
+    part_of,
+    progress_of,
+    somebody_answers,
+    vouched_for,
+)
+from gpucloud.domain.supervision.quarantine import failed_setup
+from gpucloud.domain.supervision.seen import Goal, Limits, Seen
+from gpucloud.domain.untrusted.shown import in_one_line
+from gpucloud.usecases.jobstore.lease import Lease
+from gpucloud.usecases.jobstore.records import BEFORE
+from gpucloud.usecases.services import Watcher, World
+from gpucloud.usecases.supervise.closing import Closing
+from gpucloud.usecases.supervise.inspection import Inspector
+from gpucloud.usecases.supervise.prepare import Preparer
+from gpucloud.usecases.supervise.provision import Renter
+from gpucloud.usecases.supervise.story import course_line, silence, tell_story
+
+_FIRST_WORD = timedelta(minutes=1)
+
+
+@dataclass(slots=True)
+class Announced:
+    """What was told and still holds; when it holds again later, it is told again."""
+
+    _told: set[str] = field(default_factory=set)
+    _refusals: set[Refusal] = field(default_factory=set)
+    _silent: bool = False
+    _protected: str | None = None
+
+    def news(
+        self, action: Action, seen: Seen, limits: Limits, policy: CheckpointPolicy | None = None
+    ) -> tuple[str, ...]:
+        """Return the lines that were not told yet; `policy` is what the job file says of checkpoints."""
+        passing = (*self._passed_over(seen), *self._silence(seen, limits))
+        return (*passing, *_course(seen), *self._protection(seen, policy), *self._lasting(action, seen, limits))
+
+    def _protection(self, seen: Seen, policy: CheckpointPolicy | None) -> tuple[str, ...]:
+        """Once how the script saves, by its own word, or after its first minute without one; again when it changes."""
+        told = _how_it_saves(seen, policy)
+        if told is None or told == self._protected:
+            return ()
+        self._protected = told
+        return (told,)
+
+    def _passed_over(self, seen: Seen) -> tuple[str, ...]:
+        """Which of the user's own hosts were passed over: another has taken their place, so no action tells it."""
+        found = tuple(
+            refusal
+            for refusal in dict.fromkeys(seen.group.refusals)
+            if refusal.fault is Fault.TRANSIENT and refusal.pool.market is Market.OWNED
+        )
+        fresh = tuple(refusal for refusal in found if refusal not in self._refusals)
+        self._refusals.update(fresh)
+        return tuple(f"passed over: {refusal.message}" for refusal in fresh)
+
+    def _silence(self, seen: Seen, limits: Limits) -> tuple[str, ...]:
+        """Once that no machine answers, which may be our own line, and once that one does again."""
+        silent = all_silent(seen, limits)
+        if silent is self._silent or not (silent or somebody_answers(seen)):
+            return ()
+        self._silent = silent
+        return (silence(seen) if silent else "machines answer again",)
+
+    def _lasting(self, action: Action, seen: Seen, limits: Limits) -> tuple[str, ...]:
+        now = {*_out_of_our_reach(seen, limits), *_advice(seen), *_undriven(seen, limits), *_told_wait(action)}
+        fresh = tuple(sorted(now - self._told))
+        self._told = now
+        return fresh
+
+
+def _how_it_saves(seen: Seen, policy: CheckpointPolicy | None) -> str | None:
+    """Return what an interruption would cost the script that runs; None while nobody can tell."""
+    attempt = seen.state.attempt
+    if attempt is None or (policy is not None and policy.directory is not None):
+        return None
+    if progress_of(attempt, seen) is not None:
+        return "the script saves with gpucloud.resume: an interruption costs a restart"
+    saved = seen.checkpoint is not None or seen.state.checkpoint is not None
+    meant = policy is not None and policy.none
+    young = seen.now - attempt.started_at < _FIRST_WORD
+    if saved or meant or young or not _is_at_work(attempt, seen):
+        return None
+    return "the script has not called gpucloud.resume so far: an interruption starts it at the beginning"
+
+
+def _is_at_work(attempt: Attempt, seen: Seen) -> bool:
+    parts = [part_of(attempt, node) for node in members_of(attempt, seen)]
+    return any(part is not None and part.state is RunState.RUNNING for part in parts)
+
+
+def _course(seen: Seen) -> tuple[str, ...]:
+    """What the job runs on from now on and why, and once that its deadline will be missed."""
+    now, before = seen.heading.course if seen.heading is not None else None, seen.state.course
+    if now is None or now == before:
+        return ()
+    turned = before is None or before.mode != now.mode
+    return (*((course_line(now, seen.now),) if turned else ()), *((now.warning,) if now.warning is not None else ()))
+
+
+def _out_of_our_reach(seen: Seen, limits: Limits) -> tuple[str, ...]:
+    return tuple(
+        f"{n.node.id} does not answer us, but {n.witness} says that it lives: nothing is done to it"
+        for n in vouched_for(seen, limits)
+    )
+
+
+def _advice(seen: Seen) -> tuple[str, ...]:
+    return tuple(
+        f"the cloud recommends to leave {n.node.id}: an early checkpoint is asked for, the training goes on"
+        for n in seen.nodes
+        if n.status is not None and n.status.rebalance is not None and n.status.notice is None and not is_gone(n)
+    )
+
+
+def _undriven(seen: Seen, limits: Limits) -> tuple[str, ...]:
+    """Once that a machine which is to drive the job when this supervisor is gone may not, as far as it has tried."""
+    return tuple(
+        f"{n.node.id} could not drive the job without this process: {in_one_line(n.trial.refused)}"
+        for n in seen.nodes
+        if n.trial is not None and n.trial.refused is not None and n.trial.number == seen.state.order_number
+        if seen.now - n.node.launched_at >= limits.granted
+    )
+
+
+def _told_wait(action: Action) -> tuple[str, ...]:
+    return (
+        (action.why,)
+        if isinstance(action, Wait) and action.why.startswith((PAUSING, AWAITING, DRILL_WAITS, IN_USE))
+        else ()
+    )
+
+
+# Doing: one action, on the cloud, on nodes or in the books. Intent is written down first; all may be done twice.
+
+
+@dataclass(slots=True)
+class Actor:
+    """Carries decisions out for one job."""
+
+    world: World
+    lease: Lease
+    preparer: Preparer
+    inspector: Inspector
+    renter: Renter
+    closing: Closing
+    watcher: Watcher
+    _announced: Announced = field(default_factory=Announced)
+
+    def act(self, action: Action, seen: Seen, goal: Goal) -> None:
+        """Do it. Errors of the cloud and of nodes come through as GpucloudError."""
+        news = self._announced.news(action, seen, self.world.rules.limits, self.world.job.checkpoint)
+        for line in (*news, tell_story(action, seen)):
+            if line:
+                self.watcher.story(line)
+        if isinstance(action, OnTheCloud):
+            self.renter.act(action)
+        elif isinstance(action, InTheBooks):
+            self._in_the_books(action, seen, goal)
+        else:
+            self._on_nodes(action, seen)
+
+    def begin(self) -> None:
+        """Bring the group's free parts up to date: who drives the job, and from where SSH comes, may have changed.
+
+        Machines that are to drive it no longer find nothing to drive, then lose the right to write its state. Only what
+        is written after that may be believed again. Those of a job that has ended lose it with their group.
+        """
+        state, drives = self.lease.state, self.world.order is not None
+        taken_back = state.drives_itself and not drives
+        if taken_back:
+            self.preparer.records.withdraw_order()
+        if state.group is not None and state.status.ended:
+            return
+        if state.group is not None and (drives or taken_back or self.world.knows_our_address):
+            self.renter.provision()
+        if drives != state.drives_itself:
+            self.lease.write(replace(self.lease.state, drives_itself=drives))
+        if taken_back:
+            self.renter.close_armings()
+
+    def _in_the_books(self, action: InTheBooks, seen: Seen, goal: Goal) -> None:  # noqa: C901  (one flat match)
+        state = self.lease.state
+        match action:
+            case ObeyOrder():
+                self.lease.write(transitions.obey_order(state, action))
+            case CoolDown():
+                self.lease.write(transitions.cool_down(state, action, seen.now))
+            case OpenAttempt():
+                self._open(action, seen)
+            case NoteInterruptions():
+                self.lease.write(transitions.note_interruptions(state, action))
+            case QuarantineNodes():
+                self.lease.write(transitions.quarantine(state, action, seen.now))
+            case EndAttempt():
+                self.lease.write(transitions.order_end(state, action, seen.now))
+            case Appoint():
+                self.lease.write(transitions.appoint(state, action, seen.now))
+            case Dismiss():
+                self.lease.write(transitions.dismiss(state))
+            case TakeOver():
+                self.lease.write(transitions.take_over(state, seen.now))
+            case CloseAttempt():
+                left = self.closing.bring(action, seen)
+                closed = transitions.close_attempt(state, action, seen.now, goal.budget_usd, left.missing, left.failure)
+                self.lease.write(closed)
+            case Finish():
+                self._keep_failed_setup(action, seen)
+                ended = transitions.finish(state, action, seen.now, goal.budget_usd)
+                self.lease.write(transitions.left_behind(ended, self.world.job.outputs))
+            case Pause(message=message):
+                self.lease.write(replace(state, message=message))
+
+    def _keep_failed_setup(self, action: Finish, seen: Seen) -> None:
+        """What a setup wrote is told, and kept before its machine ends, as the output of what came before attempt 1.
+
+        Only where it is what ends the job: one that failed on a machine given up since is no news of a failed script.
+        """
+        is_the_end = action.reason is ExitReason.USER_ERROR and failed_setup(seen) is not None
+        failed = self.preparer.failed_setup() if is_the_end else None
+        if failed is not None:
+            shown, log = failed
+            self.watcher.story(shown)
+            records = self.world.jobs.records
+            records.append_log(BEFORE, 0, records.log_end(BEFORE, 0)[0], DatedPiece(data=log))
+
+    def _open(self, action: OpenAttempt, seen: Seen) -> None:
+        tree = self.preparer.one_tree(action.node_ids)
+        if tree is None:
+            return  # they are prepared again, with the code as it is now
+        port = self.preparer.meeting_port(action.number, action.node_ids)
+        if port is None:
+            self.world.clock.sleep(self.world.period_s)
+            return  # what is seen of the node by then says what to do about it
+        self._keep_lock(action)
+        self.lease.write(transitions.open_attempt(self.lease.state, action, port, seen.now, tree))
+
+    def _keep_lock(self, action: OpenAttempt) -> None:
+        made = {node_id: self.preparer.made_of(node_id) for node_id in action.node_ids}
+        locks = {node_id: one.lock for node_id, one in made.items()}
+        seconds = {node_id: dict(one.seconds) for node_id, one in made.items()}
+        self.world.jobs.records.keep_attempt_lock(action.number, attempt_lock(locks, seconds))
+
+    def _on_nodes(self, action: OnNodes | Idle, seen: Seen) -> None:
+        match action:
+            case Prepare(node_ids=node_ids):
+                for node_id in node_ids:
+                    self.preparer.start(node_id, self.lease.state.gpu)
+            case Inspect():
+                self.inspector.start(action, seen)
+            case BringHome():
+                self.closing.home.start(seen)
+            case Tell(node_ids=node_ids):
+                self.preparer.tell(node_ids, self.lease.state)
+            case StayOn() | Wait() | Done():
+                pass

@@ -1,0 +1,399 @@
+"""What is brought home when an attempt is over: output, the cause of a failure, results, profiles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path, PurePosixPath
+
+from gpucloud.domain.errors import LandingRefused, NodeError, StoreError
+from gpucloud.domain.job.code import beside, is_name
+from gpucloud.domain.node.launch import attempt_folder, workers_per_node
+from gpucloud.domain.node.node import GroupView, Node
+from gpucloud.domain.node.status import Outcome
+from gpucloud.domain.node.use import parse_summary, summary_lines
+from gpucloud.domain.state.state import Attempt, ExitReason, JobState, MissingOutput
+from gpucloud.domain.supervision.action import CloseAttempt
+from gpucloud.domain.supervision.membership import is_gone, members_of, part_of
+from gpucloud.domain.supervision.seen import Homecoming, NodeSeen, Readiness, Seen
+from gpucloud.domain.untrusted.bounds import KEPT_OUTPUT_BYTES, STATUS_BYTES
+from gpucloud.domain.untrusted.output import failure_of, unsaved_of, without_code_folder
+from gpucloud.ports import Brought, Host, Outputs, Shell
+from gpucloud.usecases.jobstore.jobstore import JobStore
+from gpucloud.usecases.money.spend import SundryBook
+from gpucloud.usecases.services import Watcher, World
+from gpucloud.usecases.supervise.look import LogReader, read_node
+from gpucloud.usecases.supervise.prepare import Preparer
+from gpucloud.usecases.supervise.story import missing_line
+from gpucloud.usecases.supervise.usage import HistoryKeeper
+
+_AGAIN = timedelta(seconds=30)
+_READS_FOR = timedelta(minutes=10)
+"""At the end of an attempt, for what is left of all its output: who wants the job to end waits meanwhile."""
+_READ_TRIES, _READ_AGAIN_S = 3, 2.0
+
+
+@dataclass(slots=True)
+class OutputsHome:
+    """Brings the outputs of an attempt home beside everything else; where that fails, into the store.
+
+    They lie on the node of rank 0; without it, there are none to bring.
+    """
+
+    world: World
+    preparer: Preparer
+    pool: ThreadPoolExecutor
+    watcher: Watcher
+    _attempt: int = 0
+    _work: Future[Brought] | None = None
+    _failed_at: datetime | None = None
+    _try: int = 0
+    _moves: int = 0
+    _moved: tuple[int, datetime] | None = None
+    """How often something had arrived, and when that was seen to rise last, by this supervisor or the one before."""
+    _looked_at: datetime | None = None
+    _moves_before: int = 0
+    _before: tuple[int, datetime | None] | None = None
+    """Of which attempt, and since when, nothing came for the supervisor before this one."""
+    _stalled: bool = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether they are on their way; a copy that stands still is not."""
+        return self._work is not None and not self._work.done() and not self._stalled
+
+    @property
+    def still_at(self) -> datetime | None:
+        """Since when nothing has come of what is being brought; None where nothing is."""
+        return self._moved[1] if self._moved is not None else None
+
+    def stands(self, state: JobState, group: GroupView, now: datetime) -> Homecoming:
+        """Return how far the outputs of the open attempt are. A fault of ours is raised here."""
+        self._take_over(state, now)
+        attempt = state.attempt
+        if not self.world.job.outputs or attempt is None or _first(attempt, group) is None:
+            return Homecoming.DONE
+        if self._work is None or self._attempt != attempt.number:
+            preparing = self.preparer.readiness(attempt.members[0].node_id) is Readiness.PREPARING
+            return Homecoming.ON_THE_WAY if preparing else Homecoming.NO  # nothing comes before that is over
+        if not self._work.done() and not self._stands_still(attempt, now):
+            return Homecoming.ON_THE_WAY
+        error = self._work.exception() if self._work.done() else None
+        if error is None and self._work.done():
+            return Homecoming.DONE
+        if error is not None and not isinstance(error, NodeError | StoreError):
+            raise error
+        self._failed_at = self._failed_at or now
+        return Homecoming.NO if now - self._failed_at >= _AGAIN else Homecoming.FAILED
+
+    def start(self, seen: Seen) -> None:
+        """Begin to bring them, or begin again: what was cut off goes on."""
+        attempt = seen.state.attempt
+        node = _first(attempt, seen.group) if attempt is not None else None
+        if attempt is not None and node is not None and not self.busy:
+            self._attempt, self._failed_at = attempt.number, None
+            self._try, self._moved, self._stalled = self._try + 1, None, False
+            self._looked_at, self._moves_before = None, self._moves
+            self._work = self.pool.submit(self._bring, node, attempt.tree, self._try)
+
+    def brought(self, attempt: Attempt, reason: ExitReason) -> Brought:
+        """Return what became of the outputs of an attempt that is closed; that they are lost is said."""
+        work = self._work if self._attempt == attempt.number else None
+        if work is not None and work.done() and not work.exception():
+            return work.result()
+        if reason.retried or not self.world.job.outputs:
+            return Brought()
+        self.watcher.story(f"the outputs of attempt {attempt.number} could not be brought home")
+        return self._nothing("could not be brought home")
+
+    def _take_over(self, state: JobState, now: datetime) -> None:
+        """Learn at the first look what it was for the supervisor before, if that looked lately; else nobody brought."""
+        attempt = state.attempt
+        if self._before is None and attempt is not None:
+            lately = state.looked_at is not None and now - state.looked_at <= self.world.rules.limits.alone
+            self._before = (attempt.number, attempt.outputs_still_at if lately else None)
+
+    def _still_since(self, attempt: Attempt, now: datetime) -> datetime:
+        number, since = self._before or (0, None)
+        self._before = (0, None)  # for one try
+        return since if number == attempt.number and since is not None else now
+
+    def _stands_still(self, attempt: Attempt, now: datetime) -> bool:
+        """Whether nothing has arrived for long, with no error either: told once, and tried again as after one.
+
+        Schedules end their supervisors every few minutes: what stood still for one does so for the next, which tries
+        it for a moment all the same.
+        """
+        if self._moved is None:
+            since = self._still_since(attempt, now)
+            self._moved = (self._moves, since if self._moves == self._moves_before else now)
+        elif self._moved[0] != self._moves:
+            self._moved = (self._moves, now)
+        self._looked_at = self._looked_at or now
+        limit = self.world.rules.limits.homing
+        if not self._stalled and now - self._moved[1] >= limit and now - self._looked_at >= _AGAIN:
+            self._stalled = True
+            node, name = attempt.members[0].node_id, self.world.name
+            minutes = limit.total_seconds() / 60
+            self.watcher.story(
+                f"the outputs stand still: nothing of them has come from {node} for {minutes:.0f} min;"
+                f" while it is paid, `gpucloud cp -r {name}:{self.world.job.outputs[0]} .` asks for them too"
+            )
+        return self._stalled
+
+    def _bring(self, node: Node, tree: str, number: int) -> Brought:
+        def moves() -> None:
+            """One that stood still for too long must not come to life beside the next try."""
+            if number != self._try:
+                raise NodeError(f"{node.id}: another try brings the outputs", hint=None)
+            self._moves += 1
+
+        code = self._code(node, tree)
+        host = self.world.shell.host(node)
+        try:
+            brought = self.world.outputs.bring_home(host, code, moves)
+        except LandingRefused as refused:  # no other try, and no other place, takes what may lie nowhere
+            self.watcher.story(f"the outputs could not be brought home: {refused}")
+            return self._nothing(f"could not be brought home: {refused}")
+        except (NodeError, StoreError) as error:
+            if number != self._try:
+                raise
+            self.watcher.story(f"the outputs could not be brought home: {error}")
+            if self.world.stored_outputs is None:
+                raise
+            kept = self.world.stored_outputs.bring_home(host, code, moves)
+            self._tell(
+                f"{len(kept.paths)} outputs are in the store instead, and come home when the job has ended;"
+                f" where they cannot yet, `gpucloud down {self.world.name}` tries again",
+                *map(missing_line, kept.missing),
+            )
+            return Brought(missing=kept.missing)
+        self._tell(*(f"brought home: {path}" for path in brought.paths), *map(missing_line, brought.missing))
+        return brought
+
+    def _code(self, node: Node, tree: str) -> str:
+        """Return where the attempt's tree lies on the node; the folder here may have been changed since.
+
+        Whoever took the job over prepares no machine that is about to be taken: its files come all the same.
+        """
+        prepared = self.preparer.code_on(node.id)
+        if prepared is not None:
+            return beside(prepared, tree)
+        if not is_name(tree):
+            raise NodeError(f"{node.id} is not prepared again yet", hint=None)
+        return f"{PurePosixPath('~', node.root, 'code', tree)}"
+
+    def _nothing(self, why: str) -> Brought:
+        return Brought(missing=tuple(MissingOutput(path=path, why=why) for path in self.world.job.outputs))
+
+    def _tell(self, *lines: str) -> None:
+        for line in lines:
+            self.watcher.story(line)
+
+
+def _first(attempt: Attempt, group: GroupView) -> Node | None:
+    return next((node for node in group.alive if node.id == attempt.members[0].node_id), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftBehind:
+    """What an attempt leaves in the books: outputs that did not come home, and its script's exception in one line."""
+
+    missing: tuple[MissingOutput, ...] = ()
+    failure: str | None = None
+
+
+@dataclass(slots=True)
+class Closing:
+    """Brings home what an attempt leaves on its nodes; of a node that is gone, what had been read of it is kept."""
+
+    world: World
+    home: OutputsHome
+    logs: LogReader
+    history: HistoryKeeper
+    watcher: Watcher
+
+    def bring(self, action: CloseAttempt, seen: Seen) -> LeftBehind:
+        """Bring all there is, tell what became of it, and return which outputs are missing and what failed.
+
+        Raises StoreError when what the script wrote cannot be kept.
+        """
+        attempt = seen.state.attempt
+        self._read_to_the_end(seen, tries=1 if action.reason.retried else _READ_TRIES)
+        said = self._explain(action, seen)
+        brought = self.home.brought(attempt, action.reason) if attempt is not None else Brought()
+        self._bring_profiles(seen)
+        if attempt is not None:
+            SundryBook(world=self.world).bill(seen.state, attempt, brought.paths)
+        return LeftBehind(missing=brought.missing, failure=said.failure)
+
+    def _read_to_the_end(self, seen: Seen, tries: int = _READ_TRIES) -> None:
+        """Where another attempt follows, nothing is waited for."""
+        attempt = seen.state.attempt
+        alive = {node.node.id: node for node in seen.nodes if not is_gone(node)}
+        until = self.world.clock.now() + _READS_FOR
+        for member in attempt.members if attempt else ():
+            if attempt is not None and member.node_id in alive:
+                self._read_patiently(alive[member.node_id], attempt, until, tries)
+        self.logs.flush()
+
+    def _read_patiently(self, node: NodeSeen, attempt: Attempt, until: datetime, tries: int) -> None:
+        """Read what is left, at more than one try of a node that answered just now: it is ended after this.
+
+        Of one that had fallen silent before, what had been read of it is kept.
+        """
+        answers = not node.silent_for
+        for left in reversed(range(tries if answers else 1)):
+            try:
+                host = self.world.shell.host(node.node)
+                self._read_whole(host, node.node.id, attempt, until)
+                self.history.look(host, attempt.number, last=True)
+            except NodeError as error:
+                if left:
+                    self.world.clock.sleep(_READ_AGAIN_S)
+                elif answers and tries > 1:
+                    self.watcher.story(f"the rest of what {node.node.id} said could not be read: {error}")
+            else:
+                return
+
+    def _read_whole(self, host: Host, node_id: str, attempt: Attempt, until: datetime) -> None:
+        """Read the node's output, which comes in pieces: no more than a node keeps of it, and not for long."""
+        most = self.logs.taken + KEPT_OUTPUT_BYTES
+        while read_node(host, node_id, attempt, workers_per_node(self.world.job), self.logs)[1]:
+            if self.logs.taken >= most or self.world.clock.now() >= until:
+                self.watcher.story(f"{node_id} says more than can be waited for: the rest of its output is left out")
+                return
+
+    def _explain(self, action: CloseAttempt, seen: Seen) -> LastWords:
+        attempt = seen.state.attempt
+        if attempt is None:
+            return LastWords()
+        barred = any(member.outcome is Outcome.BARRED for member in attempt.members)
+        if action.reason is not ExitReason.USER_ERROR and not barred:
+            return LastWords()
+        try:
+            words = last_words(attempt, seen, self.world.jobs, self.world.shell)
+        except NodeError:
+            return LastWords()
+        if words.shown:
+            self.watcher.story(words.shown)
+        return words
+
+    def _bring_profiles(self, seen: Seen) -> None:
+        attempt = seen.state.attempt
+        if self.world.job.profile_steps and attempt is not None:
+            members = {member.node_id for member in attempt.members}
+            nodes = tuple(node for node in seen.group.alive if node.id in members)
+            for line in bring_profiles(self.world.outputs, self.world.shell, nodes, attempt.number):
+                self.watcher.story(line)
+
+
+# What a failed script said: its exception in one line, and its output where nobody has seen that already.
+
+
+_LINES = 40
+_END = 8000  # of a rank's output: what it said just before
+# What the other ranks say when one of them is gone: gloo's and NCCL's words, as torch 2.6 to 2.13 raises them.
+_PEER_LOST = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|gloo/transport|DistBackendError|NCCL (error|communicator)"
+    r"|Timed out waiting .* for (send|recv)",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastWords:
+    """What the rank that failed first said.
+
+    `shown` is the end of its output, None where it was shown as it came. `failure` is its exception in one line.
+    """
+
+    shown: str | None = None
+    failure: str | None = None
+
+
+def last_words(attempt: Attempt, seen: Seen, jobs: JobStore, shell: Shell) -> LastWords:
+    """Return what the rank that failed first said last; rank 0's output was shown as it came.
+
+    Where no script wrote anything, the launcher's own output tells why it could not start.
+    """
+    failed = {_rank_of(attempt, node): node for node in members_of(attempt, seen) if node and _failed(attempt, node)}
+    if not failed:
+        return LastWords()
+    texts = {rank: _kept(jobs, attempt.number, rank) for rank in failed}
+    rank = first_to_fail(texts)
+    if not texts[rank]:
+        node = failed[rank].node
+        said = _launcher(shell.host(node), attempt.number)
+        return LastWords(shown=_tail(f"the launcher on {node.id}", said))
+    shown = None if rank == 0 else _tail(f"rank {rank}", texts[rank])
+    return LastWords(shown=shown, failure=cause(texts, rank))
+
+
+def cause(texts: Mapping[int, str], rank: int) -> str | None:
+    """Return what ended the scripts in one line; of ranks that all lost a peer, first why one could not save."""
+    failure = failure_of(texts[rank], rank)
+    if failure is None or _PEER_LOST.search(failure) is None:
+        return failure
+    unsaved = next((said for text in texts.values() if (said := unsaved_of(text[-_END:])) is not None), None)
+    return f"{unsaved}; then {failure}" if unsaved is not None else failure
+
+
+def first_to_fail(texts: Mapping[int, str]) -> int:
+    """Return the rank whose output names a cause of its own; ranks that only lost a peer failed because of it."""
+    return min(texts, key=lambda rank: (_PEER_LOST.search(texts[rank][-4000:]) is not None, not texts[rank], rank))
+
+
+def _failed(attempt: Attempt, node: NodeSeen) -> bool:
+    part = part_of(attempt, node)
+    return part is not None and part.outcome in (Outcome.BARRED, Outcome.FAILED)
+
+
+def _rank_of(attempt: Attempt, node: NodeSeen) -> int:
+    part = part_of(attempt, node)
+    return part.failed_rank if part is not None and part.failed_rank is not None else 0
+
+
+def _kept(jobs: JobStore, attempt: int, rank: int) -> str:
+    parts = [part for part in jobs.records.log_parts(attempt) if part.rank == rank]
+    return "".join(jobs.records.read_log(part).decode(errors="replace") for part in parts[-4:])
+
+
+def _launcher(host: Host, attempt: int) -> str:
+    done = host.run(("tail", "-n", str(_LINES), f"{attempt_folder(host.node.root, attempt)}/launcher.log"))
+    return done.stdout.decode(errors="replace")
+
+
+def _tail(who: str, text: str) -> str:
+    lines = without_code_folder(text).rstrip().splitlines()[-_LINES:]
+    return "\n".join([f"{who} failed:", *(f"  | {line}" for line in lines)])
+
+
+# Bringing home what profilers recorded, from every node of an attempt.
+
+
+_SUMMARY = "rank-0.summary.json"
+
+
+def bring_profiles(outputs: Outputs, shell: Shell, nodes: tuple[Node, ...], attempt: int) -> Iterator[str]:
+    """Yield what to tell: where the profiles are, what rank 0's says; a node that is gone keeps its own."""
+    brought: list[Path] = []
+    for node in nodes:
+        try:
+            brought += (Path(path) for path in outputs.bring_profile(shell.host(node), attempt))
+        except (NodeError, StoreError) as error:
+            yield f"the profile of {node.id} could not be brought home: {error}"
+    traces = [path for path in brought if not path.name.endswith(".summary.json")]
+    if not traces:
+        yield "no profile: no rank came as far, or the script does not use gpucloud.resume and there is no nsys"
+        return
+    yield f"brought home: {len(traces)} profiles in {traces[0].parent}"
+    for path in brought:
+        # A node may send a folder or a link by that name.
+        if path.name == _SUMMARY and path.is_file() and not path.is_symlink() and path.stat().st_size <= STATUS_BYTES:
+            try:
+                yield from summary_lines(parse_summary(path.read_bytes()))
+            except (ValueError, OverflowError) as error:
+                yield f"what the profile says of itself is damaged: {error}"

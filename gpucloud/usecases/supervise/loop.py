@@ -1,0 +1,230 @@
+"""Supervision: observe, write down, decide, act; again until nothing is left to do. Crash-only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+from gpucloud.domain.errors import GpucloudError
+from gpucloud.domain.money.ledger import Spend
+from gpucloud.domain.state.state import ExitReason, JobState
+from gpucloud.domain.supervision import transitions
+from gpucloud.domain.supervision.action import Action, Done, Pause, StayOn, Wait
+from gpucloud.domain.supervision.reconcile import decide
+from gpucloud.domain.supervision.seen import Goal, Seen, Supervising, goal_of
+from gpucloud.domain.untrusted.shown import masked, words_of
+from gpucloud.usecases.jobstore.lease import Lease
+from gpucloud.usecases.jobstore.orders import Orders
+from gpucloud.usecases.jobstore.report import time_left
+from gpucloud.usecases.money.spend import Cashier
+from gpucloud.usecases.services import Learning, Watcher, World
+from gpucloud.usecases.supervise.act import Actor
+from gpucloud.usecases.supervise.agents import NodeRecords, Teller
+from gpucloud.usecases.supervise.closing import Closing, OutputsHome
+from gpucloud.usecases.supervise.inspection import Inspector
+from gpucloud.usecases.supervise.look import LogReader, Witnesses
+from gpucloud.usecases.supervise.needs import JobData
+from gpucloud.usecases.supervise.observe import Observer
+from gpucloud.usecases.supervise.prepare import Preparer
+from gpucloud.usecases.supervise.provision import Renter
+from gpucloud.usecases.supervise.usage import HistoryKeeper, UsageMeter
+
+T = TypeVar("T")
+
+_PATIENCE = timedelta(minutes=2)
+_PAUSE_S = 2.0
+
+
+class CannotLeave(Exception):
+    """The machines have not shown that they can drive the job, and why. Nothing failed."""
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """One supervisor of one job, holding its lease. It goes by the newest order, read at every pass."""
+
+    world: World
+    who: Supervising
+    orders: Orders
+    lease: Lease
+    observer: Observer
+    actor: Actor
+    cashier: Cashier
+    logs: LogReader
+    watcher: Watcher
+    asked: Callable[[], ExitReason | None]
+
+    def begin(self) -> None:
+        """Bring up to date what stands from whoever had the job before."""
+        self._patiently(self.actor.begin)
+
+    def tick(self) -> Action:
+        """Make one pass and return what was done."""
+        goal = self._goal()
+        seen = self.observer.observe(self.lease.state, goal)
+        recorded = self.cashier.settle(transitions.record(seen), seen.now)
+        if _is_news(self.lease.state, recorded):
+            self.lease.write(recorded)  # a machine is in the books before anything else is done about it
+        self.lease.remember(recorded)
+        action = decide(goal, seen, self.world.rules)
+        unproven = self.cashier.unproven_usd(recorded, seen.group, seen.now)
+        if (line := self.observer.usage.warning()) is not None:
+            self.watcher.story(line)
+        self.watcher.tick(
+            seen, action, self.cashier.spend(recorded, seen.now, goal.budget_usd, time_left(seen), unproven)
+        )
+        self.actor.act(action, seen, goal)
+        return action
+
+    def _goal(self) -> Goal:
+        """What the user says here becomes an order: whoever supervises the job after us goes by it too."""
+        end, given = self.asked(), self.orders.acted_on()
+        if end is not None and given.order.end is None:
+            given = self.orders.end(end)
+        return goal_of(given.order, self.who)
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        """Do it; what may pass is waited for, up to two minutes: the machines work on meanwhile."""
+        since, told = self.world.clock.now(), False
+        while True:
+            try:
+                return work()
+            except GpucloudError as error:
+                if not error.may_pass or self.world.clock.now() - since > _PATIENCE:
+                    raise
+                if not told:
+                    self.watcher.story(f"{error}; trying again for {_PATIENCE.total_seconds():.0f} s")
+                told = True
+                self.world.clock.sleep(_PAUSE_S)
+
+    def settle(self) -> None:
+        """Tick until there is nothing to do but to wait for the job itself."""
+        while not isinstance(action := self._patiently(self.tick), Done | Pause):
+            if isinstance(action, Wait):
+                busy = self.observer.preparer.busy or self.observer.inspector.busy or self.observer.home.busy
+                if not action.briefly and not busy:
+                    break
+                self.world.clock.sleep(self.world.period_s)
+        self._patiently(self.logs.flush)
+
+    def run(self) -> JobState:
+        """Tick until nothing is left to do for the goal; return the state then. Raises CannotLeave."""
+        flushed = self.world.clock.now()
+        while not isinstance(action := self._patiently(self.tick), Done | Pause | StayOn):
+            if isinstance(action, Wait):
+                self.world.clock.sleep(self.world.period_s)
+            now = self.world.clock.now()
+            if (now - flushed).total_seconds() >= self.world.flush_s:
+                self._patiently(self.logs.flush)
+                flushed = now
+        self._patiently(self.logs.flush)
+        if isinstance(action, StayOn):
+            raise CannotLeave(action.why)
+        return self.lease.state
+
+
+def _is_news(old: JobState, new: JobState) -> bool:
+    """Whether the state must be written now; steps alone can wait for the lease's next renewal."""
+    watched = ("nodes", "status", "interruptions", "checkpoint")
+    return any(getattr(old, name) != getattr(new, name) for name in watched)
+
+
+@contextmanager
+def supervisor(
+    world: World,
+    who: Supervising,
+    orders: Orders,
+    lease: Lease,
+    watcher: Watcher,
+    asked: Callable[[], ExitReason | None],
+) -> Iterator[Supervisor]:
+    """Give a supervisor whose threads and connections end with the block; the lease is held already."""
+    readers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="read")
+    makers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="prepare")
+    syncs = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sync")
+    tellers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="tell")
+    cashier = Cashier(world.jobs, world.market, world.terms)
+    told = Discreet(watcher, words_of(world.secrets.values()))
+    logs = LogReader(world.jobs, told.output, told.hidden)
+    history = HistoryKeeper(world.jobs, world.clock)
+    data = JobData(job=world.job, jobs=world.jobs, sets=world.data_sets, story=told.story)
+    records = NodeRecords(world=world)
+    teller = Teller(world=world, pool=tellers)
+    preparer = Preparer(world=world, watcher=told, pool=makers, syncs=syncs, data=data, records=records, teller=teller)
+    inspector = Inspector(world=world, preparer=preparer, pool=makers)
+    home = OutputsHome(world=world, preparer=preparer, pool=makers, watcher=told)
+    observer = Observer(
+        world=world,
+        preparer=preparer,
+        inspector=inspector,
+        home=home,
+        cashier=cashier,
+        logs=logs,
+        pool=readers,
+        history=history,
+        usage=UsageMeter(lasting=world.job.idle.lasting if world.job.idle else None),
+        witnesses=Witnesses(world=world, preparer=preparer, pool=readers),
+        learning=Learning(make=world.make_tables, pool=makers),
+    )
+    actor = Actor(
+        world=world,
+        lease=lease,
+        preparer=preparer,
+        inspector=inspector,
+        renter=Renter(world=world, lease=lease, preparer=preparer, cashier=cashier, watcher=told),
+        closing=Closing(world=world, home=home, logs=logs, history=history, watcher=told),
+        watcher=told,
+    )
+    try:
+        yield Supervisor(
+            world=world,
+            who=who,
+            orders=orders,
+            lease=lease,
+            observer=observer,
+            actor=actor,
+            cashier=cashier,
+            logs=logs,
+            watcher=told,
+            asked=asked,
+        )
+    finally:
+        world.shell.close()
+        for pool in (readers, makers, syncs, tellers):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+# Who looks on sees no secret of the job, whoever wrote it.
+
+
+_HALVES = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
+"""Halves of letters, which a machine's JSON may hold and no text; those between stand for bytes that are no letter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discreet:
+    """A watcher that passes everything on but the `hidden` words: a failed `setup` may have printed one."""
+
+    watcher: Watcher
+    hidden: tuple[bytes, ...]
+
+    def story(self, line: str) -> None:
+        """Something happened, in one line."""
+        self.watcher.story(self._shown(line))
+
+    def tick(self, seen: Seen, action: Action, spend: Spend) -> None:
+        """One pass was made."""
+        self.watcher.tick(seen, action, spend)
+
+    def output(self, attempt: int, rank: int, text: str) -> None:
+        """A rank wrote whole lines, or over the last one."""
+        self.watcher.output(attempt, rank, self._shown(text))
+
+    def _shown(self, text: str) -> str:
+        whole = _HALVES.sub("\ufffd", text)
+        return masked(whole.encode("utf-8", "surrogateescape"), self.hidden).decode("utf-8", "replace")

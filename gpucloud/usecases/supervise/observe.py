@@ -1,0 +1,338 @@
+"""Looking: the cloud's list, every node's answer and its new output, in one pass with a deadline."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from gpucloud.domain.errors import GpucloudError, NodeError
+from gpucloud.domain.market.plan import affordable, fitting
+from gpucloud.domain.money.ledger import with_beside
+from gpucloud.domain.node.launch import workers_per_node
+from gpucloud.domain.node.node import NO_GROUP, GroupView, Node, NodeState
+from gpucloud.domain.node.status import Status
+from gpucloud.domain.offer import Offer
+from gpucloud.domain.state.order import Until
+from gpucloud.domain.state.state import Attempt, CheckpointRef, ExitReason, JobState
+from gpucloud.domain.supervision import transitions
+from gpucloud.domain.supervision.action import Appoint
+from gpucloud.domain.supervision.capacity import is_cooling
+from gpucloud.domain.supervision.deadline import heading, lesson
+from gpucloud.domain.supervision.elastic import enough_since
+from gpucloud.domain.supervision.membership import is_over, members_of, progress_of
+from gpucloud.domain.supervision.quarantine import failures, noted, silences
+from gpucloud.domain.supervision.seen import DriveTrial, Goal, NodeSeen, Readiness, Seen
+from gpucloud.domain.supervision.succession import appointed
+from gpucloud.store import TooMany, newest_commit
+from gpucloud.usecases.money.spend import Cashier, Payable
+from gpucloud.usecases.services import Learning, World
+from gpucloud.usecases.supervise.closing import OutputsHome
+from gpucloud.usecases.supervise.inspection import Inspector
+from gpucloud.usecases.supervise.look import LogReader, Witnesses, read_node
+from gpucloud.usecases.supervise.needs import gate_wanted
+from gpucloud.usecases.supervise.prepare import Preparer
+from gpucloud.usecases.supervise.usage import HistoryKeeper, UsageMeter
+
+_ANSWER_S = 0.4  # how long one pass waits for a node; one that is late is silent at this pass
+_OFFERS_LAST = timedelta(seconds=60)
+_TRY_AGAIN = timedelta(seconds=30)
+_TRIES = 2
+_BEAT = timedelta(seconds=4)  # an agent that writes nothing for so long is dead, whatever SSH says
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is known of one node from earlier passes; `lost_at` is when it last could not be reached to be prepared.
+
+    `silent_at` is since when it told an earlier supervisor nothing: that counts once it tells this one nothing.
+    `mute_at` is since when it answers, and its agent tells nothing new; `prepared_again`: it was, for that.
+    """
+
+    answered_at: datetime
+    status: Status | None = None
+    beat_at: datetime | None = None
+    asked: Future[Status | None] | None = None
+    lost_at: datetime | None = None
+    failed_at: datetime | None = None
+    silent_at: datetime | None = None
+    mute_at: datetime | None = None
+    prepared_again: bool = False
+
+    def lost(self) -> None:
+        """It did not answer."""
+        if self.silent_at is not None:
+            self.answered_at, self.silent_at = min(self.answered_at, self.silent_at), None
+
+    def told(self, status: Status | None, now: datetime) -> None:
+        """It answered; None: nothing that can be read."""
+        self.answered_at = now
+        if status is not None and (self.status is None or status.beat != self.status.beat):
+            self.status, self.beat_at = status, now
+            self.silent_at, self.mute_at, self.prepared_again = None, None, False
+        elif self.mute_at is None:
+            self.mute_at, self.silent_at = min(now, self.silent_at or now), None
+
+    def mute_for(self, now: datetime) -> timedelta:
+        """Return for how long its agent has told nothing new; agents write now and then: zero while that may be all."""
+        length = now - self.mute_at if self.mute_at is not None else timedelta(0)
+        return length if length > _BEAT else timedelta(0)
+
+
+@dataclass(slots=True)
+class _Offers:
+    """The offers that the job takes, as they were lately."""
+
+    at: datetime | None = None
+    found: tuple[Offer, ...] = ()
+
+
+@dataclass(slots=True)
+class Observer:
+    """Sees a job's world, pass after pass; remembers what a single look cannot tell."""
+
+    world: World
+    preparer: Preparer
+    inspector: Inspector
+    home: OutputsHome
+    cashier: Cashier
+    logs: LogReader
+    pool: ThreadPoolExecutor
+    history: HistoryKeeper
+    usage: UsageMeter
+    witnesses: Witnesses
+    learning: Learning
+    _memory: dict[str, _Memory] = field(default_factory=dict)
+    _noted: int = 0
+    _drivable: int | None = None
+    _offers: _Offers = field(default_factory=_Offers)
+    _checkpoint: tuple[tuple[int | None, bool], CheckpointRef | None] = ((None, False), None)
+
+    def observe(self, state: JobState, goal: Goal) -> Seen:
+        """Return what is seen now; `goal` says what is worth a look."""
+        now = self.world.clock.now()
+        tries = tuple(self.preparer.tries[self._noted :])
+        state = noted(state, tries)
+        group = self._list_group(state)
+        self.preparer.see(group)
+        self._ask(group, state, now)
+        nodes = tuple(self._node(node, state, now) for node in group.nodes)
+        payable = self._payable(state, group, goal, now)
+        seen = Seen(
+            now=now,
+            state=state,
+            group=group,
+            nodes=nodes,
+            payable_until=payable.until,
+            payable_with_another=payable.with_another,
+            lasts_until=payable.lasts_until,
+            wanted_end=_wanted_end(goal, now),
+            spent_usd=payable.spent_usd,
+            failed_bootstraps=failures(state),
+            candidates=self._candidates(state, goal, payable.spent_usd, now),
+            inspects=gate_wanted(self.world.job, state.gpu) is not None,
+            inspection=self.inspector.seen(),
+            homecoming=self.home.stands(state, group, now),
+            outputs_still_at=self.home.still_at,
+        )
+        seen = replace(seen, nodes=self._with_trials(nodes, goal))
+        seen = self._with_heading(self._with_times(self.witnesses.hear(seen), goal), goal)
+        seen = replace(seen, enough_at=enough_since(goal, seen, self.world.rules.limits))
+        seen = self._with_attempt(seen.state.attempt, seen) if seen.state.attempt is not None else seen
+        self._noted += len(tries)  # not before: a look that failed is made again
+        return seen
+
+    def _with_trials(self, nodes: tuple[NodeSeen, ...], goal: Goal) -> tuple[NodeSeen, ...]:
+        """Say what the machines have shown of their right to drive, where they are to, until one has shown that."""
+        if (goal.until is not Until.LAUNCHED and self.world.order is None) or self._drivable == goal.number:
+            return nodes
+        found = tuple(replace(seen, trial=self.world.jobs.trial(seen.node.id)) for seen in nodes)
+        shown = any(seen.trial == DriveTrial(number=goal.number, refused=None) for seen in found)
+        if shown and goal.until is not Until.LAUNCHED:
+            self._drivable = goal.number
+        return found
+
+    def _payable(self, state: JobState, group: GroupView, goal: Goal, now: datetime) -> Payable:
+        """Those that take over from others are to be paid too."""
+        wanted = goal.nodes * (2 if state.successor is not None else 1)
+        return self.cashier.payable(state, group, wanted, now, goal.budget_usd, self.world.rules.wall)
+
+    def _needed(self, state: JobState, goal: Goal) -> int:
+        """Return with how many machines none is missing: an attempt's own, and all that take over from others."""
+        own = len(state.attempt.members) if state.attempt is not None else 0
+        beside = goal.nodes if state.successor is not None else 0
+        return max(own, goal.fewest(state.pool.market)) + beside
+
+    def _with_heading(self, seen: Seen, goal: Goal) -> Seen:
+        """Add what the job is to run on by its deadline, and until when machines that take over could be paid too."""
+        tables = self.learning.tables(lesson(goal, seen, self.world.rules))
+        seen = replace(seen, heading=heading(replace(goal, tables=tables), seen, self.world.rules))
+        offer = appointed(seen)
+        if offer is None or seen.state.successor is not None:
+            return seen
+        both = transitions.appoint(seen.state, Appoint(offer=offer), seen.now)
+        return replace(seen, payable_with_successor=self._payable(both, seen.group, goal, seen.now).until)
+
+    def _list_group(self, state: JobState) -> GroupView:
+        return self.world.group.describe(state.group) if state.group is not None else NO_GROUP
+
+    def _candidates(self, state: JobState, goal: Goal, spent_usd: Decimal, now: datetime) -> tuple[Offer, ...]:
+        """Ask the market only when another pool is needed or may be, and not at every pass."""
+        by_deadline = goal.policy is not None and goal.buys_time
+        if not by_deadline and (state.attempt is not None or not is_cooling(state, state.pool, now)):
+            return ()
+        if self._offers.at is None or now - self._offers.at > _OFFERS_LAST:
+            self._offers = _Offers(at=now, found=self._ask_market(state))
+        return affordable(self._offers.found, goal.nodes, goal.budget_usd - spent_usd, self.world.rules.wall)
+
+    def _ask_market(self, state: JobState) -> tuple[Offer, ...]:
+        """A market that does not answer ends nothing that works: the prices of before count, for as long again."""
+        job = self.world.job
+        try:
+            offers = with_beside(self.world.market.offers(job.resources), self.world.terms)
+        except GpucloudError:
+            if state.attempt is None:
+                raise
+            return self._offers.found
+        return fitting(job, offers)
+
+    def _ask(self, group: GroupView, state: JobState, now: datetime) -> None:
+        """Ask those that are prepared, and those that work: what works is heard whether or not we can prepare it."""
+        asked = []
+        members = {member.node_id for member in state.attempt.members} if state.attempt is not None else set()
+        for node in group.nodes:
+            memory = self._memory.setdefault(node.id, self._known(node.id, state, now))
+            ready = self.preparer.readiness(node.id) is Readiness.READY
+            works = node.id in members and node.host_key is not None
+            if not ready or node.state is not NodeState.RUNNING:
+                self._look_at_unprepared(node.id, memory, state, now, works=works)
+            else:
+                memory.lost_at = memory.failed_at = None
+            if node.state is NodeState.RUNNING and (ready or works):
+                if memory.asked is None:
+                    memory.asked = self.pool.submit(self._read, node, state)
+                asked.append(memory.asked)
+        wait(asked, timeout=_ANSWER_S)
+        after = self.world.clock.now()
+        for memory in self._memory.values():
+            if memory.asked is not None and memory.asked.done():
+                self._take(memory, memory.asked, after)
+                memory.asked = None
+
+    def _known(self, node_id: str, state: JobState, now: datetime) -> _Memory:
+        """What was silent for an earlier supervisor still is, if that looked lately; else we may have been away."""
+        lately = state.looked_at is not None and now - state.looked_at <= self.world.rules.limits.alone
+        silent = (life.silent_at for life in state.nodes if life.node_id == node_id)
+        return _Memory(answered_at=now, silent_at=next(silent, None) if lately else None)
+
+    def _look_at_unprepared(
+        self, node_id: str, memory: _Memory, state: JobState, now: datetime, *, works: bool
+    ) -> None:
+        """One that cannot be reached is silent; while it may have a part in an attempt, it is tried again.
+
+        Else a machine that froze while nobody supervised would be waited for until the budget is used up. Between
+        attempts it is tried once more where no other answers: it may be us who are cut off.
+        """
+        if self.preparer.unreachable(node_id):
+            memory.lost_at = memory.lost_at or now
+            memory.lost()
+            doubted = silences(state, node_id) < _TRIES and not self._somebody_answers(now)
+            if now - memory.lost_at >= _TRY_AGAIN if state.attempt is not None else doubted:
+                self.preparer.forget(node_id)
+                memory.lost_at = now
+        elif works and self.preparer.readiness(node_id) is Readiness.FAILED:
+            memory.failed_at = memory.failed_at or now
+            if now - memory.failed_at >= _TRY_AGAIN:
+                self.preparer.try_again(node_id)
+                memory.failed_at = None
+        elif memory.lost_at is None and not works:
+            memory.answered_at, memory.mute_at = now, None
+
+    def _somebody_answers(self, now: datetime) -> bool:
+        lately = now - self.world.rules.limits.silent
+        return any(memory.status is not None and memory.answered_at > lately for memory in self._memory.values())
+
+    def _read(self, node: Node, state: JobState) -> Status | None:
+        host = self.world.shell.host(node)
+        status = read_node(host, node.id, state.attempt, workers_per_node(self.world.job), self.logs)[0]
+        if state.attempt is not None:
+            self.history.look(host, state.attempt.number)
+        return status
+
+    def _take(self, memory: _Memory, answer: Future[Status | None], now: datetime) -> None:
+        if isinstance(answer.exception(), NodeError):
+            memory.lost()
+        else:
+            memory.told(answer.result(), now)
+
+    def _node(self, node: Node, state: JobState, now: datetime) -> NodeSeen:
+        memory = self._memory[node.id]
+        readiness = self.preparer.readiness(node.id)
+        silence = max(timedelta(0), now - memory.answered_at)
+        mute = memory.mute_for(now) if not silence else timedelta(0)
+        dead = mute > (_BEAT if memory.beat_at is not None else _TRY_AGAIN)
+        if readiness is Readiness.READY and dead and not memory.prepared_again:
+            self.preparer.forget(node.id)  # the node answers, and its agent is dead: prepare it again
+            memory.prepared_again, memory.mute_at = True, None
+            readiness, mute = Readiness.NO, timedelta(0)
+        heard = self.preparer.has_heard(node, memory.status, state)
+        told = heard or self.preparer.is_being_told(node, state)
+        return NodeSeen(
+            node=node,
+            readiness=readiness,
+            error=self.preparer.error(node.id),
+            status=memory.status,
+            silent_for=silence if silence > timedelta(seconds=_ANSWER_S / 2) else timedelta(0),
+            mute_for=mute,
+            told=told,
+            heard=heard,
+            refused=self.preparer.refused(node.id),
+            setup_failed=self.preparer.setup_failed(node.id),
+        )
+
+    def _with_times(self, seen: Seen, goal: Goal) -> Seen:
+        """Say for how long that has been so which has a time limit, whoever supervised then."""
+        state = transitions.since(seen.state, seen, self._needed(seen.state, goal))
+        attempt = state.attempt
+        return replace(
+            seen,
+            state=state,
+            short_for=_for(state.short_at, seen.now),
+            failed_for=_for(attempt.failed_at, seen.now) if attempt is not None else None,
+            uneven_for=_for(attempt.broken_at, seen.now) if attempt is not None else None,
+        )
+
+    def _with_attempt(self, attempt: Attempt, seen: Seen) -> Seen:
+        over = all(is_over(attempt, member) for member in members_of(attempt, seen))
+        use = self.usage.take(attempt, seen)
+        state = self.usage.written(seen.state)
+        return replace(seen, state=state, checkpoint=self._newest(attempt, seen, over=over), use=use)
+
+    def _newest(self, attempt: Attempt, seen: Seen, *, over: bool) -> CheckpointRef | None:
+        """The manifest is read again when the script says that it has committed another step, and when it is over.
+
+        What it committed last it may not have lived to say. Where a script filled the folder beyond what is listed,
+        what was known before stays: nobody is kept from the job by that.
+        """
+        progress = progress_of(attempt, seen)
+        news = (progress.committed_step if progress else None, over)
+        if news != (None, False) and news != self._checkpoint[0]:
+            self._checkpoint = (news, self._committed(seen.state))
+        return self._checkpoint[1]
+
+    def _committed(self, state: JobState) -> CheckpointRef | None:
+        try:
+            newest = newest_commit(self.world.store, self.world.jobs.checkpoints)
+        except TooMany:
+            return state.checkpoint
+        return CheckpointRef(step=newest[0], sha256=newest[1]) if newest else None
+
+
+def _wanted_end(goal: Goal, now: datetime) -> ExitReason | None:
+    late = goal.deadline_at is not None and now >= goal.deadline_at
+    return goal.end or (ExitReason.DEADLINE if late else None)
+
+
+def _for(since: datetime | None, now: datetime) -> timedelta | None:
+    return max(timedelta(0), now - since) if since is not None else None

@@ -1,0 +1,310 @@
+"""Doing on the cloud: group, level, shut-off, machines and their end, from outside or by a machine of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from gpucloud.domain.errors import CleanupIncomplete, ProvisionError
+from gpucloud.domain.job.quantities import format_moment
+from gpucloud.domain.job.spec import Resources
+from gpucloud.domain.money.sundries import drill_charges
+from gpucloud.domain.node.node import GroupView
+from gpucloud.domain.offer import Offer, Pool, PricePoint
+from gpucloud.domain.state.state import NodeLife
+from gpucloud.domain.supervision import transitions
+from gpucloud.domain.supervision.action import (
+    Arm,
+    Drill,
+    Move,
+    OnTheCloud,
+    Provision,
+    Relieve,
+    Replace,
+    Resize,
+    TearDown,
+)
+from gpucloud.domain.supervision.membership import barred
+from gpucloud.domain.supervision.self_driving import arming, most_machines, newest_of, tells_of
+from gpucloud.domain.supervision.strays import JOB, STORE
+from gpucloud.domain.supervision.transitions import as_listed, ended
+from gpucloud.ports import ClusterSpec, MarketData, NodeGroup
+from gpucloud.usecases.jobstore.lease import Lease
+from gpucloud.usecases.money.spend import Cashier
+from gpucloud.usecases.services import Watcher, World
+from gpucloud.usecases.supervise.prepare import Preparer
+
+_LISTED_WITHIN = timedelta(seconds=60)
+_LIST_AGAIN_S = 2.0
+
+
+@dataclass(slots=True)
+class Renter:
+    """Rents one job's machines, and gives them back. Everything may be done twice."""
+
+    world: World
+    lease: Lease
+    preparer: Preparer
+    cashier: Cashier
+    watcher: Watcher
+
+    def act(self, action: OnTheCloud) -> None:
+        """Do it, if the lease is still ours. Raises LeaseHeld, and the cloud's errors."""
+        self.lease.confirm()  # time may have passed since it was decided, and another may have followed us
+        state, group = self.lease.state, self.world.group
+        name = state.group or ""
+        match action:
+            case Provision():
+                self.provision()
+            case Arm(until=until):
+                self._arm(name, until)
+            case Resize(size=size):
+                self._tell_of(size)
+                chosen = state.successor or state
+                group.resize(name, size, chosen.pool, cap_usd_per_hour=self._cap(chosen.cap_usd_per_hour))
+            case Move():
+                self._move(action)
+            case Relieve(node_id=node_id):
+                self._tell_of(len(state.alive) + 1)
+                group.relieve(name, node_id, cap_usd_per_hour=self._cap(state.cap_usd_per_hour))
+            case Replace(node_ids=node_ids):
+                for node_id in node_ids:
+                    group.terminate(name, node_id, bad=node_id in barred(state))
+            case Drill(node_id=node_id):
+                self.lease.write(replace(state, drilled=True))
+                self._bill_drill()
+                group.interrupt(name, node_id, notice=True)
+            case TearDown():
+                self._tear_down()
+
+    def provision(self) -> None:
+        """Have the free parts made, or brought up to date.
+
+        The group's name and the image are in the books before anything is made: a teardown then finds it all.
+        """
+        self.preparer.data.wanted()  # data that cannot be read is said before a machine is paid
+        state, provisioner = self.lease.state, self.world.provisioner
+        region = state.pool.region
+        images = dict(state.images)
+        image = images.get(region) or provisioner.image(region)
+        if image is not None:
+            images[region] = image
+        group = provisioner.group(self.world.cluster, region)
+        self.lease.write(replace(state, group=group, images=tuple(sorted(images.items()))))
+        self.preparer.publish(state.pool, self.lease.state.gpu)  # the first machine may read it as soon as it is there
+        provisioner.ensure(self._cluster(image), story=self.watcher.story)
+
+    def _arm(self, group: str, until: datetime) -> None:
+        """A state that promises more than the cloud enforces would be a lie: the cloud first; last, when it lowers.
+
+        Whoever dies in between leaves a state that promises too little. Nothing is decided by it: each pass writes down
+        what the cloud has armed.
+        """
+        promised = self.lease.state.paid_until
+        if promised is not None and until < promised:
+            self.lease.write(replace(self.lease.state, paid_until=until))
+        drives = self.world.order is not None or (self.lease.state.drives_itself and not self.world.on_machine)
+        if drives and (promised is None or until >= promised):
+            self._write_arming(until)
+        self.world.group.arm(group, until)
+        if drives and promised is not None and until < promised:
+            self._write_arming(until)  # after it is so: what was armed before counts until then
+        if self.lease.state.paid_until != until:
+            self.lease.write(replace(self.lease.state, paid_until=until))
+
+    def _bill_drill(self) -> None:
+        """There is one a job; written down before it is asked for, so that none is forgotten."""
+        rates, number = self.world.terms.rates_in(self.lease.state.pool.region), len(self.lease.state.attempts)
+        if charges := drill_charges(number, self.world.clock.now(), rates):
+            self.world.jobs.bill_beside("drill", charges)
+
+    def _cap(self, usd_per_hour: Decimal) -> Decimal | None:
+        """Return what the machine alone may cost: the cloud caps that, and not what is paid beside it."""
+        return max(usd_per_hour - self.world.terms.beside_usd_per_hour, Decimal(0)) or None
+
+    def _tell_of(self, machines: int) -> None:
+        """Whatever machines are asked for that are to drive the job: an arming tells of so many of them before."""
+        state = self.lease.state
+        if self.world.order is None or state.paid_until is None:
+            return
+        most = max(machines, len(state.alive))
+        wanted = arming(state, at=self.world.clock.now(), machines=most, until=state.paid_until)
+        if most and not tells_of(newest_of(self.world.jobs.armings()), wanted):
+            self.world.jobs.arm(wanted)
+
+    def _write_arming(self, until: datetime) -> None:
+        """What machines say of the time that they drive the job proves nothing: this is what it may cost."""
+        state, nodes = self.lease.state, self.world.job.resources.nodes
+        machines = most_machines(state, nodes)
+        self.world.jobs.arm(arming(state, at=self.world.clock.now(), machines=machines, until=until))
+
+    def close_armings(self) -> None:
+        """Write down that from now on the machines that there are, or none, are seen from outside."""
+        if self.world.jobs.armings():
+            now = self.world.clock.now()
+            self.world.jobs.arm(arming(self.lease.state, at=now, machines=0, until=now))
+
+    def _move(self, action: Move) -> None:
+        """In the same region the group stays; in another one it is made anew, when nothing is left of the old one."""
+        state, world = self.lease.state, self.world
+        new = world.provisioner.group(world.cluster, action.offer.pool.region)
+        if state.group is not None and state.group != new:
+            self._end_group(state.group)
+        kept = state.group if state.group == new else None
+        if kept is not None:  # an old listing may not have shown that machines were asked for in the pool that is left
+            world.group.resize(kept, 0, action.offer.pool)
+        self.lease.write(transitions.move(self.lease.state, action, kept, world.clock.now()))
+        if kept is not None and self.lease.state.efa != state.efa:
+            self.provision()  # machines of another shape need a template of their own
+        elif kept is not None:
+            self.preparer.publish(action.offer.pool, self.lease.state.gpu)
+
+    def _tear_down(self) -> None:
+        name = self.lease.state.group
+        if name is not None:
+            try:
+                self._end_group(name)
+                self.preparer.records.withdraw()
+            except ProvisionError as error:
+                raise self._incomplete(name, error) from error
+        self.lease.write(replace(self.lease.state, torn_down=True, paid_until=None, group=None))
+
+    def _end_group(self, name: str) -> None:
+        """End the machines, bill them, and only then forget the group that lists them."""
+        self.world.group.purge(name)
+        self._bill(name)
+        if self.lease.state.drives_itself:
+            self.close_armings()
+        self.world.provisioner.destroy(name, story=self.watcher.story)
+
+    def _cluster(self, image: str | None) -> ClusterSpec:
+        pool = self.lease.state.pool
+        return ClusterSpec(
+            name=self.world.cluster,
+            region=pool.region,
+            zones=(pool.zone,),
+            node_type=pool.instance_type,
+            market=pool.market,
+            tags=(*self.world.job.tags, (JOB, self.world.name), (STORE, self.world.store.url)),
+            public_key=self.world.public_key,
+            store=self.world.store.url,
+            image=image,
+            efa=self.lease.state.efa,
+            unattended=self.world.order is not None,
+            data=tuple(source for source, _ in self.world.job.data if source.startswith("s3://")),
+        )
+
+    def _bill(self, name: str) -> None:
+        """Bill every machine of a group that was purged; one whose end the list never tells is charged up to now."""
+        lives = self._last_lives(name)
+        now = self.world.clock.now()
+        lives = tuple(ended(life, self.lease.state.paid_until, now) for life in lives)
+        self.lease.write(self.cashier.settle(replace(self.lease.state, nodes=lives), now))
+
+    def _last_lives(self, name: str) -> tuple[NodeLife, ...]:
+        """Return the lives as the list tells them once it is up to date: for a while it may show what was so before."""
+        deadline = self.world.clock.now() + _LISTED_WITHIN
+        while True:
+            lives = as_listed(self.lease.state, self.world.group.describe(name), self.world.clock.now()).nodes
+            if all(life.ended_at is not None for life in lives) or self.world.clock.now() >= deadline:
+                return lives
+            self.world.clock.sleep(_LIST_AGAIN_S)
+
+    def _incomplete(self, name: str, error: ProvisionError) -> CleanupIncomplete:
+        until = self.lease.state.paid_until
+        alive = ", ".join(life.node_id for life in self.lease.state.alive)
+        ends = f"; they end by themselves at {format_moment(until, self.world.clock.now())}" if until else ""
+        return CleanupIncomplete(
+            f"group {name} could not be removed: {error}; may be alive: {alive or 'nothing known'}{ends}",
+            hint=f"gpucloud down {self.world.name}",
+            may_pass=error.may_pass,
+        )
+
+
+# What a machine that drives its own job may do to its cloud: its group's level and nodes, and no later shut-off.
+
+
+_OUTSIDE = "run `gpucloud train` outside"
+
+
+class OwnGroup:
+    """Implements `NodeGroup` for one group only, its shut-off never later than it is. Raises ProvisionError."""
+
+    def __init__(self, groups: NodeGroup, own: str) -> None:
+        self._groups = groups
+        self._own = own
+
+    def describe(self, group: str) -> GroupView:
+        """Return the group as the cloud lists it now."""
+        return self._groups.describe(self._checked(group))
+
+    def arm(self, group: str, until: datetime) -> None:
+        """Move the shut-off closer."""
+        armed = self._groups.describe(self._checked(group)).armed_until
+        if armed is None or until > armed:
+            raise ProvisionError(f"{group}: a machine may not move its shut-off from {armed} to {until}", hint=_OUTSIDE)
+        self._groups.arm(group, until)
+
+    def resize(self, group: str, size: int, pool: Pool, *, cap_usd_per_hour: Decimal | None = None) -> None:
+        """Set the level."""
+        self._groups.resize(self._checked(group), size, pool, cap_usd_per_hour=cap_usd_per_hour)
+
+    def relieve(self, group: str, node_id: str, *, cap_usd_per_hour: Decimal | None = None) -> None:
+        """Count a node that is being taken no more."""
+        self._groups.relieve(self._checked(group), node_id, cap_usd_per_hour=cap_usd_per_hour)
+
+    def terminate(self, group: str, node_id: str, *, bad: bool = False) -> None:
+        """End one node by choice."""
+        self._groups.terminate(self._checked(group), node_id, bad=bad)
+
+    def purge(self, group: str) -> None:
+        """Refused: whoever ends all machines and waits for it is none of them."""
+        raise ProvisionError(f"{group}: a machine cannot see its own group end", hint=_OUTSIDE)
+
+    def interrupt(self, group: str, node_id: str, *, notice: bool) -> None:
+        """Ask the cloud to take a node, as a drill."""
+        self._groups.interrupt(self._checked(group), node_id, notice=notice)
+
+    def _checked(self, group: str) -> str:
+        if group != self._own:
+            raise ProvisionError(f"{group}: a machine of {self._own} may not touch it", hint=_OUTSIDE)
+        return group
+
+
+class OwnMarket:
+    """Implements `MarketData` where nothing is bought: what machines cost, and no offer of others."""
+
+    def __init__(self, market: MarketData) -> None:
+        self._market = market
+
+    def offers(self, wanted: Resources) -> tuple[Offer, ...]:  # noqa: ARG002
+        """Return none."""
+        return ()
+
+    def prices(self, pool: Pool, start: datetime, end: datetime) -> tuple[PricePoint, ...]:
+        """Return the pool's price points that cover start..end, in order."""
+        return self._market.prices(pool, start, end)
+
+
+class OwnProvisioner:
+    """Implements `Provisioner` where nothing can be made or removed: machines have no Terraform."""
+
+    def __init__(self, own: str) -> None:
+        self._own = own
+
+    def group(self, name: str, region: str) -> str:  # noqa: ARG002  there is only one
+        """Return the machine's own group."""
+        return self._own
+
+    def image(self, region: str) -> None:
+        """Return None: what there is was chosen outside."""
+
+    def ensure(self, spec: ClusterSpec, *, story: Callable[[str], None]) -> str:  # noqa: ARG002
+        """Refused."""
+        raise ProvisionError(f"{spec.name}: a machine cannot make its own group", hint=_OUTSIDE)
+
+    def destroy(self, group: str, *, story: Callable[[str], None]) -> None:  # noqa: ARG002
+        """Refused."""
+        raise ProvisionError(f"{group}: a machine cannot remove its own group", hint=_OUTSIDE)

@@ -1,0 +1,194 @@
+"""What an action means to the person who looks on, in one line or none."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from gpucloud.domain.job.quantities import format_moment, format_span, format_usd
+from gpucloud.domain.job.spec import Market
+from gpucloud.domain.market.policy.observation import Mode
+from gpucloud.domain.node.status import Stop
+from gpucloud.domain.state.order import BudgetChange
+from gpucloud.domain.state.state import Course, ExitReason, Interruption, InterruptionKind, MissingOutput
+from gpucloud.domain.supervision.action import (
+    Action,
+    Appoint,
+    Arm,
+    BringHome,
+    CloseAttempt,
+    CoolDown,
+    Dismiss,
+    Done,
+    Drill,
+    EndAttempt,
+    Finish,
+    Inspect,
+    Move,
+    NoteInterruptions,
+    ObeyOrder,
+    OpenAttempt,
+    Pause,
+    Prepare,
+    Provision,
+    QuarantineNodes,
+    Relieve,
+    Replace,
+    Resize,
+    StayOn,
+    TakeOver,
+    TearDown,
+    Tell,
+    Wait,
+)
+from gpucloud.domain.supervision.budget import plain_usd
+from gpucloud.domain.supervision.membership import progress_of
+from gpucloud.domain.supervision.seen import Seen
+
+
+def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911, PLR0912  (one flat match)
+    """Return the line, None when the action is not news."""
+    match action:
+        case Provision():
+            owned = seen.state.pool.market is Market.OWNED
+            return "nothing is rented: own hosts" if owned else "making the node group (size 0: costs nothing)"
+        case Arm(until=until) if seen.state.pool.market is Market.OWNED:
+            return f"taken until {format_moment(until, seen.now)}: then the job's processes end by themselves"
+        case Arm(until=until):
+            return f"paid until {format_moment(until, seen.now)}: then the machines shut themselves off"
+        case ObeyOrder(changes=changes):
+            return "; ".join(map(budget_line, changes)) or None
+        case Resize(size=size):
+            return _resized(size, seen)
+        case CoolDown(pool=pool, code=code, message=message):
+            return f"{pool}: {message} ({code}); it is passed over for a while"
+        case Appoint(offer=offer):
+            return f"asking for {offer.pool} beside, {format_usd(offer.usd_per_hour)} an hour: what works goes on"
+        case Dismiss():
+            return "what was asked for beside is given back" if seen.state.successor is not None else None
+        case TakeOver():
+            return f"{seen.state.successor.pool} takes over" if seen.state.successor is not None else None
+        case Move(offer=offer):
+            return f"turning to {offer.pool}, {format_usd(offer.usd_per_hour)} an hour a node"
+        case Prepare(node_ids=node_ids):
+            return _prepared(node_ids, seen)
+        case OpenAttempt(number=number, node_ids=node_ids):
+            return f"attempt {number} starts {_from(seen)}on {', '.join(node_ids)}{_lost(seen)}"
+        case NoteInterruptions(interruptions=interruptions):
+            return "; ".join(_interrupted(i, seen) for i in interruptions)
+        case Inspect(node_ids=node_ids):
+            return f"looking at the GPUs of {', '.join(node_ids)}"
+        case QuarantineNodes(nodes=nodes):
+            return "; ".join(f"{node_id} takes no part any more: {why}" for node_id, why in nodes)
+        case EndAttempt(how=how, reason=reason, message=message):
+            does = "asking the script to save and leave" if how is Stop.SAVE else "ending the attempt"
+            return f"{does}: {reason.value}{': ' + message if message else ''}"
+        case CloseAttempt(reason=reason):
+            return _closed(reason, seen)
+        case Relieve(node_id=node_id):
+            return f"asking for another machine in place of {node_id}"
+        case Replace(node_ids=node_ids):
+            return f"replacing {', '.join(node_ids)}"
+        case Drill(node_id=node_id):
+            return f"drill: asking the cloud to take {node_id}"
+        case Finish(reason=ExitReason.USER_ERROR):
+            return f"the job ends: {ExitReason.USER_ERROR.value}"  # what failed is told with its last lines
+        case Finish(reason=reason, message=message):
+            return f"the job ends: {reason.value}{': ' + message if message else ''}"
+        case Pause(message=message):
+            return message
+        case TearDown():
+            return "freeing every host" if seen.state.pool.market is Market.OWNED else "ending every machine"
+        case Tell() | BringHome() | StayOn() | Wait() | Done():
+            return None
+
+
+def budget_line(change: BudgetChange) -> str:
+    """Return from what to what the budget was changed, and by whom."""
+    return f"budget: {plain_usd(change.old_usd)} → {plain_usd(change.new_usd)} USD, by {change.by}"
+
+
+def course_line(course: Course, now: datetime | None) -> str:
+    """Return what a job with a deadline runs on, since when, and why."""
+    return f"{_MODES[Mode(course.mode)]} from {format_moment(course.since, now)}: {course.why}"
+
+
+def missing_line(output: MissingOutput) -> str:
+    """Return which output did not come home, or not whole, and what may have been meant."""
+    nearest = f"; nearest: {output.nearest}" if output.nearest else ""
+    return f"outputs: {output.path} {output.why}{nearest}"
+
+
+_MODES = {
+    Mode.IDLE: "waiting",
+    Mode.SPOT: "spot",
+    Mode.ON_DEMAND: "on demand",
+    Mode.BOTH: "on demand, spot asked for beside",
+}
+
+
+def silence(seen: Seen) -> str:
+    """Return the line for machines of which none answers: whether they or our line are down cannot be told apart."""
+    until = seen.group.armed_until
+    goes_on = f"; what works there goes on until {format_moment(until, seen.now)} at the latest" if until else ""
+    return f"no machine answers: {', '.join(node.id for node in seen.group.alive)}{goes_on}"
+
+
+def _prepared(node_ids: tuple[str, ...], seen: Seen) -> str:
+    """Return which machines are made ready; those that train since before this supervisor came are looked at alone."""
+    attempt, owner = seen.state.attempt, seen.state.owner
+    is_older = attempt is not None and owner is not None and attempt.started_at < owner.since
+    at_work = {member.node_id for member in attempt.members} if attempt is not None and is_older else set()
+    new, training = ([one for one in node_ids if (one in at_work) is works] for works in (False, True))
+    told = [f"preparing {', '.join(new)}"] if new else []
+    told += [f"checking {', '.join(training)}: the attempt there goes on"] if training else []
+    return "; ".join(told)
+
+
+def _resized(size: int, seen: Seen) -> str:
+    state = seen.state
+    if size < seen.group.size:
+        return f"keeping {size} × {state.pool}" if size else "asking for no machine now"
+    new = size - len(seen.group.counted) if state.successor is not None else size
+    return f"asking for {new} × {state.successor.pool if state.successor is not None else state.pool}"
+
+
+def _from(seen: Seen) -> str:
+    """Return from which step an attempt after others goes on."""
+    saved = seen.checkpoint or seen.state.checkpoint
+    if not seen.state.attempts:
+        return ""
+    return f"after step {saved.step} " if saved is not None else "from the beginning "
+
+
+def _lost(seen: Seen) -> str:
+    """Return what the attempts before one have done in vain: without a checkpoint, all of the last one."""
+    attempts = seen.state.attempts
+    if not attempts or (seen.checkpoint or seen.state.checkpoint) is not None:
+        return ""
+    last = attempts[-1]
+    work = format_span((last.ended_at or seen.now) - last.started_at)
+    return f" (no checkpoint): {work} of work lost"
+
+
+def _interrupted(interruption: Interruption, seen: Seen) -> str:
+    match interruption.kind:
+        case InterruptionKind.NOTICE if interruption.attempt is None:
+            return f"{interruption.node_id} has a notice: it has no part in an attempt"
+        case InterruptionKind.NOTICE:
+            attempt = seen.state.attempt
+            saves = attempt is None or progress_of(attempt, seen) is not None
+            return (
+                f"{interruption.node_id} has a notice: {'saving' if saves else 'its script has saved nothing so far'}"
+            )
+        case InterruptionKind.LOST:
+            return f"{interruption.node_id} is gone without notice"
+        case InterruptionKind.FROZEN:
+            return f"{interruption.node_id} says nothing that we can read, nor does a second witness: it is given up"
+
+
+def _closed(reason: ExitReason, seen: Seen) -> str:
+    attempt = seen.state.attempts[-1]
+    step = f" at step {attempt.last_step}" if attempt.last_step else ""
+    saved = seen.checkpoint or seen.state.checkpoint
+    kept = f", checkpoint at step {saved.step}" if saved else ""
+    return f"attempt {attempt.number} ended{step}: {reason.value}{kept}"
