@@ -19,6 +19,7 @@ from gpucloud.cli.render.words import tell
 from gpucloud.domain.state.state import ExitReason
 
 _STOP = "[s]top the job (saves first), "
+_STOP_UNSAVED = "[s]top the job (its work is lost), "
 _DETACH = "[d]etach (it goes on), "
 _CONTINUE = "or [c]ontinue? "
 _CONTINUE_BY_LINE = "or [c]ontinue, then Enter? "
@@ -45,13 +46,15 @@ class Detach(Exception):
 class Interrupts:
     """What the user's signals mean; `wanted_end` is asked at every pass. Without `asks`, any of them leaves now.
 
-    Detach is only raised with `detaches`: where the command has something that could go on without it.
+    Detach is only raised with `detaches`: where the command has something that could go on without it. `saves`:
+    whether the job's script does, before it is stopped.
     """
 
-    def __init__(self, onlooker: Onlooker, *, asks: bool = True, detaches: bool = False) -> None:
+    def __init__(self, onlooker: Onlooker, *, asks: bool = True, detaches: bool = False, saves: bool = True) -> None:
         self._onlooker = onlooker
         self._asks = asks
         self._detaches = detaches
+        self._stop = _STOP if saves else _STOP_UNSAVED
         self._pressed = 0
         self._asked_at: float | None = None
         self._left: Leave | None = None
@@ -99,7 +102,7 @@ class Interrupts:
     def _prompt(self) -> None:
         with contextlib.suppress(OSError):
             last = _CONTINUE if self._keys.one_by_one else _CONTINUE_BY_LINE
-            sys.stderr.write(_STOP + (_DETACH if self._detaches else "") + last)
+            sys.stderr.write(self._stop + (_DETACH if self._detaches else "") + last)
             sys.stderr.flush()
 
     def _hear(self, since: float) -> None:
@@ -163,9 +166,11 @@ class _Keys:
 
 
 @contextmanager
-def obeyed(onlooker: Onlooker, *, asks: bool = True, detaches: bool = False) -> Iterator[Interrupts]:
+def obeyed(
+    onlooker: Onlooker, *, asks: bool = True, detaches: bool = False, saves: bool = True
+) -> Iterator[Interrupts]:
     """Have signals mean what `Interrupts` says while the block runs."""
-    interrupts = Interrupts(onlooker, asks=asks, detaches=detaches)
+    interrupts = Interrupts(onlooker, asks=asks, detaches=detaches, saves=saves)
     before = {number: signal.signal(number, interrupts.press) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interrupts

@@ -105,6 +105,19 @@ def test_a_script_that_saves_nothing_is_refused_in_ci_and_has_ordered_nothing(ou
     assert give(outside, "train", "small.yaml").code == 0
 
 
+@pytest.mark.parametrize(
+    ("script", "outputs", "said"),
+    [("print(1)\n", "", 1), ("print(1)\n", "outputs: [results/]\n", 0), ("from gpucloud import resume\n", "", 0)],
+)
+def test_of_a_script_of_which_nothing_stays_the_plan_says_so(outside, script, outputs, said):
+    (outside.file.parent / "train.py").write_text(script)
+    write(outside, outputs)
+    done = give(outside, "train", "small.yaml")
+
+    assert done.code == 0, done.stderr
+    assert done.stderr.count("NOTHING comes home: what the script writes goes with its machines") == said
+
+
 def test_machines_that_are_up_train_no_script_in_ci_that_saves_nothing(outside: Outside, monkeypatch) -> None:
     (outside.file.parent / "train.py").write_text("print('no import of the library')\n")
     monkeypatch.setattr("gpucloud.cli.commands.training.must_be_meant", lambda *_: True)

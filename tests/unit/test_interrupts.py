@@ -145,6 +145,22 @@ def test_a_terminal_gives_an_answer_as_one_key_and_is_as_before_then(
             assert termios.tcgetattr(stdin) == before
 
 
+@pytest.mark.parametrize(
+    ("saves", "asked"),
+    [
+        (True, "[s]top the job (saves first), or [c]ontinue, then Enter? "),
+        (False, "[s]top the job (its work is lost), or [c]ontinue, then Enter? "),
+    ],
+)
+def test_what_stopping_costs_stands_in_the_question(monkeypatch, capsys, saves: bool, asked: str) -> None:
+    monkeypatch.setattr("gpucloud.cli.interrupts._typed", lambda: None)
+    monkeypatch.setattr(Interrupts, "_can_ask", lambda _: True)
+    with obeyed(PlainOnlooker(), saves=saves) as interrupts:
+        interrupts.press(signal.SIGINT, None)
+        interrupts.wanted_end()
+        assert capsys.readouterr().err == asked
+
+
 def test_a_second_interrupt_leaves_while_the_question_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal(monkeypatch)
     terminal.interrupts.press(signal.SIGINT, None)

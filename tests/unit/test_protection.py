@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
 from gpucloud.adapters.jobfile import read_job
 from gpucloud.adapters.scripts import look
+from gpucloud.cli.commands.supervising import say_what_is_lost
 from gpucloud.domain.checkpoint.protection import Code, Saving, must_be_meant, protection_of
 from gpucloud.domain.errors import JobFileError
 from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, Cloud, MarketPolicy, Resources
-from gpucloud.domain.state.state import CheckpointRef, ExitReason, Interruption, InterruptionKind
+from gpucloud.domain.state.state import CheckpointRef, ExitReason, Interruption, InterruptionKind, JobStatus
 from gpucloud.domain.supervision.action import NoteInterruptions, OpenAttempt, Wait
 from gpucloud.domain.supervision.seen import Limits
 from gpucloud.usecases.supervise.act import Announced
@@ -107,6 +109,37 @@ NONE = CheckpointPolicy(none=True)
 def test_a_plan_says_how_the_script_saves_and_what_an_interruption_costs(code, policy, saving, row, warning):
     found = protection_of(job(checkpoint=policy), code)
     assert (found.saving, found.row, found.warning) == (saving, row, warning)
+
+
+@pytest.mark.parametrize(
+    ("code", "changes", "comes_home"),
+    [
+        (Code(script="train.py"), {}, False),
+        (Code(script="train.py"), {"checkpoint": NONE}, False),
+        (Code(script="train.py"), {"outputs": ("results/",)}, True),
+        (Code(script="train.py"), {"checkpoint": DIRECTORY}, True),
+        (Code(script="train.py", reached=True), {}, True),
+        (Code(script=None), {}, True),
+    ],
+)
+def test_of_a_script_that_saves_nothing_outputs_alone_are_left(code, changes, comes_home):
+    assert protection_of(job(**changes), code).comes_home is comes_home
+
+
+@pytest.mark.parametrize(
+    ("after", "policy", "said"),
+    [
+        ({"status": JobStatus.SUCCEEDED}, NONE, True),
+        ({"status": JobStatus.SUCCEEDED}, DIRECTORY, False),
+        ({"status": JobStatus.SUCCEEDED, "checkpoint": CheckpointRef(step=3, sha256="0" * 64)}, NONE, False),
+        ({"status": JobStatus.FAILED}, NONE, False),
+    ],
+)
+def test_at_the_end_it_is_said_that_nothing_has_come_home(capsys, after, policy, said):
+    wanted = job(checkpoint=policy)
+    begun = SimpleNamespace(job=wanted, asker=SimpleNamespace(state=lambda: replace(state(), **after)))
+    say_what_is_lost(begun, protection_of(wanted, Code(script="train.py")))
+    assert capsys.readouterr().err.startswith("nothing has come home: ") is said
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,12 @@ from gpucloud.cli.render.onlookers import Onlooker, onlooker
 from gpucloud.cli.render.reports import plan_json, report_json, report_text
 from gpucloud.cli.render.words import say, say_json, say_words, tell
 from gpucloud.cli.target import Target, called
+from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection, protection_of
 from gpucloud.domain.errors import GpucloudError, LandingRefused, StoreError
 from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.state.order import Until, is_finished
-from gpucloud.domain.state.state import JobState
+from gpucloud.domain.state.state import JobState, JobStatus
 from gpucloud.domain.supervision.seen import Supervising
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.job.session import Entering, Session
@@ -30,7 +31,7 @@ from gpucloud.usecases.jobstore.orders import Given
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.money.spend import bytes_in
 from gpucloud.usecases.services import World
-from gpucloud.wiring import Gpucloud, KnownJob
+from gpucloud.wiring import Gpucloud, KnownJob, look
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +71,19 @@ def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
     when somebody else has ended it; after any other GpucloudError it is said what lives.
     """
     detaches = begun.start.order.until is Until.FINISHED and not leaves
-    with onlooker() as shown, obeyed(shown, asks=asks, detaches=detaches) as interrupts:
+    protection = protection_of(begun.job, look(begun.job.code, begun.job.run))
+    saves = protection.saving not in NEVER
+    with onlooker() as shown, obeyed(shown, asks=asks, detaches=detaches, saves=saves) as interrupts:
         _run(begun, leaves, shown, interrupts)
+    say_what_is_lost(begun, protection)
+
+
+def say_what_is_lost(begun: Begun, protection: Protection) -> None:
+    """Tell it of a script that has done its work and left nothing: no output, and no checkpoint after all."""
+    state = begun.asker.state()
+    over = state.status is JobStatus.SUCCEEDED and state.checkpoint is None and not begun.job.trial
+    if over and not protection.comes_home:
+        tell(f"nothing has come home: {NOTHING_COMES_HOME}")
 
 
 def bring_stored_home(cloud: Gpucloud, job: Job, known: KnownJob) -> None:

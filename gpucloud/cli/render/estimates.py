@@ -7,7 +7,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from gpucloud.cli.render.reports import labelled, plan_json, plan_rows
+from gpucloud.cli.render.reports import labelled, plan_json, plan_rows, saved_rows
 from gpucloud.cli.render.words import pool_json, table, usd
 from gpucloud.domain.checkpoint.protection import NEVER, Protection, Saving
 from gpucloud.domain.errors import UsageError
@@ -38,7 +38,7 @@ def estimate_text(job: Job, estimate: Estimate, *, width: int | None, protection
     rows = {"machines": rows.pop("machines"), **dict(_memory_rows(job, estimate)), **rows}
     rows |= dict(_expected_rows(job, estimate))
     if protection is not None:
-        rows["saves"] = protection.row
+        rows |= saved_rows(protection)
     quotas = _quota_texts(estimate.quotas)
     parts = [labelled(f"plan for {estimate.plan.job}", rows, width), *quotas]
     parts.append(table([*_candidate_rows(estimate)], _SPARE))

@@ -10,7 +10,7 @@ from gpucloud.cli.render.bills import charges_text, plain_amount, spend_json, sp
 from gpucloud.cli.render.use import condition_word, progress_of_report, step_words, use_json, use_rows
 from gpucloud.cli.render.words import folded, pool_json, quarantine_json, table, usd
 from gpucloud.domain import codec
-from gpucloud.domain.checkpoint.protection import Protection
+from gpucloud.domain.checkpoint.protection import NOTHING_COMES_HOME, Protection
 from gpucloud.domain.job.quantities import counted, format_moment, format_span, format_usd
 from gpucloud.domain.market.plan import Plan
 from gpucloud.domain.node.node import Node
@@ -25,11 +25,17 @@ from gpucloud.usecases.supervise.story import course_line, missing_line
 
 def plan_text(plan: Plan, protection: Protection, width: int | None = None) -> str:
     """Return the plan: what, at what price, the ceiling, and how the script saves; for a terminal so wide."""
-    rows = {**plan_rows(plan), "saves": protection.row}
+    rows = {**plan_rows(plan), **saved_rows(protection)}
     others = [f"{o.pool} {format_usd(o.usd_per_hour)}" for o in plan.others]
     if others:
         rows["next"] = f"{'; '.join(others)} a node"
     return labelled(f"plan for {plan.job}", rows, width)
+
+
+def saved_rows(protection: Protection) -> dict[str, str]:
+    """Return a plan's lines about what is left of the script's work: after an interruption, and at its end."""
+    lost = {} if protection.comes_home else {"results": f"NOTHING comes home: {NOTHING_COMES_HOME}"}
+    return {"saves": protection.row, **lost}
 
 
 def plan_rows(plan: Plan) -> dict[str, str]:

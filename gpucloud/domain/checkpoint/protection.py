@@ -44,6 +44,8 @@ class Protection:
     row: str
     """For a plan: how it saves, and what an interruption costs."""
     script: str = "this script"
+    comes_home: bool = True
+    """Whether anything of it is left when its machines are gone: an output that the job file names, or a checkpoint."""
 
     @property
     def warning(self) -> str | None:
@@ -52,6 +54,8 @@ class Protection:
             return None
         return f"{self.script} does not save: an interruption starts it at the beginning"
 
+
+NOTHING_COMES_HOME = "what the script writes goes with its machines; name it in `outputs:`"
 
 REMEDY = (
     "four lines of gpucloud.resume in the script; or `checkpoint: {directory: …}` for what it saves by itself;"
@@ -71,10 +75,10 @@ def protection_of(job: Job, code: Code) -> Protection:
         return Protection(saving=Saving.DIRECTORY, row=row, script=script)
     if job.checkpoint.none:
         row = "nothing, as the job file says; an interruption starts it at the beginning"
-        return Protection(saving=Saving.NONE, row=row, script=script)
+        return Protection(saving=Saving.NONE, row=row, script=script, comes_home=bool(job.outputs))
     if code.script is not None and code.elsewhere is None:
         row = "NOTHING: an interruption starts it at the beginning"
-        return Protection(saving=Saving.NOTHING, row=row, script=script)
+        return Protection(saving=Saving.NOTHING, row=row, script=script, comes_home=bool(job.outputs))
     why = "no script of the code folder is named in `run`"
     if code.elsewhere is not None:
         why = f"{code.elsewhere} uses gpucloud.resume, and it may be that {code.script or 'the command'} uses it"
