@@ -110,10 +110,11 @@ def found(lines: Iterable[Line], now: float) -> LogSeen:
 
 
 def _put_last(kept: dict[Key, Value], key: Key, value: Value) -> None:
-    """A device that is ill may say the same thousands of times: the last one counts."""
+    """A device that is ill may say the same thousands of times: the last one counts, and the newest of all stay."""
     kept.pop(key, None)
-    if len(kept) < _MOST:
-        kept[key] = value
+    if len(kept) >= _MOST:
+        del kept[next(iter(kept))]
+    kept[key] = value
 
 
 def stamped(line: str) -> Line:

@@ -210,7 +210,12 @@ def test_the_panel_says_since_when_a_script_runs_that_has_told_no_step_and_that_
         snapshot(seen(up("a", part(1)), state=state(attempts=(one,))), Wait(why="running"), SPEND).phase
         for one in (young, opened("a"), replace(young, **asked), replace(young, **{**asked, "ordered": Stop.KILL}))
     ]
-    assert phases == ["running for 24 s, no step yet", "running, tells no steps", "asked to save and leave", "ending"]
+    assert phases == [
+        "running for 24 s, no step yet",
+        "running for 1 min, tells no steps",
+        "asked to save and leave",
+        "ending",
+    ]
 
 
 def test_a_restart_took_as_long_as_the_nodes_own_steps_say_whoever_looked_late():

@@ -103,7 +103,7 @@ class Ranks:
     def require_wanted(self) -> None:
         """Raise UsageError for an attempt, a rank or a node that the job does not have, with those that it has."""
         attempts, job = self.state.attempts, self.state.job
-        if self.wanted.attempt is not None and not self.wanted.follow:
+        if self.wanted.attempt not in (None, BEFORE) and not self.wanted.follow:
             require_attempt(self.state, self.wanted.attempt)
         last = max((len(one.members) for one in attempts), default=0) * self._each() - 1
         if self.wanted.rank is not None and attempts and not 0 <= self.wanted.rank <= last and not self.wanted.follow:

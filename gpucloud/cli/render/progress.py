@@ -103,7 +103,7 @@ def _untold(seen: Seen) -> str:
     if attempt is None:
         return "launch"
     age = seen.now - attempt.started_at
-    return f"running for {format_span(age)}, no step yet" if age < _LAUNCHES_FOR else "running, tells no steps"
+    return f"running for {format_span(age)}, " + ("no step yet" if age < _LAUNCHES_FOR else "tells no steps")
 
 
 def _node_line(node: NodeSeen, seen: Seen) -> NodeLine:
