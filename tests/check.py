@@ -1,15 +1,25 @@
-"""Runs every check: `python -m tests.check [pytest arguments]`.
+"""Runs every check: `python -m tests.check [--quick] [--changed [BASE]] [pytest arguments]`.
 
 One line per stage with its seconds, the output of a stage that fails, then pytest's output and the short proofs. The
 exit code is the worst of all stages.
+
+`--quick` runs format, lint, types, import contracts, unit and contract tests alone. `--changed` runs all that looks at
+the code, and the tests which a change against BASE (`main`) can reach, uncommitted and new files included; it says what
+it leaves out. With both, the unit and contract tests among them.
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import time
-from pathlib import Path
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from tests.choosing import Choice, choose, uses_of_all
+from tests.prove.__main__ import GOALS
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = {
@@ -21,6 +31,7 @@ STAGES = {
     "shellcheck": ["shellcheck", ".ci/run"],
     "terraform fmt": ["terraform", "fmt", "-check", "-recursive", "terraform"],
 }
+QUICK_STAGES = ("ruff format", "ruff check", "mypy", "lint-imports")
 # Most tests wait (for processes, for Terraform, for machines) and run side by side, a file after the other in the order
 # of their names: those that take longest are not among the last, when the other workers have nothing left. Those
 # marked `alone` look at how quick things are.
@@ -30,15 +41,85 @@ TESTS = {
     "tests alone": ["-m", "alone and not slow and not cloud and not emulated"],
     "tests on AWS": ["-m", "emulated and not slow and not cloud", "-n", "3", *_BESIDE],
 }
+QUICK_FOLDERS = ("tests/unit", "tests/contract")
+# These compute more than they wait.
+QUICK_TESTS = {"quick tests": ["-m", "not alone and not slow and not cloud and not emulated", "-n", "2", "-q"]}
 MISSING = 127  # what a shell answers for a program that is not there
 NONE_CHOSEN = 5  # what pytest answers when no test was
 
 
 def main(arguments: list[str]) -> int:
     """Return 0 when every stage passed, else the highest exit code."""
-    codes = [stage(name, argv) for name, argv in STAGES.items()]
-    codes += [tests(name, [*chosen, *arguments]) for name, chosen in TESTS.items()]
-    return max(*codes, proofs())
+    asked, rest = _parser().parse_known_args(arguments)
+    if asked.changed:
+        return check_changed(asked.changed, rest, quick=asked.quick)
+    if asked.quick:
+        return max(stages(QUICK_STAGES), all_tests(QUICK_TESTS, [*QUICK_FOLDERS, *rest]))
+    return max(stages(STAGES), all_tests(TESTS, rest), proofs())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.check", allow_abbrev=False, epilog="Other arguments go to pytest."
+    )
+    parser.add_argument("--quick", action="store_true", help="format, lint, types, contracts, unit and contract tests")
+    parser.add_argument(
+        "--changed", nargs="?", const="main", metavar="BASE", help="only tests that a change against BASE can reach"
+    )
+    return parser
+
+
+def check_changed(base: str, arguments: list[str], *, quick: bool) -> int:
+    """Look at all code, and run the tests that the change reaches; say what is left out."""
+    changed = changed_files(base)
+    files = _git("ls-files", "--cached", "--others", "--exclude-standard")
+    present = [path for path in files if (ROOT / path).is_file()]
+    texts = {path: (ROOT / path).read_text() for path in present if path.endswith(".py")}
+    choice = choose(uses_of_all(texts, present), changed)
+    chosen = [path for path in choice.tests if not quick or path.startswith(QUICK_FOLDERS)]
+    known = len(choice.tests) + len(choice.unreached)
+    print(f"{len(changed)} files differ from {base}; they reach {len(choice.tests)} of {known} test files", flush=True)
+    code = stages(QUICK_STAGES if quick else STAGES)
+    if chosen:
+        code = max(code, all_tests(QUICK_TESTS if quick else TESTS, [*chosen, *arguments]))
+    for line in left_out(choice, chosen):
+        print(f"left out: {line}", flush=True)
+    return code
+
+
+def changed_files(base: str) -> list[str]:
+    """Return what differs from where the branch left `base`, in the working tree too; gone files among them."""
+    (fork,) = _git("merge-base", base, "HEAD")
+    new = _git("ls-files", "--others", "--exclude-standard")
+    return sorted({*_git("diff", "--name-only", "--no-renames", fork), *new})
+
+
+def _git(*words: str) -> list[str]:
+    done = subprocess.run(["git", "-c", "core.quotePath=false", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(done.returncode)
+    return done.stdout.splitlines()
+
+
+def left_out(choice: Choice, chosen: Collection[str]) -> Iterator[str]:
+    """Say what was not run, what is reached first, with the command that runs it."""
+    reached = Counter(str(PurePosixPath(path).parent) for path in choice.tests if path not in chosen)
+    if reached:
+        counted = ", ".join(f"{count} files in {folder}" for folder, count in sorted(reached.items()))
+        yield f"tests that the change reaches, {counted}: python -m tests.check --changed"
+    goals = [goal for path in choice.proofs if (goal := PurePosixPath(path).stem.replace("_", "-")) in GOALS]
+    if goals:
+        yield f"proofs that the change reaches: python -m tests.prove --short {' '.join(goals)}"
+    if choice.unreached:
+        yield f"{len(choice.unreached)} test files that it does not reach: python -m tests.check"
+
+
+def stages(names: Iterable[str]) -> int:
+    return max(stage(name, STAGES[name]) for name in names)
+
+
+def all_tests(groups: Mapping[str, list[str]], arguments: list[str]) -> int:
+    return max(tests(name, [*chosen, *arguments]) for name, chosen in groups.items())
 
 
 def tests(name: str, arguments: list[str]) -> int:
@@ -57,13 +138,14 @@ def proofs() -> int:
 
 
 def stage(name: str, argv: list[str]) -> int:
+    cold = name == "mypy" and not (ROOT / ".mypy_cache").is_dir()
     started = time.monotonic()
     try:
         done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         code, output = done.returncode, done.stdout
     except FileNotFoundError:
         code, output = MISSING, f"{argv[0]} is not installed\n"
-    tell(name, code, time.monotonic() - started)
+    tell(f"{name}, cold" if cold else name, code, time.monotonic() - started)
     if code:
         print(output, end="", flush=True)
     return abs(code)
