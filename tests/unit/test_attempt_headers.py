@@ -296,6 +296,9 @@ class Silent(Stored):
     def bill_pull(self, fetched: int) -> None:
         assert fetched == 0
 
+    def unfetched_since(self) -> datetime | None:
+        return None
+
 
 def asked_of(monkeypatch: pytest.MonkeyPatch, asker: Silent, wanted: logs.Wanted) -> int:
     monkeypatch.setattr(logs, "Gpucloud", lambda: SimpleNamespace(asker=lambda _: asker))
@@ -312,6 +315,23 @@ def test_a_silent_job_that_was_followed_to_its_end_is_no_error(
         "digits has no output yet: following (Ctrl-C leaves, the job goes on)",
         "digits has ended, and there is no output",
     ]
+
+
+class Unfetched(Silent):
+    """A job that nobody has supervised for ten minutes."""
+
+    def unfetched_since(self) -> datetime | None:
+        return AT - timedelta(minutes=10)
+
+
+def test_output_that_nobody_fetches_is_said_to_be_of_an_earlier_time(
+    monkeypatch: pytest.MonkeyPatch, written: list[str]
+) -> None:
+    asked_of(monkeypatch, Unfetched(JobStatus.RUNNING, JobStatus.SUCCEEDED), logs.Wanted(follow=True))
+    assert written[0] == (
+        f"fetched until {AT - timedelta(minutes=10):%H:%M:%S} UTC: nobody supervises digits,"
+        " so that what it wrote since is not here; gpucloud train digits goes on, and fetches it"
+    )
 
 
 @pytest.mark.parametrize("status", [JobStatus.SUCCEEDED, JobStatus.RUNNING])

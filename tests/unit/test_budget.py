@@ -189,7 +189,8 @@ def test_the_end_at_the_wall_names_the_budget_and_the_command_that_goes_on():
     job = replace(state(), checkpoint=CheckpointRef(step=70, sha256="0" * 64))
 
     assert used_up(job, Decimal("0.50")) == (
-        "the budget of 0.50 USD is used up, step 70 is saved: gpucloud train digits --budget '1 USD' goes on from there"
+        "the budget of 0.50 USD pays for no more machine time, step 70 is saved:"
+        " gpucloud train digits --budget '1 USD' goes on from there"
     )
 
 

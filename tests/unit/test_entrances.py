@@ -411,7 +411,7 @@ def test_a_job_that_is_ended_unsaved_names_its_outputs_as_missing(training) -> N
     order_its_end(training)
     training.home.key(JOB).unlink()
     ended, _ = come(training, "down", JOB)
-    assert "outputs: results/ stayed where attempt 1 ran: it was ended without a last save" in ended.stdout, (
+    assert "outputs: results/ lost with the machines of attempt 1: it was ended without a last save" in ended.stdout, (
         ended.stderr
     )
 

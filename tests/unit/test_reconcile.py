@@ -261,7 +261,7 @@ def test_a_machine_beside_the_attempt_has_its_notice_written_down_before_another
 @pytest.mark.parametrize(
     ("reason", "missing"),
     [
-        (ExitReason.INTERRUPTED, ["stayed where attempt 1 ran: it was to be followed by another one"]),
+        (ExitReason.INTERRUPTED, ["lost with the machines of attempt 1: it was to be followed by another one"]),
         (ExitReason.STOPPED, []),  # its outputs were seen to when it was closed, and it may have gone on since
     ],
 )
@@ -275,10 +275,10 @@ def test_a_job_that_ends_between_two_attempts_says_that_its_outputs_stayed(reaso
 @pytest.mark.parametrize(
     ("attempt", "why"),
     [
-        (opened("a"), "stayed where attempt 1 ran: it was ended without a last save"),
+        (opened("a"), "lost with the machines of attempt 1: it was ended without a last save"),
         (
             replace(opened("a"), reason=ExitReason.LOST),
-            "stayed where attempt 1 ran: it was to be followed by another one",
+            "lost with the machines of attempt 1: it was to be followed by another one",
         ),
     ],
 )

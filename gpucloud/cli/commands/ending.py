@@ -284,8 +284,11 @@ def _require_over(cloud: Gpucloud, known: KnownJob, name: str) -> None:
     state = cloud.asker(known).state()
     if not state.status.ended or not state.torn_down:
         ended = "it has ended, and is not torn down"
-        word = ended if state.status.ended else condition_word(cloud.asker(known).report())
-        raise UsageError(f"{known.name} is not over: {word}", hint=f"gpucloud down {name}")
+        word = ended if state.status.ended else condition_word(cloud.visited(known, cloud.asker(known).report()))
+        raise UsageError(
+            f"{known.name} is not over: {word}",
+            hint=f"gpucloud down {name} ends it and brings home what is there; gpucloud train {name} goes on with it",
+        )
     if left := leftovers(cloud, known):
         raise UsageError(f"of {known.name} is still listed: {', '.join(left)}", hint=f"gpucloud down {name}")
     if cloud.has_stored_outputs(known):

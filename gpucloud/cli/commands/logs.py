@@ -13,7 +13,7 @@ from gpucloud.cli.commands.logwriting import LogWriter, Place, log_writer
 from gpucloud.cli.render.words import tell, with_short_ids
 from gpucloud.cli.target import known_job
 from gpucloud.domain.errors import GpucloudError, UsageError
-from gpucloud.domain.job.quantities import counted, parse_span
+from gpucloud.domain.job.quantities import counted, format_moment, parse_span
 from gpucloud.domain.node.outputtimes import DatedPiece
 from gpucloud.domain.state.state import Attempt, JobState
 from gpucloud.domain.untrusted.shown import in_one_line
@@ -47,6 +47,9 @@ def logs(target: str | None, wanted: Wanted) -> int:
     ranks.require_wanted()
     writer = log_writer(follow=wanted.follow, as_json=wanted.as_json, timestamps=wanted.timestamps, place=ranks.place)
     shown = Shown(ranks=ranks, writer=writer, wanted=wanted, since=since)
+    stale = _stale_line(asker, state)
+    if stale is not None and wanted.follow:
+        tell(stale)
     try:
         for part, piece in asker.output(
             attempt=wanted.attempt, rank=wanted.rank, follow=wanted.follow, caught_up=shown.caught_up
@@ -61,8 +64,22 @@ def logs(target: str | None, wanted: Wanted) -> int:
         if not wanted.follow or state.status.ended:
             raise none
         tell(none.message)  # it was followed to its end, as asked
+    if stale is not None and not wanted.follow:
+        tell(stale)
     _say_what_is_left_out(shown, since)
     return 0
+
+
+def _stale_line(asker: Asker, state: JobState) -> str | None:
+    """Return what to say of output that nobody fetches: what is here may be old, and the script may be far ahead."""
+    since = asker.unfetched_since()
+    if since is None:
+        return None
+    until = format_moment(since, asker.clock.now())
+    return (
+        f"fetched until {until}: nobody supervises {state.job}, so that what it wrote since is not here;"
+        f" gpucloud train {state.job} goes on, and fetches it"
+    )
 
 
 @dataclass(slots=True)

@@ -85,9 +85,12 @@ def shut_off(state: JobState, budget_usd: Decimal, standing: Standing, rules: Ru
 
 
 def used_up(state: JobState, budget_usd: Decimal) -> str:
-    """Return what to say when a job ends at its budget: the sum, what is kept, and how it goes on."""
+    """Return what to say when a job ends at its budget: the sum, what is kept, and how it goes on.
+
+    Something of it may be left: less than machines need to begin, at their highest price, and to save at the end.
+    """
     return (
-        f"the budget of {plain_usd(budget_usd)} USD is used up, {_saved(state)}:"
+        f"the budget of {plain_usd(budget_usd)} USD pays for no more machine time, {_saved(state)}:"
         f" gpucloud train {state.job} --budget '{plain_usd(2 * budget_usd)} USD' goes on from there"
     )
 

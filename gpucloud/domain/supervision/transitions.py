@@ -197,7 +197,7 @@ def left_behind(state: JobState, outputs: tuple[str, ...]) -> JobState:
     last = state.attempts[-1] if state.attempts else None
     if last is None or last.reason is None or not last.reason.retried:
         return state
-    why = f"stayed where attempt {last.number} ran: it was to be followed by another one"
+    why = f"lost with the machines of attempt {last.number}: it was to be followed by another one"
     missing = tuple(MissingOutput(path=path, why=why) for path in outputs)
     return _with_attempt(state, replace(last, missing_outputs=missing))
 
@@ -206,7 +206,7 @@ def abandon(state: JobState, now: datetime, budget_usd: Decimal, outputs: tuple[
     """Return the state of a job that is given up as it stands, without a last save; its outputs are missing."""
     if state.attempt is None:
         return left_behind(finish(state, Finish(reason=ExitReason.STOPPED), now, budget_usd), outputs)
-    why = f"stayed where attempt {state.attempt.number} ran: it was ended without a last save"
+    why = f"lost with the machines of attempt {state.attempt.number}: it was ended without a last save"
     missing = tuple(MissingOutput(path=path, why=why) for path in outputs)
     return close_attempt(state, CloseAttempt(reason=ExitReason.STOPPED), now, budget_usd, missing)
 

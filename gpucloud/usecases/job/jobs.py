@@ -100,6 +100,13 @@ class Asker:
         loaded = self.jobs.believed()  # the lease lasts as long as the user's side said
         return _supervisor(*loaded) if loaded is not None else None
 
+    def unfetched_since(self) -> datetime | None:
+        """Return since when nobody fetches output of an attempt that is open; None where somebody does, or none is."""
+        loaded = self.jobs.believed()
+        if loaded is None or loaded[0].attempt is None or _supervisor(*loaded) is not None:
+            return None
+        return loaded[1].modified
+
     def order(self) -> Order:
         """Return the newest order for the job, whoever signed it; UsageError when there is no such job."""
         return self._orders.newest().order
