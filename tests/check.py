@@ -89,9 +89,17 @@ def check_changed(base: str, arguments: list[str], *, quick: bool) -> int:
 
 def changed_files(base: str) -> list[str]:
     """Return what differs from where the branch left `base`, in the working tree too; gone files among them."""
-    (fork,) = _git("merge-base", base, "HEAD")
+    known = [name for name in (base, f"origin/{base}") if _has(name)]
+    if not known:
+        sys.exit(f"there is no commit {base} here; --changed=BASE names another")
+    (fork,) = _git("merge-base", known[0], "HEAD")
     new = _git("ls-files", "--others", "--exclude-standard")
     return sorted({*_git("diff", "--name-only", "--no-renames", fork), *new})
+
+
+def _has(commit: str) -> bool:
+    argv = ["git", "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"]
+    return subprocess.run(argv, cwd=ROOT, stdout=subprocess.DEVNULL).returncode == 0
 
 
 def _git(*words: str) -> list[str]:

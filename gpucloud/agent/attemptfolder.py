@@ -31,7 +31,7 @@ from gpucloud.domain.node.status import (
 from gpucloud.domain.untrusted.bounds import STATUS_BYTES
 from gpucloud.wholefile import read_tail, read_text, write_whole
 
-LEFT_EXIT_CODE = 75  # "saved and left on a notice" (DESIGN §10); EX_TEMPFAIL of sysexits.h
+LEFT_EXIT_CODE = 75  # "saved and left on a notice"; EX_TEMPFAIL of sysexits.h
 
 _FAILED_RANK = re.compile(
     r"Root Cause \(first observed failure\):.*?^\s*rank\s*:\s*([0-9]{1,6})\b"

@@ -42,7 +42,7 @@ ACTIONS: dict[Fault, type[Action]] = {
     Fault.TRANSIENT: Resize,
     Fault.UNKNOWN: Finish,
 }
-"""The next step after each kind of refusal (DESIGN §5, §7): another pool, the end with a hint, or the same again."""
+"""The next step after each kind of refusal: another pool, the end with a hint, or the same again."""
 _PASSES = (Fault.THROTTLING, Fault.TRANSIENT)
 _UNKNOWN = {Form.SHORT: 500, Form.LONG: 20_000}
 _SEED = 22

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
+import pytest
 import yaml
 
 from gpucloud.domain.node.pinned import TERRAFORM_VERSION
@@ -57,3 +58,49 @@ def test_the_paths_and_options_that_contributors_are_told_exist():
     assert {"tests/unit", "tests/contract"} == set(QUICK_FOLDERS) <= set(told)
     assert set(re.findall(r"tests\.check (--\w+)", GUIDE)) == {"--quick", "--changed"}
     assert [link for link in re.findall(r"\]\(([^)]*)\)", GUIDE) if not (ROOT / ".github" / link).exists()] == []
+
+
+ARCHITECTURE = (ROOT / "gpucloud/ARCHITECTURE.md").read_text()
+ROOMS = {path.stem for path in (ROOT / "gpucloud").iterdir()} | {"gpucloud", "tests", "terraform", "templates"}
+
+
+def named_in_the_architecture():
+    """Yield what it names with a path, below the repository or the package; files of a node or a store are JSON."""
+    for name in re.findall(r"`([\w./-]+)`", ARCHITECTURE):
+        if "/" in name and name.partition("/")[0] in ROOMS and not name.endswith((".json", ".jsonl", "/")):
+            yield name
+
+
+def is_there(name):
+    """Whether that file, folder or module exists, and has the names that stand behind a dot: `domain/job/spec.Job`."""
+    for root in (ROOT, ROOT / "gpucloud"):
+        if (root / name).exists() or (root / f"{name}.py").exists():
+            return True
+        path, *names = name.split(".")
+        module = root / f"{path}.py"
+        if names and module.exists():
+            text = module.read_text()
+            return all(re.search(rf"^\s*(?:class |def )?{one}\b", text, re.MULTILINE) for one in names)
+    return False
+
+
+def test_what_the_architecture_names_is_there():
+    assert [name for name in named_in_the_architecture() if not is_there(name)] == []
+    assert len(list(named_in_the_architecture())) > 80
+
+
+@pytest.mark.parametrize(
+    "name", ["domain/job/gone", "gpucloud/gone.py", "domain/job/spec.Gone", "usecases/job/start.Starter.gone"]
+)
+def test_what_is_gone_would_be_found(name):
+    assert not is_there(name)
+
+
+def test_the_variables_that_the_architecture_names_are_used():
+    sources = "".join(
+        path.read_text() for path in (*(ROOT / "gpucloud").rglob("*.py"), *(ROOT / "terraform").rglob("*.tf"))
+    )
+    named = set(re.findall(r"`(GPUCLOUD_[A-Z_]+)`", ARCHITECTURE))
+
+    assert sorted(name for name in named if not re.search(rf"\b{name}\b", sources)) == []
+    assert set(re.findall(r"\"(GPUCLOUD_[A-Z_]+)\"", (ROOT / "gpucloud/resume/settings.py").read_text())) <= named

@@ -1,4 +1,4 @@
-"""What went wrong at AWS, in our words: a code's meaning, and errors of boto3 as errors of gpucloud (DESIGN §7)."""
+"""What went wrong at AWS, in our words: a code's meaning, and errors of boto3 as errors of gpucloud."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Model:
         return " ".join((*words, "recomputed") if self.recompute else words)
 
 
-# The job: what the user asked for, as one frozen value (DESIGN §4).
+# The job: what the user asked for, as one frozen value.
 
 
 class Cloud(str, Enum):

@@ -61,7 +61,7 @@ class Node:
 
 
 class Fault(str, Enum):
-    """What kind of refusal a cloud's error is; decides the next step (DESIGN §7)."""
+    """What kind of refusal a cloud's error is; decides the next step."""
 
     CAPACITY = "capacity"  # none there now: another pool
     QUOTA = "quota"  # the account may not have so many: another family or region, or ask for more

@@ -1,4 +1,4 @@
-"""What the user wants of a job: one numbered order, written by the user's side alone (DESIGN §6).
+"""What the user wants of a job: one numbered order, written by the user's side alone.
 
 `control/order.json` holds it, signed. Whoever supervises the job reads it at every pass and goes by the newest; what
 happened stands in `JobState`, which says the number of the order that was acted on last.

@@ -1,4 +1,4 @@
-"""The job's one state object: state, lease and fence at once (DESIGN §6)."""
+"""The job's one state object: state, lease and fence at once."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ExitReason(str, Enum):
 
     @property
     def exit_code(self) -> int:
-        """The exit code of `gpucloud train` when the job ends for this reason (DESIGN §10)."""
+        """The exit code of `gpucloud train` when the job ends for this reason."""
         return _EXIT_CODES[self]
 
     @property

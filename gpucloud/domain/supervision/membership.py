@@ -154,7 +154,7 @@ def all_silent(seen: Seen, limits: Limits) -> bool:
     return bool(alive) and all(node.silent_for >= limits.silent for node in alive)
 
 
-# When a machine that tells us nothing is believed to be dead: a second witness agrees (DESIGN §7), or nobody can.
+# When a machine that tells us nothing is believed to be dead: a second witness agrees, or nobody can.
 
 
 def believed_dead(node: NodeSeen, seen: Seen, limits: Limits) -> bool:

@@ -1,4 +1,4 @@
-"""A job's objects in the store: order, state, spec, code, data, armings, ledger (DESIGN §6)."""
+"""A job's objects in the store: order, state, spec, code, data, armings, ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lease on a job: one supervisor writes its state, and every write is a compare-and-swap (DESIGN §6)."""
+"""The lease on a job: one supervisor writes its state, and every write is a compare-and-swap."""
 
 from __future__ import annotations
 

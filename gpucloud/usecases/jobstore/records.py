@@ -1,4 +1,4 @@
-"""What a job's attempts leave in its store: output, how nodes were launched, how they were used (DESIGN §6).
+"""What a job's attempts leave in its store: output, how nodes were launched, how they were used.
 
 Pieces are written once, under the offset at which they begin: whoever writes one again changes nothing.
 """

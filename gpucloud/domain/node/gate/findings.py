@@ -13,7 +13,7 @@ from gpucloud.domain.node.gate.report import Report
 from gpucloud.domain.node.hardware.gpus import Gpu
 
 REFUSED = 14
-"""The exit code of the node's `gate` command, and of the CLI, where a machine is not fit (DESIGN §10)."""
+"""The exit code of the node's `gate` command, and of the CLI, where a machine is not fit."""
 
 # What the next machine would show as well: the job's Python, its environment, the ways out of its network; and what
 # somebody does there now. Another machine is taken then, and this one again when no other is left.
