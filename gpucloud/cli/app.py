@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from gpucloud import __version__
-from gpucloud.cli.arguments import Json, JsonAlready, OnCloud, Shell, Target, named
+from gpucloud.cli.arguments import Json, JsonAlready, OnCloud, Shell, Target, named, topics
 from gpucloud.cli.groups import catalog, ci, iam, keys, local, quota, tools
 from gpucloud.cli.help import App, Group
 from gpucloud.domain.job.spec import Cloud, MarketPolicy, Policy
@@ -571,6 +571,24 @@ def init(  # noqa: PLR0913, PLR0917  each is an option
         raise typer.Exit(writing.templates(as_json=as_json))
     wish = writing.Wish(name=name, template=template, run=run, full=full, force=force)
     raise typer.Exit(writing.init(wish, as_json=as_json))
+
+
+@app.command()
+def docs(
+    words: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(
+            metavar="[TOPIC]...",
+            help="A page, or a section such as exit codes; all pages are listed if left out.",
+            autocompletion=topics,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the pages of the handbook, or show one here."""
+    from gpucloud.cli.commands import reading
+
+    raise typer.Exit(reading.docs(words or (), as_json=as_json))
 
 
 @app.command()

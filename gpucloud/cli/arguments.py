@@ -25,6 +25,13 @@ def named(incomplete: str) -> list[str]:
     return completing.named(incomplete)
 
 
+def topics(incomplete: str) -> list[str]:
+    """Return what a shell completes a topic of the handbook to."""
+    from gpucloud.cli import completing  # noqa: PLC0415  (only a shell asks, at a key press)
+
+    return completing.topics(incomplete)
+
+
 Target = Annotated[
     Optional[str],  # noqa: UP045  (typer reads this at run time on Python 3.10)
     typer.Argument(

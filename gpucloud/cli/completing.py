@@ -10,7 +10,7 @@ import typer.completion as typers
 
 from gpucloud.cli.render.words import say
 from gpucloud.domain.errors import GpucloudError
-from gpucloud.wiring import Gpucloud
+from gpucloud.wiring import Gpucloud, handbook
 
 ASKED_BY = "_GPUCLOUD_COMPLETE"
 """Set while a shell asks: typer answers in `main` then, and no command runs."""
@@ -45,3 +45,8 @@ def named(incomplete: str) -> list[str]:
             elif path.suffix in (".yaml", ".yml"):
                 files.append(str(path))
     return [word for word in (*jobs, *files) if word.startswith(incomplete) and _HARMLESS.fullmatch(word)]
+
+
+def topics(incomplete: str) -> list[str]:
+    """Return the pages of the handbook that begin so."""
+    return [page.name for page in handbook() if page.name.startswith(incomplete)]

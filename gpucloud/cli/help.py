@@ -17,6 +17,7 @@ GROUPS = {
         "plan": "What would be rented, its cost and its end",
         "train": "Run a job to its end, or go on with it",
         "up": "Start a job's machines without training",
+        "docs": "The handbook: its pages, or one of them",
     },
     "See": {
         "status": "Where a job stands; without one, all jobs",
@@ -75,6 +76,7 @@ EXAMPLES = {
     "rm": "gpucloud rm digits --with-checkpoints",
     "offers": "gpucloud offers --gpu H100 --gpus 8",
     "simulate": "gpucloud simulate gpucloud.yaml --sweep",
+    "docs": "gpucloud docs money",
     "completion": 'eval "$(gpucloud completion bash)"',
 }
 

@@ -1,5 +1,7 @@
 """The one composition root: job and environment in, adapters out. Late imports live here, so that `--help` is quick."""
 
+from gpucloud.adapters.handbook import find as find_page
+from gpucloud.adapters.handbook import pages as handbook
 from gpucloud.adapters.home import Home, KnownJob
 from gpucloud.adapters.scripts import imports_resume, look
 from gpucloud.adapters.transfer.localfiles import local_tree as local_folder
@@ -12,6 +14,8 @@ __all__ = [
     "Gpucloud",
     "Home",
     "KnownJob",
+    "find_page",
+    "handbook",
     "imports_resume",
     "install_pipeline",
     "job_schema",

@@ -22,7 +22,7 @@ TIMES = 2
 TRIES = 3
 """How often a point is tried that was not reached: two nodes at once are not asked in the same order each time."""
 _SIGNALS = {Blow.KILL: 9, Blow.INT: 2, Blow.TWICE: 2, Blow.TERM: 15, Blow.HUP: 1}
-_CODES = {  # README's, or the signal itself: SIGTERM before a job is begun, SIGHUP at any time
+_CODES = {  # those of docs/commands.md, or the signal itself: SIGTERM before a job is begun, SIGHUP at any time
     Blow.KILL: (-9,),
     Blow.INT: (130,),
     Blow.TWICE: (130,),

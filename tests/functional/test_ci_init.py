@@ -91,7 +91,12 @@ def test_a_wheel_names_all_that_is_in_it_by_its_hash(tmp_path: Path) -> None:
     assert set(rows) == set(names)
     assert all(rows[name][0] == f"sha256={sums[name]}" for name in names if name != record)
     metadata = record.replace("RECORD", "")
-    wanted = {"gpucloud/__init__.py", "gpucloud/py.typed", "gpucloud/bundled/templates/ci/requirements.lock"}
+    wanted = {
+        "gpucloud/__init__.py",
+        "gpucloud/py.typed",
+        "gpucloud/bundled/templates/ci/requirements.lock",
+        "gpucloud/docs/money.md",
+    }
     assert wanted | {f"{metadata}METADATA", f"{metadata}WHEEL", f"{metadata}entry_points.txt"} <= set(names)
     assert [name for name in names if "__pycache__" in name or ".terraform/" in name or "direct_url" in name] == []
     assert wheel_of("gpucloud") == wheel

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gpucloud.adapters.handbook import IN_ORDER
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -27,5 +29,6 @@ def test_modules_and_templates_travel_in_the_wheel(tmp_path: Path) -> None:
         assert archive.testzip() is None
     bundled = [*(ROOT / "terraform").rglob("*.tf"), *(ROOT / "templates").rglob("*.yaml")]
     assert {f"gpucloud/bundled/{path.relative_to(ROOT)}" for path in bundled} <= names
+    assert {f"gpucloud/docs/{file}" for file in IN_ORDER} <= names
     assert "gpucloud/py.typed" in names
     assert [name for name in names if ".terraform/" in name or name.endswith(".tfstate")] == []

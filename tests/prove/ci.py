@@ -41,7 +41,7 @@ class Says(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A command line, the exit code that README's list has for it, and its answer's form."""
+    """A command line, the exit code that docs/commands.md has for it, and its answer's form."""
 
     words: str
     code: int = 0
@@ -250,7 +250,7 @@ def _leaves(command: click.Command, name: str = "") -> Iterator[tuple[str, click
 
 GOAL = Goal(
     promise="every command with closed stdin, without a terminal and with TERM=dumb: no prompt, nothing meant for a"
-    " terminal, README's exit codes, and with --json one object with `version`, errors"
+    " terminal, the exit codes of docs/commands.md, and with --json one object with `version`, errors"
     " too (words that no command knows are told in text)",
     real="the command line as processes, the embedded fleet with a job from `init` to `down`",
     simulated="AWS: no keys, and no way there",

@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Form(Enum):
-    """How much is run: SHORT within seconds, for every change (counts only, no times); LONG what README shows."""
+    """How much is run: SHORT within seconds, for every change (counts only, no times); LONG what docs/proofs.md has."""
 
     SHORT = "short"
     LONG = "long"

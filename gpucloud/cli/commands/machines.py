@@ -92,7 +92,7 @@ def is_fit(checked: Checked) -> bool:
 
 
 def checked_json(checked: Checked) -> dict[str, Any]:
-    """Return GPUs, findings and figures as an object; the keys are those of `doctor --json` in the README."""
+    """Return GPUs, findings and figures as an object; as `doctor --json` has them."""
     return {
         "gpus": codec.plain(checked.report.gpus or ()),
         "findings": codec.plain(checked.findings),

@@ -134,7 +134,7 @@ class _Trial:
         if not self._shelves()[-1].standing():
             raise UsageError(
                 f"{self.names[-1]} ended without one checkpoint: what it ran never called run.step() or run.done()",
-                hint="let the script that `run` names use gpucloud.resume (README, “The script”)",
+                hint="let the script that `run` names use gpucloud.resume (gpucloud docs scripts-and-checkpoints)",
             )
 
     def _shelves(self) -> list[Shelf]:

@@ -231,7 +231,7 @@ def _signature_text(name: str | None) -> str:
 
 
 def report_json(report: JobReport) -> dict[str, Any]:
-    """Return a job as an object, with the same keys from every command; README has them under `train --json`.
+    """Return a job as an object, with the same keys from every command; the handbook has them in commands.md.
 
     `use` is empty where nobody asked the nodes: only `status` of one job and `watch` do.
     """

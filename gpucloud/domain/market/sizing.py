@@ -200,7 +200,7 @@ def _tflops(job: Job, offer: Offer) -> float | None:
 
 
 _LONGEST_INTERVAL = timedelta(minutes=30)
-_FROM_GPU_BYTES_S = 40e9  # four H200 of one host at once, each to pinned memory: README's figures
+_FROM_GPU_BYTES_S = 40e9  # four H200 of one host at once, each to pinned memory: docs/benchmarks.md
 _UPLOAD_BYTES_S = 1e9  # of one machine to S3; a guess
 _SLOWED = 0.03  # of an upload's time is what training loses beside it, as the library reckons too
 _LEAST_S = 1.0

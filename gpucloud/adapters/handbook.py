@@ -1,0 +1,108 @@
+"""The handbook: the pages that travel with the package in `gpucloud/docs/`, and the one that a topic means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+import gpucloud
+from gpucloud.domain.errors import GpucloudError, UsageError
+
+IN_ORDER = (
+    "getting-started.md",
+    "job-file.md",
+    "commands.md",
+    "scripts-and-checkpoints.md",
+    "money.md",
+    "markets-and-deadlines.md",
+    "aws.md",
+    "own-machines.md",
+    "operations-and-security.md",
+    "benchmarks.md",
+    "proofs.md",
+)
+"""The pages' files as they are best read."""
+
+_FENCED_OR_HEADING = re.compile(r"^```.*?^```$|^(#{2,4}) ([^\n]+)$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A page of the handbook, or one section of it."""
+
+    name: str
+    """The file's name without its ending."""
+    section: str | None
+    """The heading of the section; None for the whole page."""
+    answers: str
+    """What the page answers, in one sentence."""
+    text: str
+    """Markdown, from the heading to the end of the page or section."""
+
+
+def pages() -> tuple[Page, ...]:
+    """Return the whole pages in the order in which they are best read; GpucloudError when one is missing."""
+    folder = Path(gpucloud.__file__).resolve().parent / "docs"
+    try:
+        return tuple(page(Path(file).stem, (folder / file).read_text(encoding="utf-8")) for file in IN_ORDER)
+    except FileNotFoundError as error:
+        raise GpucloudError(
+            f"this installation of gpucloud lacks docs/{Path(error.filename).name}",
+            hint="install gpucloud anew, from a wheel or a whole checkout",
+        ) from error
+
+
+def page(name: str, text: str) -> Page:
+    """Return a page of that text: a title, then the sentence that says what it answers."""
+    answers = " ".join(text.split("\n\n")[1].split())
+    return Page(name=name, section=None, answers=answers, text=text)
+
+
+def find(known: Sequence[Page], topic: str) -> Page:
+    """Return the page or section that a topic means; UsageError, with the nearest, for one that means none or several.
+
+    A whole name counts before a part of one, and then a page before a section. A part is the beginning of a page's
+    name, of a word in it, or of a heading.
+    """
+    wanted = _slug(topic) or "-"
+    sections = [section for one in known for section in _sections(one)]
+    for meant in (
+        [one for one in known if one.name == wanted],
+        [one for one in sections if _called(one) == wanted],
+        [one for one in known if f"-{one.name}".find(f"-{wanted}") >= 0],
+        [one for one in sections if _called(one).startswith(wanted)],
+    ):
+        if len(meant) == 1:
+            return meant[0]
+        if meant:
+            raise UsageError(f"{topic!r} may mean several pages", hint=_ways(meant))
+    names = [name for one in known for name in (one.name, *one.name.split("-"))]
+    near = get_close_matches(wanted, [*names, *(_called(one) for one in sections)], n=1)
+    hint = f"did you mean gpucloud docs {near[0]}?" if near else "gpucloud docs lists the pages"
+    raise UsageError(f"the handbook has no page {topic!r}", hint=hint)
+
+
+def _sections(whole: Page) -> Iterator[Page]:
+    """Yield the sections of a page; what stands in a fenced block is no heading."""
+    headings = [found for found in _FENCED_OR_HEADING.finditer(whole.text) if found[1]]
+    for number, heading in enumerate(headings):
+        after = [other.start() for other in headings[number + 1 :] if len(other[1]) <= len(heading[1])]
+        text = whole.text[heading.start() : after[0] if after else None].rstrip() + "\n"
+        yield Page(name=whole.name, section=heading[2], answers=whole.answers, text=text)
+
+
+def _called(one: Page) -> str:
+    return one.name if one.section is None else _slug(one.section)
+
+
+def _slug(words: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+
+
+def _ways(meant: Sequence[Page]) -> str:
+    names = dict.fromkeys(_called(one) for one in meant)
+    several = names if len(names) > 1 else dict.fromkeys(one.name for one in meant)
+    return " · ".join(f"gpucloud docs {name}" for name in several)
