@@ -209,7 +209,7 @@ class Agent:
             notice=self._notice(),
             attempt=self._attempt,
             gpus=self._station.gpus,
-            ill=self._station.ill,
+            unhealthy=self._station.unhealthy,
             host=self._station.host,
             rebalance=self._rebalance(),
         )

@@ -101,7 +101,7 @@ def simulate(  # noqa: PLR0913, PLR0917  each is an option
         ),
     ] = None,
     restart: Annotated[str, typer.Option(metavar="TIME", help="From a launch to the first step.")] = "10min",
-    notice: Annotated[bool, typer.Option(help="Machines are taken with two minutes' notice.")] = True,
+    notice: Annotated[bool, typer.Option(help="Machines are interrupted with two minutes' notice.")] = True,
     windows: Annotated[int, typer.Option(min=1, max=10000, help="How often the job is replayed.")] = 100,
     seed: Annotated[int, typer.Option(min=0, help="Where the random moments of submission start.")] = 0,
     sweep: Annotated[bool, typer.Option("--sweep", help="Other deadlines too, from the tightest possible.")] = False,
@@ -211,7 +211,7 @@ def train(  # noqa: PLR0913, PLR0917  each is an option
         Optional[str],  # noqa: UP045
         typer.Option(metavar="TIME", help="Machines drive the job, prepaid for TIME (8h); nothing here need run."),
     ] = None,
-    drill: Annotated[bool, typer.Option("--drill", help="Have one machine taken once, in mid-run.")] = False,
+    drill: Annotated[bool, typer.Option("--drill", help="Have one machine interrupted once, in mid-run.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Record a few steps of each rank.")] = False,
     profile_steps: Annotated[
         Optional[int],  # noqa: UP045

@@ -465,7 +465,7 @@ class Run:
         raise SystemExit(SAVED_AND_LEFT)
 
     def _try(self, trial: Trial) -> None:
-        """End the run where its trial ends; die in the middle of it, once, as ranks do whose machine is taken."""
+        """End the run where its trial ends; die in the middle of it, once, as ranks do whose machine is interrupted."""
         if self.steps_done >= trial.steps:
             self.done()
             atexit.register(_end_groups)

@@ -74,7 +74,7 @@ class Gpucloud:
         if known.cloud is not CloudName.LOCAL:
             raise UsageError(
                 f"{known.name} runs on {known.cloud.value}, not on the embedded fleet",
-                hint=f"gpucloud train {known.name} --drill has one machine taken",
+                hint=f"gpucloud train {known.name} --drill has one machine interrupted",
             )
         return self.local().nodes()
 

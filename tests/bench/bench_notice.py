@@ -125,7 +125,7 @@ class _Script:
 
     @property
     def warned(self) -> bool:
-        return "when a machine is taken" in self._story.read_text()
+        return "when a machine is interrupted" in self._story.read_text()
 
     def step(self) -> int:
         """Return how many steps are done by the newest report, 0 before there is one."""

@@ -44,7 +44,7 @@ from tests.bench.figures import figure
 
 HOUR = 3600.0
 HANDOVER_S = 180.0
-FREE_S = Terms().free_when_taken_within.total_seconds()
+FREE_S = Terms().free_when_interrupted_within.total_seconds()
 POLICIES = (Policy.GREEDY, Policy.UNIFORM, Policy.LEARNED)
 ASSUMED_SPOT = Decimal("0.318")
 PARTS = ("knowing", "plain", "beside", "billed")

@@ -18,7 +18,7 @@ class _Group:
     pool: Pool | None = None
     armed_until: datetime | None = None
     nodes: list[Node] = field(default_factory=list)
-    taken_at: dict[str, datetime] = field(default_factory=dict)
+    interrupted_at: dict[str, datetime] = field(default_factory=dict)
 
 
 class FakeNodeGroup:
@@ -60,7 +60,7 @@ class FakeNodeGroup:
 
     def notice(self, group: str, node_id: str) -> datetime | None:
         """Return when the node will be taken, as its metadata service would tell."""
-        return self._groups[group].taken_at.get(node_id)
+        return self._groups[group].interrupted_at.get(node_id)
 
     def describe(self, group: str) -> GroupView:
         if group not in self._groups:
@@ -111,7 +111,7 @@ class FakeNodeGroup:
         if not notice:
             self._end(state, node, EndCause.INTERRUPTED)
         elif node is not None:
-            state.taken_at.setdefault(node_id, self.clock.now() + timedelta(seconds=self.notice_s))
+            state.interrupted_at.setdefault(node_id, self.clock.now() + timedelta(seconds=self.notice_s))
         self._settled(group)
 
     def _called(self, name: str, group: str, *arguments: object) -> _Group:
@@ -138,9 +138,9 @@ class FakeNodeGroup:
     def _settled(self, group: str) -> _Group:
         state, now = self._groups[group], self.clock.now()
         for node in state.nodes:
-            taken_at = state.taken_at.get(node.id)
-            if taken_at is not None and taken_at <= min(now, state.armed_until or now):
-                self._end(state, node, EndCause.INTERRUPTED, taken_at)
+            interrupted_at = state.interrupted_at.get(node.id)
+            if interrupted_at is not None and interrupted_at <= min(now, state.armed_until or now):
+                self._end(state, node, EndCause.INTERRUPTED, interrupted_at)
         if state.armed_until is not None and state.armed_until <= now:
             state.size = 0
             for node in state.nodes:

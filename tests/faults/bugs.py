@@ -462,8 +462,8 @@ def own_failure_not_told_from_a_lost_peers(original: Any) -> Any:
 
     def reason(attempt: Any, members: Any, seen: Any, *rest: Any) -> Any:
         taken = any(one.attempt == attempt.number for one in seen.state.interruptions)
-        if taken and (attempt.condemned is None or attempt.condemned.retried):
-            attempt = replace(attempt, condemned=None)
+        if taken and (attempt.ending_reason is None or attempt.ending_reason.retried):
+            attempt = replace(attempt, ending_reason=None)
             seen = replace(seen, state=replace(seen.state, interruptions=()))
         return original(attempt, members, seen, *rest)
 
@@ -484,13 +484,13 @@ def deadline_net_left_out(original: Any) -> Any:
     return lambda task, seen, choice: choice
 
 
-@seeded("domain.supervision.deadline:_before_it_is_late", "pytest", "tests/unit/test_course.py")
+@seeded("domain.supervision.deadline:_before_it_is_late", "pytest", "tests/unit/test_capacity_decision.py")
 def lost_time_on_spot_not_seen(original: Any) -> Any:
     """Spot machines that work are trusted to lose no time."""
     return lambda case, choice: choice
 
 
-@seeded("domain.supervision.deadline:situation", "pytest", "tests/unit/test_course.py")
+@seeded("domain.supervision.deadline:situation", "pytest", "tests/unit/test_capacity_decision.py")
 def deadline_by_money_kept_for_the_end(original: Any) -> Any:
     """A deadline is reckoned with what is kept for the last save."""
     from dataclasses import replace
@@ -526,7 +526,7 @@ def hang_not_noticed(original: Any) -> Any:
     from gpucloud.domain.state.state import ExitReason
 
     def order(attempt: Any, *rest: Any) -> Any:
-        return original(attempt, *rest) if attempt.condemned is ExitReason.HUNG else None
+        return original(attempt, *rest) if attempt.ending_reason is ExitReason.HUNG else None
 
     return order
 

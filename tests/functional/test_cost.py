@@ -68,7 +68,7 @@ def make(home: Home, name, *, tags=(), lives=(), attempts=(), beside=()):
     )
     put_job(jobs, Cashier(jobs, OnePrice(), TERMS).settle(made, BORN + 9 * HOUR), budget_usd=Decimal(5))
     for number, charge in enumerate(beside):
-        jobs.bill_beside(f"{number}", (charge,))
+        jobs.bill_outside_budget(f"{number}", (charge,))
     home.remember(KnownJob(name=name, store=jobs.store.url, file=Path("/nowhere/gpucloud.yaml")))
     return jobs
 
@@ -120,8 +120,8 @@ def test_a_jobs_cost_is_a_table_by_attempt_and_what_is_left(home, capsys):
         "2        2026-11-11 00:00           2.00  0.720000  0.200000  0.010000  0.000000  0.930000\n"
         "total                               3.00  1.080000  0.300000  0.015000  0.250000  1.645000\n"
         "\n"
-        "spent   1.40 of 5.00 USD\n"
-        "beside  0.25 USD, not in the budget: storage, requests, transfer, data from other regions and drills\n"
+        "spent    1.40 of 5.00 USD\n"
+        "outside  0.25 USD, not in the budget: storage, requests, transfer, data from other regions and drills\n"
     )
 
 
@@ -170,17 +170,17 @@ def test_several_jobs_have_a_row_each_and_attempts_of_their_own(home, capsys):
 def test_json_has_every_charge_and_those_that_the_budget_counts_sum_to_what_was_spent(home, capsys):
     told = answer(capsys, "vision")
     assert told["spend"]["spent_usd"] == "1.395"
-    assert told["spend"]["beside_usd"] == "0.25"
+    assert told["spend"]["outside_budget_usd"] == "0.25"
     assert sum(Decimal(charge["usd"]) for charge in told["charges"]) == Decimal("1.395")
-    assert [(charge["kind"], charge["usd"], charge["estimated"]) for charge in told["beside"]] == [
+    assert [(charge["kind"], charge["usd"], charge["estimated"]) for charge in told["outside_budget"]] == [
         ("transfer", "0.25", True)
     ]
     assert told["tags"] == {"project": "eyes"}
     assert told["by_kind"] == [
-        {"kind": "transfer", "usd": "0.25"},
         {"kind": "compute", "usd": "1.08"},
         {"kind": "disk", "usd": "0.3"},
         {"kind": "address", "usd": "0.015"},
+        {"kind": "transfer", "usd": "0.25"},
     ]
 
 

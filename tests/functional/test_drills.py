@@ -50,7 +50,7 @@ def test_a_node_is_frozen_cut_healed_noticed_and_taken_by_its_name(line):
     assert (record(line, node.id).frozen, record(line, node.id).cut) == (False, False)
     assert line.run("local", "interrupt", node.id).stdout == f"{node.id}: noticed\n"
     assert record(line, node.id).noticed_at is not None
-    assert line.run("local", "kill", node.id).stdout == f"{node.id}: taken\n"
+    assert line.run("local", "kill", node.id).stdout == f"{node.id}: interrupted\n"
     poll(lambda: record(line, node.id).ended_at is not None)
     assert record(line, node.id).ending is EndCause.INTERRUPTED
 

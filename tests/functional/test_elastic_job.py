@@ -97,7 +97,7 @@ def test_a_job_goes_on_with_fewer_nodes_and_grows_again_and_no_step_changes(line
 
     assert train.wait(timeout=360) == 0, (line.folder / "err").read_text()
     attempts = line.state()["attempts"]
-    assert [attempt["reason"] for attempt in attempts] == ["lost", "grown", "succeeded"]
+    assert [attempt["reason"] for attempt in attempts] == ["lost", "resized", "succeeded"]
     assert [len(attempt["members"]) for attempt in attempts] == [3, 2, 3]
     assert attempts[2]["first_step"] == attempts[1]["last_step"] + 1
     assert "1 more machine is ready: it goes on with 3 nodes" in (line.folder / "err").read_text()

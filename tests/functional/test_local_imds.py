@@ -24,9 +24,9 @@ CALM = Instance(
     spot=True,
     address="127.0.0.10",
     noticed_at=None,
-    taken_at=None,
+    interrupted_at=None,
 )
-TAKEN = replace(CALM, noticed_at=NOW, taken_at=NOW + timedelta(seconds=120))
+TAKEN = replace(CALM, noticed_at=NOW, interrupted_at=NOW + timedelta(seconds=120))
 DATA = "/latest/meta-data/"
 TTL = "X-aws-ec2-metadata-token-ttl-seconds"
 

@@ -115,7 +115,7 @@ def test_the_agent_reports_what_the_standin_says_and_only_devices_that_the_job_s
     gpu_node.want(gpu_node.python(1, "import time; time.sleep(60)", CUDA_VISIBLE_DEVICES="2,0"))
     gpu_node.wait_running(1)
     status = gpu_node.wait_for(lambda s: [gpu.index for gpu in s.gpus] == [2, 0], "two devices")
-    assert (status.gpus[0].temperature, status.gpus[0].memory_mib, status.ill) == (62, 143771, None)
+    assert (status.gpus[0].temperature, status.gpus[0].memory_mib, status.unhealthy) == (62, 143771, None)
 
 
 def test_the_sampler_is_no_part_of_an_attempt_and_outlives_it(gpu_node, standin):
@@ -134,10 +134,10 @@ def test_memory_errors_of_the_standin_during_an_attempt_make_the_node_ill(gpu_no
     gpu_node.want(gpu_node.python(1, "import time; time.sleep(60)"))
     gpu_node.wait_running(1)
     gpu_node.wait_for(lambda s: s.gpus, "the first round")
-    wait_until(lambda: "gpucloud_gpus_ill 0" in metrics(gpu_node), "a look")
+    wait_until(lambda: "gpucloud_gpus_unhealthy 0" in metrics(gpu_node), "a look")
     standin.order(gpus=4, ecc=[7, 0, 2, 0])
-    status = gpu_node.wait_for(lambda s: s.ill, "the illness")
-    assert status.ill == "GPU 2: 2 uncorrected memory errors during the attempt"
+    status = gpu_node.wait_for(lambda s: s.unhealthy, "the illness")
+    assert status.unhealthy == "GPU 2: 2 uncorrected memory errors during the attempt"
 
 
 def test_a_device_that_the_standin_loses_makes_the_node_ill(gpu_node, standin):
@@ -145,18 +145,18 @@ def test_a_device_that_the_standin_loses_makes_the_node_ill(gpu_node, standin):
     gpu_node.want(gpu_node.python(1, "import time; time.sleep(60)"))
     gpu_node.wait_running(1)
     gpu_node.wait_for(lambda s: len(s.gpus) == 4, "the first round")
-    wait_until(lambda: "gpucloud_gpus_ill 0" in metrics(gpu_node), "a look")
+    wait_until(lambda: "gpucloud_gpus_unhealthy 0" in metrics(gpu_node), "a look")
     time.sleep(1.1)  # one more look, so that the attempt has seen them
     standin.order(gpus=3)
-    status = gpu_node.wait_for(lambda s: s.ill, "the illness")
-    assert status.ill == "GPU 3 (GPU-00000003-0000-0000-0000-000000000003) is no longer listed"
+    status = gpu_node.wait_for(lambda s: s.unhealthy, "the illness")
+    assert status.unhealthy == "GPU 3 (GPU-00000003-0000-0000-0000-000000000003) is no longer listed"
 
 
 def test_without_nvidia_smi_nothing_of_gpus_runs(node, tmp_path):
     node.env["PATH"] = str(tmp_path)
     node.start()
     status = node.wait_for(lambda s: s.host, "the host's figures")
-    assert (status.gpus, status.ill) == ((), None)
+    assert (status.gpus, status.unhealthy) == ((), None)
     assert children(node.pid) == []
     assert 0 < status.host.memory_used_mib < status.host.memory_mib
 

@@ -126,7 +126,7 @@ def test_a_second_job_is_told_who_has_the_host(line, hosts):
 
     assert answer.code == 12, answer.stderr
     (entry,) = hosts.taken(0)
-    assert f"passed over: {hosts.name(0)}: other of {entry['owner']} has " in answer.stderr
+    assert f"excluded: {hosts.name(0)}: other of {entry['owner']} has " in answer.stderr
     assert line.run("down", "other").code == 0
     nothing_is_left(hosts)
 
@@ -137,7 +137,7 @@ def test_a_host_that_does_not_answer_is_named_and_another_takes_its_place(line, 
     answer = line.run("up", job(line, hosts.section()))
 
     assert answer.code == 0, answer.stderr
-    assert f"passed over: {hosts.name(0)}: " in answer.stderr
+    assert f"excluded: {hosts.name(0)}: " in answer.stderr
     assert "connection refused" in answer.stderr
     told = json.loads(line.run("status", "small", "--json").stdout)
     assert {node["id"].rpartition("-")[0] for node in told["nodes"]} == {hosts.name(1), hosts.name(2)}

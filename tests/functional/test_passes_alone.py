@@ -86,7 +86,10 @@ def test_what_one_pass_saw_first_the_next_one_counts_from(abandoned):
     assert since is not None
     abandoned.pass_by(_EVERY_S)
     a_pass(abandoned)
-    assert (state(abandoned).attempts[0].broken_at, state(abandoned).attempts[0].condemned) == (since, ExitReason.LOST)
+    assert (state(abandoned).attempts[0].broken_at, state(abandoned).attempts[0].ending_reason) == (
+        since,
+        ExitReason.LOST,
+    )
 
 
 def test_ranks_are_heard_to_their_end_though_whoever_takes_over_cannot_prepare_a_machine(abandoned, monkeypatch):

@@ -200,7 +200,7 @@ def test_the_markets_are_listed_with_their_figures_and_licences(simulate):
     assert zones[0] == {
         "zone": "us-east-1a",
         "available": 0.1664,
-        "taken_per_day": 5.64,
+        "interruptions_per_day": 5.64,
         "spot_usd_per_hour": "1.6554",
     }
 
@@ -299,7 +299,7 @@ def test_what_checkpoints_cost_in_s3_is_said_as_in_a_plan(simulate, folder, monk
     (folder / "train.yaml").write_text(AWS_JOB + "model: {params: 7B, strategy: fsdp}\n")
     words = ("train.yaml", "--recording", "p3.16xlarge-2022-12", "--policy", "uniform", *QUICK)
     _, answer, _ = simulate(*words)
-    assert "beside: about " in answer
+    assert "outside the budget: about " in answer
     assert " saves of 78.2 GiB, in no budget" in answer
     stored = json.loads(simulate(*words, "--json")[1])["markets"][0]["stored"]
     assert stored["save_bytes"] == 84 * 10**9

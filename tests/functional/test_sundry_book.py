@@ -151,6 +151,6 @@ def test_who_may_only_read_reads_all_the_same(charged, monkeypatch, capfd):
     def refused(*_, **__):
         raise StoreError("403")
 
-    monkeypatch.setattr(JobStore, "bill_beside", refused)
+    monkeypatch.setattr(JobStore, "bill_outside_budget", refused)
     assert logs.logs("made", logs.Wanted()) == 0
     assert capfd.readouterr().out == "hello\n"

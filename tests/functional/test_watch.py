@@ -26,7 +26,7 @@ def test_a_job_is_watched_from_another_terminal_and_its_use_is_kept_after_it_end
     until(lambda: line.step() >= 3, "step 3")
 
     job = line.run("status", "small", "--json").json
-    assert [(node["answers"], node["gpus"], node["ill"]) for node in job["use"]] == [(True, [], None)] * 2
+    assert [(node["answers"], node["gpus"], node["unhealthy"]) for node in job["use"]] == [(True, [], None)] * 2
     assert all(0 < node["host"]["memory_used_mib"] < node["host"]["memory_mib"] for node in job["use"])
 
     figures = {f.name: f for f in text_string_to_metric_families(line.run("metrics", "small").stdout)}

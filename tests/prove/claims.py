@@ -207,7 +207,9 @@ def _of_the_ledger() -> Iterator[Claim]:
     for name in ("i-a", "i-b", "i-0", ""):
         yield (
             f"a refund for {name or 'nobody'}",
-            lambda job, name=name: job.put(f"ledger/{name or 'beside/x'}.json", _bill(_charge(name, 0, 5, "-50"))),
+            lambda job, name=name: job.put(
+                f"ledger/{name or 'outside_budget/x'}.json", _bill(_charge(name, 0, 5, "-50"))
+            ),
         )
     page = json.dumps({"version": 1, "nodes": ["i-0", "i-a", "i-b", "i-c"], "charges": []}).encode()
     yield "a page that stands for all bills", lambda job: job.put("ledger/pages/000000.json", page)

@@ -127,7 +127,7 @@ def _measured() -> Iterator[Figure]:
             else:
                 _stop_rank(line, "1")
             since = time.time()
-            until(lambda job=job: (line.state(job)["attempts"][0]["condemned"]) == "hung", "the hang is noticed")
+            until(lambda job=job: (line.state(job)["attempts"][0]["ending_reason"]) == "hung", "the hang is noticed")
             late.append(time.time() - since - _SCALED_S)
             assert train.wait(timeout=200) == 0, (line.folder / "err").read_text()
             logs = [line.run("logs", job, "--rank", rank).stdout for rank in ("0", "1")]

@@ -134,14 +134,14 @@ def _between(wish: Wish, seen: Seen, limits: Limits) -> tuple[str, ...]:
 
 
 def _during(attempt: Attempt, wish: Wish, seen: Seen, limits: Limits) -> tuple[str, ...]:
-    condemned = "goes on"
-    if attempt.condemned is not None:
-        condemned = "leaves" if attempt.condemned.retried else "ends"
+    ending = "goes on"
+    if attempt.ending_reason is not None:
+        ending = "leaves" if attempt.ending_reason.retried else "ends"
     if wish.who != OUTSIDE and seen.payable_until is None and seen.lasts_until is None:
-        condemned = f"{condemned}, pays nothing"
+        ending = f"{ending}, pays nothing"
     if _outlives_its_end(attempt, seen, limits):
-        condemned = f"{condemned}, does not die"
-    return (condemned, _news(seen), *(["nobody answers"] if _nobody_answers(seen, limits) else []))
+        ending = f"{ending}, does not die"
+    return (ending, _news(seen), *(["nobody answers"] if _nobody_answers(seen, limits) else []))
 
 
 def _outlives_its_end(attempt: Attempt, seen: Seen, limits: Limits) -> bool:
@@ -191,7 +191,7 @@ def _news(seen: Seen) -> str:
         "fresh machine": bool(fresh),
         "notice": any(node.node.id not in known for node in noticed),
         "untold": bool(untold),
-        "taken soon": any(not node.node.relieved for node in noticed if node.node.id in known),
+        "interrupted soon": any(not node.node.relieved for node in noticed if node.node.id in known),
         "unfit": bool(bad),
     }
     return next((name for name, holds in facts.items() if holds), "no news")

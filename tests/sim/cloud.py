@@ -152,9 +152,9 @@ class Cloud:
 
     def give_notice(self, node_id: str) -> None:
         self.change_node(node_id, lambda node: noticed(node, self.loom.time, self.weather.notice_s))
-        taken_at = self.nodes[node_id].taken_at
-        if taken_at is not None:
-            self.loom.at(self.loom.seconds(taken_at), self.settle)
+        interrupted_at = self.nodes[node_id].interrupted_at
+        if interrupted_at is not None:
+            self.loom.at(self.loom.seconds(interrupted_at), self.settle)
 
     def strike(self, node_id: str, cause: EndCause) -> None:
         """The machine is gone at once."""

@@ -115,7 +115,7 @@ class SimulatedAgent(Agent):
 
 class _Station:
     gpus = ()
-    ill = None
+    unhealthy = None
     host = None
     spared: frozenset[int] = frozenset()
 

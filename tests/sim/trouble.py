@@ -163,7 +163,7 @@ class Trouble:
 def give_notice(run: Run, machine: Machine) -> None:
     """The cloud says that it will take a machine; the machine hears it within two seconds."""
     run.cloud.give_notice(machine.id)
-    taken_at = run.cloud.nodes[machine.id].taken_at
-    if taken_at is not None:
-        notice = Notice(action="terminate", at=taken_at)
+    interrupted_at = run.cloud.nodes[machine.id].interrupted_at
+    if interrupted_at is not None:
+        notice = Notice(action="terminate", at=interrupted_at)
         run.loom.after(run.dice.uniform(0, 2), lambda: setattr(machine, "notice", notice))

@@ -302,7 +302,7 @@ class Run:
         wanted = self.setting.nodes * (2 if self.setting.deadline is not None else 1)  # some may stand beside
         if len(counted) > wanted:
             self.blame(f"{len(counted)} machines are counted, {wanted} are wanted")
-        unasked = [node.id for node in lasting if node.relieved and node.taken_at is None]
+        unasked = [node.id for node in lasting if node.relieved and node.interrupted_at is None]
         if unasked:
             self.blame(f"{unasked[0]} lives, is not counted, and nobody takes it")
 
@@ -318,8 +318,8 @@ class Run:
         verdict.spent_usd = self.cloud.spent()
         verdict.on_demand = sum(node.pool.market is Market.ON_DEMAND for node in self.cloud.nodes.values())
         verdict.on_a_part = sum(len(attempt.members) < self.setting.nodes for attempt in state.attempts)
-        verdict.grown = sum(attempt.reason is ExitReason.GROWN for attempt in state.attempts)
-        verdict.moved = sum(attempt.reason is ExitReason.MOVED for attempt in state.attempts)
+        verdict.grown = sum(attempt.reason is ExitReason.RESIZED for attempt in state.attempts)
+        verdict.moved = sum(attempt.reason is ExitReason.RESCHEDULED for attempt in state.attempts)
         newest = max(self.gangs.values(), key=lambda gang: gang.number, default=None)
         if newest is not None and newest.restored is not None:
             verdict.unsaved_at_the_end = newest.step - (self.committed.step if self.committed else 0)

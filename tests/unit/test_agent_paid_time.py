@@ -59,7 +59,7 @@ class Bench:
         self.desired = folder / "agent" / "desired.json"
         monkeypatch.setattr(reconcile, "datetime", SimpleNamespace(now=lambda _: self.now))
         monkeypatch.setattr(reconcile, "RunningAttempt", Running)
-        station = SimpleNamespace(gpus=(), ill=None, host=None, spared=frozenset(), look=lambda *_: None)
+        station = SimpleNamespace(gpus=(), unhealthy=None, host=None, spared=frozenset(), look=lambda *_: None)
         self.begin = partial(Agent, folder, notice=lambda: None, own_end=OwnEnd(), rest=lambda _: None, station=station)
         self.agent = self.begin()
 

@@ -195,7 +195,7 @@ def test_the_end_at_the_wall_names_the_budget_and_the_command_that_goes_on():
 
 
 def test_the_end_at_the_deadline_says_what_is_saved_and_how_the_job_goes_on():
-    attempt = opened("a", "b", condemned=ExitReason.DEADLINE)
+    attempt = opened("a", "b", ending_reason=ExitReason.DEADLINE)
     job = replace(state(attempts=(attempt,)), checkpoint=CheckpointRef(step=70, sha256="0" * 64))
     ended = close_attempt(job, CloseAttempt(reason=ExitReason.DEADLINE), NOW, Decimal(1))
 

@@ -163,7 +163,7 @@ def test_a_job_that_nobody_supervises_says_so_with_steps_of_now_and_what_to_do()
         "live: TRAINING, NOBODY SUPERVISES, step 605 of 768, 10 steps/s, 16.3 s to go",
         "its order is signed by your own key",
         "its supervisor, process 20984 on vm, was last seen at 11:59:44 UTC, 16 s ago\n"
-        "nobody replaces a machine that is taken now; all switch themselves off at 12:30:00 UTC\n"
+        "nobody replaces a machine that is interrupted now; all switch themselves off at 12:30:00 UTC\n"
         "go on: gpucloud train live · end it: gpucloud down live",
     ]
     assert "1        2      1–605  running" in report_text(told(*TRAINS))
@@ -200,12 +200,12 @@ def test_a_script_that_tells_no_steps_was_started_again_after_so_long():
     lost = Interruption(node_id="b", kind=InterruptionKind.LOST, attempt=1, noticed_at=NOW - timedelta(seconds=66))
     world = seen(up("a", part(2)), state=state(attempts=(first, opened("a", "c", number=2)), interruptions=(lost,)))
     text = report_text(report(world.state, SPEND, (), world.group, "process 1 on vm"))
-    assert "b      lost  1           started after 6 s, tells no steps" in text, text
+    assert "b            lost  1           started after 6 s, tells no steps" in text, text
 
 
 def test_the_panel_says_since_when_a_script_runs_that_has_told_no_step_and_that_it_is_to_end():
     young = replace(opened("a"), started_at=NOW - timedelta(seconds=24))
-    asked = {"condemned": ExitReason.STOPPED, "condemned_at": NOW, "ordered": Stop.SAVE}
+    asked = {"ending_reason": ExitReason.STOPPED, "ending_at": NOW, "ordered": Stop.SAVE}
     phases = [
         snapshot(seen(up("a", part(1)), state=state(attempts=(one,))), Wait(why="running"), SPEND).phase
         for one in (young, opened("a"), replace(young, **asked), replace(young, **{**asked, "ordered": Stop.KILL}))

@@ -108,7 +108,7 @@ ORDER = DriveOrder(
 
 def test_no_machine_buys_time_or_looks_for_machines_elsewhere_in_any_small_world():
     count = 0
-    for name, world in worlds(beside=("ready", "noticed", "taken")):
+    for name, world in worlds(beside=("ready", "noticed", "interrupted")):
         action = decide(replace(GOAL, idle=JOB.idle), world, RULES)
         later = isinstance(action, Arm) and (world.group.armed_until is None or action.until > world.group.armed_until)
         assert not later, name

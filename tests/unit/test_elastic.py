@@ -33,7 +33,7 @@ from gpucloud.domain.supervision.deadline import observed, situation, task_of
 from gpucloud.domain.supervision.elastic import enough_since
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import DriveTrial, Goal, Limits, Readiness, Rules
-from tests.unit.test_course import OFFERS
+from tests.unit.test_capacity_decision import OFFERS
 from tests.unit.worlds import NOW, OTHER_POOL, POOL, gone, opened, part, refusal, seen, state, up
 
 GOAL = Goal(nodes=4, budget_usd=Decimal(100), least_nodes=2)
@@ -189,7 +189,7 @@ def test_more_nodes_are_worth_a_new_attempt_when_they_make_up_for_it(size, new, 
 
     if grows:
         assert isinstance(action, EndAttempt)
-        assert (action.how, action.reason) == (Stop.SAVE, ExitReason.GROWN)
+        assert (action.how, action.reason) == (Stop.SAVE, ExitReason.RESIZED)
     else:
         assert action == Wait(why="running")
 
@@ -215,7 +215,7 @@ def test_a_new_attempt_is_not_worth_it_when(why_not, change):
         of_state = {"attempts": (replace(attempt, **steps),), **change}
         return decide(wanted, training(*members("a", "b"), spare, attempt=attempt, of_state=of_state), RULES)
 
-    assert action({}).reason is ExitReason.GROWN
+    assert action({}).reason is ExitReason.RESIZED
     assert not isinstance(action(change), EndAttempt), why_not
 
 
@@ -226,7 +226,7 @@ def test_a_machine_that_is_about_to_be_ready_too_is_waited_for():
     late = training(*members("a", "b"), one, boots("d", 12), attempt=attempt)
 
     assert decide(GOAL, both, RULES) == Wait(why="running")
-    assert decide(GOAL, late, RULES).reason is ExitReason.GROWN
+    assert decide(GOAL, late, RULES).reason is ExitReason.RESIZED
 
 
 def test_a_script_that_saves_when_it_likes_grows_when_it_has_just_saved():
@@ -237,12 +237,12 @@ def test_a_script_that_saves_when_it_likes_grows_when_it_has_just_saved():
     just = training(*members("a", "b"), spare, attempt=replace(attempt, last_step_at=ago(1)))
 
     assert decide(goal, late, RULES) == Wait(why="running")
-    assert decide(goal, just, RULES).reason is ExitReason.GROWN
+    assert decide(goal, just, RULES).reason is ExitReason.RESIZED
 
 
 def test_a_measured_restart_counts_and_not_the_guess():
     def ended(number):
-        took = {"condemned_at": ago(60) - timedelta(seconds=10), "ended_at": ago(60), "reason": ExitReason.GROWN}
+        took = {"ending_at": ago(60) - timedelta(seconds=10), "ended_at": ago(60), "reason": ExitReason.RESIZED}
         return replace(at_work("a", "b", number=number, **took), started_at=ago(90.5), stepped_at=ago(90))
 
     own = replace(at_work("a", "b", number=4), started_at=ago(30.5))
@@ -252,25 +252,25 @@ def test_a_measured_restart_counts_and_not_the_guess():
         attempt=own,
         of_state={"attempts": (*map(ended, (1, 2, 3)), own)},
     )
-    assert decide(GOAL, world_now, RULES).reason is ExitReason.GROWN  # 40 s on two nodes, made up for in 80 s
+    assert decide(GOAL, world_now, RULES).reason is ExitReason.RESIZED  # 40 s on two nodes, made up for in 80 s
 
 
 def test_once_decided_the_ranks_save_and_leave_and_what_does_not_listen_is_killed():
     def after(seconds):
-        condemned = {"condemned": ExitReason.GROWN, "condemned_at": NOW - timedelta(seconds=seconds)}
-        attempt = at_work("a", "b", ordered=Stop.SAVE, **condemned)
+        ending_reason = {"ending_reason": ExitReason.RESIZED, "ending_at": NOW - timedelta(seconds=seconds)}
+        attempt = at_work("a", "b", ordered=Stop.SAVE, **ending_reason)
         return training(*members("a", "b"), attempt=attempt)
 
     assert decide(GOAL, after(59), RULES) == Wait(why="running")
-    assert decide(GOAL, after(60), RULES) == EndAttempt(how=Stop.KILL, reason=ExitReason.GROWN)
+    assert decide(GOAL, after(60), RULES) == EndAttempt(how=Stop.KILL, reason=ExitReason.RESIZED)
 
 
 def test_the_attempt_that_left_to_grow_is_followed_by_one_on_all():
     left = tuple(up(i, part(outcome=Outcome.LEFT)) for i in "ab")
-    attempt = at_work("a", "b", condemned=ExitReason.GROWN, condemned_at=NOW, ordered=Stop.SAVE)
-    assert decide(GOAL, training(*left, up("c"), attempt=attempt), RULES) == CloseAttempt(reason=ExitReason.GROWN)
+    attempt = at_work("a", "b", ending_reason=ExitReason.RESIZED, ending_at=NOW, ordered=Stop.SAVE)
+    assert decide(GOAL, training(*left, up("c"), attempt=attempt), RULES) == CloseAttempt(reason=ExitReason.RESIZED)
 
-    closed = replace(attempt, reason=ExitReason.GROWN, ended_at=NOW, last_step=30, saved_step=30)
+    closed = replace(attempt, reason=ExitReason.RESIZED, ended_at=NOW, last_step=30, saved_step=30)
     follows = training(up("a"), up("b"), up("c"), attempt=closed)
     assert decide(GOAL, follows, RULES) == OpenAttempt(number=2, node_ids=("a", "b", "c"))
 
@@ -332,7 +332,7 @@ def test_a_job_that_drives_itself_decides_alike():
     attempt = at_work("a", "b")
     spare = up("c", launched_at=ago(12))
     assert decide(own, training(*members("a", "b"), attempt=attempt, group_size=2), RULES) == Resize(size=4)
-    assert decide(own, training(*members("a", "b"), spare, attempt=attempt), RULES).reason is ExitReason.GROWN
+    assert decide(own, training(*members("a", "b"), spare, attempt=attempt), RULES).reason is ExitReason.RESIZED
 
 
 def test_a_job_on_its_own_machines_is_launched_when_enough_are_there():
@@ -401,7 +401,7 @@ class Model:
         now = NOW + minutes(self.minute)
         found = training(*nodes, attempt=self.attempt, now=now, armed=now + minutes(30))
         action = decide(GOAL, found, RULES)
-        return isinstance(action, EndAttempt) and action.reason is ExitReason.GROWN
+        return isinstance(action, EndAttempt) and action.reason is ExitReason.RESIZED
 
 
 @settings(max_examples=25, deadline=None)

@@ -326,7 +326,7 @@ def test_what_checkpoints_cost_in_s3_is_said_with_the_interval_that_costs_least(
     assert found.stored.cheapest_usd < found.stored.usd / 2
     text = estimate_text(job, found, width=None)
     assert "saves of 78.2 GiB, in no budget; `checkpoint: {every: " in text
-    assert "what is stored in S3 comes beside" in text
+    assert "what is stored in S3 is outside the budget" in text
 
 
 def test_tokens_make_the_cheapest_training_the_best_machine() -> None:

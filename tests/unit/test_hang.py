@@ -90,13 +90,13 @@ def test_a_hang_is_told_with_its_figures_and_the_ranks_say_where_they_are_before
         message=f"no step for 63 s (median 0.4 s; {REPORT}); stacks are in the log",
     )
     ordered = transitions.order_end(state(attempts=(opened("a"),)), action, NOW).attempts[-1]
-    assert (ordered.condemned, ordered.ordered) == (ExitReason.HUNG, Stop.ABORT)
+    assert (ordered.ending_reason, ordered.ordered) == (ExitReason.HUNG, Stop.ABORT)
 
 
 @pytest.mark.parametrize(("ago", "wanted"), [(9.9, Wait), (10.0, EndAttempt)])
 def test_an_agent_that_does_not_see_to_it_is_told_to_kill(ago, wanted):
-    condemned = {"condemned": ExitReason.HUNG, "condemned_at": NOW - timedelta(seconds=ago), "ordered": Stop.ABORT}
-    action = decide(GOAL, during(opened("a", **condemned), step_seconds=0.4, age_s=70.0), RULES)
+    ending_reason = {"ending_reason": ExitReason.HUNG, "ending_at": NOW - timedelta(seconds=ago), "ordered": Stop.ABORT}
+    action = decide(GOAL, during(opened("a", **ending_reason), step_seconds=0.4, age_s=70.0), RULES)
     assert isinstance(action, wanted)
     if isinstance(action, EndAttempt):
         assert (action.how, action.reason) == (Stop.KILL, ExitReason.HUNG)
@@ -104,7 +104,7 @@ def test_an_agent_that_does_not_see_to_it_is_told_to_kill(ago, wanted):
 
 @pytest.mark.parametrize("outcome", [Outcome.KILLED, Outcome.FAILED])
 def test_an_attempt_that_hung_is_followed_by_another_however_its_ranks_ended(outcome):
-    attempt = opened("a", condemned=ExitReason.HUNG, condemned_at=NOW, ordered=Stop.ABORT)
+    attempt = opened("a", ending_reason=ExitReason.HUNG, ending_at=NOW, ordered=Stop.ABORT)
     world = seen(up("a", part(1, outcome)), group_size=1, state=state(attempts=(attempt,)))
     action = decide(GOAL, world, RULES)
     assert action == CloseAttempt(reason=ExitReason.HUNG)

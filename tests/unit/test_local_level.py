@@ -100,21 +100,21 @@ def test_nothing_starts_unarmed_or_at_the_shut_off() -> None:
 
 
 def test_a_node_is_taken_when_its_time_comes_and_not_before() -> None:
-    nodes = (replace(node(1), taken_at=NOW), node(2))
+    nodes = (replace(node(1), interrupted_at=NOW), node(2))
     assert endings(GROUP, nodes, NOW - timedelta(microseconds=1)) == [None, None]
     assert endings(GROUP, nodes) == [EndCause.INTERRUPTED, None]
 
 
 def test_what_ended_first_keeps_its_cause() -> None:
-    nodes = (replace(node(1), ending=EndCause.CHOICE, taken_at=NOW), node(2))
+    nodes = (replace(node(1), ending=EndCause.CHOICE, interrupted_at=NOW), node(2))
     assert endings(replace(GROUP, armed_until=NOW), nodes) == [EndCause.CHOICE, EndCause.SCHEDULE]
 
 
 def test_a_notice_names_a_whole_second_no_sooner_than_promised_and_stays() -> None:
     once = noticed(node(1), NOW + timedelta(microseconds=1), 4.0)
-    assert once.taken_at == NOW + timedelta(seconds=5)
+    assert once.interrupted_at == NOW + timedelta(seconds=5)
     assert noticed(once, NOW + timedelta(seconds=3), 4.0) == once
-    assert noticed(node(1), NOW, 4.0).taken_at == NOW + timedelta(seconds=4)
+    assert noticed(node(1), NOW, 4.0).interrupted_at == NOW + timedelta(seconds=4)
 
 
 def test_the_shut_off_is_not_charged_beyond_its_time() -> None:
@@ -137,7 +137,7 @@ def schedule_of(seed: int, unannounced: float) -> list[tuple[float, int, bool]]:
         now = group.schedule.next_at
         step = settle(replace(group, armed_until=now + timedelta(hours=1)), TWO, now, 4.0)
         ((index, victim),) = [(i, n) for i, n in enumerate(step.nodes) if n != TWO[i]]
-        events.append(((now - NOW).total_seconds(), index, victim.taken_at is not None))
+        events.append(((now - NOW).total_seconds(), index, victim.interrupted_at is not None))
         group = step.group
     return events
 

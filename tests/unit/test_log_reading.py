@@ -325,7 +325,7 @@ def test_a_node_whose_output_has_no_end_keeps_no_attempt_from_being_closed(jobs,
         history=SimpleNamespace(look=lambda *_, **__: None),
         watcher=SimpleNamespace(story=told.append),
     )
-    attempt = opened("a", condemned=ExitReason.STOPPED)
+    attempt = opened("a", ending_reason=ExitReason.STOPPED)
     ending._read_to_the_end(seen(up("a", part(1)), state=state(attempts=(attempt,))))
 
     assert 0 < reader.taken <= 9 * MIB

@@ -81,11 +81,11 @@ H100 = understood(Query(gpu=("H100",), regions=("us-east-1",)), CATALOG)
 def test_the_table_has_what_is_known():
     shown = look(H100, Order.PRICE, CATALOG).listings
     assert offers_text(shown, MarketPolicy.AUTO, width=0).splitlines() == [
-        "machine      GPUs      GB  link    Gbps  EFA  region     zones    spot  on demand  saves  taken  per GPU"
+        "machine      GPUs      GB  link    Gbps  EFA  region     zones    spot  on demand  saves  risk  per GPU"
         "  per PFLOP",
-        "p5.4xlarge   1 × H100  80           100    1  us-east-1      6       ?      6.880                  6.880"
+        "p5.4xlarge   1 × H100  80           100    1  us-east-1      6       ?      6.880                 6.880"
         "      6.953",
-        "p5.48xlarge  8 × H100  80  NVLink  3200   32  us-east-1      6  ~26.42      55.04    52%   >20%    3.302"
+        "p5.48xlarge  8 × H100  80  NVLink  3200   32  us-east-1      6  ~26.42      55.04    52%  >20%    3.302"
         "      3.337",
     ]
 
@@ -93,9 +93,9 @@ def test_the_table_has_what_is_known():
 def test_a_narrow_terminal_shows_the_columns_that_matter_most():
     shown = look(H100, Order.PRICE, CATALOG).listings
     assert offers_text(shown, MarketPolicy.AUTO, width=80).splitlines() == [
-        "machine      GPUs      GB  region       spot  on demand  saves  taken  per GPU",
-        "p5.4xlarge   1 × H100  80  us-east-1       ?      6.880                  6.880",
-        "p5.48xlarge  8 × H100  80  us-east-1  ~26.42      55.04    52%   >20%    3.302",
+        "machine      GPUs      GB  region       spot  on demand  saves  risk  per GPU",
+        "p5.4xlarge   1 × H100  80  us-east-1       ?      6.880                 6.880",
+        "p5.48xlarge  8 × H100  80  us-east-1  ~26.42      55.04    52%  >20%    3.302",
     ]
 
 
@@ -103,9 +103,9 @@ def test_the_range_over_zones_and_what_is_not_offered_are_shown():
     quotes = Quotes({"p5.48xlarge": {"us-east-1a": Decimal("20.5"), "us-east-1b": Decimal("31")}})
     shown = look(H100, Order.PRICE, CATALOG, quotes).listings
     assert offers_text(shown, MarketPolicy.AUTO, width=90).splitlines() == [
-        "machine      GPUs      GB  region            spot  on demand  saves  taken  per GPU",
-        "p5.4xlarge   1 × H100  80  us-east-1         none      6.880                  6.880",
-        "p5.48xlarge  8 × H100  80  us-east-1  20.50–31.00      55.04    62%   >20%    2.562",
+        "machine      GPUs      GB  region            spot  on demand  saves  risk  per GPU",
+        "p5.4xlarge   1 × H100  80  us-east-1         none      6.880                 6.880",
+        "p5.48xlarge  8 × H100  80  us-east-1  20.50–31.00      55.04    62%  >20%    2.562",
     ]
 
 

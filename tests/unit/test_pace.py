@@ -69,7 +69,7 @@ def test_on_a_range_of_nodes_work_is_told_in_the_time_of_all(attempts, left_s):
 def test_machines_that_stood_ready_before_they_took_part_do_not_tell_what_a_start_takes():
     early, late = NOW - seconds(3600), NOW - seconds(3000)
     lives = (NodeLife(node_id="a", pool=POOL, launched_at=early), NodeLife(node_id="b", pool=POOL, launched_at=late))
-    grown = opened("a", number=1, reason=ExitReason.GROWN, ended_at=NOW, last_step=10)
+    grown = opened("a", number=1, reason=ExitReason.RESIZED, ended_at=NOW, last_step=10)
     grown = replace(grown, started_at=early + seconds(60), stepped_at=early + seconds(90))
     now = replace(opened("a", "b", number=2, first_step=11), started_at=NOW - seconds(30), stepped_at=NOW)
 

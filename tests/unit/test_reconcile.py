@@ -319,7 +319,7 @@ def test_story_and_report_tell_a_notice_beside_the_attempt_from_one_in_it():
 
 
 def test_a_notice_beside_the_attempt_is_no_reason_to_end_it():
-    attempt = opened("a", "b", condemned=ExitReason.STOPPED, condemned_at=NOW, ordered=Stop.SAVE)
+    attempt = opened("a", "b", ending_reason=ExitReason.STOPPED, ending_at=NOW, ordered=Stop.SAVE)
     left = (up("a", part(1, Outcome.FAILED)), up("b", part(1, Outcome.FAILED)), up("c", notice=True, relieved=True))
     failed = running(*left, interruptions=(interruption("c", attempt=None),), failed_for=timedelta(minutes=2))
     stopped = running(*left, attempt=attempt, interruptions=(interruption("c", attempt=None),))
@@ -377,7 +377,7 @@ def test_peers_of_a_frozen_machine_are_ended_before_it_is_gone():
 
 
 def test_an_attempt_that_the_user_ended_is_stopped_not_interrupted():
-    attempt = opened("a", "b", condemned=ExitReason.STOPPED, condemned_at=NOW, ordered=Stop.SAVE)
+    attempt = opened("a", "b", ending_reason=ExitReason.STOPPED, ending_at=NOW, ordered=Stop.SAVE)
     left = (up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT)))
     later = LATER + timedelta(minutes=9)
 
@@ -480,7 +480,7 @@ def test_machines_that_never_answered_again_are_asked_for_anew_when_their_time_i
 
 def test_a_frozen_machine_is_ended_by_name():
     known = (interruption("b", InterruptionKind.FROZEN),)
-    attempt = opened("a", "b", condemned=ExitReason.LOST, ordered=Stop.KILL)
+    attempt = opened("a", "b", ending_reason=ExitReason.LOST, ordered=Stop.KILL)
     world = running(up("a", part(1, Outcome.KILLED)), up("b", part(1), silent=9), attempt=attempt, interruptions=known)
 
     assert decide(GOAL, world, RULES) == Replace(node_ids=("b",))
@@ -509,7 +509,7 @@ def test_success_needs_every_member():
 
 
 def test_success_stays_success_whatever_was_ordered_meanwhile():
-    attempt = opened("a", "b", condemned=ExitReason.STOPPED, ordered=Stop.SAVE)
+    attempt = opened("a", "b", ending_reason=ExitReason.STOPPED, ordered=Stop.SAVE)
     done = (up("a", part(1, Outcome.DONE)), up("b", part(1, Outcome.DONE)))
 
     assert decide(GOAL, running(*done, attempt=attempt), RULES) == CloseAttempt(reason=ExitReason.SUCCEEDED)
@@ -517,7 +517,7 @@ def test_success_stays_success_whatever_was_ordered_meanwhile():
 
 def test_the_user_is_obeyed_by_saving_first_and_killing_after_the_limit():
     nodes = (up("a", part(1)), up("b", part(1)))
-    slow = opened("a", "b", condemned=ExitReason.STOPPED, condemned_at=NOW - RULES.limits.save, ordered=Stop.SAVE)
+    slow = opened("a", "b", ending_reason=ExitReason.STOPPED, ending_at=NOW - RULES.limits.save, ordered=Stop.SAVE)
 
     assert decide(GOAL, running(*nodes, wanted_end=ExitReason.STOPPED), RULES) == EndAttempt(
         how=Stop.SAVE, reason=ExitReason.STOPPED
@@ -533,7 +533,7 @@ def test_idle_gpus_end_the_job_by_saving_first_and_killing_after_the_limit():
         "the GPUs were used 5 % on average over 15 min of training, less than the 30 % of `idle:`; "
         "no cause stands out: `gpucloud train --profile` shows where the time goes"
     )
-    slow = opened("a", "b", condemned=ExitReason.IDLE, condemned_at=NOW - RULES.limits.save, ordered=Stop.SAVE)
+    slow = opened("a", "b", ending_reason=ExitReason.IDLE, ending_at=NOW - RULES.limits.save, ordered=Stop.SAVE)
     left = (up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT)))
 
     assert decide(IDLE_GOAL, running(*nodes, use=IDLE), RULES) == EndAttempt(
@@ -572,10 +572,10 @@ def test_no_step_for_long_is_a_hang_only_while_training(phase, age_s, hung):
 
 
 def test_a_stop_that_no_machine_hears_is_carried_out_by_the_cloud_after_twice_the_time_for_a_save():
-    ordered = {"condemned": ExitReason.STOPPED, "ordered": Stop.KILL}
+    ordered = {"ending_reason": ExitReason.STOPPED, "ordered": Stop.KILL}
     deaf = [up("a", part(1, step=5), silent=99), up("b", part(1, step=5), silent=99)]
-    early = opened("a", "b", **ordered, condemned_at=NOW - timedelta(seconds=119))
-    late = opened("a", "b", **ordered, condemned_at=NOW - timedelta(seconds=120))
+    early = opened("a", "b", **ordered, ending_at=NOW - timedelta(seconds=119))
+    late = opened("a", "b", **ordered, ending_at=NOW - timedelta(seconds=120))
     stop = {"wanted_end": ExitReason.STOPPED}
     assert not isinstance(decide(GOAL, running(*deaf, attempt=early, **stop), RULES), CloseAttempt)
     assert decide(GOAL, running(*deaf, attempt=late, **stop), RULES) == CloseAttempt(reason=ExitReason.STOPPED)
@@ -592,8 +592,8 @@ def test_a_stop_that_no_machine_hears_is_carried_out_by_the_cloud_after_twice_th
     ids=["answers", "silent", "on the way", "home"],
 )
 def test_a_rank_that_cannot_end_costs_nobody_the_outputs_of_the_first(stuck, home, wanted):
-    ordered = {"condemned": ExitReason.STOPPED, "ordered": Stop.KILL}
-    late = opened("a", "b", **ordered, condemned_at=NOW - timedelta(seconds=120))
+    ordered = {"ending_reason": ExitReason.STOPPED, "ordered": Stop.KILL}
+    late = opened("a", "b", **ordered, ending_at=NOW - timedelta(seconds=120))
     first = up("a", part(1, Outcome.DONE))
     world = running(first, stuck, attempt=late, wanted_end=ExitReason.STOPPED, homecoming=home)
     assert decide(GOAL, world, RULES) == wanted
@@ -656,7 +656,7 @@ def test_of_a_script_that_saves_by_itself_the_first_save_is_the_moment_for_a_dri
 def test_scripts_that_save_by_themselves_are_all_asked_when_one_machine_has_a_notice():
     goal = replace(GOAL, saves_alone=True)
     nodes = (up("a", part(1)), up("b", part(1), notice=True))
-    asked = opened("a", "b", condemned=ExitReason.INTERRUPTED, condemned_at=NOW, ordered=Stop.SAVE)
+    asked = opened("a", "b", ending_reason=ExitReason.INTERRUPTED, ending_at=NOW, ordered=Stop.SAVE)
 
     noticed = running(*nodes, interruptions=(interruption("b"),))
     assert decide(goal, noticed, RULES) == EndAttempt(how=Stop.SAVE, reason=ExitReason.INTERRUPTED)
@@ -1051,23 +1051,23 @@ def test_what_was_before_another_pool_a_new_start_or_a_step_does_not_count(chang
 
 
 def test_a_member_that_falls_ill_saves_with_the_others_and_is_killed_when_it_does_not():
-    nodes = (up("a", part(1)), up("b", part(1), ill="GPU 1: Xid 94"))
+    nodes = (up("a", part(1)), up("b", part(1), unhealthy="GPU 1: Xid 94"))
     quarantined = {"quarantined": (bad("b"),)}
-    late = opened("a", "b", condemned=ExitReason.INTERRUPTED, condemned_at=NOW - RULES.limits.save, ordered=Stop.SAVE)
+    late = opened("a", "b", ending_reason=ExitReason.INTERRUPTED, ending_at=NOW - RULES.limits.save, ordered=Stop.SAVE)
     known = state(attempts=(opened("a", "b"),), **quarantined)
     assert decide(GOAL, running(*nodes), RULES) == QuarantineNodes(nodes=(("b", "GPU 1: Xid 94"),))
     assert decide(GOAL, seen(*nodes, state=known), RULES) == EndAttempt(how=Stop.SAVE, reason=ExitReason.INTERRUPTED)
     assert decide(GOAL, seen(*nodes, state=state(attempts=(late,), **quarantined)), RULES) == EndAttempt(
         how=Stop.KILL, reason=ExitReason.INTERRUPTED
     )
-    left = (up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT), ill="GPU 1: Xid 94"))
+    left = (up("a", part(1, Outcome.LEFT)), up("b", part(1, Outcome.LEFT), unhealthy="GPU 1: Xid 94"))
     assert decide(GOAL, seen(*left, state=state(attempts=(late,), **quarantined)), RULES) == CloseAttempt(
         reason=ExitReason.INTERRUPTED
     )
 
 
 def test_a_script_that_failed_on_an_ill_node_is_not_the_users_error():
-    failed = (up("a", part(1, Outcome.FAILED)), up("b", part(1, Outcome.FAILED), ill="GPU 1: Xid 79"))
+    failed = (up("a", part(1, Outcome.FAILED)), up("b", part(1, Outcome.FAILED), unhealthy="GPU 1: Xid 79"))
     known = state(attempts=(opened("a", "b"),), quarantined=(bad("b"),))
     assert decide(GOAL, seen(*failed, state=known, failed_for=timedelta(seconds=9)), RULES) == CloseAttempt(
         reason=ExitReason.LOST
@@ -1096,7 +1096,7 @@ def test_a_script_that_failed_beside_machines_that_the_shut_off_ended_is_not_the
 
 
 def test_a_member_that_heard_of_the_end_before_it_began_never_begins():
-    lost = opened("a", "b", condemned=ExitReason.LOST, ordered=Stop.KILL)
+    lost = opened("a", "b", ending_reason=ExitReason.LOST, ordered=Stop.KILL)
     known = (interruption("b", InterruptionKind.LOST),)
     heard = running(replace(up("a"), heard=True), gone("b"), attempt=lost, interruptions=known)
     not_yet = running(up("a"), gone("b"), attempt=lost, interruptions=known)
@@ -1161,7 +1161,7 @@ NODES = {
     "ready": up,
     "untold": lambda i: up(i, told=False),
     "refused": lambda i: up(i, readiness=Readiness.FAILED, refused="2 GPUs, 4 expected"),
-    "ill": lambda i: up(i, part(1, step=50), ill="GPU 0: Xid 79"),
+    "unhealthy": lambda i: up(i, part(1, step=50), unhealthy="GPU 0: Xid 79"),
     "noticed": lambda i: up(i, part(1), notice=True),
     "relieved": lambda i: up(i, part(1), notice=True, relieved=True),
     "silent": lambda i: up(i, part(1), silent=9),
@@ -1171,14 +1171,14 @@ NODES = {
     "failed": lambda i: up(i, part(1, Outcome.FAILED)),
     "killed": lambda i: up(i, part(1, Outcome.KILLED)),
     "barred": lambda i: up(i, part(1, Outcome.BARRED)),
-    "taken": gone,
+    "interrupted": gone,
     "shut off": lambda i: gone(i, EndCause.SCHEDULE),
 }
 ATTEMPTS = {
     "none yet": (),
     "open": (opened("a", "b"),),
-    "condemned": (opened("a", "b", condemned=ExitReason.STOPPED, condemned_at=NOW, ordered=Stop.SAVE),),
-    "killed": (opened("a", "b", condemned=ExitReason.LOST, condemned_at=NOW, ordered=Stop.KILL),),
+    "ending_reason": (opened("a", "b", ending_reason=ExitReason.STOPPED, ending_at=NOW, ordered=Stop.SAVE),),
+    "killed": (opened("a", "b", ending_reason=ExitReason.LOST, ending_at=NOW, ordered=Stop.KILL),),
     "interrupted": (opened("a", "b", reason=ExitReason.INTERRUPTED, last_step=9),),
 }
 GROUPS = {

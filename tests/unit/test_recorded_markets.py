@@ -19,7 +19,7 @@ FOLDER = resources.files("gpucloud.adapters.markets").joinpath("recordings")
 
 def near(zone, market):
     found = supply([zone], market.ticks, market.tick, nodes=market.nodes)
-    return round(100 * found.available), round(found.taken_per_day, 1)
+    return round(100 * found.available), round(found.interruptions_per_day, 1)
 
 
 # Percent of the time that a machine could be had, and losses a day; of the whole series, half a day longer, 68 and 88

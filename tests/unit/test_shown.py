@@ -22,7 +22,7 @@ from gpucloud.domain.errors import NodeError
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.node.gate.findings import Checked, fail
 from gpucloud.domain.node.node import GroupView, Node
-from gpucloud.domain.state.state import Course, MissingOutput
+from gpucloud.domain.state.state import CapacityDecision, MissingOutput
 from gpucloud.domain.supervision.action import QuarantineNodes
 from gpucloud.domain.supervision.quarantine import note_bad
 from gpucloud.domain.supervision.seen import Limits
@@ -208,8 +208,8 @@ def test_no_line_of_a_machines_is_a_command_to_the_ci_runner(said: str, lines: l
 
 def test_no_word_of_a_state_that_a_machine_may_have_written_begins_a_line_of_a_report() -> None:
     lie = "x\nspent  0.00 USD\r\n::add-mask::b"
-    course = Course(mode="spot", since=NOW, why=lie, warning=lie)
-    state = replace(seen(up("n1")).state, message=lie, course=course)
+    capacity_decision = CapacityDecision(mode="spot", since=NOW, why=lie, warning=lie)
+    state = replace(seen(up("n1")).state, message=lie, capacity_decision=capacity_decision)
     spend = Spend(budget_usd=Decimal(2), spent_usd=Decimal(1), promised_usd=Decimal(0))
     group = GroupView(exists=True, size=1, armed_until=None, nodes=(node_at(22, None, name=lie),))
     missing = (MissingOutput(path=lie, why=lie, nearest=lie),)
@@ -260,7 +260,7 @@ def test_no_line_of_a_machines_begins_where_ours_do(monkeypatch: pytest.MonkeyPa
 
 def test_words_of_a_machine_are_one_line_of_ours() -> None:
     lie = "Xid 79\rn2: well\n::add-mask::x"
-    assert note_bad(seen(up("n1", ill=lie), up("n2")), Limits()) == QuarantineNodes(
+    assert note_bad(seen(up("n1", unhealthy=lie), up("n2")), Limits()) == QuarantineNodes(
         nodes=(("n1", "Xid 79 n2: well | ::add-mask::x"),)
     )
 

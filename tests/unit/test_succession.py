@@ -13,7 +13,7 @@ from gpucloud.domain.market.policy.observation import Mode
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.node.status import Outcome, Stop
 from gpucloud.domain.offer import Offer
-from gpucloud.domain.state.state import Course, ExitReason, NodeLife, Shortfall, Successor
+from gpucloud.domain.state.state import CapacityDecision, ExitReason, NodeLife, Shortfall, Successor
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import (
     Appoint,
@@ -47,7 +47,11 @@ DEAR, SPOT, OTHER = offered(DEAR_POOL, "1.2"), offered(POOL), offered(OTHER_POOL
 
 
 def to(mode, offer=None, shortfall=None):
-    return Heading(mode=mode, offer=offer, course=Course(mode=mode.value, since=NOW, why="why", shortfall=shortfall))
+    return Heading(
+        mode=mode,
+        offer=offer,
+        capacity_decision=CapacityDecision(mode=mode.value, since=NOW, why="why", shortfall=shortfall),
+    )
 
 
 def works(pool, heading, *beside, members=("a", "b"), **changes):
@@ -106,7 +110,7 @@ def test_without_others_beside(held, heading, changes, leaves):
     action = decide(GOAL, works(held, heading, **changes), RULES)
     assert isinstance(action, EndAttempt) is leaves
     if leaves:
-        assert (action.how, action.reason) == (Stop.SAVE, ExitReason.MOVED)
+        assert (action.how, action.reason) == (Stop.SAVE, ExitReason.RESCHEDULED)
 
 
 WANTED = to(Mode.ON_DEMAND, DEAR)
@@ -121,7 +125,7 @@ def test_they_are_asked_for_waited_for_and_take_over_when_all_stand_ready():
     assert step(fresh("c"), fresh("d", readiness=Readiness.PREPARING)) == Wait(why="running")
     over = step(fresh("c"), fresh("d"))
     assert over == EndAttempt(
-        how=Stop.SAVE, reason=ExitReason.MOVED, message="local.p2.xlarge on_demand in us-east-2a takes over"
+        how=Stop.SAVE, reason=ExitReason.RESCHEDULED, message="local.p2.xlarge on_demand in us-east-2a takes over"
     )
 
 
@@ -162,26 +166,26 @@ def test_some_of_them_for_long_are_none():
 
 
 def test_an_order_to_move_stands_whatever_the_market_does_and_becomes_firm():
-    moving = {"attempts": (opened("a", "b", condemned=ExitReason.MOVED, condemned_at=NOW, ordered=Stop.SAVE),)}
+    moving = {"attempts": (opened("a", "b", ending_reason=ExitReason.RESCHEDULED, ending_at=NOW, ordered=Stop.SAVE),)}
     saving = works(POOL, to(Mode.SPOT, SPOT), of_state={**asked(), **moving})
     assert decide(GOAL, saving, RULES) == Wait(why="running")
     late = replace(saving, now=NOW + timedelta(seconds=60))
-    assert decide(GOAL, late, RULES) == EndAttempt(how=Stop.KILL, reason=ExitReason.MOVED)
+    assert decide(GOAL, late, RULES) == EndAttempt(how=Stop.KILL, reason=ExitReason.RESCHEDULED)
 
 
 def test_ranks_that_saved_and_left_to_move_are_followed_by_an_attempt():
-    attempt = opened("a", "b", condemned=ExitReason.MOVED, condemned_at=NOW, ordered=Stop.SAVE)
+    attempt = opened("a", "b", ending_reason=ExitReason.RESCHEDULED, ending_at=NOW, ordered=Stop.SAVE)
     left = [up(name, part(outcome=Outcome.LEFT, step=30)) for name in "ab"]
     over = seen(*left, state=state(attempts=(attempt,), **asked()), heading=WANTED)
-    assert decide(GOAL, over, RULES) == CloseAttempt(reason=ExitReason.MOVED)
-    assert ExitReason.MOVED.retried
+    assert decide(GOAL, over, RULES) == CloseAttempt(reason=ExitReason.RESCHEDULED)
+    assert ExitReason.RESCHEDULED.retried
 
 
 # Between two attempts
 
 
 def between(*nodes, heading=WANTED, **changes):
-    ended = opened("a", "b", reason=ExitReason.MOVED, ended_at=NOW, last_step=30, saved_step=30)
+    ended = opened("a", "b", reason=ExitReason.RESCHEDULED, ended_at=NOW, last_step=30, saved_step=30)
     of_state = {"attempts": (ended,), **changes.pop("of_state", {})}
     return seen(*nodes, **{"group_size": 4, "state": state(**of_state), "heading": heading, **changes})
 

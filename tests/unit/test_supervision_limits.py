@@ -158,20 +158,20 @@ def test_the_line_of_a_hang_says_what_to_do_about_a_long_evaluation():
 # The user's wish
 
 
-def condemned(reason, how=Stop.SAVE, ago=25.0):
-    return opened("a", "b", condemned=reason, condemned_at=NOW - timedelta(minutes=ago), ordered=how)
+def ending_reason(reason, how=Stop.SAVE, ago=25.0):
+    return opened("a", "b", ending_reason=reason, ending_at=NOW - timedelta(minutes=ago), ordered=how)
 
 
-@pytest.mark.parametrize("reason", [ExitReason.MOVED, ExitReason.GROWN, ExitReason.LOST, ExitReason.HUNG])
+@pytest.mark.parametrize("reason", [ExitReason.RESCHEDULED, ExitReason.RESIZED, ExitReason.LOST, ExitReason.HUNG])
 @pytest.mark.parametrize("how", [Stop.SAVE, Stop.KILL])
 def test_who_asks_for_the_end_of_an_attempt_that_is_ending_is_not_kept_waiting_where_nobody_answers(reason, how):
-    attempt = condemned(reason, how)
+    attempt = ending_reason(reason, how)
     silent = [up(i, part(1, step=5), silent=1500.0) for i in "ab"]
     one = world(*silent, attempt=attempt, wanted_end=ExitReason.STOPPED)
     action = decide(GOAL, one, RULES)
     assert isinstance(action, EndAttempt)
     ordered = transitions.order_end(one.state, action, NOW)
-    assert ordered.attempts[-1].condemned_at is not None
+    assert ordered.attempts[-1].ending_at is not None
     for _ in range(3):  # firmer and firmer, and then it is over
         later = replace(one, now=one.now + timedelta(minutes=1), state=ordered)
         one, action = later, decide(GOAL, later, RULES)
@@ -181,11 +181,11 @@ def test_who_asks_for_the_end_of_an_attempt_that_is_ending_is_not_kept_waiting_w
 
 
 def test_the_first_wish_to_end_stays():
-    attempt = condemned(ExitReason.DEADLINE)
+    attempt = ending_reason(ExitReason.DEADLINE)
     again = transitions.order_end(
         state(attempts=(attempt,)), EndAttempt(how=Stop.KILL, reason=ExitReason.STOPPED), NOW
     ).attempts[-1]
-    assert (again.condemned, again.condemned_at) == (attempt.condemned, attempt.condemned_at)
+    assert (again.ending_reason, again.ending_at) == (attempt.ending_reason, attempt.ending_at)
 
 
 # Counters and flags
@@ -348,7 +348,7 @@ def test_an_attempt_of_which_a_member_cannot_be_prepared_has_ten_minutes():
     assert (ordered.how, ordered.reason) == (Stop.SAVE, ExitReason.LOST)
     assert ordered.message == "b could not be prepared for 10 min: no pip"
     since = NOW - timedelta(minutes=2)
-    deaf = taken_over(working, 12, condemned=ExitReason.LOST, condemned_at=since, ordered=Stop.KILL)
+    deaf = taken_over(working, 12, ending_reason=ExitReason.LOST, ending_at=since, ordered=Stop.KILL)
     assert decide(GOAL, deaf, RULES) == Replace(node_ids=("b",))
 
 
@@ -667,7 +667,7 @@ def test_outputs_of_a_machine_that_nobody_prepares_again_are_brought_all_the_sam
 def outlived(reason, seconds, *nodes):
     """Both were ordered to be killed so long ago, and these are what is seen of them."""
     since = NOW - timedelta(seconds=seconds)
-    attempt = opened("a", "b", condemned=reason, condemned_at=since, ordered=Stop.KILL, killed_at=since)
+    attempt = opened("a", "b", ending_reason=reason, ending_at=since, ordered=Stop.KILL, killed_at=since)
     return world(*nodes, attempt=attempt)
 
 

@@ -119,7 +119,9 @@ def part(number=1, outcome=None, step=None, **changes):
     )
 
 
-def up(node_id, attempt=None, *, notice=False, readiness=Readiness.READY, silent=0.0, told=True, ill=None, **changes):
+def up(
+    node_id, attempt=None, *, notice=False, readiness=Readiness.READY, silent=0.0, told=True, unhealthy=None, **changes
+):
     """A node that is up, prepared and told, unless said otherwise."""
     word, rebalance = changes.pop("word", Word.NOTHING), changes.pop("rebalance", None)
     trial = changes.pop("trial", None)
@@ -130,7 +132,7 @@ def up(node_id, attempt=None, *, notice=False, readiness=Readiness.READY, silent
         boot_id="b",
         notice=Notice(action="terminate", at=NOW + timedelta(minutes=2)) if notice else None,
         attempt=attempt,
-        ill=ill,
+        unhealthy=unhealthy,
     )
     return NodeSeen(
         refused=changes.pop("refused", None),

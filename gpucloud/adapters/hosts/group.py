@@ -13,8 +13,8 @@ from typing import Any
 from gpucloud.adapters.hosts.asking import Asking, Order
 from gpucloud.adapters.hosts.records import (
     POOL,
+    Excluded,
     Hosts,
-    PassedOver,
     Place,
     Recollection,
     Taken,
@@ -38,7 +38,7 @@ _REST = timedelta(minutes=10)  # a host that was given back as unfit is taken la
 class SshNodeGroup:
     """Implements `NodeGroup` over hosts that exist. `places` gives the job file's hosts, in its order.
 
-    A host that cannot be taken is passed over, and another of the list is taken in its place; the level is then what
+    A host that cannot be taken is excluded, and another of the list is taken in its place; the level is then what
     could be taken, and the refusals say why it is not more. `drill_s` is how long a host stays after a drill's notice.
     """
 
@@ -296,22 +296,22 @@ def why_not(answer: dict[str, Any] | GpucloudError, now: datetime) -> tuple[str,
 
 def pass_over(
     name: str, why: str, now: datetime, *, lasting: bool = False, last_until: datetime | None = None
-) -> PassedOver:
+) -> Excluded:
     """Return a host's mark: it is asked again in 20 s."""
     again_at = now + _AGAIN
-    return PassedOver(name=name, why=why, again_at=again_at, last_until=last_until or again_at, lasting=lasting)
+    return Excluded(name=name, why=why, again_at=again_at, last_until=last_until or again_at, lasting=lasting)
 
 
-def marked(record: Hosts, marks: tuple[PassedOver, ...], *, told: bool = True) -> Hosts:
+def marked(record: Hosts, marks: tuple[Excluded, ...], *, told: bool = True) -> Hosts:
     """Return the record with the marks, the newest of each host, and with a refusal for each that is to be told."""
     if not marks:
         return record
     names = {mark.name for mark in marks}
-    kept = tuple(mark for mark in record.passed_over if mark.name not in names)
+    kept = tuple(mark for mark in record.excluded if mark.name not in names)
     refusals = tuple(
-        _refusal(Fault.TRANSIENT, f"{m.name}: {m.why}", "HostPassedOver", m.again_at - _AGAIN) for m in marks if told
+        _refusal(Fault.TRANSIENT, f"{m.name}: {m.why}", "HostExcluded", m.again_at - _AGAIN) for m in marks if told
     )
-    return replace(record, passed_over=(*kept, *marks), refusals=(*record.refusals, *refusals)[-64:])
+    return replace(record, excluded=(*kept, *marks), refusals=(*record.refusals, *refusals)[-64:])
 
 
 def fallen_short(record: Hosts, places: tuple[Place, ...], now: datetime) -> Hosts:
@@ -321,9 +321,9 @@ def fallen_short(record: Hosts, places: tuple[Place, ...], now: datetime) -> Hos
     """
     if len(record.counted) >= record.size:
         return record
-    lasting = sum(mark.lasting for mark in record.passed_over)
+    lasting = sum(mark.lasting for mark in record.excluded)
     fault = Fault.PARAMETER if len(places) - lasting < record.size else Fault.CAPACITY
-    whys = "; ".join(f"{mark.name}: {mark.why}" for mark in record.passed_over)
+    whys = "; ".join(f"{mark.name}: {mark.why}" for mark in record.excluded)
     message = f"{len(record.counted)} of {record.size} hosts; {whys or 'no other host is in the job file'}"
     refusal = _refusal(fault, message, "NoHost", now)
     return replace(record, size=len(record.counted), refusals=(*record.refusals, refusal)[-64:])

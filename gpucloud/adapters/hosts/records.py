@@ -1,4 +1,4 @@
-"""What is remembered of a group of own hosts: which are taken, which are passed over, until when it is paid.
+"""What is remembered of a group of own hosts: which are taken, which are excluded, until when it is paid.
 
 The record is one object in the job's store, changed by compare-and-swap: whoever drives the job next, from whatever
 machine, finds the same hosts taken. Who has a host's GPUs at all is written on the host itself (`onhost`).
@@ -94,7 +94,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassedOver:
+class Excluded:
     """A host that did not serve: not asked before `again_at`, and after all others before `last_until`.
 
     `lasting`: asking again cannot help before somebody has changed something.
@@ -117,7 +117,7 @@ class Hosts:
     armed_until: datetime | None = None
     launched: int = 0
     nodes: tuple[Taken, ...] = ()
-    passed_over: tuple[PassedOver, ...] = ()
+    excluded: tuple[Excluded, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     removed: bool = False
     """The group is gone. A job that goes on later makes it anew, and must not take a node for one that has ended."""
@@ -162,7 +162,7 @@ def levelled(record: Hosts, now: datetime) -> Hosts:
 def candidates(record: Hosts, places: tuple[Place, ...], now: datetime) -> tuple[Place, ...]:
     """Return the hosts to ask, in the file's order; those that failed lately come last, or not at all yet."""
     taken = {node.place.name for node in record.nodes if node.alive}
-    marks = {mark.name: mark for mark in record.passed_over}
+    marks = {mark.name: mark for mark in record.excluded}
     free = [p for p in places if p.name not in taken and (p.name not in marks or marks[p.name].again_at <= now)]
     return tuple(sorted(free, key=lambda place: place.name in marks and marks[place.name].last_until > now))
 

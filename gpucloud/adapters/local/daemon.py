@@ -222,7 +222,7 @@ class Daemon:
         free = self._devices.free(wanted, {uuid for record in records for uuid in record.devices})
         if free is None:
             self._paused[name] = time.monotonic() + _PAUSE_S / 10
-            if not any(record.ending or record.taken_at for record in self._of(name)):  # one that ends makes room
+            if not any(record.ending or record.interrupted_at for record in self._of(name)):  # one that ends makes room
                 there = len(self._devices.uuids)
                 self._note_shortage(group, f"a node needs {wanted} GPUs; those of this machine ({there}) are in use")
         return free

@@ -29,7 +29,7 @@ _POLL_S = 0.01
 class LocalNodeGroup:
     """Implements `NodeGroup` over the folder `root`, and what only an emulated cloud can do: `freeze`, a schedule.
 
-    `clock_factor` and `server` are kept in the folder: how much faster than EC2's 120 s a node is taken, and the
+    `clock_factor` and `server` are kept in the folder: how much faster than EC2's 120 s a node is interrupted, and the
     command of the nodes' SSH server. `tier` and `home_mib` are for groups whose first nodes are started by this
     object. Left out, all stay as they are.
     """
@@ -149,7 +149,7 @@ class LocalNodeGroup:
             self._change(group, node_id, lambda node: replace(node, ending=node.ending or EndCause.INTERRUPTED))
 
     def recommend_rebalance(self, group: str, node_id: str) -> None:
-        """Tell the node that its risk has risen; it may never be taken."""
+        """Tell the node that its risk has risen; it may never be interrupted."""
         self._change(group, node_id, lambda node: replace(node, rebalance_at=node.rebalance_at or _now()))
 
     def freeze(self, group: str, node_id: str) -> None:

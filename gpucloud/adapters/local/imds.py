@@ -22,7 +22,7 @@ _LONGEST_TTL_S = 21600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """What the service tells; `taken_at` is when the cloud takes the node, None without a notice.
+    """What the service tells; `interrupted_at` is when the cloud takes the node, None without a notice.
 
     `rebalance_at` is since when it is recommended to leave the node; with a notice that is told at the same time.
     """
@@ -34,7 +34,7 @@ class Instance:
     spot: bool
     address: str
     noticed_at: datetime | None
-    taken_at: datetime | None
+    interrupted_at: datetime | None
     rebalance_at: datetime | None = None
 
 
@@ -99,8 +99,8 @@ def tree(instance: Instance) -> dict[str, str]:
     recommended_at = instance.rebalance_at or instance.noticed_at
     if recommended_at is not None:
         told["events/recommendations/rebalance"] = json.dumps({"noticeTime": _stamp(recommended_at)})
-    if instance.noticed_at is not None and instance.taken_at is not None:
-        at = _stamp(instance.taken_at)
+    if instance.noticed_at is not None and instance.interrupted_at is not None:
+        at = _stamp(instance.interrupted_at)
         told["instance-action"] = "terminate"
         told["spot/instance-action"] = json.dumps({"action": "terminate", "time": at})
         told["spot/termination-time"] = at

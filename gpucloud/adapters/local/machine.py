@@ -196,7 +196,7 @@ class Machine:
             spot=record.pool.market is Market.SPOT,
             address=record.private or record.address,
             noticed_at=record.noticed_at,
-            taken_at=record.taken_at,
+            interrupted_at=record.interrupted_at,
             rebalance_at=record.rebalance_at,
         )
 
@@ -220,7 +220,7 @@ def settle(group: GroupRecord, nodes: tuple[NodeRecord, ...], now: datetime, not
         nodes = tuple(_ending(node, EndCause.SCHEDULE) for node in nodes)
     group, nodes = _scheduled(group, nodes, now, notice_s)
     nodes = tuple(
-        _ending(node, EndCause.INTERRUPTED) if node.taken_at is not None and now >= node.taken_at else node
+        _ending(node, EndCause.INTERRUPTED) if node.interrupted_at is not None and now >= node.interrupted_at else node
         for node in nodes
     )
     return _levelled(group, nodes)
@@ -252,11 +252,11 @@ def _scheduled(
         return group, nodes
     later = replace(schedule, drawn=schedule.drawn + 1)
     later = replace(later, next_at=max(now, schedule.next_at + _draw(later).gap))
-    return replace(group, schedule=later), _taken(nodes, _draw(schedule), now, notice_s)
+    return replace(group, schedule=later), _interrupted(nodes, _draw(schedule), now, notice_s)
 
 
-def _taken(nodes: tuple[NodeRecord, ...], draw: _Draw, now: datetime, notice_s: float) -> tuple[NodeRecord, ...]:
-    able = [n for n in nodes if n.counted and n.state is NodeState.RUNNING and n.taken_at is None]
+def _interrupted(nodes: tuple[NodeRecord, ...], draw: _Draw, now: datetime, notice_s: float) -> tuple[NodeRecord, ...]:
+    able = [n for n in nodes if n.counted and n.state is NodeState.RUNNING and n.interrupted_at is None]
     if not able:
         return nodes
     victim = able[int(draw.which * len(able))]

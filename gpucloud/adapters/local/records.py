@@ -253,7 +253,7 @@ class NodeRecord:
     relieved: bool = False
     frozen: bool = False
     noticed_at: datetime | None = None
-    taken_at: datetime | None = None
+    interrupted_at: datetime | None = None
     ending: EndCause | None = None
     ended_at: datetime | None = None
     user_data_exit: int | None = None
@@ -299,12 +299,12 @@ def noticed(node: NodeRecord, now: datetime, notice_s: float) -> NodeRecord:
 
     EC2 gives the time in whole seconds: it is rounded up here, so that what is said is what is done.
     """
-    if node.taken_at is not None:
+    if node.interrupted_at is not None:
         return node
-    taken_at = now + timedelta(seconds=notice_s)
-    if taken_at.microsecond:
-        taken_at = taken_at.replace(microsecond=0) + timedelta(seconds=1)
-    return replace(node, noticed_at=now, taken_at=taken_at)
+    interrupted_at = now + timedelta(seconds=notice_s)
+    if interrupted_at.microsecond:
+        interrupted_at = interrupted_at.replace(microsecond=0) + timedelta(seconds=1)
+    return replace(node, noticed_at=now, interrupted_at=interrupted_at)
 
 
 def ended(node: NodeRecord, group: GroupRecord, now: datetime) -> NodeRecord:
@@ -354,7 +354,7 @@ def node_from(text: str) -> NodeRecord:
         launched_at=datetime.fromisoformat(raw["launched_at"]),
         state=NodeState(raw["state"]),
         noticed_at=_time(raw["noticed_at"]),
-        taken_at=_time(raw["taken_at"]),
+        interrupted_at=_time(raw["interrupted_at"]),
         ending=EndCause(raw["ending"]) if raw["ending"] else None,
         devices=tuple(raw.get("devices", ())),
         rebalance_at=_time(raw.get("rebalance_at")),

@@ -215,7 +215,7 @@ def _packed(acts: Acts) -> Acts:
 # Makes the learned policy's tables for one job.
 
 
-_FREE_WITHIN = Terms().free_when_taken_within
+_FREE_WITHIN = Terms().free_when_interrupted_within
 
 
 class TableMaker:

@@ -101,7 +101,7 @@ class Figures:
     gpus: tuple[GpuSample, ...] = ()
     host: HostSample | None = None
     attempt: AttemptStatus | None = None
-    ill: str | None = None
+    unhealthy: str | None = None
     xids: tuple[tuple[int, int], ...] = ()
 
 
@@ -139,7 +139,9 @@ def _of_gpus(figures: Figures) -> Iterator[_Family]:
     yield _Family("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "counter", "Uncorrected ECC errors since the driver's start.", ecc)
     slow = tuple(({**_labels(g), "reason": reason}, 1.0) for g in gpus for reason in g.slowdowns)
     yield _Family("gpucloud_gpu_slowdown", "gauge", "Why the GPU is slowed down now; absent when it is not.", slow)
-    yield _Family("gpucloud_gpus_ill", "gauge", "1 when a GPU must not be trusted.", (({}, float(bool(figures.ill))),))
+    yield _Family(
+        "gpucloud_gpus_unhealthy", "gauge", "1 when a GPU must not be trusted.", (({}, float(bool(figures.unhealthy))),)
+    )
 
 
 def _of_host(host: HostSample | None) -> Iterator[_Family]:

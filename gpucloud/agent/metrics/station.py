@@ -30,12 +30,12 @@ _PARTS_WITHIN_S = 5.0
 
 
 class Station:
-    """`gpus`, `host` and `ill` are what the agent's status says; without nvidia-smi nothing of GPUs runs."""
+    """`gpus`, `host` and `unhealthy` are what the agent's status says; without nvidia-smi nothing of GPUs runs."""
 
     def __init__(self, root: Path, environ: Mapping[str, str] = os.environ) -> None:
         self.gpus: tuple[GpuSample, ...] = ()
         self.host: HostSample | None = None
-        self.ill: str | None = None
+        self.unhealthy: str | None = None
         self._root = root
         self._environ = environ
         program = shutil.which("nvidia-smi", path=environ.get("PATH"))
@@ -82,7 +82,9 @@ class Station:
     def text(self) -> str:
         """Return the figures for Prometheus."""
         xids = tuple(sorted(self._xids.items()))
-        return exposition(Figures(gpus=self.gpus, host=self.host, attempt=self._attempt, ill=self.ill, xids=xids))
+        return exposition(
+            Figures(gpus=self.gpus, host=self.host, attempt=self._attempt, unhealthy=self.unhealthy, xids=xids)
+        )
 
     def look(self, attempt: AttemptStatus | None, folder: Path | None, devices: str | None) -> None:
         """Look, if the last time is a second ago. `folder` is the running attempt's, `devices` which GPUs it sees.
@@ -115,7 +117,7 @@ class Station:
         running = attempt is not None and attempt.state is RunState.RUNNING
         signs = self._watch.signs(attempt.attempt if running and attempt else None, self.gpus, self._sampler, news, now)
         if signs is not None:
-            self.ill = self.ill or illness(signs)
+            self.unhealthy = self.unhealthy or illness(signs)
 
     def _note(self, news: tuple[Xid, ...]) -> None:
         own = {pci_address(gpu.pci): gpu.index for gpu in self.gpus}

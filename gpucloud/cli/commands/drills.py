@@ -26,7 +26,7 @@ class Drill(Enum):
     """What is done to a node; the value is the word for it when it is done."""
 
     INTERRUPT = "noticed"
-    KILL = "taken"
+    KILL = "interrupted"
     FREEZE = "frozen"
     CUT = "cut"
     HEAL = "healed"
@@ -62,7 +62,7 @@ def weather(target: str | None, *, seed: int, mean: str, unannounced: float, as_
     if as_json:
         say_json({"job": known.name, "seed": seed, "mean_s": mean_s, "unannounced": unannounced})
     else:
-        say(f"{known.name}: nodes are taken every {mean_s:g} s on average, seed {seed}")
+        say(f"{known.name}: nodes are interrupted every {mean_s:g} s on average, seed {seed}")
     return 0
 
 

@@ -116,7 +116,7 @@ def _sources(catalog: Catalog, shown: tuple[Listing, ...], now: datetime) -> Ite
         yield f"spot: prices of {aged(min(read), now)}"
     if catalog.advisor is not None and any(one.band or (one.spot and one.spot.estimated) for one in shown):
         yield (
-            f"~ and taken: savings and monthly interruptions as AWS's Spot Instance advisor had them on"
+            f"~ and risk: savings and monthly interruptions as AWS's Spot Instance advisor had them on"
             f" {aged(catalog.advisor.as_of, now)}"
         )
 
@@ -246,14 +246,14 @@ _COLUMNS: dict[str, _Cell] = {
     "spot": _spot,
     "on demand": _on_demand,
     "saves": _saving,
-    "taken": lambda one, _: one.band.value if one.band else "",
+    "risk": lambda one, _: one.band.value if one.band else "",
     "score": lambda one, _: str(one.score or ""),
     "per GPU": lambda one, market: _at_most(one, market) + _optional(one.usd_per_gpu_hour(market)),
     "per PFLOP": lambda one, market: _at_most(one, market) + _optional(one.usd_per_pflop_hour(market)),
     "not run": lambda one, _: one.machine.why_not or "",
 }
 _WORDS = {"machine", "GPUs", "link", "region", "not run"}
-_LEAST_NEEDED = ("EFA", "link", "zones", "Gbps", "per PFLOP", "saves", "score", "GB", "taken", "not run")
+_LEAST_NEEDED = ("EFA", "link", "zones", "Gbps", "per PFLOP", "saves", "score", "GB", "risk", "not run")
 
 
 def _listing_json(one: Listing, market: MarketPolicy) -> dict[str, Any]:

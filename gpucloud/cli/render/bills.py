@@ -95,9 +95,9 @@ def spend_text(spend: Spend) -> str:
     rows = [("spent", money_line(spend)), *unproven_rows(spend)]
     if spend.forecast_usd is not None:
         rows.append(("forecast", f"{format_usd(spend.forecast_usd)} at the end, at today's price and pace"))
-    if spend.beside_usd:
+    if spend.outside_budget_usd:
         what = "storage, requests, transfer, data from other regions and drills"
-        rows.append(("beside", f"{format_usd(spend.beside_usd)}, not in the budget: {what}"))
+        rows.append(("outside", f"{format_usd(spend.outside_budget_usd)}, not in the budget: {what}"))
     return table(rows)
 
 
@@ -111,7 +111,7 @@ def cost_json(report: JobReport) -> dict[str, Any]:
         "by_node": [{"node": key, "usd": usd(total(c))} for key, c in _grouped(budgeted, "node_id")],
         "by_kind": [{"kind": key.value, "usd": usd(total(c))} for key, c in _grouped(report.charges, "kind")],
         "charges": [charge_json(charge) for charge in budgeted],
-        "beside": [charge_json(charge) for charge in report.charges if not charge.kind.in_budget],
+        "outside_budget": [charge_json(charge) for charge in report.charges if not charge.kind.in_budget],
         "quarantined": [quarantine_json(one) for one in report.quarantined],
     }
 
@@ -153,7 +153,7 @@ def spend_json(spend: Spend) -> dict[str, str | None]:
         "usd_per_hour": usd(spend.usd_per_hour),
         "budget_usd": usd(spend.budget_usd),
         "forecast_usd": usd(spend.forecast_usd) if spend.forecast_usd is not None else None,
-        "beside_usd": usd(spend.beside_usd),
+        "outside_budget_usd": usd(spend.outside_budget_usd),
     }
 
 

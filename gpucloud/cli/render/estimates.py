@@ -107,7 +107,7 @@ def estimate_json(job: Job, estimate: Estimate, protection: Protection | None = 
 
 
 def stored_text(stored: Stored) -> str:
-    """Return what saves cost beside the budget, and at which interval they would cost much less."""
+    """Return what saves cost outside the budget, and at which interval they would cost much less."""
     text = f"about {format_usd(stored.usd)} to S3 for {stored.saves} saves of {format_size(stored.size)}, in no budget"
     if stored.cheapest_usd > stored.usd * _MUCH_CHEAPER:
         return text
@@ -158,11 +158,11 @@ def _expected_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, str]]:
         ends = f", {outlook.unended} of which came to no end and are not in the cost" if outlook.unended else ""
         yield "missed", f"deadline or budget, in {outlook.missed} of {outlook.windows} replays{ends}"
     if outlook.windows:
-        yield "taken", f"{outlook.interruptions:.1f} times"
+        yield "interrupted", f"{outlook.interruptions:.1f} times"
     if estimate.saves is not None:
         yield "saves", _saves_text(estimate.saves)
     if estimate.stored is not None:
-        yield "beside", stored_text(estimate.stored)
+        yield "outside", stored_text(estimate.stored)
 
 
 def _unknown(job: Job, offer: Offer) -> str:
@@ -201,7 +201,7 @@ def _quota_text(need: Need) -> str:
 
 
 def _candidate_rows(estimate: Estimate) -> Iterator[tuple[str, ...]]:
-    yield ("machine", "GPUs", "zones", "USD/h", "work", "expected", "9 in 10 below", "done after", "taken")
+    yield ("machine", "GPUs", "zones", "USD/h", "work", "expected", "9 in 10 below", "done after", "interrupted")
     for candidate in estimate.candidates:
         offer, outlook = candidate.offer, candidate.outlook
         gpus = f"{offer.gpus} × {offer.gpu} {offer.vram_gib} GB" if offer.gpu else "-"
@@ -212,7 +212,7 @@ def _candidate_rows(estimate: Estimate) -> Iterator[tuple[str, ...]]:
 
 
 def _policy_rows(estimate: Estimate) -> Iterator[tuple[str, ...]]:
-    yield ("policy", "expected", "9 in 10 below", "done after", "taken", "missed")
+    yield ("policy", "expected", "9 in 10 below", "done after", "interrupted", "missed")
     for policy, outlook in estimate.policies:
         missed = f"{outlook.missed} of {outlook.windows}" if outlook.windows else "-"
         yield (policy.value, *_cells(outlook, estimate.plan), missed)
@@ -243,7 +243,7 @@ def _sources(job: Job, estimate: Estimate) -> Iterator[str]:
     now = estimate.plan.made_at
     is_old = now - offer.as_of > timedelta(days=1)
     of = f"of {aged(offer.as_of.date(), now)}" if is_old else f"as of {offer.as_of:%Y-%m-%d %H:%M} UTC"
-    stored = "; what is stored in S3 comes beside" if job.cloud is Cloud.AWS else ""
+    stored = "; what is stored in S3 is outside the budget" if job.cloud is Cloud.AWS else ""
     yield f"prices: {of}; worst cost: the budget, which machines cannot pass{stored}"
     gpus = {candidate.offer.gpu for candidate in estimate.candidates if candidate.work is not None}
     if len(gpus) > 1 and estimate.work is not None and estimate.work.on_any_gpu:

@@ -72,7 +72,7 @@ def snapshot(seen: Seen, action: Action, spend: Spend) -> Snapshot:
 
 
 def _working(seen: Seen) -> list[NodeSeen]:
-    """Return the members of the attempt: a node that was taken still counts its GPUs as its own for a while."""
+    """Return the members of the attempt: a node that was interrupted still counts its GPUs as its own for a while."""
     members = {member.node_id for member in seen.state.attempt.members} if seen.state.attempt else set()
     return [node for node in seen.nodes if node.node.id in members]
 
@@ -92,7 +92,7 @@ def _phase(seen: Seen, action: Action, reported: str | None) -> str:
 def _ending(seen: Seen) -> str | None:
     """Return the phase of an attempt that is to end for good; None of any other."""
     attempt = seen.state.attempt
-    if attempt is None or attempt.condemned is None or attempt.condemned.retried:
+    if attempt is None or attempt.ending_reason is None or attempt.ending_reason.retried:
         return None
     return "asked to save and leave" if attempt.ordered is Stop.SAVE else "ending"
 

@@ -16,11 +16,11 @@ from gpucloud.domain.market.plan import Plan
 from gpucloud.domain.node.node import Node
 from gpucloud.domain.node.status import UNTOLD, Progress
 from gpucloud.domain.state.condition import Condition
-from gpucloud.domain.state.state import Attempt, Cooldown, Course, ExitReason, Interruption
+from gpucloud.domain.state.state import Attempt, CapacityDecision, Cooldown, ExitReason, Interruption
 from gpucloud.domain.untrusted.output import advice_for
 from gpucloud.domain.untrusted.shown import in_one_line, set_off
 from gpucloud.usecases.jobstore.report import JobReport
-from gpucloud.usecases.supervise.story import course_line, missing_line
+from gpucloud.usecases.supervise.story import decision_line, missing_line
 
 
 def plan_text(plan: Plan, protection: Protection, width: int | None = None) -> str:
@@ -84,12 +84,15 @@ def report_text(report: JobReport) -> str:
         parts.append(set_off(report.message))
     if report.missing_outputs:
         parts.append("\n".join(in_one_line(missing_line(output)) for output in report.missing_outputs))
-    parts += map(in_one_line, report.storm)
-    if report.course is not None:
+    parts += map(in_one_line, report.backoff)
+    if report.capacity_decision is not None:
         parts.append(
             "\n".join(
                 in_one_line(said)
-                for said in (course_line(report.course, report.looked_at), report.course.warning)
+                for said in (
+                    decision_line(report.capacity_decision, report.looked_at),
+                    report.capacity_decision.warning,
+                )
                 if said
             )
         )
@@ -136,7 +139,7 @@ def _lacking(report: JobReport) -> list[str]:
         case Condition.UNSUPERVISED if report.drives_itself:
             told.append("its own machines go on with it: one of them takes its place within 15 s")
         case Condition.UNSUPERVISED:
-            told.append(f"nobody replaces a machine that is taken now; all switch themselves off{until}")
+            told.append(f"nobody replaces a machine that is interrupted now; all switch themselves off{until}")
         case Condition.TRAINED if report.supervisor is None:
             told.append(f"gpucloud train {report.job} brings them home, and ends its machines")
         case Condition.LEFT if report.nodes:
@@ -175,7 +178,7 @@ def _tables(report: JobReport) -> list[str]:
         ]
         parts.append(table(rows))
     if report.interruptions:
-        rows = [("taken", "how", "in attempt", "training again after")]
+        rows = [("interrupted", "how", "in attempt", "training again after")]
         rows += [_interruption_row(one, report.attempts) for one in report.interruptions]
         parts.append(table(rows))
     if report.checkpoint:
@@ -183,7 +186,7 @@ def _tables(report: JobReport) -> list[str]:
     if report.charges:
         parts.append(charges_text(report.charges))
     if report.cooldowns:
-        rows = [("passed over", "until (UTC)", "why")]
+        rows = [("excluded", "until (UTC)", "why")]
         rows += [_cooldown_row(one, report.looked_at) for one in report.cooldowns]
         parts.append(table(rows))
     if report.quarantined:
@@ -254,11 +257,11 @@ def report_json(report: JobReport) -> dict[str, Any]:
         "checkpoint": codec.plain(report.checkpoint),
         "spend": spend_json(report.spend),
         "paid_until": codec.plain(report.paid_until),
-        "course": _course_json(report.course),
+        "capacity_decision": _decision_json(report.capacity_decision),
         "nodes": [_node_json(node) for node in report.nodes],
-        "passed_over": [_cooldown_json(cooldown) for cooldown in report.cooldowns],
+        "excluded": [_cooldown_json(cooldown) for cooldown in report.cooldowns],
         "quarantined": [quarantine_json(one) for one in report.quarantined],
-        "storm": list(report.storm),
+        "backoff": list(report.backoff),
         "use": use_json(report),
     }
 
@@ -299,10 +302,10 @@ def _step_cell(report: JobReport) -> str:
     return f"{report.last_step} ({report.written_at:%H:%M:%S})" if is_of_then else str(report.last_step)
 
 
-def _course_json(course: Course | None) -> dict[str, Any] | None:
-    if course is None:
+def _decision_json(made: CapacityDecision | None) -> dict[str, Any] | None:
+    if made is None:
         return None
-    return {"mode": course.mode, "since": codec.plain(course.since), "why": course.why, "warning": course.warning}
+    return {"mode": made.mode, "since": codec.plain(made.since), "why": made.why, "warning": made.warning}
 
 
 def _attempt_json(attempt: Attempt) -> dict[str, Any]:

@@ -27,10 +27,10 @@ _HEAD = (
     "worst",
     "of on demand",
     "done after",
-    "taken",
+    "interrupted",
     "starts",
 )
-_LIST_HEAD = ("market", "machine", "nodes", "zones", "recorded", "length", "there", "taken/day", "spot price")
+_LIST_HEAD = ("market", "machine", "nodes", "zones", "recorded", "length", "there", "interrupted/day", "spot price")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ def _fewer(scenario: Scenario) -> str:
 def _remarks(scenario: Scenario, done: Simulation) -> list[str]:
     market = done.market
     year = f" of {market.started_at:%Y}" if market.started_at else ""
-    lines = [f"beside: {stored_text(done.stored)}"] if done.stored is not None else []
+    lines = [f"outside the budget: {stored_text(done.stored)}"] if done.stored is not None else []
     lines += [f"these were {market.gpu} machines{year}: others, H100-class ones above all, may come and go otherwise"]
     if Policy.LEARNED in done.study.policies:
         lines.append("learned knows nothing of these weeks, only of the other recordings")
@@ -242,7 +242,7 @@ def _market_row(market: RecordedMarket) -> tuple[str, ...]:
         _recorded(market),
         format_span(market.length),
         f"{together.available:.0%}{within}",
-        f"{together.taken_per_day:.1f}",
+        f"{together.interruptions_per_day:.1f}",
         prices if market.prices_recorded else f"{prices} (assumed)",
     )
 
@@ -252,7 +252,7 @@ def _supply_json(market: RecordedMarket, zones: Sequence[RecordedZone]) -> dict[
     price = min(mean_price(zone, market.ticks) for zone in zones)
     return {
         "available": round(found.available, 4),
-        "taken_per_day": round(found.taken_per_day, 2),
+        "interruptions_per_day": round(found.interruptions_per_day, 2),
         "spot_usd_per_hour": usd(price.quantize(Decimal("0.0001"))),
     }
 

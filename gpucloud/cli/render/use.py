@@ -33,8 +33,8 @@ def use_rows(report: JobReport) -> Rows:
         rows += [(node.node_id, *_gpu_cells(gpu)) for gpu in status.gpus]
         if status.host is not None:
             rows.append((node.node_id, *_host_cells(status.host)))
-        if status.ill is not None:
-            rows.append((node.node_id, f"ILL: {status.ill}", *[""] * 5))
+        if status.unhealthy is not None:
+            rows.append((node.node_id, f"UNHEALTHY: {status.unhealthy}", *[""] * 5))
     return rows
 
 
@@ -46,7 +46,7 @@ def use_json(report: JobReport) -> list[dict[str, Any]]:
             "answers": node.status is not None,
             "gpus": codec.plain(node.status.gpus) if node.status else [],
             "host": codec.plain(node.status.host) if node.status else None,
-            "ill": node.status.ill if node.status else None,
+            "unhealthy": node.status.unhealthy if node.status else None,
         }
         for node in report.standing
     ]

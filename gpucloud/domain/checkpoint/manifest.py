@@ -90,7 +90,7 @@ class Why(str, Enum):
     """What a checkpoint was saved for; the value is what programs read."""
 
     DUE = "due"  # its time had come, by the clock or by the count of steps
-    NOTICE = "notice"  # a machine is to be taken
+    NOTICE = "notice"  # a machine is to be interrupted
     BUDGET = "budget"  # the paid time comes to its end
     STOP = "stop"  # somebody ended the job
     LAST = "last"  # the script came to its end

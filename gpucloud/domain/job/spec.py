@@ -113,7 +113,7 @@ class MarketPolicy(str, Enum):
     AUTO = "auto"
 
     def allows(self, market: Market) -> bool:
-        """Whether machines of that market may be taken."""
+        """Whether machines of that market may be interrupted."""
         return market is Market.OWNED or self is MarketPolicy.AUTO or self.value == market.value
 
 

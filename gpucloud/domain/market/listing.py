@@ -106,7 +106,7 @@ class Listing:
 
     @property
     def band(self) -> Band | None:
-        """How often such machines were taken, as the advisor had it."""
+        """How often such machines were interrupted, as the advisor had it."""
         return self.advice.band if self.advice else None
 
     def _prices(self) -> Iterable[tuple[Market, Decimal]]:

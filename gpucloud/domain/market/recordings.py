@@ -87,7 +87,7 @@ class Supply:
     """How well one zone, or several taken as one, gave `nodes` machines: the share of the time, losses a day."""
 
     available: float
-    taken_per_day: float
+    interruptions_per_day: float
 
 
 def zone_set(market: RecordedMarket, asked: str) -> tuple[RecordedZone, ...]:
@@ -124,7 +124,7 @@ def supply(zones: Sequence[RecordedZone], ticks: int, tick: timedelta, *, nodes:
     lost = sum(before and not after for before, after in itertools.pairwise(up))
     return Supply(
         available=sum(span for span, there in zip(spans, up, strict=True) if there) / ticks,
-        taken_per_day=lost / (ticks * tick / timedelta(days=1)),
+        interruptions_per_day=lost / (ticks * tick / timedelta(days=1)),
     )
 
 

@@ -29,7 +29,7 @@ from gpucloud.domain.offer import Offer, Pool, PricePoint
 from gpucloud.domain.state.state import Attempt, NodeLife
 
 ZERO = Decimal(0)
-FREE_WHEN_TAKEN_WITHIN = timedelta(hours=1)
+FREE_WHEN_INTERRUPTED_WITHIN = timedelta(hours=1)
 """AWS charges nothing for a spot machine that it takes this soon."""
 
 _HOUR = Decimal(3600)
@@ -57,14 +57,14 @@ class ChargeKind(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How a cloud bills: the least time of a node, and how young a node may be taken without a charge.
+    """How a cloud bills: the least time of a node, and how young a node may be interrupted without a charge.
 
     Beside each node stand a disk of `disk_gib` and, with `public_address`, an address, at the region's `rates`; a
     region that is not among them has the dearest of these. Types `without_address` get none.
     """
 
     minimum: timedelta = timedelta(seconds=60)
-    free_when_taken_within: timedelta = FREE_WHEN_TAKEN_WITHIN
+    free_when_interrupted_within: timedelta = FREE_WHEN_INTERRUPTED_WITHIN
     disk_gib: int = 0
     public_address: bool = False
     without_address: tuple[str, ...] = ()
@@ -123,15 +123,15 @@ class Spend:
     `promised` is what of that the machines that live now may still cost until `off_at`, when they end by themselves
     unless somebody moves that on, at the highest price that they can have; `usd_per_hour` is what they cost now.
     `forecast_usd` is what the whole job will have cost at today's price, None when unknown.
-    `beside_usd` is what the budget does not count: what was stored, asked of the store, brought home, read from other
-    regions, and drills.
+    `outside_budget_usd` is what the budget does not count: what was stored, asked of the store, brought home, read
+    from other regions, and drills.
     """
 
     budget_usd: Decimal
     spent_usd: Decimal
     promised_usd: Decimal
     forecast_usd: Decimal | None = None
-    beside_usd: Decimal = ZERO
+    outside_budget_usd: Decimal = ZERO
     unproven_usd: Decimal = ZERO
     usd_per_hour: Decimal = ZERO
     off_at: datetime | None = None
@@ -220,7 +220,7 @@ def _compute(life: NodeLife, span: Lifespan, prices: tuple[PricePoint, ...], ter
     charges = _charges(life, span, ChargeKind.COMPUTE, [(piece, _price_at(piece[0], prices)) for piece in pieces])
     if not _is_free(life, terms):
         return charges
-    return [replace(charge, usd=ZERO, note="taken in its first hour: not charged") for charge in charges]
+    return [replace(charge, usd=ZERO, note="interrupted in its first hour: not charged") for charge in charges]
 
 
 def _is_free(life: NodeLife, terms: Terms) -> bool:
@@ -228,7 +228,7 @@ def _is_free(life: NodeLife, terms: Terms) -> bool:
         life.end_cause is EndCause.INTERRUPTED
         and life.pool.market is Market.SPOT
         and life.ended_at is not None
-        and life.ended_at - life.launched_at < terms.free_when_taken_within
+        and life.ended_at - life.launched_at < terms.free_when_interrupted_within
     )
 
 

@@ -137,7 +137,7 @@ class AttemptStatus:
 class Status:
     """What the agent says of its node. `beat` rises with every write; `epoch` is the highest seen.
 
-    `gpus` is the newest sample of each device, `ill` why a GPU here must not be trusted any more, `host` how the
+    `gpus` is the newest sample of each device, `unhealthy` why a GPU here must not be trusted any more, `host` how the
     machine itself is used; `rebalance` is since when the cloud recommends to leave it.
     `desired_sha256` is of the `desired.json` that the agent goes by, empty before the first one.
     """
@@ -149,7 +149,7 @@ class Status:
     attempt: AttemptStatus | None
     desired_sha256: str = ""
     gpus: tuple[GpuSample, ...] = ()
-    ill: str | None = None
+    unhealthy: str | None = None
     host: HostSample | None = None
     rebalance: datetime | None = None
 
@@ -204,7 +204,12 @@ def is_possible_progress(progress: Progress) -> bool:
 def _is_possible(status: Status) -> bool:
     """Whether everything is within what machines have: what runs there may write it, and it is reckoned with."""
     samples = (*status.gpus, *((status.host,) if status.host else ()))
-    texts = [status.boot_id, status.ill or "", status.desired_sha256, status.notice.action if status.notice else ""]
+    texts = [
+        status.boot_id,
+        status.unhealthy or "",
+        status.desired_sha256,
+        status.notice.action if status.notice else "",
+    ]
     return (
         0 <= status.beat <= _MOST
         and 0 <= status.epoch < COUNTED

@@ -43,8 +43,8 @@ class ExitReason(str, Enum):
     DEADLINE = "deadline"
     IDLE = "idle"
     STOPPED = "stopped"
-    MOVED = "moved"
-    GROWN = "grown"
+    RESCHEDULED = "rescheduled"
+    RESIZED = "resized"
     UNPREPARED = "unprepared"
 
     @property
@@ -66,7 +66,7 @@ class ExitReason(str, Enum):
         return JobStatus.STOPPED if stopped else JobStatus.FAILED
 
 
-_RETRIED = (ExitReason.INTERRUPTED, ExitReason.LOST, ExitReason.HUNG, ExitReason.MOVED, ExitReason.GROWN)
+_RETRIED = (ExitReason.INTERRUPTED, ExitReason.LOST, ExitReason.HUNG, ExitReason.RESCHEDULED, ExitReason.RESIZED)
 _EXIT_CODES = {
     ExitReason.SUCCEEDED: 0,
     ExitReason.USER_ERROR: 20,
@@ -74,8 +74,8 @@ _EXIT_CODES = {
     ExitReason.NO_CAPACITY: 11,
     ExitReason.LOST: 21,
     ExitReason.HUNG: 21,
-    ExitReason.MOVED: 21,
-    ExitReason.GROWN: 21,
+    ExitReason.RESCHEDULED: 21,
+    ExitReason.RESIZED: 21,
     ExitReason.BUDGET: 10,
     ExitReason.DEADLINE: 12,
     ExitReason.IDLE: 16,
@@ -139,7 +139,7 @@ class MissingOutput:
 class Attempt:
     """One launch on one set of nodes; `first_step` is the first step run, `last_step` the last one seen.
 
-    `port` is where the ranks meet, on the node of rank 0. `condemned` is why we are ending it, written down before
+    `port` is where the ranks meet, on the node of rank 0. `ending_reason` is why we are ending it, written down before
     anything is done, when, and how firmly. `saved_step` is the newest committed step that it knew of, `step_seconds`
     the median of its steps; `pace_s` is what a step takes by the clock, saves and evaluation included, `stepped_at`
     when its first step was made, `last_step_at` when the last one was seen, and `total_steps` how many the job has.
@@ -149,8 +149,8 @@ class Attempt:
     members: tuple[Member, ...]
     port: int
     started_at: datetime
-    condemned: ExitReason | None = None
-    condemned_at: datetime | None = None
+    ending_reason: ExitReason | None = None
+    ending_at: datetime | None = None
     ordered: Stop = Stop.NO
     first_step: int | None = None
     last_step: int | None = None
@@ -181,7 +181,7 @@ class Attempt:
 
 
 class InterruptionKind(str, Enum):
-    """How a node was taken."""
+    """How a node was interrupted."""
 
     NOTICE = "notice"
     LOST = "lost"
@@ -190,7 +190,7 @@ class InterruptionKind(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """One node that was taken."""
+    """One node that was interrupted."""
 
     node_id: str
     kind: InterruptionKind
@@ -203,7 +203,7 @@ class Interruption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine:
-    """A node that the gate refused, or that fell ill: why, and since when. It is never used again for this job."""
+    """A node that the gate refused, or that became unhealthy: why, since when. It is never used again for this job."""
 
     node_id: str
     why: str
@@ -245,7 +245,7 @@ class FailedBootstrap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cooldown:
-    """A pool that is passed over until `until`: it refused, `tries` times by now, first at `first_at`."""
+    """A pool that is excluded until `until`: it refused, `tries` times by now, first at `first_at`."""
 
     pool: Pool
     first_at: datetime
@@ -273,7 +273,7 @@ class Shortfall(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class CapacityDecision:
     """What a job with a deadline is to run on (the policy's word for it), since when, and why, in one line.
 
     `shortfall` is why the deadline will be missed, None where it can be kept, and `warning` says so.
@@ -303,8 +303,8 @@ class JobState:
     each region; `pool_at` is when the job turned to its pool, `efa` the layouts of EFA interfaces that its group is
     made for; `gpu` is the model that the job pays for, None where it pays for none;
     `forgiven` is how many of the `quarantined` there were when the user had the job go on. `drives_itself`: its
-    machines were told to drive it. `left_usd_per_hour` is the highest
-    price of machines that may still live in pools that the job has left; `course` is None without a deadline to keep.
+    machines were told to drive it. `left_usd_per_hour` is the highest price of machines that may still live in pools
+    that the job has left; `capacity_decision` is None without a deadline to keep.
     `tags` are those of the job file that it began with. `enough_at` is since when a job that trains on a range of nodes
     has had enough for its next attempt, and not all.
     """
@@ -352,7 +352,7 @@ class JobState:
     tags: tuple[tuple[str, str], ...] = ()
     successor: Successor | None = None
     left_usd_per_hour: Decimal = Decimal(0)
-    course: Course | None = None
+    capacity_decision: CapacityDecision | None = None
     enough_at: datetime | None = None
 
     @property

@@ -102,7 +102,7 @@ class OpenAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteInterruptions:
-    """Write down which nodes are being taken or are lost."""
+    """Write down which nodes are being interrupted or are lost."""
 
     interruptions: tuple[Interruption, ...]
 
@@ -146,7 +146,7 @@ class CloseAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relieve:
-    """Count a node that says it is being taken no more: another one is started, and it stays in its group meanwhile."""
+    """Count a node with a notice no more: another one is started, and it stays in its group meanwhile."""
 
     node_id: str
 

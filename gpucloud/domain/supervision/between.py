@@ -27,7 +27,7 @@ from gpucloud.domain.supervision.capacity import (
     other_pool,
     pause_line,
     pause_until,
-    pool_of_the_course,
+    pool_of_the_decision,
     refused_lately,
     saved_steps,
 )
@@ -144,7 +144,7 @@ def _resize(goal: Goal, seen: Seen, rules: Rules) -> Action:
 
 def _elsewhere(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
     if seen.heading is not None:
-        return pool_of_the_course(goal, seen, seen.heading, limits)
+        return pool_of_the_decision(goal, seen, seen.heading, limits)
     return other_pool(goal, seen, limits)
 
 
@@ -162,7 +162,7 @@ def _own_capacity(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
 
 
 def _machines(goal: Goal, seen: Seen, rules: Rules) -> Action | None:
-    """Return what to do about machines that are unfit or are being taken."""
+    """Return what to do about machines that are unfit or are being interrupted."""
     bad = to_replace(seen) or unfit(seen, rules.limits)
     if bad:
         return Replace(node_ids=bad)

@@ -34,7 +34,7 @@ def other_pool(goal: Goal, seen: Seen, limits: Limits) -> Action | None:
     return _give_back(seen) or (Move(offer=offer) if offer is not None else _nothing_left(seen, limits))
 
 
-def pool_of_the_course(goal: Goal, seen: Seen, to: Heading, limits: Limits) -> Action | None:
+def pool_of_the_decision(goal: Goal, seen: Seen, to: Heading, limits: Limits) -> Action | None:
     """Return what to do so that machines come from where a job with a deadline is to have them; None when they may.
 
     While it waits it has none. No patience ends: the deadline does.
@@ -48,7 +48,7 @@ def pool_of_the_course(goal: Goal, seen: Seen, to: Heading, limits: Limits) -> A
     if to.offer is not None:
         return Move(offer=to.offer)
     nowhere = all(is_cooling(seen.state, offer.pool, seen.now) for offer in seen.candidates)
-    return (_never(seen) if nowhere else None) or Wait(why=f"waiting: {to.course.why}")
+    return (_never(seen) if nowhere else None) or Wait(why=f"waiting: {to.capacity_decision.why}")
 
 
 def _give_back(seen: Seen) -> Action | None:
@@ -248,14 +248,14 @@ def barren_in_a_row(state: JobState, limits: Limits) -> int:
 
 def saved_steps(state: JobState, now: datetime, limits: Limits) -> SavedSteps | None:
     """Return what newly saved steps cost lately; None before there are enough attempts and machine time to judge by."""
-    first = max(state.reopened_after, len(state.attempts) - limits.storm_attempts)
+    first = max(state.reopened_after, len(state.attempts) - limits.backoff_attempts)
     window, before = state.attempts[first:], state.attempts[:first]
     seconds = [a.step_seconds * len(a.members) for a in state.attempts if a.step_seconds is not None]
-    if len(window) < limits.storm_attempts or not seconds:
+    if len(window) < limits.backoff_attempts or not seconds:
         return None
     since = max((a.ended_at for a in before if a.ended_at is not None), default=None)
     paid = _machine_time(state, since, now)
-    if paid < limits.storm_paid:
+    if paid < limits.backoff_paid:
         return None
     saved = max(0, _saved(window) - _saved(before))
     undisturbed_s = saved * statistics.median(seconds)

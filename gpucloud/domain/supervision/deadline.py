@@ -22,7 +22,7 @@ from gpucloud.domain.market.policy.observation import (
 from gpucloud.domain.money.ledger import usd_for
 from gpucloud.domain.money.prepaid import reserve_usd
 from gpucloud.domain.offer import Offer
-from gpucloud.domain.state.state import Course, JobState, Shortfall
+from gpucloud.domain.state.state import CapacityDecision, JobState, Shortfall
 from gpucloud.domain.supervision.capacity import is_cooling
 from gpucloud.domain.supervision.membership import has_notice, is_gone
 from gpucloud.domain.supervision.pace import Pace, pace_of
@@ -46,12 +46,14 @@ def heading(goal: Goal, seen: Seen, rules: Rules) -> Heading | None:
     offer = _offer(case, choice)
     # What runs needs no offer to go on; what is wanted and cannot be had leaves everything as it is.
     mode = choice.mode if offer is not None or choice.mode is Mode.IDLE else case.holding.mode
-    return Heading(mode=mode, offer=offer, course=_course(case, _shown(case, mode), choice.reason, shortfall))
+    return Heading(
+        mode=mode, offer=offer, capacity_decision=_capacity_decision(case, _shown(case, mode), choice.reason, shortfall)
+    )
 
 
 def _shortfall(case: Situation) -> Shortfall | None:
     """What is missing for the deadline. Machines on demand that work are kept as long as they may be enough."""
-    before = case.seen.state.course.shortfall if case.seen.state.course is not None else None
+    before = case.seen.state.capacity_decision.shortfall if case.seen.state.capacity_decision is not None else None
     keeps = case.holding.mode in (Mode.ON_DEMAND, Mode.BOTH) and before is not Shortfall.MONEY
     short = case.money_left_usd < rest_usd(case) * (_ABANDONED if keeps else 1)
     if short and case.policy is not Policy.ON_DEMAND:
@@ -130,7 +132,7 @@ def _own(case: Situation, offers: list[Offer]) -> Offer | None:
 
 def _shown(case: Situation, mode: Mode) -> Mode:
     """What the job runs on for who looks on: to ask whether there is spot again is not to have it."""
-    held, before = case.holding.mode, case.seen.state.course
+    held, before = case.holding.mode, case.seen.state.capacity_decision
     if mode not in (Mode.SPOT, Mode.BOTH):
         return mode
     if held is Mode.IDLE:
@@ -138,14 +140,14 @@ def _shown(case: Situation, mode: Mode) -> Mode:
     return Mode.SPOT if held is Mode.SPOT else Mode.ON_DEMAND
 
 
-def _course(case: Situation, mode: Mode, reason: Reason, shortfall: Shortfall | None) -> Course:
-    """Return the course for the books: as it was, as long as it is the same."""
-    before = case.seen.state.course
+def _capacity_decision(case: Situation, mode: Mode, reason: Reason, shortfall: Shortfall | None) -> CapacityDecision:
+    """Return the decision as it is stored: the one before, as long as it is the same."""
+    before = case.seen.state.capacity_decision
     if before is not None and (before.mode, before.shortfall) == (mode.value, shortfall):
         return before
     same = before is not None and before.mode == mode.value
     why = f"{format_span(case.left)} of work, {format_span(max(case.time_left, _NO_TIME))} left"
-    return Course(
+    return CapacityDecision(
         mode=mode.value,
         since=before.since if before is not None and same else case.seen.now,
         why=why if reason in (Reason.STAY, Reason.CHEAPEST) else f"{why}: {reason.value}",

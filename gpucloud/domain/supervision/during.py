@@ -65,7 +65,7 @@ def during(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Action:
         outputs_at = members[0]
         hears = outputs_at is not None and not is_gone(outputs_at) and outputs_at.silent_for == timedelta(0)
         home = _bring_home(attempt, goal, seen, rules) if hears else None
-        return home or CloseAttempt(reason=attempt.condemned or ExitReason.STOPPED)
+        return home or CloseAttempt(reason=attempt.ending_reason or ExitReason.STOPPED)
     return (
         _order(attempt, members, goal, seen, rules.limits)
         or tell(seen)
@@ -88,25 +88,25 @@ def _news(
     known = {i.node_id for i in seen.state.interruptions}
     ranks = {member.node_id for member in attempt.members}
     kinds = {
-        member.node_id: _taken(attempt, node, seen, limits)
+        member.node_id: _interruption(attempt, node, seen, limits)
         for member, node in zip(attempt.members, members, strict=True)
         if member.node_id not in known and outcome_of(attempt, member, node) is not Outcome.DONE
     }
-    taken = tuple(
+    interrupted = tuple(
         Interruption(node_id=node_id, kind=kind, attempt=attempt.number, noticed_at=seen.now)
         for node_id, kind in kinds.items()
         if kind is not None
     )
-    return (*noticed_beside(seen, ranks), *taken)
+    return (*noticed_beside(seen, ranks), *interrupted)
 
 
-def _taken(attempt: Attempt, node: NodeSeen | None, seen: Seen, limits: Limits) -> InterruptionKind | None:
+def _interruption(attempt: Attempt, node: NodeSeen | None, seen: Seen, limits: Limits) -> InterruptionKind | None:
     if node is None:
         return InterruptionKind.LOST
     if has_notice(node) and not is_gone(node):
         return InterruptionKind.NOTICE
     if is_gone(node):
-        # What ended by our own choice or by the shut-off was not taken by the cloud.
+        # What ended by our own choice or by the shut-off was not interrupted by the cloud.
         ours = node.node.end_cause in (EndCause.SCHEDULE, EndCause.CHOICE)
         return None if ours else InterruptionKind.LOST
     frozen = not is_over(attempt, node) and believed_dead(node, seen, limits)
@@ -171,16 +171,16 @@ def _reason(attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, 
     outcomes = set(outcomes_of(attempt, seen))
     if outcomes == {Outcome.DONE}:
         return ExitReason.SUCCEEDED
-    taken = _reason_of_interruptions(attempt, seen)
-    if attempt.condemned is not None and (taken is None or not attempt.condemned.retried):
-        return attempt.condemned
-    if taken is not None:
-        return taken
+    interrupted = _reason_of_interruptions(attempt, seen)
+    if attempt.ending_reason is not None and (interrupted is None or not attempt.ending_reason.retried):
+        return attempt.ending_reason
+    if interrupted is not None:
+        return interrupted
     if Outcome.FAILED in outcomes:
         # A script also fails because its GPU did, or a peer: killed by its own agent (at the wall, or found alone), or
         # by the shut-off, before it could say so.
         cut = any(n is not None and is_gone(n) and n.node.end_cause is EndCause.SCHEDULE for n in members)
-        excused = _ill_members(attempt, seen) or bool(outcomes & EXCUSED) or (cut and None in outcomes)
+        excused = _unhealthy_members(attempt, seen) or bool(outcomes & EXCUSED) or (cut and None in outcomes)
         return ExitReason.LOST if excused else ExitReason.USER_ERROR
     if outcomes == {Outcome.LEFT}:
         return ExitReason.INTERRUPTED if worth_a_start(seen, wall) else ExitReason.BUDGET
@@ -206,20 +206,20 @@ def _order(
     """One member down means that the others cannot go on: they end now, not when their collectives give up."""
     wanted = (
         _order_for_the_broken(attempt, members, seen, limits)
-        or _order_for_the_ill(attempt, seen, limits)
+        or _order_for_the_unhealthy(attempt, seen, limits)
         or _order_for_the_hung(attempt, seen, limits)
-        or _order_for_the_taken(attempt, goal, seen)
+        or _order_for_the_interrupted(attempt, goal, seen)
         or _order_for_the_unprepared(attempt, seen, limits)
         or _order_for_the_user(attempt, goal, seen, limits)
         or _order_for_the_budget(attempt, goal, seen, limits)
         or _order_for_the_idle(attempt, goal, seen, limits)
-        or _order_for_the_moved(attempt, goal, seen, limits)
-        or _order_for_the_grown(attempt, goal, seen, limits)
+        or _order_for_the_rescheduled(attempt, goal, seen, limits)
+        or _order_for_the_resized(attempt, goal, seen, limits)
     )
     if wanted is not None and _FIRMNESS[wanted.how] > _FIRMNESS[attempt.ordered]:
         return wanted
     # Whatever the attempt is ending for: who waits for the job's end has a time limit only once the books say so.
-    if attempt.condemned is not None and attempt.condemned.retried and seen.wanted_end is not None:
+    if attempt.ending_reason is not None and attempt.ending_reason.retried and seen.wanted_end is not None:
         return EndAttempt(how=attempt.ordered, reason=seen.wanted_end)
     return None
 
@@ -227,27 +227,27 @@ def _order(
 def _order_for_the_broken(
     attempt: Attempt, members: tuple[NodeSeen | None, ...], seen: Seen, limits: Limits
 ) -> EndAttempt | None:
-    taken = _reason_of_interruptions(attempt, seen)
+    interrupted = _reason_of_interruptions(attempt, seen)
     outcomes = outcomes_of(attempt, seen)
     gone = any(is_gone(n) and how is not Outcome.DONE for n, how in zip(members, outcomes, strict=True))
-    if gone or taken is ExitReason.LOST or not EXCUSED.isdisjoint(outcomes):
-        return EndAttempt(how=Stop.KILL, reason=taken or ExitReason.LOST)
+    if gone or interrupted is ExitReason.LOST or not EXCUSED.isdisjoint(outcomes):
+        return EndAttempt(how=Stop.KILL, reason=interrupted or ExitReason.LOST)
     if _is_settled(members, seen, limits):
-        return EndAttempt(how=Stop.KILL, reason=taken or ExitReason.USER_ERROR)
+        return EndAttempt(how=Stop.KILL, reason=interrupted or ExitReason.USER_ERROR)
     if seen.uneven_for is not None and seen.uneven_for >= limits.save:
-        return EndAttempt(how=Stop.KILL, reason=taken or ExitReason.LOST)
+        return EndAttempt(how=Stop.KILL, reason=interrupted or ExitReason.LOST)
     return None
 
 
-def _order_for_the_ill(attempt: Attempt, seen: Seen, limits: Limits) -> EndAttempt | None:
+def _order_for_the_unhealthy(attempt: Attempt, seen: Seen, limits: Limits) -> EndAttempt | None:
     """An ill node may still save; what it computes from now on is not trusted."""
-    if not _ill_members(attempt, seen):
+    if not _unhealthy_members(attempt, seen):
         return None
-    waited = seen.now - attempt.condemned_at if attempt.condemned_at else timedelta(0)
+    waited = seen.now - attempt.ending_at if attempt.ending_at else timedelta(0)
     return EndAttempt(how=Stop.KILL if waited >= limits.save else Stop.SAVE, reason=ExitReason.INTERRUPTED)
 
 
-def _ill_members(attempt: Attempt, seen: Seen) -> bool:
+def _unhealthy_members(attempt: Attempt, seen: Seen) -> bool:
     return any(member.node_id in quarantined(seen.state) for member in attempt.members)
 
 
@@ -265,14 +265,14 @@ def _replace_bad(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> Re
 
 def _order_for_the_hung(attempt: Attempt, seen: Seen, limits: Limits) -> EndAttempt | None:
     """The ranks tell where they are before they are killed; an agent that does not see to that is told to kill."""
-    if attempt.condemned is ExitReason.HUNG and attempt.condemned_at is not None:
-        late = seen.now - attempt.condemned_at >= limits.stacks
+    if attempt.ending_reason is ExitReason.HUNG and attempt.ending_at is not None:
+        late = seen.now - attempt.ending_at >= limits.stacks
         return EndAttempt(how=Stop.KILL, reason=ExitReason.HUNG) if late else None
     why = hung(attempt, seen, limits)
     return EndAttempt(how=Stop.ABORT, reason=ExitReason.HUNG, message=why) if why is not None else None
 
 
-def _order_for_the_taken(attempt: Attempt, goal: Goal, seen: Seen) -> EndAttempt | None:
+def _order_for_the_interrupted(attempt: Attempt, goal: Goal, seen: Seen) -> EndAttempt | None:
     """Ranks that use the library hear of one machine's notice from each other; those of any other script do not."""
     if not goal.saves_alone or _reason_of_interruptions(attempt, seen) is not ExitReason.INTERRUPTED:
         return None
@@ -303,7 +303,7 @@ def _unprepared(attempt: Attempt, seen: Seen, limits: Limits) -> tuple[str, ...]
 
 def _replace_unprepared(attempt: Attempt, seen: Seen, limits: Limits) -> Replace | None:
     """End the members that heard of no order for long: their ranks would be waited for until the budget is used up."""
-    late = attempt.condemned_at is not None and seen.now - attempt.condemned_at >= 2 * limits.save
+    late = attempt.ending_at is not None and seen.now - attempt.ending_at >= 2 * limits.save
     bad = _unprepared(attempt, seen, limits)
     return Replace(node_ids=bad) if bad and late else None
 
@@ -335,46 +335,47 @@ def _order_for_the_budget(attempt: Attempt, goal: Goal, seen: Seen, limits: Limi
     """Once what is left is the reserve, the work ends, whatever the cloud has armed.
 
     Machines that drive a job may have no right to move its shut-off closer when its budget is lowered, and whoever
-    lowered it may have died before he did. Outside, money is waited for that machines give back which are being taken.
+    lowered it may have died before he did. Outside, money is waited for that machines give back which are being
+    interrupted.
     """
     spent = seen.payable_until is None and seen.lasts_until is None and (goal.self_driving or not some_leave(seen))
-    if not (spent or attempt.condemned is ExitReason.BUDGET):
+    if not (spent or attempt.ending_reason is ExitReason.BUDGET):
         return None
     return EndAttempt(how=_how(attempt, seen, limits), reason=ExitReason.BUDGET)
 
 
 def _order_for_the_idle(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:
     """Once it is decided it stays so, whatever the GPUs do while the ranks save."""
-    if attempt.condemned is ExitReason.IDLE:
+    if attempt.ending_reason is ExitReason.IDLE:
         return EndAttempt(how=_how(attempt, seen, limits), reason=ExitReason.IDLE)
     why = wasted(seen.use, goal.idle)
     return EndAttempt(how=Stop.SAVE, reason=ExitReason.IDLE, message=why) if why is not None else None
 
 
-def _order_for_the_moved(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:
+def _order_for_the_rescheduled(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:
     """Once it is decided it stays so, whatever the market does while the ranks save."""
-    if attempt.condemned is ExitReason.MOVED:
-        return EndAttempt(how=_how(attempt, seen, limits), reason=ExitReason.MOVED)
+    if attempt.ending_reason is ExitReason.RESCHEDULED:
+        return EndAttempt(how=_how(attempt, seen, limits), reason=ExitReason.RESCHEDULED)
     return order_to_move(attempt, goal, seen)
 
 
-def _order_for_the_grown(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:
+def _order_for_the_resized(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> EndAttempt | None:
     """Once it is decided it stays so, whatever the new machines do while the ranks save."""
-    if attempt.condemned is ExitReason.GROWN:
-        return EndAttempt(how=_how(attempt, seen, limits), reason=ExitReason.GROWN)
+    if attempt.ending_reason is ExitReason.RESIZED:
+        return EndAttempt(how=_how(attempt, seen, limits), reason=ExitReason.RESIZED)
     return order_to_grow(attempt, goal, seen, limits)
 
 
 def _how(attempt: Attempt, seen: Seen, limits: Limits) -> Stop:
     """Saving first; what does not listen is killed."""
-    waited = seen.now - attempt.condemned_at if attempt.condemned_at else timedelta(0)
+    waited = seen.now - attempt.ending_at if attempt.ending_at else timedelta(0)
     return Stop.KILL if waited >= limits.save else Stop.SAVE
 
 
 def _is_overdue(attempt: Attempt, seen: Seen, limits: Limits) -> bool:
     """Whether the user's wish was not obeyed: a machine does not hear us, or cannot end, and the cloud must end it."""
-    wished = attempt.condemned is not None and not attempt.condemned.retried
-    return wished and attempt.condemned_at is not None and seen.now - attempt.condemned_at >= 2 * limits.save
+    wished = attempt.ending_reason is not None and not attempt.ending_reason.retried
+    return wished and attempt.ending_at is not None and seen.now - attempt.ending_at >= 2 * limits.save
 
 
 def _drill(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> Drill | Wait | None:

@@ -6,7 +6,7 @@ ended and started again, in a `handover`, as the job's own starts tell it (pace)
 *Starting*: to wait costs what those that are ready could train meanwhile; not to wait costs a handover of just those,
 later. So it waits for a handover at the most: whatever comes, that loses no more than twice what foresight would (the
 ski-rental rule: Karlin et al., "Competitive snoopy caching", Algorithmica 3, 1988). And only for machines that were
-launched with those that are ready; what is launched in place of one that was taken has its whole boot before it.
+launched with those that are ready; what is launched in place of one that was interrupted has its whole boot before it.
 
 *Growing*: r nodes stop for a handover, for k more after it. They make up for that within handover · r / k; they are
 taken to stay as long as they have been there, as spot machines do (the longer they live, the longer they will), and
@@ -69,7 +69,7 @@ def ask_for_more(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Resi
     A group that has its level keeps trying by itself.
     """
     missing = goal.nodes - seen.group.size
-    wants = goal.is_range and missing > 0 and attempt.condemned is None and not _turns_elsewhere(seen)
+    wants = goal.is_range and missing > 0 and attempt.ending_reason is None and not _turns_elsewhere(seen)
     if not wants or not _may_ask(seen, rules):
         return None
     pace = pace_of(seen.state, goal.work, seen.now, rules.limits, goal.nodes)
@@ -92,7 +92,7 @@ def order_to_grow(attempt: Attempt, goal: Goal, seen: Seen, limits: Limits) -> E
         return None
     ready = "1 more machine is" if len(more) == 1 else f"{len(more)} more machines are"
     message = f"{ready} ready: it goes on with {now + len(more)} nodes"
-    return EndAttempt(how=Stop.SAVE, reason=ExitReason.GROWN, message=message)
+    return EndAttempt(how=Stop.SAVE, reason=ExitReason.RESIZED, message=message)
 
 
 def can_start(goal: Goal, seen: Seen) -> bool:

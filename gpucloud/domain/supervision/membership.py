@@ -6,7 +6,7 @@ from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from gpucloud.domain.job.spec import Market
-from gpucloud.domain.money.ledger import FREE_WHEN_TAKEN_WITHIN
+from gpucloud.domain.money.ledger import FREE_WHEN_INTERRUPTED_WITHIN
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.node.status import AttemptStatus, Outcome, Progress, RunState, Stop
 from gpucloud.domain.state.state import Attempt, Interruption, InterruptionKind, JobState, Member
@@ -96,8 +96,8 @@ def warned_until(node: NodeSeen, seen: Seen) -> datetime:
     return (max(heard) if heard else seen.now) + NOTICE
 
 
-def taken_at(node: NodeSeen, seen: Seen) -> datetime | None:
-    """Return when a machine is taken that has a notice or was relieved; None for any other.
+def interrupted_at(node: NodeSeen, seen: Seen) -> datetime | None:
+    """Return when a machine is interrupted that has a notice or was relieved; None for any other.
 
     The notice is the machine's own word, and what runs there can name any time: it is believed up to what a cloud does.
     """
@@ -108,7 +108,7 @@ def taken_at(node: NodeSeen, seen: Seen) -> datetime | None:
 
 
 def some_leave(seen: Seen) -> bool:
-    """Whether machines are about to be taken for which money is kept, or was spent: it is free in a moment.
+    """Whether machines are about to be interrupted for which money is kept, or was spent: it is free in a moment.
 
     That is so of those beside the group's level. One that the level counts comes back and costs as much, unless it is
     so young that nothing is charged for it; once it is back, the one that leaves is beside the level. Which one that is
@@ -117,15 +117,15 @@ def some_leave(seen: Seen) -> bool:
     alive = [n for n in seen.nodes if not is_gone(n)]
     counted = [n for n in alive if not n.node.relieved]
     came_back = len(counted) > seen.group.size
-    noticed = [(n.node, at) for n in alive if (at := taken_at(n, seen)) is not None]
+    noticed = [(n.node, at) for n in alive if (at := interrupted_at(n, seen)) is not None]
     leaving = [at for node, at in noticed if node.relieved or came_back or _is_free(node, at)]
     if came_back:
         leaving.append(max(n.node.launched_at for n in counted) + NOTICE)
     return any(seen.now < at + TAKEN_WITHIN for at in leaving)
 
 
-def _is_free(node: Node, taken_at: datetime) -> bool:
-    return node.pool.market is Market.SPOT and taken_at - node.launched_at < FREE_WHEN_TAKEN_WITHIN
+def _is_free(node: Node, interrupted_at: datetime) -> bool:
+    return node.pool.market is Market.SPOT and interrupted_at - node.launched_at < FREE_WHEN_INTERRUPTED_WITHIN
 
 
 def is_usable(node: NodeSeen, limits: Limits) -> bool:

@@ -82,14 +82,14 @@ def _is_late(one: InUse, seen: Seen, limits: Limits) -> bool:
 
 
 def _why(node: NodeSeen) -> str | None:
-    told = node.refused or (node.status.ill if node.status is not None else None)
+    told = node.refused or (node.status.unhealthy if node.status is not None else None)
     return in_one_line(told) if told is not None else None
 
 
 # Machines that could not be prepared: what is written down of it, and how much it says against the job.
 
 
-_TAKEN = (EndCause.INTERRUPTED, EndCause.CRASH, EndCause.SCHEDULE)
+_INTERRUPTED = (EndCause.INTERRUPTED, EndCause.CRASH, EndCause.SCHEDULE)
 _SILENT_ROUNDS = 3
 _KEPT = 64
 
@@ -136,8 +136,8 @@ def failures(state: JobState) -> int:
     took meanwhile does not count, and silence counts little: the line may have been cut. Several rounds of it make a
     failure.
     """
-    taken = {life.node_id for life in state.nodes if life.end_cause in _TAKEN}
-    living = [one for one in state.failed_bootstraps if one.silent and one.node_id not in taken]
+    interrupted = {life.node_id for life in state.nodes if life.end_cause in _INTERRUPTED}
+    living = [one for one in state.failed_bootstraps if one.silent and one.node_id not in interrupted]
     loud = [one for one in state.failed_bootstraps if not one.silent]
     return _rounds(loud) + _rounds(living) // _SILENT_ROUNDS
 

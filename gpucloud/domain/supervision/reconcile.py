@@ -109,7 +109,7 @@ def _stands(goal: Goal, seen: Seen, rules: Rules) -> bool:
     fewest = goal.fewest(seen.state.pool.market)
     there = group.exists and fewest <= group.size <= goal.nodes and len(group.counted) >= fewest
     if len(group.alive) > len(group.counted):
-        return False  # one that is being taken stands beside the level: the group's limit is one more for it
+        return False  # one that is being interrupted stands beside the level: the group's limit is one more for it
     if not there or group.armed_until is None or renew(goal, seen, rules.wall, rules.limits) is not None:
         return False
     return all(_is_fit(node, goal) for node in seen.nodes if node.node in group.counted)

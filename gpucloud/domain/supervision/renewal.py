@@ -1,4 +1,4 @@
-"""What goes on beside attempts: prepaid time, machines in place of taken ones, bootstrap, telling."""
+"""What goes on beside attempts: prepaid time, machines in place of interrupted ones, bootstrap, telling."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ def _is_time_to_start(seen: Seen, wall: Wall) -> bool:
 def promise(seen: Seen) -> datetime | None:
     """Return until when the machines can be paid, None when it is not worth a start.
 
-    While one is being taken and its replacement is still to come, the time pays for both: promised for the machines of
-    now, it would be raised and lowered in turns for as long as the notice stands. One that is relieved is counted
-    beside the level anyway.
+    While one is being interrupted and its replacement is still to come, the time pays for both: promised for the
+    machines of now, it would be raised and lowered in turns for as long as the notice stands. One that is relieved is
+    counted beside the level anyway.
     """
     counted = [n for n in seen.nodes if not is_gone(n) and not n.node.relieved]
-    taken = any(has_notice(n) for n in counted)
-    if taken and seen.payable_with_another is not None:
+    noticed = any(has_notice(n) for n in counted)
+    if noticed and seen.payable_with_another is not None:
         return seen.payable_with_another
     return seen.payable_until
 

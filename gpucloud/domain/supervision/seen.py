@@ -17,7 +17,7 @@ from gpucloud.domain.node.status import Status
 from gpucloud.domain.node.use import GpuUse
 from gpucloud.domain.offer import Offer
 from gpucloud.domain.state.order import BudgetChange, Order, Until
-from gpucloud.domain.state.state import CheckpointRef, Course, ExitReason, JobState
+from gpucloud.domain.state.state import CapacityDecision, CheckpointRef, ExitReason, JobState
 
 
 class Word(str, Enum):
@@ -62,7 +62,7 @@ class Goal:
     `number` is the order's, `budget_usd` what the job may cost in all, `budget_changes` how that came about, `end` why
     the user wants the job to end. `first_at` is when the run's first order was given, `began_at` when this supervisor
     began. `self_driving`: it runs on a machine of the job, which may buy no time. `within_rights`: its cloud lets that
-    machine neither move the shut-off nor give a machine up before it is taken. `give_up` is how many times its
+    machine neither move the shut-off nor give a machine up before it is interrupted. `give_up` is how many times its
     undisturbed cost a newly saved step may cost, None for whatever it costs. `saves_alone`: its script keeps a
     directory of checkpoints, and its ranks agree with nobody on a step to save. `begins_anew`: it saves nothing, as the
     job file says. `policy` is how the deadline is kept,
@@ -126,8 +126,8 @@ class Limits:
     though it was prepared again. `hang_at_least`, `hang_steps`: without
     a step, `hang_steps` in median steps; doubled with every hang in a row. `stacks`: for ranks to tell where they are.
     `soon`: an attempt that ends so soon and saved nothing new is followed by a pause, `pause` at first, doubled each
-    time up to `pause_longest`. `storm_attempts`, `storm_paid`: attempts and machine time from which on the cost of a
-    newly saved step is judged. `start`: for a script's first step after `resume.init`; doubled as a hang's is, twice.
+    time up to `pause_longest`. `backoff_attempts`, `backoff_paid`: attempts and machine time from which on the cost of
+    a newly saved step is judged. `start`: for a script's first step after `resume.init`; doubled as a hang's is, twice.
     `changeover`: from a launch to the first new step, as long as the job's own starts do not say. `insist`: as
     `cooldown`, for machines on demand that a deadline needs.
     """
@@ -158,8 +158,8 @@ class Limits:
     soon: timedelta = timedelta(minutes=2)
     pause: timedelta = timedelta(seconds=5)
     pause_longest: timedelta = timedelta(minutes=5)
-    storm_attempts: int = 5
-    storm_paid: timedelta = timedelta(minutes=10)
+    backoff_attempts: int = 5
+    backoff_paid: timedelta = timedelta(minutes=10)
     start: timedelta = timedelta(minutes=30)
     changeover: timedelta = timedelta(minutes=12)
     insist: timedelta = timedelta(minutes=1)
@@ -244,14 +244,14 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """What the job is to run on now, where its machines are to come from (None while waiting), and the course of it.
+    """What the job is to run on now, where its machines are to come from (None while waiting), and why.
 
     In `Mode.BOTH` the offer is that of the spot machines, which boot beside those on demand.
     """
 
     mode: Mode
     offer: Offer | None
-    course: Course
+    capacity_decision: CapacityDecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ def have_beside(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Actio
     None is asked for that the cloud would refuse because its shut-off comes too soon.
     """
     successor, offer = seen.state.successor, appointed(seen)
-    if attempt.condemned is not None or goal.self_driving:
+    if attempt.ending_reason is not None or goal.self_driving:
         return None
     if successor is None:
         return _begin(attempt, goal, seen, offer, rules.wall)
@@ -59,13 +59,13 @@ def have_beside(attempt: Attempt, goal: Goal, seen: Seen, rules: Rules) -> Actio
 def order_to_move(attempt: Attempt, goal: Goal, seen: Seen) -> EndAttempt | None:
     """Return the order to save and leave, when the machines that take over stand ready, or none can stand beside."""
     to = seen.heading
-    if attempt.condemned is not None or to is None:
+    if attempt.ending_reason is not None or to is None:
         return None
     successor, offer = seen.state.successor, appointed(seen)
     if successor is not None:
         ready = to.mode is not Mode.BOTH and offer is not None and offer.pool == successor.pool
         return _order(f"{successor.pool} takes over") if ready and stands_ready(goal, seen) else None
-    return _order(f"{to.mode.value}: {to.course.why}") if _leaves(to, seen, offer) else None
+    return _order(f"{to.mode.value}: {to.capacity_decision.why}") if _leaves(to, seen, offer) else None
 
 
 def succeed(goal: Goal, seen: Seen) -> Action | None:
@@ -98,8 +98,8 @@ def _leaves(to: Heading, seen: Seen, offer: Offer | None) -> bool:
     if to.offer is None or to.offer.pool.market is seen.state.pool.market:
         return False
     beside = offer is not None and seen.payable_with_successor is not None
-    return not beside and (not on_demand or to.course.shortfall is Shortfall.MONEY)
+    return not beside and (not on_demand or to.capacity_decision.shortfall is Shortfall.MONEY)
 
 
 def _order(message: str) -> EndAttempt:
-    return EndAttempt(how=Stop.SAVE, reason=ExitReason.MOVED, message=message)
+    return EndAttempt(how=Stop.SAVE, reason=ExitReason.RESCHEDULED, message=message)

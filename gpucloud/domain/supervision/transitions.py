@@ -51,7 +51,7 @@ def record(seen: Seen) -> JobState:
         state,
         nodes=nodes,
         left_usd_per_hour=Decimal(0) if settled else state.left_usd_per_hour,
-        course=seen.heading.course if seen.heading is not None else None,
+        capacity_decision=seen.heading.capacity_decision if seen.heading is not None else None,
         enough_at=seen.enough_at,
         paid_until=seen.group.armed_until if seen.group.exists else None,
         checkpoint=seen.checkpoint or state.checkpoint,
@@ -71,14 +71,14 @@ def open_attempt(state: JobState, action: OpenAttempt, port: int, now: datetime,
 
 
 def order_end(state: JobState, action: EndAttempt, now: datetime) -> JobState:
-    """Return the state in which the open attempt is condemned; the first reason stays, or the first that ends the job.
+    """Return the state in which the open attempt is to end; the first reason stays, or the first that ends the job.
 
     What ends the job counts from when it was first wanted: so much time there is to obey.
     """
     attempt = state.attempts[-1]
-    before = attempt.condemned
+    before = attempt.ending_reason
     if before is None or (before.retried and not action.reason.retried):
-        attempt = replace(attempt, condemned=action.reason, condemned_at=now)
+        attempt = replace(attempt, ending_reason=action.reason, ending_at=now)
     killed_at = attempt.killed_at or (now if action.how is Stop.KILL else None)
     attempt = replace(attempt, ordered=action.how, killed_at=killed_at)
     return _with_attempt(replace(state, message=action.message or state.message), attempt)
@@ -105,7 +105,7 @@ def close_attempt(
     )
     closed = _with_attempt(state, attempt)
     waiting = replace(closed, status=JobStatus.WAITING, message=None)
-    message = action.message or (state.message if action.reason is state.attempts[-1].condemned else None)
+    message = action.message or (state.message if action.reason is state.attempts[-1].ending_reason else None)
     if action.reason.retried:
         return waiting
     if action.reason is ExitReason.USER_ERROR:

@@ -270,7 +270,7 @@ class Saver:
             since = f"since step {self.committed}" if self.committed else "so far"
             say(
                 f"nothing can be saved, {self.no_memory}; training goes on, and what was done {since} is lost when a "
-                f"machine is taken: {HINT}"
+                f"machine is interrupted: {HINT}"
             )
 
     def _warn(self, size: int) -> None:
@@ -280,7 +280,7 @@ class Saver:
             most = size * NOTICE_LEAVES_S / self._upload_s
             say(
                 f"the state has {size / 1e9:.1f} GB, and a notice leaves {NOTICE_LEAVES_S:.0f} s, in which this store "
-                f"takes {most / 1e9:.1f} GB: when a machine is taken, the steps since the last save are lost"
+                f"takes {most / 1e9:.1f} GB: when a machine is interrupted, the steps since the last save are lost"
             )
 
 

@@ -71,7 +71,7 @@ class Asker:
             told = replace(told, message=why, exit_code=ExitReason.USER_ERROR.exit_code)
         return replace(
             told,
-            storm=standing(state, now, Limits()),
+            backoff=standing(state, now, Limits()),
             signed_by=self._signed_by(given),
             started_at=given.order.first_at,
             held_until=_held_until(given.order, state, listed, now),
@@ -131,7 +131,7 @@ class Asker:
             puts, gets = self.tally.take()
             used = Sundries(attempt=None, start=now, end=now, puts=puts, gets=gets, sent=fetched)
             if charges := charges_of(used, rates):
-                self.jobs.bill_beside(f"pull-{now:%Y%m%dT%H%M%S.%f}", charges)
+                self.jobs.bill_outside_budget(f"pull-{now:%Y%m%dT%H%M%S.%f}", charges)
 
     def output(
         self, *, attempt: int | None, rank: int | None, follow: bool, caught_up: Callable[[], None] = lambda: None

@@ -246,9 +246,9 @@ class JobStore:
         """Write a node's final charges, once; False when they are there already, which then count."""
         return self._bill(node_id, charges)
 
-    def bill_beside(self, what: str, charges: tuple[Charge, ...]) -> bool:
+    def bill_outside_budget(self, what: str, charges: tuple[Charge, ...]) -> bool:
         """Write charges that are no node's, once; False when there are some of that name already."""
-        return self._bill(f"beside/{what}", charges)
+        return self._bill(f"outside_budget/{what}", charges)
 
     def bill_of(self, node_id: str) -> tuple[Charge, ...]:
         """Return a node's charges; none when it has no bill yet."""

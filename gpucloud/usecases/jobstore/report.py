@@ -12,9 +12,9 @@ from gpucloud.domain.node.status import Outcome, Progress, Status
 from gpucloud.domain.state.condition import Condition, Left, condition_of
 from gpucloud.domain.state.state import (
     Attempt,
+    CapacityDecision,
     CheckpointRef,
     Cooldown,
-    Course,
     ExitReason,
     Interruption,
     JobState,
@@ -38,9 +38,9 @@ class NodeStanding:
 class JobReport:
     """A job as users see it. `nodes` are those alive; `charges` are all so far; `standing` is of nodes that were asked.
 
-    Only `status` of one job and `watch` ask nodes. `storm` says how a job stands with interruptions that come thick,
-    `course` what one with a deadline runs on. `signed_by` is whose trusted key signed the order in force: a name of
-    `gpucloud keys`, `own` for the reader's, None for nobody's. `missing_outputs` are those of the last attempt.
+    Only `status` of one job and `watch` ask nodes. `backoff` says how a job stands with interruptions that come thick,
+    `capacity_decision` what one with a deadline runs on. `signed_by` is whose trusted key signed the order in force: a
+    name of `gpucloud keys`, `own` for the reader's, None for nobody's. `missing_outputs` are those of the last attempt.
     """
 
     job: str
@@ -61,9 +61,9 @@ class JobReport:
     quarantined: tuple[Quarantine, ...] = ()
     tags: tuple[tuple[str, str], ...] = ()
     standing: tuple[NodeStanding, ...] = ()
-    storm: tuple[str, ...] = ()
+    backoff: tuple[str, ...] = ()
     signed_by: str | None = None
-    course: Course | None = None
+    capacity_decision: CapacityDecision | None = None
     missing_outputs: tuple[MissingOutput, ...] = ()
     started_at: datetime | None = None
     """When its first order was given."""
@@ -126,14 +126,14 @@ def report(
         interruptions=state.interruptions,
         last_step=max(steps) if steps else None,
         checkpoint=state.checkpoint,
-        spend=replace(spend, beside_usd=total(charge for charge in charges if not charge.kind.in_budget)),
+        spend=replace(spend, outside_budget_usd=total(charge for charge in charges if not charge.kind.in_budget)),
         paid_until=state.paid_until,
         nodes=group.alive,
         charges=charges,
         cooldowns=() if state.status.ended else state.cooldowns,
         quarantined=state.quarantined,
         tags=state.tags,
-        course=None if state.status.ended else state.course,
+        capacity_decision=None if state.status.ended else state.capacity_decision,
         missing_outputs=state.missing_outputs,
         drives_itself=state.drives_itself,
         prepared=bool(state.alive) and all(life.prepared for life in state.alive),

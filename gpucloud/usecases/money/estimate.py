@@ -69,9 +69,9 @@ class Estimate:
     """A plan, and what is to be expected of it; without known work only the plan, the candidates and the quotas.
 
     `outlook` is the chosen machines' under `policy`, which is None where none is asked: without a deadline, without
-    spot machines, or with nothing else. `on_demand` is the same machines, never taken. `policies` are of jobs that ask
-    one, `curve` of those that may take spot machines; `recorded` is what they were replayed on. `quotas` is None where
-    nobody can ask for them.
+    spot machines, or with nothing else. `on_demand` is the same machines, never interrupted. `policies` are of jobs
+    that ask one, `curve` of those that may take spot machines; `recorded` is what they were replayed on. `quotas` is
+    None where nobody can ask for them.
     """
 
     plan: Plan
@@ -111,7 +111,7 @@ class Estimator:
 
     def _foreseen(self, job: Job, bare: Estimate, needs: Needs) -> Estimate:
         stage = self._stage(job, bare.plan.offers, needs)
-        known = replace(bare, work=work_of(job, needs.offer), on_demand=_never_taken(job, needs))
+        known = replace(bare, work=work_of(job, needs.offer), on_demand=_never_interrupted(job, needs))
         if stage is None:
             return replace(known, outlook=bare.candidates[0].outlook)
         task = task_of(job, needs)
@@ -151,7 +151,7 @@ class Estimator:
     def _of(self, job: Job, plan: Plan, needs: Needs, *, few: bool) -> Summary | None:
         stage = self._stage(job, plan.offers, needs)
         if stage is None:
-            return _never_taken(job, replace(needs, fallback=needs.offer))
+            return _never_interrupted(job, replace(needs, fallback=needs.offer))
         return self._outlook(job, needs, stage, few=few)
 
     def _outlook(
@@ -167,7 +167,7 @@ class Estimator:
             outlook = self._outlook(job, needs, stage, policy=policy)
             if outlook is not None:
                 yield policy, outlook
-        yield Policy.ON_DEMAND, _never_taken(job, needs)
+        yield Policy.ON_DEMAND, _never_interrupted(job, needs)
 
     def _stage(self, job: Job, offers: tuple[Offer, ...], needs: Needs) -> Stage | None:
         """Return where the job's spot machines are replayed; None where it has none that a market takes."""
@@ -212,7 +212,7 @@ def _zones(offers: list[Offer]) -> int:
     return sum(offer.zones for offer in offers if offer.pool.region == region)
 
 
-def _never_taken(job: Job, needs: Needs) -> Summary:
+def _never_interrupted(job: Job, needs: Needs) -> Summary:
     return undisturbed(task_of(job, needs))
 
 

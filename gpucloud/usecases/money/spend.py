@@ -116,7 +116,7 @@ class Cashier:
         """Return until when all machines that there are or soon will be can be promised.
 
         What the cloud lists now counts, not only what is in the books: `wanted` or the group's level, whichever is
-        more, and beside it what is being taken.
+        more, and beside it what is being interrupted.
         """
         state = as_listed(state, group, now)
         nodes = max(len(state.alive), group.most_alive + max(0, wanted - group.size))
@@ -138,9 +138,9 @@ class Cashier:
         spans = [(life.launched_at, life.ended_at or now) for life in lives]
         told = self.charges(state, now)
         # A bill of a machine that the state does not tell of, or tells another story of, was paid all the same.
-        passed_over = max(ZERO, total(charge for charge in told if charge.node_id) - self.spent_usd(state, now))
+        untold = max(ZERO, total(charge for charge in told if charge.node_id) - self.spent_usd(state, now))
         lived = self._lived(armings, state, listed, now)
-        return passed_over + unproven_usd(armings, spans, charges, told, now) + earlier_usd(armings, lived, told, now)
+        return untold + unproven_usd(armings, spans, charges, told, now) + earlier_usd(armings, lived, told, now)
 
     def _lived(
         self, armings: tuple[Arming, ...], state: JobState, listed: GroupView, now: datetime
@@ -241,7 +241,7 @@ class SundryBook:
             read_usd=read_usd,
             **used,
         )
-        self.world.jobs.bill_beside(f"attempt-{attempt.number:06d}", charges_of(sundries, rates))
+        self.world.jobs.bill_outside_budget(f"attempt-{attempt.number:06d}", charges_of(sundries, rates))
 
     def _read_from_afar(self, state: JobState, attempt: Attempt) -> tuple[int, Decimal]:
         """Return the bytes and their price; a machine reads each set once, and those that took part before have it."""

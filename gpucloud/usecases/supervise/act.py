@@ -61,7 +61,7 @@ from gpucloud.usecases.supervise.closing import Closing
 from gpucloud.usecases.supervise.inspection import Inspector
 from gpucloud.usecases.supervise.prepare import Preparer
 from gpucloud.usecases.supervise.provision import Renter
-from gpucloud.usecases.supervise.story import course_line, silence, tell_story
+from gpucloud.usecases.supervise.story import decision_line, silence, tell_story
 
 _FIRST_WORD = timedelta(minutes=1)
 
@@ -79,8 +79,8 @@ class Announced:
         self, action: Action, seen: Seen, limits: Limits, policy: CheckpointPolicy | None = None
     ) -> tuple[str, ...]:
         """Return the lines that were not told yet; `policy` is what the job file says of checkpoints."""
-        passing = (*self._passed_over(seen), *self._silence(seen, limits))
-        return (*passing, *_course(seen), *self._protection(seen, policy), *self._lasting(action, seen, limits))
+        passing = (*self._excluded(seen), *self._silence(seen, limits))
+        return (*passing, *_decision(seen), *self._protection(seen, policy), *self._lasting(action, seen, limits))
 
     def _protection(self, seen: Seen, policy: CheckpointPolicy | None) -> tuple[str, ...]:
         """Once how the script saves, by its own word, or after its first minute without one; again when it changes."""
@@ -90,8 +90,8 @@ class Announced:
         self._protected = told
         return (told,)
 
-    def _passed_over(self, seen: Seen) -> tuple[str, ...]:
-        """Which of the user's own hosts were passed over: another has taken their place, so no action tells it."""
+    def _excluded(self, seen: Seen) -> tuple[str, ...]:
+        """Which of the user's own hosts are excluded now: another has taken their place, so no action tells it."""
         found = tuple(
             refusal
             for refusal in dict.fromkeys(seen.group.refusals)
@@ -99,7 +99,7 @@ class Announced:
         )
         fresh = tuple(refusal for refusal in found if refusal not in self._refusals)
         self._refusals.update(fresh)
-        return tuple(f"passed over: {refusal.message}" for refusal in fresh)
+        return tuple(f"excluded: {refusal.message}" for refusal in fresh)
 
     def _silence(self, seen: Seen, limits: Limits) -> tuple[str, ...]:
         """Once that no machine answers, which may be our own line, and once that one does again."""
@@ -136,13 +136,13 @@ def _is_at_work(attempt: Attempt, seen: Seen) -> bool:
     return any(part is not None and part.state is RunState.RUNNING for part in parts)
 
 
-def _course(seen: Seen) -> tuple[str, ...]:
+def _decision(seen: Seen) -> tuple[str, ...]:
     """What the job runs on from now on and why, and once that its deadline will be missed."""
-    now, before = seen.heading.course if seen.heading is not None else None, seen.state.course
+    now, before = seen.heading.capacity_decision if seen.heading is not None else None, seen.state.capacity_decision
     if now is None or now == before:
         return ()
     turned = before is None or before.mode != now.mode
-    return (*((course_line(now, seen.now),) if turned else ()), *((now.warning,) if now.warning is not None else ()))
+    return (*((decision_line(now, seen.now),) if turned else ()), *((now.warning,) if now.warning is not None else ()))
 
 
 def _out_of_our_reach(seen: Seen, limits: Limits) -> tuple[str, ...]:

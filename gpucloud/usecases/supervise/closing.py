@@ -177,7 +177,7 @@ class OutputsHome:
     def _code(self, node: Node, tree: str) -> str:
         """Return where the attempt's tree lies on the node; the folder here may have been changed since.
 
-        Whoever took the job over prepares no machine that is about to be taken: its files come all the same.
+        Whoever took the job over prepares no machine that is about to be interrupted: its files come all the same.
         """
         prepared = self.preparer.code_on(node.id)
         if prepared is not None:

@@ -118,7 +118,7 @@ class Renter:
         """There is one a job; written down before it is asked for, so that none is forgotten."""
         rates, number = self.world.terms.rates_in(self.lease.state.pool.region), len(self.lease.state.attempts)
         if charges := drill_charges(number, self.world.clock.now(), rates):
-            self.world.jobs.bill_beside("drill", charges)
+            self.world.jobs.bill_outside_budget("drill", charges)
 
     def _cap(self, usd_per_hour: Decimal) -> Decimal | None:
         """Return what the machine alone may cost: the cloud caps that, and not what is paid beside it."""
@@ -252,7 +252,7 @@ class OwnGroup:
         self._groups.resize(self._checked(group), size, pool, cap_usd_per_hour=cap_usd_per_hour)
 
     def relieve(self, group: str, node_id: str, *, cap_usd_per_hour: Decimal | None = None) -> None:
-        """Count a node that is being taken no more."""
+        """Count a node that is being interrupted no more."""
         self._groups.relieve(self._checked(group), node_id, cap_usd_per_hour=cap_usd_per_hour)
 
     def terminate(self, group: str, node_id: str, *, bad: bool = False) -> None:

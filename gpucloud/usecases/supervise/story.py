@@ -9,7 +9,7 @@ from gpucloud.domain.job.spec import Market
 from gpucloud.domain.market.policy.observation import Mode
 from gpucloud.domain.node.status import Stop
 from gpucloud.domain.state.order import BudgetChange
-from gpucloud.domain.state.state import Course, ExitReason, Interruption, InterruptionKind, MissingOutput
+from gpucloud.domain.state.state import CapacityDecision, ExitReason, Interruption, InterruptionKind, MissingOutput
 from gpucloud.domain.supervision.action import (
     Action,
     Appoint,
@@ -60,7 +60,7 @@ def tell_story(action: Action, seen: Seen) -> str | None:  # noqa: C901, PLR0911
         case Resize(size=size):
             return _resized(size, seen)
         case CoolDown(pool=pool, code=code, message=message):
-            return f"{pool}: {message} ({code}); it is passed over for a while"
+            return f"{pool}: {message} ({code}); it is excluded for a while"
         case Appoint(offer=offer):
             return f"asking for {offer.pool} beside, {format_usd(offer.usd_per_hour)} an hour: what works goes on"
         case Dismiss():
@@ -107,9 +107,9 @@ def budget_line(change: BudgetChange) -> str:
     return f"budget: {plain_usd(change.old_usd)} → {plain_usd(change.new_usd)} USD, by {change.by}"
 
 
-def course_line(course: Course, now: datetime | None) -> str:
+def decision_line(made: CapacityDecision, now: datetime | None) -> str:
     """Return what a job with a deadline runs on, since when, and why."""
-    return f"{_MODES[Mode(course.mode)]} from {format_moment(course.since, now)}: {course.why}"
+    return f"{_MODES[Mode(made.mode)]} from {format_moment(made.since, now)}: {made.why}"
 
 
 def missing_line(output: MissingOutput) -> str:

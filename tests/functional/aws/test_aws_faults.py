@@ -78,7 +78,7 @@ def test_three_pools_refuse_and_the_fourth_gives(aws: Account, has_launch_call: 
     assert {aws.zone_of(machine) for machine in aws.ever(name)} == {"us-east-1d"}
     for zone in ZONES[:3]:
         refusal = "AWS has no such machine free in this zone now (InsufficientInstanceCapacity)"
-        assert f"g4dn.xlarge spot in {zone}: {refusal}; it is passed over for a while" in aws.story
+        assert f"g4dn.xlarge spot in {zone}: {refusal}; it is excluded for a while" in aws.story
     assert "turning to g4dn.xlarge spot in us-east-1d, " in aws.story
     aws.interrupt(up)
     assert aws.line.run("down", name).code == 0

@@ -122,7 +122,7 @@ class Machines:
                     spot=spot,
                     address=listener.getsockname()[0],
                     noticed_at=None,
-                    taken_at=None,
+                    interrupted_at=None,
                 ),
                 folder=self._folder / id,
                 role=role,
@@ -308,7 +308,7 @@ class _Machine:
         self._process = node.start(boot, self._listener, parent_pipe)
 
     def post_notice(self, at: datetime) -> None:
-        self.instance = replace(self.instance, noticed_at=datetime.now(timezone.utc), taken_at=at)
+        self.instance = replace(self.instance, noticed_at=datetime.now(timezone.utc), interrupted_at=at)
 
     def greets(self, port: int) -> bool:
         with self._asking:

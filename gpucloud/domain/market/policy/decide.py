@@ -133,7 +133,7 @@ def _kept_in_time(task: Task, seen: Observation, choice: Choice, spare_s: float)
 
 
 def _to_spot_s(task: Task, seen: Observation, choice: Choice) -> float:
-    """The slack that a change to spot machines needs, so that they may be taken just before their first step."""
+    """The slack that a change to spot machines needs, so that they may be interrupted just before their first step."""
     if seen.holding.mode is Mode.BOTH and choice.zone == seen.holding.zone:
         return task.changeover_s + seen.holding.beside_s + (task.handover_s or 0.0)
     return 2 * task.changeover_s

@@ -46,7 +46,7 @@ _ACTS = tuple(Act)
 
 
 def learned(tables: Tables, task: Task, seen: Observation) -> Choice:
-    """Return what the tables say; spot machines that cost less than on demand are kept until they are taken.
+    """Return what the tables say; spot machines that cost less than on demand are kept until they are interrupted.
 
     Where there is time for one more try that the tables' ticks are too long to show, as uniform progress.
     """

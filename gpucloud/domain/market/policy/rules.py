@@ -14,7 +14,7 @@ def uniform(task: Task, seen: Observation) -> Choice:
 
     Wu et al., "Can't Be Late", NSDI 2024. Their text reads as if on-demand machines were given up as soon as the job is
     two changeovers ahead; their code keeps them until spot is there, which costs less (0.727 against 0.763 of on
-    demand, on their own 2,400 windows). Spot machines are kept until they are taken.
+    demand, on their own 2,400 windows). Spot machines are kept until they are interrupted.
     """
     holding = seen.holding
     if holding.mode is Mode.SPOT or math.isinf(task.span_s):

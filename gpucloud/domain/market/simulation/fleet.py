@@ -13,7 +13,7 @@ ON_DEMAND = -1
 """The zone of machines that are no spot machines."""
 
 _HOUR = 3600.0
-_FREE_S = Terms().free_when_taken_within.total_seconds()
+_FREE_S = Terms().free_when_interrupted_within.total_seconds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,8 @@ class Life:
 class Rented:
     """Machines that are paid for now; `joins` while they boot beside others.
 
-    `usd` is what they have cost so far without what stands beside them, which is due for machines that are taken, too.
+    `usd` is what they have cost so far without what stands beside them, which is due for machines that are interrupted,
+    too.
     """
 
     zone: int
@@ -101,7 +102,7 @@ class Fleet:
     def lose(self, views: tuple[ZoneView, ...], now_s: float) -> bool:
         """End the spot machines that their zone has no more, the youngest first; return whether any worked.
 
-        Too few to go on with are ended by choice. What is taken early enough is not charged.
+        Too few to go on with are ended by choice. What is interrupted early enough is not charged.
         """
         gone = self.held - views[self.spot[0].zone].nodes if self.spot else 0
         if gone <= 0:
@@ -129,18 +130,18 @@ class Fleet:
     def _take(self, most: int, now_s: float) -> int:
         """Take up to so many of the youngest machines; return how many."""
         rented = self.spot[-1]
-        taken = min(most, rented.nodes)
-        usd = rented.usd * taken / rented.nodes
+        interrupted = min(most, rented.nodes)
+        usd = rented.usd * interrupted / rented.nodes
         if now_s - rented.launched_s < _FREE_S:
             self.usd -= usd
-        self._end(rented, taken, now_s, EndCause.INTERRUPTED)
-        rented.nodes -= taken
+        self._end(rented, interrupted, now_s, EndCause.INTERRUPTED)
+        rented.nodes -= interrupted
         rented.usd -= usd
-        self.held -= taken
-        self.working -= 0 if rented.joins else taken
+        self.held -= interrupted
+        self.working -= 0 if rented.joins else interrupted
         if not rented.nodes:
             self.spot.pop()
-        return taken
+        return interrupted
 
     def _end_spot(self, now_s: float, *, only_joining: bool = False) -> None:
         for rented in self.spot:

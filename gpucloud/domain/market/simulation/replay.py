@@ -26,7 +26,7 @@ Decide = Callable[[Task, Observation], Choice]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """How a replay went: every machine's life, when the work was done, how often machines were taken and launched.
+    """How a replay went: every machine's life, when the work was done, how often machines went and came.
 
     `finished_s` counts from the job's start; None where the recording ended first. `usd` is the running sum that the
     policy saw; the bill is made from the lives.

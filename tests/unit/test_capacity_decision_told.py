@@ -10,7 +10,7 @@ from gpucloud.cli.render.reports import report_json, report_text
 from gpucloud.domain.market.policy.observation import Mode
 from gpucloud.domain.money.ledger import Spend
 from gpucloud.domain.offer import Offer
-from gpucloud.domain.state.state import Course, ExitReason, JobStatus, Shortfall, Successor
+from gpucloud.domain.state.state import CapacityDecision, ExitReason, JobStatus, Shortfall, Successor
 from gpucloud.domain.supervision.action import Appoint, Dismiss, Resize, TakeOver, Wait
 from gpucloud.domain.supervision.seen import Heading, Limits
 from gpucloud.usecases.jobstore.report import report
@@ -19,7 +19,7 @@ from gpucloud.usecases.supervise.story import tell_story
 from tests.unit.worlds import NOW, OTHER_POOL, seen, state, up
 
 WHY = "6 h of work, 6 h 20 min left: no time is left for another interruption"
-DEAR = Course(mode="on demand", since=NOW, why=WHY)
+DEAR = CapacityDecision(mode="on demand", since=NOW, why=WHY)
 LATE = replace(DEAR, shortfall=Shortfall.TIME, warning="the deadline will be missed")
 OFFER = Offer(pool=OTHER_POOL, usd_per_hour=Decimal("0.3"), cap_usd_per_hour=Decimal("0.9"), as_of=NOW, gpus=1)
 SUCCESSOR = Successor(pool=OTHER_POOL, cap_usd_per_hour=Decimal("0.9"), at=NOW)
@@ -27,8 +27,8 @@ SPEND = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(
 
 
 def told(before, now):
-    heading = Heading(mode=Mode.ON_DEMAND, offer=None, course=now) if now is not None else None
-    world = seen(state=state(course=before), heading=heading)
+    heading = Heading(mode=Mode.ON_DEMAND, offer=None, capacity_decision=now) if now is not None else None
+    world = seen(state=state(capacity_decision=before), heading=heading)
     return Announced().news(Wait(why="running"), world, Limits())
 
 
@@ -46,16 +46,16 @@ def test_that_the_deadline_will_be_missed_is_told_when_it_turns_out():
 
 
 def test_the_report_says_it_until_the_job_has_ended():
-    goes_on = report(state(course=LATE), SPEND, (), seen().group, None)
+    goes_on = report(state(capacity_decision=LATE), SPEND, (), seen().group, None)
     assert f"on demand from 12:00:00 UTC: {WHY}\nthe deadline will be missed" in report_text(goes_on)
-    assert report_json(goes_on)["course"] == {
+    assert report_json(goes_on)["capacity_decision"] == {
         "mode": "on demand",
         "since": "2026-03-01T12:00:00+00:00",
         "why": WHY,
         "warning": "the deadline will be missed",
     }
-    over = state(course=LATE, status=JobStatus.FAILED, exit_reason=ExitReason.DEADLINE)
-    assert report_json(report(over, SPEND, (), seen().group, None))["course"] is None
+    over = state(capacity_decision=LATE, status=JobStatus.FAILED, exit_reason=ExitReason.DEADLINE)
+    assert report_json(report(over, SPEND, (), seen().group, None))["capacity_decision"] is None
 
 
 def test_the_story_of_machines_that_take_over():

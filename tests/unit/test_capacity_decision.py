@@ -203,27 +203,27 @@ def test_without_a_deadline_to_keep_or_work_to_reckon_with_it_goes_on_as_without
 def test_work_is_reckoned_by_the_steps_once_they_are_timed():
     attempt = opened("a", total_steps=100, last_step=50, pace_s=60.0, stepped_at=NOW, last_step_at=NOW)
     half = world(up("a"), of_state={"attempts": (attempt,)})
-    assert heading(goal(minutes(60)), half, RULES).course.why == "50 min of work, 7 h left"
+    assert heading(goal(minutes(60)), half, RULES).capacity_decision.why == "50 min of work, 7 h left"
 
 
 # What is told
 
 
 def test_the_course_says_since_when_and_why_and_stays_until_it_changes():
-    first = heading(goal(minutes(20)), world(of_state={"cooldowns": DOWN}), RULES).course
+    first = heading(goal(minutes(20)), world(of_state={"cooldowns": DOWN}), RULES).capacity_decision
     assert (first.mode, first.since) == ("on demand", NOW)
     assert first.why == "6 h of work, 6 h 20 min left: no time is left for another interruption"
-    later = world(of_state={"cooldowns": DOWN, "course": first}, now=NOW + minutes(1))
-    assert heading(goal(minutes(20)), later, RULES).course is first
+    later = world(of_state={"cooldowns": DOWN, "capacity_decision": first}, now=NOW + minutes(1))
+    assert heading(goal(minutes(20)), later, RULES).capacity_decision is first
 
 
 def test_to_ask_whether_there_is_spot_again_is_not_to_have_it():
-    waits = heading(goal(hours(2)), world(of_state={"cooldowns": DOWN}), RULES).course
+    waits = heading(goal(hours(2)), world(of_state={"cooldowns": DOWN}), RULES).capacity_decision
     assert waits.mode == "idle"
-    asks = heading(goal(hours(2)), world(of_state={"course": waits}), RULES)
-    assert (asks.mode, asks.course) == (Mode.SPOT, waits)
-    has = heading(goal(hours(2)), world(up("a", readiness=Readiness.NO), of_state={"course": waits}), RULES)
-    assert has.course.mode == "spot"
+    asks = heading(goal(hours(2)), world(of_state={"capacity_decision": waits}), RULES)
+    assert (asks.mode, asks.capacity_decision) == (Mode.SPOT, waits)
+    has = heading(goal(hours(2)), world(up("a", readiness=Readiness.NO), of_state={"capacity_decision": waits}), RULES)
+    assert has.capacity_decision.mode == "spot"
 
 
 @pytest.mark.parametrize(
@@ -231,9 +231,9 @@ def test_to_ask_whether_there_is_spot_again_is_not_to_have_it():
 )
 def test_a_deadline_that_machines_on_demand_cannot_keep_any_more_is_told_and_tried_for(slack, shortfall):
     found = heading(goal(slack), world(), RULES)
-    assert (found.mode, found.course.shortfall) == (Mode.ON_DEMAND, shortfall)
+    assert (found.mode, found.capacity_decision.shortfall) == (Mode.ON_DEMAND, shortfall)
     if shortfall is not None:
-        assert found.course.warning.startswith("the deadline will be missed: 6 h of work and 12 min")
+        assert found.capacity_decision.warning.startswith("the deadline will be missed: 6 h of work and 12 min")
 
 
 @pytest.mark.parametrize(
@@ -247,9 +247,9 @@ def test_a_deadline_that_machines_on_demand_cannot_keep_any_more_is_told_and_tri
 )
 def test_the_budget_is_harder_than_the_deadline(budget, mode, shortfall):
     found = heading(goal(hours(2), budget_usd=Decimal(budget)), world(), RULES)
-    assert (found.mode, found.course.shortfall) == (mode, shortfall)
+    assert (found.mode, found.capacity_decision.shortfall) == (mode, shortfall)
     if shortfall is not None:
-        assert "the rest costs 6.00 USD on demand" in found.course.warning
+        assert "the rest costs 6.00 USD on demand" in found.capacity_decision.warning
 
 
 def test_machines_on_demand_that_work_are_not_left_for_a_small_sum():
