@@ -117,6 +117,15 @@ def test_on_a_terminal_markdown_is_set_no_wider_than_it(
     assert "How the budget holds" in shown
 
 
+def test_on_a_terminal_what_is_copied_stays_as_it_was_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(reading, "width_of", lambda _: 60)
+    assert reading.docs(["aws"], as_json=False) == 0
+    line = "gpucloud train train.yaml --cloud aws       # or `cloud: aws` in the file"
+    assert line in capsys.readouterr().out.splitlines()
+
+
 def test_a_broken_installation_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpucloud, "__file__", str(tmp_path / "__init__.py"))
     with pytest.raises(GpucloudError, match=r"this installation of gpucloud lacks docs/getting-started\.md"):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import ClassVar
 
-from rich.console import Console
-from rich.markdown import Markdown
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markdown import CodeBlock, Markdown
+from rich.text import Text
 from rich.theme import Theme
 
 from gpucloud.cli.render.words import say, say_json, say_words, width_of
 from gpucloud.wiring import find_page, handbook
 
 _WIDEST = 120  # the pages' own lines: help and tables are whole in them
-_PLAIN = Theme({"markdown.code": "bold"})  # no background of its own: it reads on light and dark terminals
+_PLAIN = Theme({"markdown.code": "bold", "markdown.code_block": "cyan"})  # no background: light terminals and dark ones
 
 
 def docs(words: Sequence[str], *, as_json: bool) -> int:
@@ -38,5 +40,18 @@ def _show(topic: str, *, as_json: bool) -> int:
         say(found.text.rstrip("\n"))
     else:
         console = Console(file=sys.stdout, width=min(columns, _WIDEST), theme=_PLAIN)
-        console.print(Markdown(found.text, code_theme="ansi_dark"))
+        console.print(_Handbook(found.text), crop=False)
     return 0
+
+
+class _AsWritten(CodeBlock):
+    """A fenced block without padding and breaks of its own: what is copied from it stays right."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(str(self.text).rstrip(), style=self.style_name, no_wrap=True, overflow="ignore")
+
+
+class _Handbook(Markdown):
+    """Markdown with such blocks."""
+
+    elements: ClassVar = {**Markdown.elements, "fence": _AsWritten}
