@@ -367,7 +367,7 @@ class Gpucloud:
             return ()
         from gpucloud.adapters.transfer.outputs import bring_stored_home
 
-        return bring_stored_home(self.store(job), name, job.source.parent / "outputs" / name)
+        return bring_stored_home(self.store(job), name, job.source.parent / "outputs" / name, marks=True)
 
     def has_stored_outputs(self, known: KnownJob) -> bool:
         """Return whether outputs of a job are in the store, and its folder is here for them to come home to."""

@@ -58,8 +58,8 @@ def compose_world(
     data, sha256 = package_zip()
     tally, has_key = Tally(), around.key.is_file()
 
-    def fetching(target: Path) -> OutputsFolder:
-        return OutputsFolder(job.outputs, target, python=manners.node_python)
+    def fetching(target: Path, *, marks: bool = False) -> OutputsFolder:
+        return OutputsFolder(job.outputs, target, python=manners.node_python, marks=marks)
 
     world = World(
         job=job,
@@ -71,7 +71,7 @@ def compose_world(
         group=cloud.group(store),
         market=cloud.market(),
         shell=around.shell,
-        outputs=fetching(job.source.parent / "outputs" / name),
+        outputs=fetching(job.source.parent / "outputs" / name, marks=True),
         stored_outputs=StoredOutputs(store, name, None, fetching),
         data_sets=around.data_sets,
         public_key=generate_key(around.key) if has_key else "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import shutil
@@ -15,6 +16,7 @@ from typing import TypeVar
 from gpucloud.adapters.transfer.copying import Copier, Listing, Progress
 from gpucloud.domain import codec
 from gpucloud.domain.errors import StoreError
+from gpucloud.domain.job.code import RESULTS_MARK
 from gpucloud.domain.node.launch import attempt_folder
 from gpucloud.domain.state.state import MissingOutput
 from gpucloud.domain.untrusted.arriving import Arriving, Tree, shown
@@ -30,13 +32,15 @@ _ELSEWHERE = ", which leads elsewhere or is no file"
 class OutputsFolder:
     """Implements `Outputs`: `paths` (patterns too), relative to the code folder, arrive under `target` as they were.
 
-    `python` is the interpreter on nodes. What was cut off goes on with the next call; what is here already stays.
+    `python` is the interpreter on nodes. What was cut off goes on with the next call; what is here already stays. With
+    `marks` the folder is marked as results, which are no code of a later start.
     """
 
-    def __init__(self, paths: tuple[str, ...], target: Path, *, python: str = "python3") -> None:
+    def __init__(self, paths: tuple[str, ...], target: Path, *, python: str = "python3", marks: bool = False) -> None:
         self._paths = paths
         self._target = target
         self._python = python
+        self._marks = marks
 
     def bring_home(self, host: Host, code: str, moves: Callable[[], None] | None = None) -> Brought:
         """Return what arrived, as local paths, and what the script did not make.
@@ -64,10 +68,19 @@ class OutputsFolder:
             return "/".join((*below.split("/"), *(part for part in top.split("/") if part != "."))).strip("/")
 
         copier.fetch(found, self._target, place_of)
+        if self._marks:
+            mark_results(self._target)
         tops = dict.fromkeys(place_of(top) for top in found.asked_folders)
         files = dict.fromkeys(place_of(file.top) for file in found.files if not file.inner)
         others = [name for name in files if not any(_is_below(name, top) for top in tops)]
         return tuple(str(self._target / name) for name in (*tops, *others)), found
+
+
+def mark_results(folder: Path) -> None:
+    """Mark what came home as results, where anything has; what cannot be marked is code, as any other folder."""
+    with contextlib.suppress(OSError):
+        if folder.is_dir():
+            (folder / RESULTS_MARK).touch()
 
 
 def _not_there(found: Listing) -> Iterator[MissingOutput]:
@@ -186,13 +199,17 @@ def has_stored(store: ObjectStore, job: str) -> bool:
     return store.get(_notes(job)) is not None
 
 
-def bring_stored_home(store: ObjectStore, job: str, target: Path) -> tuple[str, ...]:
+def bring_stored_home(store: ObjectStore, job: str, target: Path, *, marks: bool = False) -> tuple[str, ...]:
     """Bring what a machine put into the store to `target` and remove it there; return where it is now.
+
+    With `marks` the folder is marked as results, which are no code of a later start.
 
     May be repeated. Raises StoreError (the store does not answer, or nothing can be written there), LandingRefused for
     what would lie elsewhere than below `target`: then nothing is brought, and all of it stays in the store.
     """
     keys, brought = _copy(store, job, target)
+    if marks:
+        mark_results(target)
     for key in (*keys, *store.list(_notes(job))):
         store.delete(key)
     return brought

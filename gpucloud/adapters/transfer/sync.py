@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gpucloud.adapters.transfer import receiver
 from gpucloud.domain.errors import NodeError, RemoteCommandFailed, StoreError, UsageError
-from gpucloud.domain.job.code import FILE, FOLDER, LINK, PROGRAM, Entry, IgnoreRules, Manifest, manifest
+from gpucloud.domain.job.code import FILE, FOLDER, LINK, PROGRAM, RESULTS_MARK, Entry, IgnoreRules, Manifest, manifest
 from gpucloud.domain.node.bootstrap.wanted import LARGEST_CODE_BYTES
 from gpucloud.domain.untrusted.arriving import landing_of
 from gpucloud.ports import Host
@@ -249,7 +249,7 @@ class HashCache:
 
 
 def read_tree(root: Path, cache: HashCache) -> Manifest:
-    """Return the manifest of the folder `root` without what its ignore files name.
+    """Return the manifest of the folder `root` without what its ignore files name, and without results that came home.
 
     Links inside the folder stay links. Raises UsageError for a link that leaves the folder, a socket, pipe or
     device, a file above 1 GiB and what cannot be read; TreeChanged when a file went away meanwhile.
@@ -303,6 +303,8 @@ def _walk(root: Path) -> Iterator[_Found]:
             if rules.ignored(path, is_folder=is_folder):
                 continue
             kept += 1
+            if is_folder and (root / path / RESULTS_MARK).exists():
+                continue  # a folder that has nothing else is none that a script needs empty
             if is_folder:
                 queue.append((path, rules))
             else:

@@ -67,6 +67,8 @@ def is_name(sha256: str) -> bool:
 
 
 ALWAYS = (".git", "__pycache__")
+RESULTS_MARK = ".gpucloud-results"
+"""A file that marks a folder as results that came home: they are no code, and change none by their coming."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
