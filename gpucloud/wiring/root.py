@@ -249,7 +249,7 @@ class Gpucloud:
 
         shell = self.visitor(known)
         try:
-            return visited(report, shell)
+            return visited(report, shell, self.clock.sleep)
         finally:
             shell.close()
 

@@ -391,15 +391,30 @@ class Witnesses:
 
 
 _AT_ONCE = 16
+_TWO_BEATS_S = 1.2  # an agent writes every half second, whether something is new or not
 
 
-def visited(report: JobReport, shell: Shell) -> JobReport:
-    """Return the report with what its nodes say now, if an attempt is open; one that does not answer has no status."""
+def visited(report: JobReport, shell: Shell, sleep: Callable[[float], object] | None = None) -> JobReport:
+    """Return the report with what its nodes say now, if an attempt is open; one that does not answer has no status.
+
+    With `sleep`, nodes that nobody supervises are asked twice: what stands still is of an earlier time, as on a node
+    whose disk is full, and counts as no answer.
+    """
     nodes = [node for node in report.nodes if node.state is NodeState.RUNNING and node.host_key is not None]
     if not nodes or not report.attempts or report.attempts[-1].reason is not None:
         return report
     with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(nodes))) as pool:
-        return replace(report, standing=tuple(pool.map(lambda node: _visit(node, shell), nodes)))
+        standing = tuple(pool.map(lambda node: _visit(node, shell), nodes))
+        if sleep is not None and report.supervisor is None and any(one.status is not None for one in standing):
+            sleep(_TWO_BEATS_S)
+            again = pool.map(lambda node: _visit(node, shell), nodes)
+            standing = tuple(_moved(before, now) for before, now in zip(standing, again, strict=True))
+    return replace(report, standing=standing)
+
+
+def _moved(before: NodeStanding, now: NodeStanding) -> NodeStanding:
+    stands = before.status is not None and now.status is not None and before.status.beat == now.status.beat
+    return replace(now, status=None) if stands else now
 
 
 def _visit(node: Node, shell: Shell) -> NodeStanding:

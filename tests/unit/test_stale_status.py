@@ -1,0 +1,40 @@
+"""A node's words that stand still are of an earlier time: its agent cannot write, or is dead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpucloud.domain.node.status import status_to_json
+from gpucloud.ports import Completed
+from gpucloud.usecases.supervise.look import visited
+from tests.fakes.shell import FakeShell
+from tests.unit.test_condition import told
+from tests.unit.worlds import part, up
+
+
+@pytest.mark.parametrize(
+    ("supervisor", "beats", "asked", "answers"),
+    [
+        (None, [1, 2], 2, True),  # it goes on
+        (None, [1, 1], 2, False),  # the disk is full, or the agent is dead: what it said was so once
+        ("process 1 on vm", [1, 1], 1, True),  # whoever supervises sees to it
+    ],
+)
+def test_words_that_stand_still_are_no_answer(
+    tmp_path: Path, supervisor: str | None, beats: list[int], asked: int, answers: bool
+) -> None:
+    node = up("a", part(1, step=10, total_steps=400))
+    assert node.status is not None
+    said = [status_to_json(replace(node.status, beat=beat)).encode() for beat in beats]
+    report = replace(told(node, supervisor=supervisor), nodes=(replace(node.node, host_key="key"),))
+    pauses: list[float] = []
+
+    def answer(*_: object) -> Completed:
+        return Completed(exit_code=0, stdout=said[len(pauses)], stderr=b"")
+
+    found = visited(report, FakeShell(tmp_path, answer), pauses.append)
+    assert [one.status is not None for one in found.standing] == [answers]
+    assert len(pauses) + 1 == asked
