@@ -332,7 +332,7 @@ class Run:
         if restored:
             say(f"resumed from step {restored.commit.step}, {self.level.value} (attempt {self._settings.attempt})")
         elif self._settings.folder is not None and self._settings.trial is None and self._ranks.rank == 0:
-            say("begins at step 0; `gpucloud train FILE --verify-resume` proves that a script resumes to the bit")
+            say("begins at step 0; `gpucloud train --verify-resume` proves that a script resumes to the bit")
 
     @contextlib.contextmanager
     def _barred(self) -> Iterator[None]:
