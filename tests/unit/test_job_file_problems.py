@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+from pydantic import BaseModel, Field
 
 from gpucloud.adapters.jobfile import read_job, spec_sha256
+from gpucloud.adapters.jobfile.messages import sections
 from gpucloud.domain.errors import JobFileError
 
 HEAD = "name: a\nrun: train.py\nbudget: 1 USD\n"
@@ -552,3 +555,18 @@ def test_a_script_line_that_needs_a_shell_is_refused_where_it_stands(tmp_path: P
     file.write_text("name: a\nbudget: 1 USD\nrun: train.py > log\n")
     with pytest.raises(JobFileError, match=r':3:6: run: "train.py > log": a script gets no shell'):
         read_job(file)
+
+
+class Inner(BaseModel):
+    one: int = 1
+
+
+class Outer(BaseModel):
+    plain: Inner
+    perhaps: Inner | None = None
+    listed: tuple[Annotated[Inner, "each"], ...] = Field(default=(), alias="list")
+    number: int = 2
+
+
+def test_a_section_is_declared_once_and_a_key_that_is_none_of_its_is_told_there():
+    assert list(sections(Outer)) == [((), Outer), (("plain",), Inner), (("perhaps",), Inner), (("list",), Inner)]

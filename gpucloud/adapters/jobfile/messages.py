@@ -4,42 +4,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from gpucloud.adapters.jobfile.document import NO_KEY, Document
 from gpucloud.adapters.jobfile.fault import Fault, Location, Path, Refused, Wanted
-from gpucloud.adapters.jobfile.model import (
-    AwsKeys,
-    CheckpointKeys,
-    ContainerKeys,
-    HostKeys,
-    IdleKeys,
-    JobKeys,
-    MachineKeys,
-    MirrorsKeys,
-    ModelKeys,
-    ResourcesKeys,
-    SshKeys,
-)
+from gpucloud.adapters.jobfile.model import JobKeys
 from gpucloud.adapters.jobfile.rules import KEY
 from gpucloud.adapters.jobfile.values import nearest
 from gpucloud.domain.untrusted.shown import brief, quoted
 
-_MODELS: Mapping[Path, type[BaseModel]] = {
-    (): JobKeys,
-    ("resources",): ResourcesKeys,
-    ("aws",): AwsKeys,
-    ("ssh",): SshKeys,
-    ("ssh", "hosts"): HostKeys,
-    ("machine",): MachineKeys,
-    ("container",): ContainerKeys,
-    ("mirrors",): MirrorsKeys,
-    ("model",): ModelKeys,
-    ("idle",): IdleKeys,
-    ("checkpoint",): CheckpointKeys,
-}
+
+def sections(model: type[BaseModel], path: Path = ()) -> Iterator[tuple[Path, type[BaseModel]]]:
+    """Yield the model and every mapping of keys in it, with the keys that lead there; items of a list have no index."""
+    yield path, model
+    for name, shape in model.model_fields.items():
+        for inner in _models_in(shape.annotation):
+            yield from sections(inner, (*path, shape.alias or name))
+
+
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+_MODELS: Mapping[Path, type[BaseModel]] = dict(sections(JobKeys))
 
 
 def faults(error: ValidationError, document: Document) -> Iterator[Fault]:
