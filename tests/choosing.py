@@ -86,8 +86,8 @@ def uses_of(path: str, text: str, files: Collection[str]) -> set[str]:
             found |= {file for file in files if file.startswith("gpucloud/") and file.endswith(".py")}
     pieces = {piece for string in strings for piece in string.split("/")}
     named = {file for file in files if _is_named(file, pieces)}
-    # The package carries its templates; a test says which of their scripts runs.
-    found |= named if path.startswith("tests/") else {file for file in named if not file.endswith(".py")}
+    # The package reads what travels with it; a test says which of the templates' scripts runs.
+    found |= named if path.startswith("tests/") else {file for file in named if _travels(file)}
     found |= {file for file in files if _is_beside(path, file)}
     return found - {path}
 
@@ -129,6 +129,10 @@ def _is_named(file: str, pieces: Set[str]) -> bool:
         return True
     ours = folders[:1] == ["gpucloud"]
     return bool(folders) and not ours and pieces.issuperset(folders[folders[0] == "tests" :][:2])
+
+
+def _travels(file: str) -> bool:
+    return file.startswith(("gpucloud/", "templates/", "terraform/")) and not file.endswith(".py")
 
 
 def _is_beside(path: str, file: str) -> bool:

@@ -96,6 +96,7 @@ def test_a_test_that_is_gone_is_not_run():
         ("gpucloud/prices/catalog.py", "say('call gpucloud.smi.query first')", {"gpucloud/prices/catalog.json"}),
         ("gpucloud/smi.py", "NAME = 'gpucloud'", set()),
         ("gpucloud/smi.py", "bundled('templates', 'jobs')", {"templates/jobs/digits.yaml"}),
+        ("gpucloud/smi.py", "write('README.md')", set()),
     ],
 )
 def test_a_file_uses_what_it_imports_starts_and_reads(path, text, used):
