@@ -1,6 +1,7 @@
 """`gpucloud simulate` on the package's own markets: what it says, draws and refuses."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -20,7 +21,7 @@ AWS_JOB = JOB.replace("budget: 160", "cloud: aws\nbudget: 4000").replace(
     "nodes: 1", "nodes: 1, gpus: 8, types: [p5.48xlarge]"
 )
 QUICK = ("--windows", "3")
-NEVER_AGAIN = "no deadline missed and no budget passed, in any window"
+NEVER_AGAIN = "finished within its deadline and budget, in every window"
 
 
 @pytest.fixture(autouse=True)
@@ -265,7 +266,7 @@ def test_a_job_without_a_deadline_asks_no_policy(simulate, folder):
     lines = answer.splitlines()
     assert lines[0].startswith("vision: 48 h of work without a deadline, for 160.00 USD at the most")
     assert [line.split("  ")[1].strip() for line in lines[6:8]] == ["spot, else on demand", "on_demand"]
-    assert "no budget passed, in any window" in lines
+    assert "finished within its budget, in every window" in lines
     found = json.loads(simulate("train.yaml", "--json", *QUICK)[1])
     assert found["deadline_s"] is None
     results = found["markets"][0]["results"]
@@ -338,3 +339,13 @@ def test_a_gang_on_a_market_of_single_machines_is_said_to_be_taken_as_one(simula
     (folder / "train.yaml").write_text(JOB.replace("nodes: 1", "nodes: 4"))
     _, answer, _ = simulate("train.yaml", "--budget", "600USD", "--policy", "on_demand", *QUICK)
     assert "recorded with one machine: all 4 are taken to come and go together" in answer
+
+
+def test_what_the_budget_ended_is_unfinished_and_never_dearer(simulate, folder):
+    (folder / "train.yaml").write_text(JOB.replace("deadline: 60h\n", "").replace("160 USD", "60 USD"))
+    code, answer, _ = simulate("train.yaml", *QUICK)
+    assert code == 0
+    lines = answer.splitlines()
+    assert re.fullmatch(r"on_demand in .*: (\d+) of \1 ended unfinished at the budget", lines[10]), lines
+    cells = ["on_demand", "over budget", "over budget", "60.00", "-", "unfinished", "0.0", "1.0"]
+    assert re.split(r" {2,}", lines[7])[1:] == cells

@@ -24,7 +24,7 @@ from gpucloud.usecases.money.estimate import QUICK, AtDeadline, Candidate, Estim
 from gpucloud.usecases.money.offers import Need
 
 _BARS = "▁▂▃▄▅▆▇█"
-_SPARE = ("zones", "work", "9 in 10 below", "GPUs")
+_SPARE = ("zones", "work", "9 in 10 below", "GPUs", "interrupted")
 _MUCH_CHEAPER = Decimal("0.8")
 _FAR = 2.0  # a budget further above everything else would press it flat
 
@@ -148,10 +148,10 @@ def _expected_rows(job: Job, estimate: Estimate) -> Iterator[tuple[str, str]]:
     if outlook is None:
         yield "expected", "not known: no replay came to its end"
         return
-    yield "expected", _cost_text(outlook, estimate.on_demand)
+    yield "expected", _cost_text(outlook, estimate.on_demand, job.budget_usd)
     until = f"; the deadline is after {format_span(job.deadline)}" if job.deadline is not None else ""
-    if outlook.took is not None:
-        yield "done after", f"{format_span(outlook.took)}{until}"
+    if outlook.took is not None or outlook.is_mostly_unfinished:
+        yield "done after", f"{_took_text(outlook)}{until}"
     if job.deadline is not None and outlook.windows and estimate.policy is None:
         yield "deadline", "depends on spot machines alone; `market: auto` keeps it on demand"
     if outlook.missed:
@@ -172,10 +172,26 @@ def _unknown(job: Job, offer: Offer) -> str:
     return "not known: `work: 48h`, or `model: {tokens: 300B}`, makes time and cost known"
 
 
-def _cost_text(outlook: Summary, on_demand: Summary | None) -> str:
+def _took_text(outlook: Summary) -> str:
+    took = format_span(outlook.took) if outlook.took is not None else "never"
+    if not outlook.unfinished:
+        return took
+    if not outlook.is_mostly_unfinished:
+        return f"{took} in {outlook.windows - outlook.unfinished} of {outlook.windows} replays"
+    others = f"; {took} in the others" if outlook.took is not None else ""
+    return f"unfinished in {outlook.unfinished} of {outlook.windows} replays{others}"
+
+
+def _cost_text(outlook: Summary, on_demand: Summary | None, budget_usd: Decimal) -> str:
     if not outlook.windows or on_demand is None:  # nothing takes these machines
         return format_usd(outlook.mean_usd)
     beside = f"on demand {format_usd(on_demand.mean_usd)}"
+    ended = f"off at {format_usd(budget_usd)}, unfinished"
+    off = f"over budget in {outlook.over_budget} of {outlook.windows} replays: {ended}"
+    if outlook.is_over(budget_usd, once_in=2):
+        return f"{off}; {beside}"
+    if outlook.is_over(budget_usd, once_in=10):
+        return f"{format_usd(outlook.mean_usd)}, {off}; {beside}"
     return f"{format_usd(outlook.mean_usd)}, nine times in ten at most {format_usd(outlook.p90_usd)}; {beside}"
 
 
@@ -201,7 +217,7 @@ def _quota_text(need: Need) -> str:
 
 
 def _candidate_rows(estimate: Estimate) -> Iterator[tuple[str, ...]]:
-    yield ("machine", "GPUs", "zones", "USD/h", "work", "expected", "9 in 10 below", "done after", "interrupted")
+    yield ("machine", "GPUs", "zones", "USD/h", "work", "expected", "9 in 10 below", "done after", "interrupted", "missed")
     for candidate in estimate.candidates:
         offer, outlook = candidate.offer, candidate.outlook
         gpus = f"{offer.gpus} × {offer.gpu} {offer.vram_gib} GB" if offer.gpu else "-"
@@ -214,19 +230,20 @@ def _candidate_rows(estimate: Estimate) -> Iterator[tuple[str, ...]]:
 def _policy_rows(estimate: Estimate) -> Iterator[tuple[str, ...]]:
     yield ("policy", "expected", "9 in 10 below", "done after", "interrupted", "missed")
     for policy, outlook in estimate.policies:
-        missed = f"{outlook.missed} of {outlook.windows}" if outlook.windows else "-"
-        yield (policy.value, *_cells(outlook, estimate.plan), missed)
+        yield (policy.value, *_cells(outlook, estimate.plan))
 
 
 def _cells(outlook: Summary | None, plan: Plan) -> tuple[str, ...]:
-    """Return what is to be expected; a sum that only the budget's end holds down is none."""
+    """Return what is to be expected: no sum that only the budget's end holds down, and no time that few have."""
     if outlook is None:
-        return ("?", "?", "?", "?")
-    took = format_span(outlook.took) if outlook.took is not None else "never"
-    dear = (outlook.is_over(plan.budget_usd), outlook.is_over(plan.budget_usd, once_in=10))
+        return ("?", "?", "?", "?", "?")
+    dear = tuple(outlook.is_over(plan.budget_usd, once_in=times) for times in (2, 10))
     sums = (outlook.mean_usd, outlook.p90_usd)
     mean, p90 = ("over budget" if over else f"{sum_usd:.2f}" for over, sum_usd in zip(dear, sums, strict=True))
-    return (mean, p90, took, f"{outlook.interruptions:.1f}")
+    missed = f"{outlook.missed} of {outlook.windows}" if outlook.windows else "-"
+    if outlook.took is None or outlook.is_mostly_unfinished or (dear[0] and not outlook.windows):
+        return (mean, p90, "unfinished", f"{outlook.interruptions:.1f}", missed)
+    return (mean, p90, format_span(outlook.took), f"{outlook.interruptions:.1f}", missed)
 
 
 def _sparkline(curve: Sequence[AtDeadline]) -> str:

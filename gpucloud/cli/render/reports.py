@@ -43,13 +43,16 @@ def plan_rows(plan: Plan) -> dict[str, str]:
     fewer = f"; fewer will do, down to {plan.least_nodes}" if plan.least_nodes < plan.nodes else ""
     workers = "1 worker" if plan.workers == 1 else f"{plan.workers} workers"
     price = f"{format_usd(plan.usd_per_hour)} an hour now, {format_usd(plan.cap_usd_per_hour)} at the most"
+    lasts = f"lasts {format_span(plan.paid_for)} now"
+    if plan.cap_usd_per_hour > plan.usd_per_hour:
+        lasts += f", {format_span(plan.paid_for_at_cap)} at {format_usd(plan.cap_usd_per_hour)} an hour"
     if plan.dearest_usd_per_hour > plan.cap_usd_per_hour:
+        lasts += f", {format_span(plan.paid_for_at_dearest)} at {format_usd(plan.dearest_usd_per_hour)} an hour"
         price += f"; on others, where these are not to be had, up to {format_usd(plan.dearest_usd_per_hour)}"
     return {
         "machines": f"{plan.nodes} × {plan.offer.pool}, {workers}{fewer}",
         "price": price,
-        "budget": f"{format_usd(plan.budget_usd)}: lasts {format_span(plan.paid_for)} now,"
-        f" {format_span(plan.paid_for_at_cap)} at the highest price",
+        "budget": f"{format_usd(plan.budget_usd)}: {lasts}",
         "worst cost": f"{format_usd(plan.worst_usd)}, then everything is off",
     }
 

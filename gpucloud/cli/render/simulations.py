@@ -132,14 +132,16 @@ def _each(scenario: Scenario, done: Simulation) -> list[tuple[str, ...]]:
 
 def _row(scenario: Scenario, market: RecordedMarket, result: Result) -> tuple[str, ...]:
     found = result.summary
+    told = found.took is not None and not found.is_mostly_unfinished
+    over, once_in_ten = (found.is_over(scenario.budget_usd, once_in=times) for times in (2, 10))
     return (
         zones_named(market, result.zones),
         policy_named(result.policy),
-        f"{found.mean_usd:.2f}",
-        f"{found.p90_usd:.2f}",
+        "over budget" if over else f"{found.mean_usd:.2f}",
+        "over budget" if once_in_ten else f"{found.p90_usd:.2f}",
         f"{found.worst_usd:.2f}",
-        f"{_of_on_demand(scenario, market, found.mean_usd):.1%}",
-        format_hours(found.took) if found.took is not None else "-",
+        "-" if over else f"{_of_on_demand(scenario, market, found.mean_usd):.1%}",
+        format_hours(found.took) if told and found.took is not None else "unfinished",
         f"{found.interruptions:.1f}",
         f"{found.launches:.1f}",
     )
@@ -155,9 +157,9 @@ def _troubles(done: Simulation) -> list[str]:
         if found.unended:
             lines.append(f"{which}: {found.unended} of {found.windows} had no end in the recording, and no known cost")
         if found.over_budget:
-            lines.append(f"{which}: {found.over_budget} of {found.windows} cost more than the budget")
-    kept = "no deadline missed and no budget passed" if None not in done.study.deadlines else "no budget passed"
-    return lines or [f"{kept}, in any window"]
+            lines.append(f"{which}: {found.over_budget} of {found.windows} ended unfinished at the budget")
+    kept = "its deadline and budget" if None not in done.study.deadlines else "its budget"
+    return lines or [f"finished within {kept}, in every window"]
 
 
 def _fewer(scenario: Scenario) -> str:

@@ -28,7 +28,7 @@ class Plan:
     A job that also trains on fewer, on `least_nodes` at least, is planned and paid for with all of them.
 
     `offers` are all that would do, the chosen one first. `paid_for` is how long the budget lasts at today's price;
-    `paid_for_at_cap` at the highest price.
+    `paid_for_at_cap` at the chosen offer's highest price, `paid_for_at_dearest` at that of the dearest of all.
     """
 
     job: str
@@ -42,6 +42,7 @@ class Plan:
     worst_usd: Decimal
     paid_for: timedelta
     paid_for_at_cap: timedelta
+    paid_for_at_dearest: timedelta
     made_at: datetime
 
     @property
@@ -52,7 +53,7 @@ class Plan:
     @property
     def dearest_usd_per_hour(self) -> Decimal:
         """What its nodes cost an hour on the dearest of all that would do: where no other can be had."""
-        return max(offer.cap_usd_per_hour for offer in self.offers) * self.nodes
+        return _dearest_usd(self.offers) * self.nodes
 
     @property
     def others(self) -> tuple[Offer, ...]:
@@ -96,8 +97,13 @@ def make_plan(job: Job, offers: tuple[Offer, ...], now: datetime, wall: Wall, *,
         worst_usd=job.budget_usd,
         paid_for=_lasts(left, best.usd_per_hour * nodes),
         paid_for_at_cap=_lasts(left, best.cap_usd_per_hour * nodes),
+        paid_for_at_dearest=_lasts(left, _dearest_usd(payable) * nodes),
         made_at=now,
     )
+
+
+def _dearest_usd(offers: Sequence[Offer]) -> Decimal:
+    return max(offer.cap_usd_per_hour for offer in offers)
 
 
 def _lasts(usd: Decimal, usd_per_hour: Decimal) -> timedelta:

@@ -103,7 +103,7 @@ class Estimator:
         bare = Estimate(
             plan=plan,
             changeover=self.planner.changeover,
-            candidates=tuple(self._candidates(job, plan)),
+            candidates=_that_finish_first(job, tuple(self._candidates(job, plan))),
             quotas=self._quotas(job, plan.offer),
         )
         needs = needs_of(job, plan.offers, self.planner.changeover)
@@ -204,6 +204,16 @@ class Estimator:
             return Quotas(market=self.planner.market, account=self.planner.account).needs(both)
         except CredentialsError:
             return None
+
+
+def _that_finish_first(job: Job, found: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """Return the chosen one, those that mostly come to their end within deadline and budget, and then the rest."""
+    chosen, *others = found
+
+    def fails(one: Candidate) -> bool:
+        return one.work is not None and (one.outlook is None or one.outlook.mostly_fails(job.budget_usd))
+
+    return (chosen, *sorted(others, key=fails))
 
 
 def _zones(offers: list[Offer]) -> int:

@@ -65,12 +65,25 @@ class Summary:
     on_spot: timedelta = timedelta(0)
     unended: int = 0
 
-    def is_over(self, budget_usd: Decimal, *, once_in: int = 1) -> bool:
-        """Whether all that ended, or more than once in so many, had used up the budget before their work was done."""
+    @property
+    def unfinished(self) -> int:
+        """How many did not come to the end of their work: the budget's end, or the recording's, came before."""
+        return self.over_budget + self.unended
+
+    @property
+    def is_mostly_unfinished(self) -> bool:
+        """Whether `took` is of so few that it says nothing."""
+        return 2 * self.unfinished > self.windows
+
+    def is_over(self, budget_usd: Decimal, *, once_in: int) -> bool:
+        """Whether more than once in so many that ended, the budget was used up before the work was done."""
         if not self.windows:
             return self.mean_usd > budget_usd
-        ended = self.windows - self.unended
-        return self.over_budget == ended if once_in == 1 else self.over_budget * once_in > ended
+        return self.over_budget * once_in > self.windows - self.unended
+
+    def mostly_fails(self, budget_usd: Decimal) -> bool:
+        """Whether most of them kept neither deadline nor budget, or came to no end."""
+        return 2 * self.missed > self.windows if self.windows else self.is_over(budget_usd, once_in=1)
 
 
 def summary(outcomes: Sequence[Outcome]) -> Summary:
