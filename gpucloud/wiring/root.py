@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gpucloud.usecases.jobstore.report import JobReport
     from gpucloud.usecases.machines.doctor import Here
     from gpucloud.usecases.money.estimate import Estimator
+    from gpucloud.usecases.money.simulate import Outlooks
     from gpucloud.usecases.services import World
     from gpucloud.wiring.aws import AwsCloud
     from gpucloud.wiring.cloud import Cloud, Manners
@@ -269,7 +270,9 @@ class Gpucloud:
         """Return what starts jobs in the job's store."""
         from functools import partial
 
+        from gpucloud.adapters.scripts import look
         from gpucloud.adapters.transfer.sync import whole_code
+        from gpucloud.domain.checkpoint.protection import protection_of
         from gpucloud.usecases.job.start import Starter
 
         cloud = self.cloud(job)
@@ -285,6 +288,8 @@ class Gpucloud:
             signer=self.signer(),
             reader=self.reader(),
             pack_code=partial(whole_code, cache=self._cache),
+            outlooks=self.outlooks,
+            saving=lambda job: protection_of(job, look(job.code, job.run)).saving,
         )
 
     def estimator(self, job: Job, saving: Saving, *, offline: bool = False) -> Estimator:
@@ -293,10 +298,8 @@ class Gpucloud:
         `offline`: by the catalog's prices, for a job on AWS of somebody whom AWS does not know.
         """
         from gpucloud.usecases.money.estimate import Estimator, Planner
-        from gpucloud.usecases.money.simulate import Outlooks
 
-        cloud = self.cloud(job)
-        outlooks = Outlooks(markets=self.recorded_markets(), tables=self.policy_tables())
+        cloud, outlooks = self.cloud(job), self.outlooks()
         planner = Planner(
             market=self.aws(job.aws, job.resources).listed_market() if offline else cloud.market(),
             account=None if offline else cloud.account(),
@@ -304,6 +307,8 @@ class Gpucloud:
             wall=cloud.manners.rules.wall,
             terms=cloud.manners.terms,
             changeover=cloud.manners.rules.limits.changeover,
+            outlooks=lambda: outlooks,
+            saving=lambda _: saving,
         )
         return Estimator(planner=planner, outlooks=outlooks, saving=saving)
 
@@ -438,6 +443,12 @@ class Gpucloud:
         from gpucloud.usecases.jobstore.orders import Reader
 
         return Reader(trust=self.trust(), marks=self.home.order_marks)
+
+    def outlooks(self) -> Outlooks:
+        """Return what says what jobs are going to cost, from the spot markets of the past."""
+        from gpucloud.usecases.money.simulate import Outlooks
+
+        return Outlooks(markets=self.recorded_markets(), tables=self.policy_tables())
 
     def recorded_markets(self) -> Markets:
         """Return the spot markets of the past that come with the package."""

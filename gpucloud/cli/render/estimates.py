@@ -217,7 +217,18 @@ def _quota_text(need: Need) -> str:
 
 
 def _candidate_rows(estimate: Estimate) -> Iterator[tuple[str, ...]]:
-    yield ("machine", "GPUs", "zones", "USD/h", "work", "expected", "9 in 10 below", "done after", "interrupted", "missed")
+    yield (
+        "machine",
+        "GPUs",
+        "zones",
+        "USD/h",
+        "work",
+        "expected",
+        "9 in 10 below",
+        "done after",
+        "interrupted",
+        "missed",
+    )
     for candidate in estimate.candidates:
         offer, outlook = candidate.offer, candidate.outlook
         gpus = f"{offer.gpus} × {offer.gpu} {offer.vram_gib} GB" if offer.gpu else "-"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import ROUND_UP, Decimal
@@ -15,6 +15,7 @@ from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy
 from gpucloud.domain.market.account import Headroom
 from gpucloud.domain.market.policy.decide import advised_span_s, least_span_s, least_task_budget_usd
 from gpucloud.domain.market.policy.observation import Task
+from gpucloud.domain.market.simulation.outcome import Summary
 from gpucloud.domain.market.sizing import Memory, memory, way_to_fit, work_of
 from gpucloud.domain.money.prepaid import Wall, least_budget_usd, reserve_usd
 from gpucloud.domain.node.gate.models import MODELS
@@ -225,6 +226,11 @@ def _wish(job: Job) -> str:
 
 
 _CENT = Decimal("0.01")
+_ANY_SUM = Decimal(10**9)
+_HOPELESS = 10  # a budget within which fewer than one replay in so many comes to its end
+
+Foresee = Callable[["Needs", Decimal], Summary | None]
+"""What replays of a job come to within such a budget; None where nothing is known of such machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,13 +276,16 @@ def task_of(job: Job, needs: Needs) -> Task:
     )
 
 
-def refuse_what_cannot_be_kept(job: Job, offers: Sequence[Offer], changeover: timedelta, wall: Wall) -> None:
+def refuse_what_cannot_be_kept(
+    job: Job, offers: Sequence[Offer], changeover: timedelta, wall: Wall, foresee: Foresee | None = None
+) -> None:
     """Raise PlanRefused for a deadline or a budget that cannot be kept: the hint is the number that must move.
 
     Spot machines may be tried only with R0 ≥ C0 + 2d; on demand one start d is enough. Where a job with a deadline may
     finish on demand, it must be able to, and both hold together only with cap ≥ k·(C0 + d) + p·d and what is kept
     aside for the last save. (Wu et al., "Can't Be Late", NSDI 2024; work C0, deadline R0, changeover d, prices k on
-    demand and p spot.) A job of which nobody knows how much work it is finds out.
+    demand and p spot.) A budget that does not surely suffice may do, as machines interrupted early may be free:
+    `foresee` tells. A job of which nobody knows how much work it is finds out.
     """
     if _must_end(job) and all(offer.pool.market is Market.SPOT for offer in offers):
         raise PlanRefused(
@@ -289,23 +298,40 @@ def refuse_what_cannot_be_kept(job: Job, offers: Sequence[Offer], changeover: ti
     if job.deadline is not None:
         _refuse_the_deadline(job, needs, job.deadline)
     least = least_usd(job, needs, wall).quantize(_CENT, ROUND_UP)
-    if job.budget_usd < least:
-        falls_back = _must_end(job) and needs.offer.pool.market is Market.SPOT and needs.fallback is not None
-        machines = f"{job.resources.nodes} × {needs.offer.pool}"
-        ending = needs.fallback.pool if falls_back and needs.fallback is not None else None
-        other = "no `work:`, to train as far as it goes"
-        costs = f"cost at least {format_usd(least)} on {machines}"
-        if ending is not None:  # spot machines may do for less: it is the deadline that wants the sum
-            other = "`market: spot`, which may miss the deadline"
-            costs = f"on {machines} may cost {format_usd(least)}, when the deadline has it end on {ending}"
+    if job.budget_usd >= least:
+        return
+    work = f"{format_span(needs.work)} of work on {job.resources.nodes} × {needs.offer.pool}"
+    if _must_end(job) and needs.offer.pool.market is Market.SPOT and needs.fallback is not None:
+        # Spot machines may do for less: it is the deadline that wants the sum.
         raise PlanRefused(
-            f"{format_span(needs.work)} of work {costs}; the budget is {format_usd(job.budget_usd)}",
+            f"{work} may cost {format_usd(least)}, when the deadline has it end on {needs.fallback.pool};"
+            f" the budget is {format_usd(job.budget_usd)}",
+            hint=f"budget: {least:f} USD, or `market: spot`, which may miss the deadline",
+        )
+    other = "no `work:`, to train as far as it goes"
+    any_sum = foresee(needs, _ANY_SUM) if foresee is not None else None
+    if foresee is None or any_sum is None:
+        raise PlanRefused(
+            f"{work} needs {format_usd(least)}, with what is kept aside for its end;"
+            f" the budget is {format_usd(job.budget_usd)}",
             hint=f"budget: {least:f} USD, or {other}",
         )
+    kept_usd = reserve_usd(job.resources.nodes, needs.offer.cap_usd_per_hour, wall)
+    found = foresee(needs, job.budget_usd - kept_usd)
+    ended = found.windows - found.unfinished if found is not None else 0
+    if ended * _HOPELESS >= any_sum.windows:
+        return
+    least = max(any_sum.p90_usd + kept_usd, least_budget_usd(job.resources.nodes, needs.offer.cap_usd_per_hour, wall))
+    least = least.quantize(_CENT, ROUND_UP)
+    raise PlanRefused(
+        f"{work} ends within {format_usd(job.budget_usd)} in {ended} of {any_sum.windows} replays, and within"
+        f" {format_usd(least)} in nine of ten",
+        hint=f"budget: {least:f} USD, or {other}",
+    )
 
 
 def least_usd(job: Job, needs: Needs, wall: Wall) -> Decimal:
-    """Return the least sum with which the job can come to its end at today's prices."""
+    """Return the least sum that surely pays for the job, at today's prices and with no machine for nothing."""
     nodes, last = job.resources.nodes, needs.offer
     hours = (needs.work + needs.changeover) / timedelta(hours=1)
     usd = float(needs.offer.usd_per_hour) * nodes * hours

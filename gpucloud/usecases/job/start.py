@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Protocol
 
+from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import BudgetRefused, BudgetTooSmall, NoCapacity, OrderChanged, UsageError
 from gpucloud.domain.job.quantities import counted, format_moment
 from gpucloud.domain.job.spec import Job
@@ -27,6 +29,7 @@ from gpucloud.store import Conflict, ObjectStore
 from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.orders import Found, Given, Orders, Reader, caller, current_run, next_run, require_own
 from gpucloud.usecases.money.estimate import Planner
+from gpucloud.usecases.money.simulate import Outlooks
 from gpucloud.usecases.money.spend import Cashier
 from gpucloud.usecases.services import PackCode, StoreClock
 
@@ -137,7 +140,7 @@ class Starter:
 
     `host` is the gpucloud home that gives the orders, which `signer` signs; what `reader` does not trust counts for
     nothing. `pack_code` gives a folder's tree by its hash and what makes it anew, which is None where it is too large
-    for the store.
+    for the store. `outlooks` and `saving` are what a budget is judged by that does not surely suffice.
     """
 
     store: ObjectStore
@@ -151,18 +154,22 @@ class Starter:
     signer: Signer | None = None
     reader: Reader | None = None
     pack_code: PackCode | None = None
+    outlooks: Callable[[], Outlooks] | None = None
+    saving: Callable[[Job], Saving] | None = None
 
     @property
     def planner(self) -> Planner:
         """What plans the jobs that it starts."""
-        return Planner(
+        bare = Planner(
             market=self.market,
             account=self.account,
             clock=self.clock,
             wall=self.rules.wall,
             terms=self.terms,
             changeover=self.rules.limits.changeover,
+            outlooks=self.outlooks,
         )
+        return bare if self.saving is None else replace(bare, saving=self.saving)
 
     def start(self, job: Job, spec: bytes, asked: Asked = Asked(), check: Check = _unchecked) -> Start:
         """Make the run's order and state, or find the unfinished one, and return it with its plan.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
@@ -159,7 +159,7 @@ class Estimator:
     ) -> Summary | None:
         """Under the policy; as it goes without any where the job has no deadline, but may go on demand."""
         windows = {"windows": _FEW} if few else {}
-        asked = policy if job.deadline is not None or not stage.fallback else None
+        asked = _asked(job, stage, policy)
         return self.outlooks.outlook(asked, task_of(job, needs), stage, budget_usd=job.budget_usd, **windows)
 
     def _policies(self, job: Job, needs: Needs, stage: Stage) -> Iterator[tuple[Policy, Summary]]:
@@ -170,21 +170,7 @@ class Estimator:
         yield Policy.ON_DEMAND, _never_interrupted(job, needs)
 
     def _stage(self, job: Job, offers: tuple[Offer, ...], needs: Needs) -> Stage | None:
-        """Return where the job's spot machines are replayed; None where it has none that a market takes."""
-        offer = needs.offer
-        if offer.pool.market is not Market.SPOT or job.cloud is not Cloud.AWS:
-            return None
-        alike = [o for o in offers if (o.pool.instance_type, o.pool.market) == (offer.pool.instance_type, Market.SPOT)]
-        beside_usd = self.planner.terms.beside_usd_per_hour
-        return Stage(
-            gpus=offer.gpus,
-            zones=_zones(alike),
-            spot_usd_per_hour=offer.usd_per_hour - beside_usd,
-            on_demand_usd_per_hour=Decimal(str(task_of(job, needs).on_demand_usd_per_hour)) - beside_usd,
-            terms=self.planner.terms.of(offer.pool.instance_type),
-            fallback=needs.fallback is not None,
-            recovery=recovery_of(restart_within(needs.changeover), self.saving, job.checkpoint),
-        )
+        return _stage_of(job, offers, needs, self.planner.terms, self.saving)
 
     def _curve(self, task: Task, stage: Stage) -> Iterator[AtDeadline]:
         for slack in _SLACKS:
@@ -222,6 +208,28 @@ def _zones(offers: list[Offer]) -> int:
     return sum(offer.zones for offer in offers if offer.pool.region == region)
 
 
+def _stage_of(job: Job, offers: tuple[Offer, ...], needs: Needs, terms: Terms, saving: Saving) -> Stage | None:
+    """Return where the job's spot machines are replayed; None where it has none that a market takes."""
+    offer = needs.offer
+    if offer.pool.market is not Market.SPOT or job.cloud is not Cloud.AWS:
+        return None
+    alike = [o for o in offers if (o.pool.instance_type, o.pool.market) == (offer.pool.instance_type, Market.SPOT)]
+    beside_usd = terms.beside_usd_per_hour
+    return Stage(
+        gpus=offer.gpus,
+        zones=_zones(alike),
+        spot_usd_per_hour=offer.usd_per_hour - beside_usd,
+        on_demand_usd_per_hour=Decimal(str(task_of(job, needs).on_demand_usd_per_hour)) - beside_usd,
+        terms=terms.of(offer.pool.instance_type),
+        fallback=needs.fallback is not None,
+        recovery=recovery_of(restart_within(needs.changeover), saving, job.checkpoint),
+    )
+
+
+def _asked(job: Job, stage: Stage, policy: Policy) -> Policy | None:
+    return policy if job.deadline is not None or not stage.fallback else None
+
+
 def _never_interrupted(job: Job, needs: Needs) -> Summary:
     return undisturbed(task_of(job, needs))
 
@@ -229,11 +237,18 @@ def _never_interrupted(job: Job, needs: Needs) -> Summary:
 # What a job would rent: the offers that do what it asks, that the account may rent and that can keep its limits.
 
 
+def _as_the_file_says(job: Job) -> Saving:
+    if job.checkpoint.none:
+        return Saving.NONE
+    return Saving.DIRECTORY if job.checkpoint.directory is not None else Saving.RESUME
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
     """Plans jobs at one market's prices, within what the account may rent.
 
-    `changeover` is what a launch is taken to cost a job in time, as long as none was measured.
+    `changeover` is what a launch is taken to cost a job in time, as long as none was measured. With `outlooks` a budget
+    that does not surely suffice is refused only where hardly any replay ends within it; `saving` is how a job saves.
     """
 
     market: MarketData
@@ -242,6 +257,8 @@ class Planner:
     wall: Wall
     terms: Terms
     changeover: timedelta
+    outlooks: Callable[[], Outlooks] | None = None
+    saving: Callable[[Job], Saving] = _as_the_file_says
 
     def plan(self, job: Job) -> Plan:
         """Return the plan of a new run; nothing is written.
@@ -254,10 +271,20 @@ class Planner:
         except PlanRefused:
             # The whole work wants more than a start: the larger sum is the one to name.
             if found := fitting(job, offers):
-                refuse_what_cannot_be_kept(job, found, self.changeover, self.wall)
+                self._refuse_what_cannot_be_kept(job, found)
             raise
-        refuse_what_cannot_be_kept(job, plan.offers, self.changeover, self.wall)
+        self._refuse_what_cannot_be_kept(job, plan.offers)
         return plan
+
+    def _refuse_what_cannot_be_kept(self, job: Job, offers: tuple[Offer, ...]) -> None:
+        def foresee(needs: Needs, budget_usd: Decimal) -> Summary | None:
+            stage = _stage_of(job, offers, needs, self.terms, self.saving(job))
+            if self.outlooks is None or stage is None:
+                return None
+            asked = _asked(job, stage, QUICK)
+            return self.outlooks().outlook(asked, task_of(job, needs), stage, budget_usd=budget_usd)
+
+        refuse_what_cannot_be_kept(job, offers, self.changeover, self.wall, foresee)
 
     def offers(self, job: Job) -> tuple[Offer, ...]:
         """Return the market's offers, at the price of a node with what it has beside."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from decimal import Decimal
+from decimal import ROUND_UP, Decimal
 
 from gpucloud.domain.checkpoint.protection import OTHERWISE, Saving
 from gpucloud.domain.job.spec import Job
@@ -98,7 +98,7 @@ def summary(outcomes: Sequence[Outcome]) -> Summary:
     return Summary(
         windows=len(outcomes),
         mean_usd=(sum(costs, Decimal(0)) / len(costs)).quantize(_CENT),
-        p90_usd=costs[math.ceil(0.9 * len(costs)) - 1].quantize(_CENT),
+        p90_usd=costs[math.ceil(0.9 * len(costs)) - 1].quantize(_CENT, ROUND_UP),
         worst_usd=costs[-1].quantize(_CENT),
         missed=sum(one.missed for one in outcomes),
         over_budget=sum(one.over_budget for one in outcomes),
@@ -167,7 +167,7 @@ def stretched(summary: Summary, factor: float) -> Summary:
     return replace(
         summary,
         mean_usd=(summary.mean_usd * times).quantize(_CENT),
-        p90_usd=(summary.p90_usd * times).quantize(_CENT),
+        p90_usd=(summary.p90_usd * times).quantize(_CENT, ROUND_UP),
         worst_usd=(summary.worst_usd * times).quantize(_CENT),
         interruptions=summary.interruptions * factor,
         launches=summary.launches * factor,
