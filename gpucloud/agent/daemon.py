@@ -14,9 +14,9 @@ from pathlib import Path
 from gpucloud import processes
 from gpucloud.agent.decide import OwnEnd
 from gpucloud.agent.metadata import watcher_from
-from gpucloud.agent.metrics.station import Station
+from gpucloud.agent.metrics.node_metrics import NodeMetrics
 from gpucloud.agent.reconcile import Agent
-from gpucloud.agent.seat import agent_seat
+from gpucloud.agent.single_process import agent_process
 
 _NONE = OwnEnd()
 
@@ -29,7 +29,7 @@ def start(
     With `replace`, an agent of another package is ended first; an attempt of its own is then swept by the new one. With
     `lock_memory` root lets what it starts lock as much as it likes.
     """
-    lock = agent_seat(root).take(package, replace=replace)
+    lock = agent_process(root).take(package, replace=replace)
     if lock is None:
         return "already"
     try:
@@ -51,7 +51,7 @@ def _detach(root: Path, *, package: str, own_end: OwnEnd) -> str:
         os._exit(0)
     os.close(writer)
     os.waitpid(child, 0)
-    failure = agent_seat(root).failure(reader)
+    failure = agent_process(root).failure(reader)
     if failure is not None:
         raise SystemExit(failure)
     return "started"
@@ -59,29 +59,29 @@ def _detach(root: Path, *, package: str, own_end: OwnEnd) -> str:
 
 def _be_agent(root: Path, ready: int, *, package: str, own_end: OwnEnd) -> None:
     os.chdir("/")
-    seat = agent_seat(root)
-    _redirect(seat.log)
+    process = agent_process(root)
+    _redirect(process.log)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     processes.adopt_orphans()
-    seat.sit(package)
+    process.sit(package)
     wake = Wake()
     wake.at_child_exit()
     watcher = watcher_from(os.environ, wake.wake)
-    station = Station(root)
+    node_metrics = NodeMetrics(root)
     agent = Agent(
         root,
         notice=lambda: watcher.notice if watcher else None,
         rebalance=lambda: watcher.rebalance if watcher else None,
         own_end=own_end,
         rest=wake.rest,
-        station=station,
+        node_metrics=node_metrics,
     )
     agent.tick()
     os.write(ready, b"ready")
     os.close(ready)
     if watcher:
         watcher.start()
-    station.start()
+    node_metrics.start()
     agent.run()
 
 

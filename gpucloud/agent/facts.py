@@ -17,7 +17,7 @@ from gpucloud.agent.layer.fact import base as base_python
 from gpucloud.agent.layer.fact import index_for, layer_fact
 from gpucloud.agent.machine.notes import machine_fact
 from gpucloud.agent.package import package_sha256
-from gpucloud.agent.seat import agent_seat, driver_seat
+from gpucloud.agent.single_process import agent_process, driver_process
 from gpucloud.domain.codec import Malformed
 from gpucloud.domain.node.bootstrap.facts import Asked, Facts
 from gpucloud.domain.node.status import RunState, status_from_json
@@ -44,7 +44,7 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         gpus=gpus,
         gpu_fault=fault,
         stand_in=smi.are_stand_ins(),
-        agent_package=agent_seat(root).taken_by(),
+        agent_package=agent_process(root).taken_by(),
         agent_busy=is_busy(root),
         layer=layer_fact(places(), asked.layer, base, index_for(gpus)),
         boto3=base.boto3,
@@ -55,7 +55,7 @@ def gather(root: Path, *, package: Path | None, asked: Asked) -> Facts:
         image=image.fact(root, asked.image) if asked.image else None,
         gate=gate_fact(root),
         boots_itself=boots_itself(root),
-        driver_package=driver_seat(root).taken_by(),
+        driver_package=driver_process(root).taken_by(),
     )
 
 

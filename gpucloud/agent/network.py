@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from gpucloud.domain.supervision.seen import Word
+from gpucloud.domain.supervision.seen import PeerReport
 
 _GET_ADDRESS, _GET_NETMASK = 0x8915, 0x891B  # Linux: SIOCGIFADDR, SIOCGIFNETMASK
 
@@ -68,7 +68,7 @@ _OWN_FAULTS = (
 )
 
 
-def knock(address: str, port: int, *, limit_s: float) -> Word:
+def knock(address: str, port: int, *, limit_s: float) -> PeerReport:
     """Return ALIVE when an SSH server greets within `limit_s`, DEAD when none does, NOTHING for a fault of our own.
 
     A frozen machine still accepts connections, in its kernel; it does not greet (RFC 4253, 4.2: the server sends its
@@ -79,17 +79,17 @@ def knock(address: str, port: int, *, limit_s: float) -> Word:
         with socket.create_connection((address, port), timeout=limit_s) as connection:
             return _greeted(connection, deadline)
     except socket.gaierror:
-        return Word.NOTHING
+        return PeerReport.NOTHING
     except OSError as error:
-        return Word.NOTHING if error.errno in _OWN_FAULTS else Word.DEAD
+        return PeerReport.NOTHING if error.errno in _OWN_FAULTS else PeerReport.DEAD
 
 
-def _greeted(connection: socket.socket, deadline: float) -> Word:
+def _greeted(connection: socket.socket, deadline: float) -> PeerReport:
     said = b""
     while b"SSH-" not in said and len(said) < 8192:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         more = connection.recv(1024)
         if not more:
-            return Word.DEAD
+            return PeerReport.DEAD
         said += more
-    return Word.ALIVE if b"SSH-" in said else Word.DEAD
+    return PeerReport.ALIVE if b"SSH-" in said else PeerReport.DEAD

@@ -28,7 +28,7 @@ from gpucloud.agent.decide import (
     Start,
     decide,
 )
-from gpucloud.agent.metrics.station import Station
+from gpucloud.agent.metrics.node_metrics import NodeMetrics
 from gpucloud.agent.outputroom import OutputRoom, gone
 from gpucloud.agent.running import CANNOT_RUN, RunningAttempt, end_beside, sweep
 from gpucloud.domain.node.node import Notice
@@ -50,7 +50,7 @@ class Agent:
         rebalance: Callable[[], datetime | None] = lambda: None,
         own_end: OwnEnd,
         rest: Callable[[float], None],
-        station: Station,
+        node_metrics: NodeMetrics,
     ) -> None:
         folder = root / "agent"
         self._attempts = root / "attempts"
@@ -60,7 +60,7 @@ class Agent:
         self._rebalance = rebalance
         self._own_end = own_end
         self._rest = rest
-        self._station = station
+        self._node_metrics = node_metrics
         self._boot_id = processes.boot_id()
         self._prepaid: Prepaid | None = None
         self._powered_off = False
@@ -182,7 +182,7 @@ class Agent:
             if self._room is not None:
                 self._room.settle(now_s=time.monotonic())
             return
-        self._attempt = self._running.advance(self._station.spared)
+        self._attempt = self._running.advance(self._node_metrics.spared)
         if self._attempt.state is RunState.EXITED:
             folder, self._room, self._running = self._running.folder, self._running.room, None
             self._close(folder, self._attempt)
@@ -197,7 +197,7 @@ class Agent:
         launch = self._inbox.desired.launch if self._inbox.desired else None
         devices = dict(launch.env).get("CUDA_VISIBLE_DEVICES") if launch else None
         folder = self._running.folder.path if self._running else None
-        self._station.look(self._attempt, folder, devices)
+        self._node_metrics.look(self._attempt, folder, devices)
 
     def _report(self) -> None:
         self._measure()
@@ -208,9 +208,9 @@ class Agent:
             boot_id=self._boot_id,
             notice=self._notice(),
             attempt=self._attempt,
-            gpus=self._station.gpus,
-            unhealthy=self._station.unhealthy,
-            host=self._station.host,
+            gpus=self._node_metrics.gpus,
+            unhealthy=self._node_metrics.unhealthy,
+            host=self._node_metrics.host,
             rebalance=self._rebalance(),
         )
         self._outbox.publish(status, now_s=time.monotonic())

@@ -120,7 +120,7 @@ class Run:
         self._checkpoints = Checkpoints(open_store(settings.store), settings.prefix, keep=settings.keep)
         self._trying = Trying(settings.trial)
         capture = Capture(state, self._ranks)
-        writer = Writer(settings.store, settings.prefix, settings.keep, capture.arena.descriptor)
+        writer = Writer(settings.store, settings.prefix, settings.keep, capture.save_buffer.descriptor)
         if self._ranks.rank == 0:
             self._checkpoints.announce(settings.attempt)
         with randomness.kept(), self._barred():  # what the script draws next is the same whether it resumes or not

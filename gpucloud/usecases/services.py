@@ -141,7 +141,7 @@ class SelfBoot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class Services:
     """Everything outside, for one job. `secrets` are the values of the job's secret names.
 
     `knows_our_address`: its firewall lets in the supervisor that made the group, and another one must be let in.

@@ -18,7 +18,7 @@ from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.offer import EfaLayout
 from gpucloud.domain.supervision.seen import Limits, Rules
-from gpucloud.wiring.cloud import Manners
+from gpucloud.wiring.cloud import CloudProfile
 
 if TYPE_CHECKING:
     from gpucloud.adapters.aws.account.account import AwsAccount
@@ -67,12 +67,12 @@ class AwsCloud:
         return self._resources.regions or (self.aws.region,)
 
     @cached_property
-    def manners(self) -> Manners:
+    def cloud_profile(self) -> CloudProfile:
         """How AWS is dealt with: a disk and an address are paid beside each machine."""
         from gpucloud.adapters.aws.machine import POWER_OFF
         from gpucloud.adapters.aws.prices.catalog import region_rates
 
-        return Manners(
+        return CloudProfile(
             rules=Rules(wall=_WALL, limits=_LIMITS),
             terms=Terms(
                 disk_gib=self._choices.disk_gib,

@@ -14,7 +14,7 @@ from gpucloud.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manners:
+class CloudProfile:
     """How a cloud is to be dealt with.
 
     Its rules and terms; how often it is looked at, and output is written to the store (in S3 a paid request each time);
@@ -41,7 +41,7 @@ class Cloud(Protocol):
     """One cloud as one job sees it. Nothing is asked of it before a method is called."""
 
     @property
-    def manners(self) -> Manners:
+    def cloud_profile(self) -> CloudProfile:
         """How to deal with it."""
         ...
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpucloud.domain.state.state import JobState
     from gpucloud.ports import Clock, DataSets, MarketData, NodeGroup, Outputs
     from gpucloud.store import ObjectStore
-    from gpucloud.usecases.services import World
+    from gpucloud.usecases.services import Services
 
 _PERIODS_S = {Cloud.LOCAL: 0.5}
 _PERIOD_S = 5.0
@@ -55,19 +55,19 @@ class Machine:
         """Return how many seconds may lie between two looks at who drives."""
         return _PERIODS_S.get(order.job.cloud, _PERIOD_S)
 
-    def world(self, order: DriveOrder) -> World:
+    def world(self, order: DriveOrder) -> Services:
         """Return everything that supervising the job from here needs. Raises NodeError, StoreError."""
         from dataclasses import replace
 
         from gpucloud.adapters.scripts import look
         from gpucloud.adapters.ssh import SshShell, generate_key
         from gpucloud.domain.checkpoint.protection import protection_of
-        from gpucloud.usecases.services import Package, World
+        from gpucloud.usecases.services import Package, Services
 
         key, tally = self._key(order), Tally()
         package = Path(sys.argv[0]).read_bytes()
         job = replace(order.job, code=self._code(order))
-        return World(
+        return Services(
             job=job,
             name=order.name,
             clock=SystemClock(),

@@ -12,7 +12,7 @@ from gpucloud.domain.job.spec import SshChoices
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.supervision.seen import Limits, Rules
-from gpucloud.wiring.cloud import Manners
+from gpucloud.wiring.cloud import CloudProfile
 
 if TYPE_CHECKING:
     from gpucloud.adapters.hosts.cloud import SshProvisioner
@@ -40,7 +40,7 @@ class SshCloud:
     def __init__(self, home: Home, choices: SshChoices) -> None:
         self._home = home
         self._choices = choices
-        self.manners = Manners(
+        self.cloud_profile = CloudProfile(
             rules=Rules(wall=Wall(), limits=_LIMITS),
             terms=Terms(minimum=timedelta(0)),
             period_s=0.25,

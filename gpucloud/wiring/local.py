@@ -13,7 +13,7 @@ from gpucloud.adapters.local.records import Tier
 from gpucloud.domain.money.ledger import Terms
 from gpucloud.domain.money.prepaid import Wall
 from gpucloud.domain.supervision.seen import Limits, Rules
-from gpucloud.wiring.cloud import Manners
+from gpucloud.wiring.cloud import CloudProfile
 
 if TYPE_CHECKING:
     from gpucloud.adapters.local.group import LocalNodeGroup
@@ -49,12 +49,12 @@ class LocalCloud:
         self._home = home
 
     @property
-    def manners(self) -> Manners:
+    def cloud_profile(self) -> CloudProfile:
         """How it is dealt with: as AWS is, by a supervisor next door."""
         faster = _money_factor()
         wall, terms = Wall(), Terms()
         wall = Wall(horizon=wall.horizon / faster, reserve=wall.reserve / faster, least=wall.least / faster)
-        return Manners(
+        return CloudProfile(
             rules=Rules(wall=wall, limits=_limits()),
             terms=Terms(minimum=terms.minimum / faster),
             period_s=0.1,

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from gpucloud.usecases.machines.doctor import Here
     from gpucloud.usecases.money.estimate import Estimator
     from gpucloud.usecases.money.simulate import Outlooks
-    from gpucloud.usecases.services import World
+    from gpucloud.usecases.services import Services
     from gpucloud.wiring.aws import AwsCloud
-    from gpucloud.wiring.cloud import Cloud, Manners
+    from gpucloud.wiring.cloud import Cloud, CloudProfile
     from gpucloud.wiring.hosts import SshCloud
 
 _VISIT_S = 5.0
@@ -221,14 +221,14 @@ class Gpucloud:
             name=name, store=self.store(job).url, file=file.resolve(), cloud=job.cloud, profile=job.aws.profile
         )
 
-    def shell(self, job: str, manners: Manners) -> Shell:
+    def shell(self, job: str, cloud_profile: CloudProfile) -> Shell:
         """Return SSH with the key of the job's cluster, or with the user's own where the hosts are."""
         from gpucloud.adapters.ssh import SshShell, UserKeys
 
         cache = self._cache
-        own, limit_s = manners.own_login, manners.connect_s
+        own, limit_s = cloud_profile.own_login, cloud_profile.connect_s
         identity = self.cluster_key(job) if own is None else UserKeys(own.key)
-        return SshShell(identity, connect_timeout_s=limit_s, python=manners.node_python, cache=cache)
+        return SshShell(identity, connect_timeout_s=limit_s, python=cloud_profile.node_python, cache=cache)
 
     def cluster_key(self, job: str) -> Path:
         """Return where the private key of the job's cluster is, or is going to be. Raises CredentialsError."""
@@ -240,7 +240,7 @@ class Gpucloud:
 
     def visitor(self, known: KnownJob) -> Shell:
         """Return SSH for a short look at a known job's nodes: one that does not answer is not waited for."""
-        return self.shell(known.name, replace(self.cloud_of(known).manners, connect_s=_VISIT_S))
+        return self.shell(known.name, replace(self.cloud_of(known).cloud_profile, connect_s=_VISIT_S))
 
     def visited(self, known: KnownJob, report: JobReport) -> JobReport:
         """Return the report with what the job's nodes say now; one that does not answer has no status."""
@@ -259,10 +259,10 @@ class Gpucloud:
         """Give what copies to and from a job's node, paths starting in its code folder."""
         from gpucloud.adapters.transfer.copying import Copier
 
-        manners = self.cloud_of(known).manners
-        shell = self.shell(known.name, manners)
+        cloud_profile = self.cloud_of(known).cloud_profile
+        shell = self.shell(known.name, cloud_profile)
         try:
-            yield Copier(shell.host(node), python=manners.node_python, progress=progress)
+            yield Copier(shell.host(node), python=cloud_profile.node_python, progress=progress)
         finally:
             shell.close()
 
@@ -281,8 +281,8 @@ class Gpucloud:
             market=cloud.market(),
             account=cloud.account(),
             clock=self.clock,
-            rules=cloud.manners.rules,
-            terms=cloud.manners.terms,
+            rules=cloud.cloud_profile.rules,
+            terms=cloud.cloud_profile.terms,
             group=cloud.group(self.store(job)),
             host=self.home.identity,
             signer=self.signer(),
@@ -304,9 +304,9 @@ class Gpucloud:
             market=self.aws(job.aws, job.resources).listed_market() if offline else cloud.market(),
             account=None if offline else cloud.account(),
             clock=self.clock,
-            wall=cloud.manners.rules.wall,
-            terms=cloud.manners.terms,
-            changeover=cloud.manners.rules.limits.changeover,
+            wall=cloud.cloud_profile.rules.wall,
+            terms=cloud.cloud_profile.terms,
+            changeover=cloud.cloud_profile.rules.limits.changeover,
             outlooks=lambda: outlooks,
             saving=lambda _: saving,
         )
@@ -331,40 +331,42 @@ class Gpucloud:
             market=cloud.market(),
             group=cloud.group(store),
             clock=self.store_clock(jobs),
-            terms=cloud.manners.terms,
+            terms=cloud.cloud_profile.terms,
             tally=tally,
             reader=self.reader,
-            look_s=max(_LOOK_S, cloud.manners.flush_s / 2),  # each look is paid for; output comes no more often
+            look_s=max(_LOOK_S, cloud.cloud_profile.flush_s / 2),  # each look is paid for; output comes no more often
         )
 
-    def world(self, job: Job, name: str, *, goes_on: bool = True, unattended: timedelta | None = None) -> World:
+    def world(self, job: Job, name: str, *, goes_on: bool = True, unattended: timedelta | None = None) -> Services:
         """Return everything that supervising a run of the job needs. UsageError for a secret that is not set.
 
         Without `goes_on` what ending it needs: no secrets, and no key is made that would open no machine. With
         `unattended` its own machines are to drive it.
         """
         from gpucloud.adapters.ssh import generate_key
-        from gpucloud.wiring.worlds import Around, compose_world
+        from gpucloud.wiring.services import JobEnvironment, compose_services
 
         cloud = self.cloud(job)
-        around = Around(
+        around = JobEnvironment(
             home=self.home,
             clock=self.clock,
             cloud=cloud,
             store=self.store(job),
-            shell=self.shell(name, cloud.manners),
+            shell=self.shell(name, cloud.cloud_profile),
             data_sets=self.data_sets(job),
             key=self.cluster_key(name),
         )
-        if goes_on or cloud.manners.own_login is not None:  # there it opens no machine, secrets are made from it alone
+        if (
+            goes_on or cloud.cloud_profile.own_login is not None
+        ):  # there it opens no machine, secrets are made from it alone
             generate_key(around.key)
-        return compose_world(job, name, around, secrets=read_secrets(job) if goes_on else {}, unattended=unattended)
+        return compose_services(job, name, around, secrets=read_secrets(job) if goes_on else {}, unattended=unattended)
 
     def unable(self, job: Job) -> Unable | None:
         """Return why the job's machines cannot drive it, None if they can."""
-        from gpucloud.wiring.worlds import why_unable
+        from gpucloud.wiring.services import why_unable
 
-        return why_unable(job, self.cloud(job).manners, self.store(job).url, self._cache)
+        return why_unable(job, self.cloud(job).cloud_profile, self.store(job).url, self._cache)
 
     def bring_stored_home(self, job: Job, name: str) -> tuple[str, ...]:
         """Bring home what a machine that drove the job put into the store; return where it is now."""
@@ -392,7 +394,7 @@ class Gpucloud:
 
     def require_key(self, known: KnownJob, state: JobState) -> None:
         """Check that the key of the job's machines is here where it has any: a new one would open none of them."""
-        own, key = self.cloud_of(known).manners.own_login, self.home.named_key or self.home.key(known.name)
+        own, key = self.cloud_of(known).cloud_profile.own_login, self.home.named_key or self.home.key(known.name)
         if own is None and state.group is not None and not key.is_file():
             raise CredentialsError(
                 f"{known.name} has machines, and their SSH key is not here ({key})",
@@ -405,7 +407,7 @@ class Gpucloud:
             return None
         from gpucloud.adapters.transfer.datasets import Sources
 
-        profile, python = job.aws.profile, self.cloud(job).manners.node_python
+        profile, python = job.aws.profile, self.cloud(job).cloud_profile.node_python
         return self._data.setdefault(profile, Sources(profile=profile, python=python, cache=self._cache))
 
     def data_remarks(self, job: Job, region: str) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from gpucloud.domain.offer import Offer, Pool, PricePoint
 from gpucloud.domain.state.state import Attempt, ExitReason, JobState, JobStatus, Member, NodeLife
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.money.spend import Cashier
+from gpucloud.usecases.money.spend import SpendTracker
 from tests.bench.figures import figure
 from tests.unit.worlds import put_job
 
@@ -69,7 +69,7 @@ def make_job(home: Home, attempts: int = ATTEMPTS) -> None:
         nodes=tuple(life(number) for number in range(1, attempts + 1)),
     )
     with mock.patch("os.fsync"):  # ten thousand objects, of which none must outlive a power cut
-        put_job(jobs, Cashier(jobs, OnePrice(), TERMS).settle(state, BORN), budget_usd=Decimal(5000))
+        put_job(jobs, SpendTracker(jobs, OnePrice(), TERMS).settle(state, BORN), budget_usd=Decimal(5000))
     home.remember(KnownJob(name="long", store=jobs.store.url, file=Path("/nowhere/gpucloud.yaml")))
 
 

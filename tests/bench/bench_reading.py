@@ -34,7 +34,7 @@ from gpucloud.store import ObjectStore, open_store
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.store.threads import THREADS
 from gpucloud.usecases.checkpoint import pulling
-from gpucloud.usecases.checkpoint.checkpoints import Shelf
+from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.checkpoint.pulling import Puller
 from tests.bench import transport_candidates
 from tests.bench.figures import figure
@@ -82,19 +82,19 @@ def _work(work: str, url: str, disk: str, size: str) -> int:
     """Make the checkpoint, do the work several times, and print what that took; `disk` only writes as many bytes."""
     store, folder = open_store(url), Path(disk)
     manifest = _made(store, int(size), columns=work == "export_columns")
-    shelf = Shelf(store=store, prefix=PREFIX, keep=3)
-    measured = transport_candidates._measured(_of(work)(shelf, folder), tries=TRIES)
+    stored_checkpoints = StoredCheckpoints(store=store, prefix=PREFIX, keep=3)
+    measured = transport_candidates._measured(_of(work)(stored_checkpoints, folder), tries=TRIES)
     print(json.dumps({"bytes": sum(piece.size for piece in manifest.pieces), **measured}))
     return 0
 
 
-def _of(work: str) -> Callable[[Shelf, Path], Work]:
+def _of(work: str) -> Callable[[StoredCheckpoints, Path], Work]:
     return {"verify": _verify, "pull": _pull, "disk": _disk}.get(work, _export)
 
 
-def _disk(shelf: Shelf, folder: Path) -> Work:
+def _disk(stored_checkpoints: StoredCheckpoints, folder: Path) -> Work:
     block = memoryview(bytearray(PART_BYTES))
-    size = sum(piece.size for piece in _manifest(shelf).pieces)
+    size = sum(piece.size for piece in _manifest(stored_checkpoints).pieces)
 
     def write() -> None:
         with (folder / "plain").open("wb", buffering=0) as file:
@@ -105,34 +105,36 @@ def _disk(shelf: Shelf, folder: Path) -> Work:
     return write
 
 
-def _verify(shelf: Shelf, _folder: Path) -> Work:
+def _verify(stored_checkpoints: StoredCheckpoints, _folder: Path) -> Work:
     def verify() -> None:
-        assert shelf.verify(_manifest(shelf).pieces) == ()
+        assert stored_checkpoints.verify(_manifest(stored_checkpoints).pieces) == ()
 
     return verify
 
 
-def _pull(shelf: Shelf, folder: Path) -> Work:
+def _pull(stored_checkpoints: StoredCheckpoints, folder: Path) -> Work:
     def pull() -> None:
         target = DirectoryStore(Path(tempfile.mkdtemp(dir=folder)))
-        pulled = Puller(shelf=shelf, target=target).pull(_manifest(shelf), lambda size: None)
+        pulled = Puller(stored_checkpoints=stored_checkpoints, target=target).pull(
+            _manifest(stored_checkpoints), lambda size: None
+        )
         assert pulled.fetched == pulled.size
 
     return pull
 
 
-def _export(shelf: Shelf, folder: Path) -> Work:
+def _export(stored_checkpoints: StoredCheckpoints, folder: Path) -> Work:
     def export() -> None:
-        manifest = _manifest(shelf)
-        plan = pulling.planned(shelf, manifest, everything=False, about={})
-        pulling.write(shelf, manifest, plan, folder / "w.safetensors")
+        manifest = _manifest(stored_checkpoints)
+        plan = pulling.planned(stored_checkpoints, manifest, everything=False, about={})
+        pulling.write(stored_checkpoints, manifest, plan, folder / "w.safetensors")
         assert plan.tensors == RANKS * TENSORS
 
     return export
 
 
-def _manifest(shelf: Shelf) -> Manifest:
-    found = shelf.store.get(f"{PREFIX}/{commit_key(Commit(1, 10))}")
+def _manifest(stored_checkpoints: StoredCheckpoints) -> Manifest:
+    found = stored_checkpoints.store.get(f"{PREFIX}/{commit_key(Commit(1, 10))}")
     assert found is not None
     return read_manifest(found.data)
 

@@ -150,7 +150,7 @@ def launch_before_arm(original: Any) -> Any:
     return lambda goal, seen, *rest: seen.group.size == goal.nodes and original(goal, seen, *rest)
 
 
-@seeded("usecases.supervise.provision:Renter._arm", "armed")
+@seeded("usecases.supervise.provision:MachineProvisioner._arm", "armed")
 def shut_off_lowered_before_the_state(original: Any) -> Any:
     """The cloud's shut-off comes closer while the books still promise the later one."""
 
@@ -176,7 +176,7 @@ def budget_by_the_own_clock(original: Any) -> Any:
     return lambda self: self.clock.now()
 
 
-@seeded("usecases.money.spend:Cashier.payable", *_PAYABLE_TESTS)
+@seeded("usecases.money.spend:SpendTracker.payable", *_PAYABLE_TESTS)
 def replacement_not_counted(original: Any) -> Any:
     """Only the machines that are wanted are reckoned with, not what the group holds and what is being taken."""
     from dataclasses import replace
@@ -233,7 +233,7 @@ def relieved_machine_taken_out_of_its_group(original: Any) -> Any:
     return relieve
 
 
-@seeded("usecases.supervise.provision:Renter._last_lives", "pytest", "tests/unit/test_last_bill.py")
+@seeded("usecases.supervise.provision:MachineProvisioner._last_lives", "pytest", "tests/unit/test_last_bill.py")
 def one_old_listing_trusted(original: Any) -> Any:
     """The first list after the end counts, whatever it still shows."""
     from gpucloud.domain.supervision.transitions import as_listed
@@ -298,10 +298,10 @@ def silence_alone_believed(original: Any) -> Any:
     """Who does not answer us is dead, whoever else was asked or not."""
     from dataclasses import replace
 
-    from gpucloud.domain.supervision.seen import Word
+    from gpucloud.domain.supervision.seen import PeerReport
 
     def believed_dead(node: Any, *rest: Any) -> Any:
-        return original(node if node.word is Word.ALIVE else replace(node, word=Word.DEAD), *rest)
+        return original(node if node.word is PeerReport.ALIVE else replace(node, word=PeerReport.DEAD), *rest)
 
     return believed_dead
 
@@ -310,11 +310,11 @@ def silence_alone_believed(original: Any) -> Any:
 def offline_believed(original: Any) -> Any:
     """What a witness said counts, though nobody at all answers us."""
     from gpucloud.domain.supervision.membership import is_gone
-    from gpucloud.domain.supervision.seen import Word
+    from gpucloud.domain.supervision.seen import PeerReport
 
     def believed_dead(node: Any, seen: Any, limits: Any) -> Any:
         silent = not is_gone(node) and node.silent_for >= limits.silent
-        return (silent and node.word is Word.DEAD) or original(node, seen, limits)
+        return (silent and node.word is PeerReport.DEAD) or original(node, seen, limits)
 
     return believed_dead
 
@@ -356,7 +356,7 @@ def frozen_machine_waited_for(original: Any) -> Any:
     """One that was out of reach once, and is tried again, counts as one that has just answered."""
 
     def look(self: Any, node_id: Any, memory: Any, state: Any, now: Any) -> None:
-        tried = not self.preparer.unreachable(node_id)
+        tried = not self.bootstrapper.unreachable(node_id)
         original(self, node_id, memory, state, now)
         if tried:
             memory.answered_at = now
@@ -1069,7 +1069,7 @@ def tags_set_on_what_stands(original: Any) -> Any:
     return drills
 
 
-@seeded("usecases.supervise.provision:Renter._tell_of", "pytest", "tests/unit/test_arming_first.py")
+@seeded("usecases.supervise.provision:MachineProvisioner._tell_of", "pytest", "tests/unit/test_arming_first.py")
 def machines_asked_for_before_they_are_told_of(original: Any) -> Any:
     """Machines that are to drive their job are asked for, and nothing on the user's side tells of them."""
     return lambda self, machines: None

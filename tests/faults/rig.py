@@ -22,9 +22,9 @@ from gpucloud.domain.state.order import opened
 from gpucloud.domain.supervision.seen import DriveTrial, Rules
 from gpucloud.ports import Brought, ClusterSpec
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.services import Package, World
+from gpucloud.usecases.services import Package, Services
 from gpucloud.wiring import Gpucloud
-from gpucloud.wiring.cloud import Manners
+from gpucloud.wiring.cloud import CloudProfile
 from tests.fakes.agent import FakeFleet, Training
 from tests.fakes.clock import JumpingClock
 from tests.fakes.fleet_shell import FleetShell
@@ -171,7 +171,7 @@ class Outside:
 class _Cloud:
     """Implements `Cloud` over the fakes."""
 
-    manners = Manners(rules=Rules(), terms=Terms(), period_s=1.0, flush_s=2.0)
+    cloud_profile = CloudProfile(rules=Rules(), terms=Terms(), period_s=1.0, flush_s=2.0)
 
     def __init__(self, outside: Outside, strikes: Strikes) -> None:
         self._outside, self._strikes = outside, strikes
@@ -241,11 +241,11 @@ class Rigged(Gpucloud):
         """Nobody verifies, for nobody signs."""
         return None
 
-    def world(self, job: Job, name: str, *, goes_on: bool = True, unattended: Any = None) -> World:
+    def world(self, job: Job, name: str, *, goes_on: bool = True, unattended: Any = None) -> Services:
         del goes_on, unattended
         cloud, store = self.local(), self.store(job)
         shell: Any = Counted(self._strikes, "shell", self._outside.shell, ("host",), {"host": HOST})
-        return World(
+        return Services(
             job=job,
             name=name,
             clock=self.clock,
@@ -257,10 +257,10 @@ class Rigged(Gpucloud):
             outputs=NoOutputs(),
             public_key="ssh-ed25519 AAAA",
             package=Package(data=b"zip", sha256="5" * 64),
-            rules=cloud.manners.rules,
-            terms=cloud.manners.terms,
-            period_s=cloud.manners.period_s,
-            flush_s=cloud.manners.flush_s,
+            rules=cloud.cloud_profile.rules,
+            terms=cloud.cloud_profile.terms,
+            period_s=cloud.cloud_profile.period_s,
+            flush_s=cloud.cloud_profile.flush_s,
             key=b"key",
         )
 

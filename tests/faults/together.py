@@ -27,7 +27,7 @@ from gpucloud.domain.errors import GpucloudError, HostUnreachable, ProvisionErro
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.node.node import Node
 from gpucloud.ports import Brought
-from gpucloud.usecases.services import World
+from gpucloud.usecases.services import Services
 from gpucloud.usecases.supervise import prepare
 from tests.fakes.agent import FakeFleet
 from tests.fakes.fleet_shell import FleetHost, FleetShell
@@ -134,7 +134,7 @@ class _Composition(Rigged):
 
     together: Together
 
-    def world(self, job: Job, name: str, **named: Any) -> World:
+    def world(self, job: Job, name: str, **named: Any) -> Services:
         return replace(super().world(job, name, **named), outputs=_Outputs(self.together, name))
 
     def bring_stored_home(self, job: Job, name: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.store import directory, open_store
 from gpucloud.store.directory import DirectoryStore
 from gpucloud.usecases.checkpoint import checkpoints, pulling
-from gpucloud.usecases.checkpoint.checkpoints import Shelf, restorable
+from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints, restorable
 from gpucloud.usecases.checkpoint.pulling import Puller
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
@@ -62,8 +62,8 @@ def small_parts(monkeypatch):
         monkeypatch.setattr(module, "PART_BYTES", 100)
 
 
-def shelf(store, keep=3):
-    return Shelf(store=store, prefix=PREFIX, keep=keep)
+def stored_checkpoints(store, keep=3):
+    return StoredCheckpoints(store=store, prefix=PREFIX, keep=keep)
 
 
 def made(store, generation=1, step=10):
@@ -88,7 +88,7 @@ def sharded(store, generation=1, step=10, *, base=None, second=False):
 
 
 def exported(store, path, *, everything=False, step=None):
-    here = shelf(store)
+    here = stored_checkpoints(store)
     manifest = restorable(step, here.standing())
     plan = pulling.planned(here, manifest, everything=everything, about={"job": "made"})
     pulling.write(here, manifest, plan, path)
@@ -150,7 +150,7 @@ def test_a_scripts_own_directory_is_not_exported_and_says_what_is_possible(memor
 def test_every_harm_to_an_object_is_found_and_named(store, small_parts, harm):
     sharded(store, step=10)
     sharded(store, step=20)
-    here = shelf(store)
+    here = stored_checkpoints(store)
     pieces = [piece for one in here.standing() for piece in one.sound.pieces]
     assert here.verify(pieces) == ()
     key = data_key(Commit(1, 20), "rank-00001-of-00003.safetensors")
@@ -188,9 +188,11 @@ def test_damage_found_while_exporting_leaves_nothing(memory, tmp_path, small_par
 
 
 def pull(store, folder, step=None):
-    here = shelf(store)
+    here = stored_checkpoints(store)
     moved = []
-    pulled = Puller(shelf=here, target=DirectoryStore(folder)).pull(restorable(step, here.standing()), moved.append)
+    pulled = Puller(stored_checkpoints=here, target=DirectoryStore(folder)).pull(
+        restorable(step, here.standing()), moved.append
+    )
     assert sum(moved) == pulled.size
     return pulled
 
@@ -205,7 +207,7 @@ def test_a_pulled_checkpoint_is_the_same_in_a_folder_that_is_a_store(store, tmp_
     assert pulled.fetched == pulled.size
     expected = {key.removeprefix(f"{PREFIX}/"): store.get(key).data for key in store.list(PREFIX)}
     assert contents(tmp_path / "here") == expected
-    (one,) = Shelf(store=DirectoryStore(tmp_path / "here"), prefix="", keep=3).standing()
+    (one,) = StoredCheckpoints(store=DirectoryStore(tmp_path / "here"), prefix="", keep=3).standing()
     assert (one.commit, one.sound is not None) == (Commit(2, 10), True)
     again = pull(store, tmp_path / "here")
     assert (again.fetched, again.size) == (0, pulled.size)
@@ -232,11 +234,11 @@ def test_a_pull_that_was_broken_off_shows_nothing_and_goes_on_where_it_was(memor
     folder = tmp_path / "here"
     with pytest.raises(KeyboardInterrupt):
         pull(_Breaks(memory, reads), folder)
-    assert Shelf(store=DirectoryStore(folder), prefix="", keep=3).standing() == ()
+    assert StoredCheckpoints(store=DirectoryStore(folder), prefix="", keep=3).standing() == ()
     pulled = pull(memory, folder)
     assert pulled.size - pulled.fetched >= 100 * max(0, reads - 4)
-    (one,) = Shelf(store=DirectoryStore(folder), prefix="", keep=3).standing()
-    assert Shelf(store=DirectoryStore(folder), prefix="", keep=3).verify(one.sound.pieces) == ()
+    (one,) = StoredCheckpoints(store=DirectoryStore(folder), prefix="", keep=3).standing()
+    assert StoredCheckpoints(store=DirectoryStore(folder), prefix="", keep=3).verify(one.sound.pieces) == ()
     assert not list(folder.glob(".gpucloud-*"))
 
 
@@ -298,7 +300,7 @@ def test_a_disk_that_is_too_small_is_met_before_anything_is_fetched(memory, tmp_
 def test_a_step_that_is_not_there_is_answered_with_the_nearest(memory):
     sharded(memory, step=10)
     sharded(memory, step=20)
-    here = shelf(memory)
+    here = stored_checkpoints(memory)
     with pytest.raises(UsageError, match="no checkpoint of step 16: the nearest is 20") as raised:
         restorable(16, here.standing())
     assert raised.value.hint == "--step 20"
@@ -309,7 +311,7 @@ def test_one_that_is_not_whole_is_refused_with_the_nearest_that_is(memory):
         sharded(memory, step=step)
     memory.delete(f"{PREFIX}/{data_key(Commit(1, 30), 'rank-00001-of-00003.safetensors')}")
     memory.put(f"{PREFIX}/{commit_key(Commit(1, 20))}", b"rubbish")
-    standing = shelf(memory).standing()
+    standing = stored_checkpoints(memory).standing()
     assert restorable(None, standing).commit == Commit(1, 10)
     for step in (20, 30):
         with pytest.raises(StoreError, match=f"step {step} is not whole") as raised:
@@ -317,13 +319,13 @@ def test_one_that_is_not_whole_is_refused_with_the_nearest_that_is(memory):
         assert raised.value.hint == "--step 10"
     memory.delete(f"{PREFIX}/{commit_key(Commit(1, 10))}")
     with pytest.raises(StoreError, match="no checkpoint is whole"):
-        restorable(None, shelf(memory).standing())
+        restorable(None, stored_checkpoints(memory).standing())
 
 
 def test_a_checkpoint_that_is_collected_while_it_is_listed_is_left_out(memory):
     sharded(memory, step=10)
     sharded(memory, step=20)
-    here = shelf(memory)
+    here = stored_checkpoints(memory)
     keys = here.listed()
     memory.delete(f"{PREFIX}/{commit_key(Commit(1, 10))}")
     assert [one.commit.step for one in here.standing(keys)] == [20]
@@ -339,6 +341,6 @@ def test_any_damaged_manifest_or_record_is_a_mark_and_never_an_error(memory):
             data = bytearray(good)
             data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
             memory.put(f"{PREFIX}/{key}", bytes(data))
-            standing = shelf(memory).standing()
+            standing = stored_checkpoints(memory).standing()
             assert {one.commit.step for one in standing} == {10, 20}
         memory.put(f"{PREFIX}/{key}", good)

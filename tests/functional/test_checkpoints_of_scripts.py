@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.agent.scripts.disk import Depot, look
+from gpucloud.agent.scripts.disk import CheckpointLocation, look
 from gpucloud.agent.scripts.taking import Taking, Took
 from gpucloud.cli.commands.checkpoints import Asked, checkpoints
 from gpucloud.domain.checkpoint.directory.layouts import Rule
@@ -32,9 +32,9 @@ def jobs(tmp_path, monkeypatch):
     for path, data in FILES.items():
         (tmp_path / "out" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "out" / path).write_bytes(data)
-    depot = Depot(store.url, found.checkpoints, keep=2)
-    depot.checkpoints.begin(base=None, attempt=1)
-    taking, listing = Taking(depot, tmp_path / "copies", Rule(), print), look(tmp_path / "out")
+    location = CheckpointLocation(store.url, found.checkpoints, keep=2)
+    location.checkpoints.begin(base=None, attempt=1)
+    taking, listing = Taking(location, tmp_path / "copies", Rule(), print), look(tmp_path / "out")
     (one,) = taking.sets(tmp_path / "out", listing).sets
     assert taking.take(tmp_path / "out", one, one.content(listing), proven=True) is Took.SAVED
     return found
@@ -81,16 +81,16 @@ def test_a_pull_gives_the_files_back_as_the_script_wrote_them(jobs, capsys, tmp_
 
 
 def test_files_of_several_nodes_lie_apart_only_where_they_differ(jobs, tmp_path):
-    depot = Depot(jobs.store.url, jobs.checkpoints, keep=2)
-    depot.checkpoints.go_on(1, base=None)
+    location = CheckpointLocation(jobs.store.url, jobs.checkpoints, keep=2)
+    location.checkpoints.go_on(1, base=None)
     for step, texts in ((30, (b"same", b"same")), (40, (b"one", b"two"))):
         commit = Commit(1, step)
         pieces = [
-            depot.checkpoints.upload(commit, object_name(f"s/{name}", node), memoryview(data))
+            location.checkpoints.upload(commit, object_name(f"s/{name}", node), memoryview(data))
             for node, text in enumerate(texts)
             for name, data in (("shared", text), (f"own-{node}", b"own"))
         ]
-        depot.checkpoints.commit(
+        location.checkpoints.commit(
             Manifest(commit=commit, world=2, promise=Promise(Level.BEST_EFFORT), pieces=tuple(pieces))
         )
         checkpoints("hf", Asked(pull=Path(str(step))), as_json=True)

@@ -24,7 +24,7 @@ from gpucloud.domain.offer import PricePoint
 from gpucloud.domain.state.state import ExitReason, JobStatus, NodeLife
 from gpucloud.store import open_store
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.money.spend import Cashier
+from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.wiring.local import LocalCloud
 from tests.unit.worlds import POOL, opened, put_job, state
 
@@ -66,7 +66,7 @@ def make(home: Home, name, *, tags=(), lives=(), attempts=(), beside=()):
         exit_reason=ExitReason.SUCCEEDED,
         torn_down=True,
     )
-    put_job(jobs, Cashier(jobs, OnePrice(), TERMS).settle(made, BORN + 9 * HOUR), budget_usd=Decimal(5))
+    put_job(jobs, SpendTracker(jobs, OnePrice(), TERMS).settle(made, BORN + 9 * HOUR), budget_usd=Decimal(5))
     for number, charge in enumerate(beside):
         jobs.bill_outside_budget(f"{number}", (charge,))
     home.remember(KnownJob(name=name, store=jobs.store.url, file=Path("/nowhere/gpucloud.yaml")))

@@ -34,7 +34,7 @@ from gpucloud.usecases.job.session import Session
 from gpucloud.usecases.job.start import Starter
 from gpucloud.usecases.jobstore.orders import Orders
 from gpucloud.usecases.machines.doctor import examine
-from gpucloud.usecases.services import Package, World
+from gpucloud.usecases.services import Package, Services
 from gpucloud.usecases.supervise.bootstrap import Bootstrapped
 from gpucloud.usecases.supervise.inspection import Inspector
 from tests.fakes.node_group import FakeNodeGroup
@@ -119,7 +119,7 @@ def made(tmp_path, monkeypatch):
 
         data, sha256 = package_zip()
         shells.append(FakeShell(homes, answers))
-        return World(
+        return Services(
             job=job,
             name="j",
             clock=SystemClock(),
@@ -258,7 +258,7 @@ def test_the_gang_is_checked_when_its_members_change_and_the_right_one_is_blamed
     changes = {"run": "train.py", "gate": GatePolicy.FULL, "resources": Resources(nodes=3, gpu=("H200",))}
     world = made(gang_of(lambda one, other: slow["rank"] in (one, other)), **changes)
     with ThreadPoolExecutor(1) as pool:
-        inspector = Inspector(world=world, preparer=Prepared(), pool=pool)
+        inspector = Inspector(world=world, bootstrapper=Prepared(), pool=pool)
         nodes = ("i-1", "i-2", "i-3")
         assert look(world, inspector, 1, *nodes) == ()
         assert len(asked(world, "gang")) == 3
@@ -273,7 +273,7 @@ def test_the_gang_is_checked_when_its_members_change_and_the_right_one_is_blamed
 def test_a_quick_gate_leaves_out_the_gang(made):
     world = made(gang_of(lambda one, other: True), run="train.py", resources=Resources(nodes=2, gpu=("H200",)))
     with ThreadPoolExecutor(1) as pool:
-        inspector = Inspector(world=world, preparer=Prepared(), pool=pool)
+        inspector = Inspector(world=world, bootstrapper=Prepared(), pool=pool)
         assert look(world, inspector, 1, "i-1", "i-2") == ()
     assert (len(asked(world, "gate")), asked(world, "gang")) == (2, [])
 

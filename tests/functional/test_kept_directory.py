@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-from gpucloud.agent.scripts.disk import Depot, copy, is_whole, look
+from gpucloud.agent.scripts.disk import CheckpointLocation, copy, is_whole, look
 from gpucloud.agent.scripts.putting import Directory
 from gpucloud.agent.scripts.taking import Taking, Took
 from gpucloud.domain.checkpoint.directory.layouts import Rule
@@ -280,42 +280,42 @@ def test_in_a_bucket_too_every_name_and_size_comes_back(tmp_path, monkeypatch):
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         server.put({}, "kept")
-        depot = Depot("s3://kept/p", PREFIX, keep=2)
-        depot.checkpoints.begin(base=None, attempt=1)
+        location = CheckpointLocation("s3://kept/p", PREFIX, keep=2)
+        location.checkpoints.begin(base=None, attempt=1)
         said = []
-        taking = Taking(depot, tmp_path / "copies", Rule(done_file="DONE"), said.append)
+        taking = Taking(location, tmp_path / "copies", Rule(done_file="DONE"), said.append)
         listing = look(tmp_path / "out")
         (one,) = taking.sets(tmp_path / "out", listing).sets
         assert taking.take(tmp_path / "out", one, one.content(listing), proven=True) is Took.SAVED
 
         other = Directory(tmp_path / "other" / "out", tmp_path / "other", Rule())
-        assert other.place(other.fetch_newest(depot, said.append), said.append) == Commit(1, 1)
+        assert other.place(other.fetch_newest(location, said.append), said.append) == Commit(1, 1)
         assert {path: (other.path / path).read_bytes() for path in look(other.path)} == files
         assert said == []
 
 
-def taken(folder, files, rule, *, depot, proven=True):
+def taken(folder, files, rule, *, location, proven=True):
     """Commit what these files make, written one after the other into `folder`."""
     for n, (path, data) in enumerate(files.items()):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(data)
         os.utime(folder / path, ns=(n, n))
-    taking = Taking(depot, folder.parent / "copies", rule, print)
+    taking = Taking(location, folder.parent / "copies", rule, print)
     listing = look(folder)
     one = max(taking.sets(folder, listing).sets, key=lambda one: one.written_ns(listing))
     assert taking.take(folder, one, one.content(listing), proven=proven) is Took.SAVED
 
 
-def put_back(depot, folder, rule):
+def put_back(location, folder, rule):
     other = Directory(folder / "out", folder, rule)
     said = []
-    other.place(other.fetch_newest(depot, said.append), said.append)
+    other.place(other.fetch_newest(location, said.append), said.append)
     return {path: (other.path / path).read_bytes() for path in look(other.path)}, said
 
 
 @pytest.fixture
-def depot(tmp_path):
-    made = Depot(str(tmp_path / "store"), PREFIX, keep=2)
+def location(tmp_path):
+    made = CheckpointLocation(str(tmp_path / "store"), PREFIX, keep=2)
     made.checkpoints.begin(base=None, attempt=1)
     return made
 
@@ -343,26 +343,26 @@ def zipped(text="weights"):
         ),
     ],
 )
-def test_the_file_that_names_the_checkpoint_comes_back_with_it_and_names_it(tmp_path, depot, rule, files, names):
+def test_the_file_that_names_the_checkpoint_comes_back_with_it_and_names_it(tmp_path, location, rule, files, names):
     out, new = tmp_path / "node" / "out", tmp_path / "other" / "out"
     files = {path: data.replace(b"%(out)s", str(out).encode()) for path, data in files.items()}
-    taken(out, files, rule, depot=depot)
-    found, said = put_back(depot, new.parent, rule)
+    taken(out, files, rule, location=location)
+    found, said = put_back(location, new.parent, rule)
     if names is not None:
         files["last_checkpoint"] = names.replace(b"%(new)s", str(new).encode())
     assert (found, said) == (files, [])
 
 
-def test_the_newest_by_its_time_is_the_newest_again(tmp_path, depot):
+def test_the_newest_by_its_time_is_the_newest_again(tmp_path, location):
     """As scripts look for it: max(glob("*.pt"), key=getmtime)."""
     rule = Rule(layout=Layout.FILE)
     taken(
         tmp_path / "node/out",
         {"a/best.pt": zipped("9"), "b/ckpt_500.pt": zipped(), "last": b"b/ckpt_500.pt"},
         rule,
-        depot=depot,
+        location=location,
     )
-    put_back(depot, tmp_path / "other", rule)
+    put_back(location, tmp_path / "other", rule)
     times = {
         str(path.relative_to(tmp_path / "other/out")): path.stat().st_mtime_ns
         for path in (tmp_path / "other/out").rglob("*")
@@ -370,13 +370,13 @@ def test_the_newest_by_its_time_is_the_newest_again(tmp_path, depot):
     assert times == {"a": 0, "a/best.pt": 0, "b": 1, "b/ckpt_500.pt": 1, "last": 2}
 
 
-def test_a_file_that_names_what_was_never_saved_is_set_aside_with_that(tmp_path, depot):
+def test_a_file_that_names_what_was_never_saved_is_set_aside_with_that(tmp_path, location):
     node = tmp_path / "node"
-    put_back(depot, node, Rule())
-    taken(node / "out", {"a_1.pt": zipped()}, Rule(), depot=depot)
+    put_back(location, node, Rule())
+    taken(node / "out", {"a_1.pt": zipped()}, Rule(), location=location)
     (node / "out" / "a_2.pt").write_bytes(zipped()[:20])
     (node / "out" / "last").write_text("a_2.pt")
-    found, said = put_back(depot, node, Rule())
+    found, said = put_back(location, node, Rule())
     assert (list(found), said) == (["a_1.pt"], ["set aside what was never saved: a_2.pt and 1 more"])
 
 

@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpucloud.adapters.packaging import package_zip
 from gpucloud.agent.kernel_log import KernelLog
 from gpucloud.agent.metrics.endpoint import Endpoint
+from gpucloud.agent.metrics.node_metrics import Keeper, Machine
 from gpucloud.agent.metrics.sampler import Sampler
-from gpucloud.agent.metrics.station import Keeper, Machine
 from gpucloud.domain.codec import from_json
 from gpucloud.domain.node.hardware.host import HostSample
 from gpucloud.domain.node.status import Outcome

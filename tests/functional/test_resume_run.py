@@ -24,9 +24,9 @@ from gpucloud.domain.checkpoint.sums import blank, sums_of
 from gpucloud.domain.errors import CheckpointUnreadable, StoreError, UsageError
 from gpucloud.resume import memory
 from gpucloud.resume.restore import reading
-from gpucloud.resume.save import arena, capture
-from gpucloud.resume.save.arena import Arena, Plan
+from gpucloud.resume.save import capture, save_buffer
 from gpucloud.resume.save.cadence import Cadence, Moment, is_better_anew, is_due, read_cadence
+from gpucloud.resume.save.save_buffer import Plan, SaveBuffer
 from gpucloud.resume.state.tree import decode, encode, tensor_at
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
@@ -154,8 +154,8 @@ def test_where_gradients_are_gathered_saving_and_leaving_wait_until_they_are_use
 
 
 def levels(job):
-    shelf = Checkpoints(open_store(str(job / "store")), "jobs/x/checkpoints", keep=3)
-    return {manifest.commit.step: manifest.promise.level.value for manifest in shelf.candidates()}
+    stored_checkpoints = Checkpoints(open_store(str(job / "store")), "jobs/x/checkpoints", keep=3)
+    return {manifest.commit.step: manifest.promise.level.value for manifest in stored_checkpoints.candidates()}
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
@@ -466,7 +466,7 @@ def test_places_in_memory_are_planned_once_and_anew_when_the_state_grows(job):
         run.step()
         run._keeper._finish()
         plans.append(run._keeper._saver._capture._plan)
-        sizes.append(run._keeper._saver._capture.arena.size)
+        sizes.append(run._keeper._saver._capture.save_buffer.size)
     assert len({id(plan) for plan in plans[1:6]}) == 1
     assert plans[7] is not plans[5]
     assert sizes[7] > 8_000_000 > sizes[5]
@@ -514,8 +514,8 @@ def of_another_format(job):
 
 def of_an_unknown_type(job):
     """Bytes as their manifests say, with tensors that torch gained later."""
-    shelf = Checkpoints(open_store(str(job / "store")), "jobs/x/checkpoints", keep=3)
-    for manifest in list(shelf.candidates()):
+    stored_checkpoints = Checkpoints(open_store(str(job / "store")), "jobs/x/checkpoints", keep=3)
+    for manifest in list(stored_checkpoints.candidates()):
         path = job / "store/jobs/x/checkpoints" / manifest.pieces[0].key
         data = path.read_bytes().replace(b'"F32"', b'"F4X"')
         path.write_bytes(data)
@@ -625,7 +625,7 @@ def test_memory_that_runs_out_as_a_save_begins_costs_that_save_alone(job, monkey
     run, model, optimizer = begin(total_steps=6)
     with monkeypatch.context() as patched:
         if isinstance(error, OSError):
-            patched.setattr(arena.mmap, "mmap", refuse)
+            patched.setattr(save_buffer.mmap, "mmap", refuse)
         else:
             patched.setattr(run._keeper._saver._capture._copier, "copy", refuse)
         train(run, model, optimizer)
@@ -803,12 +803,12 @@ def test_tensors_of_every_kind_come_back_bit_for_bit():
     tensors = {str(dtype): torch.tensor([[0, 1, 2], [3, 4, 5]]).to(dtype) for dtype in DTYPES}
     tensors |= {"none": torch.empty(0, 3), "scalar": torch.tensor(2.5), "strided": torch.arange(12).reshape(3, 4).T}
     tensors["nan"] = torch.tensor([float("nan"), float("-inf"), -0.0])
-    arena = Arena()
-    plan = Plan(tensors, arena, header=0)
+    save_buffer = SaveBuffer()
+    plan = Plan(tensors, save_buffer, header=0)
     plan.head({"key": "value"})
     for into, tensor in plan.pairs(tensors):
         into.copy_(tensor)
-    memory = torch.frombuffer(bytearray(arena.tensor(0, plan.size).numpy().tobytes()), dtype=torch.uint8)
+    memory = torch.frombuffer(bytearray(save_buffer.tensor(0, plan.size).numpy().tobytes()), dtype=torch.uint8)
     header = read_header(memoryview(memory.numpy()))
     read = {tensor.name: tensor_at(memory, header.start, tensor) for tensor in header.tensors}
     assert header.metadata == {**blank(len(tensors)), "key": "value"}

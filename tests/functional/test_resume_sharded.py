@@ -21,7 +21,7 @@ from gpucloud.resume.state.tree import NAMES, tensor_at
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from gpucloud.usecases.checkpoint import pulling
-from gpucloud.usecases.checkpoint.checkpoints import Shelf
+from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from tests.functional import train_sharded
 from tests.standins.saved_runs import PREFIX, SavedRun, forking
 
@@ -111,10 +111,10 @@ def test_a_damaged_part_of_one_rank_is_passed_over_by_all(tmp_path, capfd):
 @pytest.mark.slow  # a launch; the arithmetic is in tests/unit/test_chunks.py
 def test_an_export_has_whole_tensors_by_the_bare_models_names(tmp_path):
     job = Sharded(tmp_path / "job").attempt(2, "fsdp", steps=2)
-    shelf = Shelf(store=open_store(job.run.url), prefix=PREFIX, keep=3)
-    manifest = next(Checkpoints(shelf.store, PREFIX, keep=3).candidates())
-    plan = pulling.planned(shelf, manifest, everything=True, about={})
-    pulling.write(shelf, manifest, plan, tmp_path / "all.safetensors")
+    stored_checkpoints = StoredCheckpoints(store=open_store(job.run.url), prefix=PREFIX, keep=3)
+    manifest = next(Checkpoints(stored_checkpoints.store, PREFIX, keep=3).candidates())
+    plan = pulling.planned(stored_checkpoints, manifest, everything=True, about={})
+    pulling.write(stored_checkpoints, manifest, plan, tmp_path / "all.safetensors")
     data = memoryview(bytearray((tmp_path / "all.safetensors").read_bytes()))
     header = read_header(data)
     memory = torch.frombuffer(data, dtype=torch.uint8)

@@ -12,7 +12,7 @@ import torch
 
 from gpucloud.domain.checkpoint.trial import Outcome
 from gpucloud.store import open_store
-from gpucloud.usecases.checkpoint.checkpoints import Shelf
+from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.checkpoint.comparing import compared
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def killed_and_calm(tmp_path, ranks, script, *words):
             run(tmp_path, *command, GPUCLOUD_TRIAL="6", GPUCLOUD_ATTEMPT="2", **place)
         else:
             run(tmp_path, *command, GPUCLOUD_TRIAL="6", **place)
-        shelves.append(Shelf(store=open_store(place["GPUCLOUD_STORE"]), prefix="", keep=9))
+        shelves.append(StoredCheckpoints(store=open_store(place["GPUCLOUD_STORE"]), prefix="", keep=9))
     return compared(*shelves)
 
 

@@ -12,7 +12,7 @@ from gpucloud.domain.checkpoint.safetensors import Tensor, entries_of, header_by
 from gpucloud.resume.restore import restoring
 from gpucloud.resume.restore.reading import Contents, Held, whole_of
 from gpucloud.resume.run import Run
-from gpucloud.resume.save.arena import Arena, Plan
+from gpucloud.resume.save.save_buffer import Plan, SaveBuffer
 from gpucloud.resume.state.state import TrainingState, share
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
@@ -55,12 +55,12 @@ def written(store, model, optimizer, world):
     for rank in range(world):
         found = TrainingState({"model": model, "optimizer": optimizer}).collect(rank, world, {"me": torch.tensor(rank)})
         tensors = found.shared | found.own
-        arena = Arena()
-        plan = Plan(tensors, arena, header=0)
+        save_buffer = SaveBuffer()
+        plan = Plan(tensors, save_buffer, header=0)
         plan.head(found.metadata)
         for into, tensor in plan.pairs(tensors):
             into.copy_(tensor)
-        data = memoryview(arena.tensor(0, plan.size).numpy())
+        data = memoryview(save_buffer.tensor(0, plan.size).numpy())
         pieces.append(checkpoints.upload(commit, f"rank-{rank:05d}-of-{world:05d}.safetensors", data))
     checkpoints.commit(Manifest(commit=commit, world=world, promise=Promise(), pieces=tuple(pieces)))
 

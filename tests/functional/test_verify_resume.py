@@ -20,7 +20,7 @@ from gpucloud.resume.state.tree import tensor_at
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
 from gpucloud.store.directory import DirectoryStore
-from gpucloud.usecases.checkpoint.checkpoints import Shelf, restorable
+from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints, restorable
 from gpucloud.usecases.checkpoint.comparing import compared
 from gpucloud.usecases.checkpoint.pulling import Puller, planned, write
 from tests.commandline import command_line, until
@@ -36,8 +36,8 @@ def fork():
         yield
 
 
-def shelf(run):
-    return Shelf(store=open_store(run.url), prefix=PREFIX, keep=8)
+def stored_checkpoints(run):
+    return StoredCheckpoints(store=open_store(run.url), prefix=PREFIX, keep=8)
 
 
 def test_a_script_that_resumes_to_the_bit_is_found_equal_and_ends_after_its_few_steps(tmp_path, monkeypatch):
@@ -51,11 +51,11 @@ def test_a_script_that_resumes_to_the_bit_is_found_equal_and_ends_after_its_few_
     assert [(one["rank"], one["step"], one["committed_step"]) for one in left] == [(0, 3, 2), (1, 3, 2)]
     assert killed.attempt() == [0, 0]
 
-    verdict = compared(shelf(calm), shelf(killed))
+    verdict = compared(stored_checkpoints(calm), stored_checkpoints(killed))
 
     assert (verdict.outcome, verdict.step, verdict.resumed_from, verdict.parts) == (Outcome.EQUAL, 6, 2, ())
     assert verdict.compared > 20
-    there = shelf(killed).standing()
+    there = stored_checkpoints(killed).standing()
     assert [one.commit for one in there] == [Commit(2, 6), Commit(2, 4), Commit(1, 2)]
     assert {one.sound.why for one in there} == {Why.TRIAL}
 
@@ -84,7 +84,7 @@ def test_a_script_with_dice_of_its_own_is_told_what_differs_and_from_which_loss_
     killed = SavedRun(tmp_path / "killed", steps=40, keep=8)
     assert [killed.attempt(own_dice(seed)), killed.attempt(own_dice(seed))] == [[-9], [0]]
 
-    verdict = compared(shelf(calm), shelf(killed))
+    verdict = compared(stored_checkpoints(calm), stored_checkpoints(killed))
 
     assert (verdict.outcome, verdict.step, verdict.resumed_from) == (outcome, step, 2)
     assert "model.first.weight" in verdict.parts
@@ -110,7 +110,7 @@ def saved(store, generation, step, *, seed=0, base=None, generators=0):
 
 
 def verdict_of(two):
-    calm, killed = (Shelf(store=store, prefix=PREFIX, keep=8) for store in two)
+    calm, killed = (StoredCheckpoints(store=store, prefix=PREFIX, keep=8) for store in two)
     return compared(calm, killed)
 
 
@@ -147,9 +147,9 @@ def test_no_other_run_is_a_trial(tmp_path):
 def test_a_pulled_folder_is_resumed_from_and_an_export_has_the_models_own_state_dict(tmp_path):
     run = SavedRun(tmp_path / "run", ranks=2, steps=4)
     assert run.attempt() == [0, 0]
-    here = shelf(run)
+    here = stored_checkpoints(run)
     manifest = restorable(None, here.standing())
-    Puller(shelf=here, target=DirectoryStore(tmp_path / "pulled")).pull(manifest, lambda size: None)
+    Puller(stored_checkpoints=here, target=DirectoryStore(tmp_path / "pulled")).pull(manifest, lambda size: None)
 
     found = find(Checkpoints(DirectoryStore(tmp_path / "pulled"), "", keep=3), Ranks())
 

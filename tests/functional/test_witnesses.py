@@ -19,7 +19,7 @@ import pytest
 from gpucloud.agent.__main__ import main
 from gpucloud.agent.network import knock
 from gpucloud.domain.errors import HostUnreachable
-from gpucloud.domain.supervision.seen import Limits, Rules, Word
+from gpucloud.domain.supervision.seen import Limits, PeerReport, Rules
 from gpucloud.ports import Completed
 from gpucloud.usecases.supervise.look import Witnesses
 from tests.fakes.nodes import embedded_server
@@ -48,21 +48,21 @@ def listening(answer: bytes, *, close=False):
 def test_an_ssh_server_that_greets_is_alive_and_a_stopped_one_is_dead_though_it_accepts(tmp_path):
     with embedded_server(tmp_path) as server:
         port = server.node.port
-        assert knock("127.0.0.1", port, limit_s=10.0) is Word.ALIVE
+        assert knock("127.0.0.1", port, limit_s=10.0) is PeerReport.ALIVE
         os.kill(server.process.pid, signal.SIGSTOP)
-        assert knock("127.0.0.1", port, limit_s=0.3) is Word.DEAD
+        assert knock("127.0.0.1", port, limit_s=0.3) is PeerReport.DEAD
         os.kill(server.process.pid, signal.SIGCONT)
-        assert knock("127.0.0.1", port, limit_s=10.0) is Word.ALIVE
-    assert knock("127.0.0.1", port, limit_s=2.0) is Word.DEAD  # refused
+        assert knock("127.0.0.1", port, limit_s=10.0) is PeerReport.ALIVE
+    assert knock("127.0.0.1", port, limit_s=2.0) is PeerReport.DEAD  # refused
 
 
 @pytest.mark.parametrize(
     ("answer", "close", "word"),
     [
-        (b"SSH-2.0-x\r\n", False, Word.ALIVE),
-        (b"Welcome, stranger\r\nSSH-2.0-x\r\n", False, Word.ALIVE),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", True, Word.DEAD),
-        (b"", True, Word.DEAD),
+        (b"SSH-2.0-x\r\n", False, PeerReport.ALIVE),
+        (b"Welcome, stranger\r\nSSH-2.0-x\r\n", False, PeerReport.ALIVE),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", True, PeerReport.DEAD),
+        (b"", True, PeerReport.DEAD),
     ],
 )
 def test_only_an_ssh_greeting_is_a_sign_of_life(answer, close, word):
@@ -73,12 +73,12 @@ def test_only_an_ssh_greeting_is_a_sign_of_life(answer, close, word):
 @pytest.mark.parametrize(
     ("fault", "word"),
     [
-        (OSError(errno.EHOSTUNREACH, "no route to host"), Word.DEAD),
-        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), Word.DEAD),
-        (TimeoutError("timed out"), Word.DEAD),
-        (OSError(errno.ENETUNREACH, "the peer has no network"), Word.NOTHING),
-        (OSError(errno.EACCES, "its own firewall"), Word.NOTHING),
-        (socket.gaierror(socket.EAI_NONAME, "its resolver"), Word.NOTHING),
+        (OSError(errno.EHOSTUNREACH, "no route to host"), PeerReport.DEAD),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), PeerReport.DEAD),
+        (TimeoutError("timed out"), PeerReport.DEAD),
+        (OSError(errno.ENETUNREACH, "the peer has no network"), PeerReport.NOTHING),
+        (OSError(errno.EACCES, "its own firewall"), PeerReport.NOTHING),
+        (socket.gaierror(socket.EAI_NONAME, "its resolver"), PeerReport.NOTHING),
     ],
 )
 def test_a_fault_of_the_peer_itself_is_no_word(fault, word, monkeypatch):
@@ -132,11 +132,11 @@ def witnesses(peers):
     world = SimpleNamespace(shell=peers, rules=Rules(limits=Limits(silent=timedelta(seconds=3))))
     made = SimpleNamespace(base_python=sys.executable, package_path="/g.zip", root="/r")
     with Prompt(1) as pool:
-        yield Witnesses(world=world, preparer=SimpleNamespace(made_of=lambda _: made), pool=pool)
+        yield Witnesses(world=world, bootstrapper=SimpleNamespace(made_of=lambda _: made), pool=pool)
 
 
 def words(heard):
-    return {node.node.id: (node.word, node.witness) for node in heard.nodes if node.word is not Word.NOTHING}
+    return {node.node.id: (node.word, node.witness) for node in heard.nodes if node.word is not PeerReport.NOTHING}
 
 
 def test_a_peer_is_asked_a_third_of_the_time_ahead_and_its_word_is_there_at_the_next_look(witnesses, peers):
@@ -145,7 +145,7 @@ def test_a_peer_is_asked_a_third_of_the_time_ahead_and_its_word_is_there_at_the_
     assert peers.asked == []
     assert words(witnesses.hear(seen(up("a"), up("b", silent=1.0)))) == {}
     assert peers.asked == [("a", ("127.0.0.10", "2222"))]
-    assert words(witnesses.hear(seen(up("a"), up("b", silent=3.0)))) == {"b": (Word.DEAD, "a")}
+    assert words(witnesses.hear(seen(up("a"), up("b", silent=3.0)))) == {"b": (PeerReport.DEAD, "a")}
 
 
 def test_a_machine_that_answered_in_between_is_asked_about_anew(witnesses, peers):
@@ -158,7 +158,7 @@ def test_a_machine_that_answered_in_between_is_asked_about_anew(witnesses, peers
 def test_peers_are_asked_in_turn_and_one_that_is_away_says_nothing(witnesses, peers):
     peers.words = {"c": "alive"}
     heard = [words(witnesses.hear(seen(up("a"), up("b", silent=2.0 + i), up("c")))) for i in range(3)]
-    assert heard == [{}, {}, {"b": (Word.ALIVE, "c")}]
+    assert heard == [{}, {}, {"b": (PeerReport.ALIVE, "c")}]
 
 
 def test_nobody_is_asked_when_nobody_answers(witnesses, peers):
@@ -176,18 +176,18 @@ def test_steps_that_go_on_vouch_for_every_member_whatever_a_peer_says(witnesses,
     peers.words = {"a": "dead"}
     for at, step in ((0, 10), (1, 11), (2, 12), (3, 13), (4, 14)):
         heard = witnesses.hear(stepping(step, at, at))
-    assert words(heard) == {"b": (Word.ALIVE, "the training, whose steps go on,")}
+    assert words(heard) == {"b": (PeerReport.ALIVE, "the training, whose steps go on,")}
 
 
 def test_a_step_that_was_under_way_when_a_machine_went_silent_vouches_for_nobody(witnesses, peers):
     peers.words = {"a": "dead"}
     for at, step in ((0, 10), (1, 11), (3, 12), (4, 12), (9, 12)):
         heard = witnesses.hear(stepping(step, at, at))
-    assert words(heard) == {"b": (Word.DEAD, "a")}
+    assert words(heard) == {"b": (PeerReport.DEAD, "a")}
 
 
 def test_the_steps_of_an_earlier_attempt_say_nothing(witnesses, peers):
     peers.words = {"a": "dead"}
     for at, step in ((0, 10), (1, 11), (2, 12), (3, 13)):
         witnesses.hear(stepping(step, at, at))
-    assert words(witnesses.hear(stepping(1, 5, 5, number=2))) == {"b": (Word.DEAD, "a")}
+    assert words(witnesses.hear(stepping(1, 5, 5, number=2))) == {"b": (PeerReport.DEAD, "a")}

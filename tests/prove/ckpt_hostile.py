@@ -24,7 +24,7 @@ from gpucloud.domain.checkpoint.sums import sums_of
 from gpucloud.domain.errors import GpucloudError
 from gpucloud.store import open_store
 from gpucloud.store.checkpoints import Checkpoints
-from gpucloud.usecases.checkpoint.checkpoints import Shelf
+from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.checkpoint.pulling import planned, write
 from tests.prove.goal import Figure, Form, Goal
 from tests.standins.saved_runs import PREFIX, SavedRun, forking, restored
@@ -131,10 +131,10 @@ def _loaded_wrongly(folder: Path, name: str) -> str | None:
 
 def _exported_wrongly(folder: Path, whole: SavedRun, name: str) -> str | None:
     """Who exports it gets a file of tensors, or is told that it is none to export."""
-    shelf = Shelf(store=open_store(whole.url), prefix=PREFIX, keep=3)
+    stored_checkpoints = StoredCheckpoints(store=open_store(whole.url), prefix=PREFIX, keep=3)
     try:
-        exported = planned(shelf, _newest(whole), everything=True, about={})
-        write(shelf, _newest(whole), exported, folder / "exported.safetensors")
+        exported = planned(stored_checkpoints, _newest(whole), everything=True, about={})
+        write(stored_checkpoints, _newest(whole), exported, folder / "exported.safetensors")
     except GpucloudError:
         pass
     except Exception as error:  # noqa: BLE001  whatever comes out is what we look for

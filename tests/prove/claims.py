@@ -28,7 +28,7 @@ from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.orders import Orders
-from gpucloud.usecases.money.spend import Cashier
+from gpucloud.usecases.money.spend import SpendTracker
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import node, order, state
@@ -106,8 +106,8 @@ class Driven:
         seen, given, spend = asker.state(), asker.order(), asker.report().spend
         stands, least = standing(asker, seen), least_usd(asker, seen, _RULES)
         with take(self.users, clock) as lease:
-            held, cashier = lease.state, Cashier(self.users, _Prices(), Terms())
-            payable = cashier.payable(held, self.cloud.describe(_GROUP), 3, _NOW, given.budget_usd, _RULES.wall)
+            held, tracker = lease.state, SpendTracker(self.users, _Prices(), Terms())
+            payable = tracker.payable(held, self.cloud.describe(_GROUP), 3, _NOW, given.budget_usd, _RULES.wall)
         bring_closer(asker, replace(given, number=2, budget_usd=Decimal(14)), _RULES)
         return Reckoned(
             budget_usd=given.budget_usd,

@@ -35,8 +35,8 @@ from gpucloud.domain.supervision.action import Action, Arm, ObeyOrder
 from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Rules, Seen
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.money.spend import Cashier
-from gpucloud.usecases.services import World
+from gpucloud.usecases.money.spend import SpendTracker
+from gpucloud.usecases.services import Services
 from gpucloud.usecases.supervise import loop
 from gpucloud.usecases.supervise.observe import Observer
 from tests.fakes.clock import JumpingClock
@@ -172,9 +172,9 @@ class Door:
             mock.patch.object(driving, "tell", _nothing),
             mock.patch.object(loop, "decide", self._decide),
             mock.patch.object(Observer, "observe", lambda own, *given: self._see(own, *given)),  # noqa: PLW0108
-            mock.patch.object(Cashier, "spent_usd", self._spent),
-            mock.patch.object(Cashier, "unproven_usd", return_value=ZERO),
-            mock.patch.object(Cashier, "settle", lambda _, state, __: state),
+            mock.patch.object(SpendTracker, "spent_usd", self._spent),
+            mock.patch.object(SpendTracker, "unproven_usd", return_value=ZERO),
+            mock.patch.object(SpendTracker, "settle", lambda _, state, __: state),
             mock.patch.object(Home, "known", return_value=self._outside.home.known()),
             mock.patch.object(sync, "make_tree", _once_each(sync.make_tree)),
         ):
@@ -329,9 +329,9 @@ class _Composition(Rigged):
     def unable(self, job: object) -> None:
         """Every machine can drive."""
 
-    def world(self, *arguments: Any, **named: Any) -> World:
+    def world(self, *arguments: Any, **named: Any) -> Services:
         return replace(super().world(*arguments, **named), rules=self.rules)
 
-    def on_machine(self) -> World:
+    def on_machine(self) -> Services:
         """Return the world of a machine that drives the job."""
         return replace(self.world(self._outside.job, JOB), on_machine=True)

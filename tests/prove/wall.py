@@ -221,9 +221,11 @@ class _Machine:
     def by_timer(self) -> None:
         """Its agent was told until when it is paid, a minute ago and before that; nobody else does anything."""
         env = ["env", *(f"{name}={value}" for name, value in self._env.items())]
-        station: Any = SimpleNamespace(gpus=(), unhealthy=None, host=None, spared=frozenset(), look=lambda *_: None)
+        node_metrics: Any = SimpleNamespace(
+            gpus=(), unhealthy=None, host=None, spared=frozenset(), look=lambda *_: None
+        )
         end = OwnEnd(argv=(*env, *POWER_OFF), after=timedelta(seconds=60))
-        agent = Agent(self._folder, notice=lambda: None, own_end=end, rest=lambda _: None, station=station)
+        agent = Agent(self._folder, notice=lambda: None, own_end=end, rest=lambda _: None, node_metrics=node_metrics)
         for ago_s in (-60, 30, 61):
             time.sleep(0.1)
             assert not self.off.exists(), "powered off before the cloud's own schedule had its time"

@@ -89,7 +89,7 @@ class SimulatedAgent(Agent):
             notice=lambda: machine.notice,
             own_end=_OWN_END,
             rest=lambda _: None,
-            station=_Station(),  # type: ignore[arg-type]
+            node_metrics=_Station(),  # type: ignore[arg-type]
         )
         self._outbox = _Outbox(machine)  # type: ignore[assignment]
         self._newest = machine.newest

@@ -28,7 +28,7 @@ from gpucloud.ports import Host as HostPort
 from gpucloud.usecases.job.session import Session
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.orders import Orders
-from gpucloud.usecases.services import Package, World
+from gpucloud.usecases.services import Package, Services
 from gpucloud.usecases.supervise.bootstrap import Bootstrapped
 from tests.sim.cloud import CAP, Cloud, CloudLine, Prices
 from tests.sim.invoice import invoice
@@ -215,9 +215,9 @@ class Run:
             deadline_at=EPOCH + self.job.deadline if self.job.deadline is not None else None,
         )
 
-    def _world(self, process: Process) -> World:
+    def _world(self, process: Process) -> Services:
         line = CloudLine(self.cloud, process)
-        return World(
+        return Services(
             job=self.job,
             name="job",
             clock=process,

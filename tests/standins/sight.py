@@ -17,7 +17,7 @@ from gpucloud.domain.node.node import NodeState
 from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.action import CloseAttempt, EndAttempt, NoteInterruptions
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import Goal, Limits, Rules, Word
+from gpucloud.domain.supervision.seen import Goal, Limits, PeerReport, Rules
 from gpucloud.usecases.supervise.look import Witnesses
 from tests.unit.worlds import NOW, opened, part, seen, state, up
 
@@ -69,7 +69,7 @@ class Sight:
     killed: bool = False
     believed: dict[str, float] = field(default_factory=dict)
     _answered: dict[str, float] = field(default_factory=dict)
-    _knocks: list[tuple[float, Future, Word]] = field(default_factory=list)
+    _knocks: list[tuple[float, Future, PeerReport]] = field(default_factory=list)
 
     def __post_init__(self):
         self.ids = tuple(f"n{i}" for i in range(self.case.nodes))
@@ -77,7 +77,7 @@ class Sight:
         self._answered = dict.fromkeys(self.ids, 0.0)
         made = SimpleNamespace(base_python="python3", package_path="/g.zip", root="/r")
         world = SimpleNamespace(shell=self, rules=Rules(limits=LIMITS))
-        self._witnesses = Witnesses(world=world, preparer=SimpleNamespace(made_of=lambda _: made), pool=self)
+        self._witnesses = Witnesses(world=world, bootstrapper=SimpleNamespace(made_of=lambda _: made), pool=self)
 
     def run(self) -> None:
         """Go on until the attempt is ordered to end, or long enough to have believed what is wrong."""
@@ -92,9 +92,9 @@ class Sight:
         victim = int(node.id[1:])
         alive = not self._dead(victim) and self.case.fault != "ssh" if victim == self.case.victim else True
         away = not self._reached(int(peer.id[1:]))
-        word = Word.NOTHING if away else Word.ALIVE if alive else Word.DEAD
+        word = PeerReport.NOTHING if away else PeerReport.ALIVE if alive else PeerReport.DEAD
         future = Future()
-        self._knocks.append((self.now + (0.2 if word is Word.ALIVE else _KNOCK_S + 0.2), future, word))
+        self._knocks.append((self.now + (0.2 if word is PeerReport.ALIVE else _KNOCK_S + 0.2), future, word))
         return future
 
     def host(self, node):

@@ -59,8 +59,10 @@ class Bench:
         self.desired = folder / "agent" / "desired.json"
         monkeypatch.setattr(reconcile, "datetime", SimpleNamespace(now=lambda _: self.now))
         monkeypatch.setattr(reconcile, "RunningAttempt", Running)
-        station = SimpleNamespace(gpus=(), unhealthy=None, host=None, spared=frozenset(), look=lambda *_: None)
-        self.begin = partial(Agent, folder, notice=lambda: None, own_end=OwnEnd(), rest=lambda _: None, station=station)
+        node_metrics = SimpleNamespace(gpus=(), unhealthy=None, host=None, spared=frozenset(), look=lambda *_: None)
+        self.begin = partial(
+            Agent, folder, notice=lambda: None, own_end=OwnEnd(), rest=lambda _: None, node_metrics=node_metrics
+        )
         self.agent = self.begin()
 
     def measured(self, attempt, text):

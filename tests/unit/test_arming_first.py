@@ -15,8 +15,8 @@ from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.supervision.action import Arm, Move, Relieve, Resize
 from gpucloud.usecases.jobstore import lease
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.money.spend import Cashier
-from gpucloud.usecases.supervise.provision import Renter
+from gpucloud.usecases.money.spend import SpendTracker
+from gpucloud.usecases.supervise.provision import MachineProvisioner
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import NOW, job, put_job, state
@@ -40,7 +40,7 @@ class Watched:
 
 
 @pytest.fixture
-def renter():
+def machine_provisioner():
     clock = JumpingClock(NOW)
     jobs = JobStore(MemoryStore(clock), "digits")
     put_job(jobs, state(paid_until=None))
@@ -55,28 +55,28 @@ def renter():
         cluster="gpucloud-digits",
         provisioner=SimpleNamespace(group=lambda cluster, region: cluster),
     )
-    return Renter(
+    return MachineProvisioner(
         world=world,
         lease=lease.take(jobs, clock),
-        preparer=SimpleNamespace(publish=lambda region, gpu: None),
-        cashier=Cashier(jobs, None),
+        bootstrapper=SimpleNamespace(publish=lambda region, gpu: None),
+        tracker=SpendTracker(jobs, None),
         watcher=None,
     )
 
 
-def test_a_shut_off_and_the_machines_behind_it_are_written_down_first(renter):
-    renter.act(Arm(until=UNTIL))
-    renter.act(Resize(size=2))
-    renter.act(Relieve(node_id="a"))
+def test_a_shut_off_and_the_machines_behind_it_are_written_down_first(machine_provisioner):
+    machine_provisioner.act(Arm(until=UNTIL))
+    machine_provisioner.act(Resize(size=2))
+    machine_provisioner.act(Relieve(node_id="a"))
 
-    pool = renter.lease.state.pool
-    assert renter.world.group.seen == [(2, UNTIL, pool)] * 3
-    renter.act(Resize(size=4))
-    assert renter.world.group.seen[-1] == (4, UNTIL, pool)
+    pool = machine_provisioner.lease.state.pool
+    assert machine_provisioner.world.group.seen == [(2, UNTIL, pool)] * 3
+    machine_provisioner.act(Resize(size=4))
+    assert machine_provisioner.world.group.seen[-1] == (4, UNTIL, pool)
 
 
-def test_machines_of_another_pool_are_written_down_before_they_are_asked_for(renter):
-    renter.act(Arm(until=UNTIL))
+def test_machines_of_another_pool_are_written_down_before_they_are_asked_for(machine_provisioner):
+    machine_provisioner.act(Arm(until=UNTIL))
     offer = Offer(
         pool=DEARER,
         gpu="H200",
@@ -85,40 +85,40 @@ def test_machines_of_another_pool_are_written_down_before_they_are_asked_for(ren
         cap_usd_per_hour=Decimal(66),
         as_of=NOW,
     )
-    renter.act(Move(offer=offer))
-    renter.act(Resize(size=2))
+    machine_provisioner.act(Move(offer=offer))
+    machine_provisioner.act(Resize(size=2))
 
-    assert renter.world.group.seen[-1] == (2, UNTIL, DEARER)
-    assert renter.world.jobs.armings()[-1].cap_usd_per_hour == 66
-    assert renter.world.jobs.believed()[0].pool == DEARER
+    assert machine_provisioner.world.group.seen[-1] == (2, UNTIL, DEARER)
+    assert machine_provisioner.world.jobs.armings()[-1].cap_usd_per_hour == 66
+    assert machine_provisioner.world.jobs.believed()[0].pool == DEARER
 
 
-def test_what_an_arming_tells_of_already_is_not_written_again(renter):
-    renter.act(Arm(until=UNTIL))
+def test_what_an_arming_tells_of_already_is_not_written_again(machine_provisioner):
+    machine_provisioner.act(Arm(until=UNTIL))
     for _ in range(3):
-        renter.act(Resize(size=2))
-    renter.act(Resize(size=0))
-    assert len(renter.world.jobs.armings()) == 1
+        machine_provisioner.act(Resize(size=2))
+    machine_provisioner.act(Resize(size=0))
+    assert len(machine_provisioner.world.jobs.armings()) == 1
 
 
-def test_a_job_that_is_looked_after_writes_down_none(renter):
-    renter.world.order = None
-    renter.act(Arm(until=UNTIL))
-    renter.act(Resize(size=2))
-    assert renter.world.jobs.armings() == ()
-    assert replace(renter.lease.state, seq=0).paid_until == UNTIL
+def test_a_job_that_is_looked_after_writes_down_none(machine_provisioner):
+    machine_provisioner.world.order = None
+    machine_provisioner.act(Arm(until=UNTIL))
+    machine_provisioner.act(Resize(size=2))
+    assert machine_provisioner.world.jobs.armings() == ()
+    assert replace(machine_provisioner.lease.state, seq=0).paid_until == UNTIL
 
 
-def test_a_sooner_shut_off_of_machines_that_are_kept_is_written_down_by_whoever_only_ends_the_job(renter):
+def test_a_sooner_shut_off_of_machines_that_are_kept_is_written_down_by_whoever_only_ends_the_job(machine_provisioner):
     """Else what they were paid for before would count in full, once the cloud lists them no more."""
-    renter.lease.write(replace(renter.lease.state, drives_itself=True))
-    renter.act(Arm(until=UNTIL))
-    renter.world.order = None
+    machine_provisioner.lease.write(replace(machine_provisioner.lease.state, drives_itself=True))
+    machine_provisioner.act(Arm(until=UNTIL))
+    machine_provisioner.world.order = None
     sooner = NOW + timedelta(minutes=20)
-    renter.act(Arm(until=sooner))
+    machine_provisioner.act(Arm(until=sooner))
 
-    assert [one.until for one in renter.world.jobs.armings()] == [UNTIL, sooner]
-    assert renter.world.group.seen[-1][1] == UNTIL  # what was armed before counts until it is so
-    renter.world.on_machine = True
-    renter.act(Arm(until=NOW + timedelta(minutes=10)))
-    assert len(renter.world.jobs.armings()) == 2
+    assert [one.until for one in machine_provisioner.world.jobs.armings()] == [UNTIL, sooner]
+    assert machine_provisioner.world.group.seen[-1][1] == UNTIL  # what was armed before counts until it is so
+    machine_provisioner.world.on_machine = True
+    machine_provisioner.act(Arm(until=NOW + timedelta(minutes=10)))
+    assert len(machine_provisioner.world.jobs.armings()) == 2

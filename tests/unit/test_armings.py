@@ -17,7 +17,7 @@ from gpucloud.domain.state.state import NodeLife, Successor
 from gpucloud.domain.supervision.self_driving import arming, unproven_usd
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
-from gpucloud.usecases.money.spend import Cashier
+from gpucloud.usecases.money.spend import SpendTracker
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import NOW, POOL, node, put_job, state
@@ -109,8 +109,8 @@ def test_a_state_that_was_rolled_back_and_an_emptied_ledger_free_no_money(store,
     ended = tuple(replace(one, state=NodeState.TERMINATED, ended_at=now - HOUR / 6) for one in alive)
 
     def used(group):
-        cashier, job = Cashier(jobs, OnePrice(), Terms()), jobs.load()[0]
-        return cashier.spent_usd(job, now) + cashier.unproven_usd(job, group, now)
+        tracker, job = SpendTracker(jobs, OnePrice(), Terms()), jobs.load()[0]
+        return tracker.spent_usd(job, now) + tracker.unproven_usd(job, group, now)
 
     assert used(listed(*alive)) == 4
     assert used(listed(*ended)) == pytest.approx(Decimal("3.8333"), abs=Decimal("0.0001"))
@@ -149,13 +149,13 @@ def test_what_was_spent_before_the_machines_drove_stays_spent(store, what, wrote
     users.arm(arming(LEFT_AT_FOUR, at=AT_FOUR, machines=1, until=NOW + 8 * HOUR))
     for node_id, usd in bills.items():
         machines.bill(node_id, (charge(node_id, 0, 6, usd),))
-    cashier, job, now = Cashier(users, OnePrice(), Terms()), users.believed()[0], NOW + 6 * HOUR
+    tracker, job, now = SpendTracker(users, OnePrice(), Terms()), users.believed()[0], NOW + 6 * HOUR
     group = GroupView(exists=True, size=1, armed_until=NOW + 8 * HOUR, nodes=(node("b", pool=POOL, launched_at=NOW),))
 
-    used = cashier.spent_usd(job, now) + cashier.unproven_usd(job, group, now)
-    long_gone = Cashier(users, OnePrice(), Terms()).unproven_usd(replace(job, paid_until=NOW), NO_GROUP, now)
+    used = tracker.spent_usd(job, now) + tracker.unproven_usd(job, group, now)
+    long_gone = SpendTracker(users, OnePrice(), Terms()).unproven_usd(replace(job, paid_until=NOW), NO_GROUP, now)
     assert used >= 5, what
-    assert cashier.spent_usd(replace(job, paid_until=NOW), now) + long_gone >= 5, what
+    assert tracker.spent_usd(replace(job, paid_until=NOW), now) + long_gone >= 5, what
     if not bills and job.nodes == LEFT_AT_FOUR.nodes:
         assert used == 5
 
@@ -175,7 +175,7 @@ def test_what_machines_wrote_into_the_ledger_that_nobody_can_read_keeps_nobody_f
 def test_a_job_that_nobody_left_to_itself_has_nothing_unproven(store):
     jobs = JobStore(store, "digits")
     put_job(jobs)
-    assert Cashier(jobs, OnePrice(), Terms()).unproven_usd(state(), NO_GROUP, NOW + HOUR) == 0
+    assert SpendTracker(jobs, OnePrice(), Terms()).unproven_usd(state(), NO_GROUP, NOW + HOUR) == 0
 
 
 def test_a_machine_writes_into_a_ledger_of_its_own(store):

@@ -34,7 +34,7 @@ from gpucloud.domain.untrusted.bounds import (
 )
 from gpucloud.store import TooLarge, directory, newest_commit
 from gpucloud.store.directory import DirectoryStore
-from gpucloud.usecases.checkpoint.checkpoints import Shelf
+from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.records import HistoryPart
 from gpucloud.usecases.supervise import look
@@ -100,7 +100,7 @@ def test_a_record_of_a_machine_that_is_too_large_costs_no_memory_and_counts_for_
         sparse(tmp_path, f"jobs/j/{key}", size)
     for key in ("gen/000001.json", "commit/000001/000000009.json"):
         sparse(tmp_path, f"jobs/j/checkpoints/{key}", size)
-    shelf = Shelf(store=store, prefix="jobs/j/checkpoints", keep=3)
+    stored_checkpoints = StoredCheckpoints(store=store, prefix="jobs/j/checkpoints", keep=3)
     tracemalloc.start()
     with pytest.raises(StateUnreadable, match=r"jobs/j/state.json has .*, and 16 MiB is the most") as raised:
         own.load()
@@ -108,7 +108,7 @@ def test_a_record_of_a_machine_that_is_too_large_costs_no_memory_and_counts_for_
     assert own.charges() == (written,)
     assert own.trial("n-1") is None
     assert own.records.log_end(1, 0)[0] == 7
-    assert CheckpointMark.DAMAGED in shelf.standing()[0].marks
+    assert CheckpointMark.DAMAGED in stored_checkpoints.standing()[0].marks
     assert newest_commit(store, "jobs/j/checkpoints") is None
     assert tracemalloc.get_traced_memory()[1] < 2 << 20
     tracemalloc.stop()

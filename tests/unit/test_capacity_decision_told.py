@@ -14,7 +14,7 @@ from gpucloud.domain.state.state import CapacityDecision, ExitReason, JobStatus,
 from gpucloud.domain.supervision.action import Appoint, Dismiss, Resize, TakeOver, Wait
 from gpucloud.domain.supervision.seen import Heading, Limits
 from gpucloud.usecases.jobstore.report import report
-from gpucloud.usecases.supervise.act import Announced
+from gpucloud.usecases.supervise.act import Announcements
 from gpucloud.usecases.supervise.story import tell_story
 from tests.unit.worlds import NOW, OTHER_POOL, seen, state, up
 
@@ -29,7 +29,7 @@ SPEND = Spend(budget_usd=Decimal(1), spent_usd=Decimal(0), promised_usd=Decimal(
 def told(before, now):
     heading = Heading(mode=Mode.ON_DEMAND, offer=None, capacity_decision=now) if now is not None else None
     world = seen(state=state(capacity_decision=before), heading=heading)
-    return Announced().news(Wait(why="running"), world, Limits())
+    return Announcements().news(Wait(why="running"), world, Limits())
 
 
 def test_a_change_is_told_with_its_reason_and_what_stays_is_not():

@@ -24,7 +24,7 @@ from gpucloud.domain.job.spec import Market
 from gpucloud.domain.offer import Pool
 from gpucloud.usecases.supervise.agents import NodeRecords
 from gpucloud.usecases.supervise.needs import JobData
-from gpucloud.usecases.supervise.prepare import Preparer
+from gpucloud.usecases.supervise.prepare import Bootstrapper
 from gpucloud.wiring import Gpucloud
 from tests.unit.worlds import state
 
@@ -105,10 +105,12 @@ def test_no_object_of_a_self_driving_job_holds_the_users_key(tmp_path, monkeypat
     world = cloud.world(job, "digits", unattended=timedelta(hours=8))
 
     data = JobData(job=job, jobs=world.jobs, sets=None, story=print)
-    preparer = Preparer(world=world, watcher=None, pool=None, syncs=None, data=data, records=None, teller=None)
+    bootstrapper = Bootstrapper(
+        world=world, watcher=None, pool=None, syncs=None, data=data, records=None, agent_writer=None
+    )
 
     pool = Pool(instance_type="local.p3.2xlarge", zone="us-east-2a", market=Market.SPOT)
-    NodeRecords(world).publish(preparer.needs, pool, None, lambda _: None)
+    NodeRecords(world).publish(bootstrapper.needs, pool, None, lambda _: None)
 
     stored = [path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()]
     raw = load_ssh_private_key(own.read_bytes(), password=None).private_bytes_raw()

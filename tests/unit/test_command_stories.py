@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-from gpucloud.usecases.money.spend import Cashier
+from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.usecases.supervise.loop import Supervisor
 from tests.prove import commands
 
@@ -25,7 +25,7 @@ def unpaid(_: Any, state: Any, __: Any) -> Any:
 
 
 def test_a_machine_that_nobody_bills_is_seen() -> None:
-    with mock.patch.object(Cashier, "settle", unpaid):
+    with mock.patch.object(SpendTracker, "settle", unpaid):
         assert "was paid for and is in no bill" in wrong(1, 2, 3)
 
 

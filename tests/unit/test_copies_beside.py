@@ -103,7 +103,7 @@ class Training:
 
     def written(self, part: str = "shared") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """The object as its writer would find it: its tensors, and the JSON of a part."""
-        memory = self.capture.arena.tensor(0, self.capture.size)
+        memory = self.capture.save_buffer.tensor(0, self.capture.size)
         header = read_header(memoryview(memory.numpy()))
         tensors = {tensor.name: tensor_at(memory, header.start, tensor).clone() for tensor in header.tensors}
         return tensors, json.loads(header.metadata[part])
@@ -251,8 +251,8 @@ def test_a_change_behind_the_optimizers_back_is_noticed_and_waited_for_afterward
 def torn(training: Training) -> str | None:
     """What the writer says of the copy, as it finds it and the GPU's sums in the arena."""
     capture, begin = training.capture, sums_at(training.capture.size)
-    data = memoryview(capture.arena.tensor(0, capture.size).numpy()).cast("B")
-    sums = capture.arena.tensor(begin, begin + SUM_BYTES * capture.summed)
+    data = memoryview(capture.save_buffer.tensor(0, capture.size).numpy()).cast("B")
+    sums = capture.save_buffer.tensor(begin, begin + SUM_BYTES * capture.summed)
     try:
         put_fingerprints(data, memoryview(sums.numpy()).cast("B").cast("q"))
     except Torn as error:

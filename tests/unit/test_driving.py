@@ -51,7 +51,7 @@ from gpucloud.domain.supervision.action import (
 )
 from gpucloud.domain.supervision.between import TIME_IS_OVER
 from gpucloud.domain.supervision.reconcile import decide
-from gpucloud.domain.supervision.seen import DriveTrial, Goal, Readiness, Rules, Word
+from gpucloud.domain.supervision.seen import DriveTrial, Goal, PeerReport, Readiness, Rules
 from gpucloud.domain.supervision.self_driving import ORDER_VERSION, DriveOrder, order_key, parse_order, unable, unkept
 from gpucloud.domain.supervision.transitions import as_listed
 from gpucloud.ports import Brought, ClusterSpec
@@ -59,7 +59,7 @@ from gpucloud.store.directory import DirectoryStore
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.lease import take
 from gpucloud.usecases.jobstore.orders import Orders
-from gpucloud.usecases.supervise.act import Announced
+from gpucloud.usecases.supervise.act import Announcements
 from gpucloud.usecases.supervise.provision import OwnGroup, OwnProvisioner
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
@@ -146,7 +146,7 @@ def test_a_level_that_was_lowered_is_set_again():
 
 
 def test_a_machine_that_is_frozen_is_replaced():
-    world = seen(up("a"), up("b", silent=9, word=Word.DEAD))
+    world = seen(up("a"), up("b", silent=9, word=PeerReport.DEAD))
     assert decide(GOAL, world, RULES) == Replace(node_ids=("b",))
 
 
@@ -241,7 +241,7 @@ def test_what_a_machine_says_of_its_right_moves_no_terminal():
 
 def test_a_job_that_is_to_drive_itself_later_is_said_to_lack_the_right_once():
     """Who watches `train --unattended` may close the lid at any time."""
-    told = Announced()
+    told = Announcements()
     cannot = seen(up("a", trial=replace(NOT_ALLOWED, number=0)), up("b"))
     lines = [told.news(Wait(why="x"), cannot, RULES.limits) for _ in range(2)]
     assert lines == [("a could not drive the job without this process: AccessDenied: s3:PutObject",), ()]

@@ -23,7 +23,7 @@ from gpucloud.domain.state.order import run_of, undrillable
 from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.orders import Orders, current_run
-from gpucloud.usecases.services import World
+from gpucloud.usecases.services import Services
 from gpucloud.wiring import Gpucloud
 from tests.fakes.agent import Training
 from tests.faults.process import Ended, run
@@ -189,7 +189,7 @@ class Keyed(Rigged):
     def require_key(self, known: Any, state: Any) -> None:
         Gpucloud.require_key(self, known, state)
 
-    def world(self, job: Job, name: str, *, goes_on: bool = True, unattended: Any = None) -> World:
+    def world(self, job: Job, name: str, *, goes_on: bool = True, unattended: Any = None) -> Services:
         if goes_on:
             generate_key(self.home.key(name))
         self.came.append((job, goes_on))

@@ -15,8 +15,8 @@ from gpucloud.domain.supervision.action import TearDown
 from gpucloud.domain.supervision.seen import Rules
 from gpucloud.usecases.jobstore import lease
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.money.spend import Cashier
-from gpucloud.usecases.supervise.provision import Renter
+from gpucloud.usecases.money.spend import SpendTracker
+from gpucloud.usecases.supervise.provision import MachineProvisioner
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import NOW, POOL, node, state
@@ -60,14 +60,14 @@ def torn_down(stale_s):
         rules=Rules(),
     )
     held = lease.take(jobs, clock)
-    renter = Renter(
+    machine_provisioner = MachineProvisioner(
         world=world,
         lease=held,
-        preparer=SimpleNamespace(records=SimpleNamespace(withdraw=lambda: None)),
-        cashier=Cashier(jobs, OneUsdAnHour()),
+        bootstrapper=SimpleNamespace(records=SimpleNamespace(withdraw=lambda: None)),
+        tracker=SpendTracker(jobs, OneUsdAnHour()),
         watcher=SimpleNamespace(story=lambda _: None),
     )
-    renter.act(TearDown())
+    machine_provisioner.act(TearDown())
     return jobs, held.state, destroyed
 
 

@@ -63,7 +63,7 @@ def test_an_agent_has_no_more_open_files_than_programs_close_one_by_one(monkeypa
     had = {resource.RLIMIT_NOFILE: (1024, 1 << 30), resource.RLIMIT_MEMLOCK: (1 << 16, 1 << 16)}
     monkeypatch.setattr(resource, "getrlimit", had.__getitem__)
     monkeypatch.setattr(resource, "setrlimit", had.__setitem__)
-    monkeypatch.setattr(daemon, "agent_seat", lambda _: Seat())
+    monkeypatch.setattr(daemon, "agent_process", lambda _: Seat())
     monkeypatch.setattr(daemon, "_redirect", lambda _: None)
     monkeypatch.setattr(daemon.os, "chdir", lambda _: None)
     monkeypatch.setattr(daemon.signal, "signal", lambda *_: None)

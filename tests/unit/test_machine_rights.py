@@ -20,7 +20,7 @@ from gpucloud.domain.supervision.seen import Goal, Limits, Rules
 from gpucloud.domain.supervision.self_driving import order_key, parse_order
 from gpucloud.usecases.supervise.agents import NodeRecords
 from gpucloud.usecases.supervise.needs import JobData
-from gpucloud.usecases.supervise.prepare import Preparer
+from gpucloud.usecases.supervise.prepare import Bootstrapper
 from gpucloud.usecases.supervise.provision import OwnMarket
 from gpucloud.wiring import Gpucloud
 from gpucloud.wiring.aws import own_market
@@ -83,10 +83,12 @@ def test_machines_are_told_what_their_types_cost_on_demand(tmp_path: Path) -> No
     job = replace(cloud.read_job(tmp_path / "job.yaml"), store=str(tmp_path / "store"))
     world = replace(cloud.world(job, "digits", unattended=timedelta(hours=8)), market=Prices())
     data = JobData(job=job, jobs=world.jobs, sets=None, story=print)
-    preparer = Preparer(world=world, watcher=None, pool=None, syncs=None, data=data, records=None, teller=None)  # type: ignore[arg-type]
+    bootstrapper = Bootstrapper(
+        world=world, watcher=None, pool=None, syncs=None, data=data, records=None, agent_writer=None
+    )  # type: ignore[arg-type]
     records = NodeRecords(world)
     for pool in (POOL, replace(POOL, instance_type="g5.xlarge"), POOL):
-        records.publish(preparer.needs, pool, None, lambda _: None)
+        records.publish(bootstrapper.needs, pool, None, lambda _: None)
     stored = world.store.get(order_key("gpucloud-digits"))
     assert stored is not None
     said = parse_order(stored.data)

@@ -20,7 +20,7 @@ from gpucloud.domain.state.state import Attempt, ExitReason, MissingOutput
 from gpucloud.ports import Brought, Completed
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import report
-from gpucloud.usecases.services import World
+from gpucloud.usecases.services import Services
 from gpucloud.usecases.supervise.story import missing_line
 from tests.fakes.nodes import node_at
 from tests.faults.process import Ended, run
@@ -39,7 +39,7 @@ class Whole(Rigged):
         super().__init__(outside, strikes)
         self._bring = bring
 
-    def world(self, job: Job, name: str, **named: Any) -> World:
+    def world(self, job: Job, name: str, **named: Any) -> Services:
         outputs = NoOutputs()
         outputs.bring_home = self._bring  # type: ignore[method-assign]
         return replace(super().world(job, name, **named), outputs=outputs)

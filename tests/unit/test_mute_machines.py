@@ -64,8 +64,8 @@ def trained_beside(muting: Muting, folder: Path, monkeypatch: pytest.MonkeyPatch
     key.parent.mkdir(parents=True)
     key.write_text("k")
     monkeypatch.setattr(fleet_shell.FleetHost, "run", muting.run)
-    manners = replace(_Cloud.manners, rules=Rules(limits=Limits(alone=ALONE)))
-    monkeypatch.setattr(_Cloud, "manners", manners)
+    cloud_profile = replace(_Cloud.cloud_profile, rules=Rules(limits=Limits(alone=ALONE)))
+    monkeypatch.setattr(_Cloud, "cloud_profile", cloud_profile)
     strikes = Strikes()
     ended = run(("train", str(outside.file)), outside.over(strikes), strikes)
     assert ended.code == 0, ended.stderr

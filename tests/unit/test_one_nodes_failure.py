@@ -159,11 +159,11 @@ def silent_world() -> SimpleNamespace:
 
 def test_a_look_tells_gpus_that_others_use_from_bad_ones_and_since_when(node_says: Callable[..., SimpleNamespace]):
     used, xid = fail("in-use", "it is in use by python (pid 7)", "wait", 0), fail("xid", "Xid 79", "replace it", 1)
-    pool, preparer = Later(), Forgetful()
-    inspector = Inspector(world=node_says((used,), (used,), (used, xid), ()), preparer=preparer, pool=pool)
-    made, found = dict(preparer.made), []
+    pool, bootstrapper = Later(), Forgetful()
+    inspector = Inspector(world=node_says((used,), (used,), (used, xid), ()), bootstrapper=bootstrapper, pool=pool)
+    made, found = dict(bootstrapper.made), []
     for _ in range(4):
-        preparer.made.update(made)
+        bootstrapper.made.update(made)
         inspector.start(Inspect(number=1, node_ids=("a",)), seen(group_size=1))
         look = Future[Any]()
         look.set_result(pool.given.pop()())
@@ -202,13 +202,13 @@ def node_says() -> Callable[..., SimpleNamespace]:
 
 @pytest.mark.parametrize("who", ["the look before an attempt", "a knock by its peer"])
 def test_a_machine_that_is_forgotten_while_others_work_with_it_breaks_nothing(who: str) -> None:
-    pool, preparer = Later(), Forgetful()
+    pool, bootstrapper = Later(), Forgetful()
     if who == "a knock by its peer":
-        Witnesses(world=silent_world(), preparer=preparer, pool=pool)._ask(node("b"), [node("a")])
+        Witnesses(world=silent_world(), bootstrapper=bootstrapper, pool=pool)._ask(node("b"), [node("a")])
     else:
-        Inspector(world=silent_world(), preparer=preparer, pool=pool).start(
+        Inspector(world=silent_world(), bootstrapper=bootstrapper, pool=pool).start(
             Inspect(number=1, node_ids=("a",)), seen(group_size=1)
         )
-    preparer.made.clear()
+    bootstrapper.made.clear()
     (work,) = pool.given
     work()  # raises nothing

@@ -12,7 +12,7 @@ from gpucloud.domain.node.node import EndCause, GroupView, NodeState
 from gpucloud.domain.offer import PricePoint
 from gpucloud.domain.state.state import NodeLife
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.money.spend import Cashier
+from gpucloud.usecases.money.spend import SpendTracker
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
 from tests.unit.worlds import NOW, POOL, node, state
@@ -52,11 +52,11 @@ def life(node_id):
     ],
 )
 def test_every_machine_that_is_or_will_be_there_is_paid_for(books, listed, level, wanted, paid_for):
-    cashier = Cashier(JobStore(MemoryStore(JumpingClock(NOW)), "digits"), FreeUpToNow())
+    tracker = SpendTracker(JobStore(MemoryStore(JumpingClock(NOW)), "digits"), FreeUpToNow())
     job = state(cap_usd_per_hour=Decimal("0.01"), nodes=tuple(map(life, books)))
     group = GroupView(exists=True, size=level, armed_until=None, nodes=listed)
 
-    payable = cashier.payable(job, group, wanted, NOW, Decimal("0.1"), WALL)
+    payable = tracker.payable(job, group, wanted, NOW, Decimal("0.1"), WALL)
 
     assert payable.until == NOW + timedelta(hours=10) / paid_for
     assert payable.with_another == NOW + timedelta(hours=10) / (paid_for + 1)

@@ -13,8 +13,8 @@ from gpucloud.domain.errors import HostUnreachable, NodeError
 from gpucloud.domain.node.node import EndCause, GroupView, NodeState
 from gpucloud.domain.supervision.quarantine import BootstrapTry, Prepared, failures, noted, silences
 from gpucloud.domain.supervision.transitions import since, with_lives
+from gpucloud.usecases.supervise.prepare import Bootstrapper
 from gpucloud.usecases.supervise.prepare import Prepared as Ready
-from gpucloud.usecases.supervise.prepare import Preparer
 from tests.fakes.clock import JumpingClock
 from tests.unit.worlds import NOW, node, seen, state, up
 
@@ -49,7 +49,7 @@ class Later(AtOnce):
             done.set_exception(AtOnce.submit(self, work, *arguments).exception())
 
 
-def preparer(error):
+def bootstrapper(error):
     clock = JumpingClock()
 
     def host(asked):
@@ -57,12 +57,14 @@ def preparer(error):
         raise error
 
     world = SimpleNamespace(shell=SimpleNamespace(host=host), clock=clock)
-    return Preparer(world=world, watcher=None, pool=AtOnce(), syncs=AtOnce(), data=None, records=None, teller=None)
+    return Bootstrapper(
+        world=world, watcher=None, pool=AtOnce(), syncs=AtOnce(), data=None, records=None, agent_writer=None
+    )
 
 
 def failed(error, *nodes):
     """Try to prepare one node after the other, which ends with the error; then the cloud lists them as given."""
-    one = preparer(error)
+    one = bootstrapper(error)
     for number in range(len(nodes)):
         one.see(GroupView(exists=True, size=2, armed_until=None, nodes=(node(f"n{number}"),)))
         one.start(f"n{number}", None)
@@ -85,7 +87,7 @@ def test_of_living_machines_that_did_not_answer_one_after_the_other_three_make_o
 
 
 def test_machines_that_a_cut_line_silences_together_are_no_failure():
-    one = preparer(HostUnreachable("silent"))
+    one = bootstrapper(HostUnreachable("silent"))
     one.pool = Later()
     one.see(GroupView(exists=True, size=8, armed_until=None, nodes=tuple(node(f"n{number}") for number in range(8))))
     for number in range(8):
@@ -96,8 +98,8 @@ def test_machines_that_a_cut_line_silences_together_are_no_failure():
 
 
 def test_a_machine_that_is_tried_again_and_again_is_one_that_did_not_answer():
-    one = preparer(HostUnreachable("silent"))
-    one.teller = SimpleNamespace(forget=lambda _: None)
+    one = bootstrapper(HostUnreachable("silent"))
+    one.agent_writer = SimpleNamespace(forget=lambda _: None)
     one.see(GroupView(exists=True, size=1, armed_until=None, nodes=(node("n0"),)))
     for _ in range(9):
         one.forget("n0")
@@ -150,7 +152,7 @@ def test_since_when_a_machine_cannot_be_prepared_is_written_down_until_it_has_he
 def test_a_part_of_a_running_attempt_is_told_its_own_code_and_not_what_was_edited_since():
     """A supervisor died when it had told one machine; the next one has edited code, and tells the other."""
     old, edited = "a" * 64, "b" * 64
-    one = preparer(None)
+    one = bootstrapper(None)
     one.see(GroupView(exists=True, size=2, armed_until=None, nodes=(node("n0"), node("n1"))))
     facts = SimpleNamespace(python="python3", package_path="package.zip", root="/home/me/.gpucloud", image=None)
     for node_id in ("n0", "n1"):

@@ -17,7 +17,7 @@ from gpucloud.domain.job.spec import CheckpointDirectory, CheckpointPolicy, Clou
 from gpucloud.domain.state.state import CheckpointRef, ExitReason, Interruption, InterruptionKind, JobStatus
 from gpucloud.domain.supervision.action import NoteInterruptions, OpenAttempt, Wait
 from gpucloud.domain.supervision.seen import Limits
-from gpucloud.usecases.supervise.act import Announced
+from gpucloud.usecases.supervise.act import Announcements
 from gpucloud.usecases.supervise.story import tell_story
 from tests.unit.worlds import NOW, job, opened, part, seen, state, up
 
@@ -172,14 +172,14 @@ def test_the_job_file_says_that_nothing_is_saved(tmp_path):
 def test_that_a_drill_waits_for_a_first_step_is_told_once():
     waits = Wait(why="the drill waits for the script's first step, 10 min at the most")
     world = seen(up("a", part(1)), state=state(attempts=(replace(opened("a"), started_at=NOW),)))
-    announced = Announced()
-    assert announced.news(waits, world, Limits()) == (waits.why,)
-    assert announced.news(waits, world, Limits()) == ()
+    announcements = Announcements()
+    assert announcements.news(waits, world, Limits()) == (waits.why,)
+    assert announcements.news(waits, world, Limits()) == ()
 
 
 def lines(attempt, *nodes, policy=None):
     world = seen(*nodes, state=state(attempts=(attempt,)))
-    return Announced().news(Wait(why="running"), world, Limits(), policy)
+    return Announcements().news(Wait(why="running"), world, Limits(), policy)
 
 
 def test_the_first_minute_says_how_the_script_saves_by_its_own_word():

@@ -241,7 +241,7 @@ def test_a_job_file_that_was_edited_since_the_start_is_not_obeyed_by_a_pass_and_
 
 def test_a_drill_is_billed_once_and_not_to_the_budget(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
     rates = Rates(region="us-east-2", drill_usd=Decimal("0.2"))
-    monkeypatch.setattr(_Cloud, "manners", replace(_Cloud.manners, terms=Terms(rates=(rates,))))
+    monkeypatch.setattr(_Cloud, "cloud_profile", replace(_Cloud.cloud_profile, terms=Terms(rates=(rates,))))
     give(outside, "train", "small.yaml", "--drill")
     give(outside, "reconcile", JOB)
     assert [one.reason for one in state(outside).attempts] == [ExitReason.INTERRUPTED, ExitReason.SUCCEEDED]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucloud.usecases.supervise.provision import Renter
+from gpucloud.usecases.supervise.provision import MachineProvisioner
 from tests.faults.points import STORIES, Point, judge, undisturbed
 from tests.faults.process import run
 from tests.faults.rig import GROUP, Outside
@@ -39,23 +39,23 @@ def test_a_down_that_is_interrupted_says_what_lives_until_when(blow: Blow) -> No
 
 
 def test_a_shut_off_that_the_cloud_lowers_first_would_be_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def cloud_first(self: Renter, group: str, until: object) -> None:
+    def cloud_first(self: MachineProvisioner, group: str, until: object) -> None:
         self.world.group.arm(group, until)  # type: ignore[arg-type]
         self.lease.write(replace(self.lease.state, paid_until=until))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Renter, "_arm", cloud_first)
+    monkeypatch.setattr(MachineProvisioner, "_arm", cloud_first)
     outside = Outside(tmp_path)
     calls(outside, "train", str(outside.file), "--drill")
     assert any("is promised, and the cloud ends them at" in breach for breach in outside.breaches)
 
 
 def test_a_bill_that_is_forgotten_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Renter, "_bill", lambda self, name: None)
+    monkeypatch.setattr(MachineProvisioner, "_bill", lambda self, name: None)
     wrong = judge(Point(story=BY_NAME["up"], blow=Blow.KILL, at=1)).wrong
     assert any("is in the books as" in line for line in wrong)
 
 
 def test_a_group_that_is_forgotten_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Renter, "_end_group", lambda self, name: None)
+    monkeypatch.setattr(MachineProvisioner, "_end_group", lambda self, name: None)
     wrong = judge(Point(story=BY_NAME["up"], blow=Blow.KILL, at=1)).wrong
     assert f"left over: group {GROUP}, 2 machines" in "; ".join(wrong)

@@ -8,8 +8,8 @@ import torch
 from gpucloud.domain.checkpoint.safetensors import read_header
 from gpucloud.domain.checkpoint.sums import SUM_BYTES, of_header, sums_at
 from gpucloud.resume.restore.comparing import fingerprint_of
-from gpucloud.resume.save.arena import Arena, Plan, Sums, words_of
 from gpucloud.resume.save.capture import route
+from gpucloud.resume.save.save_buffer import Plan, SaveBuffer, Sums, words_of
 from gpucloud.store.writing import Torn, put_fingerprints
 
 NUMBERS = torch.randn(4096, generator=torch.Generator().manual_seed(0))
@@ -32,23 +32,23 @@ TENSORS = {
 }
 
 
-def copied(tensors: dict[str, torch.Tensor]) -> tuple[Arena, Plan, int]:
+def copied(tensors: dict[str, torch.Tensor]) -> tuple[SaveBuffer, Plan, int]:
     """An object in memory, with the sums behind it."""
-    arena = Arena()
-    plan = Plan(tensors, arena, header=100)
+    save_buffer = SaveBuffer()
+    plan = Plan(tensors, save_buffer, header=100)
     plan.head({"own": "{}"})
     runs = route(plan.pairs(tensors)).runs
     sums = Sums(plan.sums, plan.begin, runs)
     sums.send()
     for into, those in runs:
         into.copy_(those[0] if len(those) == 1 else torch.cat(those))
-    return arena, plan, sums.count
+    return save_buffer, plan, sums.count
 
 
-def written(arena: Arena, plan: Plan, count: int) -> memoryview:
+def written(save_buffer: SaveBuffer, plan: Plan, count: int) -> memoryview:
     begin = sums_at(plan.size)
-    stretches = arena.tensor(begin, begin + SUM_BYTES * count).view(torch.int64)
-    data = memoryview(arena.tensor(0, plan.size).numpy()).cast("B")
+    stretches = save_buffer.tensor(begin, begin + SUM_BYTES * count).view(torch.int64)
+    data = memoryview(save_buffer.tensor(0, plan.size).numpy()).cast("B")
     put_fingerprints(data, memoryview(stretches.numpy()))
     return data
 
@@ -68,12 +68,12 @@ def test_what_was_copied_as_it_was_is_found_to_be_so_and_has_its_fingerprint() -
 
 @pytest.mark.parametrize("name", [name for name in TENSORS if name != "nothing"])
 def test_a_bit_that_was_copied_otherwise_is_found(name: str) -> None:
-    arena, plan, count = copied(TENSORS)
+    save_buffer, plan, count = copied(TENSORS)
     ((into, _),) = plan.pairs({name: TENSORS[name]})
     whole = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[into.element_size()]
     into.view(whole).reshape(-1)[-1:] ^= 1
     with pytest.raises(Torn, match="was changed while it was copied"):
-        written(arena, plan, count)
+        written(save_buffer, plan, count)
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,10 @@ from gpucloud.domain.supervision.reconcile import decide
 from gpucloud.domain.supervision.seen import Goal, Homecoming, Limits, Readiness, Rules
 from gpucloud.ports import Brought
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.money.spend import Cashier
+from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.usecases.supervise.act import Actor
 from gpucloud.usecases.supervise.closing import OutputsHome
-from gpucloud.usecases.supervise.prepare import Preparer
+from gpucloud.usecases.supervise.prepare import Bootstrapper
 from gpucloud.usecases.supervise.usage import UsageMeter
 from tests.fakes.clock import JumpingClock
 from tests.fakes.memory_store import MemoryStore
@@ -297,13 +297,13 @@ def forgotten(**changes):
 
 def test_a_machine_that_the_cloud_has_forgotten_costs_what_was_paid_for_and_no_more():
     stored = forgotten()
-    cashier = Cashier(JobStore(MemoryStore(JumpingClock(NOW)), "digits"), OneUsdAnHour())
+    tracker = SpendTracker(JobStore(MemoryStore(JumpingClock(NOW)), "digits"), OneUsdAnHour())
     one = seen(group_size=0, armed=None, state=stored)
     wall = RULES.wall
-    assert round(cashier.payable(stored, one.group, 2, NOW, Decimal(5), wall).spent_usd, 3) == Decimal("0.583")
-    kept = cashier.settle(transitions.record(one), NOW)
+    assert round(tracker.payable(stored, one.group, 2, NOW, Decimal(5), wall).spent_usd, 3) == Decimal("0.583")
+    kept = tracker.settle(transitions.record(one), NOW)
     assert (kept.nodes[0].ended_at, kept.nodes[0].charged) == (stored.paid_until, True)
-    assert round(cashier.spend(kept, NOW, Decimal(5)).spent_usd, 3) == Decimal("0.583")
+    assert round(tracker.spend(kept, NOW, Decimal(5)).spent_usd, 3) == Decimal("0.583")
 
 
 def test_a_machine_that_is_listed_late_lives_on_in_the_books_and_one_that_stays_away_ended_when_it_was_missed():
@@ -402,9 +402,9 @@ def homecoming(fails, stored=None):
     shell = SimpleNamespace(host=lambda node: None)
     parts = {"job": job, "shell": shell, "outputs": Outputs(fails), "stored_outputs": stored}
     world = SimpleNamespace(name="digits", rules=RULES, **parts)
-    preparer = SimpleNamespace(code_on=lambda _: "/code", readiness=lambda _: Readiness.READY)
+    bootstrapper = SimpleNamespace(code_on=lambda _: "/code", readiness=lambda _: Readiness.READY)
     watcher = SimpleNamespace(story=told.append)
-    return OutputsHome(world=world, preparer=preparer, pool=InlinePool(), watcher=watcher), told
+    return OutputsHome(world=world, bootstrapper=bootstrapper, pool=InlinePool(), watcher=watcher), told
 
 
 def test_outputs_whose_way_is_cut_off_are_tried_again_half_a_minute_later():
@@ -428,7 +428,7 @@ def test_outputs_are_looked_for_in_the_tree_that_the_attempt_runs(tree, looked_i
     home, _ = homecoming(0)
     asked = []
     home.world.outputs = SimpleNamespace(bring_home=lambda host, code, moves: asked.append(code) or Brought())
-    home.preparer.code_on = lambda _: "/node/code/now"
+    home.bootstrapper.code_on = lambda _: "/node/code/now"
     one = over(Homecoming.NO)
     attempt = replace(one.state.attempts[-1], tree=tree)
     home.start(replace(one, state=replace(one.state, attempts=(attempt,))))
@@ -443,16 +443,16 @@ def test_ranks_of_one_attempt_run_one_code_and_a_change_is_said():
         for name, tree in (("a", "1"), ("b", "1"), ("c", "2"))
     }
     parts = dict.fromkeys(("world", "pool", "syncs", "data", "records"))
-    preparer = Preparer(
-        **parts, teller=SimpleNamespace(forget=lambda _: None), watcher=SimpleNamespace(story=told.append)
+    bootstrapper = Bootstrapper(
+        **parts, agent_writer=SimpleNamespace(forget=lambda _: None), watcher=SimpleNamespace(story=told.append)
     )
-    preparer._work.update(work)
+    bootstrapper._work.update(work)
 
-    assert preparer.one_tree(("a", "b")) == "1"
+    assert bootstrapper.one_tree(("a", "b")) == "1"
     assert told == []
-    assert preparer.one_tree(("a", "c")) is None
+    assert bootstrapper.one_tree(("a", "c")) is None
     assert "the code was changed" in told[0]
-    assert set(preparer._work) == {"b"}
+    assert set(bootstrapper._work) == {"b"}
 
 
 def test_outputs_that_find_no_room_at_home_are_put_into_the_store():
@@ -490,7 +490,7 @@ def test_what_stayed_on_machines_is_written_down_when_the_job_ends_between_two_a
     written = []
     lease = SimpleNamespace(state=before, write=written.append)
     world = SimpleNamespace(job=job(outputs=("results/",)), rules=RULES)
-    parts = dict.fromkeys(("preparer", "inspector", "renter", "closing"))
+    parts = dict.fromkeys(("bootstrapper", "inspector", "machine_provisioner", "closing"))
     actor = Actor(world=world, lease=lease, watcher=SimpleNamespace(story=lambda _: None), **parts)
     actor.act(Finish(reason=ExitReason.NO_CAPACITY), seen(state=before), GOAL)
 
@@ -508,9 +508,11 @@ def test_a_setup_that_failed_on_a_machine_given_up_since_is_not_told_when_the_sc
     )
     world = SimpleNamespace(job=job(), rules=RULES, jobs=SimpleNamespace(records=records))
     lease = SimpleNamespace(state=ended.state, write=lambda _: None)
-    preparer = SimpleNamespace(failed_setup=lambda: ("setup failed twice on a", b"log"))
-    parts = dict.fromkeys(("inspector", "renter", "closing"))
-    actor = Actor(world=world, lease=lease, preparer=preparer, watcher=SimpleNamespace(story=told.append), **parts)
+    bootstrapper = SimpleNamespace(failed_setup=lambda: ("setup failed twice on a", b"log"))
+    parts = dict.fromkeys(("inspector", "machine_provisioner", "closing"))
+    actor = Actor(
+        world=world, lease=lease, bootstrapper=bootstrapper, watcher=SimpleNamespace(story=told.append), **parts
+    )
     actor.act(Finish(reason=ExitReason.USER_ERROR), ended, GOAL)
 
     assert logs == kept
@@ -640,9 +642,9 @@ def test_outputs_wait_for_a_node_that_is_being_prepared_and_come_as_soon_as_it_i
     """At a take-over when the script is done: a try before would fail, and the next one be half a minute away."""
     home, _ = homecoming(0)
     one = over(Homecoming.NO)
-    home.preparer.readiness = lambda _: Readiness.PREPARING
+    home.bootstrapper.readiness = lambda _: Readiness.PREPARING
     assert home.stands(one.state, one.group, NOW) is Homecoming.ON_THE_WAY
-    home.preparer.readiness = lambda _: Readiness.READY
+    home.bootstrapper.readiness = lambda _: Readiness.READY
     assert home.stands(one.state, one.group, NOW) is Homecoming.NO
 
 
@@ -652,7 +654,7 @@ def test_outputs_of_a_machine_that_nobody_prepares_again_are_brought_all_the_sam
     home, _ = homecoming(0)
     asked = []
     home.world.outputs = SimpleNamespace(bring_home=lambda host, code, moves: asked.append(code) or Brought())
-    home.preparer.code_on = lambda _: None
+    home.bootstrapper.code_on = lambda _: None
     one = over(Homecoming.NO)
     attempt = replace(one.state.attempts[-1], tree=tree)
     home.start(replace(one, state=replace(one.state, attempts=(attempt,))))

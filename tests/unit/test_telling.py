@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpucloud.domain.errors import HostUnreachable, NodeError
-from gpucloud.usecases.supervise.agents import Teller
+from gpucloud.usecases.supervise.agents import AgentWriter
 from tests.fakes.clock import JumpingClock
 from tests.unit.worlds import NOW, node
 
@@ -41,9 +41,9 @@ def machines():
 
 
 @pytest.fixture
-def teller(machines):
+def agent_writer(machines):
     with ThreadPoolExecutor() as pool:
-        yield Teller(world=SimpleNamespace(shell=machines, clock=JumpingClock(NOW)), pool=pool)
+        yield AgentWriter(world=SimpleNamespace(shell=machines, clock=JumpingClock(NOW)), pool=pool)
         for gate in machines.held.values():
             gate.set()
 
@@ -52,74 +52,74 @@ def orders(**of):
     return {node_id: (node(node_id), order) for node_id, order in of.items()}
 
 
-def test_who_answers_is_told_though_another_does_not(teller, machines):
+def test_who_answers_is_told_though_another_does_not(agent_writer, machines):
     machines.held["n0"] = threading.Event()
-    teller.tell(orders(n0=b"work", n1=b"work"))
+    agent_writer.tell(orders(n0=b"work", n1=b"work"))
     assert machines.orders == [("n1", b"work")]
-    assert teller.busy
+    assert agent_writer.busy
 
 
-def test_a_newer_order_waits_for_the_older_one(teller, machines):
+def test_a_newer_order_waits_for_the_older_one(agent_writer, machines):
     gate = machines.held["n0"] = threading.Event()
-    teller.tell(orders(n0=b"old"))
-    assert teller.is_on_its_way("n0", b"new")  # nothing can be told to it now
-    teller.tell(orders(n0=b"new"))
+    agent_writer.tell(orders(n0=b"old"))
+    assert agent_writer.is_on_its_way("n0", b"new")  # nothing can be told to it now
+    agent_writer.tell(orders(n0=b"new"))
     gate.set()
-    while teller.busy:
+    while agent_writer.busy:
         pass
-    assert not teller.is_on_its_way("n0", b"new")
-    teller.tell(orders(n0=b"new"))
+    assert not agent_writer.is_on_its_way("n0", b"new")
+    agent_writer.tell(orders(n0=b"new"))
     assert machines.orders == [("n0", b"old"), ("n0", b"new")]
 
 
-def test_one_that_cannot_be_reached_is_told_again(teller, machines):
+def test_one_that_cannot_be_reached_is_told_again(agent_writer, machines):
     machines.faults["n0"] = HostUnreachable("gone")
-    teller.tell(orders(n0=b"work"))
-    assert not teller.is_on_its_way("n0", b"work")
+    agent_writer.tell(orders(n0=b"work"))
+    assert not agent_writer.is_on_its_way("n0", b"work")
     machines.faults.clear()
-    teller.tell(orders(n0=b"work"))
+    agent_writer.tell(orders(n0=b"work"))
     assert machines.orders == [("n0", b"work")]
 
 
-def test_what_was_written_just_now_is_on_its_way_until_the_agent_had_time_to_read_it(teller, machines):
-    teller.tell(orders(n0=b"work"))
-    assert teller.is_on_its_way("n0", b"work")
-    teller.world.clock.sleep(0.6)
-    assert not teller.is_on_its_way("n0", b"work")
+def test_what_was_written_just_now_is_on_its_way_until_the_agent_had_time_to_read_it(agent_writer, machines):
+    agent_writer.tell(orders(n0=b"work"))
+    assert agent_writer.is_on_its_way("n0", b"work")
+    agent_writer.world.clock.sleep(0.6)
+    assert not agent_writer.is_on_its_way("n0", b"work")
 
 
-def test_a_machine_that_refuses_its_order_once_is_told_again_a_little_later(teller, machines):
+def test_a_machine_that_refuses_its_order_once_is_told_again_a_little_later(agent_writer, machines):
     machines.faults["n0"] = NodeError("disk full")
-    teller.tell(orders(n0=b"work", n1=b"work"))
-    assert teller.is_on_its_way("n0", b"work")  # not in turns
+    agent_writer.tell(orders(n0=b"work", n1=b"work"))
+    assert agent_writer.is_on_its_way("n0", b"work")  # not in turns
     machines.faults.clear()
-    teller.world.clock.sleep(2)
-    assert not teller.is_on_its_way("n0", b"work")
-    teller.tell(orders(n0=b"work"))
+    agent_writer.world.clock.sleep(2)
+    assert not agent_writer.is_on_its_way("n0", b"work")
+    agent_writer.tell(orders(n0=b"work"))
     assert machines.orders == [("n1", b"work"), ("n0", b"work")]
-    assert teller.gave_up("n0") is None
+    assert agent_writer.gave_up("n0") is None
 
 
-def test_a_machine_that_refuses_for_long_is_given_up_and_says_why(teller, machines):
+def test_a_machine_that_refuses_for_long_is_given_up_and_says_why(agent_writer, machines):
     machines.faults["n0"] = NodeError("disk full")
     for _ in range(6):
-        assert teller.gave_up("n0") is None
-        teller.tell(orders(n0=b"work"))
-        teller.world.clock.sleep(2)
-    assert str(teller.gave_up("n0")) == "disk full"
-    teller.forget("n0")
-    assert teller.gave_up("n0") is None
+        assert agent_writer.gave_up("n0") is None
+        agent_writer.tell(orders(n0=b"work"))
+        agent_writer.world.clock.sleep(2)
+    assert str(agent_writer.gave_up("n0")) == "disk full"
+    agent_writer.forget("n0")
+    assert agent_writer.gave_up("n0") is None
 
 
-def test_refusals_with_an_obeyed_order_between_them_are_not_one(teller, machines):
+def test_refusals_with_an_obeyed_order_between_them_are_not_one(agent_writer, machines):
     for fault in (NodeError("disk full"), None, NodeError("disk full")):
         machines.faults = {"n0": fault} if fault else {}
-        teller.tell(orders(n0=b"work"))
-        teller.world.clock.sleep(30)
-    assert teller.gave_up("n0") is None
+        agent_writer.tell(orders(n0=b"work"))
+        agent_writer.world.clock.sleep(30)
+    assert agent_writer.gave_up("n0") is None
 
 
-def test_a_fault_of_our_own_is_raised(teller, machines):
+def test_a_fault_of_our_own_is_raised(agent_writer, machines):
     machines.faults["n0"] = ValueError("ours")
     with pytest.raises(ValueError, match="ours"):
-        teller.tell(orders(n0=b"work"))
+        agent_writer.tell(orders(n0=b"work"))

@@ -13,7 +13,7 @@ from gpucloud.domain.node.status import AttemptStatus, Outcome, Progress, RunSta
 from gpucloud.domain.offer import Offer, Pool
 from gpucloud.domain.state.order import Order
 from gpucloud.domain.state.state import Attempt, Cooldown, JobState, Member
-from gpucloud.domain.supervision.seen import Goal, NodeSeen, Readiness, Seen, Word
+from gpucloud.domain.supervision.seen import Goal, NodeSeen, PeerReport, Readiness, Seen
 from gpucloud.usecases.jobstore.orders import Orders
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
@@ -123,7 +123,7 @@ def up(
     node_id, attempt=None, *, notice=False, readiness=Readiness.READY, silent=0.0, told=True, unhealthy=None, **changes
 ):
     """A node that is up, prepared and told, unless said otherwise."""
-    word, rebalance = changes.pop("word", Word.NOTHING), changes.pop("rebalance", None)
+    word, rebalance = changes.pop("word", PeerReport.NOTHING), changes.pop("rebalance", None)
     trial = changes.pop("trial", None)
     status = Status(
         rebalance=rebalance,
@@ -144,7 +144,7 @@ def up(
         told=told,
         word=word,
         trial=trial,
-        witness="c" if word is not Word.NOTHING else "",
+        witness="c" if word is not PeerReport.NOTHING else "",
     )
 
 

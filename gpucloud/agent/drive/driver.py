@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpucloud.agent.drive.starting import able, make
 from gpucloud.agent.metadata import MetadataClient, endpoint, watcher_from
-from gpucloud.agent.seat import driver_seat
+from gpucloud.agent.single_process import driver_process
 from gpucloud.domain.codec import Malformed, from_json
 from gpucloud.domain.errors import GpucloudError, LeaseHeld, NodeError
 from gpucloud.domain.node.bootstrap.wanted import DriverWanted
@@ -49,7 +49,7 @@ def be_driver(root: Path, lock: int, ready: int, *, package: str) -> int:
     `package` is the hash of what this process runs from. `lock` is the driver's lock, held for as long as this process
     lives; `ready` is told when the order was read.
     """
-    driver_seat(root).sit(package)
+    driver_process(root).sit(package)
     wanted = from_json(DriverWanted, read_text(root / "drive" / "wanted.json") or "")
     if able() != sys.executable:
         return _become_able(root, wanted, lock, ready)

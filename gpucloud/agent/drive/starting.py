@@ -1,6 +1,6 @@
 """Starts a node's driver in a Python that has what it needs, detached from whoever asks.
 
-drive/               the driver's seat, and besides:
+drive/               the driver's folder, and besides:
 drive/wanted.json    where its order is (`DriverWanted`)
 drive/key            the cluster's private SSH key, mode 0600
 drive/code/<tree>/   the job's code as it was started, not as its processes left it
@@ -21,7 +21,7 @@ from gpucloud import smi
 from gpucloud.agent.layer.build import Failed, build
 from gpucloud.agent.layer.environment import places
 from gpucloud.agent.layer.fact import index_for, key_of, read_ready
-from gpucloud.agent.seat import driver_seat
+from gpucloud.agent.single_process import driver_process
 from gpucloud.domain.codec import to_json
 from gpucloud.domain.errors import NodeError
 from gpucloud.domain.node.bootstrap.wanted import DriverWanted
@@ -36,10 +36,10 @@ def start(root: Path, wanted: DriverWanted, *, package: Path | None, sha256: str
     drive yet, the driver has one made first: training does not wait for that. Raises NodeError.
     """
     python = able() or sys.executable
-    seat = driver_seat(root)
-    seat.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_whole(seat.folder / "wanted.json", to_json(wanted))
-    lock = seat.take(sha256, replace=True)
+    process = driver_process(root)
+    process.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_whole(process.folder / "wanted.json", to_json(wanted))
+    lock = process.take(sha256, replace=True)
     if lock is None:
         return "already"
     try:
@@ -50,12 +50,12 @@ def start(root: Path, wanted: DriverWanted, *, package: Path | None, sha256: str
 
 def _detach(root: Path, run: tuple[str, ...], lock: int) -> str:
     """The driver inherits the lock; our copy is closed, so that it ends with it."""
-    seat = driver_seat(root)
+    process = driver_process(root)
     reader, writer = os.pipe()
-    with seat.log.open("ab") as log:
+    with process.log.open("ab") as log:
         subprocess.Popen(
             (*run, "drive", "--root", str(root), "--as", str(lock), str(writer)),
-            cwd=seat.folder,
+            cwd=process.folder,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -63,7 +63,7 @@ def _detach(root: Path, run: tuple[str, ...], lock: int) -> str:
             start_new_session=True,
         )
     os.close(writer)
-    failure = seat.failure(reader)
+    failure = process.failure(reader)
     if failure is not None:
         raise NodeError(failure, hint="run the command again")
     return "started"

@@ -187,7 +187,7 @@ def _signature(about: os.stat_result) -> Signature:
 # Where a directory's checkpoints are: their store, and the prefix below which they lie in it.
 
 
-class Depot:
+class CheckpointLocation:
     """One job's checkpoints in the store at that URL, of which `keep` stay. Every call may raise StoreError."""
 
     def __init__(self, url: str, prefix: str, *, keep: int) -> None:

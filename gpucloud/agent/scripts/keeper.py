@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from gpucloud.agent.attemptfolder import LEFT_EXIT_CODE
 from gpucloud.agent.scripts import script
-from gpucloud.agent.scripts.disk import Depot, look
+from gpucloud.agent.scripts.disk import CheckpointLocation, look
 from gpucloud.agent.scripts.putting import Directory, Fetched
 from gpucloud.agent.scripts.script import Reporting
 from gpucloud.agent.scripts.taking import Answering, Calling, Content, Taking, Took
@@ -57,8 +57,8 @@ class _Start:
     def __init__(self, order: KeepOrder, reporting: Reporting) -> None:
         self._order = order
         self._reporting = reporting
-        self._depot = Depot(order.store, order.prefix, keep=order.keep)
-        self._checkpoints = self._depot.checkpoints
+        self._location = CheckpointLocation(order.store, order.prefix, keep=order.keep)
+        self._checkpoints = self._location.checkpoints
         self._directory = _directory(order)
         self._copies = Path(order.folder) / "copies"
 
@@ -75,12 +75,12 @@ class _Start:
             return None
         self._begin(base)
         kind = Calling if rule.per_node else Taking
-        return kind(self._depot, self._copies, rule, self._reporting.say, base=base)
+        return kind(self._location, self._copies, rule, self._reporting.say, base=base)
 
     def _newest(self) -> Fetched | None:
         # Node 0 says for all that a commit is whole: what others alone will read is read by it too.
         whole = self._order.rule.per_node and self._order.rank == 0
-        return self._directory.fetch_newest(self._depot, self._reporting.say, whole=whole)
+        return self._directory.fetch_newest(self._location, self._reporting.say, whole=whole)
 
     def _answering(self, found: Fetched | None) -> Answering:
         """Node 0 decides where all begin, and says so by the generation's record."""
@@ -93,11 +93,11 @@ class _Start:
             found = None if base is None else _patiently(lambda: self._just(base))
         self._directory.place(found, self._reporting.say)
         rule, attempt = self._order.rule, self._order.attempt
-        return Answering(self._depot, self._copies, rule, self._reporting.say, attempt=attempt)
+        return Answering(self._location, self._copies, rule, self._reporting.say, attempt=attempt)
 
     def _just(self, base: Commit) -> Fetched:
         manifest = self._checkpoints.manifest(base)
-        found = self._directory.fetch(self._depot, manifest) if manifest else None
+        found = self._directory.fetch(self._location, manifest) if manifest else None
         if found is None:
             raise StoreError(
                 f"the checkpoint of step {base.step}, from which node 0 begins, is not as it was written",

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucloud.agent.scripts.disk import Depot, Texts, look, move, put_time
+from gpucloud.agent.scripts.disk import CheckpointLocation, Texts, look, move, put_time
 from gpucloud.domain.checkpoint.directory.layouts import Rule, checkpoints_of, find_sets, leftovers
 from gpucloud.domain.checkpoint.directory.listing import (
     OURS,
@@ -60,7 +60,7 @@ class Directory:
         self._incoming = self._own / "incoming"
         self._aside = self._own / "aside"
 
-    def fetch_newest(self, depot: Depot, say: Say, *, whole: bool = False) -> Fetched | None:
+    def fetch_newest(self, location: CheckpointLocation, say: Say, *, whole: bool = False) -> Fetched | None:
         """Return the newest commit whose files are now beside the directory, None without any.
 
         With `whole`, the files that only other nodes get are read too. Raises UsageError where none of those that are
@@ -73,26 +73,26 @@ class Directory:
             passed += 1
             say(f"the checkpoint of step {commit.step} is {why}: passed over")
 
-        for manifest in depot.checkpoints.candidates(pass_over):
+        for manifest in location.checkpoints.candidates(pass_over):
             if files_for(manifest, self.rule.node) is None:
                 pass_over(manifest.commit, "none of a script's directory")
                 continue
-            found = self.fetch(depot, manifest)
-            if found is not None and (not whole or _are_whole(depot, manifest, found)):
+            found = self.fetch(location, manifest)
+            if found is not None and (not whole or _are_whole(location, manifest, found)):
                 return found
             pass_over(manifest.commit)
         if passed:
             raise all_damaged(passed)
         return None
 
-    def fetch(self, depot: Depot, manifest: Manifest) -> Fetched | None:
+    def fetch(self, location: CheckpointLocation, manifest: Manifest) -> Fetched | None:
         """Return the commit once this node's files of it are beside the directory; None when one is damaged."""
         files = files_for(manifest, self.rule.node)
         shutil.rmtree(self._incoming, ignore_errors=True)
         if files is None:
             return None
         pieces, targets = tuple(piece for _, piece in files), [self._incoming / path for path, _ in files]
-        if not _fetched(depot, pieces, targets):
+        if not _fetched(location, pieces, targets):
             return None
         for target, written_ns in zip(targets, written_before(time.time_ns(), pieces), strict=True):
             put_time(target, written_ns)
@@ -184,38 +184,38 @@ class Directory:
         move(self._incoming / path, self.path / path)
 
 
-def _fetched(depot: Depot, pieces: tuple[Piece, ...], targets: list[Path]) -> bool:
+def _fetched(location: CheckpointLocation, pieces: tuple[Piece, ...], targets: list[Path]) -> bool:
     """Whether every object arrived as it was written, in a file each."""
     with ThreadPoolExecutor(_READERS) as pool:
-        jobs = [pool.submit(_fetch, depot, p, t) for p, t in zip(pieces, targets, strict=True)]
+        jobs = [pool.submit(_fetch, location, p, t) for p, t in zip(pieces, targets, strict=True)]
         return all(job.result() for job in jobs)
 
 
-def _fetch(depot: Depot, piece: Piece, target: Path) -> bool:
+def _fetch(location: CheckpointLocation, piece: Piece, target: Path) -> bool:
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("w+b") as file:
         if piece.size == 0:
-            return depot.get(piece.key) is not None
+            return location.get(piece.key) is not None
         file.truncate(piece.size)
         with mmap.mmap(file.fileno(), piece.size) as mapped, memoryview(mapped) as whole:
             for number, crc32 in enumerate(piece.crc32):
                 with whole[number * PART_BYTES : (number + 1) * PART_BYTES] as part:
-                    if not depot.read_into(piece.key, number * PART_BYTES, part) or zlib.crc32(part) != crc32:
+                    if not location.read_into(piece.key, number * PART_BYTES, part) or zlib.crc32(part) != crc32:
                         return False
     return True
 
 
-def _are_whole(depot: Depot, manifest: Manifest, found: Fetched) -> bool:
+def _are_whole(location: CheckpointLocation, manifest: Manifest, found: Fetched) -> bool:
     """Whether the objects that were not fetched are as they were written too."""
     room, fetched = bytearray(PART_BYTES), set(found.pieces)
     for piece in manifest.pieces:
         if piece in fetched:
             continue
-        if piece.size == 0 and depot.get(piece.key) is None:
+        if piece.size == 0 and location.get(piece.key) is None:
             return False
         for number, crc32 in enumerate(piece.crc32):
             with memoryview(room)[: min(PART_BYTES, piece.size - number * PART_BYTES)] as part:
-                read = depot.read_into(piece.key, number * PART_BYTES, part)
+                read = location.read_into(piece.key, number * PART_BYTES, part)
                 if not read or zlib.crc32(part) != crc32:
                     return False
     return True

@@ -15,7 +15,7 @@ from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
-from gpucloud.agent.scripts.disk import Depot, Texts, copy, is_whole, put_time
+from gpucloud.agent.scripts.disk import CheckpointLocation, Texts, copy, is_whole, put_time
 from gpucloud.domain.checkpoint.directory.layouts import Found, Rule, checkpoints_of, find_sets
 from gpucloud.domain.checkpoint.directory.listing import (
     PROMISE,
@@ -64,14 +64,16 @@ class Took(Enum):
 class Taking:
     """This attempt's commits; `committed` is the newest step that is in the store, `longest_s` what one took."""
 
-    def __init__(self, depot: Depot, copies: Path, rule: Rule, say: Say, *, base: Commit | None = None) -> None:
+    def __init__(
+        self, location: CheckpointLocation, copies: Path, rule: Rule, say: Say, *, base: Commit | None = None
+    ) -> None:
         self.committed = base.step if base else 0
         self.longest_s = 0.0
         self.count = 0
         self.over: bool | None = None
         """Whether another node wants nothing more of this one; None where that is no other node's matter."""
-        self._depot = depot
-        self._checkpoints = depot.checkpoints
+        self._location = location
+        self._checkpoints = location.checkpoints
         self._copies = copies
         self._rule = rule
         self._say = say
@@ -192,8 +194,10 @@ _ASK_S = 1.0  # 3,600 GETs are 0.14 cents in S3
 class Calling(Taking):
     """Node 0: a set of its own is committed with the parts of all the others."""
 
-    def __init__(self, depot: Depot, copies: Path, rule: Rule, say: Say, *, base: Commit | None) -> None:
-        super().__init__(depot, copies, rule, say, base=base)
+    def __init__(
+        self, location: CheckpointLocation, copies: Path, rule: Rule, say: Say, *, base: Commit | None
+    ) -> None:
+        super().__init__(location, copies, rule, say, base=base)
         self._base = base.step if base else None
         self._done = -1
         self._limit_s = float("inf")
@@ -225,14 +229,14 @@ class Calling(Taking):
         return Took.SAVED if flaw is None else Took.VOID
 
     def _call(self, call: Call) -> None:
-        self._depot.put(call_key(self._generation), call_bytes(call))
+        self._location.put(call_key(self._generation), call_bytes(call))
 
     def _answers(self, commit: Commit) -> dict[int, Answer]:
         """Return the answers once all are there, one says that there will be none, or the time is up."""
         found: dict[int, Answer] = {}
         while True:
             for node in set(range(1, self._rule.nodes)) - found.keys():
-                data = self._depot.get(answer_key(commit, node))
+                data = self._location.get(answer_key(commit, node))
                 if data is not None:
                     found[node] = _answer(data, commit, node)
             if round_of(self._rule.nodes, found) is not Round.OPEN or time.monotonic() >= self._limit_s:
@@ -260,8 +264,8 @@ class Calling(Taking):
 class Answering(Taking):
     """Any other node: what node 0 calls for is handed in, or said to be missing."""
 
-    def __init__(self, depot: Depot, copies: Path, rule: Rule, say: Say, *, attempt: int) -> None:
-        super().__init__(depot, copies, rule, say)
+    def __init__(self, location: CheckpointLocation, copies: Path, rule: Rule, say: Say, *, attempt: int) -> None:
+        super().__init__(location, copies, rule, say)
         self._attempt = attempt
         self.over = False
         self._call: Call | None = None
@@ -297,7 +301,7 @@ class Answering(Taking):
         join_at_s = time.monotonic() + _JOIN_AGAIN_S
         while not self.over:
             try:
-                data = self._depot.get(call_key(self._generation))
+                data = self._location.get(call_key(self._generation))
                 if data is not None:
                     self._heard(data)
                 elif time.monotonic() >= join_at_s:
@@ -317,7 +321,7 @@ class Answering(Taking):
     def _hand_in(self, commit: Commit, pieces: tuple[Piece, ...] | None) -> None:
         data = answer_bytes(Answer(node=self._rule.node, pieces=pieces))
         try:
-            self._depot.put(answer_key(commit, self._rule.node), data, if_absent=True)
+            self._location.put(answer_key(commit, self._rule.node), data, if_absent=True)
         except Conflict:
             self._say(f"step {commit.step} was handed in before")
         self._done = max(self._done, commit.step)

@@ -107,7 +107,7 @@ def ssh(target: str | None, node_id: str | None, command: tuple[str, ...]) -> in
     cloud = Gpucloud()
     known = known_job(cloud, target)
     node = one_node(cloud, known, node_id)
-    shell = cloud.shell(known.name, cloud.cloud_of(known).manners)
+    shell = cloud.shell(known.name, cloud.cloud_of(known).cloud_profile)
     try:
         return shell.host(node).interact(shell_line(command))
     finally:

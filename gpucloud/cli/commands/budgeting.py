@@ -83,7 +83,7 @@ def _change(cloud: Gpucloud, known: KnownJob, asker: Asker, wanted: Decimal) -> 
         )
     if before.order.budget_usd == wanted and not orders.is_trusted(before):
         return
-    rules = rules_for(before.order.unattended, cloud.cloud_of(known).manners.rules)
+    rules = rules_for(before.order.unattended, cloud.cloud_of(known).cloud_profile.rules)
     why = refusal(state, before.order.budget_usd, wanted, standing(asker, state), rules)
     if why is not None:
         raise _too_small(asker, known, why, least_usd(asker, state, rules))

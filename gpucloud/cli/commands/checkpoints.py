@@ -23,7 +23,7 @@ from gpucloud.domain.job.quantities import counted, format_size
 from gpucloud.domain.job.spec import CheckpointPolicy
 from gpucloud.store.directory import DirectoryStore, user_path
 from gpucloud.usecases.checkpoint import pulling
-from gpucloud.usecases.checkpoint.checkpoints import Damage, Pruner, Shelf, of_step, restorable
+from gpucloud.usecases.checkpoint.checkpoints import Damage, Pruner, StoredCheckpoints, of_step, restorable
 from gpucloud.usecases.checkpoint.pulling import Puller, Unpacker
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.wiring import Gpucloud, KnownJob
@@ -47,7 +47,7 @@ class _Job:
     cloud: Gpucloud
     known: KnownJob
     jobs: JobStore
-    shelf: Shelf
+    stored_checkpoints: StoredCheckpoints
 
     @property
     def name(self) -> str:
@@ -90,7 +90,12 @@ def _job(target: str | None) -> _Job:
     keep = CheckpointPolicy().keep
     with suppress(GpucloudError):  # its file may be gone, or be another by now
         keep = cloud.read_job(known.file).checkpoint.keep
-    return _Job(cloud=cloud, known=known, jobs=jobs, shelf=Shelf(store=jobs.store, prefix=jobs.checkpoints, keep=keep))
+    return _Job(
+        cloud=cloud,
+        known=known,
+        jobs=jobs,
+        stored_checkpoints=StoredCheckpoints(store=jobs.store, prefix=jobs.checkpoints, keep=keep),
+    )
 
 
 def _meant(asked: Asked) -> tuple[Callable[[_Job, Asked, bool], int], str]:
@@ -107,7 +112,7 @@ def _meant(asked: Asked) -> tuple[Callable[[_Job, Asked, bool], int], str]:
 
 
 def _list(job: _Job, _asked: Asked, as_json: bool) -> int:  # noqa: FBT001
-    standing = job.shelf.standing()
+    standing = job.stored_checkpoints.standing()
     if as_json:
         say_json({"job": job.name, "store": job.jobs.store.url, "checkpoints": [standing_json(o) for o in standing]})
     else:
@@ -118,7 +123,7 @@ def _list(job: _Job, _asked: Asked, as_json: bool) -> int:  # noqa: FBT001
 
 
 def _verify(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
-    standing = job.shelf.standing()
+    standing = job.stored_checkpoints.standing()
     if not standing:
         raise _none(job)
     if asked.step is not None:
@@ -126,7 +131,7 @@ def _verify(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     manifests = [one.found.manifest for one in standing if one.found.manifest is not None]
     pieces = [piece for manifest in manifests for piece in manifest.pieces]
     with Meter("verified", sum(piece.size for piece in pieces)) as meter:
-        damages = job.shelf.verify(pieces, meter.moved)
+        damages = job.stored_checkpoints.verify(pieces, meter.moved)
     damaged = [one for one in standing if one.found.manifest is None]
     if as_json:
         say_json({"job": job.name, "verified": [damage_json(one, damages) for one in standing]})
@@ -143,7 +148,7 @@ def _verify(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
 
 
 def _prune(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
-    pruner = Pruner(jobs=job.jobs, shelf=job.shelf, clock=job.cloud.clock)
+    pruner = Pruner(jobs=job.jobs, stored_checkpoints=job.stored_checkpoints, clock=job.cloud.clock)
     standing, gone = pruner.prune() if asked.yes else pruner.look()
     if as_json:
         say_json({"job": job.name, "deleted": asked.yes, **gone_json(standing, gone)})
@@ -160,7 +165,7 @@ def _pull(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
     files = files_apart(manifest)
     if files is not None:
         return _unpack(job, manifest, files, folder, as_json=as_json)
-    puller = Puller(shelf=job.shelf, target=DirectoryStore(folder))
+    puller = Puller(stored_checkpoints=job.stored_checkpoints, target=DirectoryStore(folder))
     with Meter("pulled", sum(piece.size for piece in manifest.pieces)) as meter:
         pulled = puller.pull(manifest, meter.moved)
     job.cloud.asker(job.known).bill_pull(pulled.fetched)
@@ -182,7 +187,7 @@ def _unpack(job: _Job, manifest: Manifest, files: tuple[tuple[str, Piece], ...],
     """Bring the files of a script that saves by itself: there is nothing to resume from but the files."""
     size = sum(piece.size for _, piece in files)
     with Meter("pulled", size) as meter:
-        fetched = Unpacker(shelf=job.shelf, root=folder).unpack(files, meter.moved)
+        fetched = Unpacker(stored_checkpoints=job.stored_checkpoints, root=folder).unpack(files, meter.moved)
     job.cloud.asker(job.known).bill_pull(fetched)
     if as_json:
         answer = {"step": manifest.commit.step, "generation": manifest.commit.generation}
@@ -203,9 +208,9 @@ def _export(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
         raise UsageError(f"{path} is no file", hint=f"--export {job.name}.safetensors")
     manifest = _wanted(job, asked)
     about = {"job": job.name, "step": str(manifest.commit.step), "generation": str(manifest.commit.generation)}
-    plan = pulling.planned(job.shelf, manifest, everything=asked.everything, about=about)
+    plan = pulling.planned(job.stored_checkpoints, manifest, everything=asked.everything, about=about)
     with Meter("read", pulling.bytes_to_read(manifest, plan)) as meter:
-        pulling.write(job.shelf, manifest, plan, path, meter.moved)
+        pulling.write(job.stored_checkpoints, manifest, plan, path, meter.moved)
     if as_json:
         answer = {"step": manifest.commit.step, "generation": manifest.commit.generation}
         say_json({"job": job.name, **answer, "file": str(path.absolute()), "bytes": plan.size, "tensors": plan.tensors})
@@ -215,7 +220,7 @@ def _export(job: _Job, asked: Asked, as_json: bool) -> int:  # noqa: FBT001
 
 
 def _wanted(job: _Job, asked: Asked) -> Manifest:
-    standing = job.shelf.standing()
+    standing = job.stored_checkpoints.standing()
     if not standing:
         raise _none(job)
     return restorable(asked.step, standing)

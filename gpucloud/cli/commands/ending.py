@@ -31,7 +31,7 @@ from gpucloud.domain.job.quantities import counted, format_size
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.state.state import ExitReason, JobState
 from gpucloud.domain.supervision.self_driving import Arming
-from gpucloud.usecases.checkpoint.checkpoints import Shelf
+from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.job.session import Session
 from gpucloud.usecases.job.start import kept_of
@@ -296,8 +296,8 @@ def _require_over(cloud: Gpucloud, known: KnownJob, name: str) -> None:
 
 
 def _kept(jobs: JobStore) -> _Kept:
-    shelf = Shelf(store=jobs.store, prefix=jobs.checkpoints, keep=2)
-    manifests = [one.found.manifest for one in shelf.standing()]
+    stored_checkpoints = StoredCheckpoints(store=jobs.store, prefix=jobs.checkpoints, keep=2)
+    manifests = [one.found.manifest for one in stored_checkpoints.standing()]
     pieces = {piece.key: piece.size for manifest in manifests if manifest is not None for piece in manifest.pieces}
     keys = jobs.store.list(f"jobs/{jobs.job}/")
     return _Kept(keys=keys, checkpoints=len(manifests), size=sum(pieces.values()))

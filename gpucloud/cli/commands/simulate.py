@@ -150,7 +150,7 @@ def _priced(cloud: Gpucloud, job: Job, asked: Asked) -> _Priced:
         return _Priced(gpus=job.resources.gpus, on_demand_usd=_read(parse_usd, "--price", asked.price))
     job = everywhere(cloud, job) or job
     aws = cloud.aws(job.aws, job.resources)
-    whole = aws.manners.terms
+    whole = aws.cloud_profile.terms
     offers = fitting(job, with_beside(aws.listed_market().offers(job.resources), whole))
     if not offers:
         return _Priced(gpus=job.resources.gpus)

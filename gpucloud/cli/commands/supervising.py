@@ -30,7 +30,7 @@ from gpucloud.usecases.job.start import Start, adopt
 from gpucloud.usecases.jobstore.orders import Given
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.money.spend import bytes_in
-from gpucloud.usecases.services import World
+from gpucloud.usecases.services import Services
 from gpucloud.wiring import Gpucloud, KnownJob, look
 
 
@@ -265,7 +265,7 @@ class Means:
     """
 
     job: Job
-    world: World
+    world: Services
     unsaved: str | None = None
     edited: str | None = None
 

@@ -317,7 +317,7 @@ def _time(text: str | None) -> timedelta | None:
 
 def _require_worth(cloud: Gpucloud, job: Job, lasting: timedelta) -> None:
     """A shorter time would be over before the machines have made themselves fit."""
-    least = 2 * cloud.cloud(job).manners.rules.wall.least
+    least = 2 * cloud.cloud(job).cloud_profile.rules.wall.least
     if lasting < least:
         raise UsageError(
             f"--unattended: {format_span(lasting)} is too short to start and save; the least is {format_span(least)}",

@@ -20,7 +20,7 @@ from gpucloud.domain.job.spec import Cloud, Job
 from gpucloud.domain.state.state import ExitReason
 from gpucloud.domain.untrusted.shown import in_one_line
 from gpucloud.store.checkpoints import under
-from gpucloud.usecases.checkpoint.checkpoints import Shelf
+from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.checkpoint.comparing import compared, two_jobs
 from gpucloud.usecases.job.start import Asked as Wishes
 from gpucloud.usecases.jobstore.jobstore import JobStore
@@ -90,9 +90,9 @@ class _Trial:
 
     def clear(self) -> None:
         """Delete what the trial saved: manifests sort before data."""
-        for shelf in self._shelves():
-            for key in shelf.listed():
-                shelf.store.delete(under(shelf.prefix, key))
+        for stored_checkpoints in self._shelves():
+            for key in stored_checkpoints.listed():
+                stored_checkpoints.store.delete(under(stored_checkpoints.prefix, key))
 
     def _run(self, read: Target) -> int:
         """Return the run's exit code; 130 or 143 when the user left, and nothing of it is left."""
@@ -137,12 +137,15 @@ class _Trial:
                 hint="let the script that `run` names use gpucloud.resume (gpucloud docs scripts-and-checkpoints)",
             )
 
-    def _shelves(self) -> list[Shelf]:
+    def _shelves(self) -> list[StoredCheckpoints]:
         """Return the checkpoints of each run that was begun."""
         stores = [
             (JobStore(self.cloud.store(job), name), job) for job, name in zip(self.jobs, self.names, strict=False)
         ]
-        return [Shelf(store=jobs.store, prefix=jobs.checkpoints, keep=job.checkpoint.keep) for jobs, job in stores]
+        return [
+            StoredCheckpoints(store=jobs.store, prefix=jobs.checkpoints, keep=job.checkpoint.keep)
+            for jobs, job in stores
+        ]
 
     def _answer(self, verdict: Verdict, *, as_json: bool) -> None:
         if as_json:

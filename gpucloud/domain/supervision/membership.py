@@ -10,7 +10,7 @@ from gpucloud.domain.money.ledger import FREE_WHEN_INTERRUPTED_WITHIN
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.node.status import AttemptStatus, Outcome, Progress, RunState, Stop
 from gpucloud.domain.state.state import Attempt, Interruption, InterruptionKind, JobState, Member
-from gpucloud.domain.supervision.seen import Limits, NodeSeen, Seen, Word
+from gpucloud.domain.supervision.seen import Limits, NodeSeen, PeerReport, Seen
 
 NOBODY_ANSWERS = "no machine answers"
 NOTICE = timedelta(seconds=120)
@@ -172,9 +172,9 @@ def believed_dead(node: NodeSeen, seen: Seen, limits: Limits) -> bool:
         return False
     if node.node.impaired:
         return True
-    if node.word is Word.ALIVE:
+    if node.word is PeerReport.ALIVE:
         return False
-    if node.word is Word.DEAD and somebody_answers(seen):
+    if node.word is PeerReport.DEAD and somebody_answers(seen):
         return True
     return node.silent_for >= limits.alone and (somebody_answers(seen) or _is_only_one(seen))
 
@@ -187,12 +187,14 @@ def is_out_of_reach(node: NodeSeen, seen: Seen, limits: Limits) -> bool:
 def vouched_for(seen: Seen, limits: Limits) -> tuple[NodeSeen, ...]:
     """Return the machines that do not answer us, and of which another witness says that they live."""
     silent = (n for n in seen.nodes if not is_gone(n) and n.silent_for >= limits.silent)
-    return tuple(node for node in silent if node.word is Word.ALIVE and not node.node.impaired)
+    return tuple(node for node in silent if node.word is PeerReport.ALIVE and not node.node.impaired)
 
 
 def is_doubtful(node: NodeSeen | None) -> bool:
     """Whether it may yet turn out that the machine went: it is silent, and nobody has vouched for it."""
-    return node is not None and not is_gone(node) and node.silent_for > timedelta(0) and node.word is not Word.ALIVE
+    return (
+        node is not None and not is_gone(node) and node.silent_for > timedelta(0) and node.word is not PeerReport.ALIVE
+    )
 
 
 def _is_only_one(seen: Seen) -> bool:

@@ -20,7 +20,7 @@ from gpucloud.domain.state.order import BudgetChange, Order, Until
 from gpucloud.domain.state.state import CapacityDecision, CheckpointRef, ExitReason, JobState
 
 
-class Word(str, Enum):
+class PeerReport(str, Enum):
     """Nothing, or one of two things; a machine that refuses SSH is as dead to us as one that is off."""
 
     NOTHING = "nothing"  # nobody was asked, or who was asked could not tell
@@ -28,10 +28,10 @@ class Word(str, Enum):
     DEAD = "dead"
 
 
-def word_of(exit_code: int, said: str) -> Word:
+def peer_report_of(exit_code: int, said: str) -> PeerReport:
     """Return the word in the answer of `knock` on a peer; any other answer says nothing."""
-    words = {word.value: word for word in Word}
-    return words.get(said.strip(), Word.NOTHING) if exit_code == 0 else Word.NOTHING
+    words = {word.value: word for word in PeerReport}
+    return words.get(said.strip(), PeerReport.NOTHING) if exit_code == 0 else PeerReport.NOTHING
 
 
 # What a decision is made from: the goal, the rules, and everything that was seen at one tick.
@@ -215,7 +215,7 @@ class NodeSeen:
     refused: str | None = None
     setup_failed: str | None = None
     """What of the job's setup failed there twice, in one line."""
-    word: Word = Word.NOTHING
+    word: PeerReport = PeerReport.NOTHING
     witness: str = ""
     trial: DriveTrial | None = None
 

@@ -16,7 +16,7 @@ import torch
 from gpucloud.domain.errors import UsageError
 from gpucloud.resume.memory import Ask, NoMemory, asked, free_memory, sharing, shortage
 from gpucloud.resume.ranks import Ranks
-from gpucloud.resume.save.arena import SMALL_BYTES, Arena, Pair, Plan, Run, Sums
+from gpucloud.resume.save.save_buffer import SMALL_BYTES, Pair, Plan, Run, SaveBuffer, Sums
 from gpucloud.resume.state.sharded import Shares, Unplanned
 from gpucloud.resume.state.state import Collected, Groups, Homes, TrainingState
 from gpucloud.resume.state.tree import Tensors, size_of
@@ -51,14 +51,14 @@ class _Rest:
 
 
 class Capture:
-    """Copies into one arena, again and again: a capture must be written before the next one begins.
+    """Copies into one buffer, again and again: a capture must be written before the next one begins.
 
     Collecting the names and places of a thousand tensors takes milliseconds in which a GPU would have nothing to do.
     While they stay where they were, the copies are queued at once, and the rest is done ahead of the optimizer's step.
     """
 
     def __init__(self, state: TrainingState, ranks: Ranks) -> None:
-        self.arena = Arena(_gpu())
+        self.save_buffer = SaveBuffer(_gpu())
         self._state = state
         self._ranks = ranks
         self._shares = Shares(ranks) if state.sharded else None
@@ -115,7 +115,7 @@ class Capture:
     def close(self) -> None:
         """Give the memory back."""
         self._known = None
-        self.arena.close()
+        self.save_buffer.close()
         self._plan = None
 
     def _begun_as_before(self, extra: dict[str, Any]) -> bool:
@@ -173,12 +173,12 @@ class Capture:
         if self._plan is None or not self._plan.fits(tensors):
             header = sum(map(len, found.metadata.values()))
             self._require_memory(sum(map(size_of, tensors.values())) + header)
-            self._plan = Plan(tensors, self.arena, header=header)
+            self._plan = Plan(tensors, self.save_buffer, header=header)
         return self._plan
 
     def _require_memory(self, size: int) -> None:
-        """Raise NoMemory where the arena cannot grow to that size, ahead of it; before the first one, on all ranks."""
-        wanted = max(0, size - self.arena.size)
+        """Raise NoMemory where the buffer cannot grow to that size, ahead of it; before the first one, on all ranks."""
+        wanted = max(0, size - self.save_buffer.size)
         first = not self._sharing
         asks = asked(self._ranks, wanted) if first else [Ask(wanted, free_memory())] * self._sharing
         if short := shortage(asks):
@@ -218,7 +218,7 @@ def _gpu() -> int | None:
     return torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
 
-# Copies a rank's share of the state into its arena: from the CPU at once, from a GPU beside the next step.
+# Copies a rank's share of the state into its buffer: from the CPU at once, from a GPU beside the next step.
 #
 # A copy from a GPU runs on a stream of its own during the next forward and backward pass. Parameters and what
 # optimizers
@@ -228,7 +228,7 @@ def _gpu() -> int | None:
 # for all of them where no optimizer's step is seen, as in a CUDA graph.
 #
 # That nothing has changed what was copied is not believed: before the GPU does anything else it sums what it has
-# (`gpucloud.resume.save.arena`), and the rank's writer compares that with what it was given.
+# (`gpucloud.resume.save.save_buffer`), and the rank's writer compares that with what it was given.
 
 
 _GATHERED_BYTES = 64 * 2**20  # of GPU memory, for small tensors that travel together
@@ -238,7 +238,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How some tensors get into the arena; good for every save while they stay where they are."""
+    """How some tensors get into the buffer; good for every save while they stay where they are."""
 
     here: list[Pair]
     far: list[torch.Tensor]

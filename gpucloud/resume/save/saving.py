@@ -327,7 +327,7 @@ class Dispatch:
         self._ranks = ranks
 
     def write(self, flight: Flight, size: int, summed: int) -> None:
-        """Have this rank's object written, which lies ready in the arena; a GPU has summed so many stretches of it."""
+        """Have this rank's object written, which lies ready in the buffer; a GPU has summed so many stretches of it."""
         rank, world = self._ranks.rank, self._ranks.world
         saving: Answer = {
             "commit": [flight.commit.generation, flight.commit.step],

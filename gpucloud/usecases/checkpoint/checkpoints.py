@@ -64,7 +64,7 @@ def unheard(_size: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shelf:
+class StoredCheckpoints:
     """All checkpoints of one job, of which `keep` stay. Every method may raise StoreError."""
 
     store: ObjectStore
@@ -206,7 +206,7 @@ class Pruner:
     """Deletes what retention does not keep, manifests before data, under the job's lease."""
 
     jobs: JobStore
-    shelf: Shelf
+    stored_checkpoints: StoredCheckpoints
     clock: Clock
 
     def look(self) -> tuple[tuple[Standing, ...], Superfluous]:
@@ -229,18 +229,20 @@ class Pruner:
                 lease.confirm()
                 if number <= len(gone.commits):  # before each manifest, and before all data
                     self._require_idle(busy=self._newest() != newest)
-                self.shelf.store.delete(under(self.shelf.prefix, key))
+                self.stored_checkpoints.store.delete(under(self.stored_checkpoints.prefix, key))
         return standing, gone
 
     def _look(self) -> tuple[tuple[Standing, ...], Superfluous]:
-        keys = self.shelf.listed()
-        standing = self.shelf.standing(keys)
+        keys = self.stored_checkpoints.listed()
+        standing = self.stored_checkpoints.standing(keys)
         return standing, superfluous(keys, standing)
 
     def _newest(self) -> tuple[int, ...]:
         """Return the newest generation: where one appears, somebody trains who does not know of the lease."""
-        cut = len(under(self.shelf.prefix, ""))
-        return generations(key[cut:] for key in self.shelf.store.list(under(self.shelf.prefix, "gen/")))[:1]
+        cut = len(under(self.stored_checkpoints.prefix, ""))
+        return generations(
+            key[cut:] for key in self.stored_checkpoints.store.list(under(self.stored_checkpoints.prefix, "gen/"))
+        )[:1]
 
     def _require_idle(self, *, busy: bool) -> None:
         if busy:

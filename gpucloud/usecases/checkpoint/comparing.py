@@ -18,10 +18,10 @@ from gpucloud.domain.errors import StoreError, UsageError
 from gpucloud.domain.job.spec import CheckpointPolicy, Job
 from gpucloud.store.checkpoints import base_of
 from gpucloud.store.threads import all_done
-from gpucloud.usecases.checkpoint.checkpoints import Part, Shelf, parts_of
+from gpucloud.usecases.checkpoint.checkpoints import Part, StoredCheckpoints, parts_of
 
 
-def compared(calm: Shelf, killed: Shelf) -> Verdict:
+def compared(calm: StoredCheckpoints, killed: StoredCheckpoints) -> Verdict:
     """Return how the checkpoints of a killed run differ from those of an undisturbed one, from the first step on.
 
     StoreError when one is damaged, or their last steps are not the same.
@@ -49,19 +49,19 @@ def compared(calm: Shelf, killed: Shelf) -> Verdict:
     )
 
 
-def content(shelf: Shelf, manifest: Manifest) -> Content:
+def content(stored_checkpoints: StoredCheckpoints, manifest: Manifest) -> Content:
     """Return what the checkpoint holds; StoreError when it is damaged."""
     try:
-        found = all_done(lambda piece: dict(_parts(shelf, piece)), manifest.pieces)
+        found = all_done(lambda piece: dict(_parts(stored_checkpoints, piece)), manifest.pieces)
     except ValueError as error:
         raise _damaged(manifest, error) from error
     return Content(parts={name: value for one in found for name, value in one.items()})
 
 
-def losses(shelf: Shelf, manifest: Manifest) -> Losses:
+def losses(stored_checkpoints: StoredCheckpoints, manifest: Manifest) -> Losses:
     """Return the losses of all steps that the checkpoint of a trial tells of; StoreError when it is damaged."""
     try:
-        headers = all_done(shelf.header, manifest.pieces)
+        headers = all_done(stored_checkpoints.header, manifest.pieces)
         trees = [_tree(header, "own") for header in headers]
     except ValueError as error:
         raise _damaged(manifest, error) from error
@@ -77,15 +77,15 @@ def _by_step(standing: tuple[Standing, ...]) -> dict[int, Manifest]:
     return {one.commit.step: one.sound for one in reversed(standing) if one.sound is not None}
 
 
-def _base(shelf: Shelf) -> Commit | None:
-    newest = generations(shelf.listed())[:1]
-    return base_of(shelf.store, shelf.prefix, newest[0]) if newest else None
+def _base(stored_checkpoints: StoredCheckpoints) -> Commit | None:
+    newest = generations(stored_checkpoints.listed())[:1]
+    return base_of(stored_checkpoints.store, stored_checkpoints.prefix, newest[0]) if newest else None
 
 
-def _parts(shelf: Shelf, piece: Piece) -> Iterator[tuple[str, str]]:
+def _parts(stored_checkpoints: StoredCheckpoints, piece: Piece) -> Iterator[tuple[str, str]]:
     """Yield the name of each tensor and of each other value in an object, with what tells it from another."""
-    header, rank = shelf.header(piece), rank_of(piece.key)
-    for chunk, crc in _summed(shelf, piece, header):
+    header, rank = stored_checkpoints.header(piece), rank_of(piece.key)
+    for chunk, crc in _summed(stored_checkpoints, piece, header):
         box = "" if chunk.extent == chunk.shape else f" from {list(chunk.offset)} on"
         yield _named(chunk.of, rank) + box, f"{chunk.dtype} {chunk.extent} {crc:08x}"
     for tree in ("shared", "own"):
@@ -107,7 +107,7 @@ def _tree(header: Header, name: str) -> dict[str, Any]:
     raise ValueError(f"{name} is not an object")
 
 
-def _summed(shelf: Shelf, piece: Piece, header: Header) -> list[tuple[Chunk, int]]:
+def _summed(stored_checkpoints: StoredCheckpoints, piece: Piece, header: Header) -> list[tuple[Chunk, int]]:
     """Return the tensors of an object with the CRC32 of each one's bytes."""
     chunks = chunks_of(0, header)
     sums = dict.fromkeys(range(len(chunks)), 0)
@@ -119,7 +119,7 @@ def _summed(shelf: Shelf, piece: Piece, header: Header) -> list[tuple[Chunk, int
                 sums[number] = zlib.crc32(data[first:last], sums[number])
 
     for part in parts_of((piece,)):  # in order: sums go on from part to part
-        damages = shelf.read((part,), take)
+        damages = stored_checkpoints.read((part,), take)
         if damages:
             raise ValueError(str(damages[0]))
     return [(chunk, sums[number]) for number, chunk in enumerate(chunks)]

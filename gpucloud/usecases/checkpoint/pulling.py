@@ -28,7 +28,7 @@ from gpucloud.store.integrity import crc32_of
 from gpucloud.store.landing import Landing
 from gpucloud.store.landing import Part as Arrived
 from gpucloud.store.threads import all_done
-from gpucloud.usecases.checkpoint.checkpoints import Moved, Part, Shelf, parts_of, unheard
+from gpucloud.usecases.checkpoint.checkpoints import Moved, Part, StoredCheckpoints, parts_of, unheard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Pulled:
 class Puller:
     """Brings checkpoints of one job into a folder, whose checkpoints have no prefix there."""
 
-    shelf: Shelf
+    stored_checkpoints: StoredCheckpoints
     target: DirectoryStore
 
     def pull(self, manifest: Manifest, moved: Moved) -> Pulled:
@@ -57,12 +57,12 @@ class Puller:
         data, record = self._read(commit_key(manifest.commit)), self._record(manifest.commit)
         self._require_same(commit_key(manifest.commit), data)
         self._require_same(generation_key(manifest.commit.generation), record)
-        here = Shelf(store=self.target, prefix="", keep=self.shelf.keep)
+        here = StoredCheckpoints(store=self.target, prefix="", keep=self.stored_checkpoints.keep)
         damaged = {damage.key for damage in here.verify([piece for piece in manifest.pieces if self._has(piece)])}
         missing = [piece for piece in manifest.pieces if piece.key in damaged or not self._has(piece)]
         size = sum(piece.size for piece in manifest.pieces)
         moved(size - sum(piece.size for piece in missing))
-        fetched = fill(self.shelf, [(piece, piece.key) for piece in missing], self.target.root, moved)
+        fetched = fill(self.stored_checkpoints, [(piece, piece.key) for piece in missing], self.target.root, moved)
         self._put(generation_key(manifest.commit.generation), record)
         self._put(commit_key(manifest.commit), data)
         first = next(one.commit for one in here.standing() if one.sound)
@@ -72,7 +72,7 @@ class Puller:
         return (self.target.root / piece.key).is_file()
 
     def _read(self, key: str) -> bytes:
-        stored = self.shelf.store.get(under(self.shelf.prefix, key))
+        stored = self.stored_checkpoints.store.get(under(self.stored_checkpoints.prefix, key))
         if stored is None:
             raise StoreError(f"{key} was deleted just now: the job collects it", hint="the same command again")
         return stored.data
@@ -110,7 +110,7 @@ class Puller:
 class Unpacker:
     """Brings the files of a script's own directory into a folder, as the script wrote them."""
 
-    shelf: Shelf
+    stored_checkpoints: StoredCheckpoints
     root: Path
 
     def unpack(self, files: Sequence[tuple[str, Piece]], moved: Moved) -> int:
@@ -124,7 +124,7 @@ class Unpacker:
             if not self._is_there(self.root / path, piece):
                 missing.append((piece, path))
         moved(sum(piece.size for _, piece in files) - sum(piece.size for piece, _ in missing))
-        return fill(self.shelf, missing, self.root, moved)
+        return fill(self.stored_checkpoints, missing, self.root, moved)
 
     def _is_there(self, path: Path, piece: Piece) -> bool:
         try:
@@ -140,10 +140,10 @@ class Unpacker:
         raise UsageError(f"{path} is there already, with other content", hint="name another folder")
 
 
-def fill(shelf: Shelf, wanted: Sequence[tuple[Piece, str]], root: Path, moved: Moved) -> int:
+def fill(stored_checkpoints: StoredCheckpoints, wanted: Sequence[tuple[Piece, str]], root: Path, moved: Moved) -> int:
     """Bring objects into files below `root` and return how many bytes came over; all appear once all are whole."""
     pieces = [piece for piece, _ in wanted]
-    damages = shelf.tails(pieces)
+    damages = stored_checkpoints.tails(pieces)
     if damages:
         raise _damaged(str(damages[0]))
     with Landing(root, resumes=True) as landing, ExitStack() as stack:
@@ -162,7 +162,9 @@ def fill(shelf: Shelf, wanted: Sequence[tuple[Piece, str]], root: Path, moved: M
             there = all_done(lambda part: part.piece.key in began and _is_there(files[part.piece.key], part), parts)
             left = [part for part, known in zip(parts, there, strict=True) if not known]
             moved(sum(piece.size for piece in pieces) - sum(part.length for part in left))
-            damages = shelf.read(left, lambda part, data: files[part.piece.key].write(part.at, data), moved)
+            damages = stored_checkpoints.read(
+                left, lambda part, data: files[part.piece.key].write(part.at, data), moved
+            )
         if damages:
             raise _damaged(str(damages[0]))
         for piece in pieces:
@@ -204,11 +206,13 @@ Moves = dict[str, list[tuple[Chunk, int]]]
 """By an object's key, in the order of its bytes: the chunks that are wanted, each with the place of its tensor."""
 
 
-def planned(shelf: Shelf, manifest: Manifest, *, everything: bool, about: Mapping[str, str]) -> Exported:
+def planned(
+    stored_checkpoints: StoredCheckpoints, manifest: Manifest, *, everything: bool, about: Mapping[str, str]
+) -> Exported:
     """Return the file that will be written; UsageError when it is no state that can be exported, or damaged."""
     try:
         ranks = [rank_of(piece.key) for piece in manifest.pieces]
-        headers = all_done(shelf.header, manifest.pieces)
+        headers = all_done(stored_checkpoints.header, manifest.pieces)
         return export(headers, ranks, everything=everything, about=about)
     except ValueError as error:
         raise UsageError(
@@ -217,7 +221,9 @@ def planned(shelf: Shelf, manifest: Manifest, *, everything: bool, about: Mappin
         ) from error
 
 
-def write(shelf: Shelf, manifest: Manifest, exported: Exported, path: Path, moved: Moved = unheard) -> int:
+def write(
+    stored_checkpoints: StoredCheckpoints, manifest: Manifest, exported: Exported, path: Path, moved: Moved = unheard
+) -> int:
     """Write the file whole, or nothing, and return how many bytes were read for it.
 
     StoreError when the disk is full or the checkpoint damaged.
@@ -233,7 +239,7 @@ def write(shelf: Shelf, manifest: Manifest, exported: Exported, path: Path, move
                     at = one.source - part.at
                     file.put(place + one.target, data[at : at + one.length])
 
-        damages = shelf.read(parts, scatter, moved)
+        damages = stored_checkpoints.read(parts, scatter, moved)
         if damages:
             raise StoreError(f"the checkpoint is damaged: {damages[0]}", hint="--step with an older one")
         file.finish()

@@ -12,13 +12,13 @@ from gpucloud.domain.supervision.seen import Rules
 from gpucloud.domain.supervision.self_driving import arming, most_machines
 from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.jobstore.lease import Lease
-from gpucloud.usecases.money.spend import Cashier
+from gpucloud.usecases.money.spend import SpendTracker
 
 
 def standing(asker: Asker, state: JobState) -> Standing:
     """Return what the money rule needs of a job, as it is seen from any terminal."""
-    cashier = Cashier(asker.jobs, asker.market, asker.terms)
-    return cashier.standing(state, asker.listed(state), asker.clock.now())
+    tracker = SpendTracker(asker.jobs, asker.market, asker.terms)
+    return tracker.standing(state, asker.listed(state), asker.clock.now())
 
 
 def bring_closer(asker: Asker, order: Order, rules: Rules) -> bool:

@@ -26,7 +26,7 @@ from gpucloud.usecases.jobstore.lease import is_over, supervised_by
 from gpucloud.usecases.jobstore.orders import Given, Orders, Reader
 from gpucloud.usecases.jobstore.records import LogPart
 from gpucloud.usecases.jobstore.report import JobReport, report
-from gpucloud.usecases.money.spend import Cashier
+from gpucloud.usecases.money.spend import SpendTracker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +59,13 @@ class Asker:
         state, stored = self._loaded(self.jobs.believed())
         supervisor = _supervisor(state, stored)
         now = self.clock.now()
-        cashier = Cashier(self.jobs, self.market, self.terms)
+        tracker = SpendTracker(self.jobs, self.market, self.terms)
         listed = self.listed(state)
         state = as_listed(state, listed, now)
-        charges = cashier.charges(state, now)
-        unproven = cashier.unproven_usd(state, listed, now)
+        charges = tracker.charges(state, now)
+        unproven = tracker.unproven_usd(state, listed, now)
         given = self._orders.newest()
-        spend = cashier.spend(state, now, given.order.budget_usd, unproven_usd=unproven)
+        spend = tracker.spend(state, now, given.order.budget_usd, unproven_usd=unproven)
         told = report(state, spend, charges, listed, supervisor)
         if (why := undrilled(given.order, state)) is not None:
             told = replace(told, message=why, exit_code=ExitReason.USER_ERROR.exit_code)

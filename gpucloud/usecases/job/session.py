@@ -18,7 +18,7 @@ from gpucloud.domain.supervision import transitions
 from gpucloud.domain.supervision.seen import OUTSIDE, Supervising
 from gpucloud.usecases.jobstore.lease import Lease, take
 from gpucloud.usecases.jobstore.orders import Given, Orders
-from gpucloud.usecases.services import StoreClock, Watcher, World
+from gpucloud.usecases.services import Services, StoreClock, Watcher
 from gpucloud.usecases.supervise.loop import Supervisor, supervisor
 
 
@@ -40,7 +40,7 @@ class Session:
     order, and raises where he leaves. `left` hears how the job was known to stand when the session failed.
     """
 
-    world: World
+    world: Services
     orders: Orders
     watcher: Watcher
     who: Supervising = OUTSIDE

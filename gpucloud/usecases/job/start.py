@@ -30,7 +30,7 @@ from gpucloud.usecases.jobstore.jobstore import JobStore, job_names
 from gpucloud.usecases.jobstore.orders import Found, Given, Orders, Reader, caller, current_run, next_run, require_own
 from gpucloud.usecases.money.estimate import Planner
 from gpucloud.usecases.money.simulate import Outlooks
-from gpucloud.usecases.money.spend import Cashier
+from gpucloud.usecases.money.spend import SpendTracker
 from gpucloud.usecases.services import PackCode, StoreClock
 
 _PUT_BACK = "order {number} was put back, a newer one was here before: the job file's counts in its place"
@@ -256,7 +256,7 @@ class Starter:
         reopens = self._waits(found, job, now, trusted=trusted)
         ends = is_finished(state) and not reopens  # then it lacks its teardown alone
         before = replace(before, first_at=min(before.first_at, now))  # another's may say that it is of the future
-        spent = ZERO if ends else self._cashier(jobs).used_usd(state, self._listed(state), now)
+        spent = ZERO if ends else self._tracker(jobs).used_usd(state, self._listed(state), now)
         budget = _budget(before, job, asked)
         order = self._next(before, job, spec, asked, now)
         packed, plan = None, None
@@ -340,8 +340,8 @@ class Starter:
         if packed is not None:
             jobs.keep_code(sha256, packed)
 
-    def _cashier(self, jobs: JobStore) -> Cashier:
-        return Cashier(jobs, self.market, self.terms)
+    def _tracker(self, jobs: JobStore) -> SpendTracker:
+        return SpendTracker(jobs, self.market, self.terms)
 
     def _listed(self, state: JobState) -> GroupView:
         if self.group is None or state.group is None:
@@ -356,7 +356,7 @@ class Starter:
 
     def _require_payable(self, jobs: JobStore, state: JobState, before: Order, order: Order, now: datetime) -> None:
         """An attempt that runs needs no plan; lowered below what it must still cost, it could not even save."""
-        standing = self._cashier(jobs).standing(state, self._listed(state), now)
+        standing = self._tracker(jobs).standing(state, self._listed(state), now)
         rules = rules_for(order.unattended, self.rules)
         why = refusal(state, before.budget_usd, order.budget_usd, standing, rules)
         if why is not None:

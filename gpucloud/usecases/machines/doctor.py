@@ -24,7 +24,7 @@ from gpucloud.domain.node.gate.findings import Checked, GateOrder, GateWanted
 from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.state.state import JobState
 from gpucloud.ports import Host
-from gpucloud.usecases.services import World
+from gpucloud.usecases.services import Services
 from gpucloud.usecases.supervise.needs import of_node, parse_checked, wanted_for
 
 
@@ -38,7 +38,7 @@ class Examined:
     error: str | None = None
 
 
-def examine(world: World, state: JobState, *, full: bool) -> tuple[Examined, ...]:
+def examine(world: Services, state: JobState, *, full: bool) -> tuple[Examined, ...]:
     """Return how each machine of the job that runs is; the package is put there if it is not. Raises ProvisionError."""
     listed = world.group.describe(state.group).alive if state.group is not None else ()
     running = [node for node in listed if node.state is NodeState.RUNNING and node.host_key is not None]
@@ -46,7 +46,7 @@ def examine(world: World, state: JobState, *, full: bool) -> tuple[Examined, ...
         return tuple(hands.map(lambda node: _examined(world, state, node, full=full), running))
 
 
-def _examined(world: World, state: JobState, node: Node, *, full: bool) -> Examined:
+def _examined(world: Services, state: JobState, node: Node, *, full: bool) -> Examined:
     try:
         host = world.shell.host(node)
         wanted = of_node(_wanted(world), world.job, state.gpu, node, world.store.url)
@@ -57,7 +57,7 @@ def _examined(world: World, state: JobState, node: Node, *, full: bool) -> Exami
     return Examined(node=node, checked=checked, busy=full and facts.agent_busy)
 
 
-def _wanted(world: World) -> Wanted:
+def _wanted(world: Services) -> Wanted:
     return wanted_for(
         world.job,
         package=world.package.sha256,
@@ -68,7 +68,7 @@ def _wanted(world: World) -> Wanted:
     )
 
 
-def _facts(host: Host, wanted: Wanted, world: World) -> Facts:
+def _facts(host: Host, wanted: Wanted, world: Services) -> Facts:
     found = _probed(host, wanted)
     if not isinstance(found, Facts):
         require_python(found.python, found.version)

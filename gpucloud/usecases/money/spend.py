@@ -21,9 +21,9 @@ from gpucloud.domain.supervision.self_driving import Arming, earlier_usd, unprov
 from gpucloud.domain.supervision.transitions import as_listed
 from gpucloud.ports import BillingData, MarketData
 from gpucloud.store.counting import puts_of
-from gpucloud.usecases.checkpoint.checkpoints import Shelf
+from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from gpucloud.usecases.jobstore.jobstore import JobStore
-from gpucloud.usecases.services import World
+from gpucloud.usecases.services import Services
 
 _RECKONED_FOR = timedelta(seconds=60)
 _CLOCKS_DIFFER = timedelta(hours=1)
@@ -41,7 +41,7 @@ class Payable:
     lasts_until: datetime | None
 
 
-class Cashier:
+class SpendTracker:
     """Counts one job's money. Charges of nodes that have ended are in the ledger; the others run.
 
     What the budget does not count is in the ledger too, and in no sum here but that of `charges`.
@@ -218,7 +218,7 @@ def _by_node(charges: Iterable[Charge]) -> dict[str, Decimal]:
 class SundryBook:
     """Knows what an attempt used beside its machines. Only a store that costs something is asked about."""
 
-    world: World
+    world: Services
 
     def bill(self, state: JobState, attempt: Attempt, brought: Sequence[str]) -> None:
         """Write the attempt's charges; `brought` are the paths that came home. Raises StoreError."""
@@ -254,8 +254,10 @@ class SundryBook:
 
     def _checkpoints(self, attempt: Attempt) -> dict[str, int]:
         jobs = self.world.jobs
-        shelf = Shelf(store=jobs.store, prefix=jobs.checkpoints, keep=self.world.job.checkpoint.keep)
-        found = [one for one in shelf.standing() if one.found.manifest is not None]
+        stored_checkpoints = StoredCheckpoints(
+            store=jobs.store, prefix=jobs.checkpoints, keep=self.world.job.checkpoint.keep
+        )
+        found = [one for one in stored_checkpoints.standing() if one.found.manifest is not None]
         sizes = [piece.size for piece in found[0].found.manifest.pieces] if found and found[0].found.manifest else []
         return {
             "stored": sum(one.size or 0 for one in found),

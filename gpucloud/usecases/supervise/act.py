@@ -56,18 +56,18 @@ from gpucloud.domain.supervision.seen import Goal, Limits, Seen
 from gpucloud.domain.untrusted.shown import in_one_line
 from gpucloud.usecases.jobstore.lease import Lease
 from gpucloud.usecases.jobstore.records import BEFORE
-from gpucloud.usecases.services import Watcher, World
+from gpucloud.usecases.services import Services, Watcher
 from gpucloud.usecases.supervise.closing import Closing
 from gpucloud.usecases.supervise.inspection import Inspector
-from gpucloud.usecases.supervise.prepare import Preparer
-from gpucloud.usecases.supervise.provision import Renter
+from gpucloud.usecases.supervise.prepare import Bootstrapper
+from gpucloud.usecases.supervise.provision import MachineProvisioner
 from gpucloud.usecases.supervise.story import decision_line, silence, tell_story
 
 _FIRST_WORD = timedelta(minutes=1)
 
 
 @dataclass(slots=True)
-class Announced:
+class Announcements:
     """What was told and still holds; when it holds again later, it is told again."""
 
     _told: set[str] = field(default_factory=set)
@@ -185,14 +185,14 @@ def _told_wait(action: Action) -> tuple[str, ...]:
 class Actor:
     """Carries decisions out for one job."""
 
-    world: World
+    world: Services
     lease: Lease
-    preparer: Preparer
+    bootstrapper: Bootstrapper
     inspector: Inspector
-    renter: Renter
+    machine_provisioner: MachineProvisioner
     closing: Closing
     watcher: Watcher
-    _announced: Announced = field(default_factory=Announced)
+    _announced: Announcements = field(default_factory=Announcements)
 
     def act(self, action: Action, seen: Seen, goal: Goal) -> None:
         """Do it. Errors of the cloud and of nodes come through as GpucloudError."""
@@ -201,7 +201,7 @@ class Actor:
             if line:
                 self.watcher.story(line)
         if isinstance(action, OnTheCloud):
-            self.renter.act(action)
+            self.machine_provisioner.act(action)
         elif isinstance(action, InTheBooks):
             self._in_the_books(action, seen, goal)
         else:
@@ -216,15 +216,15 @@ class Actor:
         state, drives = self.lease.state, self.world.order is not None
         taken_back = state.drives_itself and not drives
         if taken_back:
-            self.preparer.records.withdraw_order()
+            self.bootstrapper.records.withdraw_order()
         if state.group is not None and state.status.ended:
             return
         if state.group is not None and (drives or taken_back or self.world.knows_our_address):
-            self.renter.provision()
+            self.machine_provisioner.provision()
         if drives != state.drives_itself:
             self.lease.write(replace(self.lease.state, drives_itself=drives))
         if taken_back:
-            self.renter.close_armings()
+            self.machine_provisioner.close_armings()
 
     def _in_the_books(self, action: InTheBooks, seen: Seen, goal: Goal) -> None:  # noqa: C901  (one flat match)
         state = self.lease.state
@@ -264,7 +264,7 @@ class Actor:
         Only where it is what ends the job: one that failed on a machine given up since is no news of a failed script.
         """
         is_the_end = action.reason is ExitReason.USER_ERROR and failed_setup(seen) is not None
-        failed = self.preparer.failed_setup() if is_the_end else None
+        failed = self.bootstrapper.failed_setup() if is_the_end else None
         if failed is not None:
             shown, log = failed
             self.watcher.story(shown)
@@ -272,10 +272,10 @@ class Actor:
             records.append_log(BEFORE, 0, records.log_end(BEFORE, 0)[0], DatedPiece(data=log))
 
     def _open(self, action: OpenAttempt, seen: Seen) -> None:
-        tree = self.preparer.one_tree(action.node_ids)
+        tree = self.bootstrapper.one_tree(action.node_ids)
         if tree is None:
             return  # they are prepared again, with the code as it is now
-        port = self.preparer.meeting_port(action.number, action.node_ids)
+        port = self.bootstrapper.meeting_port(action.number, action.node_ids)
         if port is None:
             self.world.clock.sleep(self.world.period_s)
             return  # what is seen of the node by then says what to do about it
@@ -283,7 +283,7 @@ class Actor:
         self.lease.write(transitions.open_attempt(self.lease.state, action, port, seen.now, tree))
 
     def _keep_lock(self, action: OpenAttempt) -> None:
-        made = {node_id: self.preparer.made_of(node_id) for node_id in action.node_ids}
+        made = {node_id: self.bootstrapper.made_of(node_id) for node_id in action.node_ids}
         locks = {node_id: one.lock for node_id, one in made.items()}
         seconds = {node_id: dict(one.seconds) for node_id, one in made.items()}
         self.world.jobs.records.keep_attempt_lock(action.number, attempt_lock(locks, seconds))
@@ -292,12 +292,12 @@ class Actor:
         match action:
             case Prepare(node_ids=node_ids):
                 for node_id in node_ids:
-                    self.preparer.start(node_id, self.lease.state.gpu)
+                    self.bootstrapper.start(node_id, self.lease.state.gpu)
             case Inspect():
                 self.inspector.start(action, seen)
             case BringHome():
                 self.closing.home.start(seen)
             case Tell(node_ids=node_ids):
-                self.preparer.tell(node_ids, self.lease.state)
+                self.bootstrapper.tell(node_ids, self.lease.state)
             case StayOn() | Wait() | Done():
                 pass

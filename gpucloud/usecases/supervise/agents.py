@@ -30,7 +30,7 @@ from gpucloud.domain.node.node import Node
 from gpucloud.domain.offer import Pool
 from gpucloud.domain.supervision.self_driving import order_key
 from gpucloud.store import put_once
-from gpucloud.usecases.services import SelfBoot, World
+from gpucloud.usecases.services import SelfBoot, Services
 from gpucloud.usecases.supervise.needs import builds_in_code, of_any_node
 
 _ACKNOWLEDGED_IN = timedelta(seconds=0.5)
@@ -51,10 +51,10 @@ class _Refused:
 
 
 @dataclass(slots=True)
-class Teller:
+class AgentWriter:
     """Writes orders to the nodes' agents, to one node one after the other: an older one never overtakes a newer one."""
 
-    world: World
+    world: Services
     pool: ThreadPoolExecutor
     _under_way: dict[str, Future[None]] = field(default_factory=dict)
     _told: dict[str, tuple[bytes, datetime]] = field(default_factory=dict)
@@ -132,7 +132,7 @@ _CODE = f"{Node.__dataclass_fields__['root'].default}/code"
 class NodeRecords:
     """The record of one cluster. Objects that are named by their content are written once."""
 
-    world: World
+    world: Services
     _written: tuple[bytes, bytes] = (b"", b"")
     _on_demand: dict[str, Decimal] = field(default_factory=dict)
     _told: Left | None = None

@@ -24,9 +24,9 @@ from gpucloud.domain.untrusted.output import failure_of, unsaved_of, without_cod
 from gpucloud.ports import Brought, Host, Outputs, Shell
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.money.spend import SundryBook
-from gpucloud.usecases.services import Watcher, World
+from gpucloud.usecases.services import Services, Watcher
 from gpucloud.usecases.supervise.look import LogReader, read_node
-from gpucloud.usecases.supervise.prepare import Preparer
+from gpucloud.usecases.supervise.prepare import Bootstrapper
 from gpucloud.usecases.supervise.story import missing_line
 from gpucloud.usecases.supervise.usage import HistoryKeeper
 
@@ -43,8 +43,8 @@ class OutputsHome:
     They lie on the node of rank 0; without it, there are none to bring.
     """
 
-    world: World
-    preparer: Preparer
+    world: Services
+    bootstrapper: Bootstrapper
     pool: ThreadPoolExecutor
     watcher: Watcher
     _attempt: int = 0
@@ -77,7 +77,7 @@ class OutputsHome:
         if not self.world.job.outputs or attempt is None or _first(attempt, group) is None:
             return Homecoming.DONE
         if self._work is None or self._attempt != attempt.number:
-            preparing = self.preparer.readiness(attempt.members[0].node_id) is Readiness.PREPARING
+            preparing = self.bootstrapper.readiness(attempt.members[0].node_id) is Readiness.PREPARING
             return Homecoming.ON_THE_WAY if preparing else Homecoming.NO  # nothing comes before that is over
         if not self._work.done() and not self._stands_still(attempt, now):
             return Homecoming.ON_THE_WAY
@@ -179,7 +179,7 @@ class OutputsHome:
 
         Whoever took the job over prepares no machine that is about to be interrupted: its files come all the same.
         """
-        prepared = self.preparer.code_on(node.id)
+        prepared = self.bootstrapper.code_on(node.id)
         if prepared is not None:
             return beside(prepared, tree)
         if not is_name(tree):
@@ -210,7 +210,7 @@ class LeftBehind:
 class Closing:
     """Brings home what an attempt leaves on its nodes; of a node that is gone, what had been read of it is kept."""
 
-    world: World
+    world: Services
     home: OutputsHome
     logs: LogReader
     history: HistoryKeeper

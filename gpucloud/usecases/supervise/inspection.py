@@ -16,10 +16,10 @@ from gpucloud.domain.node.launch.member import candidates, common_port
 from gpucloud.domain.node.machine.facts import machine_wanted
 from gpucloud.domain.supervision.action import Inspect
 from gpucloud.domain.supervision.seen import Inspection, InUse, Seen
-from gpucloud.usecases.services import World
+from gpucloud.usecases.services import Services
 from gpucloud.usecases.supervise.bootstrap import Bootstrapped
 from gpucloud.usecases.supervise.needs import gate_wanted, parse_checked
-from gpucloud.usecases.supervise.prepare import Preparer, free_ports
+from gpucloud.usecases.supervise.prepare import Bootstrapper, free_ports
 
 Bad = tuple[tuple[str, str], ...]
 
@@ -45,8 +45,8 @@ _PASSED_ON = ("NCCL_", "GLOO_", "FI_", "TORCH_NCCL_")
 class Inspector:
     """Looks at nodes beside everything else; knows which of them passed together before."""
 
-    world: World
-    preparer: Preparer
+    world: Services
+    bootstrapper: Bootstrapper
     pool: ThreadPoolExecutor
     device: str = "cuda"
     _asked: Inspect | None = None
@@ -61,7 +61,7 @@ class Inspector:
         What the nodes' bootstraps gave is taken now: one that is forgotten meanwhile has none to ask for.
         """
         self._asked = asked
-        made = {node_id: self.preparer.made_of(node_id) for node_id in asked.node_ids}
+        made = {node_id: self.bootstrapper.made_of(node_id) for node_id in asked.node_ids}
         self._work = self.pool.submit(self._timed, asked, made, seen.state.gpu, self._efa(seen))
 
     def seen(self) -> Inspection | None:
@@ -113,7 +113,7 @@ class Inspector:
 
     def _alone(self, node_id: str, made: Bootstrapped, wanted: GateWanted) -> tuple[Finding, ...]:
         """Return what is found of the node's GPUs now; nothing where it does not answer: that is seen elsewhere."""
-        node = self.preparer.node(node_id)
+        node = self.bootstrapper.node(node_id)
         machine = machine_wanted(self.world.job)
         order = GateOrder(
             wanted=replace(wanted, full=False),
@@ -134,7 +134,7 @@ class Inspector:
         drawn = candidates(f"{self.world.name} {' '.join(node_ids)}")
         try:
             free = hands.map(
-                lambda one: free_ports(self.world.shell, self.preparer.node(one), made[one].python, drawn), node_ids
+                lambda one: free_ports(self.world.shell, self.bootstrapper.node(one), made[one].python, drawn), node_ids
             )
             port = common_port(tuple(free))
         except NodeError:
@@ -151,12 +151,12 @@ class Inspector:
         return tuple((node_ids[one.rank], one.why) for one in found)
 
     def _order(self, rank: int, node_ids: tuple[str, ...], made: Made, port: int) -> GangOrder:
-        node = self.preparer.node(node_ids[rank])
+        node = self.bootstrapper.node(node_ids[rank])
         env = tuple(pair for pair in self.world.job.env if pair[0].startswith(_PASSED_ON))
         return GangOrder(
             rank=rank,
             world=len(node_ids),
-            address=self.preparer.node(node_ids[0]).private_address,
+            address=self.bootstrapper.node(node_ids[0]).private_address,
             port=port,
             python=made[node_ids[rank]].python,
             device=self.device,
@@ -168,7 +168,7 @@ class Inspector:
         )
 
     def _ask(self, node_id: str, made: Bootstrapped, order: GangOrder) -> GangSeen | None:
-        node = self.preparer.node(node_id)
+        node = self.bootstrapper.node(node_id)
         argv = (made.base_python, made.package_path, "gang")
         try:
             host = self.world.shell.host(node)

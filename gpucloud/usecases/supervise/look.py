@@ -18,15 +18,15 @@ from gpucloud.domain.node.outputtimes import MOST_MARKS, DatedPiece, Mark, read_
 from gpucloud.domain.node.status import RunState, Status, status_from_json
 from gpucloud.domain.state.state import Attempt
 from gpucloud.domain.supervision.membership import is_gone, progress_of
-from gpucloud.domain.supervision.seen import NodeSeen, Readiness, Seen, Word, word_of
+from gpucloud.domain.supervision.seen import NodeSeen, PeerReport, Readiness, Seen, peer_report_of
 from gpucloud.domain.untrusted.bounds import LOG_BYTES, STATUS_BYTES
 from gpucloud.domain.untrusted.shown import masked
 from gpucloud.ports import Host, Shell
 from gpucloud.usecases.jobstore.jobstore import JobStore
 from gpucloud.usecases.jobstore.report import JobReport, NodeStanding
-from gpucloud.usecases.services import World
+from gpucloud.usecases.services import Services
 from gpucloud.usecases.supervise.bootstrap import Bootstrapped
-from gpucloud.usecases.supervise.prepare import Preparer
+from gpucloud.usecases.supervise.prepare import Bootstrapper
 
 _MOST = 1 << 20  # bytes of output of one rank that one pass takes
 _MOST_WAITING = 100_000  # marks of one rank that wait for the store: hours of an agent's, seconds of a hostile node's
@@ -303,8 +303,8 @@ class _Asked:
     """A peer's knock at a silent machine; `word` is of the last one that is over."""
 
     peer: str = ""
-    work: Future[Word] | None = None
-    word: Word = Word.NOTHING
+    work: Future[PeerReport] | None = None
+    word: PeerReport = PeerReport.NOTHING
     witness: str = ""
 
 
@@ -325,8 +325,8 @@ class _Steps:
 class Witnesses:
     """Hears second witnesses beside everything else; a machine that answers again needs none."""
 
-    world: World
-    preparer: Preparer
+    world: Services
+    bootstrapper: Bootstrapper
     pool: ThreadPoolExecutor
     _asked: dict[str, _Asked] = field(default_factory=dict)
     _steps: _Steps = field(default_factory=_Steps)
@@ -342,7 +342,7 @@ class Witnesses:
             self._asked.pop(node.node.id, None)
             return node
         if self._trains_on(node, seen):
-            return replace(node, word=Word.ALIVE, witness=_TRAINING)
+            return replace(node, word=PeerReport.ALIVE, witness=_TRAINING)
         # A third of the time in which it is believed: then the answer is there when it is needed.
         if node.silent_for < self.world.rules.limits.silent / 3:
             return node
@@ -356,17 +356,20 @@ class Witnesses:
         if asked.work is None and peers:
             later = [peer for peer in peers if peer.id > asked.peer]  # each in its turn
             peer = min(later or peers, key=lambda one: one.id)
-            asked.peer, asked.work = peer.id, self.pool.submit(self._knock, peer, self.preparer.made_of(peer.id), node)
+            asked.peer, asked.work = (
+                peer.id,
+                self.pool.submit(self._knock, peer, self.bootstrapper.made_of(peer.id), node),
+            )
         return asked
 
-    def _knock(self, peer: Node, made: Bootstrapped, node: Node) -> Word:
+    def _knock(self, peer: Node, made: Bootstrapped, node: Node) -> PeerReport:
         command = (made.base_python, made.package_path, "knock", "--root", made.root, "--limit", f"{_LIMIT_S:g}")
         try:
             host = self.world.shell.host(peer)
             done = host.run((*command, node.private_address, str(node.port)), timeout_s=3 * _LIMIT_S)
         except NodeError:
-            return Word.NOTHING
-        return word_of(done.exit_code, done.stdout.decode(errors="replace"))
+            return PeerReport.NOTHING
+        return peer_report_of(done.exit_code, done.stdout.decode(errors="replace"))
 
     def _watch_steps(self, seen: Seen) -> None:
         attempt = seen.state.attempt

@@ -21,17 +21,17 @@ from gpucloud.domain.untrusted.shown import masked, words_of
 from gpucloud.usecases.jobstore.lease import Lease
 from gpucloud.usecases.jobstore.orders import Orders
 from gpucloud.usecases.jobstore.report import time_left
-from gpucloud.usecases.money.spend import Cashier
-from gpucloud.usecases.services import Learning, Watcher, World
+from gpucloud.usecases.money.spend import SpendTracker
+from gpucloud.usecases.services import Learning, Services, Watcher
 from gpucloud.usecases.supervise.act import Actor
-from gpucloud.usecases.supervise.agents import NodeRecords, Teller
+from gpucloud.usecases.supervise.agents import AgentWriter, NodeRecords
 from gpucloud.usecases.supervise.closing import Closing, OutputsHome
 from gpucloud.usecases.supervise.inspection import Inspector
 from gpucloud.usecases.supervise.look import LogReader, Witnesses
 from gpucloud.usecases.supervise.needs import JobData
 from gpucloud.usecases.supervise.observe import Observer
-from gpucloud.usecases.supervise.prepare import Preparer
-from gpucloud.usecases.supervise.provision import Renter
+from gpucloud.usecases.supervise.prepare import Bootstrapper
+from gpucloud.usecases.supervise.provision import MachineProvisioner
 from gpucloud.usecases.supervise.usage import HistoryKeeper, UsageMeter
 
 T = TypeVar("T")
@@ -48,13 +48,13 @@ class CannotLeave(Exception):
 class Supervisor:
     """One supervisor of one job, holding its lease. It goes by the newest order, read at every pass."""
 
-    world: World
+    world: Services
     who: Supervising
     orders: Orders
     lease: Lease
     observer: Observer
     actor: Actor
-    cashier: Cashier
+    tracker: SpendTracker
     logs: LogReader
     watcher: Watcher
     asked: Callable[[], ExitReason | None]
@@ -67,16 +67,16 @@ class Supervisor:
         """Make one pass and return what was done."""
         goal = self._goal()
         seen = self.observer.observe(self.lease.state, goal)
-        recorded = self.cashier.settle(transitions.record(seen), seen.now)
+        recorded = self.tracker.settle(transitions.record(seen), seen.now)
         if _is_news(self.lease.state, recorded):
             self.lease.write(recorded)  # a machine is in the books before anything else is done about it
         self.lease.remember(recorded)
         action = decide(goal, seen, self.world.rules)
-        unproven = self.cashier.unproven_usd(recorded, seen.group, seen.now)
+        unproven = self.tracker.unproven_usd(recorded, seen.group, seen.now)
         if (line := self.observer.usage.warning()) is not None:
             self.watcher.story(line)
         self.watcher.tick(
-            seen, action, self.cashier.spend(recorded, seen.now, goal.budget_usd, time_left(seen), unproven)
+            seen, action, self.tracker.spend(recorded, seen.now, goal.budget_usd, time_left(seen), unproven)
         )
         self.actor.act(action, seen, goal)
         return action
@@ -106,7 +106,7 @@ class Supervisor:
         """Tick until there is nothing to do but to wait for the job itself."""
         while not isinstance(action := self._patiently(self.tick), Done | Pause):
             if isinstance(action, Wait):
-                busy = self.observer.preparer.busy or self.observer.inspector.busy or self.observer.home.busy
+                busy = self.observer.bootstrapper.busy or self.observer.inspector.busy or self.observer.home.busy
                 if not action.briefly and not busy:
                     break
                 self.world.clock.sleep(self.world.period_s)
@@ -136,7 +136,7 @@ def _is_news(old: JobState, new: JobState) -> bool:
 
 @contextmanager
 def supervisor(
-    world: World,
+    world: Services,
     who: Supervising,
     orders: Orders,
     lease: Lease,
@@ -147,36 +147,40 @@ def supervisor(
     readers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="read")
     makers = ThreadPoolExecutor(max_workers=8, thread_name_prefix="prepare")
     syncs = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sync")
-    tellers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="tell")
-    cashier = Cashier(world.jobs, world.market, world.terms)
-    told = Discreet(watcher, words_of(world.secrets.values()))
+    agent_writers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="tell")
+    tracker = SpendTracker(world.jobs, world.market, world.terms)
+    told = RedactingWatcher(watcher, words_of(world.secrets.values()))
     logs = LogReader(world.jobs, told.output, told.hidden)
     history = HistoryKeeper(world.jobs, world.clock)
     data = JobData(job=world.job, jobs=world.jobs, sets=world.data_sets, story=told.story)
     records = NodeRecords(world=world)
-    teller = Teller(world=world, pool=tellers)
-    preparer = Preparer(world=world, watcher=told, pool=makers, syncs=syncs, data=data, records=records, teller=teller)
-    inspector = Inspector(world=world, preparer=preparer, pool=makers)
-    home = OutputsHome(world=world, preparer=preparer, pool=makers, watcher=told)
+    agent_writer = AgentWriter(world=world, pool=agent_writers)
+    bootstrapper = Bootstrapper(
+        world=world, watcher=told, pool=makers, syncs=syncs, data=data, records=records, agent_writer=agent_writer
+    )
+    inspector = Inspector(world=world, bootstrapper=bootstrapper, pool=makers)
+    home = OutputsHome(world=world, bootstrapper=bootstrapper, pool=makers, watcher=told)
     observer = Observer(
         world=world,
-        preparer=preparer,
+        bootstrapper=bootstrapper,
         inspector=inspector,
         home=home,
-        cashier=cashier,
+        tracker=tracker,
         logs=logs,
         pool=readers,
         history=history,
         usage=UsageMeter(lasting=world.job.idle.lasting if world.job.idle else None),
-        witnesses=Witnesses(world=world, preparer=preparer, pool=readers),
+        witnesses=Witnesses(world=world, bootstrapper=bootstrapper, pool=readers),
         learning=Learning(make=world.make_tables, pool=makers),
     )
     actor = Actor(
         world=world,
         lease=lease,
-        preparer=preparer,
+        bootstrapper=bootstrapper,
         inspector=inspector,
-        renter=Renter(world=world, lease=lease, preparer=preparer, cashier=cashier, watcher=told),
+        machine_provisioner=MachineProvisioner(
+            world=world, lease=lease, bootstrapper=bootstrapper, tracker=tracker, watcher=told
+        ),
         closing=Closing(world=world, home=home, logs=logs, history=history, watcher=told),
         watcher=told,
     )
@@ -188,14 +192,14 @@ def supervisor(
             lease=lease,
             observer=observer,
             actor=actor,
-            cashier=cashier,
+            tracker=tracker,
             logs=logs,
             watcher=told,
             asked=asked,
         )
     finally:
         world.shell.close()
-        for pool in (readers, makers, syncs, tellers):
+        for pool in (readers, makers, syncs, agent_writers):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -207,7 +211,7 @@ _HALVES = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
-class Discreet:
+class RedactingWatcher:
     """A watcher that passes everything on but the `hidden` words: a failed `setup` may have printed one."""
 
     watcher: Watcher

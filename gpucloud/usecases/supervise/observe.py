@@ -26,13 +26,13 @@ from gpucloud.domain.supervision.quarantine import failures, noted, silences
 from gpucloud.domain.supervision.seen import DriveTrial, Goal, NodeSeen, Readiness, Seen
 from gpucloud.domain.supervision.succession import appointed
 from gpucloud.store import TooMany, newest_commit
-from gpucloud.usecases.money.spend import Cashier, Payable
-from gpucloud.usecases.services import Learning, World
+from gpucloud.usecases.money.spend import Payable, SpendTracker
+from gpucloud.usecases.services import Learning, Services
 from gpucloud.usecases.supervise.closing import OutputsHome
 from gpucloud.usecases.supervise.inspection import Inspector
 from gpucloud.usecases.supervise.look import LogReader, Witnesses, read_node
 from gpucloud.usecases.supervise.needs import gate_wanted
-from gpucloud.usecases.supervise.prepare import Preparer
+from gpucloud.usecases.supervise.prepare import Bootstrapper
 from gpucloud.usecases.supervise.usage import HistoryKeeper, UsageMeter
 
 _ANSWER_S = 0.4  # how long one pass waits for a node; one that is late is silent at this pass
@@ -92,11 +92,11 @@ class _Offers:
 class Observer:
     """Sees a job's world, pass after pass; remembers what a single look cannot tell."""
 
-    world: World
-    preparer: Preparer
+    world: Services
+    bootstrapper: Bootstrapper
     inspector: Inspector
     home: OutputsHome
-    cashier: Cashier
+    tracker: SpendTracker
     logs: LogReader
     pool: ThreadPoolExecutor
     history: HistoryKeeper
@@ -112,10 +112,10 @@ class Observer:
     def observe(self, state: JobState, goal: Goal) -> Seen:
         """Return what is seen now; `goal` says what is worth a look."""
         now = self.world.clock.now()
-        tries = tuple(self.preparer.tries[self._noted :])
+        tries = tuple(self.bootstrapper.tries[self._noted :])
         state = noted(state, tries)
         group = self._list_group(state)
-        self.preparer.see(group)
+        self.bootstrapper.see(group)
         self._ask(group, state, now)
         nodes = tuple(self._node(node, state, now) for node in group.nodes)
         payable = self._payable(state, group, goal, now)
@@ -156,7 +156,7 @@ class Observer:
     def _payable(self, state: JobState, group: GroupView, goal: Goal, now: datetime) -> Payable:
         """Those that take over from others are to be paid too."""
         wanted = goal.nodes * (2 if state.successor is not None else 1)
-        return self.cashier.payable(state, group, wanted, now, goal.budget_usd, self.world.rules.wall)
+        return self.tracker.payable(state, group, wanted, now, goal.budget_usd, self.world.rules.wall)
 
     def _needed(self, state: JobState, goal: Goal) -> int:
         """Return with how many machines none is missing: an attempt's own, and all that take over from others."""
@@ -203,7 +203,7 @@ class Observer:
         members = {member.node_id for member in state.attempt.members} if state.attempt is not None else set()
         for node in group.nodes:
             memory = self._memory.setdefault(node.id, self._known(node.id, state, now))
-            ready = self.preparer.readiness(node.id) is Readiness.READY
+            ready = self.bootstrapper.readiness(node.id) is Readiness.READY
             works = node.id in members and node.host_key is not None
             if not ready or node.state is not NodeState.RUNNING:
                 self._look_at_unprepared(node.id, memory, state, now, works=works)
@@ -234,17 +234,17 @@ class Observer:
         Else a machine that froze while nobody supervised would be waited for until the budget is used up. Between
         attempts it is tried once more where no other answers: it may be us who are cut off.
         """
-        if self.preparer.unreachable(node_id):
+        if self.bootstrapper.unreachable(node_id):
             memory.lost_at = memory.lost_at or now
             memory.lost()
             doubted = silences(state, node_id) < _TRIES and not self._somebody_answers(now)
             if now - memory.lost_at >= _TRY_AGAIN if state.attempt is not None else doubted:
-                self.preparer.forget(node_id)
+                self.bootstrapper.forget(node_id)
                 memory.lost_at = now
-        elif works and self.preparer.readiness(node_id) is Readiness.FAILED:
+        elif works and self.bootstrapper.readiness(node_id) is Readiness.FAILED:
             memory.failed_at = memory.failed_at or now
             if now - memory.failed_at >= _TRY_AGAIN:
-                self.preparer.try_again(node_id)
+                self.bootstrapper.try_again(node_id)
                 memory.failed_at = None
         elif memory.lost_at is None and not works:
             memory.answered_at, memory.mute_at = now, None
@@ -268,27 +268,27 @@ class Observer:
 
     def _node(self, node: Node, state: JobState, now: datetime) -> NodeSeen:
         memory = self._memory[node.id]
-        readiness = self.preparer.readiness(node.id)
+        readiness = self.bootstrapper.readiness(node.id)
         silence = max(timedelta(0), now - memory.answered_at)
         mute = memory.mute_for(now) if not silence else timedelta(0)
         dead = mute > (_BEAT if memory.beat_at is not None else _TRY_AGAIN)
         if readiness is Readiness.READY and dead and not memory.prepared_again:
-            self.preparer.forget(node.id)  # the node answers, and its agent is dead: prepare it again
+            self.bootstrapper.forget(node.id)  # the node answers, and its agent is dead: prepare it again
             memory.prepared_again, memory.mute_at = True, None
             readiness, mute = Readiness.NO, timedelta(0)
-        heard = self.preparer.has_heard(node, memory.status, state)
-        told = heard or self.preparer.is_being_told(node, state)
+        heard = self.bootstrapper.has_heard(node, memory.status, state)
+        told = heard or self.bootstrapper.is_being_told(node, state)
         return NodeSeen(
             node=node,
             readiness=readiness,
-            error=self.preparer.error(node.id),
+            error=self.bootstrapper.error(node.id),
             status=memory.status,
             silent_for=silence if silence > timedelta(seconds=_ANSWER_S / 2) else timedelta(0),
             mute_for=mute,
             told=told,
             heard=heard,
-            refused=self.preparer.refused(node.id),
-            setup_failed=self.preparer.setup_failed(node.id),
+            refused=self.bootstrapper.refused(node.id),
+            setup_failed=self.bootstrapper.setup_failed(node.id),
         )
 
     def _with_times(self, seen: Seen, goal: Goal) -> Seen:

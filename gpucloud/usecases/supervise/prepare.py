@@ -25,8 +25,8 @@ from gpucloud.domain.supervision.quarantine import Prepared as Ended
 from gpucloud.domain.supervision.seen import Readiness
 from gpucloud.domain.untrusted.shown import masked, words_of
 from gpucloud.ports import Shell
-from gpucloud.usecases.services import Watcher, World
-from gpucloud.usecases.supervise.agents import NodeRecords, Teller
+from gpucloud.usecases.services import Services, Watcher
+from gpucloud.usecases.supervise.agents import AgentWriter, NodeRecords
 from gpucloud.usecases.supervise.bootstrap import Bootstrapped, bootstrap
 from gpucloud.usecases.supervise.needs import JobData, builds_in_code, of_node, wanted_for
 
@@ -66,16 +66,16 @@ def free_ports(shell: Shell, node: Node, python: str, asked: tuple[int, ...]) ->
 
 
 @dataclass(slots=True)
-class Preparer:
+class Bootstrapper:
     """Prepares nodes beside everything else, and knows what each is to be told."""
 
-    world: World
+    world: Services
     watcher: Watcher
     pool: ThreadPoolExecutor
     syncs: ThreadPoolExecutor
     data: JobData
     records: NodeRecords
-    teller: Teller
+    agent_writer: AgentWriter
     tries: list[BootstrapTry] = field(default_factory=list)
     """Every try that ended, in this order."""
     _begun: dict[str, datetime] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Preparer:
         """Prepare the node again when it is asked for next: its agent does not answer."""
         self._work.pop(node_id, None)
         self._unanswered.pop(node_id, None)
-        self.teller.forget(node_id)
+        self.agent_writer.forget(node_id)
 
     def try_again(self, node_id: str) -> None:
         """Prepare again, when it is asked for next, a node that the open attempt needs, and say why."""
@@ -108,7 +108,7 @@ class Preparer:
     @property
     def busy(self) -> bool:
         """Whether a preparation goes on, or a node is being told what is wanted."""
-        return self.teller.busy or any(not work.done() for work in self._work.values())
+        return self.agent_writer.busy or any(not work.done() for work in self._work.values())
 
     def readiness(self, node_id: str) -> Readiness:
         """Return how far the node is. A fault of ours in its preparation is raised here."""
@@ -159,15 +159,15 @@ class Preparer:
     def is_being_told(self, node: Node, state: JobState) -> bool:
         """Whether what is wanted is on its way to the node's agent, which reads many times a second."""
         ready = self.readiness(node.id) is Readiness.READY
-        return ready and self.teller.is_on_its_way(node.id, self._desired(node.id, state))
+        return ready and self.agent_writer.is_on_its_way(node.id, self._desired(node.id, state))
 
     def tell(self, node_ids: tuple[str, ...], state: JobState) -> None:
-        """Write what is wanted of the nodes to their agents; see `Teller.tell`."""
-        self.teller.tell({node_id: (self._nodes[node_id], self._desired(node_id, state)) for node_id in node_ids})
+        """Write what is wanted of the nodes to their agents; see `AgentWriter.tell`."""
+        self.agent_writer.tell({node_id: (self._nodes[node_id], self._desired(node_id, state)) for node_id in node_ids})
         for node_id in node_ids:
-            refusal = self.teller.gave_up(node_id)
+            refusal = self.agent_writer.gave_up(node_id)
             if refusal is not None:
-                self.teller.forget(node_id)
+                self.agent_writer.forget(node_id)
                 self._fail(node_id, refusal, since=self.world.clock.now())
 
     def code_on(self, node_id: str) -> str | None:
@@ -203,7 +203,7 @@ class Preparer:
         that gives no answer to this for long, though it may give others.
         """
         asked = candidates(f"{self.world.name} {number}")
-        look = self.teller.pool.submit
+        look = self.agent_writer.pool.submit
         answers = [
             look(free_ports, self.world.shell, self._nodes[node_id], self.made_of(node_id).python, asked)
             for node_id in node_ids
@@ -341,7 +341,7 @@ class Preparer:
 
 
 def desired_for(
-    node_id: str, state: JobState, world: World, place: Callable[[str, str, str], Place], ahead: timedelta
+    node_id: str, state: JobState, world: Services, place: Callable[[str, str, str], Place], ahead: timedelta
 ) -> bytes:
     """Return the node's desired.json.
 
@@ -364,7 +364,7 @@ def desired_for(
     return desired_to_json(desired).encode()
 
 
-def _launch(rank: int, attempt: Attempt, world: World, places: tuple[Place, ...]) -> Launch:
+def _launch(rank: int, attempt: Attempt, world: Services, places: tuple[Place, ...]) -> Launch:
     start = AttemptStart(
         number=attempt.number,
         port=attempt.port,

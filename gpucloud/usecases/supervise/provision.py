@@ -32,22 +32,22 @@ from gpucloud.domain.supervision.strays import JOB, STORE
 from gpucloud.domain.supervision.transitions import as_listed, ended
 from gpucloud.ports import ClusterSpec, MarketData, NodeGroup
 from gpucloud.usecases.jobstore.lease import Lease
-from gpucloud.usecases.money.spend import Cashier
-from gpucloud.usecases.services import Watcher, World
-from gpucloud.usecases.supervise.prepare import Preparer
+from gpucloud.usecases.money.spend import SpendTracker
+from gpucloud.usecases.services import Services, Watcher
+from gpucloud.usecases.supervise.prepare import Bootstrapper
 
 _LISTED_WITHIN = timedelta(seconds=60)
 _LIST_AGAIN_S = 2.0
 
 
 @dataclass(slots=True)
-class Renter:
+class MachineProvisioner:
     """Rents one job's machines, and gives them back. Everything may be done twice."""
 
-    world: World
+    world: Services
     lease: Lease
-    preparer: Preparer
-    cashier: Cashier
+    bootstrapper: Bootstrapper
+    tracker: SpendTracker
     watcher: Watcher
 
     def act(self, action: OnTheCloud) -> None:
@@ -84,7 +84,7 @@ class Renter:
 
         The group's name and the image are in the books before anything is made: a teardown then finds it all.
         """
-        self.preparer.data.wanted()  # data that cannot be read is said before a machine is paid
+        self.bootstrapper.data.wanted()  # data that cannot be read is said before a machine is paid
         state, provisioner = self.lease.state, self.world.provisioner
         region = state.pool.region
         images = dict(state.images)
@@ -93,7 +93,9 @@ class Renter:
             images[region] = image
         group = provisioner.group(self.world.cluster, region)
         self.lease.write(replace(state, group=group, images=tuple(sorted(images.items()))))
-        self.preparer.publish(state.pool, self.lease.state.gpu)  # the first machine may read it as soon as it is there
+        self.bootstrapper.publish(
+            state.pool, self.lease.state.gpu
+        )  # the first machine may read it as soon as it is there
         provisioner.ensure(self._cluster(image), story=self.watcher.story)
 
     def _arm(self, group: str, until: datetime) -> None:
@@ -159,14 +161,14 @@ class Renter:
         if kept is not None and self.lease.state.efa != state.efa:
             self.provision()  # machines of another shape need a template of their own
         elif kept is not None:
-            self.preparer.publish(action.offer.pool, self.lease.state.gpu)
+            self.bootstrapper.publish(action.offer.pool, self.lease.state.gpu)
 
     def _tear_down(self) -> None:
         name = self.lease.state.group
         if name is not None:
             try:
                 self._end_group(name)
-                self.preparer.records.withdraw()
+                self.bootstrapper.records.withdraw()
             except ProvisionError as error:
                 raise self._incomplete(name, error) from error
         self.lease.write(replace(self.lease.state, torn_down=True, paid_until=None, group=None))
@@ -201,7 +203,7 @@ class Renter:
         lives = self._last_lives(name)
         now = self.world.clock.now()
         lives = tuple(ended(life, self.lease.state.paid_until, now) for life in lives)
-        self.lease.write(self.cashier.settle(replace(self.lease.state, nodes=lives), now))
+        self.lease.write(self.tracker.settle(replace(self.lease.state, nodes=lives), now))
 
     def _last_lives(self, name: str) -> tuple[NodeLife, ...]:
         """Return the lives as the list tells them once it is up to date: for a while it may show what was so before."""

@@ -11,7 +11,7 @@ import pytest
 from gpucloud.domain.checkpoint.manifest import Commit, data_key
 from gpucloud.domain.checkpoint.safetensors import read_header
 from gpucloud.store.directory import DirectoryStore
-from gpucloud.usecases.checkpoint.checkpoints import Shelf
+from gpucloud.usecases.checkpoint.checkpoints import StoredCheckpoints
 from tests.commandline import weights
 from tests.lab.aws.world import ACCESS_KEY
 from tests.standins.aws import Account, account
@@ -50,7 +50,7 @@ def test_what_is_read_is_verified_and_nothing_in_the_bucket_changes(ended: Accou
     assert mine <= READS
     assert _objects(ended) == before
 
-    here = Shelf(store=DirectoryStore(tmp_path / "here"), prefix="", keep=3)
+    here = StoredCheckpoints(store=DirectoryStore(tmp_path / "here"), prefix="", keep=3)
     (one,) = here.standing()
     assert (one.commit, here.verify(one.sound.pieces)) == (Commit(1, 20), ())
     data = (tmp_path / "w.safetensors").read_bytes()

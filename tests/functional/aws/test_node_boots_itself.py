@@ -33,7 +33,7 @@ from gpucloud.domain.node.node import Node, NodeState
 from gpucloud.domain.offer import Pool
 from gpucloud.ports import Host
 from gpucloud.store.s3 import S3Store
-from gpucloud.usecases.services import Package, SelfBoot, World
+from gpucloud.usecases.services import Package, SelfBoot, Services
 from gpucloud.usecases.supervise.agents import NodeRecords
 from gpucloud.usecases.supervise.bootstrap import Bootstrapped, bootstrap
 from gpucloud.usecases.supervise.needs import of_node, wanted_for
@@ -67,7 +67,7 @@ class Rig:
     folder: Path
     endpoint: str
     store: S3Store
-    world: World
+    world: Services
     machines: Machines
     public_key: str
     at: dict[str, Address]
@@ -194,10 +194,10 @@ def rig(tmp_path: Path, endpoint: str) -> Iterator[Rig]:
         store.close()
 
 
-def _world(job: Job, store: S3Store, **secrets: str) -> World:
+def _world(job: Job, store: S3Store, **secrets: str) -> Services:
     data, sha256 = package_zip()
     unused = cast(Any, None)
-    return World(
+    return Services(
         job=job,
         name="digits",
         clock=SystemClock(),

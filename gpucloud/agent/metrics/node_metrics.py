@@ -29,7 +29,7 @@ _STALE_S = 10.0
 _PARTS_WITHIN_S = 5.0
 
 
-class Station:
+class NodeMetrics:
     """`gpus`, `host` and `unhealthy` are what the agent's status says; without nvidia-smi nothing of GPUs runs."""
 
     def __init__(self, root: Path, environ: Mapping[str, str] = os.environ) -> None:

@@ -24,7 +24,7 @@ _STRETCH = 16 * 2**20
 _ROUND = 2**20
 
 
-class Arena:
+class SaveBuffer:
     """One shared segment without a name: it is gone with the processes that have it open.
 
     A page that is touched for the first time costs many times a copy into it, so a thread does that ahead of the first
@@ -99,7 +99,7 @@ def _segment() -> int:
         return os.dup(file.fileno())
 
 
-# Where each tensor of a rank's share lies in its arena: decided once, used while names, shapes and types stay.
+# Where each tensor of a rank's share lies in its buffer: decided once, used while names, shapes and types stay.
 
 
 SMALL_BYTES = 256 * 2**10
@@ -108,7 +108,7 @@ SMALL_BYTES = 256 * 2**10
 _LEAST_HEADER = 16 * 2**10
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-"""A place in the arena, and the tensor that is copied there."""
+"""A place in the buffer, and the tensor that is copied there."""
 
 
 class Plan:
@@ -117,8 +117,8 @@ class Plan:
     Behind it there is room for the sums of what a GPU has (`sums`), which is not part of the object.
     """
 
-    def __init__(self, tensors: Tensors, arena: Arena, *, header: int) -> None:
-        self._arena = arena
+    def __init__(self, tensors: Tensors, save_buffer: SaveBuffer, *, header: int) -> None:
+        self._save_buffer = save_buffer
         self._signature = _signature(tensors)
         # The widest types first: so every tensor is aligned although there are no holes between them.
         order = sorted(tensors, key=lambda name: _rank_of(tensors[name], name))
@@ -149,11 +149,11 @@ class Plan:
         room = -(-max(_LEAST_HEADER, 3 * header // 2) // 4096) * 4096
         begin = sums_at(room + self._tensors_size)
         end = begin + SUM_BYTES * len(self._places)
-        self._arena.hold(end)
+        self._save_buffer.hold(end)
         self._room = room
-        memory = self._arena.tensor(0, self.size)
+        memory = self._save_buffer.tensor(0, self.size)
         self.begin = memory.data_ptr()
-        self.sums = self._arena.tensor(begin, end).view(torch.int64)
+        self.sums = self._save_buffer.tensor(begin, end).view(torch.int64)
         self._into = {place.name: tensor_at(memory, self._room, place) for place in self._places}
 
     def head(self, metadata: dict[str, str]) -> None:
@@ -162,8 +162,8 @@ class Plan:
         if len(data) > self._room:
             self.grow(len(data))
             data = self._header(metadata)
-        self._arena.settle()
-        self._arena.write(0, data)
+        self._save_buffer.settle()
+        self._save_buffer.write(0, data)
 
     def head_in_place(self, metadata: dict[str, str]) -> bool:
         """Write the object's header while tensors are copied behind it; False when there is no room for it."""
@@ -171,7 +171,7 @@ class Plan:
         if len(data) > self._room:
             self.grow(len(data))
             return False
-        self._arena.write(0, data)
+        self._save_buffer.write(0, data)
         return True
 
     def pairs(self, tensors: Tensors) -> Iterator[Pair]:
@@ -195,13 +195,13 @@ def _rank_of(tensor: torch.Tensor, name: str) -> tuple[int, str, bool, str]:
 
 
 Run = tuple[torch.Tensor, list[torch.Tensor]]
-"""A place in the arena, and the tensors that travel there together; flat, where they are several."""
+"""A place in the buffer, and the tensors that travel there together; flat, where they are several."""
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
 class Sums:
-    """Where the sums go: behind the object, in its arena (`gpucloud.domain.checkpoint.sums`)."""
+    """Where the sums go: behind the object, in its buffer (`gpucloud.domain.checkpoint.sums`)."""
 
     def __init__(self, memory: torch.Tensor, begin: int, runs: list[Run]) -> None:
         """`memory` has 64-bit numbers; `begin` is the address of the object's first byte, where places in it begin."""
@@ -229,7 +229,7 @@ class Sums:
 
 
 class _Stretch:
-    """Tensors that lie beside each other in the arena, as words of whole numbers that are summed."""
+    """Tensors that lie beside each other in the buffer, as words of whole numbers that are summed."""
 
     def __init__(self, run: Run, begin: int) -> None:
         into, self._tensors = run

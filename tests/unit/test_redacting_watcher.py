@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucloud.usecases.supervise.loop import Discreet
+from gpucloud.usecases.supervise.loop import RedactingWatcher
 
 
 @pytest.mark.parametrize(
@@ -19,5 +19,5 @@ from gpucloud.usecases.supervise.loop import Discreet
 )
 def test_whatever_a_machine_says_is_told_without_secrets(line: str, shown: str) -> None:
     told: list[str] = []
-    Discreet(SimpleNamespace(story=told.append), (b"secret",)).story(line)  # type: ignore[arg-type]
+    RedactingWatcher(SimpleNamespace(story=told.append), (b"secret",)).story(line)  # type: ignore[arg-type]
     assert told == [shown]

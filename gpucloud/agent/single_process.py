@@ -1,7 +1,7 @@
-"""A seat: a folder for one process at a time, which holds the folder's lock for as long as it lives.
+"""A folder for one process at a time, which holds the folder's lock for as long as it lives.
 
 lock          held while it runs; whoever starts the process hands it over, so that no second one can come between
-<name>.json   the process that sat down last, and the package that it runs from
+<name>.json   the process that took it last, and the package that it runs from
 <name>.log    what it says
 """
 
@@ -24,8 +24,8 @@ _POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """The seat in `folder` of the process called `name`."""
+class SingleProcessFolder:
+    """`folder` is that of the process called `name`."""
 
     folder: Path
     name: str
@@ -96,14 +96,14 @@ class Seat:
         return data if isinstance(data, dict) else {}
 
 
-def agent_seat(root: Path) -> Seat:
-    """Return the seat of the node's agent."""
-    return Seat(folder=root / "agent", name="agent")
+def agent_process(root: Path) -> SingleProcessFolder:
+    """Return the folder of the node's agent."""
+    return SingleProcessFolder(folder=root / "agent", name="agent")
 
 
-def driver_seat(root: Path) -> Seat:
-    """Return the seat of the node's driver."""
-    return Seat(folder=root / "drive", name="driver")
+def driver_process(root: Path) -> SingleProcessFolder:
+    """Return the folder of the node's driver."""
+    return SingleProcessFolder(folder=root / "drive", name="driver")
 
 
 def _lives(sitting: dict[str, object]) -> bool:

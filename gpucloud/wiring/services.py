@@ -25,12 +25,12 @@ from gpucloud.domain.supervision.self_driving import ORDER_VERSION, DriveOrder, 
 from gpucloud.ports import Clock, DataSets, Shell
 from gpucloud.store import ObjectStore
 from gpucloud.store.counting import CountingStore, Tally
-from gpucloud.usecases.services import Package, SelfBoot, World
-from gpucloud.wiring.cloud import Cloud, Manners
+from gpucloud.usecases.services import Package, SelfBoot, Services
+from gpucloud.wiring.cloud import Cloud, CloudProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Around:
+class JobEnvironment:
     """What is composed already around a job: its cloud and store, the way to its nodes, and this user's folder.
 
     `key` is where its cluster's private SSH key is where it is here.
@@ -50,45 +50,45 @@ class Around:
         return self.home.root / "cache"
 
 
-def compose_world(
-    job: Job, name: str, around: Around, *, secrets: Mapping[str, str], unattended: timedelta | None = None
-) -> World:
+def compose_services(
+    job: Job, name: str, environment: JobEnvironment, *, secrets: Mapping[str, str], unattended: timedelta | None = None
+) -> Services:
     """Return everything that supervising a run of the job needs; with `unattended` its own machines are to drive it."""
-    cloud, store, manners = around.cloud, around.store, around.cloud.manners
+    cloud, store, cloud_profile = environment.cloud, environment.store, environment.cloud.cloud_profile
     data, sha256 = package_zip()
-    tally, has_key = Tally(), around.key.is_file()
+    tally, has_key = Tally(), environment.key.is_file()
 
     def fetching(target: Path, *, marks: bool = False) -> OutputsFolder:
-        return OutputsFolder(job.outputs, target, python=manners.node_python, marks=marks)
+        return OutputsFolder(job.outputs, target, python=cloud_profile.node_python, marks=marks)
 
-    world = World(
+    world = Services(
         job=job,
         name=name,
-        clock=around.clock,
+        clock=environment.clock,
         store=CountingStore(store, tally),
         tally=tally,
         provisioner=cloud.provisioner(store),
         group=cloud.group(store),
         market=cloud.market(),
-        shell=around.shell,
+        shell=environment.shell,
         outputs=fetching(job.source.parent / "outputs" / name, marks=True),
         stored_outputs=StoredOutputs(store, name, None, fetching),
-        data_sets=around.data_sets,
-        public_key=generate_key(around.key) if has_key else "",
+        data_sets=environment.data_sets,
+        public_key=generate_key(environment.key) if has_key else "",
         package=Package(data=data, sha256=sha256),
-        rules=rules_for(unattended, manners.rules),
-        terms=manners.terms,
-        period_s=manners.period_s,
-        flush_s=manners.flush_s,
-        knows_our_address=manners.knows_our_address,
-        power_off=manners.power_off,
-        key=around.key.read_bytes() if has_key else b"",
+        rules=rules_for(unattended, cloud_profile.rules),
+        terms=cloud_profile.terms,
+        period_s=cloud_profile.period_s,
+        flush_s=cloud_profile.flush_s,
+        knows_our_address=cloud_profile.knows_our_address,
+        power_off=cloud_profile.power_off,
+        key=environment.key.read_bytes() if has_key else b"",
         secrets=secrets,
-        self_boot=_self_boot(manners, unattended, around.cache),
+        self_boot=_self_boot(cloud_profile, unattended, environment.cache),
         make_tables=_make_tables,
         saving=protection_of(job, look(job.code, job.run)).saving,
     )
-    return world if unattended is None else _driven(world, around)
+    return world if unattended is None else _driven(world, environment)
 
 
 def _make_tables(lesson: Lesson) -> Tables:
@@ -98,9 +98,9 @@ def _make_tables(lesson: Lesson) -> Tables:
     return TableMaker().tables(lesson.task, lesson.zones, lesson.gpus, lesson.spot_usd_per_hour)
 
 
-def why_unable(job: Job, manners: Manners, store: str, cache: Path) -> Unable | None:
+def why_unable(job: Job, cloud_profile: CloudProfile, store: str, cache: Path) -> Unable | None:
     """Return why the job's machines cannot drive it, None if they can."""
-    if manners.drives_as is None and job.cloud is not CloudName.SSH:
+    if cloud_profile.drives_as is None and job.cloud is not CloudName.SSH:
         return Unable(why=f"machines on {job.cloud.value} do not drive their jobs", hint="leave --unattended out")
     found = unable(job, store, code_fits=True)
     if found is not None:
@@ -109,14 +109,14 @@ def why_unable(job: Job, manners: Manners, store: str, cache: Path) -> Unable | 
     return unable(job, store, code_fits=code is not None)
 
 
-def _self_boot(manners: Manners, unattended: timedelta | None, cache: Path) -> SelfBoot | None:
-    login = manners.boots_as or (manners.drives_as if unattended is not None else None)
+def _self_boot(cloud_profile: CloudProfile, unattended: timedelta | None, cache: Path) -> SelfBoot | None:
+    login = cloud_profile.boots_as or (cloud_profile.drives_as if unattended is not None else None)
     if login is None:
         return None
     return SelfBoot(login=login, pack_code=partial(whole_code, cache=cache))
 
 
-def _driven(world: World, around: Around) -> World:
+def _driven(world: Services, environment: JobEnvironment) -> Services:
     """Return the world with what its machines go by; what the store adds to the order is added there."""
     order = DriveOrder(
         version=ORDER_VERSION,
@@ -134,9 +134,9 @@ def _driven(world: World, around: Around) -> World:
         terms=world.terms,
         period_s=world.period_s,
         flush_s=world.flush_s,
-        node_python=around.cloud.manners.node_python,
+        node_python=environment.cloud.cloud_profile.node_python,
         power_off=world.power_off,
-        records=str(around.home.cloud) if world.job.cloud is CloudName.LOCAL else "",
+        records=str(environment.home.cloud) if world.job.cloud is CloudName.LOCAL else "",
         key=world.key,
     )
     driver = DriverWanted(store=order.store, order=order_key(order.cluster), pip_mirror=world.job.mirrors.pip)
