@@ -72,7 +72,7 @@ def logs(target: str | None, wanted: Wanted) -> int:
 
 def _stale_line(asker: Asker, state: JobState) -> str | None:
     """Return what to say of output that nobody fetches: what is here may be old, and the script may be far ahead."""
-    since = asker.unfetched_since()
+    since = asker.unfetched_since(state)
     if since is None:
         return None
     until = format_moment(since, asker.clock.now())

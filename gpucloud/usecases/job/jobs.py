@@ -100,12 +100,13 @@ class Asker:
         loaded = self.jobs.believed()  # the lease lasts as long as the user's side said
         return _supervisor(*loaded) if loaded is not None else None
 
-    def unfetched_since(self) -> datetime | None:
-        """Return since when nobody fetches output of an attempt that is open; None where somebody does, or none is."""
-        loaded = self.jobs.believed()
-        if loaded is None or loaded[0].attempt is None or _supervisor(*loaded) is not None:
-            return None
-        return loaded[1].modified
+    def unfetched_since(self, state: JobState) -> datetime | None:
+        """Return since when nobody fetches output of the attempt that is open; None where somebody does, or none is.
+
+        Nothing is decided by it; where an attempt is open, it costs one request.
+        """
+        loaded = self.jobs.load() if state.attempt is not None else None
+        return loaded[1].modified if loaded is not None and _supervisor(*loaded) is None else None
 
     def order(self) -> Order:
         """Return the newest order for the job, whoever signed it; UsageError when there is no such job."""
