@@ -1,11 +1,10 @@
 """What a user can ask for, joined from decisions and ports.
 
-Supervising a job, pass by pass (`supervise`, holding its `lease`, over the ports in `services`):
+Supervising a job, pass by pass (`supervise/loop`, holding its `jobstore/lease`, over the ports in `services`):
 
     observe ──Seen──▶ write down ──▶ decide (domain) ──Action──▶ act
 
-Looking: `observe` with `lookout`, `witnesses`, `usage`, `history`; the look before an attempt is `inspection`.
-Doing: `act` with `rent` (on the cloud), `prepare` (on nodes: `bootstrap`, `needs`, `gate`, `datasets`, `desired`,
-`noderecords`) and `closing` (what an attempt leaves). Telling: `story`, `announced`, `discreet`.
-Stored: `jobstore`; money: `tracker`, `budgeting`. Before it all: `start`; from any terminal: `jobs`, `doctor`, `gc`.
+Looking: `observe` with `look` and `usage`; the look before an attempt is `inspection`. Doing: `act` with `provision`
+(on the cloud), `prepare` (on nodes: `bootstrap`, `needs`), `agents` (what is written to them) and `closing` (what an
+attempt leaves). Telling: `story`. What a user begins and asks: `job`, `money`, `checkpoint`, `machines`.
 """
