@@ -32,7 +32,7 @@ from gpucloud.agent.layer.fact import base, freeze, index_for, installed_version
 from gpucloud.agent.layer.tools import Unreachable
 from gpucloud.domain.node.bootstrap.facts import SETUP_LOG_BYTES, FailedSetup
 from gpucloud.domain.node.layer import BOTO3, ISAL, TORCH, LayerOrder, suffices
-from gpucloud.wholefile import read_tail, write_whole
+from gpucloud.wholefile import read_last_lines, read_tail, write_whole
 
 _INSTALLS = re.compile(r"\b(pip3?|uv)\b")
 _WAIT_WORTH_TELLING_S = 1.0
@@ -183,7 +183,7 @@ class _Work:
         if code < 0:
             raise Failed(f"{command}: ended by signal {-code} (all of it: {self._log_path})")
         if code != 0:
-            log = read_tail(self._log_path, SETUP_LOG_BYTES)
+            log = read_last_lines(self._log_path, SETUP_LOG_BYTES)
             raise SetupFailed(FailedSetup(command=command, exit_code=code, log=log))
 
     def _call(self, argv: list[str], directory: str, env: dict[str, str]) -> int:
