@@ -72,7 +72,9 @@ def test_reading_asks_for_objects_and_lists_and_writes_what_the_way_home_costs_a
     assert answer(capsys, export=tmp_path / "w.safetensors")[1]["tensors"] == 3
     assert answer(capsys, prune=True)[1]["unfinished_objects"] == 1
     assert {call.action for call in lab.calls[asked:]} <= CALLS
-    assert {key.rpartition("/")[0] for key in set(jobs.store.list("")) - before} == {"jobs/made/control/ledger/beside"}
+    assert {key.rpartition("/")[0] for key in set(jobs.store.list("")) - before} == {
+        "jobs/made/control/ledger/outside_budget"
+    }
     assert before <= set(jobs.store.list(""))
 
 
