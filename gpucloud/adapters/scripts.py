@@ -9,7 +9,8 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpucloud.domain.checkpoint.protection import Code
+from gpucloud.domain.checkpoint.protection import Code, Protection, protection_of
+from gpucloud.domain.job.spec import Job
 
 _IMPORTS = re.compile(rb"^[ \t]*(?:import\s+gpucloud\.resume|from\s+gpucloud(?:\.resume)?\s+import)\b", re.MULTILINE)
 _LARGEST = 2**20
@@ -20,6 +21,11 @@ _MOST = 2000
 def imports_resume(code: Path) -> bool:
     """Whether a Python file in the job's code imports `gpucloud.resume`."""
     return next(_importing(code), None) is not None
+
+
+def how_it_saves(job: Job) -> Protection:
+    """Return how the job's script saves, as far as its code and its job file tell; the code is read anew."""
+    return protection_of(job, look(job.code, job.run))
 
 
 def look(code: Path, run: str) -> Code:

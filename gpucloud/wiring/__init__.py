@@ -3,7 +3,7 @@
 from gpucloud.adapters.handbook import find as find_page
 from gpucloud.adapters.handbook import pages as handbook
 from gpucloud.adapters.home import Home, KnownJob
-from gpucloud.adapters.scripts import imports_resume, look
+from gpucloud.adapters.scripts import how_it_saves, imports_resume
 from gpucloud.adapters.transfer.localfiles import local_tree as local_folder
 from gpucloud.adapters.transfer.localfiles import sent as local_file
 from gpucloud.wiring.ci import install_pipeline
@@ -16,13 +16,13 @@ __all__ = [
     "KnownJob",
     "find_page",
     "handbook",
+    "how_it_saves",
     "imports_resume",
     "install_pipeline",
     "job_schema",
     "job_templates",
     "local_file",
     "local_folder",
-    "look",
     "sample_job",
     "template_job",
 ]

@@ -59,9 +59,8 @@ class Machine:
         """Return everything that supervising the job from here needs. Raises NodeError, StoreError."""
         from dataclasses import replace
 
-        from gpucloud.adapters.scripts import look
+        from gpucloud.adapters.scripts import how_it_saves
         from gpucloud.adapters.ssh import SshShell, generate_key
-        from gpucloud.domain.checkpoint.protection import protection_of
         from gpucloud.usecases.services import Package, Services
 
         key, tally = self._key(order), Tally()
@@ -89,7 +88,7 @@ class Machine:
             key=order.key,
             driver=self.wanted,
             on_machine=True,
-            saving=protection_of(job, look(job.code, job.run)).saving,
+            saving=how_it_saves(job).saving,
         )
 
     def group(self, order: DriveOrder) -> NodeGroup:

@@ -270,9 +270,8 @@ class Gpucloud:
         """Return what starts jobs in the job's store."""
         from functools import partial
 
-        from gpucloud.adapters.scripts import look
+        from gpucloud.adapters.scripts import how_it_saves
         from gpucloud.adapters.transfer.sync import whole_code
-        from gpucloud.domain.checkpoint.protection import protection_of
         from gpucloud.usecases.job.start import Starter
 
         cloud = self.cloud(job)
@@ -289,7 +288,7 @@ class Gpucloud:
             reader=self.reader(),
             pack_code=partial(whole_code, cache=self._cache),
             outlooks=self.outlooks,
-            saving=lambda job: protection_of(job, look(job.code, job.run)).saving,
+            saving=lambda job: how_it_saves(job).saving,
         )
 
     def estimator(self, job: Job, saving: Saving, *, offline: bool = False) -> Estimator:

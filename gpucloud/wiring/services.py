@@ -10,11 +10,10 @@ from pathlib import Path
 
 from gpucloud.adapters.home import Home
 from gpucloud.adapters.packaging import package_zip
-from gpucloud.adapters.scripts import look
+from gpucloud.adapters.scripts import how_it_saves
 from gpucloud.adapters.ssh import generate_key
 from gpucloud.adapters.transfer.outputs import OutputsFolder, StoredOutputs
 from gpucloud.adapters.transfer.sync import whole_code
-from gpucloud.domain.checkpoint.protection import protection_of
 from gpucloud.domain.job.spec import Cloud as CloudName
 from gpucloud.domain.job.spec import Job
 from gpucloud.domain.market.policy.learned import Tables
@@ -86,7 +85,7 @@ def compose_services(
         secrets=secrets,
         self_boot=_self_boot(cloud_profile, unattended, environment.cache),
         make_tables=_make_tables,
-        saving=protection_of(job, look(job.code, job.run)).saving,
+        saving=how_it_saves(job).saving,
     )
     return world if unattended is None else _driven(world, environment)
 

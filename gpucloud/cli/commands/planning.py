@@ -10,10 +10,9 @@ from gpucloud.cli.commands.training import introduce, remark, warn
 from gpucloud.cli.render.estimates import deadline_chart, estimate_json, estimate_text
 from gpucloud.cli.render.words import say_json, say_words, tell, width_of
 from gpucloud.cli.target import of_another_file, read_target
-from gpucloud.domain.checkpoint.protection import protection_of
 from gpucloud.domain.errors import CredentialsError, UsageError
 from gpucloud.domain.job.spec import Cloud, Job
-from gpucloud.wiring import Gpucloud, look
+from gpucloud.wiring import Gpucloud, how_it_saves
 
 
 def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bool) -> int:
@@ -21,7 +20,7 @@ def plan(target: str | None, *, on: Cloud | None, plot: Path | None, as_json: bo
     cloud = Gpucloud()
     read = read_target(cloud, target, on)
     job = read.job
-    protection = protection_of(job, look(job.code, job.run))
+    protection = how_it_saves(job)
     drawn = cloud.plot(plot) if plot is not None else None
     named = _named(cloud, job)
     offline = named is not None or not _is_known(cloud, job)

@@ -22,7 +22,7 @@ from gpucloud.cli.render.simulations import (
 )
 from gpucloud.cli.render.words import say, say_json, tell
 from gpucloud.cli.target import read_target
-from gpucloud.domain.checkpoint.protection import Saving, protection_of
+from gpucloud.domain.checkpoint.protection import Saving
 from gpucloud.domain.errors import UsageError
 from gpucloud.domain.job.quantities import format_usd, parse_span, parse_usd
 from gpucloud.domain.job.spec import Cloud, Job, Market, MarketPolicy, Policy
@@ -37,7 +37,7 @@ from gpucloud.domain.money.ledger import PLAIN_TERMS, Terms, with_beside
 from gpucloud.domain.money.rates import Rates
 from gpucloud.ports import Chart, Series
 from gpucloud.usecases.money.simulate import Result, Study, simulate
-from gpucloud.wiring import Gpucloud, look
+from gpucloud.wiring import Gpucloud, how_it_saves
 
 _SHORTEST = timedelta(minutes=1)  # what is charged at the least
 _Value = TypeVar("_Value")
@@ -90,7 +90,7 @@ def rehearse(target: str | None, asked: Asked, *, as_json: bool) -> int:
     cloud = Gpucloud()
     file = read_target(cloud, target)
     priced = _priced(cloud, file.job, asked)
-    saving = protection_of(file.job, look(file.job.code, file.job.run)).saving
+    saving = how_it_saves(file.job).saving
     scenario = _scenario(file.job, file.file, asked, priced, saving)
     plot = None if asked.plot is None else cloud.plot(asked.plot)
     known = cloud.recorded_markets()

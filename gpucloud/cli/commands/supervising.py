@@ -17,7 +17,7 @@ from gpucloud.cli.render.onlookers import Onlooker, onlooker
 from gpucloud.cli.render.reports import plan_json, report_json, report_text
 from gpucloud.cli.render.words import say, say_json, say_words, tell
 from gpucloud.cli.target import Target, called
-from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection, protection_of
+from gpucloud.domain.checkpoint.protection import NEVER, NOTHING_COMES_HOME, Protection
 from gpucloud.domain.errors import GpucloudError, LandingRefused, StoreError
 from gpucloud.domain.job.quantities import format_moment
 from gpucloud.domain.job.spec import Job
@@ -31,7 +31,7 @@ from gpucloud.usecases.jobstore.orders import Given
 from gpucloud.usecases.jobstore.report import JobReport
 from gpucloud.usecases.money.spend import bytes_in
 from gpucloud.usecases.services import Services
-from gpucloud.wiring import Gpucloud, KnownJob, look
+from gpucloud.wiring import Gpucloud, KnownJob, how_it_saves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
     when somebody else has ended it; after any other GpucloudError it is said what lives.
     """
     detaches = begun.start.order.until is Until.FINISHED and not leaves
-    protection = protection_of(begun.job, look(begun.job.code, begun.job.run))
+    protection = how_it_saves(begun.job)
     saves = protection.saving not in NEVER
     with onlooker() as shown, obeyed(shown, asks=asks, detaches=detaches, saves=saves) as interrupts:
         _run(begun, leaves, shown, interrupts)
@@ -80,9 +80,10 @@ def run(begun: Begun, *, leaves: bool = False, asks: bool = True) -> None:
 
 def say_what_is_lost(begun: Begun, protection: Protection) -> None:
     """Tell it of a script that has done its work and left nothing: no output, and no checkpoint after all."""
+    if protection.comes_home or begun.job.trial:
+        return
     state = begun.asker.state()
-    over = state.status is JobStatus.SUCCEEDED and state.checkpoint is None and not begun.job.trial
-    if over and not protection.comes_home:
+    if state.status is JobStatus.SUCCEEDED and state.checkpoint is None:
         tell(f"nothing has come home: {NOTHING_COMES_HOME}")
 
 

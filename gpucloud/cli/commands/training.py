@@ -13,7 +13,7 @@ from gpucloud.cli.interrupts import Detach, Leave
 from gpucloud.cli.render.reports import going_on_line, plan_text
 from gpucloud.cli.render.words import tell, width_of
 from gpucloud.cli.target import Target, read_target
-from gpucloud.domain.checkpoint.protection import REMEDY, Protection, must_be_meant, protection_of
+from gpucloud.domain.checkpoint.protection import REMEDY, Protection, must_be_meant
 from gpucloud.domain.errors import RunIsOver, UsageError
 from gpucloud.domain.job.quantities import counted, format_span, parse_span
 from gpucloud.domain.job.spec import Cloud, Job
@@ -27,7 +27,7 @@ from gpucloud.usecases.job.jobs import Asker
 from gpucloud.usecases.job.start import Asked as Wishes
 from gpucloud.usecases.job.start import Prospect
 from gpucloud.usecases.supervise.loop import CannotLeave
-from gpucloud.wiring import Gpucloud, KnownJob, look
+from gpucloud.wiring import Gpucloud, KnownJob, how_it_saves
 
 _USUAL_HOLD = timedelta(minutes=5)
 
@@ -180,7 +180,7 @@ def begin(cloud: Gpucloud, read: Target, wishes: Wishes) -> Begun:
     Whatever can refuse it here does so before anything is written: of a refused job no order counts anywhere.
     """
     introduce(cloud, read.job)
-    protection = protection_of(read.job, look(read.job.code, read.job.run))
+    protection = how_it_saves(read.job)
     if cloud.first_plan(read.job) is not None:  # refused before anything is made, its own store included
         _require_able_to_begin(cloud, read, read.job.name, None)
         cloud.cloud(read.job).make_store()
