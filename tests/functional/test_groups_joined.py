@@ -34,11 +34,16 @@ try:
     host.run(("sh", "-c", "echo $$ >pid; exec sleep 600"), timeout_s=1.0)
 except NodeError as error:
     said["late"] = error.message
-try:
-    state = Path("/proc", Path("pid").read_text().strip(), "stat").read_text().rpartition(")")[2].split()[0]
-except FileNotFoundError:
-    state = "gone"
-said["lives"] = state not in ("gone", "Z", "X")
+def lives():
+    try:
+        state = Path("/proc", Path("pid").read_text().strip(), "stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in ("Z", "X")
+until = time.monotonic() + 20  # the whole group is killed; only its leader is waited for
+while lives() and time.monotonic() < until:
+    time.sleep(0.05)
+said["lives"] = lives()
 print(json.dumps(said))
 """
 
