@@ -35,7 +35,15 @@ from tests.unit.worlds import opened, seen, state
 
 PAGES = pages()
 README = handbook.FOLDER.parents[1] / "README.md"
-TEXTS = {"README": README.read_text(), **{page.name: page.text for page in PAGES}}
+FILES = {
+    "README": README,
+    **{page.name: handbook.FOLDER / f"{page.name}.md" for page in PAGES},
+    "site": handbook.FOLDER / "README.md",
+    "README in Chinese": handbook.FOLDER / "zh" / "README.md",
+    "getting-started in Chinese": handbook.FOLDER / "zh" / "getting-started.md",
+}
+TEXTS = {name: file.read_text() for name, file in FILES.items()}
+IN_CHINESE = [name for name in FILES if name.endswith("in Chinese")]
 COMMANDS = TEXTS["commands"]
 
 
@@ -44,7 +52,34 @@ def blocks(language, text):
 
 
 def test_the_list_of_pages_names_every_file_once():
-    assert sorted(IN_ORDER) == sorted(path.name for path in handbook.FOLDER.glob("*.md"))
+    files = {path.relative_to(handbook.FOLDER).as_posix() for path in handbook.FOLDER.rglob("*.md")}
+    assert sorted(IN_ORDER) == sorted(name for name in files if "/" not in name and name != "README.md")
+    assert files - set(IN_ORDER) == {"README.md", "zh/README.md", "zh/getting-started.md"}
+
+
+def test_the_site_has_the_pages_in_their_order_behind_one_that_says_what_they_answer():
+    first, *rest, chinese = yaml.safe_load((handbook.FOLDER.parent / "mkdocs.yml").read_text())["nav"]
+    rows = [f"| [{page.name}]({page.name}.md) | {page.answers} |" for page in PAGES]
+
+    assert (first, tuple(rest)) == ("README.md", IN_ORDER)
+    assert chinese == {"中文": ["zh/README.md", "zh/getting-started.md"]}
+    assert "\n".join(rows) in TEXTS["site"]
+
+
+@pytest.mark.parametrize("name", IN_CHINESE)
+def test_what_is_typed_and_seen_in_chinese_is_what_the_english_page_has(name):
+    english, chinese = TEXTS[name.removesuffix(" in Chinese")], TEXTS[name]
+
+    assert re.findall(r"^```(\w+)$", chinese, re.MULTILINE) == re.findall(r"^```(\w+)$", english, re.MULTILINE)
+    assert typed(chinese) == typed(english)
+    assert blocks("text", chinese) == blocks("text", english)
+    assert set(command_lines(chinese)) == set(command_lines(english))
+
+
+def typed(text):
+    """Return the lines of the blocks that a shell reads, without what is said beside them."""
+    told = [line for language in ("sh", "bash") for block in blocks(language, text) for line in block.splitlines()]
+    return [re.sub(r"\s+# .*", "", line) for line in told]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -115,9 +150,8 @@ def test_every_option_that_is_named_is_one_of_some_command():
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_links_lead_to_files_that_are_there(name):
-    folder = README.parent if name == "README" else handbook.FOLDER
-    links = re.findall(r"\]\(([^)#:]+)\)", TEXTS[name])
-    assert [link for link in links if not (folder / link).exists()] == []
+    links = re.findall(r"\]\(([^)#:]+)[^):]*\)", TEXTS[name])
+    assert [link for link in links if not (FILES[name].parent / link).exists()] == []
 
 
 def test_topics_that_messages_and_pages_name_are_found():
@@ -221,9 +255,12 @@ def command_lines(text):
     shells = [line for language in ("sh", "bash") for block in blocks(language, text) for line in block.splitlines()]
     shells += [line[2:] for line in re.findall(r"^\$ gpucloud .+$", text, re.MULTILINE)]
     parts = [part.strip() for line in shells for part in re.sub(r"\s+# .*", "", line).split("&&")]
-    without = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    inline = [" ".join(found.split()) for found in re.findall(r"`(gpucloud [^`]+)`", without)]
-    return [line.replace("\\|", "|") for line in (*inline, *parts) if line.startswith("gpucloud ")]
+    in_prose = [" ".join(found.split()) for found in re.findall(r"`(gpucloud [^`]+)`", without_blocks(text))]
+    return [line.replace("\\|", "|") for line in (*in_prose, *parts) if line.startswith("gpucloud ")]
+
+
+def without_blocks(text):
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def understood(line):
