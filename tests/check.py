@@ -1,11 +1,12 @@
-"""Runs every check: `python -m tests.check [--quick] [--changed [BASE]] [pytest arguments]`.
+"""Runs every check: `python -m tests.check [--quick | --engines] [--changed [BASE]] [pytest arguments]`.
 
 One line per stage with its seconds and what it computed in them, the output of a stage that fails, then pytest's output
 and the short proofs. The exit code is the worst of all stages.
 
 `--quick` runs format, lint, types, import contracts, the handbook's site, unit and contract tests alone. `--changed`
 runs all that looks at the code, and the tests which a change against BASE (`main`) can reach, uncommitted and new files
-included; it says what it leaves out. With both, the unit and contract tests among them.
+included; it says what it leaves out. With both, the unit and contract tests among them. `--engines` runs the tests that
+need what pip does not bring (tests/engines.py), and says what is missing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from tests.choosing import Choice, choose, uses_of_all
+from tests.engines import ENGINES, files_with
 from tests.prove.__main__ import GOALS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,6 +60,7 @@ ENOUGH_BYTES = 4 << 30
 
 def main(arguments: list[str]) -> int:
     """Return 0 when every stage passed, else the highest exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is prepared goes before it does
     with quick_files():
         return check(arguments)
 
@@ -88,6 +92,8 @@ def in_memory(folder: Path) -> bool:
 
 def check(arguments: list[str]) -> int:
     asked, rest = _parser().parse_known_args(arguments)
+    if asked.engines:
+        return engines(rest)
     if asked.changed:
         return check_changed(asked.changed, rest, quick=asked.quick)
     if asked.quick:
@@ -101,6 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--quick", action="store_true", help="format, lint, types, contracts, site, unit and contract tests"
+    )
+    parser.add_argument(
+        "--engines", action="store_true", help="tests that need what pip does not bring, such as Open MPI"
     )
     parser.add_argument(
         "--changed", nargs="?", const="main", metavar="BASE", help="only tests that a change against BASE can reach"
@@ -174,6 +183,32 @@ def tests(name: str, arguments: list[str]) -> int:
     code = subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT).returncode
     tell(name, code, used)
     return 0 if code == NONE_CHOSEN else code
+
+
+def engines(arguments: list[str]) -> int:
+    """Run each engine's tests, and end with a table: what became of them, or what is missing."""
+    rows = [(name, *engine_tests(name, arguments)) for name in ENGINES]
+    width = max(len(name) for name in ENGINES)
+    print()
+    for name, _, told in rows:
+        print(f"{name:<{width}}  {told}", flush=True)
+    return max(code for _, code, _ in rows)
+
+
+def engine_tests(name: str, arguments: list[str]) -> tuple[int, str]:
+    """Run the tests that need the engine; return the exit code and pytest's last line, or what installs the engine."""
+    missing = ENGINES[name].missing()
+    if missing:
+        return MISSING, f"missing: {missing}"
+    print(f"{name}: {ENGINES[name].shows}", flush=True)
+    chosen = ["-q", "-m", f"engine(name={name!r})", *files_with(name)]
+    argv = [sys.executable, "-m", "pytest", *chosen, *arguments]
+    last = ""
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
+        for line in running.stdout or ():
+            print(line, end="", flush=True)
+            last = line.strip() or last
+    return running.returncode, last.strip("= ")
 
 
 def proofs() -> int:

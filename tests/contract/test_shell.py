@@ -28,9 +28,10 @@ class Case:
     nobody: Node  # a node that does not answer
 
 
-@pytest.fixture(
-    scope="module", params=["fake", "embedded", "embedded-a", pytest.param("openssh", marks=pytest.mark.slow)]
-)
+OPENSSH = [pytest.mark.slow, pytest.mark.engine(name="openssh")]
+
+
+@pytest.fixture(scope="module", params=["fake", "embedded", "embedded-a", pytest.param("openssh", marks=OPENSSH)])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     folder = tmp_path_factory.mktemp("node")
     if request.param == "fake":

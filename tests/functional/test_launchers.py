@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 
@@ -62,8 +61,8 @@ def test_a_script_may_be_started_plainly_once_a_node(line):
 
 
 @pytest.mark.slow  # three whole jobs
+@pytest.mark.engine(name="openmpi")
 def test_a_job_under_mpirun_that_is_interrupted_ends_with_the_weights_of_an_undisturbed_one_under_torchrun(line):
-    assert shutil.which("mpirun"), "this test needs Open MPI: apt-get install openmpi-bin"
     plain = line.run("train", line.job(), "--json")
     assert plain.code == 0, plain.stderr
     expected = weights(line)

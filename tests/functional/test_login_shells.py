@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import string
 import subprocess
 
@@ -18,14 +17,8 @@ HOSTILE = (
     "", "'", '"; rm -rf /', "$(id)", "`id`", "a\nb", "\\", "a\\", "\\'", "*", "~", "!!", "-n", "\r\x1b[0m", "caf\udce9",
     "%1", "=1", "{a,b}", "?", "^x", "#", "&", ";", "$HOME", "\t", "(x)", "<", "a b",
 )  # fmt: skip
-OTHERS = [pytest.param(shell, marks=pytest.mark.slow) for shell in ("bash", "zsh", "fish", "csh", "tcsh")]
-
-
-@pytest.fixture
-def shell(request):
-    if shutil.which(request.param) is None:
-        pytest.fail(f"{request.param} is not here: apt-get install -y {request.param}")
-    return request.param
+MARKS = [pytest.mark.slow, pytest.mark.engine(name="shells")]
+OTHERS = [pytest.param(shell, marks=MARKS) for shell in ("bash", "zsh", "fish", "csh", "tcsh")]
 
 
 def run(shell, *argv, stays=True):
@@ -38,7 +31,7 @@ def random_words(seed):
     return tuple("".join(drawn.choices(letters, k=drawn.randint(0, 20))) for _ in range(12))
 
 
-@pytest.mark.parametrize("shell", ["sh", *OTHERS], indirect=True)
+@pytest.mark.parametrize("shell", ["sh", *OTHERS])
 def test_words_arrive_byte_for_byte_and_exit_codes_come_back(shell):
     for words in (HOSTILE, *((word,) for word in HOSTILE), *map(random_words, range(20))):
         for stays in (True, False):

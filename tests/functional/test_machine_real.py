@@ -18,7 +18,7 @@ from gpucloud.domain.node.machine import MachineWanted
 from tests.standins.agent_node import wait_until
 from tests.standins.ubuntu_root import PREBUILT, REAL, UbuntuRoot
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.engine(name="debootstrap"), pytest.mark.timeout(1200)]
 
 RECORDED = Path(__file__).parent.parent / "data" / "nvidia_smi" / "h200x4.xml"
 WANTED = MachineWanted(install=True, branch="", least_driver="580.65.06", gpus=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import stat
 import sys
@@ -21,14 +20,9 @@ from gpucloud.domain.offer import Pool
 from tests.running import words_of
 from tests.standins.agent_node import AgentNode, wait_until
 
-pytestmark = pytest.mark.slow  # needs Open MPI on this machine: apt-get install openmpi-bin
+pytestmark = [pytest.mark.slow, pytest.mark.engine(name="openmpi")]
 
 SECRET = "5ec4e7" * 10
-
-
-@pytest.fixture(scope="module", autouse=True)
-def open_mpi():
-    assert shutil.which("mpirun"), "these tests need Open MPI: apt-get install openmpi-bin"
 
 
 @pytest.fixture

@@ -18,9 +18,10 @@ from tests.standins.own_hosts import OwnHosts, own_hosts
 
 pytestmark = pytest.mark.timeout(240)
 SLOW = pytest.mark.slow
+OPENSSH = [SLOW, pytest.mark.engine(name="openssh")]
 
 
-@pytest.fixture(params=["embedded", pytest.param("openssh", marks=SLOW)])
+@pytest.fixture(params=["embedded", pytest.param("openssh", marks=OPENSSH)])
 def hosts(request, tmp_path):
     with own_hosts(tmp_path / "hosts", 3, openssh=request.param == "openssh") as found:
         yield found
@@ -227,6 +228,7 @@ def test_a_host_whose_key_nobody_accepted_is_refused_with_the_way_to_accept_it(l
 
 
 @SLOW
+@pytest.mark.engine(name="openssh")
 def test_hosts_behind_another_one_are_reached_through_it_once_its_key_is_accepted(line, tmp_path):
     line.env["HOME"] = str(tmp_path)
     known = tmp_path / ".ssh" / "known_hosts"

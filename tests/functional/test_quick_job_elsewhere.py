@@ -10,7 +10,8 @@ from tests.standins.own_hosts import own_hosts
 from tests.standins.quick_fleet import QuickFleet
 
 
-@pytest.mark.slow  # needs OpenSSH's server, and the same job runs over ours in every change
+@pytest.mark.slow  # the same job runs over our own server in every change
+@pytest.mark.engine(name="openssh")
 def test_a_job_runs_whole_over_openssh_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "cli").mkdir()
     with own_hosts(tmp_path / "hosts", 2, openssh=True) as hosts:

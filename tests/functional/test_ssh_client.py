@@ -172,8 +172,11 @@ def stop_with_children(pid: int) -> tuple[int, ...]:
     return stopped
 
 
+OPENSSH = [pytest.mark.slow, pytest.mark.engine(name="openssh")]
+
+
 @pytest.mark.parametrize(
-    "start", [embedded_server, pytest.param(openssh_server, marks=pytest.mark.slow)], ids=["embedded", "openssh"]
+    "start", [embedded_server, pytest.param(openssh_server, marks=OPENSSH)], ids=["embedded", "openssh"]
 )
 def test_frozen_node_ends_a_blocked_command_in_six_seconds(start, tmp_path: Path):
     with start(tmp_path) as server:

@@ -18,7 +18,7 @@ from gpucloud.domain.node.layer import LayerOrder, LayerWanted, setup_digest
 from gpucloud.domain.node.pinned import PIP_WHEEL, UV_WHEELS
 from tests.standins.packages import serving, wheel
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.engine(name="debootstrap"), pytest.mark.timeout(600)]
 
 SETUP = "pip install greeter && python -m pip --version && python -c 'import greeter'"
 
@@ -26,7 +26,6 @@ SETUP = "pip install greeter && python -m pip --version && python -c 'import gre
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
     """Return the folder of a minimal system with python3, of this machine's own release and archive."""
-    assert shutil.which("debootstrap"), "apt-get install debootstrap"
     form = "$(CODENAME) $(REPO_URI)"
     said = subprocess.run(["apt-get", "indextargets", "--format", form, "Created-By: Packages"], capture_output=True)
     release = platform.freedesktop_os_release()["VERSION_CODENAME"]

@@ -56,7 +56,7 @@ def test_the_paths_and_options_that_contributors_are_told_exist():
 
     assert [path for path in told if "/" in path and not (ROOT / path).exists()] == []
     assert {"tests/unit", "tests/contract"} == set(QUICK_FOLDERS) <= set(told)
-    assert set(re.findall(r"tests\.check (--\w+)", GUIDE)) == {"--quick", "--changed"}
+    assert set(re.findall(r"tests\.check (--\w+)", GUIDE)) == {"--quick", "--changed", "--engines"}
     assert [link for link in re.findall(r"\]\(([^)]*)\)", GUIDE) if not (ROOT / ".github" / link).exists()] == []
 
 

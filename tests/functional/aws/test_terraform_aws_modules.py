@@ -227,12 +227,10 @@ def test_everything_is_tagged_at_birth_and_destroy_leaves_nothing(lab: Lab, prov
 
 
 @pytest.mark.slow
+@pytest.mark.engine(name="checkov")
 def test_checkov_finds_nothing() -> None:
     """An auditor's eyes; not in the dev extra, since it brings 290 MB."""
-    checkov = shutil.which("checkov")
-    if checkov is None:
-        pytest.fail("checkov is not installed: pipx install checkov")
-    command = [checkov, "--config-file", ".checkov.yaml", "--compact", "--quiet"]
+    command = ["checkov", "--config-file", ".checkov.yaml", "--compact", "--quiet"]
 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
