@@ -45,9 +45,9 @@ QUICK_STAGES = ("ruff format", "ruff check", "mypy", "lint-imports", "site")
 # marked `alone` look at how quick things are.
 _BESIDE = ["--dist", "loadfile", "--no-loadscope-reorder"]
 TESTS = {
-    "tests": ["-m", "not alone and not slow and not cloud and not emulated", "-n", "3", *_BESIDE],
+    "tests": ["-m", "not alone and not slow and not cloud and not emulated", "-n", "4", *_BESIDE],
     "tests alone": ["-m", "alone and not slow and not cloud and not emulated"],
-    "tests on AWS": ["-m", "emulated and not slow and not cloud", "-n", "3", *_BESIDE],
+    "tests on AWS": ["-m", "emulated and not slow and not cloud", "-n", "4", *_BESIDE],
 }
 QUICK_FOLDERS = ("tests/unit", "tests/contract")
 # These compute more than they wait.

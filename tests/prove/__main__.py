@@ -2,7 +2,7 @@
 
 Each goal runs in a process of its own and prints lines `FIGURE name value limit pass|fail`; the exit code is 1 if one
 fails, or a goal breaks. The long form takes its time, one goal after the other; the short form is for every change and
-runs two at once.
+runs three at once: most of them wait.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
         return _tell_goals(names)
     if options.here:
         return max(_run_here(name, form) for name in names)
-    with ThreadPoolExecutor(max_workers=2 if form is Form.SHORT else 1) as pool:
+    with ThreadPoolExecutor(max_workers=3 if form is Form.SHORT else 1) as pool:
         return max(pool.map(lambda name: _run_beside(name, form), names))
 
 
@@ -75,7 +75,7 @@ def _run_here(name: str, form: Form) -> int:
 
 
 def _run_beside(name: str, form: Form) -> int:
-    """Run the goal in a process of its own; print what it said whole, so that two at once do not mix."""
+    """Run the goal in a process of its own; print what it said whole, so that what runs at once does not mix."""
     short = ("--short",) if form is Form.SHORT else ()
     argv = (sys.executable, "-m", "tests.prove", "--here", *short, name)
     started = time.monotonic()
